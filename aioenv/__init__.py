@@ -1,0 +1,68 @@
+"""aioenv: step many reinforcement-learning environments at once, from asyncio.
+
+Names are loaded on first use (PEP 562), so that a worker process, which needs only a few of the modules, does
+not import asyncio.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from aioenv import sync as sync
+    from aioenv.engine.results import Ready as Ready
+    from aioenv.engine.results import ResetResult as ResetResult
+    from aioenv.engine.results import StepResult as StepResult
+    from aioenv.errors import ActionError as ActionError
+    from aioenv.errors import AioenvError as AioenvError
+    from aioenv.errors import ClosedError as ClosedError
+    from aioenv.errors import EnvError as EnvError
+    from aioenv.errors import LoopError as LoopError
+    from aioenv.errors import NoAsyncCallError as NoAsyncCallError
+    from aioenv.errors import PendingCallError as PendingCallError
+    from aioenv.errors import RenderError as RenderError
+    from aioenv.errors import ResetNeededError as ResetNeededError
+    from aioenv.errors import SlotError as SlotError
+    from aioenv.errors import SpaceMismatchError as SpaceMismatchError
+    from aioenv.errors import StepTimeout as StepTimeout
+    from aioenv.errors import WireError as WireError
+    from aioenv.errors import WorkerDied as WorkerDied
+    from aioenv.errors import WorkerStartError as WorkerStartError
+    from aioenv.make import make_vec as make_vec
+    from aioenv.make import run as run
+    from aioenv.rendering.config import RenderConfig as RenderConfig
+    from aioenv.vector_env import AsyncVectorEnv as AsyncVectorEnv
+
+_ERRORS = (
+    "ActionError", "AioenvError", "ClosedError", "EnvError", "LoopError", "NoAsyncCallError",
+    "PendingCallError", "RenderError", "ResetNeededError", "SlotError", "SpaceMismatchError",
+    "StepTimeout", "WireError", "WorkerDied", "WorkerStartError",
+)  # fmt: skip
+
+_HOME = {
+    **dict.fromkeys(_ERRORS, "aioenv.errors"),
+    **dict.fromkeys(("Ready", "ResetResult", "StepResult"), "aioenv.engine.results"),
+    "AsyncVectorEnv": "aioenv.vector_env",
+    "RenderConfig": "aioenv.rendering.config",
+    "make_vec": "aioenv.make",
+    "run": "aioenv.make",
+}
+
+__all__ = ["__version__", "sync", *_HOME]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "sync":
+        return importlib.import_module("aioenv.sync")
+    if name not in _HOME:
+        raise AttributeError(f"module 'aioenv' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOME[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,173 @@
+"""Every exception that aioenv raises.
+
+Where Gymnasium or the standard library has an exception for the case, ours is also one of those, so that
+`except` clauses written for `gymnasium.vector` keep working.
+"""
+
+from __future__ import annotations
+
+import signal
+from typing import Any
+
+from gymnasium import error as gym_error
+
+__all__ = [
+    "ActionError",
+    "AioenvError",
+    "ClosedError",
+    "EnvError",
+    "LoopError",
+    "NoAsyncCallError",
+    "PendingCallError",
+    "RenderError",
+    "ResetNeededError",
+    "SlotError",
+    "SpaceMismatchError",
+    "StepTimeout",
+    "WireError",
+    "WorkerDied",
+    "WorkerStartError",
+]
+
+
+class AioenvError(Exception):
+    """The base of every aioenv exception."""
+
+
+class WireError(AioenvError):
+    """Bytes on the wire are not a valid frame. The connection that they came from can't be used any more."""
+
+
+class ClosedError(AioenvError, gym_error.ClosedEnvironmentError):
+    """An operation was asked of a vector env (or pool) after `close()`."""
+
+
+class PendingCallError(AioenvError, gym_error.AlreadyPendingCallError):
+    """A request was made of slots that still have one in flight. Nothing was sent."""
+
+    def __init__(self, message: str, name: str = "step") -> None:
+        super().__init__(message, name)
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class NoAsyncCallError(AioenvError, gym_error.NoAsyncCallError):
+    """`recv()` was called with nothing in flight: it could never return."""
+
+    def __init__(self, message: str, name: str = "recv") -> None:
+        super().__init__(message, name)
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class LoopError(AioenvError, RuntimeError):
+    """An object was used from an event loop (or thread) other than the one that it belongs to."""
+
+
+class StepTimeout(AioenvError, TimeoutError):
+    """`timeout_s` passed before every reply was in. Nothing is lost: `recv()` takes the late result."""
+
+
+class ActionError(AioenvError, ValueError):
+    """Actions don't fit the action space: the message says what was expected and what was got."""
+
+
+class ResetNeededError(AioenvError, gym_error.ResetNeeded):
+    """A slot was stepped although its episode is over (autoreset disabled), or before its first reset."""
+
+
+class SpaceMismatchError(AioenvError, RuntimeError):
+    """The spaces of two slots can't be batched together; the message names both."""
+
+
+class RenderError(AioenvError, RuntimeError):
+    """Images can't be had: no OpenGL, no render mode, or a render worker failed."""
+
+
+class WorkerStartError(AioenvError, RuntimeError):
+    """A worker did not come up: its factory raised, its process died, or `start_timeout_s` passed.
+
+    Attributes:
+        slots: the slots that the worker was to hold.
+        pid: the process id, or None if there never was a process.
+        traceback: the worker's own traceback, or "".
+        stderr: the last lines that the worker wrote to its stdout and stderr.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        slots: tuple[int, ...] = (),
+        pid: int | None = None,
+        traceback: str = "",
+        stderr: str = "",
+    ) -> None:
+        super().__init__(message)
+        self.slots = slots
+        self.pid = pid
+        self.traceback = traceback
+        self.stderr = stderr
+
+
+class SlotError(AioenvError):
+    """Something went wrong in some slots of a batch; the other slots are unharmed.
+
+    Attributes:
+        slot: the slot (the lowest one, if several failed).
+        slots: every slot that this one error concerns.
+        pid: the process id of its worker.
+        traceback: the traceback in the worker, or "".
+        stderr: the last lines that the worker wrote to its stdout and stderr.
+        partial: the result of the batch as far as it came, of the type that the call would have returned;
+            failed slots hold reward 0, flags False and an undefined observation. None if there was no batch.
+        errors: all errors of the batch, this one among them, by slot.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        slots: tuple[int, ...],
+        pid: int | None = None,
+        traceback: str = "",
+        stderr: str = "",
+    ) -> None:
+        super().__init__(message)
+        self.slot = slots[0]
+        self.slots = slots
+        self.pid = pid
+        self.traceback = traceback
+        self.stderr = stderr
+        self.partial: Any = None
+        self.errors: tuple[SlotError, ...] = (self,)
+
+
+class EnvError(SlotError):
+    """An env raised. Its slot is FAILED until it is reset; the original exception is `__cause__` if it pickles."""
+
+
+class WorkerDied(SlotError):
+    """A worker's process ended: by a signal, by an exit, or because its stream broke.
+
+    Attributes:
+        returncode: the exit code, `-N` for signal N, or None if it is not known.
+    """
+
+    def __init__(self, message: str, *, returncode: int | None = None, **kwargs: Any) -> None:
+        super().__init__(message, **kwargs)
+        self.returncode = returncode
+
+
+def describe_exit(returncode: int | None) -> str:
+    """Words for how a process ended: "was killed by SIGSEGV", "exited with code 3"."""
+    if returncode is None:
+        return "ended (how is not known)"
+    if returncode < 0:
+        try:
+            return f"was killed by {signal.Signals(-returncode).name}"
+        except ValueError:
+            return f"was killed by signal {-returncode}"
+    return f"exited with code {returncode}"

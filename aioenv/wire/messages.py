@@ -1,0 +1,76 @@
+"""What travels in the tails of frames: Python objects, by pickle.
+
+The step path does not come here, except for infos that don't fit columns. Everything is written by our own two
+ends of a private pipe; nothing here is fit for bytes from strangers.
+"""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any, NamedTuple
+
+import cloudpickle
+
+from aioenv.errors import WireError
+from aioenv.wire.frames import Buffer
+
+__all__ = ["Call", "Failure", "ResetRequest", "StepRequest", "dump", "dump_code", "load"]
+
+
+class Call(NamedTuple):
+    """CALL: a method of the service."""
+
+    method: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+class ResetRequest(NamedTuple):
+    """RESET: which rows of the worker, with which seeds."""
+
+    rows: tuple[int, ...]
+    seeds: tuple[int | None, ...]
+    options: dict[str, Any] | None
+
+
+class StepRequest(NamedTuple):
+    """STEP, when its tail is not empty: which rows, and the parts of their actions that are objects."""
+
+    rows: tuple[int, ...] | None  # None: all
+    objects: list[Any] | None
+
+
+class Failure(NamedTuple):
+    """Why something failed in a worker: an exception, in a form that always travels."""
+
+    row: int | None  # of the worker; None: the request as a whole
+    type_name: str
+    message: str
+    traceback: str
+    pickled: bytes | None  # the exception itself, if it can be pickled
+
+
+def dump(value: Any) -> bytes:
+    """Pickle data; what plain pickle refuses (lambdas, local classes) goes by value through cloudpickle."""
+    try:
+        return pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
+    except Exception:
+        return dump_code(value)
+
+
+def dump_code(value: Any) -> bytes:
+    """Pickle with functions and classes of `__main__` by value, so that the receiver need not import it."""
+    data: bytes = cloudpickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
+    return data
+
+
+def load(data: Buffer) -> Any:
+    """Unpickle what `dump` or `dump_code` made.
+
+    Raises:
+        WireError: if it does not unpickle, whatever the reason; the reason is the error's cause.
+    """
+    try:
+        return pickle.loads(data)
+    except Exception as exc:
+        raise WireError(f"a message does not unpickle: {type(exc).__name__}: {exc}") from exc
