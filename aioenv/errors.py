@@ -144,6 +144,17 @@ class SlotError(AioenvError):
         self.partial: Any = None
         self.errors: tuple[SlotError, ...] = (self,)
 
+    @staticmethod
+    def join(errors: list[SlotError], partial: Any) -> SlotError:
+        """The error of the lowest slot, which knows of the others and of what else there is of the batch."""
+        errors = sorted(errors, key=lambda error: error.slot)
+        for error in errors:
+            error.partial = partial
+            error.errors = tuple(errors)
+        for other in errors[1:]:
+            errors[0].add_note(f"and also {other}")
+        return errors[0]
+
 
 class EnvError(SlotError):
     """An env raised. Its slot is FAILED until it is reset; the original exception is `__cause__` if it pickles."""

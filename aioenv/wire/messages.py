@@ -14,7 +14,26 @@ import cloudpickle
 from aioenv.errors import WireError
 from aioenv.wire.frames import Buffer
 
-__all__ = ["Call", "Failure", "ResetRequest", "StepRequest", "dump", "dump_code", "load"]
+__all__ = [
+    "Call",
+    "Failure",
+    "ResetRequest",
+    "Start",
+    "StepReply",
+    "StepRequest",
+    "dump",
+    "dump_code",
+    "load",
+]
+
+
+class Start(NamedTuple):
+    """START: what a worker needs before it can unpickle its service, and the service."""
+
+    sys_path: list[str]
+    registry: dict[str, tuple[str, bytes]]  # env specs by id: how each reads, and its pickle
+    preload: tuple[str, ...]  # modules to import first
+    service: bytes  # a pickled callable that makes the service
 
 
 class Call(NamedTuple):
@@ -31,6 +50,7 @@ class ResetRequest(NamedTuple):
     rows: tuple[int, ...]
     seeds: tuple[int | None, ...]
     options: dict[str, Any] | None
+    whole: bool  # reply with the latest observations of all rows, not only of those that were reset
 
 
 class StepRequest(NamedTuple):
@@ -38,6 +58,15 @@ class StepRequest(NamedTuple):
 
     rows: tuple[int, ...] | None  # None: all
     objects: list[Any] | None
+
+
+class StepReply(NamedTuple):
+    """The tail of a RESULT to STEP or RESET, when there is anything to say beyond the arrays."""
+
+    schemas: list[Any]  # (number, schema) of info dicts that are new to the parent
+    infos: list[Any]  # groups of columns
+    objects: list[list[Any]]  # the observations' object leaves
+    failures: list[Failure]
 
 
 class Failure(NamedTuple):

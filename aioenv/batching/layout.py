@@ -1,0 +1,248 @@
+"""How the elements of a Gymnasium space lie in flat arrays, and how they come out again.
+
+Both ends of a connection build the same `Layout` from the same space, so that nothing about shapes travels with a
+step. A space is a tree; its leaves are of two sorts:
+
+* *array leaves* (Box, Discrete, MultiDiscrete, MultiBinary): one array of shape `(n, *shape)` a batch. These are
+  the fixed part of a frame.
+* *object leaves* (Text, Graph, Sequence, OneOf, custom spaces): a list of n Python objects a batch.
+
+`Reader` takes the actions of a whole batch apart, `Writer` puts one env's observation into its row,
+`Layout.assemble` makes of arrays and objects what `gymnasium.vector` would have made of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+from gymnasium import Space, spaces
+from gymnasium.vector.utils import concatenate, create_empty_array
+
+from aioenv.errors import ActionError
+
+__all__ = ["Arrays", "Layout", "Leaf", "byte_view"]
+
+Arrays: TypeAlias = "list[np.ndarray[Any, Any]]"
+Objects: TypeAlias = "list[Sequence[Any]]"
+
+_ARRAY_SPACES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
+
+
+class Leaf(NamedTuple):
+    """An array leaf: where it stands in the space (as "['key'][0]"), and what one row of it is."""
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+
+class _ArrayNode(NamedTuple):
+    index: int
+
+
+class _ObjectNode(NamedTuple):
+    index: int
+    space: Space[Any]
+
+
+class _DictNode(NamedTuple):
+    children: dict[Any, _Node]
+
+
+class _TupleNode(NamedTuple):
+    children: tuple[_Node, ...]
+
+
+_Node: TypeAlias = "_ArrayNode | _ObjectNode | _DictNode | _TupleNode"
+
+
+def byte_view(array: np.ndarray[Any, Any]) -> memoryview:
+    """The memory of a C-contiguous array as bytes, without a copy; fit for `wire.encode` and `place`."""
+    return memoryview(array.reshape(-1).view(np.uint8))
+
+
+class Layout:
+    """The plan of a space: its tree, its array leaves in order, and how many object leaves there are.
+
+    Attributes:
+        space: the space of one element.
+        leaves: the array leaves, in the order of the buffers on the wire.
+        num_objects: how many object leaves the space has.
+    """
+
+    def __init__(self, space: Space[Any]) -> None:
+        self.space = space
+        self.leaves: list[Leaf] = []
+        self.num_objects = 0
+        self._root = self._plan(space, "")
+
+    def _plan(self, space: Space[Any], path: str) -> _Node:
+        if isinstance(space, spaces.Dict):
+            return _DictNode({k: self._plan(s, f"{path}[{k!r}]") for k, s in space.spaces.items()})
+        if isinstance(space, spaces.Tuple):
+            return _TupleNode(tuple(self._plan(s, f"{path}[{i}]") for i, s in enumerate(space.spaces)))
+        if isinstance(space, _ARRAY_SPACES) and space.dtype is not None and not space.dtype.hasobject:
+            self.leaves.append(Leaf(path, tuple(space.shape or ()), np.dtype(space.dtype)))
+            return _ArrayNode(len(self.leaves) - 1)
+        self.num_objects += 1
+        return _ObjectNode(self.num_objects - 1, space)
+
+    def empty(self, n: int) -> Arrays:
+        """New arrays for n elements: one of shape `(n, *shape)` for each array leaf, not initialised."""
+        return [np.empty((n, *leaf.shape), leaf.dtype) for leaf in self.leaves]
+
+    def zeros(self, n: int) -> Arrays:
+        """As `empty`, but zero."""
+        return [np.zeros((n, *leaf.shape), leaf.dtype) for leaf in self.leaves]
+
+    def no_objects(self, n: int) -> list[list[Any]]:
+        """Lists for n elements of each object leaf, holding None."""
+        return [[None] * n for _ in range(self.num_objects)]
+
+    def assemble(self, arrays: Sequence[np.ndarray[Any, Any]], objects: Sequence[Sequence[Any]]) -> Any:
+        """The batch as `gymnasium.vector` gives it: dicts and tuples of the very arrays (no copies).
+
+        Object leaves become what Gymnasium's `concatenate` makes of them: a tuple of n objects for its own
+        spaces, whatever was registered for custom ones.
+        """
+        return self._assemble(self._root, arrays, objects)
+
+    def _assemble(self, node: _Node, arrays: Any, objects: Any) -> Any:
+        match node:
+            case _ArrayNode(index):
+                return arrays[index]
+            case _ObjectNode(index, space):
+                items = objects[index]
+                return concatenate(space, items, create_empty_array(space, n=len(items)))  # type: ignore[arg-type]
+            case _DictNode(children):
+                return {key: self._assemble(child, arrays, objects) for key, child in children.items()}
+            case _TupleNode(children):
+                return tuple(self._assemble(child, arrays, objects) for child in children)
+
+    def rows(self, arrays: Sequence[np.ndarray[Any, Any]], objects: Sequence[Sequence[Any]]) -> list[Any]:
+        """The batch as a list of single elements; array rows are views, scalars numpy scalars, as in Gymnasium."""
+        return list(self._rows(self._root, arrays, objects))
+
+    def _rows(self, node: _Node, arrays: Any, objects: Any) -> Iterable[Any]:
+        match node:
+            case _ArrayNode(index):
+                return list(arrays[index])
+            case _ObjectNode(index, _):
+                return list(objects[index])
+            case _DictNode(children):
+                columns = [self._rows(child, arrays, objects) for child in children.values()]
+                return [dict(zip(children, row, strict=True)) for row in zip(*columns, strict=True)]
+            case _TupleNode(children):
+                return list(zip(*(self._rows(c, arrays, objects) for c in children), strict=True))
+
+    def take_apart(self, batch: Any, n: int) -> tuple[Arrays, Objects]:
+        """Check a batch of n actions as a whole, and take it apart into arrays and objects.
+
+        Args:
+            batch: shaped like the batched space: for array leaves anything that `numpy.asarray` takes.
+            n: how many elements it must have.
+
+        Returns:
+            C-contiguous arrays of shape `(n, *shape)` and the leaves' dtypes, and sequences of n objects.
+
+        Raises:
+            ActionError: if a shape or a structure differs, or a dtype can't be cast without changing values in
+                kind (float to int) or range; the message says where, what was expected, and what was got.
+        """
+        arrays: Arrays = [None] * len(self.leaves)  # type: ignore[list-item]
+        objects: Objects = [()] * self.num_objects
+        self._take_apart(self._root, batch, n, "", arrays, objects)
+        return arrays, objects
+
+    def _take_apart(
+        self, node: _Node, value: Any, n: int, path: str, arrays: Arrays, objects: Objects
+    ) -> None:
+        match node:
+            case _ArrayNode(index):
+                arrays[index] = _fit(value, n, self.leaves[index])
+            case _ObjectNode(index, _):
+                if not hasattr(value, "__len__") or len(value) != n:
+                    got = f"{len(value)} of them" if hasattr(value, "__len__") else type(value).__name__
+                    raise ActionError(f"actions{path}: expected a sequence of {n} elements, got {got}")
+                objects[index] = value
+            case _DictNode(children):
+                if not hasattr(value, "keys") or set(value.keys()) != set(children):
+                    got = sorted(value.keys()) if hasattr(value, "keys") else type(value).__name__
+                    raise ActionError(f"actions{path}: expected a dict of {sorted(children)}, got {got}")
+                for key, child in children.items():
+                    self._take_apart(child, value[key], n, f"{path}[{key!r}]", arrays, objects)
+            case _TupleNode(children):
+                if not isinstance(value, (tuple, list)) or len(value) != len(children):
+                    got = f"{len(value)}" if hasattr(value, "__len__") else type(value).__name__
+                    raise ActionError(f"actions{path}: expected a tuple of {len(children)}, got {got}")
+                for i, child in enumerate(children):
+                    self._take_apart(child, value[i], n, f"{path}[{i}]", arrays, objects)
+
+    def writer(self, arrays: Arrays, objects: list[list[Any]]) -> Callable[[int, Any], None]:
+        """A function `write(row, value)` that puts one element into its row of `arrays` and `objects`.
+
+        It raises ValueError or TypeError if the element does not fit the space's shape, dtype or structure.
+        """
+        return self._writer(self._root, arrays, objects)
+
+    def _writer(self, node: _Node, arrays: Arrays, objects: list[list[Any]]) -> Callable[[int, Any], None]:
+        match node:
+            case _ArrayNode(index):
+                return _array_writer(arrays[index], self.leaves[index])
+            case _ObjectNode(index, _):
+                return objects[index].__setitem__
+            case _DictNode(children):
+                items = [(key, self._writer(child, arrays, objects)) for key, child in children.items()]
+                return lambda row, value: _write_all(row, value, items)
+            case _TupleNode(children):
+                items = [(i, self._writer(child, arrays, objects)) for i, child in enumerate(children)]
+                return lambda row, value: _write_all(row, value, items)
+
+
+def _write_all(row: int, value: Any, items: list[tuple[Any, Callable[[int, Any], None]]]) -> None:
+    for key, write in items:
+        write(row, value[key])
+
+
+def _array_writer(array: np.ndarray[Any, Any], leaf: Leaf) -> Callable[[int, Any], None]:
+    path, shape, dtype = leaf
+    ndarray = np.ndarray
+
+    def write(row: int, value: Any) -> None:
+        if type(value) is not ndarray:
+            value = np.asarray(value)
+        if value.dtype != dtype and not np.can_cast(value.dtype, dtype, "same_kind"):
+            raise TypeError(f"observation{path}: expected dtype {dtype}, got {value.dtype}")
+        # numpy would broadcast a wrong shape in silence
+        if value.shape != shape:
+            raise ValueError(f"observation{path}: expected shape {shape}, got {value.shape}")
+        array[row] = value
+
+    return write
+
+
+def _fit(value: Any, n: int, leaf: Leaf) -> np.ndarray[Any, Any]:
+    """An action leaf as a contiguous array of the leaf's dtype, or an ActionError."""
+    path, shape, dtype = leaf
+    expected = (n, *shape)
+    try:
+        array = np.asarray(value)
+    except ValueError as exc:
+        raise ActionError(f"actions{path}: expected an array of shape {expected}, got {exc}") from exc
+    if array.shape != expected:
+        raise ActionError(f"actions{path}: expected shape {expected}, got {array.shape}")
+    if array.dtype != dtype:
+        if not np.can_cast(array.dtype, dtype, "same_kind") and not _fits_range(array, dtype):
+            raise ActionError(f"actions{path}: expected dtype {dtype}, got {array.dtype}, which can't be cast")
+        array = array.astype(dtype)
+    return np.ascontiguousarray(array)
+
+
+def _fits_range(array: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> bool:
+    """Whether integers of another signedness fit all the same (Python ints are int64, many spaces uint8)."""
+    if array.dtype.kind not in "iu" or dtype.kind not in "iu":
+        return False
+    info = np.iinfo(dtype)
+    return bool(array.size == 0 or (array.min() >= info.min and array.max() <= info.max))

@@ -1,0 +1,1 @@
+"""What happens between a call of the vector env and the workers: slots, batches, scheduling, images."""

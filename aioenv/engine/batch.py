@@ -1,0 +1,135 @@
+"""Batches and exchanges: the arrays that replies are read into, and who waits for which replies."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from aioenv.batching.infos import Columns
+from aioenv.batching.layout import Layout, byte_view
+from aioenv.errors import SlotError
+
+if TYPE_CHECKING:
+    from aioenv.engine.fleet import Member
+
+__all__ = ["Batch", "Exchange", "Part", "Ring"]
+
+
+class Batch:
+    """Arrays for the results of n rows.
+
+    Attributes:
+        obs: the observations' array leaves, each `(n, *shape)`.
+        reward: float64 `(n,)`; `terminated`, `truncated`: bool `(n,)`.
+        state: float64 `(n, state_size)`, the physics state for images.
+    """
+
+    def __init__(self, layout: Layout, n: int, state_size: int) -> None:
+        self.obs = layout.empty(n)
+        self.reward: npt.NDArray[np.float64] = np.zeros(n)
+        self.terminated: npt.NDArray[np.bool_] = np.zeros(n, np.bool_)
+        self.truncated: npt.NDArray[np.bool_] = np.zeros(n, np.bool_)
+        self.state: npt.NDArray[np.float64] = np.empty((n, state_size))
+        state = [self.state] if state_size else []
+        # one view of bytes for each array, and how many bytes a row is: a worker's share is a slice
+        self._obs_views = [(byte_view(a), a.nbytes // n) for a in self.obs]
+        self._state_views = [(byte_view(a), a.nbytes // n) for a in state]
+        self._flag_views = [(byte_view(self.reward), 8), (byte_view(self.terminated), 1), (byte_view(self.truncated), 1)]
+
+    def rows(self, start: int, stop: int, *, stepped: bool) -> list[memoryview]:
+        """The memory that the reply for rows start to stop is read into, in the order of the wire."""
+        views = [*self._obs_views, *self._flag_views, *self._state_views] if stepped else [*self._obs_views, *self._state_views]
+        return [view[start * size : stop * size] for view, size in views]
+
+    def clear(self, start: int, stop: int) -> None:
+        """Reward 0 and flags False: what a failed row, or one that was only reset, has."""
+        self.reward[start:stop] = 0
+        self.terminated[start:stop] = False
+        self.truncated[start:stop] = False
+
+
+class Ring:
+    """Where the next batch comes from: new arrays each time, or (copy=False) two in turn."""
+
+    def __init__(self, make: Callable[[], Batch], *, reuse: bool) -> None:
+        self._make = make
+        self._batches = [make(), make()] if reuse else []
+        self._next = 0
+
+    def take(self) -> Batch:
+        """The batch to read the next step into."""
+        if not self._batches:
+            return self._make()
+        self._next ^= 1
+        return self._batches[self._next]
+
+    def replace(self, batch: Batch) -> None:
+        """A batch is still being read into (its step was cancelled): don't hand it out again."""
+        self._batches = [self._make() if b is batch else b for b in self._batches]
+
+
+class Part:
+    """One worker's share of an exchange, and what came back.
+
+    Attributes:
+        member: the worker.
+        slots: int64 `(k,)`, ascending.
+        start: where its k rows begin in the exchange's batch.
+        columns: info columns, with positions in the batch.
+        objects: the observations' object leaves, each of k objects.
+        errors: what went wrong.
+        untaken: which of its slots nobody has taken yet; None until it is ready for `recv`.
+    """
+
+    __slots__ = ("columns", "errors", "member", "objects", "request", "slots", "start", "untaken")
+
+    def __init__(self, member: Member, slots: npt.NDArray[np.int64], start: int) -> None:
+        self.member = member
+        self.slots = slots
+        self.start = start
+        self.columns: list[Columns] = []
+        self.objects: Sequence[Sequence[Any]] = ()
+        self.errors: list[SlotError] = []
+        self.request: int | None = None
+        self.untaken: npt.NDArray[np.bool_] | None = None
+
+    @property
+    def stop(self) -> int:
+        """Where its rows end in the exchange's batch."""
+        return self.start + len(self.slots)
+
+
+class Exchange:
+    """A request to one or more workers, and its replies.
+
+    Attributes:
+        batch: where the results are.
+        parts: one a worker.
+        stepped: whether it is a step (else a reset).
+        waiting: whether somebody awaits the whole; otherwise its parts are ready one by one, for `recv`.
+        done: resolved when the last reply is in.
+    """
+
+    def __init__(self, batch: Batch, parts: list[Part], *, stepped: bool, waiting: bool, loop: asyncio.AbstractEventLoop) -> None:
+        self.batch = batch
+        self.parts = parts
+        self.stepped = stepped
+        self.waiting = waiting
+        self.open = len(parts)
+        self.done: asyncio.Future[None] = loop.create_future()
+        self.images: Any = None
+
+    def arrived(self) -> None:
+        """One more reply is in."""
+        self.open -= 1
+        if self.open == 0 and not self.done.done():
+            self.done.set_result(None)
+
+    @property
+    def errors(self) -> list[SlotError]:
+        """What went wrong."""
+        return [error for part in self.parts for error in part.errors]

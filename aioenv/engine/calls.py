@@ -1,0 +1,68 @@
+"""Calls of env methods and attributes: the slow road, by pickle, beside the one that steps take."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from aioenv.engine.fleet import Fleet, Member
+from aioenv.engine.slots import SlotTable
+from aioenv.errors import SlotError
+from aioenv.wire.messages import load
+
+__all__ = ["call_envs", "set_attr"]
+
+
+async def call_envs(
+    fleet: Fleet, table: SlotTable, slots: Sequence[int] | None, name: str, args: tuple[Any, ...], kwargs: Any
+) -> tuple[Any, ...]:
+    """Call a method, or read an attribute, of the envs in `slots` (None: all); results in the order of slots."""
+    return await _for_each(fleet, table, slots, f"call({name!r})", "call_envs", lambda _: (name, args, kwargs))
+
+
+async def set_attr(fleet: Fleet, table: SlotTable, name: str, values: Sequence[Any]) -> None:
+    """Set an attribute of every env to its own value."""
+
+    def arguments(numbers: list[int]) -> tuple[Any, ...]:
+        return name, [values[number] for number in numbers]
+
+    await _for_each(fleet, table, None, f"set_attr({name!r})", "set_attr", arguments)
+
+
+async def _for_each(
+    fleet: Fleet, table: SlotTable, slots: Sequence[int] | None, what: str, method: str, arguments: Any
+) -> tuple[Any, ...]:
+    numbers = np.sort(table.named(slots))
+    table.check_call(numbers, what)
+    shares: list[tuple[Member, list[int]]] = []
+    for member in fleet.members:
+        mine = numbers[(numbers >= member.start) & (numbers < member.stop)].tolist()
+        if mine:
+            shares.append((member, mine))
+    replies = await asyncio.gather(
+        *(
+            member.worker.call(method, [slot - member.start for slot in mine], *arguments(mine))
+            for member, mine in shares
+        ),
+        return_exceptions=True,
+    )
+    results: dict[int, Any] = {}
+    errors: list[SlotError] = []
+    for (member, mine), reply in zip(shares, replies, strict=True):
+        if isinstance(reply, SlotError):
+            reply.slots, reply.slot = tuple(mine), mine[0]
+            errors.append(reply)
+            continue
+        if isinstance(reply, BaseException):
+            raise reply
+        values, failures = reply
+        for slot, data in zip(mine, values, strict=True):
+            results[slot] = load(data) if data else None
+        errors += [member.worker.failure(failure) for failure in failures]
+    partial = tuple(results.get(slot) for slot in numbers.tolist())
+    if errors:
+        raise SlotError.join(errors, partial)
+    return partial

@@ -1,0 +1,191 @@
+"""The workers of one vector env: how slots are spread over them, how they start, and what they agree on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+from gymnasium import Space
+from gymnasium.spaces.utils import is_space_dtype_shape_equiv
+from gymnasium.vector import AutoresetMode
+from gymnasium.vector.utils import batch_differing_spaces, batch_space
+
+from aioenv.batching.infos import SchemaTable
+from aioenv.batching.layout import Layout
+from aioenv.errors import SpaceMismatchError
+from aioenv.host.env_service import EnvDescription, EnvService
+from aioenv.host.mujoco_source import MujocoSource
+from aioenv.host.registry import capture_registry
+from aioenv.wire.messages import dump_code
+from aioenv.workers.supervisor import Worker
+
+__all__ = ["Fleet", "FleetConfig", "Member", "spread"]
+
+ObservationMode = str | tuple[Space[Any], Space[Any]]
+
+
+class Member:
+    """A worker and its slots, `start` to `stop`."""
+
+    def __init__(self, worker: Worker, start: int, stop: int) -> None:
+        self.worker = worker
+        self.start = start
+        self.stop = stop
+        self.schemas = SchemaTable()
+
+
+class FleetConfig(NamedTuple):
+    """What a fleet is started with; see `AsyncVectorEnv`."""
+
+    factories: Sequence[bytes]
+    num_workers: int
+    preload: tuple[str, ...]
+    observation_mode: ObservationMode
+    autoreset_mode: AutoresetMode
+    start_timeout_s: float
+    log_prefix: str | None
+    worker_env: Mapping[str, str] | None
+    find_sources: bool
+
+
+def spread(num_envs: int, num_workers: int) -> list[tuple[int, int]]:
+    """Split slots into runs (start, stop) of even length, the first ones longer by one if need be."""
+    base, extra = divmod(num_envs, num_workers)
+    bounds = [0]
+    for index in range(num_workers):
+        bounds.append(bounds[-1] + base + (index < extra))
+    return list(zip(bounds, bounds[1:], strict=False))
+
+
+class Fleet:
+    """Started workers, and what is the same for all of them.
+
+    Attributes:
+        members: the workers with their slots, in order.
+        single_observation_space, observation_space, single_action_space, action_space: as in Gymnasium.
+        metadata, render_mode, spec: of the first env.
+        observations, actions: the layouts of the single spaces.
+        sources: one MuJoCo source a slot, or None where a slot has none (or none were asked for).
+    """
+
+    members: list[Member]
+    single_observation_space: Space[Any]
+    observation_space: Space[Any]
+    single_action_space: Space[Any]
+    action_space: Space[Any]
+    metadata: dict[str, Any]
+    render_mode: str | None
+    spec: Any
+    observations: Layout
+    actions: Layout
+    sources: list[MujocoSource | None]
+
+    def __init__(self, config: FleetConfig) -> None:
+        self._config = config
+        self.members = []
+        spans = spread(len(config.factories), config.num_workers)
+        registry = capture_registry()
+        for index, (start, stop) in enumerate(spans):
+            service = partial(
+                EnvService, config.factories[start:stop], config.autoreset_mode, config.find_sources
+            )
+            worker = Worker(
+                dump_code(service),
+                index=index,
+                slots=tuple(range(start, stop)),
+                env=config.worker_env,
+                log_prefix=config.log_prefix,
+                preload=config.preload,
+                registry=registry,
+                start_timeout_s=config.start_timeout_s,
+            )
+            self.members.append(Member(worker, start, stop))
+
+    async def start(self) -> None:
+        """Start all workers at once, and agree on spaces. If anything fails, or is cancelled, none is left.
+
+        Raises:
+            WorkerStartError: if an env could not be made; the one of the lowest slot, if several.
+            SpaceMismatchError: if the envs' spaces can't be batched.
+        """
+        try:
+            starts = [asyncio.ensure_future(member.worker.start()) for member in self.members]
+            try:
+                await asyncio.wait(starts, return_when=asyncio.FIRST_EXCEPTION)
+            finally:
+                for task in starts:
+                    task.cancel()
+                outcomes = await asyncio.gather(*starts, return_exceptions=True)
+            for outcome in outcomes:
+                if isinstance(outcome, Exception):
+                    raise outcome
+            for outcome in outcomes:
+                if isinstance(outcome, BaseException):
+                    raise outcome
+            self._agree()
+        except BaseException:
+            await asyncio.gather(*(member.worker.kill() for member in self.members))
+            raise
+
+    async def configure(self, state_size: int, draws_late: bool) -> None:
+        """Tell the workers what their replies are made of (see `EnvService.configure`)."""
+        spaces = (self.single_observation_space, self.single_action_space)
+        await asyncio.gather(
+            *(m.worker.call("configure", *spaces, state_size, draws_late) for m in self.members)
+        )
+
+    async def close(self, grace_s: float) -> None:
+        """End all workers, side by side."""
+        await asyncio.gather(*(member.worker.close(grace_s) for member in self.members))
+
+    def _agree(self) -> None:
+        """Find the spaces that all envs share, or say which ones differ."""
+        descriptions: list[EnvDescription] = []
+        for member in self.members:
+            first: EnvDescription = member.worker.description[0]
+            for d in member.worker.description:
+                if d.observation_space is None:
+                    d = d._replace(observation_space=first.observation_space)
+                if d.action_space is None:
+                    d = d._replace(action_space=first.action_space)
+                descriptions.append(d)
+            member.worker.description = None
+        first = descriptions[0]
+        n = len(descriptions)
+        self.metadata = {**first.metadata, "autoreset_mode": self._config.autoreset_mode}
+        self.render_mode = first.render_mode
+        self.spec = first.spec
+        self.sources = [d.source for d in descriptions]
+        observation_spaces: list[Any] = [d.observation_space for d in descriptions]
+        action_spaces: list[Any] = [d.action_space for d in descriptions]
+        mode = self._config.observation_mode
+        if isinstance(mode, tuple):
+            self.observation_space, self.single_observation_space = mode
+        else:
+            self.single_observation_space = observation_spaces[0]
+        _check_spaces("action", action_spaces, action_spaces[0], same=True)
+        _check_spaces("observation", observation_spaces, self.single_observation_space, same=mode == "same")
+        if mode == "same":
+            self.observation_space = batch_space(self.single_observation_space, n)
+        elif mode == "different":
+            self.observation_space = batch_differing_spaces(observation_spaces)
+        self.single_action_space = action_spaces[0]
+        self.action_space = batch_space(self.single_action_space, n)
+        self.observations = Layout(self.single_observation_space)
+        self.actions = Layout(self.single_action_space)
+
+
+def _check_spaces(kind: str, spaces: list[Any], single: Space[Any], *, same: bool) -> None:
+    for slot, space in enumerate(spaces):
+        if space == single if same else is_space_dtype_shape_equiv(space, single):
+            continue
+        hint = ""
+        if kind == "observation" and same:
+            hint = '; if only their bounds differ, use observation_mode="different"'
+        wanted = "equal" if same else "of the same structure, shapes and dtypes"
+        raise SpaceMismatchError(
+            f"{kind} spaces can't be batched: slot {slot} has {space}, but slot 0 (or observation_mode) has "
+            f"{single}; they must be {wanted}{hint}"
+        )

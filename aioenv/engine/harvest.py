@@ -1,0 +1,87 @@
+"""Taking ready parts together into one compact batch, in the order of slots."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from aioenv.batching.infos import Columns, merge
+from aioenv.batching.layout import Layout
+from aioenv.engine.batch import Exchange, Part
+from aioenv.engine.results import Ready
+from aioenv.errors import SlotError
+
+__all__ = ["harvest"]
+
+Parts = list[tuple[Exchange, Part]]
+
+
+def harvest(
+    layout: Layout, parts: Parts, max_slots: int | None
+) -> tuple[Ready, list[tuple[Exchange, Any]], list[SlotError], Parts]:
+    """Take the results of up to `max_slots` slots, of the oldest parts first.
+
+    Returns:
+        The results; the exchanges they come from with the slots taken of each; the errors among the slots taken;
+        and the parts of which something is left.
+    """
+    taken: list[tuple[Exchange, Part, Any]] = []  # with the rows of the part
+    rest: Parts = []
+    room = sum(len(part.slots) for _, part in parts) if max_slots is None else max_slots
+    for exchange, part in parts:
+        assert part.untaken is not None
+        rows = np.flatnonzero(part.untaken)[: max(room, 0)]
+        room -= len(rows)
+        part.untaken[rows] = False
+        if len(rows):
+            taken.append((exchange, part, rows))
+        if part.untaken.any():
+            rest.append((exchange, part))
+    slots = np.concatenate([part.slots[rows] for _, part, rows in taken] or [np.zeros(0, np.int64)])
+    order = np.argsort(slots)
+    place = np.empty_like(order)  # where the i-th taken row stands in the result
+    place[order] = np.arange(len(order))
+    n = len(slots)
+    obs = layout.empty(n)
+    objects = layout.no_objects(n)
+    reward, terminated, truncated = np.empty(n), np.empty(n, np.bool_), np.empty(n, np.bool_)
+    columns: list[Columns] = []
+    errors: list[SlotError] = []
+    begin = 0
+    for exchange, part, rows in taken:
+        batch, source = exchange.batch, rows + part.start
+        target = place[begin : begin + len(rows)]
+        begin += len(rows)
+        for mine, theirs in zip(obs, batch.obs, strict=True):
+            mine[target] = theirs[source]
+        reward[target] = batch.reward[source]
+        terminated[target] = batch.terminated[source]
+        truncated[target] = batch.truncated[source]
+        for mine_, theirs_ in zip(objects, part.objects, strict=False):
+            for row, index in zip(rows, target, strict=True):
+                mine_[index] = theirs_[row]
+        columns += [c for c in (_chosen(c, source, target) for c in part.columns) if c is not None]
+        numbers = set(part.slots[rows].tolist())
+        errors += [error for error in part.errors if numbers.intersection(error.slots)]
+    ready = Ready(
+        slots[order], layout.assemble(obs, objects), reward, terminated, truncated, merge(columns, n)
+    )
+    exchanges = [(exchange, part.slots[rows]) for exchange, part, rows in taken]
+    return ready, exchanges, errors, rest
+
+
+def _chosen(columns: Columns, source: Any, target: Any) -> Columns | None:
+    """Info columns of the rows `source` of their batch alone, at the positions `target`."""
+    positions = columns.positions
+    if isinstance(positions, slice):
+        positions = np.arange(positions.start, positions.stop)
+    where = {int(row): int(place) for row, place in zip(source, target, strict=True)}
+    keep = [i for i, position in enumerate(positions.tolist()) if position in where]
+    if not keep:
+        return None
+    values = [
+        None if v is None else v[keep] if isinstance(v, np.ndarray) else [v[i] for i in keep]
+        for v in columns.values
+    ]
+    return Columns(np.array([where[int(positions[i])] for i in keep]), columns.schema, values)

@@ -1,0 +1,226 @@
+"""Images of the states that steps return: asked for when a step is sent, drawn while the next ones run.
+
+Each exchange has a *shot*: the images of its slots. A shot is drawn either by the render pool, from the physics
+states that come with each reply, or by the workers themselves after they have replied. For each slot the two
+newest shots are kept (the one that was returned last, and the one in flight); one that nobody claims before it is
+third in line is not drawn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from aioenv.errors import RenderError, WireError
+from aioenv.wire.frames import Frame
+from aioenv.wire.messages import Failure, load
+from aioenv.workers.supervisor import Worker
+
+__all__ = ["Images", "Pool", "Shot"]
+
+Slots = npt.NDArray[np.int64]
+States = npt.NDArray[np.float64]
+ImageArray = npt.NDArray[np.uint8]
+
+# Shots that the pool works on at once: one being drawn, one to go on with at once.
+MAX_ACTIVE = 2
+
+
+class Pool(Protocol):
+    """What `Images` needs of `rendering.RenderPool`."""
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """(height, width, 3)."""
+
+    def submit(
+        self,
+        slots: Sequence[int],
+        states: States,
+        images: ImageArray,
+        on_done: Callable[[Exception | None], None],
+    ) -> None:
+        """Draw k states into k images; never blocks."""
+
+
+class Shot:
+    """The images of one exchange: `images[row]` is of `slots[row]`."""
+
+    def __init__(self, slots: Slots, done: asyncio.Future[None]) -> None:
+        self.slots = slots
+        self.images: Any = [None] * len(slots)
+        self.open = len(slots)
+        self.kept = len(slots)  # slots for which this is one of the two newest
+        self.error: Exception | None = None
+        self.done = done
+        self.active = False
+        self.waiting: list[tuple[Slots, States]] = []
+
+    def rows(self, slots: Slots) -> npt.NDArray[np.int64]:
+        """Where slots stand in this shot."""
+        return np.searchsorted(self.slots, slots)
+
+    def finish(self, count: int, error: Exception | None = None) -> None:
+        """`count` more images are there, or will never be."""
+        self.open -= count
+        self.error = self.error or error
+        if self.open == 0 and not self.done.done():
+            self.done.set_result(None)
+
+
+class Images:
+    """The shots of a vector env.
+
+    Args:
+        num_envs: how many slots there are.
+        pool: draws states; None if the workers draw.
+    """
+
+    def __init__(self, num_envs: int, pool: Pool | None) -> None:
+        self._pool = pool
+        self._loop = asyncio.get_running_loop()
+        self._newest: list[deque[Shot]] = [deque() for _ in range(num_envs)]
+        self._shown: list[Shot | None] = [None] * num_envs
+        self._queue: deque[Shot] = deque()
+        self._active = 0
+        self._late: dict[tuple[int, int], tuple[Shot, Slots]] = {}
+
+    # ------------------------------------------------------------ from the schedule
+
+    def begin(self, slots: Slots) -> Shot:
+        """A step or reset of these slots is about to be sent."""
+        shot = Shot(slots, self._loop.create_future())
+        if self._pool is not None:
+            shot.images = np.empty((len(slots), *self._pool.image_shape), np.uint8)
+        for slot in slots.tolist():
+            newest = self._newest[slot]
+            newest.append(shot)
+            if len(newest) > 2:
+                newest.popleft().kept -= 1
+        return shot
+
+    def expect(self, worker: Worker, request: int, shot: Shot, slots: Slots) -> None:
+        """A worker will answer this request, and then draw (if there is no pool)."""
+        if self._pool is None:
+            worker.on_images = lambda frame: self._on_images(worker, frame)
+            self._late[worker.index, request] = (shot, slots)
+
+    def draw(self, shot: Shot, slots: Slots, states: States) -> None:
+        """States have arrived; they are copied unless they go out at once."""
+        if shot.active or self._active < MAX_ACTIVE:
+            self._activate(shot)
+            self._dispatch(shot, slots, states)
+        else:
+            if not shot.waiting:
+                self._queue.append(shot)
+            shot.waiting.append((slots, states.copy()))
+
+    def give_up(self, shot: Shot, slots: Slots, error: Exception) -> None:
+        """These slots have failed: there is nothing to draw."""
+        shot.finish(len(slots), error)
+        self._advance(shot)
+
+    def show(self, shot: Shot, slots: Slots) -> None:
+        """The results of these slots are handed out: `render` gives their images from now on."""
+        for slot in slots.tolist():
+            self._shown[slot] = shot
+
+    # ------------------------------------------------------------ drawing
+
+    def _activate(self, shot: Shot) -> None:
+        if not shot.active:
+            shot.active = True
+            self._active += 1
+
+    def _dispatch(self, shot: Shot, slots: Slots, states: States) -> None:
+        assert self._pool is not None
+        rows = shot.rows(slots)
+        count = len(slots)
+
+        def on_done(error: Exception | None) -> None:
+            shot.finish(count, error)
+            self._advance(shot)
+
+        # a part's slots stand next to each other: its images are a slice
+        images = shot.images[int(rows[0]) : int(rows[0]) + count]
+        self._pool.submit(slots.tolist(), states, images, on_done)
+
+    def _advance(self, shot: Shot) -> None:
+        """A shot may be complete: go on with the next one that anybody may still want."""
+        if shot.open == 0 and shot.active:
+            shot.active = False
+            self._active -= 1
+        while self._queue and self._active < MAX_ACTIVE:
+            following = self._queue.popleft()
+            parts, following.waiting = following.waiting, []
+            if following.kept <= 0:
+                following.finish(following.open, RenderError("these images were dropped: newer ones came twice"))
+                continue
+            self._activate(following)
+            for slots, states in parts:
+                self._dispatch(following, slots, states)
+
+    def _on_images(self, worker: Worker, frame: Frame) -> None:
+        shot, slots = self._late.pop((worker.index, frame.request))
+        try:
+            _, images, failures = load(frame.tail)
+        except WireError as exc:
+            shot.finish(len(slots), exc)
+            return
+        for row, image in zip(shot.rows(slots), images, strict=True):
+            shot.images[row] = image
+        failed: list[Failure] = failures
+        error = None
+        if failed:
+            cause = worker.failure(failed[0])
+            error = RenderError(f"slot {cause.slot} could not be rendered: {cause}")
+        shot.finish(len(slots), error)
+
+    # ------------------------------------------------------------ to the user
+
+    async def render(self) -> Any:
+        """Images of the states that were returned last, `(N, H, W, 3)`; a tuple where they don't stack.
+
+        Raises:
+            RenderError: if there is no state yet, or an image could not be drawn.
+        """
+        shots = list(self._shown)
+        missing = [slot for slot, shot in enumerate(shots) if shot is None]
+        if missing:
+            raise RenderError(f"render: slots {missing} have no state yet; reset() first")
+        for shot in dict.fromkeys(shots):
+            assert shot is not None
+            shot.kept += 1  # claimed: it must not be dropped while we wait
+            try:
+                await asyncio.shield(shot.done)
+            finally:
+                shot.kept -= 1
+            if shot.error is not None:
+                raise RenderError(f"render: {shot.error}") from shot.error
+        first = shots[0]
+        assert first is not None
+        if all(shot is first for shot in shots) and isinstance(first.images, np.ndarray):
+            return first.images
+        images = [s.images[int(s.rows(np.array([i]))[0])] for i, s in enumerate(shots) if s is not None]
+        return stack_images(images)
+
+    def fail_all(self, error: Exception) -> None:
+        """Nothing will be drawn any more (the vector env is closing): end every wait."""
+        pending = {id(s): s for newest in self._newest for s in newest if not s.done.done()}
+        for shot in pending.values():
+            shot.finish(shot.open, error)
+
+
+def stack_images(images: Sequence[Any]) -> Any:
+    """Images as one array if they are arrays of one shape and dtype, else as a tuple."""
+    first = images[0]
+    if isinstance(first, np.ndarray) and all(
+        isinstance(i, np.ndarray) and i.shape == first.shape and i.dtype == first.dtype for i in images
+    ):
+        return np.stack(images)
+    return tuple(images)

@@ -1,0 +1,60 @@
+"""What a vector env gives back."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["Ready", "ResetResult", "StepResult"]
+
+
+class ResetResult(NamedTuple):
+    """The outcome of a `reset`; unpacks as Gymnasium's.
+
+    Attributes:
+        obs: a batch of the batched observation space.
+        info: arrays of shape `(num_envs,)` by key, with a bool mask under `_key`.
+    """
+
+    obs: Any
+    info: dict[str, Any]
+
+
+class StepResult(NamedTuple):
+    """The outcome of a `step`; unpacks as Gymnasium's.
+
+    Attributes:
+        obs: a batch of the batched observation space.
+        reward: float64, shape `(num_envs,)`.
+        terminated: bool, shape `(num_envs,)`.
+        truncated: bool, shape `(num_envs,)`.
+        info: arrays of shape `(num_envs,)` by key, with a bool mask under `_key`.
+    """
+
+    obs: Any
+    reward: npt.NDArray[np.float64]
+    terminated: npt.NDArray[np.bool_]
+    truncated: npt.NDArray[np.bool_]
+    info: dict[str, Any]
+
+
+class Ready(NamedTuple):
+    """Slots whose results are in; always in arrays that are the caller's.
+
+    Attributes:
+        slots: int64, shape `(k,)`, ascending.
+        obs: a batch of k observations.
+        reward: float64, shape `(k,)`; 0 after a reset.
+        terminated: bool, shape `(k,)`.
+        truncated: bool, shape `(k,)`.
+        info: arrays of shape `(k,)` by key, with a bool mask under `_key`.
+    """
+
+    slots: npt.NDArray[np.int64]
+    obs: Any
+    reward: npt.NDArray[np.float64]
+    terminated: npt.NDArray[np.bool_]
+    truncated: npt.NDArray[np.bool_]
+    info: dict[str, Any]

@@ -1,0 +1,408 @@
+"""The heart: requests go out to workers, replies come into batches, and results go to who waits for them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from aioenv.batching.infos import merge
+from aioenv.batching.layout import byte_view
+from aioenv.engine.batch import Batch, Exchange, Part, Ring
+from aioenv.engine.fleet import Fleet, Member
+from aioenv.engine.harvest import harvest
+from aioenv.engine.images import Images
+from aioenv.engine.results import Ready, ResetResult, StepResult
+from aioenv.engine.slots import SlotState, SlotTable
+from aioenv.errors import ClosedError, NoAsyncCallError, SlotError, StepTimeout, WireError
+from aioenv.wire.frames import Frame, Kind
+from aioenv.wire.messages import ResetRequest, StepReply, StepRequest, dump, load
+from aioenv.workers.supervisor import Worker
+
+__all__ = ["Schedule"]
+
+_log = logging.getLogger("aioenv")
+
+Seeds = Sequence[int | None]
+Slots = npt.NDArray[np.int64]
+
+
+class Schedule:
+    """Steps and resets of a started fleet.
+
+    Args:
+        fleet: started and configured workers.
+        images: where states and late renders go; None if nobody wants images.
+        state_size: how many float64 of physics state come with each row.
+        copy: whether results are new arrays, or views into two batches that are used in turn.
+        must_reset: whether autoreset is disabled.
+        timeout_s: how long any wait for replies may last, in seconds; None for ever.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        images: Images | None,
+        *,
+        state_size: int,
+        copy: bool,
+        must_reset: bool,
+        timeout_s: float | None,
+    ) -> None:
+        self._fleet = fleet
+        self._images = images
+        self._num_envs = fleet.members[-1].stop
+        self._state_size = state_size
+        self._timeout_s = timeout_s
+        self._loop = asyncio.get_running_loop()
+        self._ring = Ring(lambda: self._new_batch(self._num_envs), reuse=not copy)
+        self._abandoned: list[Exchange] = []  # cancelled or timed out: their results wait for `recv`
+        self._ready: list[tuple[Exchange, Part]] = []
+        self._arrival = asyncio.Event()
+        self.closing = False
+        self._all_slots = np.arange(self._num_envs)
+        self._part_slots = [self._all_slots[m.start : m.stop] for m in fleet.members]
+        self.table = SlotTable(self._num_envs, must_reset=must_reset)
+        for member in fleet.members:
+            member.worker.on_death = self._on_death
+
+    def _new_batch(self, n: int) -> Batch:
+        return Batch(self._fleet.observations, n, self._state_size)
+
+    # ------------------------------------------------------------ whole batches
+
+    async def step(self, actions: Any) -> StepResult:
+        """Step all slots (see `AsyncVectorEnv.step`)."""
+        arrays, objects = self._fleet.actions.take_apart(actions, self._num_envs)
+        if self._abandoned:
+            await self._drain()
+        self.table.check_send(slice(None), "step", reset=False)
+        exchange = self._whole(stepped=True)
+        views = [(byte_view(a), a.nbytes // self._num_envs) for a in arrays]
+        for part in exchange.parts:
+            start, stop = part.member.start, part.member.stop
+            fixed = [view[start * size : stop * size] for view, size in views]
+            tail = b""
+            if objects:
+                tail = dump(StepRequest(None, [list(column[start:stop]) for column in objects]))
+            self._submit(exchange, part, Kind.STEP, fixed, tail)
+        return await self._outcome(exchange, self._step_result)
+
+    async def reset(
+        self, seeds: Seeds, mask: npt.NDArray[np.bool_] | None, options: dict[str, Any] | None
+    ) -> ResetResult:
+        """Reset all slots, or those of a mask; the others keep their last observations."""
+        if self._abandoned:
+            await self._drain()
+        slots = self._all_slots if mask is None else np.flatnonzero(mask)
+        self.table.check_send(slice(None), "reset", reset=True)
+        exchange = self._whole(stepped=False)
+        for part in exchange.parts:
+            chosen = part.slots if mask is None else part.slots[mask[part.slots]]
+            rows = tuple((chosen - part.member.start).tolist())
+            request = ResetRequest(rows, tuple(seeds[slot] for slot in chosen), options, True)
+            self._submit(exchange, part, Kind.RESET, (), dump(request))
+        self.table.note_ends(slots, False)
+        return await self._outcome(exchange, self._reset_result)
+
+    def _whole(self, *, stepped: bool) -> Exchange:
+        parts = [
+            Part(member, slots, member.start)
+            for member, slots in zip(self._fleet.members, self._part_slots, strict=True)
+        ]
+        exchange = Exchange(self._ring.take(), parts, stepped=stepped, waiting=True, loop=self._loop)
+        self.table.move(slice(None), SlotState.IN_FLIGHT)
+        if self._images is not None:
+            exchange.images = self._images.begin(self._all_slots)
+        return exchange
+
+    async def _outcome(self, exchange: Exchange, result: Callable[[Exchange], Any]) -> Any:
+        """Wait for all replies; a cancellation or timeout leaves them to `recv`."""
+        try:
+            await self._wait(exchange.done)
+        except BaseException:
+            self._abandon(exchange)
+            raise
+        if self.closing:
+            raise ClosedError("the vector env was closed while this was in flight")
+        value = result(exchange)
+        errors = exchange.errors
+        if errors:
+            raise SlotError.join(errors, value)
+        return value
+
+    async def _wait(self, awaitable: Any) -> None:
+        if self._timeout_s is None:
+            await awaitable
+            return
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await awaitable
+        except TimeoutError:
+            busy = [slot for slot in range(self._num_envs) if self.table.state(slot) is SlotState.IN_FLIGHT]
+            raise StepTimeout(
+                f"no reply from slots {busy} within timeout_s={self._timeout_s}; nothing is lost: recv() takes the "
+                "result when it is there, and a later step() or reset() waits for it and drops it"
+            ) from None
+
+    def _step_result(self, exchange: Exchange) -> StepResult:
+        batch = exchange.batch
+        self._settle(exchange)
+        return StepResult(
+            self._assemble(exchange), batch.reward, batch.terminated, batch.truncated, self._infos(exchange)
+        )
+
+    def _reset_result(self, exchange: Exchange) -> ResetResult:
+        self._settle(exchange)
+        return ResetResult(self._assemble(exchange), self._infos(exchange))
+
+    def _assemble(self, exchange: Exchange) -> Any:
+        layout = self._fleet.observations
+        objects: list[list[Any]] = layout.no_objects(self._num_envs)
+        for part in exchange.parts:
+            for column, items in zip(objects, part.objects, strict=False):
+                column[part.start : part.stop] = items
+        return layout.assemble(exchange.batch.obs, objects)
+
+    def _infos(self, exchange: Exchange) -> dict[str, Any]:
+        columns = [c for part in exchange.parts for c in part.columns]
+        return merge(columns, self._num_envs) if columns else {}
+
+    def _settle(self, exchange: Exchange) -> None:
+        """All replies are in and about to be handed out: the slots are free again, or failed."""
+        self.table.move(slice(None), SlotState.IDLE)
+        if exchange.stepped:
+            self.table.note_ends(slice(None), exchange.batch.terminated | exchange.batch.truncated)
+        for error in exchange.errors:
+            self.table.fail(error)
+        if exchange.images is not None and self._images is not None:
+            self._images.show(exchange.images, self._all_slots)
+
+    # ------------------------------------------------------------ some slots
+
+    def send(self, actions: Any, slots: Iterable[int] | None) -> None:
+        """Send actions to some slots; never blocks (see `AsyncVectorEnv.send`)."""
+        numbers = self.table.named(slots)
+        arrays, objects = self._fleet.actions.take_apart(actions, len(numbers))
+        self.table.check_send(numbers, "send", reset=False)
+        for member, chosen in self._shares(numbers):
+            order = np.flatnonzero(chosen)
+            order = order[np.argsort(numbers[order])]
+            exchange, rows = self._single(member, numbers[order], stepped=True)
+            fixed = [byte_view(np.ascontiguousarray(a[order])) for a in arrays]
+            whole = len(rows) == member.stop - member.start
+            picked = [[column[i] for i in order] for column in objects]
+            tail = b"" if whole and not objects else dump(StepRequest(None if whole else rows, picked))
+            self._submit(exchange, exchange.parts[0], Kind.STEP, fixed, tail)
+
+    def send_reset(
+        self, slots: Iterable[int] | None, seeds: Callable[[Slots], Seeds], options: dict[str, Any] | None
+    ) -> None:
+        """Begin episodes in some slots; never blocks (see `AsyncVectorEnv.send_reset`)."""
+        numbers = self.table.named(slots)
+        by_slot = dict(zip(numbers.tolist(), seeds(numbers), strict=True))
+        self.table.check_send(numbers, "send_reset", reset=True)
+        self.table.note_ends(numbers, False)
+        for member, chosen in self._shares(numbers):
+            exchange, rows = self._single(member, np.sort(numbers[chosen]), stepped=False)
+            picked = tuple(by_slot[slot] for slot in exchange.parts[0].slots.tolist())
+            self._submit(exchange, exchange.parts[0], Kind.RESET, (), dump(ResetRequest(rows, picked, options, False)))
+
+    def _shares(self, numbers: Slots) -> list[tuple[Member, npt.NDArray[np.bool_]]]:
+        """The workers that hold some of these slots, and which of them."""
+        shares = [(m, (numbers >= m.start) & (numbers < m.stop)) for m in self._fleet.members]
+        return [(member, chosen) for member, chosen in shares if chosen.any()]
+
+    def _single(self, member: Member, slots: Slots, *, stepped: bool) -> tuple[Exchange, tuple[int, ...]]:
+        part = Part(member, slots, 0)
+        exchange = Exchange(self._new_batch(len(slots)), [part], stepped=stepped, waiting=False, loop=self._loop)
+        self.table.move(slots, SlotState.IN_FLIGHT)
+        if self._images is not None:
+            exchange.images = self._images.begin(slots)
+        return exchange, tuple((slots - member.start).tolist())
+
+    async def recv(self, min_slots: int, max_slots: int | None, deadline_s: float | None) -> Ready:
+        """Take results as they come (see `AsyncVectorEnv.recv`)."""
+        if not self.outstanding:
+            raise NoAsyncCallError("recv: nothing is in flight and nothing is ready; send() or send_reset() first")
+        if max_slots is not None:
+            min_slots = min(min_slots, max_slots)
+
+        async def enough() -> None:
+            # what is in flight may shrink while we wait (another recv, a death)
+            while self.table.count(SlotState.READY) < min(min_slots, self._reachable()):
+                self._arrival.clear()
+                await self._arrival.wait()
+                if self.closing:
+                    raise ClosedError("the vector env was closed while recv() waited")
+
+        if deadline_s is None:
+            await self._wait(enough())
+        else:
+            try:
+                async with asyncio.timeout(deadline_s):
+                    await self._wait(enough())
+            except TimeoutError as exc:
+                if isinstance(exc, StepTimeout):
+                    raise
+        return self._take(max_slots)
+
+    def close(self) -> None:
+        """The workers are about to be closed: whoever waits gets a ClosedError when they are gone."""
+        self.closing = True
+
+    @property
+    def outstanding(self) -> bool:
+        """Whether anything is in flight or ready."""
+        return bool(self._ready) or self.table.count(SlotState.IN_FLIGHT) > 0
+
+    def _reachable(self) -> int:
+        return self.table.count(SlotState.READY) + self.table.count(SlotState.IN_FLIGHT)
+
+    def _take(self, max_slots: int | None) -> Ready:
+        """Results of up to `max_slots` slots, oldest first, in the order of slots."""
+        ready, taken, errors, rest = harvest(self._fleet.observations, self._ready, max_slots)
+        self._ready = rest
+        self.table.move(ready.slots, SlotState.IDLE)
+        for exchange, slots in taken:
+            if exchange.images is not None and self._images is not None:
+                self._images.show(exchange.images, slots)
+        self._abandoned = [e for e in self._abandoned if e.open or any(e is r for r, _ in self._ready)]
+        self.table.note_ends(ready.slots, ready.terminated | ready.truncated)
+        for error in errors:
+            self.table.fail(error)
+        if errors:
+            raise SlotError.join(errors, ready)
+        return ready
+
+    # ------------------------------------------------------------ replies
+
+    def _submit(
+        self, exchange: Exchange, part: Part, kind: Kind, fixed: Sequence[memoryview], tail: bytes
+    ) -> None:
+        into = exchange.batch.rows(part.start, part.stop, stepped=exchange.stepped)
+
+        def on_reply(outcome: Frame | SlotError) -> None:
+            self._on_reply(exchange, part, outcome)
+
+        if not exchange.stepped:
+            exchange.batch.clear(part.start, part.stop)
+        try:
+            part.request = part.member.worker.submit(kind, fixed, tail, into=into, on_reply=on_reply)
+        except SlotError as error:
+            on_reply(error)
+        except WireError as exc:
+            on_reply(part.member.worker.failure_here(str(exc), part.slots))
+        else:
+            if exchange.images is not None and self._images is not None:
+                self._images.expect(part.member.worker, part.request, exchange.images, part.slots)
+
+    def _on_reply(self, exchange: Exchange, part: Part, outcome: Frame | SlotError) -> None:
+        worker = part.member.worker
+        if isinstance(outcome, SlotError):
+            self._part_failed(exchange, part, outcome)
+        elif outcome.kind is Kind.FAILURE:
+            self._part_failed(exchange, part, worker.failure(load(outcome.tail)))
+        elif len(outcome.tail):
+            try:
+                self._read_tail(part, load(outcome.tail))
+            except (WireError, KeyError, ValueError) as exc:
+                error = worker.failure_here(f"its reply can't be read: {type(exc).__name__}: {exc}", part.slots)
+                self._part_failed(exchange, part, error)
+        if exchange.images is not None and self._images is not None:
+            if part.errors and len(part.errors[0].slots) == len(part.slots):
+                self._images.give_up(exchange.images, part.slots, part.errors[0])
+            elif self._state_size:
+                self._images.draw(exchange.images, part.slots, exchange.batch.state[part.start : part.stop])
+        exchange.arrived()
+        if not exchange.waiting:
+            self._offer(exchange, part)
+
+    def _read_tail(self, part: Part, reply: StepReply) -> None:
+        member = part.member
+        member.schemas.learn(reply.schemas)
+        part.objects = reply.objects
+        part.errors = [member.worker.failure(failure) for failure in reply.failures]
+        # where each of the worker's rows stands in the batch
+        first = int(part.slots[0]) - member.start
+        whole = len(part.slots) == member.stop - member.start
+        for group in reply.infos:
+            if group.rows is None:
+                positions: Any = slice(part.start, part.stop)
+                count = len(part.slots)
+            else:
+                count = len(group.rows)
+                rows = np.asarray(group.rows, np.int64)
+                if whole:
+                    positions = rows - first + part.start
+                else:
+                    positions = np.searchsorted(part.slots, rows + member.start) + part.start
+            part.columns.append(member.schemas.unpack(group, positions, count))
+
+    def _part_failed(self, exchange: Exchange, part: Part, error: SlotError) -> None:
+        exchange.batch.clear(part.start, part.stop)
+        for array in exchange.batch.obs:
+            array[part.start : part.stop] = 0
+        layout = self._fleet.observations
+        part.objects = layout.no_objects(len(part.slots))
+        error.slots = tuple(part.slots.tolist())
+        error.slot = error.slots[0]
+        part.errors = [error]
+
+    def _on_death(self, worker: Worker) -> None:
+        """A worker has ended: its slots can't be used again; what they had in flight is told by the replies."""
+        error = worker.death()
+        error.slots = tuple(
+            slot for slot in error.slots if self.table.state(slot) not in (SlotState.IN_FLIGHT, SlotState.READY)
+        )
+        self.table.fail(error)
+
+    # ------------------------------------------------------------ what nobody waits for any more
+
+    def _abandon(self, exchange: Exchange) -> None:
+        """Nobody awaits this step any more; its parts become ready for `recv`, one by one."""
+        exchange.waiting = False
+        self._ring.replace(exchange.batch)
+        self._abandoned.append(exchange)
+        if exchange.done.cancelled():
+            exchange.done = self._loop.create_future()
+            if exchange.open == 0:
+                exchange.done.set_result(None)
+        for part in exchange.parts:
+            if self._has_arrived(part):
+                self._offer(exchange, part)
+
+    def _has_arrived(self, part: Part) -> bool:
+        return part.request is None or not part.member.worker.is_pending(part.request)
+
+    def _offer(self, exchange: Exchange, part: Part) -> None:
+        part.untaken = np.ones(len(part.slots), np.bool_)
+        self._ready.append((exchange, part))
+        self.table.move(part.slots, SlotState.READY)
+        self._arrival.set()
+
+    async def _drain(self) -> None:
+        """Wait for the replies of abandoned exchanges, then drop what nobody took of them."""
+        for exchange in self._abandoned:
+            await self._wait(asyncio.shield(exchange.done))
+        abandoned, self._abandoned = self._abandoned, []
+        dropped = [(e, p) for e, p in self._ready if e in abandoned]
+        self._ready = [(e, p) for e, p in self._ready if e not in abandoned]
+        ended: list[int] = []
+        for exchange, part in dropped:
+            self.table.move(part.slots[part.untaken], SlotState.IDLE)
+            ends = exchange.batch.terminated[part.start : part.stop] | exchange.batch.truncated[part.start : part.stop]
+            ended += part.slots[part.untaken & ends].tolist()
+            self.table.note_ends(part.slots, ends)
+            for error in part.errors:
+                self.table.fail(error)
+        if ended:
+            _log.warning(
+                "the result of a cancelled or timed-out step was dropped, and with it the ends of the episodes in "
+                "slots %s; recv() would have taken it",
+                sorted(ended),
+            )

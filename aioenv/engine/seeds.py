@@ -1,0 +1,56 @@
+"""Seeds and reset masks, as Gymnasium's vector envs take them, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["split_reset_options", "spread_seeds"]
+
+
+def spread_seeds(
+    seed: int | Sequence[int | None] | None, slots: npt.NDArray[np.int64], num_envs: int
+) -> list[int | None]:
+    """One seed for each of `slots`: `seed + slot` for an int, the elements of a list, or None.
+
+    Raises:
+        ValueError: if a list has another length than there are slots.
+    """
+    if seed is None:
+        return [None] * len(slots)
+    if isinstance(seed, (int, np.integer)):
+        return [int(seed) + slot for slot in slots.tolist()]
+    seeds = [None if s is None else int(s) for s in seed]
+    if len(seeds) != len(slots):
+        what = f"num_envs={num_envs}" if len(slots) == num_envs else f"the number of slots, {len(slots)},"
+        raise ValueError(f"If seeds are passed as a list the length must match {what} but got length={len(seeds)}.")
+    return seeds
+
+
+def split_reset_options(
+    options: dict[str, Any] | None, num_envs: int
+) -> tuple[npt.NDArray[np.bool_] | None, dict[str, Any] | None]:
+    """Take Gymnasium's `reset_mask` out of reset options; the caller's dict stays as it is.
+
+    Raises:
+        TypeError: if the mask is not a numpy array of bool.
+        ValueError: if its shape is not `(num_envs,)`, or nothing in it is True.
+    """
+    if options is None or "reset_mask" not in options:
+        return None, options
+    mask = options["reset_mask"]
+    name = "`options['reset_mask']`"
+    if not isinstance(mask, np.ndarray):
+        raise TypeError(f"{name} must be a numpy array, got {type(mask)}")
+    if mask.shape != (num_envs,):
+        raise ValueError(f"{name} must have shape `({num_envs},)`, got {mask.shape}")
+    if mask.dtype != np.bool_:
+        raise TypeError(f"{name} must have `dtype=np.bool_`, got {mask.dtype}")
+    if not mask.any():
+        raise ValueError(
+            f"{name} must contain a boolean array with at least one True value, got reset_mask={mask}"
+        )
+    return mask, {key: value for key, value in options.items() if key != "reset_mask"}

@@ -1,0 +1,164 @@
+"""The state of every slot.
+
+    IDLE ──send──▶ IN_FLIGHT ──reply──▶ READY ──take──▶ IDLE
+      ▲               │  │ env raised ▶ FAILED ──send_reset──▶ IN_FLIGHT
+      └───settle──────┘  └ worker died ▶ DEAD
+
+A `step` or `reset` that waits for its own replies settles them without passing through READY.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from aioenv.errors import EnvError, PendingCallError, ResetNeededError, SlotError, WorkerDied
+
+__all__ = ["SlotState", "SlotTable"]
+
+Slots = npt.NDArray[np.int64]
+
+
+class SlotState(IntEnum):
+    """What a slot is doing."""
+
+    IDLE = 0
+    IN_FLIGHT = 1
+    READY = 2
+    FAILED = 3
+    DEAD = 4
+
+
+class SlotTable:
+    """States of all slots, and what is known about the ones that can't be stepped.
+
+    Args:
+        num_envs: how many slots there are.
+        must_reset: whether a slot whose episode has ended may not be stepped (autoreset disabled).
+    """
+
+    def __init__(self, num_envs: int, *, must_reset: bool) -> None:
+        self._states = np.zeros(num_envs, np.uint8)
+        self._must_reset = must_reset
+        self._ended = np.zeros(num_envs, np.bool_)
+        self._errors: dict[int, SlotError] = {}
+        self._any_dead = False
+
+    def state(self, slot: int) -> SlotState:
+        """What one slot is doing."""
+        return SlotState(int(self._states[slot]))
+
+    def count(self, state: SlotState) -> int:
+        """How many slots are in a state."""
+        return int(np.count_nonzero(self._states == state))
+
+    def check_send(self, slots: Slots | slice, name: str, *, reset: bool) -> None:
+        """Raise unless a request may be sent to all these slots.
+
+        Raises:
+            PendingCallError: if one has a request in flight, or a result that nobody has taken.
+            EnvError: if one has failed, and this is not a reset.
+            WorkerDied: if one's worker is gone.
+            ResetNeededError: if one's episode is over, nothing resets it by itself, and this is not a reset.
+        """
+        states = self._states[slots]
+        if states.any():
+            self._refuse(slots, states, name, reset)
+        if self._must_reset and not reset and self._ended[slots].any():
+            over = self._number(slots)[self._ended[slots]].tolist()
+            raise ResetNeededError(
+                f"{name}: the episodes of slots {over} are over and autoreset is disabled; reset them first, with "
+                'reset(options={"reset_mask": mask})'
+            )
+
+    def check_call(self, slots: Slots, name: str) -> None:
+        """Raise unless the envs of all these slots can be called; that a slot has failed does not matter.
+
+        Raises:
+            PendingCallError: if one has a request in flight.
+            WorkerDied: if one's worker is gone.
+        """
+        states = self._states[slots]
+        if ((states == SlotState.IN_FLIGHT) | (states == SlotState.DEAD)).any():
+            self._refuse(slots, states, name, reset=True)
+
+    def _number(self, slots: Slots | slice) -> Slots:
+        return np.arange(len(self._states))[slots]
+
+    def _refuse(self, slots: Slots | slice, states: npt.NDArray[np.uint8], name: str, reset: bool) -> None:
+        numbers = self._number(slots)
+        busy = numbers[states == SlotState.IN_FLIGHT].tolist()
+        if busy:
+            raise PendingCallError(
+                f"{name}: slots {busy} have a request in flight; take its result first, with recv()", name
+            )
+        ready = numbers[states == SlotState.READY].tolist()
+        if ready:
+            raise PendingCallError(f"{name}: slots {ready} have results that nobody took; recv() takes them", name)
+        dead = numbers[states == SlotState.DEAD].tolist()
+        if dead:
+            old = self._errors[dead[0]]
+            returncode = old.returncode if isinstance(old, WorkerDied) else None
+            raise WorkerDied(
+                f"{name}: {old}", slots=tuple(dead), pid=old.pid, stderr=old.stderr, returncode=returncode
+            )
+        failed = numbers[states == SlotState.FAILED].tolist()
+        if failed and not reset:
+            old = self._errors[failed[0]]
+            raise EnvError(
+                f"{name}: slots {failed} have failed and must be reset first, with reset() or "
+                f'reset(options={{"reset_mask": mask}}). The failure of {old}',
+                slots=tuple(failed),
+                pid=old.pid,
+                traceback=old.traceback,
+                stderr=old.stderr,
+            ) from old.__cause__
+
+    def move(self, slots: Slots | slice, state: SlotState) -> None:
+        """Put slots into a state; FAILED and DEAD are reached by `fail` alone, and DEAD is for good."""
+        if self._any_dead:
+            states = self._states[slots]
+            self._states[slots] = np.where(states == SlotState.DEAD, states, state)
+        else:
+            self._states[slots] = state
+
+    def fail(self, error: SlotError) -> None:
+        """Take note that slots can't be stepped: until a reset (EnvError), or for good (WorkerDied)."""
+        dead = isinstance(error, WorkerDied)
+        self._any_dead |= dead
+        state = SlotState.DEAD if dead else SlotState.FAILED
+        for slot in error.slots:
+            if self._states[slot] != SlotState.DEAD:
+                self._states[slot] = state
+                self._errors[slot] = error
+
+    def note_ends(self, slots: Slots | slice, ended: Any) -> None:
+        """Take note of which episodes have ended (False after a reset)."""
+        if self._must_reset:
+            self._ended[slots] = ended
+
+    def named(self, slots: Iterable[int] | None) -> Slots:
+        """Slots as the caller names them, checked and as an array; None stands for all.
+
+        Raises:
+            IndexError: if one is out of range.
+            ValueError: if one is named twice, or none at all.
+        """
+        n = len(self._states)
+        if slots is None:
+            return np.arange(n)
+        array = np.asarray(list(slots) if not isinstance(slots, np.ndarray) else slots)
+        if array.dtype == np.bool_:
+            raise ValueError("slots: expected slot numbers, got booleans; use numpy.flatnonzero(mask)")
+        if array.ndim != 1 or array.size == 0 or array.dtype.kind not in "iu":
+            raise ValueError(f"slots: expected one or more slot numbers, got {slots!r}")
+        array = array.astype(np.int64)
+        if array.min() < 0 or array.max() >= n:
+            raise IndexError(f"slots: expected numbers from 0 to {n - 1}, got {array.tolist()}")
+        if len(np.unique(array)) != array.size:
+            raise ValueError(f"slots: one is named twice in {array.tolist()}")
+        return array

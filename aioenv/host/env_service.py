@@ -1,0 +1,304 @@
+"""The service that holds envs: it steps the envs of one worker's slots, row by row, and replies in columns.
+
+A *row* is a slot's place within its worker: the parent knows slots, the worker rows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from gymnasium import Env, Space
+from gymnasium.vector import AutoresetMode
+
+from aioenv.batching.autoreset import Outcome, Stepper, stepper
+from aioenv.batching.infos import Gatherer
+from aioenv.batching.layout import Arrays, Layout, byte_view
+from aioenv.host.mujoco_source import MujocoSource, find_source, read_state
+from aioenv.host.service import Reply
+from aioenv.host.worker import StartFailed, describe_failure
+from aioenv.wire.frames import Buffer, Frame, Header, Kind
+from aioenv.wire.messages import Failure, ResetRequest, StepReply, StepRequest, dump, load
+
+__all__ = ["EnvDescription", "EnvService"]
+
+
+class EnvDescription(NamedTuple):
+    """What the parent learns of one env; a space is None where it equals the one of the worker's first env."""
+
+    observation_space: Space[Any] | None
+    action_space: Space[Any] | None
+    metadata: dict[str, Any]
+    render_mode: str | None
+    spec: Any  # an EnvSpec; None if the env has none, or if it does not pickle
+    source: MujocoSource | None
+
+
+class EnvService:
+    """Envs, stepped one after the other.
+
+    Args:
+        factories: pickled callables, one an env; the same bytes may stand in several rows.
+        mode: the autoreset mode.
+        find_sources: whether to look for MuJoCo models, so that images can be drawn elsewhere.
+    """
+
+    def __init__(self, factories: Sequence[bytes], mode: AutoresetMode, find_sources: bool) -> None:
+        self._envs: list[Env[Any, Any]] = []
+        self._mode = mode
+        self._find_sources = find_sources
+        for row, data in enumerate(factories):
+            try:
+                self._envs.append(load(data)())
+            except Exception as exc:
+                self.close()
+                raise StartFailed(describe_failure(exc, row)) from exc
+        self._bases: list[Any] = [env.unwrapped for env in self._envs]
+        self._steppers: list[Stepper] = [stepper(env, mode) for env in self._envs]
+        self._gatherer = Gatherer()
+        self._draws_late = False
+        self._late: list[int] | None = None
+
+    def describe(self) -> list[EnvDescription]:
+        """One description for each row."""
+        first = self._envs[0]
+        descriptions = []
+        for env in self._envs:
+            known = env is not first
+            descriptions.append(
+                EnvDescription(
+                    None if known and env.observation_space == first.observation_space else env.observation_space,
+                    None if known and env.action_space == first.action_space else env.action_space,
+                    dict(env.metadata),
+                    env.render_mode,
+                    _picklable(env.spec),
+                    find_source(env) if self._find_sources else None,
+                )
+            )
+        return descriptions
+
+    def configure(
+        self, observation_space: Space[Any], action_space: Space[Any], state_size: int, draws_late: bool
+    ) -> None:
+        """Lay out the arrays that both sides agree on.
+
+        Args:
+            observation_space: the single space that the batch is made of.
+            action_space: likewise.
+            state_size: how many float64 of physics state ride on each reply and row; 0 for none.
+            draws_late: whether to render each row after the reply to a step or reset has gone out.
+        """
+        n = len(self._envs)
+        self._observations = Layout(observation_space)
+        self._actions = Layout(action_space)
+        self._obs = self._observations.zeros(n)
+        self._obs_objects = self._observations.no_objects(n)
+        self._write = self._observations.writer(self._obs, self._obs_objects)
+        self._reward = np.zeros(n, np.float64)
+        self._terminated = np.zeros(n, np.bool_)
+        self._truncated = np.zeros(n, np.bool_)
+        self._state = np.zeros((n, state_size), np.float64)
+        self._draws_late = draws_late
+        self._action_arrays = self._actions.zeros(n)
+        self._action_views = [byte_view(array) for array in self._action_arrays]
+        state = [self._state] if state_size else []
+        self._reset_arrays: Arrays = [*self._obs, *state]
+        self._step_arrays: Arrays = [*self._obs, self._reward, self._terminated, self._truncated, *state]
+        self._reset_views: list[Buffer] = [byte_view(array) for array in self._reset_arrays]
+        self._step_views: list[Buffer] = [byte_view(array) for array in self._step_arrays]
+
+    # ------------------------------------------------------------ steps and resets
+
+    def place(self, header: Header) -> Sequence[memoryview] | None:
+        """Actions of all rows go straight into the action arrays."""
+        return self._action_views if header.kind is Kind.STEP else None
+
+    def handle(self, frame: Frame) -> Reply:
+        """Answer a STEP or a RESET."""
+        if frame.kind is Kind.STEP:
+            return self._step(frame)
+        if frame.kind is Kind.RESET:
+            return self._reset(load(frame.tail))
+        raise ValueError(f"an env worker has no answer to {frame.kind.name}")
+
+    def _step(self, frame: Frame) -> Reply:
+        request = load(frame.tail) if len(frame.tail) else StepRequest(None, None)
+        n = len(self._envs)
+        rows: Sequence[int] = range(n) if request.rows is None else request.rows
+        if request.rows is None:
+            # a copy: envs may keep their action, and the next one is read into the same memory
+            arrays = [array.copy() for array in self._action_arrays]
+        else:
+            arrays = _split(b"".join(frame.fixed), self._actions, len(rows))
+        actions = self._actions.rows(arrays, request.objects or ())
+        infos: list[tuple[int, dict[str, Any]]] = []
+        failures: list[Failure] = []
+        rewards, terminated, truncated = [], [], []
+        steppers, write = self._steppers, self._write
+        for row, action in zip(rows, actions, strict=True):
+            try:
+                outcome: Outcome = steppers[row].step(action)
+                obs, reward, ends, cut, info, final = outcome
+                write(row, obs)
+                reward, ends, cut = float(reward), bool(ends), bool(cut)
+            except Exception as exc:
+                failures.append(describe_failure(exc, row))
+                reward, ends, cut, info, final = 0.0, False, False, {}, None
+            rewards.append(reward)
+            terminated.append(ends)
+            truncated.append(cut)
+            if final is not None:
+                infos.append((row, final))
+            if info:
+                infos.append((row, info))
+        if request.rows is None:
+            self._reward[:] = rewards
+            self._terminated[:] = terminated
+            self._truncated[:] = truncated
+        else:
+            index = list(rows)
+            self._reward[index] = rewards
+            self._terminated[index] = terminated
+            self._truncated[index] = truncated
+        return self._reply(rows, request.rows is None, True, infos, failures)
+
+    def _reset(self, request: ResetRequest) -> Reply:
+        infos: list[tuple[int, dict[str, Any]]] = []
+        failures: list[Failure] = []
+        for row, seed in zip(request.rows, request.seeds, strict=True):
+            try:
+                obs, info = self._steppers[row].reset(seed, request.options)
+                self._write(row, obs)
+            except Exception as exc:
+                failures.append(describe_failure(exc, row))
+                continue
+            if info:
+                infos.append((row, info))
+        return self._reply(request.rows, request.whole, False, infos, failures)
+
+    def _reply(
+        self,
+        rows: Sequence[int],
+        whole: bool,
+        stepped: bool,
+        infos: list[tuple[int, dict[str, Any]]],
+        failures: list[Failure],
+    ) -> Reply:
+        """What has come to stand in the arrays, as a reply: all rows, or just the ones asked for."""
+        if self._state.shape[1]:
+            for row in rows:
+                base = self._bases[row]
+                read_state(base.model, base.data, self._state[row])
+        if self._draws_late:
+            self._late = list(rows)
+        fixed: Sequence[Buffer]
+        objects: list[list[Any]]
+        if whole:
+            fixed = self._step_views if stepped else self._reset_views
+            objects = self._obs_objects
+        else:
+            index = list(rows)
+            arrays = self._step_arrays if stepped else self._reset_arrays
+            fixed = [byte_view(array[index]) for array in arrays]
+            objects = [[column[row] for row in index] for column in self._obs_objects]
+        if not infos and not failures and not objects:
+            return Reply(fixed)
+        try:
+            groups = self._gatherer.gather(infos, len(self._envs)) if infos else []
+            tail = dump(StepReply(self._gatherer.take_news(), groups, objects, failures))
+        except Exception:
+            tail = self._without_unpicklable(infos, objects, failures)
+        return Reply(fixed, tail)
+
+    def _without_unpicklable(
+        self, infos: list[tuple[int, dict[str, Any]]], objects: list[list[Any]], failures: list[Failure]
+    ) -> bytes:
+        """Find the rows whose infos can't travel, and report those rows alone as failed."""
+        good: list[tuple[int, dict[str, Any]]] = []
+        for row, info in infos:
+            try:
+                dump(info)
+                good.append((row, info))
+            except Exception as exc:
+                exc.add_note(f"the info dict of this env can't be pickled: {list(info)}")
+                failures.append(describe_failure(exc, row))
+        self._gatherer = Gatherer()  # what it believes to have sent, it has not
+        groups = self._gatherer.gather(good, len(self._envs))
+        return dump(StepReply(self._gatherer.take_news(), groups, objects, failures))
+
+    def afterwards(self) -> Reply | None:
+        """Render the rows that were just stepped, if the parent wants images and nobody else can draw them."""
+        rows, self._late = self._late, None
+        if rows is None:
+            return None
+        images: list[Any] = []
+        failures: list[Failure] = []
+        for row in rows:
+            try:
+                images.append(self._envs[row].render())
+            except Exception as exc:
+                images.append(None)
+                failures.append(describe_failure(exc, row))
+        return Reply((), dump((rows, images, failures)))
+
+    # ------------------------------------------------------------ calls
+
+    def call_envs(
+        self, rows: Sequence[int], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[list[bytes], list[Failure]]:
+        """Call a method of envs, or read an attribute, wherever in the stack of wrappers it is."""
+
+        def call(env: Env[Any, Any]) -> Any:
+            value = env.get_wrapper_attr(name)
+            return value(*args, **kwargs) if callable(value) else value
+
+        return self._for_each(rows, [call] * len(rows))
+
+    def set_attr(
+        self, rows: Sequence[int], name: str, values: Sequence[Any]
+    ) -> tuple[list[bytes], list[Failure]]:
+        """Set an attribute of envs, where it exists in the stack of wrappers, else on the env itself."""
+        return self._for_each(rows, [lambda env, v=v: env.set_wrapper_attr(name, v) for v in values])  # type: ignore[misc]
+
+    def _for_each(
+        self, rows: Sequence[int], functions: Sequence[Callable[[Env[Any, Any]], Any]]
+    ) -> tuple[list[bytes], list[Failure]]:
+        """Results, each pickled by itself, so that one that can't be is its own row's failure alone."""
+        results: list[bytes] = []
+        failures: list[Failure] = []
+        for row, function in zip(rows, functions, strict=True):
+            try:
+                results.append(dump(function(self._envs[row])))
+            except Exception as exc:
+                results.append(b"")
+                failures.append(describe_failure(exc, row))
+        return results, failures
+
+    def close(self) -> None:
+        """Close every env; what one of them raises does not keep the others open."""
+        envs, self._envs = self._envs, []
+        for env in envs:
+            with contextlib.suppress(Exception):
+                env.close()
+
+
+def _picklable(value: Any) -> Any:
+    try:
+        dump(value)
+    except Exception:
+        return None
+    return value
+
+
+def _split(data: bytes, layout: Layout, n: int) -> Arrays:
+    """The arrays of n elements out of their bytes, one after the other."""
+    arrays: Arrays = []
+    offset = 0
+    for leaf in layout.leaves:
+        size = n * int(np.prod(leaf.shape, dtype=np.int64))
+        array = np.frombuffer(data, leaf.dtype, size, offset).reshape((n, *leaf.shape)).copy()
+        offset += array.nbytes
+        arrays.append(array)
+    return arrays

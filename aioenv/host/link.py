@@ -1,0 +1,79 @@
+"""The worker's end of the streams channel: blocking reads and writes of frames on two descriptors."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections import deque
+from collections.abc import Callable, Sequence
+from itertools import islice
+
+from aioenv.wire.frames import Buffer, Decoder, Frame, Header, Kind, encode
+
+__all__ = ["Link"]
+
+# Room for one step's frame of images, so that a reply seldom waits for its reader. Linux caps what an
+# unprivileged process may ask for at 1 MiB (/proc/sys/fs/pipe-max-size).
+PIPE_BYTES = 1 << 20
+_IOV_MAX = 1024  # buffers that one writev takes, on Linux
+
+
+class Link:
+    """Frames over two descriptors."""
+
+    def __init__(
+        self, read_fd: int, write_fd: int, place: Callable[[Header], Sequence[memoryview] | None]
+    ) -> None:
+        self._read_fd = read_fd
+        self._write_fd = write_fd
+        self._decoder = Decoder(place)
+        for fd in (read_fd, write_fd):
+            _enlarge(fd)
+
+    def read(self) -> Frame | None:
+        """The next frame; None once the parent has closed the stream.
+
+        Raises:
+            WireError: if what comes is not a frame.
+        """
+        decoder = self._decoder
+        while True:
+            frame = decoder.next_frame()
+            if frame is not None:
+                return frame
+            count = os.readv(self._read_fd, decoder.buffers())
+            if count == 0:
+                return None
+            decoder.advance(count)
+
+    def write(
+        self, kind: Kind, request: int, generation: int, fixed: Sequence[Buffer] = (), tail: Buffer = b""
+    ) -> None:
+        """Write a frame, however many writes that takes.
+
+        Raises:
+            WireError: if it is too large.
+            OSError: if the parent is gone.
+        """
+        buffers = deque(encode(kind, request, generation, fixed, tail))
+        while buffers:
+            count = os.writev(self._write_fd, list(islice(buffers, _IOV_MAX)))
+            while buffers and count >= len(buffers[0]):
+                count -= len(buffers.popleft())
+            if count:
+                buffers[0] = memoryview(buffers[0])[count:]
+
+
+def _enlarge(fd: int) -> None:
+    """Make the kernel's buffer of a pipe or socket larger: the default of 64 KiB costs a switch for each fill."""
+    with contextlib.suppress(ImportError, OSError, AttributeError):
+        import fcntl
+
+        fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+        return
+    with contextlib.suppress(OSError):
+        import socket  # uvloop gives its subprocesses socketpairs
+
+        with socket.socket(fileno=os.dup(fd)) as sock:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, PIPE_BYTES)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, PIPE_BYTES)

@@ -1,0 +1,129 @@
+"""What a MuJoCo env's images are drawn from: its model and camera, told once, and the state of each step.
+
+This runs in the env's own worker and touches no OpenGL: images are drawn elsewhere.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    import mujoco
+
+__all__ = ["CameraView", "MujocoSource", "find_source", "load_model", "read_state", "write_state"]
+
+
+@dataclass(frozen=True)
+class CameraView:
+    """The view that an env renders from, as Gymnasium's `MujocoRenderer` would set it up.
+
+    Attributes:
+        fixed: a camera of the model by number; -1 for the free camera.
+        settings: attributes of `MjvCamera` for the free camera, by name; arrays as tuples.
+    """
+
+    fixed: int
+    settings: tuple[tuple[str, Any], ...]
+
+
+@dataclass(frozen=True)
+class MujocoSource:
+    """All that a renderer needs to know of one env; equal for equal models and views.
+
+    Attributes:
+        model: the model as the bytes of an MJB file.
+        view: where the env looks from.
+        visual_options: flags of `MjvOption` that differ from the default, as (index, value).
+        max_geom: how many geoms a scene may hold.
+        state_size: how many float64 `read_state` writes.
+    """
+
+    model: bytes
+    view: CameraView
+    visual_options: tuple[tuple[int, bool], ...]
+    max_geom: int
+    state_size: int
+
+
+# mujoco.Renderer's own default; Gymnasium's 1000 is too few for some models, and cuts in silence.
+_MIN_GEOM = 10_000
+
+
+def find_source(env: Any) -> MujocoSource | None:
+    """The source of an env whose innermost env has a MuJoCo `model` and `data`; None for any other env."""
+    mujoco = sys.modules.get("mujoco")
+    base = env.unwrapped
+    model, data = getattr(base, "model", None), getattr(base, "data", None)
+    if mujoco is None or not isinstance(model, mujoco.MjModel) or not isinstance(data, mujoco.MjData):
+        return None
+    buffer = np.empty(mujoco.mj_sizeModel(model), np.uint8)
+    mujoco.mj_saveModel(model, None, buffer)
+    renderer = getattr(base, "mujoco_renderer", None)
+    options = getattr(renderer, "_vopt", None) or {}
+    return MujocoSource(
+        model=buffer.tobytes(),
+        view=_view(model, renderer, mujoco),
+        visual_options=tuple(sorted((int(flag), bool(value)) for flag, value in options.items())),
+        max_geom=max(_MIN_GEOM, int(getattr(renderer, "max_geom", 0) or 0)),
+        state_size=mujoco.mj_stateSize(model, _signature(mujoco)),
+    )
+
+
+def _view(model: mujoco.MjModel, renderer: Any, mujoco: Any) -> CameraView:
+    """Gymnasium's rules: a camera asked for by id or name, else a free one that looks at the median of all geoms.
+
+    Gymnasium takes that median when it draws its first image; here it is that of the model's initial state, so
+    that it does not depend on when an image was first asked for.
+    """
+    fixed = getattr(renderer, "camera_id", None)
+    if fixed is None:
+        fixed = -1
+    if fixed >= 0:
+        return CameraView(int(fixed), ())
+    data = mujoco.MjData(model)
+    mujoco.mj_forward(model, data)
+    settings: dict[str, Any] = {
+        "lookat": tuple(float(np.median(data.geom_xpos[:, i])) for i in range(3)) if model.ngeom else (0.0,) * 3,
+        "distance": float(model.stat.extent),
+    }
+    for key, value in (getattr(renderer, "default_cam_config", None) or {}).items():
+        settings[key] = tuple(np.asarray(value, float).tolist()) if np.ndim(value) else value
+    return CameraView(-1, tuple(sorted(settings.items())))
+
+
+def _signature(mujoco: Any) -> int:
+    """Which parts of the state an image depends on: physics, and mocap bodies, which physics does not move."""
+    state = mujoco.mjtState
+    return int(state.mjSTATE_FULLPHYSICS) | int(state.mjSTATE_MOCAP_POS) | int(state.mjSTATE_MOCAP_QUAT)
+
+
+_cached_signature: int | None = None
+
+
+def read_state(model: mujoco.MjModel, data: mujoco.MjData, row: npt.NDArray[np.float64]) -> None:
+    """Write the state that images depend on into `row`, float64 of shape `(state_size,)`."""
+    global _cached_signature
+    import mujoco
+
+    if _cached_signature is None:
+        _cached_signature = _signature(mujoco)
+    mujoco.mj_getState(model, data, row, _cached_signature)
+
+
+def write_state(model: mujoco.MjModel, data: mujoco.MjData, row: npt.NDArray[np.float64]) -> None:
+    """The reverse of `read_state`; derived quantities are not recomputed."""
+    import mujoco
+
+    mujoco.mj_setState(model, data, row, _signature(mujoco))
+
+
+def load_model(source: MujocoSource) -> mujoco.MjModel:
+    """The model of a source, a new one each time."""
+    import mujoco
+
+    return mujoco.MjModel.from_binary_path("model.mjb", {"model.mjb": source.model})

@@ -1,0 +1,114 @@
+"""The worker: a blocking loop around one service. Read a request, serve it, reply, do what could wait."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import pickle
+import signal
+import sys
+import traceback
+from collections.abc import Sequence
+
+from aioenv.errors import WireError
+from aioenv.host.link import Link
+from aioenv.host.registry import restore_registry
+from aioenv.host.service import Reply, Service
+from aioenv.wire.frames import Frame, Header, Kind
+from aioenv.wire.messages import Call, Failure, Start, dump, load
+
+__all__ = ["describe_failure", "run"]
+
+
+def describe_failure(exc: BaseException, row: int | None = None) -> Failure:
+    """An exception in a form that always travels, with the exception itself if it can be pickled."""
+    try:
+        pickled: bytes | None = pickle.dumps(exc)
+        pickle.loads(pickled)  # type: ignore[arg-type]  # some pickle, but don't come back
+    except Exception:
+        pickled = None
+    text = "".join(traceback.format_exception(exc))
+    try:
+        message = str(exc)
+    except Exception:
+        message = "(its __str__ raised)"
+    return Failure(row, type(exc).__qualname__, message, text, pickled)
+
+
+class _Loop:
+    """One service and its link to the parent."""
+
+    def __init__(self, read_fd: int, write_fd: int) -> None:
+        self._service: Service | None = None
+        self._link = Link(read_fd, write_fd, self._place)
+
+    def _place(self, header: Header) -> Sequence[memoryview] | None:
+        return self._service.place(header) if self._service else None
+
+    def run(self) -> None:
+        try:
+            while (frame := self._link.read()) is not None:
+                if not self._serve(frame):
+                    return
+        finally:
+            if self._service is not None:
+                self._service.close()
+
+    def _serve(self, frame: Frame) -> bool:
+        """Answer one request; False after the last one."""
+        kind, request, generation = frame.kind, frame.request, frame.generation
+        link = self._link
+        try:
+            if kind is Kind.START:
+                link.write(Kind.READY, request, generation, (), self._start(frame))
+                return True
+            if kind is Kind.CLOSE:
+                if self._service is not None:
+                    service, self._service = self._service, None
+                    service.close()
+                link.write(Kind.RESULT, request, generation)
+                return False
+            if self._service is None:
+                raise WireError(f"a {kind.name} came before START")
+            reply = self._call(frame) if kind is Kind.CALL else self._service.handle(frame)
+        except Exception as exc:
+            failure = exc.failure if isinstance(exc, StartFailed) else describe_failure(exc)
+            link.write(Kind.FAILURE, request, generation, (), dump(failure))
+            return kind is not Kind.START
+        link.write(Kind.RESULT, request, generation, reply.fixed, reply.tail)
+        late = self._service.afterwards()
+        if late is not None:
+            link.write(Kind.IMAGES, request, generation, late.fixed, late.tail)
+        return True
+
+    def _start(self, frame: Frame) -> bytes:
+        start: Start = load(frame.tail)
+        sys.path[:] = start.sys_path
+        restore_registry(start.registry)
+        for name in start.preload:
+            importlib.import_module(name)
+        self._service = load(start.service)()
+        return dump(self._service.describe())
+
+    def _call(self, frame: Frame) -> Reply:
+        call: Call = load(frame.tail)
+        if call.method.startswith("_"):
+            raise AttributeError(f"{call.method!r} is private to the service")
+        return Reply((), dump(getattr(self._service, call.method)(*call.args, **call.kwargs)))
+
+
+class StartFailed(Exception):
+    """A service could not be made, and knows more about it than the exception tells (which row, say)."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.message)
+        self.failure = failure
+
+
+def run(read_fd: int, write_fd: int) -> None:
+    """Serve until the parent says CLOSE or closes the stream, then exit."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
+    try:
+        _Loop(read_fd, write_fd).run()
+    except BrokenPipeError:
+        os._exit(1)  # the parent is gone: nobody is left to tell

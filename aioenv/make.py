@@ -1,0 +1,132 @@
+"""`make_vec` and `run`: the shortest way to a vector env, and to a loop to run it on."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import gymnasium
+from gymnasium import Env, Space
+from gymnasium.envs.registration import EnvSpec
+from gymnasium.vector import AutoresetMode
+
+from aioenv.vector_env import AsyncVectorEnv
+
+if TYPE_CHECKING:
+    from aioenv.rendering.config import RenderConfig
+
+__all__ = ["env_factory", "make_vec", "new_event_loop", "run"]
+
+T = TypeVar("T")
+
+
+def make_vec(
+    env: str | EnvSpec | Callable[..., Env[Any, Any]],
+    num_envs: int = 1,
+    *,
+    num_workers: int | None = None,
+    start: str | None = None,
+    wrappers: Sequence[Callable[[Env[Any, Any]], Env[Any, Any]]] = (),
+    preload: Iterable[str] = (),
+    copy: bool = True,
+    observation_mode: str | tuple[Space[Any], Space[Any]] = "same",
+    autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
+    timeout_s: float | None = None,
+    start_timeout_s: float = 60.0,
+    log_prefix: str | None = None,
+    worker_env: Mapping[str, str] | None = None,
+    render: RenderConfig | None = None,
+    **env_kwargs: Any,
+) -> AsyncVectorEnv:
+    """Make a vector env of copies of one env.
+
+    Args:
+        env: an id of Gymnasium's registry, an `EnvSpec`, or a function that makes an env.
+        num_envs: how many copies.
+        wrappers: applied to each env in the worker, the first one innermost.
+        **env_kwargs: passed to `gymnasium.make`, or to the function. With `render` given, an id or a spec gets
+            `render_mode="rgb_array"` unless you say otherwise.
+
+    The other arguments are those of `AsyncVectorEnv`.
+
+    Returns:
+        A vector env that is not started yet: `async with` it, or await it.
+
+    Raises:
+        ValueError: if `num_envs` is not positive, or an argument is none of the values it may have.
+        gymnasium.error.Error: if the id is malformed or not registered.
+    """
+    factory = env_factory(env, num_envs, wrappers, render is not None, env_kwargs)
+    return AsyncVectorEnv(
+        [factory] * num_envs,
+        num_workers=num_workers,
+        start=start,
+        preload=preload,
+        copy=copy,
+        observation_mode=observation_mode,
+        autoreset_mode=autoreset_mode,
+        timeout_s=timeout_s,
+        start_timeout_s=start_timeout_s,
+        log_prefix=log_prefix,
+        worker_env=worker_env,
+        render=render,
+    )
+
+
+def env_factory(
+    env: str | EnvSpec | Callable[..., Env[Any, Any]],
+    num_envs: int,
+    wrappers: Sequence[Callable[[Env[Any, Any]], Env[Any, Any]]],
+    images: bool,
+    env_kwargs: dict[str, Any],
+) -> Callable[[], Env[Any, Any]]:
+    """The factory of one env of `make_vec`, its arguments checked."""
+    if isinstance(num_envs, bool) or not isinstance(num_envs, int) or num_envs < 1:
+        raise ValueError(f"num_envs: expected a positive int, got {num_envs!r}")
+    if isinstance(env, str):
+        if ":" not in env:  # "module:id" is imported in the worker
+            gymnasium.spec(env)
+    elif not isinstance(env, EnvSpec) and not callable(env):
+        raise TypeError(f"env: expected an id, an EnvSpec or a function that makes an env, got {env!r}")
+    if images and isinstance(env, (str, EnvSpec)):
+        env_kwargs = {"render_mode": "rgb_array", **env_kwargs}
+    return partial(_make, env, tuple(wrappers), env_kwargs)
+
+
+def _make(env: Any, wrappers: tuple[Any, ...], kwargs: dict[str, Any]) -> Env[Any, Any]:
+    made: Env[Any, Any] = (
+        gymnasium.make(env, **kwargs) if isinstance(env, (str, EnvSpec)) else env(**kwargs)
+    )
+    for wrapper in wrappers:
+        made = wrapper(made)
+    return made
+
+
+def new_event_loop() -> asyncio.AbstractEventLoop:
+    """A new loop of the kind that steps fastest here: uvloop's where there is one, else asyncio's."""
+    if sys.platform != "win32":
+        try:
+            import uvloop
+        except ImportError:
+            pass
+        else:
+            loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+            return loop
+    return asyncio.new_event_loop()
+
+
+def run(coro: Coroutine[Any, Any, T], *, debug: bool | None = None) -> T:
+    """Run a coroutine to its end on a new event loop, as `asyncio.run` does, on the faster loop.
+
+    Args:
+        coro: the coroutine.
+        debug: asyncio's debug mode; None leaves it to `PYTHONASYNCIODEBUG`.
+
+    Returns:
+        What the coroutine returns.
+    """
+    with asyncio.Runner(debug=debug, loop_factory=new_event_loop) as runner:
+        return runner.run(coro)

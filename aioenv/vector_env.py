@@ -1,0 +1,572 @@
+"""`AsyncVectorEnv`: many Gymnasium envs in worker processes, stepped with `await`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Generator, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+import numpy as np
+from gymnasium import Env, Space
+from gymnasium.vector import AutoresetMode
+
+
+from aioenv.batching.autoreset import parse_mode
+from aioenv.engine import calls
+from aioenv.engine.fleet import Fleet, FleetConfig
+from aioenv.engine.images import Images, stack_images
+from aioenv.engine.results import Ready, ResetResult, StepResult
+from aioenv.engine.schedule import Schedule
+from aioenv.engine.seeds import split_reset_options, spread_seeds
+from aioenv.errors import ClosedError, LoopError, RenderError
+from aioenv.wire.messages import dump_code
+from aioenv.workers.launch import check_start, usable_cpus
+
+if TYPE_CHECKING:
+    from aioenv.rendering.config import RenderConfig
+    from aioenv.rendering.pool import RenderPool
+
+__all__ = ["AsyncVectorEnv", "WorkerInfo"]
+
+# How long workers may take to close their envs before they are told by signals, in seconds.
+CLOSE_GRACE_S = 1.0
+
+
+class WorkerInfo(NamedTuple):
+    """What is known of one worker process."""
+
+    pid: int | None
+    state: str
+    slots: tuple[int, ...]
+
+
+class AsyncVectorEnv:
+    """Many envs, stepped at once in worker processes; every call that waits is awaited.
+
+    Nothing is started by the constructor. Use it as an async context manager, or await it and close it::
+
+        async with AsyncVectorEnv([make_env] * 64) as envs:
+            obs, info = await envs.reset(seed=0)
+            obs, reward, terminated, truncated, info = await envs.step(actions)
+
+        envs = await AsyncVectorEnv([make_env] * 8)
+        ...
+        await envs.close()
+
+    It belongs to the event loop that it was started on. No env is built in this process: spaces come from the
+    workers. Factories travel by value, so lambdas, closures and classes of `__main__` or of a notebook work, and no
+    `if __name__ == "__main__"` guard is needed.
+
+    Args:
+        env_fns: a factory for each slot. Slots are numbered by their place in it.
+        num_workers: how many processes; slots are spread over them evenly. Default: as many as this process may
+            use CPUs, at most one a slot.
+        start: how processes are started: "spawn", or None for the best that there is.
+        preload: names of modules that a worker imports before it unpickles a factory.
+        copy: whether results are arrays of your own; with False they are views into two batches used in turn,
+            valid until the second next step.
+        observation_mode: "same" (all observation spaces are equal), "different" (bounds may differ), or a tuple
+            `(batched space, single space)`, as in Gymnasium.
+        autoreset_mode: an `AutoresetMode` of Gymnasium, or its value.
+        timeout_s: how long `reset`, `step` and `recv` may wait for replies, in seconds; None for ever.
+        start_timeout_s: how long a worker may take to come up, in seconds.
+        log_prefix: goes before each line that envs print. What they print becomes log records of the logger
+            "aioenv.workers".
+        worker_env: environment variables for the workers, over those of this process and over the limit of one
+            thread for each numeric library.
+        render: draw images of every returned state while the next steps run; None draws nothing by itself.
+
+    Attributes:
+        num_envs: how many slots there are.
+        closed: whether `close` has been called.
+
+    Raises:
+        ValueError: if `env_fns` is empty, or an argument is none of the values it may have.
+        TypeError: if an element of `env_fns` is not callable, or can't be pickled.
+    """
+
+    def __init__(
+        self,
+        env_fns: Iterable[Callable[[], Env[Any, Any]]],
+        *,
+        num_workers: int | None = None,
+        start: str | None = None,
+        preload: Iterable[str] = (),
+        copy: bool = True,
+        observation_mode: str | tuple[Space[Any], Space[Any]] = "same",
+        autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
+        timeout_s: float | None = None,
+        start_timeout_s: float = 60.0,
+        log_prefix: str | None = None,
+        worker_env: Mapping[str, str] | None = None,
+        render: RenderConfig | None = None,
+    ) -> None:
+        factories = _pickle_factories(env_fns)
+        self.num_envs = len(factories)
+        self.closed = False
+        self.copy = copy
+        self.autoreset_mode = parse_mode(autoreset_mode)
+        check_start(start)
+        _check_observation_mode(observation_mode)
+        self._render_config = render
+        self._timeout_s = _positive("timeout_s", timeout_s) if timeout_s is not None else None
+        self._log_prefix = log_prefix
+        self._start_timeout_s = _positive("start_timeout_s", start_timeout_s)
+        self._config = FleetConfig(
+            factories=factories,
+            num_workers=_check_num_workers(num_workers, self.num_envs),
+            preload=tuple(preload),
+            observation_mode=observation_mode,
+            autoreset_mode=self.autoreset_mode,
+            start_timeout_s=self._start_timeout_s,
+            log_prefix=log_prefix,
+            worker_env=dict(worker_env) if worker_env else None,
+            find_sources=render is not None,
+        )
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._starting: asyncio.Task[None] | None = None
+        self._closing: asyncio.Task[None] | None = None
+        self._fleet: Fleet | None = None
+        self._schedule: Schedule | None = None
+        self._images: Images | None = None
+        self._pool: RenderPool | None = None
+
+    # ------------------------------------------------------------ life
+
+    def __await__(self) -> Generator[Any, None, Self]:
+        return self._ensure_started().__await__()
+
+    async def __aenter__(self) -> Self:
+        return await self._ensure_started()
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.close()
+
+    async def _ensure_started(self) -> Self:
+        """Start the workers, once.
+
+        If this is cancelled, the workers are ended.
+
+        Raises:
+            WorkerStartError: if an env could not be made; it carries the worker's traceback.
+            SpaceMismatchError: if the envs' spaces can't be batched.
+            RenderError: if images were asked for and can't be drawn.
+        """
+        self._check_open()
+        loop = asyncio.get_running_loop()
+        if self._loop is None:
+            self._loop = loop
+            self._starting = loop.create_task(self._start())
+        self._check_loop()
+        assert self._starting is not None
+        try:
+            await asyncio.shield(self._starting)
+        except asyncio.CancelledError:
+            self._starting.cancel()
+            await asyncio.wait([self._starting])
+            await self.close()
+            raise
+        except BaseException:
+            self.closed = True
+            raise
+        return self
+
+    async def _start(self) -> None:
+        fleet = Fleet(self._config)
+        await fleet.start()
+        self._fleet = fleet
+        try:
+            state_size, late = 0, False
+            if self._render_config is not None:
+                state_size, late = await self._start_images(fleet, self._render_config)
+            await fleet.configure(state_size, late)
+        except BaseException:
+            await self._end_processes()
+            raise
+        self._schedule = Schedule(
+            fleet,
+            self._images,
+            state_size=state_size,
+            copy=self.copy,
+            must_reset=self.autoreset_mode is AutoresetMode.DISABLED,
+            timeout_s=self._timeout_s,
+        )
+
+    async def _start_images(self, fleet: Fleet, config: RenderConfig) -> tuple[int, bool]:
+        """Find out who can draw: a pool, if every env is a MuJoCo env, else the workers themselves."""
+        sources = [source for source in fleet.sources if source is not None]
+        if len(sources) < self.num_envs:
+            if fleet.render_mode != "rgb_array":
+                raise RenderError(
+                    "render: these envs are not MuJoCo envs, so they draw themselves, which takes "
+                    f'render_mode="rgb_array"; got render_mode={fleet.render_mode!r}'
+                )
+            self._images = Images(self.num_envs, None)
+            return 0, True
+        from aioenv.rendering.pool import RenderPool
+
+        distinct = list(dict.fromkeys(sources))
+        self._pool = RenderPool(
+            distinct,
+            [distinct.index(source) for source in sources],
+            config,
+            num_envs=self.num_envs,
+            log_prefix=self._log_prefix,
+            start_timeout_s=self._start_timeout_s,
+        )
+        await self._pool.start()
+        self._images = Images(self.num_envs, self._pool)
+        return max(source.state_size for source in distinct), False
+
+    async def close(self) -> None:
+        """End the workers: each may close its envs for a second, then gets SIGTERM, a second later SIGKILL.
+
+        Idempotent. If this is cancelled, the workers are killed at once.
+        """
+        self.closed = True
+        if self._loop is None:
+            return
+        self._check_loop()
+        if self._closing is None:
+            self._closing = self._loop.create_task(self._close())
+        try:
+            await asyncio.shield(self._closing)
+        except asyncio.CancelledError:
+            self._abandon()
+            raise
+
+    async def _close(self) -> None:
+        if self._starting is not None and not self._starting.done():
+            self._starting.cancel()
+            await asyncio.wait([self._starting])
+        if self._schedule is not None:
+            self._schedule.close()
+        if self._images is not None:
+            self._images.fail_all(ClosedError("the vector env was closed"))
+        await self._end_processes()
+
+    async def _end_processes(self) -> None:
+        ends = [self._fleet.close(CLOSE_GRACE_S)] if self._fleet is not None else []
+        if self._pool is not None:
+            ends.append(self._pool.close())
+        await asyncio.gather(*ends)
+
+    def _abandon(self) -> None:
+        """Kill every process without waiting."""
+        for member in self._fleet.members if self._fleet is not None else ():
+            member.worker.abandon()
+        if self._pool is not None:
+            self._pool.abandon()
+
+    def __del__(self) -> None:
+        if not getattr(self, "closed", True) and self._loop is not None:
+            import warnings
+
+            self._abandon()
+            warnings.warn(f"unclosed {self!r}; its workers were killed", ResourceWarning, source=self, stacklevel=2)
+
+    def __repr__(self) -> str:
+        state = "closed" if self.closed else "running" if self._schedule is not None else "not started"
+        return f"<{type(self).__name__} num_envs={self.num_envs} {state}>"
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise ClosedError(f"Trying to operate on `{type(self).__name__}`, after a call to `close()`.")
+
+    def _check_loop(self) -> None:
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:
+            raise LoopError(f"this vector env belongs to the event loop {self._loop}, it was used from {loop}")
+
+    @property
+    def _running(self) -> Schedule:
+        """The schedule, if this is started, open, and on its own loop."""
+        schedule = self._schedule
+        if schedule is None or self.closed:
+            self._check_open()
+            self._not_started()
+        elif asyncio.get_running_loop() is not self._loop:
+            self._check_loop()
+        assert schedule is not None
+        return schedule
+
+    def _not_started(self) -> None:
+        raise RuntimeError(
+            f"{self!r}: start it first, with `async with envs:` or `await envs`; spaces come from the workers"
+        )
+
+    @property
+    def _started(self) -> Fleet:
+        if self._fleet is None or self._schedule is None:
+            self._not_started()
+        assert self._fleet is not None
+        return self._fleet
+
+    # ------------------------------------------------------------ attributes
+
+    @property
+    def single_observation_space(self) -> Space[Any]:
+        """The observation space of one slot."""
+        return self._started.single_observation_space
+
+    @property
+    def observation_space(self) -> Space[Any]:
+        """The space of a batch of observations."""
+        return self._started.observation_space
+
+    @property
+    def single_action_space(self) -> Space[Any]:
+        """The action space of one slot."""
+        return self._started.single_action_space
+
+    @property
+    def action_space(self) -> Space[Any]:
+        """The space of a batch of actions."""
+        return self._started.action_space
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """The metadata of the first env, and `autoreset_mode`."""
+        return self._started.metadata
+
+    @property
+    def spec(self) -> Any:
+        """The `EnvSpec` of the first env, if it has one."""
+        return self._started.spec
+
+    @property
+    def render_mode(self) -> str | None:
+        """The render mode of the first env."""
+        return self._started.render_mode
+
+    @property
+    def workers(self) -> tuple[WorkerInfo, ...]:
+        """The worker processes: pid, state ("running", "dead", …) and slots."""
+        members = self._fleet.members if self._fleet is not None else []
+        return tuple(WorkerInfo(m.worker.pid, m.worker.state.value, m.worker.slots) for m in members)
+
+    # ------------------------------------------------------------ whole batches
+
+    async def reset(
+        self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> ResetResult:
+        """Begin an episode in every slot, or in those that `options["reset_mask"]` names.
+
+        If this is cancelled, or times out, the envs do reset all the same; `recv` takes the result.
+
+        Args:
+            seed: an int seeds slot i with `seed + i`; a list gives each slot its own (None: no seed).
+            options: passed to each env's `reset`, but for "reset_mask", a bool array of shape `(num_envs,)`:
+                slots where it is False go on as they are and keep their last observation.
+
+        Raises:
+            PendingCallError: if a slot has a request in flight. Nothing was sent.
+            EnvError: if an env raised; `error.partial` has what the others returned.
+            WorkerDied: if a worker ended.
+            StepTimeout: if `timeout_s` passed.
+        """
+        schedule = self._running
+        mask, rest = split_reset_options(options, self.num_envs)
+        seeds = spread_seeds(seed, np.arange(self.num_envs), self.num_envs)
+        return await schedule.reset(seeds, mask, rest)
+
+    async def step(self, actions: Any) -> StepResult:
+        """Step every slot.
+
+        If this is cancelled before anything was sent, nothing happened. After that the envs do step, and the result
+        waits: `recv` takes it; a later `step` or `reset` first waits for it and then drops it, with a warning if
+        an episode ended in it.
+
+        Args:
+            actions: a batch of `action_space`: for most spaces an array of shape `(num_envs, *shape)`. It is
+                cast to the space's dtype, and must not be changed until this returns.
+
+        Returns:
+            `(obs, reward, terminated, truncated, info)`: observations as a batch of `observation_space`, reward
+            float64 and flags bool of shape `(num_envs,)`, infos as arrays by key.
+
+        Raises:
+            ActionError: if the actions don't fit the action space. Nothing was sent.
+            PendingCallError: if a slot has a request in flight. Nothing was sent.
+            ResetNeededError: if a slot's episode is over and autoreset is disabled. Nothing was sent.
+            EnvError: if an env raised; `error.partial` has what the others returned. The slot must be reset.
+            WorkerDied: if a worker ended.
+            StepTimeout: if `timeout_s` passed.
+        """
+        return await self._running.step(actions)
+
+    async def render(self) -> Any:
+        """Images of the states that `reset` and `step` (or `recv`) returned last.
+
+        With `render=` given to the constructor they are already on their way, drawn from the very state that was
+        returned, and a step may be in flight meanwhile. Without, this is `call("render")`.
+
+        If this is cancelled, the images are drawn all the same.
+
+        Returns:
+            uint8 of shape `(num_envs, height, width, 3)`, row by row from the top; a tuple where the images of
+            the envs differ in shape. The same array again if nothing was returned in between.
+
+        Raises:
+            RenderError: if there is no state yet, or an image could not be drawn.
+        """
+        schedule = self._running
+        if self._images is not None:
+            return await self._images.render()
+        return stack_images(await calls.call_envs(self._started, schedule.table, None, "render", (), {}))
+
+    # ------------------------------------------------------------ some slots, whoever is first
+
+    def send(self, actions: Any, slots: Iterable[int] | None = None) -> None:
+        """Send actions to some slots; never blocks, and returns nothing: `recv` or `ready` give the results.
+
+        Args:
+            actions: a batch of actions, one for each of `slots` in that order.
+            slots: slot numbers, None for all.
+
+        Raises:
+            ActionError, PendingCallError, ResetNeededError, EnvError, WorkerDied: as for `step`. Nothing was sent.
+        """
+        self._running.send(actions, slots)
+
+    def send_reset(
+        self,
+        slots: Iterable[int] | None = None,
+        *,
+        seed: int | Sequence[int | None] | None = None,
+        options: dict[str, Any] | None = None,
+    ) -> None:
+        """Begin episodes in some slots; never blocks: `recv` or `ready` give the first observations.
+
+        Args:
+            slots: slot numbers, None for all.
+            seed: an int seeds slot i with `seed + i`; a list gives each of `slots` its own.
+            options: passed to each env's `reset`.
+
+        Raises:
+            PendingCallError: if one of the slots has a request in flight. Nothing was sent.
+        """
+        schedule = self._running
+        schedule.send_reset(slots, lambda numbers: spread_seeds(seed, numbers, self.num_envs), options)
+
+    async def recv(
+        self, min_slots: int = 1, max_slots: int | None = None, *, deadline_s: float | None = None
+    ) -> Ready:
+        """Take the results of `min_slots` slots or more, as soon as so many are in.
+
+        If this is cancelled, nothing is taken and nothing is lost.
+
+        Args:
+            min_slots: how many to wait for; at most what is in flight.
+            max_slots: how many to take at most; None for all that are in.
+            deadline_s: after this many seconds, take what is in, be it nothing.
+
+        Raises:
+            NoAsyncCallError: if nothing is in flight and nothing is ready.
+            EnvError: if an env raised; `error.partial` has the other slots' results.
+            WorkerDied: likewise, if a worker ended.
+            StepTimeout: if `timeout_s` passed.
+        """
+        if min_slots < 1 or (max_slots is not None and max_slots < 1):
+            raise ValueError(f"recv: expected min_slots and max_slots ≥ 1, got {min_slots} and {max_slots}")
+        return await self._running.recv(min_slots, max_slots, deadline_s)
+
+    async def ready(
+        self, min_slots: int = 1, max_slots: int | None = None, *, deadline_s: float | None = None
+    ) -> AsyncIterator[Ready]:
+        """Iterate over results as they come, until nothing is in flight any more; arguments as for `recv`."""
+        while self._running.outstanding:
+            yield await self.recv(min_slots, max_slots, deadline_s=deadline_s)
+
+    # ------------------------------------------------------------ calls
+
+    async def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """Call a method of every env (or read an attribute), through its wrappers.
+
+        If this is cancelled, the envs run it all the same; the results are dropped.
+
+        Returns:
+            One result a slot.
+
+        Raises:
+            PendingCallError: if a slot has a request in flight. Nothing was sent.
+            EnvError: if an env raised; `error.partial` has the others' results.
+            WorkerDied: if a worker ended.
+        """
+        schedule = self._running
+        return await calls.call_envs(self._started, schedule.table, None, name, args, kwargs)
+
+    async def call_at(self, slot: int, name: str, *args: Any, **kwargs: Any) -> Any:
+        """Call a method of one slot's env (or read an attribute); otherwise as `call`."""
+        schedule = self._running
+        return (await calls.call_envs(self._started, schedule.table, [slot], name, args, kwargs))[0]
+
+    async def get_attr(self, name: str) -> tuple[Any, ...]:
+        """Read an attribute of every env; otherwise as `call`."""
+        return await self.call(name)
+
+    async def set_attr(self, name: str, values: Any) -> None:
+        """Set an attribute of every env: to its element of a list or tuple, else all to the same value.
+
+        Raises:
+            ValueError: if a list has another length than there are slots.
+            PendingCallError, EnvError, WorkerDied: as for `call`.
+        """
+        schedule = self._running
+        if not isinstance(values, (list, tuple)):
+            values = [values] * self.num_envs
+        if len(values) != self.num_envs:
+            raise ValueError(
+                "Values must be a list or tuple with length equal to the number of environments. "
+                f"Got `{len(values)}` values for {self.num_envs} environments."
+            )
+        await calls.set_attr(self._started, schedule.table, name, values)
+
+
+def _pickle_factories(env_fns: Iterable[Callable[[], Env[Any, Any]]]) -> list[bytes]:
+    """Every factory as bytes; the same function is pickled once."""
+    functions = list(env_fns)
+    if not functions:
+        raise ValueError("env_fns: expected at least one factory, got none")
+    known: dict[int, bytes] = {}
+    for index, function in enumerate(functions):
+        if not callable(function):
+            raise TypeError(
+                f"env_fns[{index}]: expected a function that makes an env, got {type(function).__name__}; pass "
+                "`lambda: gym.make(...)`, not the env itself, which would have to be built in this process"
+            )
+        if id(function) not in known:
+            try:
+                known[id(function)] = dump_code(function)
+            except Exception as exc:
+                raise TypeError(
+                    f"env_fns[{index}] can't be sent to a worker, something that it refers to does not pickle: {exc}"
+                ) from exc
+    return [known[id(function)] for function in functions]
+
+
+def _check_num_workers(num_workers: int | None, num_envs: int) -> int:
+    if num_workers is None:
+        return min(num_envs, usable_cpus())
+    if isinstance(num_workers, bool) or not isinstance(num_workers, (int, np.integer)) or num_workers < 1:
+        raise ValueError(f"num_workers: expected a positive int or None, got {num_workers!r}")
+    return min(int(num_workers), num_envs)
+
+
+def _check_observation_mode(mode: Any) -> None:
+    if isinstance(mode, tuple) and len(mode) == 2:
+        if not all(isinstance(space, Space) for space in mode):
+            raise TypeError(
+                f"Expected both elements of observation_mode to be Spaces, got {type(mode[0])} and {type(mode[1])}"
+            )
+    elif mode not in ("same", "different"):
+        raise ValueError(
+            "Invalid `observation_mode`, expected: 'same' or 'different' or tuple of single and batch observation "
+            f"space, actual got {mode}"
+        )
+
+
+def _positive(name: str, value: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+        raise ValueError(f"{name}: expected a positive number of seconds, got {value!r}")
+    return float(value)
