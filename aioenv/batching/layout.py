@@ -60,7 +60,10 @@ _Node: TypeAlias = "_ArrayNode | _ObjectNode | _DictNode | _TupleNode"
 
 def byte_view(array: np.ndarray[Any, Any]) -> memoryview:
     """The memory of a C-contiguous array as bytes, without a copy; fit for `wire.encode` and `place`."""
-    return memoryview(array.reshape(-1).view(np.uint8))
+    try:
+        return memoryview(array).cast("B")
+    except (TypeError, ValueError):  # an empty array, or a dtype that `memoryview` has no code for
+        return memoryview(array.reshape(-1).view(np.uint8))
 
 
 class Layout:
@@ -213,7 +216,7 @@ def _array_writer(array: np.ndarray[Any, Any], leaf: Leaf) -> Callable[[int, Any
     def write(row: int, value: Any) -> None:
         if type(value) is not ndarray:
             value = np.asarray(value)
-        if value.dtype != dtype and not np.can_cast(value.dtype, dtype, "same_kind"):
+        if value.dtype is not dtype and not np.can_cast(value.dtype, dtype, "same_kind"):
             raise TypeError(f"observation{path}: expected dtype {dtype}, got {value.dtype}")
         # numpy would broadcast a wrong shape in silence
         if value.shape != shape:

@@ -30,19 +30,20 @@ class Batch:
 
     def __init__(self, layout: Layout, n: int, state_size: int) -> None:
         self.obs = layout.empty(n)
-        self.reward: npt.NDArray[np.float64] = np.zeros(n)
-        self.terminated: npt.NDArray[np.bool_] = np.zeros(n, np.bool_)
-        self.truncated: npt.NDArray[np.bool_] = np.zeros(n, np.bool_)
+        self.reward: npt.NDArray[np.float64] = np.empty(n)
+        self.terminated: npt.NDArray[np.bool_] = np.empty(n, np.bool_)
+        self.truncated: npt.NDArray[np.bool_] = np.empty(n, np.bool_)
         self.state: npt.NDArray[np.float64] = np.empty((n, state_size))
+        flags = [self.reward, self.terminated, self.truncated]
         state = [self.state] if state_size else []
         # one view of bytes for each array, and how many bytes a row is: a worker's share is a slice
-        self._obs_views = [(byte_view(a), a.nbytes // n) for a in self.obs]
-        self._state_views = [(byte_view(a), a.nbytes // n) for a in state]
-        self._flag_views = [(byte_view(self.reward), 8), (byte_view(self.terminated), 1), (byte_view(self.truncated), 1)]
+        self._reset_views = [(byte_view(array), array.nbytes // n) for array in (*self.obs, *state)]
+        obs, rest = self._reset_views[: len(self.obs)], self._reset_views[len(self.obs) :]
+        self._step_views = [*obs, *((byte_view(array), array.itemsize) for array in flags), *rest]
 
     def rows(self, start: int, stop: int, *, stepped: bool) -> list[memoryview]:
         """The memory that the reply for rows start to stop is read into, in the order of the wire."""
-        views = [*self._obs_views, *self._flag_views, *self._state_views] if stepped else [*self._obs_views, *self._state_views]
+        views = self._step_views if stepped else self._reset_views
         return [view[start * size : stop * size] for view, size in views]
 
     def clear(self, start: int, stop: int) -> None:

@@ -66,6 +66,7 @@ class Schedule:
         self.closing = False
         self._all_slots = np.arange(self._num_envs)
         self._part_slots = [self._all_slots[m.start : m.stop] for m in fleet.members]
+        self._must_reset = must_reset
         self.table = SlotTable(self._num_envs, must_reset=must_reset)
         for member in fleet.members:
             member.worker.on_death = self._on_death
@@ -175,7 +176,7 @@ class Schedule:
     def _settle(self, exchange: Exchange) -> None:
         """All replies are in and about to be handed out: the slots are free again, or failed."""
         self.table.move(slice(None), SlotState.IDLE)
-        if exchange.stepped:
+        if exchange.stepped and self._must_reset:
             self.table.note_ends(slice(None), exchange.batch.terminated | exchange.batch.truncated)
         for error in exchange.errors:
             self.table.fail(error)

@@ -66,7 +66,7 @@ class SlotTable:
             ResetNeededError: if one's episode is over, nothing resets it by itself, and this is not a reset.
         """
         states = self._states[slots]
-        if states.any():
+        if states.tobytes().strip(b"\0"):  # any but IDLE; a third of the time of `states.any()`
             self._refuse(slots, states, name, reset)
         if self._must_reset and not reset and self._ended[slots].any():
             over = self._number(slots)[self._ended[slots]].tolist()

@@ -13,7 +13,7 @@ import numpy as np
 from gymnasium import Env, Space
 from gymnasium.vector import AutoresetMode
 
-from aioenv.batching.autoreset import Outcome, Stepper, stepper
+from aioenv.batching.autoreset import Stepper, stepper
 from aioenv.batching.infos import Gatherer
 from aioenv.batching.layout import Arrays, Layout, byte_view
 from aioenv.host.mujoco_source import MujocoSource, find_source, read_state
@@ -57,6 +57,7 @@ class EnvService:
                 raise StartFailed(describe_failure(exc, row)) from exc
         self._bases: list[Any] = [env.unwrapped for env in self._envs]
         self._steppers: list[Stepper] = [stepper(env, mode) for env in self._envs]
+        self._steps = [each.step for each in self._steppers]
         self._gatherer = Gatherer()
         self._draws_late = False
         self._late: list[int] | None = None
@@ -135,17 +136,17 @@ class EnvService:
         actions = self._actions.rows(arrays, request.objects or ())
         infos: list[tuple[int, dict[str, Any]]] = []
         failures: list[Failure] = []
-        rewards, terminated, truncated = [], [], []
-        steppers, write = self._steppers, self._write
+        rewards: list[Any] = []
+        terminated: list[Any] = []
+        truncated: list[Any] = []
+        steps, write = self._steps, self._write
         for row, action in zip(rows, actions, strict=True):
             try:
-                outcome: Outcome = steppers[row].step(action)
-                obs, reward, ends, cut, info, final = outcome
+                obs, reward, ends, cut, info, final = steps[row](action)
                 write(row, obs)
-                reward, ends, cut = float(reward), bool(ends), bool(cut)
             except Exception as exc:
                 failures.append(describe_failure(exc, row))
-                reward, ends, cut, info, final = 0.0, False, False, {}, None
+                reward, ends, cut, info, final = 0.0, False, False, None, None
             rewards.append(reward)
             terminated.append(ends)
             truncated.append(cut)
@@ -153,15 +154,16 @@ class EnvService:
                 infos.append((row, final))
             if info:
                 infos.append((row, info))
-        if request.rows is None:
-            self._reward[:] = rewards
-            self._terminated[:] = terminated
-            self._truncated[:] = truncated
-        else:
-            index = list(rows)
-            self._reward[index] = rewards
-            self._terminated[index] = terminated
-            self._truncated[index] = truncated
+        index: Any = slice(None) if request.rows is None else list(rows)
+        for name, array, values in (
+            ("reward", self._reward, rewards),
+            ("terminated", self._terminated, terminated),
+            ("truncated", self._truncated, truncated),
+        ):
+            try:
+                array[index] = values
+            except (TypeError, ValueError):
+                failures += _store_one_by_one(name, array, rows, values)
         return self._reply(rows, request.rows is None, True, infos, failures)
 
     def _reset(self, request: ResetRequest) -> Reply:
@@ -282,6 +284,21 @@ class EnvService:
         for env in envs:
             with contextlib.suppress(Exception):
                 env.close()
+
+
+def _store_one_by_one(
+    name: str, array: np.ndarray[Any, Any], rows: Sequence[int], values: Sequence[Any]
+) -> list[Failure]:
+    """Store rewards or flags of which at least one is not a number; say whose."""
+    failures: list[Failure] = []
+    for row, value in zip(rows, values, strict=True):
+        try:
+            array[row] = value
+        except (TypeError, ValueError) as exc:
+            array[row] = 0
+            exc.add_note(f"{name}: expected a number, got {value!r}")
+            failures.append(describe_failure(exc, row))
+    return failures
 
 
 def _picklable(value: Any) -> Any:

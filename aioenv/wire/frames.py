@@ -134,18 +134,19 @@ def encode(
     return buffers
 
 
-def decode_header(data: Buffer) -> Header:
-    """Read one header of exactly `HEADER_BYTES` bytes.
+def decode_header(data: memoryview, offset: int = 0) -> Header:
+    """Read one header, the `HEADER_BYTES` bytes from `offset`.
 
     Raises:
         WireError: if it is not one: wrong magic, version, CRC, kind, or a length over its maximum.
     """
-    magic, version, kind, request, generation, fixed, tail, body_crc = _HEADER.unpack_from(data)
+    magic, version, kind, request, generation, fixed, tail, body_crc = _HEADER.unpack_from(data, offset)
     if magic != MAGIC:
         raise WireError(f"expected a frame to begin with {MAGIC!r}, got {bytes(magic)!r}")
     if version != VERSION:
         raise WireError(f"expected wire version {VERSION}, got {version}: two versions of aioenv are talking")
-    if _CRC.unpack_from(data, _HEADER.size)[0] != zlib.crc32(memoryview(data)[: _HEADER.size]):
+    end = offset + _HEADER.size
+    if _CRC.unpack_from(data, end)[0] != zlib.crc32(data[offset:end]):
         raise WireError("a frame's header does not match its CRC")
     if kind not in _KINDS:
         raise WireError(f"unknown kind of frame: {kind}")
@@ -219,12 +220,44 @@ class Decoder:
         Never raises: what is wrong with the bytes comes out of `next_frame`, after the frames before it.
         """
         view = memoryview(data)
-        while len(view) and not self._error:
+        offset, end = 0, len(view)
+        while offset < end and not self._error:
+            if end - offset >= HEADER_BYTES and self.idle:
+                taken = self._take_whole(view, offset)
+                if taken:
+                    offset += taken
+                    continue
             target = self._wanted[0]
-            count = min(len(target), len(view))
-            target[:count] = view[:count]
-            view = view[count:]
+            count = min(len(target), end - offset)
+            target[:count] = view[offset : offset + count]
+            offset += count
             self.advance(count)
+
+    def _take_whole(self, view: memoryview, offset: int) -> int:
+        """Take a frame that lies in `view` as a whole; gives its length, or 0 if that is not so.
+
+        The usual case, at a fifth of the cost; and nothing is written into anybody's arrays before the check.
+        """
+        try:
+            header = decode_header(view, offset)
+        except WireError as error:
+            self._break(error)
+            return len(view) - offset
+        body = offset + HEADER_BYTES
+        end = body + header.fixed + header.tail
+        if end > len(view):
+            return 0
+        if zlib.crc32(view[body:end]) != header.body_crc:
+            self._break(WireError(f"the body of a {header.kind.name} frame does not match its CRC"))
+            return len(view) - offset
+        fixed = self._claim(header)
+        for part in fixed:
+            size = len(part)
+            part[:] = view[body : body + size]
+            body += size
+        tail = memoryview(bytes(view[body:end]))
+        self._frames.append(Frame(header.kind, header.request, header.generation, fixed, tail))
+        return end - offset
 
     def next_frame(self) -> Frame | None:
         """The next complete frame; None if more bytes are needed.
@@ -258,7 +291,9 @@ class Decoder:
             except WireError as error:
                 self._break(error)
                 return
-            self._claim(header)
+            self._fixed = self._claim(header)
+            self._tail = memoryview(bytearray(header.tail))
+            self._wanted = [part for part in (*self._fixed, self._tail) if len(part)]
             if self._wanted:
                 return
         crc = 0
@@ -272,13 +307,12 @@ class Decoder:
         )
         self._begin()
 
-    def _claim(self, header: Header) -> None:
+    def _claim(self, header: Header) -> Sequence[memoryview]:
+        """The buffers for a frame's fixed part: the caller's, if they fit, else scratch."""
         fixed = self._place(header) if self._place else None
         if fixed is None or sum(map(len, fixed)) != header.fixed:
-            fixed = allocate(header.fixed)
-        self._fixed = fixed
-        self._tail = memoryview(bytearray(header.tail))
-        self._wanted = [part for part in (*fixed, self._tail) if len(part)]
+            return allocate(header.fixed)
+        return fixed
 
     def _break(self, error: WireError) -> None:
         """Remember the error; it is raised once the frames before it have been taken."""
