@@ -210,7 +210,6 @@ class AsyncVectorEnv:
             distinct,
             [distinct.index(source) for source in sources],
             config,
-            num_envs=self.num_envs,
             log_prefix=self._log_prefix,
             start_timeout_s=self._start_timeout_s,
         )
@@ -475,8 +474,13 @@ class AsyncVectorEnv:
         self, min_slots: int = 1, max_slots: int | None = None, *, deadline_s: float | None = None
     ) -> AsyncIterator[Ready]:
         """Iterate over results as they come, until nothing is in flight any more; arguments as for `recv`."""
-        while self._running.outstanding:
+        while self.outstanding:
             yield await self.recv(min_slots, max_slots, deadline_s=deadline_s)
+
+    @property
+    def outstanding(self) -> bool:
+        """Whether anything is in flight, or has come and was not taken: whether `recv` would give something."""
+        return self._running.outstanding
 
     # ------------------------------------------------------------ calls
 

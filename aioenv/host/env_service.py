@@ -66,8 +66,12 @@ class EnvService:
         """One description for each row."""
         first = self._envs[0]
         descriptions = []
+        sources: dict[MujocoSource, MujocoSource] = {}  # equal ones travel once
         for env in self._envs:
             known = env is not first
+            source = find_source(env) if self._find_sources else None
+            if source is not None:
+                source = sources.setdefault(source, source)
             descriptions.append(
                 EnvDescription(
                     None if known and env.observation_space == first.observation_space else env.observation_space,
@@ -75,7 +79,7 @@ class EnvService:
                     dict(env.metadata),
                     env.render_mode,
                     _picklable(env.spec),
-                    find_source(env) if self._find_sources else None,
+                    source,
                 )
             )
         return descriptions

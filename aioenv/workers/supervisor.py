@@ -210,7 +210,7 @@ class Worker:
 
     def _start_error(self, failure: Failure) -> WorkerStartError:
         slots = self.slots if failure.row is None else (self.slots[failure.row],)
-        where = f" for slot {slots[0]}" if failure.row is not None else ""
+        where = "" if failure.row is None else f" for slot {slots[0]}"
         message = f"{self._label} could not start{where}: {failure.type_name}: {failure.message}"
         error = self._describe_start(f"{message}\n{failure.traceback}", failure.traceback)
         error.slots = slots

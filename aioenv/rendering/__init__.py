@@ -1,0 +1,1 @@
+"""Images of MuJoCo states, drawn in processes of their own."""

@@ -1,0 +1,31 @@
+"""Which OpenGL the render workers use, and what to do when there is none."""
+
+from __future__ import annotations
+
+import os
+
+from aioenv.rendering.config import BACKENDS
+
+__all__ = ["INSTALL_HINT", "candidates", "environment"]
+
+INSTALL_HINT = (
+    "MuJoCo needs OpenGL to draw. Without a GPU, Mesa's software OpenGL does: on Debian or Ubuntu\n"
+    "    apt-get install libegl1 libgl1-mesa-dri libosmesa6\n"
+    "With an NVIDIA GPU, install its driver with EGL (libnvidia-gl). `aioenv doctor` shows what works."
+)
+
+
+def candidates(backend: str | None) -> tuple[str, ...]:
+    """The backends to try, in order: the one asked for, else the user's MUJOCO_GL, else EGL and then OSMesa."""
+    chosen = backend or os.environ.get("MUJOCO_GL", "").lower()
+    return (chosen,) if chosen in BACKENDS else ("egl", "osmesa")
+
+
+def environment(backend: str) -> dict[str, str]:
+    """Environment variables for a render worker."""
+    return {
+        "MUJOCO_GL": backend,
+        "PYOPENGL_PLATFORM": backend if backend in ("egl", "osmesa") else "",
+        # llvmpipe draws in the calling thread: its own threads would fight the other workers for the CPUs
+        "LP_NUM_THREADS": "0",
+    }

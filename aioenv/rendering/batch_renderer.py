@@ -1,0 +1,183 @@
+"""Drawing many states, in the process of a render worker."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import mujoco
+import numpy as np
+import numpy.typing as npt
+
+from aioenv.batching.layout import byte_view
+from aioenv.host.mujoco_source import MujocoSource, load_model, write_state
+from aioenv.host.service import Reply
+from aioenv.rendering.config import RenderConfig
+from aioenv.rendering.quality import prepare_model, prepare_scene
+from aioenv.wire.frames import Frame, Header, Kind
+
+__all__ = ["BatchRenderer", "RenderService"]
+
+
+class SourceRenderer:
+    """Draws states of one model from one view, with an OpenGL context of its own.
+
+    Raises:
+        ValueError: if the model has no such camera; the message lists those that it has.
+    """
+
+    def __init__(self, source: MujocoSource, config: RenderConfig) -> None:
+        fast = config.quality == "fast"
+        self._model = load_model(source)
+        prepare_model(self._model, config.width, config.height, fast=fast)
+        self._data = mujoco.MjData(self._model)
+        self._camera = _camera(self._model, source, config.camera)
+        self._option = mujoco.MjvOption()
+        for flag, value in source.visual_options:
+            self._option.flags[flag] = value
+        self._renderer = mujoco.Renderer(self._model, config.height, config.width, source.max_geom)
+        try:
+            prepare_scene(self._renderer.scene, fast=fast)
+            # the first image of a new context can differ from all later ones
+            mujoco.mj_forward(self._model, self._data)
+            self._draw(np.empty((config.height, config.width, 3), np.uint8))
+        except BaseException:
+            self._renderer.close()
+            raise
+
+    def draw(self, state: npt.NDArray[np.float64], out: npt.NDArray[np.uint8]) -> None:
+        """Draw one state into `out`, uint8 of shape (height, width, 3)."""
+        write_state(self._model, self._data, state)
+        # all derived quantities, tendons, flexes and lights included; a tenth of the cost of the smallest image
+        mujoco.mj_forward(self._model, self._data)
+        self._draw(out)
+
+    def _draw(self, out: npt.NDArray[np.uint8]) -> None:
+        # a tracking camera's object is written to by each scene: start from the same one every time
+        camera = mujoco.MjvCamera()
+        for name, value in self._camera.items():
+            if isinstance(value, tuple):
+                getattr(camera, name)[:] = value
+            else:
+                setattr(camera, name, value)
+        self._renderer.update_scene(self._data, camera, self._option)
+        self._renderer.render(out=out)
+
+    def close(self) -> None:
+        """Free the OpenGL context."""
+        self._renderer.close()
+
+
+def _camera(model: mujoco.MjModel, source: MujocoSource, asked: str | int | None) -> dict[str, Any]:
+    """Attributes of the `MjvCamera` to draw from."""
+    fixed = source.view.fixed
+    settings = dict(source.view.settings)
+    if isinstance(asked, str):
+        fixed = mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_CAMERA, asked)
+        if fixed == -1:
+            names = [model.camera(i).name for i in range(model.ncam)]
+            raise ValueError(f"camera: the model has no camera {asked!r}; it has {names}")
+    elif asked is not None:
+        if not -1 <= asked < model.ncam:
+            raise ValueError(f"camera: expected a number from -1 to {model.ncam - 1}, got {asked}")
+        fixed = asked
+        if fixed == -1:
+            free = mujoco.MjvCamera()
+            mujoco.mjv_defaultFreeCamera(model, free)
+            names_ = ("lookat", "distance", "azimuth", "elevation")
+            settings = {n: tuple(v) if np.ndim(v := getattr(free, n)) else v for n in names_}
+    if fixed >= 0:
+        return {"type": mujoco.mjtCamera.mjCAMERA_FIXED, "fixedcamid": fixed}
+    return {"type": mujoco.mjtCamera.mjCAMERA_FREE, "fixedcamid": -1, **settings}
+
+
+class BatchRenderer:
+    """Draws states of several models; one OpenGL context for each.
+
+    Args:
+        sources: the models and views.
+        config: size, camera and quality.
+
+    Raises:
+        ValueError: if a model does not have the camera that `config` asks for.
+    """
+
+    def __init__(self, sources: Sequence[MujocoSource], config: RenderConfig) -> None:
+        self._renderers: list[SourceRenderer] = []
+        self._shape = (config.height, config.width, 3)
+        try:
+            for source in sources:
+                self._renderers.append(SourceRenderer(source, config))
+        except BaseException:
+            self.close()
+            raise
+
+    def render(
+        self, which: Sequence[int], states: npt.NDArray[np.float64], out: npt.NDArray[np.uint8] | None = None
+    ) -> npt.NDArray[np.uint8]:
+        """Draw states.
+
+        Args:
+            which: for each state, the number of its source.
+            states: float64 of shape `(k, state_size)`.
+            out: uint8 of shape `(k, height, width, 3)`, or None for a new array.
+
+        Returns:
+            The images, rows from the top.
+        """
+        if out is None:
+            out = np.empty((len(states), *self._shape), np.uint8)
+        for index, state, image in zip(which, states, out, strict=True):
+            self._renderers[index].draw(state, image)
+        return out
+
+    def close(self) -> None:
+        """Free every OpenGL context."""
+        renderers, self._renderers = self._renderers, []
+        for renderer in renderers:
+            renderer.close()
+
+
+class RenderService:
+    """A `BatchRenderer` as the service of a render worker.
+
+    A RENDER's fixed part is the states, one row after the other, and its tail the number of each row's source as
+    uint32 (empty if there is but one source). The RESULT's fixed part is the images.
+    """
+
+    def __init__(self, sources: Sequence[MujocoSource], config: RenderConfig) -> None:
+        self._renderer = BatchRenderer(sources, config)
+        self._state_size = max(source.state_size for source in sources)
+        self._sizes = [source.state_size for source in sources]
+
+    def describe(self) -> str:
+        """The name of the OpenGL implementation, if it can be had."""
+        try:
+            from OpenGL import GL
+
+            name = GL.glGetString(GL.GL_RENDERER)
+            return str(name.decode() if isinstance(name, bytes) else name)
+        except Exception:  # a convenience, not worth a failure to start
+            return "unknown"
+
+    def place(self, header: Header) -> Sequence[memoryview] | None:
+        """States may be read anywhere."""
+        return None
+
+    def handle(self, frame: Frame) -> Reply:
+        """Answer a RENDER."""
+        if frame.kind is not Kind.RENDER:
+            raise ValueError(f"a render worker has no answer to {frame.kind.name}")
+        data = b"".join(frame.fixed)
+        states = np.frombuffer(data, np.float64).reshape(-1, self._state_size)
+        which = np.frombuffer(frame.tail, np.uint32) if len(frame.tail) else np.zeros(len(states), np.uint32)
+        rows = [state[: self._sizes[index]] for index, state in zip(which, states, strict=True)]
+        images = self._renderer.render(which.tolist(), rows)  # type: ignore[arg-type]
+        return Reply([byte_view(images)])
+
+    def afterwards(self) -> None:
+        """Nothing waits."""
+
+    def close(self) -> None:
+        """Free the OpenGL contexts."""
+        self._renderer.close()

@@ -1,0 +1,7 @@
+"""The same vector envs for blocking code: `gymnasium.vector.VectorEnv`s on a loop thread of their own."""
+
+from __future__ import annotations
+
+from aioenv.sync.vector_env import VectorEnv, make_vec
+
+__all__ = ["VectorEnv", "make_vec"]

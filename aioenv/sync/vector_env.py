@@ -1,0 +1,164 @@
+"""`VectorEnv`: a `gymnasium.vector.VectorEnv` for blocking code, over an `AsyncVectorEnv` on its own thread."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import gymnasium
+from gymnasium import Env
+from gymnasium.envs.registration import EnvSpec
+
+from aioenv import make
+from aioenv.engine.results import Ready, ResetResult, StepResult
+from aioenv.sync.portal import Portal
+from aioenv.vector_env import AsyncVectorEnv, WorkerInfo
+
+__all__ = ["VectorEnv", "make_vec"]
+
+
+class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
+    """Many envs, stepped at once in worker processes, for code without `await`.
+
+    It takes the arguments of `AsyncVectorEnv`, starts at once, and has the same methods, which block; Gymnasium's
+    vector wrappers work on it. It may be used while an event loop runs on the caller's thread (Jupyter), which
+    then waits. Close it, or use it as a context manager; one that is forgotten is closed when it is collected, or
+    at the end of the program.
+
+    Args:
+        *args: see `AsyncVectorEnv`.
+        **kwargs: see `AsyncVectorEnv`.
+
+    Raises:
+        WorkerStartError, SpaceMismatchError, RenderError, ValueError, TypeError: as `AsyncVectorEnv` and its start.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._start(AsyncVectorEnv(*args, **kwargs))
+
+    def _start(self, envs: AsyncVectorEnv) -> None:
+        self.closed = True  # until there is something to close
+        self._envs = envs
+        self._portal = Portal()
+        try:
+            self._portal.call(envs._ensure_started)
+        except BaseException:
+            self._portal.close()
+            raise
+        self.closed = False
+        self.num_envs = envs.num_envs
+        self.single_observation_space = envs.single_observation_space
+        self.observation_space = envs.observation_space
+        self.single_action_space = envs.single_action_space
+        self.action_space = envs.action_space
+        self.metadata = envs.metadata
+        self.spec = envs.spec
+        self.render_mode = envs.render_mode
+        self.autoreset_mode = envs.autoreset_mode
+
+    @classmethod
+    def _over(cls, envs: AsyncVectorEnv) -> VectorEnv:
+        self = cls.__new__(cls)
+        self._start(envs)
+        return self
+
+    @property
+    def workers(self) -> tuple[WorkerInfo, ...]:
+        """The worker processes: pid, state and slots."""
+        return self._envs.workers
+
+    @property
+    def np_random_seed(self) -> Any:
+        """The seed of every env's generator, fetched from the workers."""
+        return self.get_attr("np_random_seed")
+
+    @property
+    def np_random(self) -> Any:
+        """A copy of every env's generator, fetched from the workers."""
+        return self.get_attr("np_random")
+
+    def reset(  # type: ignore[override]
+        self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> ResetResult:
+        """Begin an episode in every slot, or in those of `options["reset_mask"]` (see `AsyncVectorEnv.reset`)."""
+        return self._portal.call(self._envs.reset, seed=seed, options=options)
+
+    def step(self, actions: Any) -> StepResult:
+        """Step every slot (see `AsyncVectorEnv.step`)."""
+        return self._portal.call(self._envs.step, actions)
+
+    def render(self) -> tuple[Any, ...]:
+        """One image a slot, of the states that were returned last (see `AsyncVectorEnv.render`)."""
+        return tuple(self._portal.call(self._envs.render))
+
+    def send(self, actions: Any, slots: Iterable[int] | None = None) -> None:
+        """Send actions to some slots, without waiting for results (see `AsyncVectorEnv.send`)."""
+        self._portal.run_soon(self._envs.send, actions, slots)
+
+    def send_reset(
+        self,
+        slots: Iterable[int] | None = None,
+        *,
+        seed: int | Sequence[int | None] | None = None,
+        options: dict[str, Any] | None = None,
+    ) -> None:
+        """Begin episodes in some slots, without waiting (see `AsyncVectorEnv.send_reset`)."""
+        self._portal.run_soon(lambda: self._envs.send_reset(slots, seed=seed, options=options))
+
+    def recv(
+        self, min_slots: int = 1, max_slots: int | None = None, *, deadline_s: float | None = None
+    ) -> Ready:
+        """Take results as they come (see `AsyncVectorEnv.recv`)."""
+        return self._portal.call(self._envs.recv, min_slots, max_slots, deadline_s=deadline_s)
+
+    def ready(
+        self, min_slots: int = 1, max_slots: int | None = None, *, deadline_s: float | None = None
+    ) -> Iterator[Ready]:
+        """Iterate over results as they come, until nothing is in flight any more."""
+        while self._portal.run_soon(lambda: self._envs.outstanding):
+            yield self.recv(min_slots, max_slots, deadline_s=deadline_s)
+
+    def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """Call a method of every env, or read an attribute (see `AsyncVectorEnv.call`)."""
+        return self._portal.call(self._envs.call, name, *args, **kwargs)
+
+    def call_at(self, slot: int, name: str, *args: Any, **kwargs: Any) -> Any:
+        """Call a method of one slot's env, or read an attribute."""
+        return self._portal.call(self._envs.call_at, slot, name, *args, **kwargs)
+
+    def get_attr(self, name: str) -> tuple[Any, ...]:
+        """Read an attribute of every env."""
+        return self._portal.call(self._envs.get_attr, name)
+
+    def set_attr(self, name: str, values: Any) -> None:
+        """Set an attribute of every env (see `AsyncVectorEnv.set_attr`)."""
+        self._portal.call(self._envs.set_attr, name, values)
+
+    def close_extras(self, **kwargs: Any) -> None:
+        """End the workers and the loop thread; called by `close`."""
+        self._portal.call(self._envs.close)
+        self._portal.close()
+
+    def __enter__(self) -> VectorEnv:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "closed", True):
+            return
+        if threading.current_thread().name == "aioenv-portal":  # collected there: it can't wait for itself
+            self._envs.closed = True
+            self._envs._abandon()
+            self._portal.close()
+        else:
+            self.close()
+
+
+def make_vec(
+    env: str | EnvSpec | Callable[..., Env[Any, Any]], num_envs: int = 1, **kwargs: Any
+) -> VectorEnv:
+    """Make and start a vector env of copies of one env, for blocking code; arguments as for `aioenv.make_vec`."""
+    return VectorEnv._over(make.make_vec(env, num_envs, **kwargs))
