@@ -258,9 +258,11 @@ class AsyncVectorEnv:
             self._pool.abandon()
 
     def __del__(self) -> None:
-        if not getattr(self, "closed", True) and self._loop is not None:
+        # the constructor may have raised before there was anything
+        if not getattr(self, "closed", True) and getattr(self, "_loop", None) is not None:
             import warnings
 
+            self.closed = True
             self._abandon()
             warnings.warn(f"unclosed {self!r}; its workers were killed", ResourceWarning, source=self, stacklevel=2)
 

@@ -144,7 +144,7 @@ class Schedule:
             async with asyncio.timeout(self._timeout_s):
                 await awaitable
         except TimeoutError:
-            busy = [slot for slot in range(self._num_envs) if self.table.state(slot) is SlotState.IN_FLIGHT]
+            busy = [slot for m in self._fleet.members if m.worker.busy for slot in m.worker.slots]
             raise StepTimeout(
                 f"no reply from slots {busy} within timeout_s={self._timeout_s}; nothing is lost: recv() takes the "
                 "result when it is there, and a later step() or reset() waits for it and drops it"

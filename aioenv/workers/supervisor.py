@@ -269,6 +269,11 @@ class Worker:
             raise self.failure(load(frame.tail))
         return load(frame.tail)
 
+    @property
+    def busy(self) -> bool:
+        """Whether any request has not been answered yet."""
+        return bool(self._pending)
+
     def is_pending(self, request: int) -> bool:
         """Whether the reply to a request has not come yet."""
         return request in self._pending

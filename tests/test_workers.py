@@ -1,0 +1,166 @@
+"""Worker processes: what envs do to their descriptors, what they print, what they leave behind."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import subprocess
+import sys
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+import aioenv
+
+
+class Rude(gym.Env):
+    """Prints much, writes rubbish to fd 1, and closes fd 0."""
+
+    observation_space = spaces.Box(0, 1, (1,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        print("x" * 200_000)
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        os.write(1, b"\xa1\x0e\x01\x08rubbish" * 100 + b"\n")
+        os.write(2, b"and on stderr\n")
+        try:
+            os.close(0)
+        except OSError:
+            pass
+        subprocess.run(["/bin/sh", "-c", "echo from a child"], check=True)
+        return np.ones(1, np.float32), 1.0, False, False, {}
+
+
+@pytest.mark.asyncio
+async def test_what_envs_print_disturbs_nothing_and_is_logged(caplog):
+    caplog.set_level(logging.INFO, logger="aioenv.workers")
+    async with aioenv.make_vec(Rude, 2, num_workers=2, log_prefix="train") as envs:
+        pids = {w.pid for w in envs.workers}
+        await envs.reset()
+        for _ in range(20):
+            obs, reward, *_ = await envs.step([0, 0])
+            assert obs.tolist() == [[1], [1]] and reward.tolist() == [1, 1]
+    records = [r for r in caplog.records if r.name == "aioenv.workers"]
+    assert {r.pid for r in records} == pids
+    text = [r.getMessage() for r in records]
+    assert sum(line.count("x") for line in text if "xxx" in line) >= 400_000
+    assert sum("rubbish" in line for line in text) >= 2
+    assert sum("and on stderr" in line for line in text) == 40
+    assert sum("from a child" in line for line in text) == 40
+    assert all(line.startswith("train: worker ") for line in text)
+
+
+def run_script(code: str, *, stdin: bool = False, **kwargs) -> str:
+    """Run code as a script of its own, or as a REPL would get it; what it prints."""
+    args = [sys.executable, "-"] if stdin else [sys.executable, "-c", code]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    done = subprocess.run(
+        args, input=code if stdin else None, capture_output=True, text=True, timeout=60, env=env, **kwargs
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+SCRIPT = """
+import asyncio, aioenv, gymnasium as gym, numpy as np
+class Mine(gym.Env):
+    observation_space = gym.spaces.Box(0, 9, (1,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(1, np.float32), {}
+    def step(self, action):
+        return np.full(1, FIVE, np.float32), 1.0, False, False, {}
+FIVE = 5
+gym.register("Mine-v0", entry_point=Mine)
+async def main():
+    async with aioenv.AsyncVectorEnv([Mine, lambda: Mine(), lambda: gym.make("Mine-v0")]) as envs:
+        await envs.reset()
+        print((await envs.step([0, 0, 0])).obs[:, 0].tolist())
+aioenv.run(main())
+"""
+
+
+@pytest.mark.parametrize("stdin", [False, True], ids=["script", "stdin"])
+def test_no_main_guard_is_needed(stdin):
+    assert run_script(SCRIPT, stdin=stdin).split("\n")[0] == "[5.0, 5.0, 5.0]"
+
+
+def test_a_script_file_without_a_guard(tmp_path):
+    path = tmp_path / "script.py"
+    path.write_text(SCRIPT)
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    done = subprocess.run([sys.executable, path], capture_output=True, text=True, timeout=60, env=env)
+    assert done.stdout.split("\n")[0] == "[5.0, 5.0, 5.0]", done.stderr
+
+
+def test_workers_end_with_a_parent_that_is_killed():
+    code = """
+import asyncio, os, signal, aioenv
+async def main():
+    envs = await aioenv.make_vec("CartPole-v1", 2, num_workers=2)
+    print(*[w.pid for w in envs.workers], flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+asyncio.run(main())
+"""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=env)
+    pids = [int(pid) for pid in done.stdout.split()]
+    assert len(pids) == 2
+    for pid in pids:
+        wait_gone(pid)
+
+
+def wait_gone(pid: int) -> None:
+    """Wait until a process that is not ours has ended (its pidfd becomes readable)."""
+    import select
+
+    try:
+        fd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        readable, _, _ = select.select([fd], [], [], 5)
+        assert readable, f"process {pid} is still there"
+    finally:
+        os.close(fd)
+
+
+@pytest.mark.asyncio
+async def test_a_child_of_an_env_that_holds_the_pipes_does_not_hold_close():
+    def factory():
+        env = gym.make("CartPole-v1")
+        env.unwrapped.sleeper = subprocess.Popen(["sleep", "60"]).pid
+        return env
+
+    async with aioenv.AsyncVectorEnv([factory]) as envs:
+        (sleeper,) = await envs.get_attr("sleeper")
+        await envs.reset(seed=0)
+        async with asyncio.timeout(5):
+            await envs.close()
+    wait_gone(sleeper)
+
+
+@pytest.mark.asyncio
+async def test_close_is_bounded_when_an_env_hangs_in_c_and_ignores_sigterm():
+    def factory():
+        import ctypes
+        import signal
+
+        env = gym.make("CartPole-v1")
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        env.unwrapped.hang = lambda: ctypes.PyDLL(None).sleep(600)  # with the GIL held
+        return env
+
+    async with aioenv.AsyncVectorEnv([factory]) as envs:
+        call = asyncio.ensure_future(envs.call("hang"))
+        await asyncio.sleep(0)
+        async with asyncio.timeout(6):
+            await envs.close()
+        with pytest.raises(aioenv.WorkerDied, match="SIGKILL"):
+            await call
