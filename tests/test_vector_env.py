@@ -390,7 +390,7 @@ async def test_copy_false_gives_views_that_last_until_the_second_next_step():
             await step
         late = await envs.recv(2)
         assert late.obs[:, 1].tolist() == [4, 4]
-        assert third[:, 1].tolist() == [3, 3] and second[:, 1].tolist() == [2, 2]  # it went elsewhere
+        assert third[:, 1].tolist() == [3, 3]
 
 
 async def test_close_ends_what_is_in_flight(gate):
