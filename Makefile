@@ -1,0 +1,56 @@
+# `make demo` and `make test` need nothing but Python 3.11+ (and, to draw, OpenGL: installed if it can be).
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test parity stress lint types bench docs opengl clean
+
+# a stamp a set of extras, so that nothing is installed twice
+$(VENV)/.base: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[video]'
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.base
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+$(VENV)/.bench: $(VENV)/.base
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[bench]'
+	@touch $@
+
+$(VENV)/.docs: $(VENV)/.base
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
+	@touch $@
+
+opengl: $(VENV)/.base
+	@sh scripts/opengl.sh $(BIN)/python
+
+demo: $(VENV)/.base opengl
+	$(BIN)/aioenv demo $(ARGS)
+
+test: $(VENV)/.dev opengl
+	$(BIN)/python -m pytest -m 'not parity and not stress' $(ARGS)
+
+# every env x autoreset mode x number of workers x event loop against Gymnasium's SyncVectorEnv
+parity: $(VENV)/.dev
+	$(BIN)/python -m pytest -m parity $(ARGS)
+
+stress: $(VENV)/.dev
+	$(BIN)/python -m pytest -m stress $(ARGS)
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.dev
+	$(BIN)/mypy
+
+bench: $(VENV)/.bench
+	$(BIN)/aioenv bench $(ARGS)
+
+docs: $(VENV)/.docs
+	$(BIN)/mkdocs build --strict
+
+clean:
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache site

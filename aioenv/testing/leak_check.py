@@ -1,0 +1,88 @@
+"""`leak_check`: what a block of code left behind, of processes, descriptors, threads and shared memory."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+__all__ = ["LeakError", "Resources", "leak_check"]
+
+
+class LeakError(AssertionError):
+    """Something was left behind; the message lists it."""
+
+
+class Resources(NamedTuple):
+    """What this process holds: number or name → how to call it in a message."""
+
+    children: dict[int, str]
+    fds: dict[int, str]
+    threads: dict[int, str]
+    shared_memory: dict[str, str]
+
+    @classmethod
+    def now(cls) -> Resources:
+        """Take stock. On systems without /proc, of threads alone."""
+        threads = {t.ident or 0: f"thread {t.name!r}" for t in threading.enumerate()}
+        return cls(_children(), _fds(), threads, _shared_memory())
+
+    def since(self, before: Resources) -> list[str]:
+        """What is here and was not before."""
+        return [
+            text
+            for now, then in zip(self, before, strict=True)
+            for key, text in now.items()
+            if then.get(key) != text  # a descriptor's number may have come to mean something else
+        ]
+
+
+def _children() -> dict[int, str]:
+    """Child processes, zombies included."""
+    children: dict[int, str] = {}
+    for task in Path("/proc/self/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            for pid in map(int, task.read_text().split()):
+                stat = Path(f"/proc/{pid}/stat").read_text()
+                name, rest = stat[stat.index("(") + 1 :].rsplit(")", 1)
+                children[pid] = f"process {pid} ({name}, state {rest.split()[0]})"
+    # another state is not another process
+    return {pid: text.split(", state")[0] + ")" for pid, text in children.items()}
+
+
+def _fds() -> dict[int, str]:
+    fds: dict[int, str] = {}
+    with contextlib.suppress(OSError):
+        for name in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(OSError):  # the listing's own is gone again
+                fds[int(name)] = f"fd {name} → {os.readlink(f'/proc/self/fd/{name}')}"
+    return fds
+
+
+def _shared_memory() -> dict[str, str]:
+    with contextlib.suppress(OSError):
+        return {name: f"shared memory {name!r}" for name in os.listdir("/dev/shm")}
+    return {}
+
+
+@contextlib.contextmanager
+def leak_check(timeout_s: float = 2.0) -> Iterator[None]:
+    """Fail if the block leaves a child process, descriptor, thread or name in shared memory behind.
+
+    Args:
+        timeout_s: how long threads and processes that are about to end may take, in seconds.
+
+    Raises:
+        LeakError: if something is left; it is raised only if the block itself did not raise.
+    """
+    before = Resources.now()
+    yield
+    deadline = time.monotonic() + timeout_s
+    while left := Resources.now().since(before):
+        if time.monotonic() > deadline:
+            raise LeakError("left behind: " + "; ".join(left))
+        time.sleep(0.01)

@@ -1,0 +1,73 @@
+"""The leak check catches each kind of leak."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import threading
+from multiprocessing import shared_memory
+
+import pytest
+
+from aioenv.testing import LeakError, leak_check
+
+
+def test_nothing_left():
+    with leak_check():
+        os.close(os.open(os.devnull, os.O_RDONLY))
+        thread = threading.Thread(target=lambda: None)
+        thread.start()
+
+
+def test_child():
+    with pytest.raises(LeakError, match="process"):
+        with leak_check(timeout_s=0):
+            child = subprocess.Popen(["sleep", "60"])
+    child.kill()
+    child.wait()
+
+
+def test_zombie():
+    with pytest.raises(LeakError, match="process"):
+        with leak_check(timeout_s=0.05):
+            child = subprocess.Popen(["true"])
+    child.wait()
+
+
+def test_fd():
+    with pytest.raises(LeakError, match=r"fd \d+ → /dev/null"):
+        with leak_check(timeout_s=0):
+            fd = os.open(os.devnull, os.O_RDONLY)
+    os.close(fd)
+
+
+def test_thread():
+    go = threading.Event()
+    with pytest.raises(LeakError, match="thread 'left'"):
+        with leak_check(timeout_s=0):
+            thread = threading.Thread(target=go.wait, name="left")
+            thread.start()
+    go.set()
+    thread.join()
+
+
+def test_shared_memory():
+    with pytest.raises(LeakError, match="shared memory"):
+        with leak_check(timeout_s=0):
+            memory = shared_memory.SharedMemory(create=True, size=8)
+    memory.close()
+    memory.unlink()
+    stop_resource_tracker()
+
+
+def stop_resource_tracker() -> None:
+    """multiprocessing starts a process for shared memory, and keeps it."""
+    from multiprocessing import resource_tracker
+
+    resource_tracker._resource_tracker._stop()
+
+
+def test_the_blocks_own_error_comes_first():
+    with pytest.raises(ValueError, match="mine"):
+        with leak_check(timeout_s=0):
+            raise ValueError("mine")
