@@ -97,9 +97,7 @@ def env_factory(
 
 
 def _make(env: Any, wrappers: tuple[Any, ...], kwargs: dict[str, Any]) -> Env[Any, Any]:
-    made: Env[Any, Any] = (
-        gymnasium.make(env, **kwargs) if isinstance(env, (str, EnvSpec)) else env(**kwargs)
-    )
+    made: Env[Any, Any] = gymnasium.make(env, **kwargs) if isinstance(env, (str, EnvSpec)) else env(**kwargs)
     for wrapper in wrappers:
         made = wrapper(made)
     return made

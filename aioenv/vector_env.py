@@ -10,26 +10,27 @@ import numpy as np
 from gymnasium import Env, Space
 from gymnasium.vector import AutoresetMode
 
-
 from aioenv.batching.autoreset import parse_mode
 from aioenv.engine import calls
+from aioenv.engine.arguments import (
+    check_num_workers,
+    check_observation_mode,
+    check_seconds,
+    pickle_factories,
+)
 from aioenv.engine.fleet import Fleet, FleetConfig
-from aioenv.engine.images import Images, stack_images
+from aioenv.engine.images import stack_images
 from aioenv.engine.results import Ready, ResetResult, StepResult
 from aioenv.engine.schedule import Schedule
 from aioenv.engine.seeds import split_reset_options, spread_seeds
-from aioenv.errors import ClosedError, LoopError, RenderError
-from aioenv.wire.messages import dump_code
-from aioenv.workers.launch import check_start, usable_cpus
+from aioenv.engine.session import Session
+from aioenv.errors import ClosedError, LoopError
+from aioenv.workers.launch import check_start
 
 if TYPE_CHECKING:
     from aioenv.rendering.config import RenderConfig
-    from aioenv.rendering.pool import RenderPool
 
 __all__ = ["AsyncVectorEnv", "WorkerInfo"]
-
-# How long workers may take to close their envs before they are told by signals, in seconds.
-CLOSE_GRACE_S = 1.0
 
 
 class WorkerInfo(NamedTuple):
@@ -101,24 +102,22 @@ class AsyncVectorEnv:
         worker_env: Mapping[str, str] | None = None,
         render: RenderConfig | None = None,
     ) -> None:
-        factories = _pickle_factories(env_fns)
+        factories = pickle_factories(env_fns)
         self.num_envs = len(factories)
         self.closed = False
         self.copy = copy
         self.autoreset_mode = parse_mode(autoreset_mode)
         check_start(start)
-        _check_observation_mode(observation_mode)
+        check_observation_mode(observation_mode)
         self._render_config = render
-        self._timeout_s = _positive("timeout_s", timeout_s) if timeout_s is not None else None
-        self._log_prefix = log_prefix
-        self._start_timeout_s = _positive("start_timeout_s", start_timeout_s)
+        self._timeout_s = check_seconds("timeout_s", timeout_s) if timeout_s is not None else None
         self._config = FleetConfig(
             factories=factories,
-            num_workers=_check_num_workers(num_workers, self.num_envs),
+            num_workers=check_num_workers(num_workers, self.num_envs),
             preload=tuple(preload),
             observation_mode=observation_mode,
             autoreset_mode=self.autoreset_mode,
-            start_timeout_s=self._start_timeout_s,
+            start_timeout_s=check_seconds("start_timeout_s", start_timeout_s),
             log_prefix=log_prefix,
             worker_env=dict(worker_env) if worker_env else None,
             find_sources=render is not None,
@@ -126,10 +125,8 @@ class AsyncVectorEnv:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._starting: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
-        self._fleet: Fleet | None = None
-        self._schedule: Schedule | None = None
-        self._images: Images | None = None
-        self._pool: RenderPool | None = None
+        self._session: Session | None = None
+        self._schedule: Schedule | None = None  # of the session, once it is started: one lookup less a step
 
     # ------------------------------------------------------------ life
 
@@ -156,7 +153,8 @@ class AsyncVectorEnv:
         loop = asyncio.get_running_loop()
         if self._loop is None:
             self._loop = loop
-            self._starting = loop.create_task(self._start())
+            self._session = Session(self._config, self._render_config, copy=self.copy, timeout_s=self._timeout_s)
+            self._starting = loop.create_task(self._session.start())
         self._check_loop()
         assert self._starting is not None
         try:
@@ -169,53 +167,9 @@ class AsyncVectorEnv:
         except BaseException:
             self.closed = True
             raise
+        assert self._session is not None
+        self._schedule = self._session.schedule
         return self
-
-    async def _start(self) -> None:
-        fleet = Fleet(self._config)
-        await fleet.start()
-        self._fleet = fleet
-        try:
-            state_size, late = 0, False
-            if self._render_config is not None:
-                state_size, late = await self._start_images(fleet, self._render_config)
-            await fleet.configure(state_size, late)
-        except BaseException:
-            await self._end_processes()
-            raise
-        self._schedule = Schedule(
-            fleet,
-            self._images,
-            state_size=state_size,
-            copy=self.copy,
-            must_reset=self.autoreset_mode is AutoresetMode.DISABLED,
-            timeout_s=self._timeout_s,
-        )
-
-    async def _start_images(self, fleet: Fleet, config: RenderConfig) -> tuple[int, bool]:
-        """Find out who can draw: a pool, if every env is a MuJoCo env, else the workers themselves."""
-        sources = [source for source in fleet.sources if source is not None]
-        if len(sources) < self.num_envs:
-            if fleet.render_mode != "rgb_array":
-                raise RenderError(
-                    "render: these envs are not MuJoCo envs, so they draw themselves, which takes "
-                    f'render_mode="rgb_array"; got render_mode={fleet.render_mode!r}'
-                )
-            self._images = Images(self.num_envs, None)
-            return 0, True
-        from aioenv.rendering.pool import RenderPool
-
-        distinct = list(dict.fromkeys(sources))
-        self._pool = RenderPool(
-            distinct,
-            [distinct.index(source) for source in sources],
-            config,
-            log_prefix=self._log_prefix,
-            start_timeout_s=self._start_timeout_s,
-        )
-        await self._pool.start()
-        self._images = Images(self.num_envs, self._pool)
-        return max(source.state_size for source in distinct), False
 
     async def close(self) -> None:
         """End the workers: each may close its envs for a second, then gets SIGTERM, a second later SIGKILL.
@@ -235,27 +189,16 @@ class AsyncVectorEnv:
             raise
 
     async def _close(self) -> None:
-        if self._starting is not None and not self._starting.done():
+        assert self._starting is not None and self._session is not None
+        if not self._starting.done():
             self._starting.cancel()
             await asyncio.wait([self._starting])
-        if self._schedule is not None:
-            self._schedule.close()
-        if self._images is not None:
-            self._images.fail_all(ClosedError("the vector env was closed"))
-        await self._end_processes()
-
-    async def _end_processes(self) -> None:
-        ends = [self._fleet.close(CLOSE_GRACE_S)] if self._fleet is not None else []
-        if self._pool is not None:
-            ends.append(self._pool.close())
-        await asyncio.gather(*ends)
+        await self._session.close()
 
     def _abandon(self) -> None:
         """Kill every process without waiting."""
-        for member in self._fleet.members if self._fleet is not None else ():
-            member.worker.abandon()
-        if self._pool is not None:
-            self._pool.abandon()
+        if self._session is not None:
+            self._session.abandon()
 
     def __del__(self) -> None:
         # the constructor may have raised before there was anything
@@ -298,10 +241,10 @@ class AsyncVectorEnv:
 
     @property
     def _started(self) -> Fleet:
-        if self._fleet is None or self._schedule is None:
+        if self._session is None or self._schedule is None:
             self._not_started()
-        assert self._fleet is not None
-        return self._fleet
+        assert self._session is not None
+        return self._session.fleet
 
     # ------------------------------------------------------------ attributes
 
@@ -343,7 +286,7 @@ class AsyncVectorEnv:
     @property
     def workers(self) -> tuple[WorkerInfo, ...]:
         """The worker processes: pid, state ("running", "dead", …) and slots."""
-        members = self._fleet.members if self._fleet is not None else []
+        members = self._session.fleet.members if self._session is not None else []
         return tuple(WorkerInfo(m.worker.pid, m.worker.state.value, m.worker.slots) for m in members)
 
     # ------------------------------------------------------------ whole batches
@@ -412,8 +355,9 @@ class AsyncVectorEnv:
             RenderError: if there is no state yet, or an image could not be drawn.
         """
         schedule = self._running
-        if self._images is not None:
-            return await self._images.render()
+        assert self._session is not None
+        if self._session.images is not None:
+            return await self._session.images.render()
         return stack_images(await calls.call_envs(self._started, schedule.table, None, "render", (), {}))
 
     # ------------------------------------------------------------ some slots, whoever is first
@@ -450,9 +394,7 @@ class AsyncVectorEnv:
         schedule = self._running
         schedule.send_reset(slots, lambda numbers: spread_seeds(seed, numbers, self.num_envs), options)
 
-    async def recv(
-        self, min_slots: int = 1, max_slots: int | None = None, *, deadline_s: float | None = None
-    ) -> Ready:
+    async def recv(self, min_slots: int = 1, max_slots: int | None = None, *, deadline_s: float | None = None) -> Ready:
         """Take the results of `min_slots` slots or more, as soon as so many are in.
 
         If this is cancelled, nothing is taken and nothing is lost.
@@ -527,52 +469,3 @@ class AsyncVectorEnv:
                 f"Got `{len(values)}` values for {self.num_envs} environments."
             )
         await calls.set_attr(self._started, schedule.table, name, values)
-
-
-def _pickle_factories(env_fns: Iterable[Callable[[], Env[Any, Any]]]) -> list[bytes]:
-    """Every factory as bytes; the same function is pickled once."""
-    functions = list(env_fns)
-    if not functions:
-        raise ValueError("env_fns: expected at least one factory, got none")
-    known: dict[int, bytes] = {}
-    for index, function in enumerate(functions):
-        if not callable(function):
-            raise TypeError(
-                f"env_fns[{index}]: expected a function that makes an env, got {type(function).__name__}; pass "
-                "`lambda: gym.make(...)`, not the env itself, which would have to be built in this process"
-            )
-        if id(function) not in known:
-            try:
-                known[id(function)] = dump_code(function)
-            except Exception as exc:
-                raise TypeError(
-                    f"env_fns[{index}] can't be sent to a worker, something that it refers to does not pickle: {exc}"
-                ) from exc
-    return [known[id(function)] for function in functions]
-
-
-def _check_num_workers(num_workers: int | None, num_envs: int) -> int:
-    if num_workers is None:
-        return min(num_envs, usable_cpus())
-    if isinstance(num_workers, bool) or not isinstance(num_workers, (int, np.integer)) or num_workers < 1:
-        raise ValueError(f"num_workers: expected a positive int or None, got {num_workers!r}")
-    return min(int(num_workers), num_envs)
-
-
-def _check_observation_mode(mode: Any) -> None:
-    if isinstance(mode, tuple) and len(mode) == 2:
-        if not all(isinstance(space, Space) for space in mode):
-            raise TypeError(
-                f"Expected both elements of observation_mode to be Spaces, got {type(mode[0])} and {type(mode[1])}"
-            )
-    elif mode not in ("same", "different"):
-        raise ValueError(
-            "Invalid `observation_mode`, expected: 'same' or 'different' or tuple of single and batch observation "
-            f"space, actual got {mode}"
-        )
-
-
-def _positive(name: str, value: float) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
-        raise ValueError(f"{name}: expected a positive number of seconds, got {value!r}")
-    return float(value)

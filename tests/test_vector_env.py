@@ -107,7 +107,7 @@ async def test_arguments_are_checked_early():
         aioenv.AsyncVectorEnv([])
     with pytest.raises(TypeError, match=r"env_fns\[0\].*not the env itself"):
         aioenv.AsyncVectorEnv([Counter()])
-    with pytest.raises(ValueError, match="fork.*refused"):
+    with pytest.raises(ValueError, match=r"fork.*refused"):
         aioenv.AsyncVectorEnv(counters(1), start="fork")
     with pytest.raises(ValueError, match="num_workers"):
         aioenv.AsyncVectorEnv(counters(1), num_workers=0)
@@ -141,7 +141,7 @@ async def test_wrong_actions_send_nothing():
 async def test_an_env_error_touches_its_slot_alone():
     async with aioenv.AsyncVectorEnv(counters(4), num_workers=2) as envs:
         await envs.reset(seed=0)
-        with pytest.raises(aioenv.EnvError, match="slot 1 .*KeyError: 'as asked'") as caught:
+        with pytest.raises(aioenv.EnvError, match=r"slot 1 .*KeyError: 'as asked'") as caught:
             await envs.step([0, Counter.RAISE, 0, 0])
         error = caught.value
         assert error.slot == 1 and error.pid == envs.workers[0].pid
@@ -228,7 +228,7 @@ async def test_space_mismatch_is_named():
             self.observation_space = spaces.Box(-1, 1, (2,), np.float64)
 
     factories = [*counters(2), Wide]
-    with pytest.raises(aioenv.SpaceMismatchError, match="slot 2 has .*observation_mode=\"different\""):
+    with pytest.raises(aioenv.SpaceMismatchError, match=r'slot 2 has .*observation_mode="different"'):
         await aioenv.AsyncVectorEnv(factories, num_workers=3)
     async with aioenv.AsyncVectorEnv(factories, observation_mode="different") as envs:
         assert envs.observation_space.low[:, 0].tolist() == [-1e9, -1e9, -1]

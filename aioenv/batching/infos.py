@@ -232,7 +232,7 @@ def _assign(infos: dict[str, Any], part: Columns, size: int) -> bool:
         for key in column.path[:-1]:
             target = target[key]
         key = column.path[-1]
-        array = target.get(key)
+        array: Any = target.get(key)
         if array is None:
             if column.is_dict:
                 array = {}
@@ -279,7 +279,7 @@ def _merge_by_row(parts: Sequence[Columns], size: int) -> dict[str, Any]:
     infos: dict[str, Any] = {}
     try:
         for position, info in rows:
-            infos = holder._add_info(infos, info, position)  # type: ignore[misc,arg-type]
+            infos = holder._add_info(infos, info, position)  # type: ignore[misc]
     except (ValueError, TypeError, AttributeError, OverflowError) as exc:
         # Gymnasium would lose the whole step here; as objects, nothing is lost
         _log.warning("infos do not fit one array a key (%s); they are given as objects", exc)

@@ -14,7 +14,7 @@ step. A space is a tree; its leaves are of two sorts:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
 from gymnasium import Space, spaces
@@ -39,11 +39,11 @@ class Leaf(NamedTuple):
 
 
 class _ArrayNode(NamedTuple):
-    index: int
+    number: int
 
 
 class _ObjectNode(NamedTuple):
-    index: int
+    number: int
     space: Space[Any]
 
 
@@ -61,9 +61,9 @@ _Node: TypeAlias = "_ArrayNode | _ObjectNode | _DictNode | _TupleNode"
 def byte_view(array: np.ndarray[Any, Any]) -> memoryview:
     """The memory of a C-contiguous array as bytes, without a copy; fit for `wire.encode` and `place`."""
     try:
-        return memoryview(array).cast("B")
+        return memoryview(cast(Any, array)).cast("B")
     except (TypeError, ValueError):  # an empty array, or a dtype that `memoryview` has no code for
-        return memoryview(array.reshape(-1).view(np.uint8))
+        return memoryview(cast(Any, array.reshape(-1).view(np.uint8)))
 
 
 class Layout:
@@ -159,9 +159,7 @@ class Layout:
         self._take_apart(self._root, batch, n, "", arrays, objects)
         return arrays, objects
 
-    def _take_apart(
-        self, node: _Node, value: Any, n: int, path: str, arrays: Arrays, objects: Objects
-    ) -> None:
+    def _take_apart(self, node: _Node, value: Any, n: int, path: str, arrays: Arrays, objects: Objects) -> None:
         match node:
             case _ArrayNode(index):
                 arrays[index] = _fit(value, n, self.leaves[index])
@@ -172,7 +170,7 @@ class Layout:
                 objects[index] = value
             case _DictNode(children):
                 if not hasattr(value, "keys") or set(value.keys()) != set(children):
-                    got = sorted(value.keys()) if hasattr(value, "keys") else type(value).__name__
+                    got = str(sorted(value.keys())) if hasattr(value, "keys") else type(value).__name__
                     raise ActionError(f"actions{path}: expected a dict of {sorted(children)}, got {got}")
                 for key, child in children.items():
                     self._take_apart(child, value[key], n, f"{path}[{key!r}]", arrays, objects)

@@ -115,7 +115,15 @@ class Exchange:
         done: resolved when the last reply is in.
     """
 
-    def __init__(self, batch: Batch, parts: list[Part], *, stepped: bool, waiting: bool, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self,
+        batch: Batch,
+        parts: list[Part],
+        *,
+        stepped: bool,
+        waiting: bool,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
         self.batch = batch
         self.parts = parts
         self.stepped = stepped

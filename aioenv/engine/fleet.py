@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from gymnasium import Space
@@ -56,7 +57,7 @@ def spread(num_envs: int, num_workers: int) -> list[tuple[int, int]]:
     bounds = [0]
     for index in range(num_workers):
         bounds.append(bounds[-1] + base + (index < extra))
-    return list(zip(bounds, bounds[1:], strict=False))
+    return list(pairwise(bounds))
 
 
 class Fleet:
@@ -88,9 +89,7 @@ class Fleet:
         spans = spread(len(config.factories), config.num_workers)
         registry = capture_registry()
         for index, (start, stop) in enumerate(spans):
-            service = partial(
-                EnvService, config.factories[start:stop], config.autoreset_mode, config.find_sources
-            )
+            service = partial(EnvService, config.factories[start:stop], config.autoreset_mode, config.find_sources)
             worker = Worker(
                 dump_code(service),
                 index=index,
@@ -132,9 +131,7 @@ class Fleet:
     async def configure(self, state_size: int, draws_late: bool) -> None:
         """Tell the workers what their replies are made of (see `EnvService.configure`)."""
         spaces = (self.single_observation_space, self.single_action_space)
-        await asyncio.gather(
-            *(m.worker.call("configure", *spaces, state_size, draws_late) for m in self.members)
-        )
+        await asyncio.gather(*(m.worker.call("configure", *spaces, state_size, draws_late) for m in self.members))
 
     async def close(self, grace_s: float) -> None:
         """End all workers, side by side."""

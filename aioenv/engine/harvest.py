@@ -64,9 +64,7 @@ def harvest(
         columns += [c for c in (_chosen(c, source, target) for c in part.columns) if c is not None]
         numbers = set(part.slots[rows].tolist())
         errors += [error for error in part.errors if numbers.intersection(error.slots)]
-    ready = Ready(
-        slots[order], layout.assemble(obs, objects), reward, terminated, truncated, merge(columns, n)
-    )
+    ready = Ready(slots[order], layout.assemble(obs, objects), reward, terminated, truncated, merge(columns, n))
     exchanges = [(exchange, part.slots[rows]) for exchange, part, rows in taken]
     return ready, exchanges, errors, rest
 
@@ -81,7 +79,6 @@ def _chosen(columns: Columns, source: Any, target: Any) -> Columns | None:
     if not keep:
         return None
     values = [
-        None if v is None else v[keep] if isinstance(v, np.ndarray) else [v[i] for i in keep]
-        for v in columns.values
+        None if v is None else v[keep] if isinstance(v, np.ndarray) else [v[i] for i in keep] for v in columns.values
     ]
     return Columns(np.array([where[int(positions[i])] for i in keep]), columns.schema, values)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +29,7 @@ _log = logging.getLogger("aioenv")
 
 Seeds = Sequence[int | None]
 Slots = npt.NDArray[np.int64]
+Result = TypeVar("Result", StepResult, ResetResult)
 
 
 class Schedule:
@@ -121,7 +122,7 @@ class Schedule:
             exchange.images = self._images.begin(self._all_slots)
         return exchange
 
-    async def _outcome(self, exchange: Exchange, result: Callable[[Exchange], Any]) -> Any:
+    async def _outcome(self, exchange: Exchange, result: Callable[[Exchange], Result]) -> Result:
         """Wait for all replies; a cancellation or timeout leaves them to `recv`."""
         try:
             await self._wait(exchange.done)
@@ -196,7 +197,7 @@ class Schedule:
             exchange, rows = self._single(member, numbers[order], stepped=True)
             fixed = [byte_view(np.ascontiguousarray(a[order])) for a in arrays]
             whole = len(rows) == member.stop - member.start
-            picked = [[column[i] for i in order] for column in objects]
+            picked = [[column[int(i)] for i in order] for column in objects]
             tail = b"" if whole and not objects else dump(StepRequest(None if whole else rows, picked))
             self._submit(exchange, exchange.parts[0], Kind.STEP, fixed, tail)
 
@@ -282,9 +283,7 @@ class Schedule:
 
     # ------------------------------------------------------------ replies
 
-    def _submit(
-        self, exchange: Exchange, part: Part, kind: Kind, fixed: Sequence[memoryview], tail: bytes
-    ) -> None:
+    def _submit(self, exchange: Exchange, part: Part, kind: Kind, fixed: Sequence[memoryview], tail: bytes) -> None:
         into = exchange.batch.rows(part.start, part.stop, stepped=exchange.stepped)
 
         def on_reply(outcome: Frame | SlotError) -> None:
@@ -297,7 +296,7 @@ class Schedule:
         except SlotError as error:
             on_reply(error)
         except WireError as exc:
-            on_reply(part.member.worker.failure_here(str(exc), part.slots))
+            on_reply(part.member.worker.failure_here(str(exc), part.slots.tolist()))
         else:
             if exchange.images is not None and self._images is not None:
                 self._images.expect(part.member.worker, part.request, exchange.images, part.slots)
@@ -312,7 +311,9 @@ class Schedule:
             try:
                 self._read_tail(part, load(outcome.tail))
             except (WireError, KeyError, ValueError) as exc:
-                error = worker.failure_here(f"its reply can't be read: {type(exc).__name__}: {exc}", part.slots)
+                error = worker.failure_here(
+                    f"its reply can't be read: {type(exc).__name__}: {exc}", part.slots.tolist()
+                )
                 self._part_failed(exchange, part, error)
         if exchange.images is not None and self._images is not None:
             if part.errors and len(part.errors[0].slots) == len(part.slots):
@@ -395,6 +396,7 @@ class Schedule:
         self._ready = [(e, p) for e, p in self._ready if e not in abandoned]
         ended: list[int] = []
         for exchange, part in dropped:
+            assert part.untaken is not None
             self.table.move(part.slots[part.untaken], SlotState.IDLE)
             ends = exchange.batch.terminated[part.start : part.stop] | exchange.batch.truncated[part.start : part.stop]
             ended += part.slots[part.untaken & ends].tolist()

@@ -50,7 +50,5 @@ def split_reset_options(
     if mask.dtype != np.bool_:
         raise TypeError(f"{name} must have `dtype=np.bool_`, got {mask.dtype}")
     if not mask.any():
-        raise ValueError(
-            f"{name} must contain a boolean array with at least one True value, got reset_mask={mask}"
-        )
+        raise ValueError(f"{name} must contain a boolean array with at least one True value, got reset_mask={mask}")
     return mask, {key: value for key, value in options.items() if key != "reset_mask"}

@@ -103,9 +103,7 @@ class SlotTable:
         if dead:
             old = self._errors[dead[0]]
             returncode = old.returncode if isinstance(old, WorkerDied) else None
-            raise WorkerDied(
-                f"{name}: {old}", slots=tuple(dead), pid=old.pid, stderr=old.stderr, returncode=returncode
-            )
+            raise WorkerDied(f"{name}: {old}", slots=tuple(dead), pid=old.pid, stderr=old.stderr, returncode=returncode)
         failed = numbers[states == SlotState.FAILED].tolist()
         if failed and not reset:
             old = self._errors[failed[0]]

@@ -262,9 +262,7 @@ class EnvService:
 
         return self._for_each(rows, [call] * len(rows))
 
-    def set_attr(
-        self, rows: Sequence[int], name: str, values: Sequence[Any]
-    ) -> tuple[list[bytes], list[Failure]]:
+    def set_attr(self, rows: Sequence[int], name: str, values: Sequence[Any]) -> tuple[list[bytes], list[Failure]]:
         """Set an attribute of envs, where it exists in the stack of wrappers, else on the env itself."""
         return self._for_each(rows, [lambda env, v=v: env.set_wrapper_attr(name, v) for v in values])  # type: ignore[misc]
 

@@ -21,9 +21,7 @@ _IOV_MAX = 1024  # buffers that one writev takes, on Linux
 class Link:
     """Frames over two descriptors."""
 
-    def __init__(
-        self, read_fd: int, write_fd: int, place: Callable[[Header], Sequence[memoryview] | None]
-    ) -> None:
+    def __init__(self, read_fd: int, write_fd: int, place: Callable[[Header], Sequence[memoryview] | None]) -> None:
         self._read_fd = read_fd
         self._write_fd = write_fd
         self._decoder = Decoder(place)

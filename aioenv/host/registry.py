@@ -48,6 +48,5 @@ def _broken(env_id: str, reason: str) -> EnvSpec:
 
 def _refuse(env_id: str, reason: str, **kwargs: Any) -> NoReturn:
     raise RuntimeError(
-        f"{env_id!r} is registered in the parent, but its registration could not be carried into the worker: "
-        f"{reason}"
+        f"{env_id!r} is registered in the parent, but its registration could not be carried into the worker: {reason}"
     )

@@ -73,12 +73,12 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         """The seed of every env's generator, fetched from the workers."""
         return self.get_attr("np_random_seed")
 
-    @property
+    @property  # type: ignore[misc]
     def np_random(self) -> Any:
         """A copy of every env's generator, fetched from the workers."""
         return self.get_attr("np_random")
 
-    def reset(  # type: ignore[override]
+    def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> ResetResult:
         """Begin an episode in every slot, or in those of `options["reset_mask"]` (see `AsyncVectorEnv.reset`)."""
@@ -106,9 +106,7 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         """Begin episodes in some slots, without waiting (see `AsyncVectorEnv.send_reset`)."""
         self._portal.run_soon(lambda: self._envs.send_reset(slots, seed=seed, options=options))
 
-    def recv(
-        self, min_slots: int = 1, max_slots: int | None = None, *, deadline_s: float | None = None
-    ) -> Ready:
+    def recv(self, min_slots: int = 1, max_slots: int | None = None, *, deadline_s: float | None = None) -> Ready:
         """Take results as they come (see `AsyncVectorEnv.recv`)."""
         return self._portal.call(self._envs.recv, min_slots, max_slots, deadline_s=deadline_s)
 
@@ -157,8 +155,6 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
             self.close()
 
 
-def make_vec(
-    env: str | EnvSpec | Callable[..., Env[Any, Any]], num_envs: int = 1, **kwargs: Any
-) -> VectorEnv:
+def make_vec(env: str | EnvSpec | Callable[..., Env[Any, Any]], num_envs: int = 1, **kwargs: Any) -> VectorEnv:
     """Make and start a vector env of copies of one env, for blocking code; arguments as for `aioenv.make_vec`."""
     return VectorEnv._over(make.make_vec(env, num_envs, **kwargs))

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 __all__ = ["LeakError", "Resources", "leak_check"]
 
@@ -33,12 +33,9 @@ class Resources(NamedTuple):
 
     def since(self, before: Resources) -> list[str]:
         """What is here and was not before."""
-        return [
-            text
-            for now, then in zip(self, before, strict=True)
-            for key, text in now.items()
-            if then.get(key) != text  # a descriptor's number may have come to mean something else
-        ]
+        pairs: Any = zip(self, before, strict=True)
+        # compared by text too: a descriptor's number may have come to mean something else
+        return [text for now, then in pairs for key, text in now.items() if then.get(key) != text]
 
 
 def _children() -> dict[int, str]:

@@ -96,9 +96,7 @@ class Frame(NamedTuple):
     tail: memoryview
 
 
-def encode(
-    kind: Kind, request: int, generation: int, fixed: Sequence[Buffer] = (), tail: Buffer = b""
-) -> list[Buffer]:
+def encode(kind: Kind, request: int, generation: int, fixed: Sequence[Buffer] = (), tail: Buffer = b"") -> list[Buffer]:
     """Turn a frame into a list of buffers to write, in order, without joining or copying any.
 
     Args:
@@ -302,9 +300,7 @@ class Decoder:
         if zlib.crc32(self._tail, crc) != header.body_crc:
             self._break(WireError(f"the body of a {header.kind.name} frame does not match its CRC"))
             return
-        self._frames.append(
-            Frame(header.kind, header.request, header.generation, self._fixed, self._tail)
-        )
+        self._frames.append(Frame(header.kind, header.request, header.generation, self._fixed, self._tail))
         self._begin()
 
     def _claim(self, header: Header) -> Sequence[memoryview]:

@@ -38,6 +38,9 @@ _THREAD_LIMITS = dict.fromkeys(
     "1",
 )
 
+# Where the package lies.
+_HOME = str(Path(__file__).resolve().parents[2])
+
 # Works from any directory and for a package that is on no path but the parent's.
 _BOOTSTRAP = "import sys; sys.path.insert(0, {home!r}); from aioenv.host.boot import main; main({parent})"
 
@@ -81,8 +84,7 @@ async def spawn(env: Mapping[str, str] | None) -> Process:
     """
     if not sys.executable:
         raise WorkerStartError("sys.executable is empty: no Python interpreter to start a worker with")
-    home = str(Path(__file__).resolve().parents[2])
-    code = _BOOTSTRAP.format(home=home, parent=os.getpid())
+    code = _BOOTSTRAP.format(home=_HOME, parent=os.getpid())
     try:
         return await asyncio.create_subprocess_exec(
             sys.executable,

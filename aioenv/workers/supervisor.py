@@ -1,7 +1,7 @@
 """One worker process and the state machine of its life.
 
-    NEW ──start──▶ STARTING ──ready──▶ RUNNING ──close──▶ CLOSING ──exit──▶ DEAD
-                       └──────fail/exit────┴───────exit──────────────────────▲
+NEW ──start──▶ STARTING ──ready──▶ RUNNING ──close──▶ CLOSING ──exit──▶ DEAD
+                   └──────fail/exit────┴───────exit──────────────────────▲
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import pickle
 import signal
 import sys
 from asyncio.subprocess import Process
@@ -17,21 +16,15 @@ from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from typing import Any, TypeAlias
 
-from aioenv.errors import (
-    EnvError,
-    SlotError,
-    WireError,
-    WorkerDied,
-    WorkerStartError,
-    describe_exit,
-)
+from aioenv.errors import EnvError, SlotError, WireError, WorkerDied, describe_exit
 from aioenv.wire.frames import Buffer, Frame, Header, Kind, encode
 from aioenv.wire.messages import Call, Failure, Start, dump_code, load
+from aioenv.workers import faults
 from aioenv.workers.channel import Channel, StreamsChannel
 from aioenv.workers.launch import kill_group, spawn
 from aioenv.workers.output import OutputLog
 
-__all__ = ["OnReply", "Worker", "WorkerState", "original_exception"]
+__all__ = ["OnReply", "Worker", "WorkerState"]
 
 OnReply: TypeAlias = "Callable[[Frame | SlotError], None]"
 
@@ -172,18 +165,19 @@ class Worker:
                 self.submit(Kind.START, (), dump_code(self._start), on_reply=_settle(ready))
                 frame = await ready
                 if frame.kind is Kind.FAILURE:
-                    raise self._start_error(load(frame.tail))
+                    raise faults.start_failed(self._identity, load(frame.tail))
                 self.description = load(frame.tail)
         except BaseException as exc:
             await self.kill()
             if isinstance(exc, TimeoutError):
                 message = f"{self._label} was not ready within start_timeout_s={self._start_timeout_s}"
-                raise self._describe_start(message) from None
+                raise faults.start_error(self._identity, message) from None
             if isinstance(exc, WorkerDied):
-                how = describe_exit(exc.returncode)
-                raise self._describe_start(f"{self._label} (pid {self.pid}) {how} while starting") from None
+                message = f"{self._label} (pid {self.pid}) {describe_exit(exc.returncode)} while starting"
+                raise faults.start_error(self._identity, message) from None
             if isinstance(exc, WireError):
-                raise self._describe_start(f"{self._label} could not be understood: {exc}") from exc
+                message = f"{self._label} could not be understood: {exc}"
+                raise faults.start_error(self._identity, message) from exc
             raise
         self._go("ready")
 
@@ -200,22 +194,6 @@ class Worker:
                 self._pidfd = os.pidfd_open(process.pid)
                 loop.add_reader(self._pidfd, self._exited.set)
         self._tasks.append(loop.create_task(self._watch(frames, output), name=f"{self._label}: watch"))
-
-    def _describe_start(self, message: str, traceback: str = "") -> WorkerStartError:
-        if self.stderr:
-            message += f"\nIts last output:\n{self.stderr}"
-        return WorkerStartError(
-            message, slots=self.slots, pid=self.pid, traceback=traceback, stderr=self.stderr
-        )
-
-    def _start_error(self, failure: Failure) -> WorkerStartError:
-        slots = self.slots if failure.row is None else (self.slots[failure.row],)
-        where = "" if failure.row is None else f" for slot {slots[0]}"
-        message = f"{self._label} could not start{where}: {failure.type_name}: {failure.message}"
-        error = self._describe_start(f"{message}\n{failure.traceback}", failure.traceback)
-        error.slots = slots
-        error.__cause__ = original_exception(failure)
-        return error
 
     # ------------------------------------------------------------ requests
 
@@ -279,35 +257,20 @@ class Worker:
         return request in self._pending
 
     def failure(self, failure: Failure) -> EnvError:
-        """What a worker tells of an exception, as an exception."""
-        slots = self.slots or (-1,)
-        if failure.row is not None:
-            slots = (slots[failure.row],)
-        of = f"slot {slots[0]}" if len(slots) == 1 else f"slots {slots[0]} to {slots[-1]}"
-        error = EnvError(
-            f"{of} ({self._label}, pid {self.pid}): {failure.type_name}: {failure.message}\n{failure.traceback}",
-            slots=slots,
-            pid=self.pid,
-            traceback=failure.traceback,
-            stderr=self.stderr,
-        )
-        error.__cause__ = original_exception(failure)
-        return error
+        """What the worker tells of an exception, as an exception."""
+        return faults.env_error(self._identity, failure)
 
     def failure_here(self, message: str, slots: Sequence[int]) -> EnvError:
         """An error of some slots that was found on this side."""
-        text = f"slots {list(slots)} ({self._label}, pid {self.pid}): {message}"
-        return EnvError(text, slots=tuple(int(slot) for slot in slots), pid=self.pid, stderr=self.stderr)
+        return faults.env_error_here(self._identity, message, slots)
 
     def death(self) -> WorkerDied:
         """How the worker ended, as an exception."""
-        how = f"broke its stream: {self._fault}" if self._fault else describe_exit(self.returncode)
-        message = f"{self._label} (pid {self.pid}, slots {list(self.slots)}) {how}"
-        if self.stderr:
-            message += f"\nIts last output:\n{self.stderr}"
-        return WorkerDied(
-            message, slots=self.slots or (-1,), pid=self.pid, stderr=self.stderr, returncode=self.returncode
-        )
+        return faults.worker_died(self._identity, self.returncode, self._fault)
+
+    @property
+    def _identity(self) -> faults.Identity:
+        return faults.Identity(self._label, self.pid, self.slots, self.stderr)
 
     def _place(self, header: Header) -> Sequence[memoryview] | None:
         pending = self._pending.get(header.request)
@@ -450,14 +413,3 @@ def _settle(future: asyncio.Future[Frame]) -> OnReply:
             future.set_exception(outcome)
 
     return on_reply
-
-
-def original_exception(failure: Failure) -> BaseException | None:
-    """The exception that an env raised, if it came across; without its traceback, which is text now."""
-    if failure.pickled is None:
-        return None
-    try:
-        exc = pickle.loads(failure.pickled)
-    except Exception:
-        return None
-    return exc if isinstance(exc, BaseException) else None

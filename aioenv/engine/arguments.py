@@ -1,0 +1,71 @@
+"""The constructor's arguments, checked: what was expected, what was got, what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+from gymnasium import Env, Space
+
+from aioenv.wire.messages import dump_code
+from aioenv.workers.launch import usable_cpus
+
+__all__ = ["check_num_workers", "check_observation_mode", "check_seconds", "pickle_factories"]
+
+
+def pickle_factories(env_fns: Iterable[Callable[[], Env[Any, Any]]]) -> list[bytes]:
+    """Every factory as bytes; the same function is pickled once.
+
+    Raises:
+        ValueError: if there is none.
+        TypeError: if one is not callable, or does not pickle.
+    """
+    functions = list(env_fns)
+    if not functions:
+        raise ValueError("env_fns: expected at least one factory, got none")
+    known: dict[int, bytes] = {}
+    for index, function in enumerate(functions):
+        if not callable(function):
+            raise TypeError(
+                f"env_fns[{index}]: expected a function that makes an env, got {type(function).__name__}; pass "
+                "`lambda: gym.make(...)`, not the env itself, which would have to be built in this process"
+            )
+        if id(function) not in known:
+            try:
+                known[id(function)] = dump_code(function)
+            except Exception as exc:
+                raise TypeError(
+                    f"env_fns[{index}] can't be sent to a worker, something that it refers to does not pickle: {exc}"
+                ) from exc
+    return [known[id(function)] for function in functions]
+
+
+def check_num_workers(num_workers: int | None, num_envs: int) -> int:
+    """How many workers to start: by default one a usable CPU, never more than slots."""
+    if num_workers is None:
+        return min(num_envs, usable_cpus())
+    if isinstance(num_workers, bool) or not isinstance(num_workers, (int, np.integer)) or num_workers < 1:
+        raise ValueError(f"num_workers: expected a positive int or None, got {num_workers!r}")
+    return min(int(num_workers), num_envs)
+
+
+def check_observation_mode(mode: Any) -> None:
+    """Raise unless `mode` is one of Gymnasium's, worded as there."""
+    if isinstance(mode, tuple) and len(mode) == 2:
+        if not all(isinstance(space, Space) for space in mode):
+            raise TypeError(
+                f"Expected both elements of observation_mode to be Spaces, got {type(mode[0])} and {type(mode[1])}"
+            )
+    elif mode not in ("same", "different"):
+        raise ValueError(
+            "Invalid `observation_mode`, expected: 'same' or 'different' or tuple of single and batch observation "
+            f"space, actual got {mode}"
+        )
+
+
+def check_seconds(name: str, value: float) -> float:
+    """A duration, as a float; ValueError if it is not a positive number."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+        raise ValueError(f"{name}: expected a positive number of seconds, got {value!r}")
+    return float(value)

@@ -1,0 +1,120 @@
+"""A started vector env: its workers, its render pool, its schedule; how they come up and how they end."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from gymnasium.vector import AutoresetMode
+
+from aioenv.engine.fleet import Fleet, FleetConfig
+from aioenv.engine.images import Images
+from aioenv.engine.schedule import Schedule
+from aioenv.errors import ClosedError, RenderError
+
+if TYPE_CHECKING:
+    from aioenv.rendering.config import RenderConfig
+    from aioenv.rendering.pool import RenderPool
+
+__all__ = ["Session"]
+
+# How long workers may take to close their envs before they are told by signals, in seconds.
+CLOSE_GRACE_S = 1.0
+
+
+class Session:
+    """All that lives between the start and the close of a vector env.
+
+    Attributes:
+        fleet: the workers.
+        schedule: what steps them; None until the start is complete.
+        images: what draws their states, if that was asked for.
+    """
+
+    def __init__(
+        self, config: FleetConfig, render: RenderConfig | None, *, copy: bool, timeout_s: float | None
+    ) -> None:
+        self.fleet = Fleet(config)
+        self.schedule: Schedule | None = None
+        self.images: Images | None = None
+        self._pool: RenderPool | None = None
+        self._config = config
+        self._render = render
+        self._copy = copy
+        self._timeout_s = timeout_s
+
+    async def start(self) -> None:
+        """Start the workers, then what draws. If anything fails, or this is cancelled, nothing is left.
+
+        Raises:
+            WorkerStartError, SpaceMismatchError, RenderError: see `AsyncVectorEnv`.
+        """
+        await self.fleet.start()
+        try:
+            state_size, draws_late = 0, False
+            if self._render is not None:
+                state_size, draws_late = await self._start_images(self._render)
+            await self.fleet.configure(state_size, draws_late)
+        except BaseException:
+            await self._end()
+            raise
+        self.schedule = Schedule(
+            self.fleet,
+            self.images,
+            state_size=state_size,
+            copy=self._copy,
+            must_reset=self._config.autoreset_mode is AutoresetMode.DISABLED,
+            timeout_s=self._timeout_s,
+        )
+
+    async def _start_images(self, config: RenderConfig) -> tuple[int, bool]:
+        """Find out who can draw: a pool, if every env is a MuJoCo env, else the workers themselves.
+
+        Returns:
+            How many float64 of state each reply carries a row, and whether the workers draw.
+        """
+        fleet = self.fleet
+        num_envs = len(fleet.sources)
+        sources = [source for source in fleet.sources if source is not None]
+        if len(sources) < num_envs:
+            if fleet.render_mode != "rgb_array":
+                raise RenderError(
+                    "render: these envs are not MuJoCo envs, so they draw themselves, which takes "
+                    f'render_mode="rgb_array"; got render_mode={fleet.render_mode!r}'
+                )
+            self.images = Images(num_envs, None)
+            return 0, True
+        from aioenv.rendering.pool import RenderPool
+
+        distinct = list(dict.fromkeys(sources))
+        self._pool = RenderPool(
+            distinct,
+            [distinct.index(source) for source in sources],
+            config,
+            log_prefix=self._config.log_prefix,
+            start_timeout_s=self._config.start_timeout_s,
+        )
+        await self._pool.start()
+        self.images = Images(num_envs, self._pool)
+        return max(source.state_size for source in distinct), False
+
+    async def close(self) -> None:
+        """End everything; whoever waits for a result gets a ClosedError."""
+        if self.schedule is not None:
+            self.schedule.close()
+        if self.images is not None:
+            self.images.fail_all(ClosedError("the vector env was closed"))
+        await self._end()
+
+    async def _end(self) -> None:
+        ends = [self.fleet.close(CLOSE_GRACE_S)]
+        if self._pool is not None:
+            ends.append(self._pool.close())
+        await asyncio.gather(*ends)
+
+    def abandon(self) -> None:
+        """Kill every process without waiting."""
+        for member in self.fleet.members:
+            member.worker.abandon()
+        if self._pool is not None:
+            self._pool.abandon()

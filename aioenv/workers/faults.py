@@ -1,0 +1,83 @@
+"""What went wrong in a worker, as exceptions: who, which slots, how, and the worker's own last words."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from aioenv.errors import EnvError, WireError, WorkerDied, WorkerStartError, describe_exit
+from aioenv.wire.messages import Failure
+
+__all__ = ["Identity", "env_error", "env_error_here", "start_error", "start_failed", "worker_died"]
+
+
+class Identity(NamedTuple):
+    """Which worker an error is about."""
+
+    label: str
+    pid: int | None
+    slots: tuple[int, ...]
+    stderr: str  # the last lines that it printed
+
+
+def env_error(who: Identity, failure: Failure) -> EnvError:
+    """An exception of an env, or of the service as a whole."""
+    slots = who.slots or (-1,)
+    if failure.row is not None:
+        slots = (slots[failure.row],)
+    where = f"slot {slots[0]}" if len(slots) == 1 else f"slots {slots[0]} to {slots[-1]}"
+    error = EnvError(
+        f"{where} ({who.label}, pid {who.pid}): {failure.type_name}: {failure.message}\n{failure.traceback}",
+        slots=slots,
+        pid=who.pid,
+        traceback=failure.traceback,
+        stderr=who.stderr,
+    )
+    error.__cause__ = _original(failure)
+    return error
+
+
+def env_error_here(who: Identity, message: str, slots: Sequence[int]) -> EnvError:
+    """An error of some slots that the parent found."""
+    text = f"slots {list(slots)} ({who.label}, pid {who.pid}): {message}"
+    return EnvError(text, slots=tuple(slots), pid=who.pid, stderr=who.stderr)
+
+
+def worker_died(who: Identity, returncode: int | None, fault: WireError | None) -> WorkerDied:
+    """The end of a process, or of what could be understood of it."""
+    how = f"broke its stream: {fault}" if fault else describe_exit(returncode)
+    message = _with_output(f"{who.label} (pid {who.pid}, slots {list(who.slots)}) {how}", who)
+    return WorkerDied(message, slots=who.slots or (-1,), pid=who.pid, stderr=who.stderr, returncode=returncode)
+
+
+def start_error(who: Identity, message: str, traceback: str = "") -> WorkerStartError:
+    """A worker that did not come up."""
+    return WorkerStartError(
+        _with_output(message, who), slots=who.slots, pid=who.pid, traceback=traceback, stderr=who.stderr
+    )
+
+
+def start_failed(who: Identity, failure: Failure) -> WorkerStartError:
+    """A worker whose service could not be made."""
+    slots = who.slots if failure.row is None else (who.slots[failure.row],)
+    where = "" if failure.row is None else f" for slot {slots[0]}"
+    message = f"{who.label} could not start{where}: {failure.type_name}: {failure.message}\n{failure.traceback}"
+    error = start_error(who._replace(slots=slots), message, failure.traceback)
+    error.__cause__ = _original(failure)
+    return error
+
+
+def _with_output(message: str, who: Identity) -> str:
+    return f"{message}\nIts last output:\n{who.stderr}" if who.stderr else message
+
+
+def _original(failure: Failure) -> BaseException | None:
+    """The exception itself, if it came across; its traceback is text by now."""
+    if failure.pickled is None:
+        return None
+    try:
+        exc = pickle.loads(failure.pickled)
+    except Exception:
+        return None
+    return exc if isinstance(exc, BaseException) else None
