@@ -19,6 +19,8 @@ for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
 # workers, and scripts that tests start, find the package and the tests whatever directory they run in
 sys.path.insert(0, str(Path(__file__).parent))
 
+uvloop.new_event_loop().close()  # libuv opens a pipe for signals, once for the process
+
 LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 
 

@@ -56,12 +56,16 @@ async def test_what_envs_print_disturbs_nothing_and_is_logged(caplog):
     assert all(line.startswith("train: worker ") for line in text)
 
 
+def environment() -> dict[str, str]:
+    """For a script of its own: it finds the package as this process does."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+
+
 def run_script(code: str, *, stdin: bool = False, **kwargs) -> str:
     """Run code as a script of its own, or as a REPL would get it; what it prints."""
     args = [sys.executable, "-"] if stdin else [sys.executable, "-c", code]
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     done = subprocess.run(
-        args, input=code if stdin else None, capture_output=True, text=True, timeout=60, env=env, **kwargs
+        args, input=code if stdin else None, capture_output=True, text=True, timeout=60, env=environment(), **kwargs
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -94,8 +98,7 @@ def test_no_main_guard_is_needed(stdin):
 def test_a_script_file_without_a_guard(tmp_path):
     path = tmp_path / "script.py"
     path.write_text(SCRIPT)
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-    done = subprocess.run([sys.executable, path], capture_output=True, text=True, timeout=60, env=env)
+    done = subprocess.run([sys.executable, path], capture_output=True, text=True, timeout=60, env=environment())
     assert done.stdout.split("\n")[0] == "[5.0, 5.0, 5.0]", done.stderr
 
 
@@ -108,8 +111,7 @@ async def main():
     os.kill(os.getpid(), signal.SIGKILL)
 asyncio.run(main())
 """
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=env)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=environment())
     pids = [int(pid) for pid in done.stdout.split()]
     assert len(pids) == 2
     for pid in pids:

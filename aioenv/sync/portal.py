@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import atexit
 import threading
-import weakref
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
@@ -16,26 +14,33 @@ __all__ = ["Portal"]
 
 T = TypeVar("T")
 
-_open_portals: weakref.WeakSet[Portal] = weakref.WeakSet()
-
 
 class Portal:
     """An event loop on a thread of its own, which lives until `close`.
 
     Worker processes are started from that thread, and the kernel ends them with it; so a portal must outlive what
-    runs on it. The thread is a daemon: a program that forgets to close one still ends, and closes it then.
+    runs on it. The thread is a daemon: a program that forgets to close one still ends.
     """
 
     def __init__(self) -> None:
         self._loop = new_event_loop()
+        self._stop = asyncio.Event()
         self._thread = threading.Thread(target=self._run, name="aioenv-portal", daemon=True)
         self._closed = False
         self._thread.start()
-        _open_portals.add(self)
 
     def _run(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        self._loop.run_forever()
+        # the runner also ends what is left on the loop, and closes it, on this thread
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.run(self._serve())
+
+    async def _serve(self) -> None:
+        await self._stop.wait()
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this is the portal's own thread."""
+        return threading.get_ident() == self._thread.ident
 
     def call(self, function: Callable[..., Coroutine[Any, Any, T]], *args: Any, **kwargs: Any) -> T:
         """Run a coroutine function on the loop, and wait for its result.
@@ -46,7 +51,7 @@ class Portal:
             LoopError: if this is called on the portal's own thread, where it would wait for itself for ever.
             ClosedError: if the portal is closed.
         """
-        if threading.get_ident() == self._thread.ident:
+        if self.is_here:
             raise LoopError(
                 "a blocking call was made on the loop thread that should serve it: it would wait for itself for "
                 "ever. On a loop, use the async API (aioenv.AsyncVectorEnv)"
@@ -76,11 +81,9 @@ class Portal:
         if self._closed:
             return
         self._closed = True
-        _open_portals.discard(self)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        if threading.get_ident() != self._thread.ident:
+        self._loop.call_soon_threadsafe(self._stop.set)
+        if not self.is_here:
             self._thread.join()
-            _finish_loop(self._loop)
 
 
 class _Call:
@@ -110,23 +113,3 @@ class _Call:
             return self._task.result()
         finally:
             self._task = None  # an exception's traceback would otherwise keep the call alive
-
-
-def _finish_loop(loop: asyncio.AbstractEventLoop) -> None:
-    """What `asyncio.Runner` does at the end of a loop."""
-    tasks = asyncio.all_tasks(loop)
-    for task in tasks:
-        task.cancel()
-    if tasks:
-        loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
-    loop.run_until_complete(loop.shutdown_asyncgens())
-    loop.run_until_complete(loop.shutdown_default_executor())
-    loop.close()
-
-
-def _close_all() -> None:
-    for portal in list(_open_portals):
-        portal.close()
-
-
-atexit.register(_close_all)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import threading
+import atexit
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -47,6 +48,7 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
             self._portal.close()
             raise
         self.closed = False
+        _open_envs.add(self)
         self.num_envs = envs.num_envs
         self.single_observation_space = envs.single_observation_space
         self.observation_space = envs.observation_space
@@ -147,12 +149,24 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
     def __del__(self) -> None:
         if getattr(self, "closed", True):
             return
-        if threading.current_thread().name == "aioenv-portal":  # collected there: it can't wait for itself
+        if self._portal.is_here:  # collected there: it can't wait for itself
             self._envs.closed = True
             self._envs._abandon()
             self._portal.close()
         else:
             self.close()
+
+
+_open_envs: weakref.WeakSet[VectorEnv] = weakref.WeakSet()
+
+
+def _close_all() -> None:
+    """At the end of the program, while threads and modules still work."""
+    for envs in list(_open_envs):
+        envs.close()
+
+
+atexit.register(_close_all)
 
 
 def make_vec(env: str | EnvSpec | Callable[..., Env[Any, Any]], num_envs: int = 1, **kwargs: Any) -> VectorEnv:

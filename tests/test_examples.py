@@ -1,0 +1,46 @@
+"""Every example runs; the notebook too, in a kernel of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from test_workers import environment
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+
+@pytest.mark.parametrize(
+    ("script", "args", "said"),
+    [
+        ("async_loop.py", ["--steps", "50"], "env-steps/s"),
+        ("blocking_loop.py", ["--steps", "200"], "episodes"),
+        ("event_driven.py", ["--seconds", "0.5"], "times as many"),
+        ("rendering.py", ["--steps", "10"], "images (16, 84, 84, 3) uint8"),
+    ],
+)
+def test_script(script, args, said):
+    command = [sys.executable, str(EXAMPLES / script), *args]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment())
+    assert done.returncode == 0, done.stderr
+    assert said in done.stdout
+
+
+def test_every_script_is_tested():
+    (mark,) = test_script.pytestmark
+    assert {path.name for path in EXAMPLES.glob("*.py")} == {case[0] for case in mark.args[1]}
+
+
+def test_notebook(tmp_path):
+    """In a process of its own: Jupyter's client keeps sockets and threads."""
+    code = """
+NotebookClient(notebook, timeout=60).execute()
+last = [cell.outputs[-1]["data"]["text/plain"] for cell in notebook.cells if cell.get("outputs")]
+print(*last, sep="\\n")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, env=environment())
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.strip().split("\n")
+    assert "running" in lines[0] and lines[-2] == "(4, 8, 21, 3)" and "closed" in lines[-1]

@@ -1,0 +1,150 @@
+"""The sync facade: a gymnasium.vector.VectorEnv that blocks."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import signal
+import subprocess
+import sys
+import threading
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.vector import SyncVectorEnv
+from test_vector_env import Counter
+from test_workers import environment
+
+import aioenv
+from aioenv import sync
+from aioenv.sync.portal import Portal
+
+
+def test_the_same_results_as_gymnasium():
+    factories = [lambda: gym.make("CartPole-v1")] * 3
+    reference = SyncVectorEnv(factories)
+    with sync.VectorEnv(factories, num_workers=2) as envs:
+        assert isinstance(envs, gym.vector.VectorEnv)
+        assert envs.observation_space == reference.observation_space
+        obs, info = envs.reset(seed=1)
+        expected, _ = reference.reset(seed=1)
+        assert np.array_equal(obs, expected) and info == {}
+        reference.action_space.seed(1)
+        for _ in range(100):
+            actions = reference.action_space.sample()
+            for mine, theirs in zip(envs.step(actions)[:4], reference.step(actions)[:4], strict=True):
+                assert np.array_equal(mine, theirs)
+        assert envs.np_random_seed == reference.np_random_seed
+        assert envs.get_attr("gravity") == (9.8,) * 3
+        envs.set_attr("gravity", [1, 2, 3])
+        assert envs.call("gravity") == (1, 2, 3)
+        assert envs.call_at(1, "gravity") == 2
+    assert envs.closed
+    envs.close()
+    with pytest.raises(aioenv.ClosedError):
+        envs.reset()
+    reference.close()
+
+
+def test_gymnasiums_vector_wrappers(tmp_path):
+    envs = sync.make_vec("CartPole-v1", 2, render_mode="rgb_array", num_workers=1)
+    video = gym.wrappers.vector.RecordVideo(
+        envs, str(tmp_path / "videos"), video_length=5, step_trigger=lambda step: step == 0
+    )
+    wrapped = gym.wrappers.vector.RecordEpisodeStatistics(gym.wrappers.vector.NormalizeObservation(video))
+    wrapped.reset(seed=0)
+    seen = 0
+    for _ in range(60):
+        *_, info = wrapped.step(np.ones(2, int))
+        seen += int(np.sum(info.get("_episode", 0)))
+    assert seen >= 2
+    wrapped.close()
+    assert envs.closed and list(tmp_path.glob("videos/*.mp4"))
+
+
+def test_event_driven():
+    with sync.make_vec(Counter, 4, num_workers=2) as envs:
+        envs.send_reset(seed=0)
+        counts = np.zeros(4, int)
+        for ready in envs.ready(min_slots=2):
+            counts[ready.slots] += 1
+            again = ready.slots[counts[ready.slots] < 4]
+            if len(again):
+                envs.send(np.zeros(len(again), int), again)
+        assert counts.tolist() == [4] * 4
+        with pytest.raises(aioenv.NoAsyncCallError):
+            envs.recv()
+
+
+def test_works_while_a_loop_runs_on_the_callers_thread():
+    async def main():
+        with sync.make_vec("CartPole-v1", 2) as envs:
+            return envs.reset(seed=0)[0].shape
+
+    assert asyncio.run(main()) == (2, 4)
+
+
+def test_calling_from_its_own_loop_thread_raises():
+    with sync.make_vec("CartPole-v1", 1) as envs:
+        envs.reset(seed=0)
+
+        def from_inside():
+            with pytest.raises(aioenv.LoopError, match="wait for itself"):
+                envs.step(np.zeros(1, int))
+            return "raised"
+
+        assert envs._portal.run_soon(from_inside) == "raised"
+
+
+def test_a_failed_start_leaves_nothing():
+    def fails():
+        raise RuntimeError("no")
+
+    with pytest.raises(aioenv.WorkerStartError, match="RuntimeError: no"):
+        sync.VectorEnv([fails])
+
+
+def test_a_forgotten_one_is_closed_when_it_is_collected():
+    envs = sync.make_vec("CartPole-v1", 1)
+    envs.reset(seed=0)
+    del envs
+    gc.collect()
+
+
+def test_a_forgotten_one_does_not_keep_the_program():
+    code = """
+from aioenv import sync
+envs = sync.make_vec("CartPole-v1", 2)
+envs.reset(seed=0)
+print(*[w.pid for w in envs.workers])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=environment())
+    assert done.returncode == 0 and not done.stderr and len(done.stdout.split()) == 2
+
+
+def test_an_interrupted_wait_cancels_and_loses_nothing():
+    portal = Portal()
+    waiting, cancelled = threading.Event(), threading.Event()
+
+    async def wait_for_ever():
+        waiting.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+
+    def interrupt():
+        waiting.wait()
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)  # as Ctrl-C does
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        portal.call(wait_for_ever)
+    assert cancelled.is_set()
+    thread.join()
+    portal.close()
+    portal.close()
+    with pytest.raises(aioenv.ClosedError):
+        portal.call(wait_for_ever)
