@@ -35,7 +35,10 @@ def test_every_script_is_tested():
 
 def test_notebook(tmp_path):
     """In a process of its own: Jupyter's client keeps sockets and threads."""
-    code = """
+    code = f"""
+import nbformat
+from nbclient import NotebookClient
+notebook = nbformat.read({str(EXAMPLES / "notebook.ipynb")!r}, as_version=4)
 NotebookClient(notebook, timeout=60).execute()
 last = [cell.outputs[-1]["data"]["text/plain"] for cell in notebook.cells if cell.get("outputs")]
 print(*last, sep="\\n")
