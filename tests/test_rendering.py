@@ -1,0 +1,304 @@
+"""Images: exact ones are mujoco.Renderer's pixel by pixel, and drawing never loses or mixes up a state."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import gymnasium as gym
+import mujoco
+import numpy as np
+import pytest
+from gymnasium.envs.mujoco import MujocoEnv
+from test_workers import environment
+
+import aioenv
+
+MOCAP = """
+<mujoco>
+  <visual><global offwidth="64" offheight="64"/></visual>
+  <asset>
+    <texture name="grid" type="2d" builtin="checker" rgb1=".1 .2 .3" rgb2=".9 .8 .7" width="64" height="64"/>
+    <texture name="sky" type="skybox" builtin="gradient" rgb1=".4 .6 .8" rgb2="0 0 0" width="64" height="64"/>
+    <material name="grid" texture="grid" texrepeat="4 4" reflectance=".3"/>
+  </asset>
+  <worldbody>
+    <light pos="0 0 3"/>
+    <camera name="above" pos="0 0 4"/>
+    <camera name="side" pos="0 -4 1" xyaxes="1 0 0 0 0 1"/>
+    <geom type="plane" size="2 2 .1" material="grid"/>
+    <body name="target" mocap="true" pos="0 0 1"><geom type="sphere" size=".2" rgba="1 0 0 1"/></body>
+    <body name="ball" pos=".5 0 .5"><freejoint/><geom type="box" size=".15 .1 .2" rgba="0 1 0 1"/>
+      <site name="end" pos="0 0 .2"/></body>
+    <body name="post" pos="-.5 0 1"><geom type="capsule" size=".05 .3"/><site name="start"/></body>
+  </worldbody>
+  <tendon><spatial width=".02"><site site="start"/><site site="end"/></spatial></tendon>
+</mujoco>
+"""
+
+
+class MocapEnv(gym.Env):
+    """A red ball that no physics moves, a box that falls, and a tendon between posts."""
+
+    observation_space = gym.spaces.Box(-10, 10, (3,), np.float64)
+    action_space = gym.spaces.Box(-1, 1, (3,), np.float64)
+    render_mode = "rgb_array"
+
+    def __init__(self):
+        self.model = mujoco.MjModel.from_xml_string(MOCAP)
+        self.data = mujoco.MjData(self.model)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        mujoco.mj_resetData(self.model, self.data)
+        return self.data.mocap_pos[0].copy(), {}
+
+    def step(self, action):
+        self.data.mocap_pos[0] = action
+        mujoco.mj_step(self.model, self.data, 5)
+        return self.data.mocap_pos[0].copy(), 0.0, False, False, {}
+
+
+def full_state(env):
+    """Everything of an env's simulation, for drawing it again elsewhere."""
+    base = env.unwrapped
+    spec = int(mujoco.mjtState.mjSTATE_INTEGRATION)
+    state = np.empty(mujoco.mj_stateSize(base.model, spec))
+    mujoco.mj_getState(base.model, base.data, state, spec)
+    return state
+
+
+class Tell(gym.Wrapper):
+    """Lets the test ask for the state that `mujoco.Renderer` is to draw, and for the model and the env's view."""
+
+    def whole_state(self):
+        return full_state(self.env)
+
+    def model_and_view(self):
+        base = self.env.unwrapped
+        buffer = np.empty(mujoco.mj_sizeModel(base.model), np.uint8)
+        mujoco.mj_saveModel(base.model, None, buffer)
+        config = base.mujoco_renderer.default_cam_config if isinstance(base, MujocoEnv) else {}
+        return buffer.tobytes(), config
+
+
+# In a process of its own, as the two OpenGL backends can't live in one: draws states with mujoco.Renderer alone.
+REFERENCE = """
+import pickle, sys
+import mujoco, numpy as np
+model_bytes, config, states, width, height, camera, fast = pickle.loads(sys.stdin.buffer.read())
+model = mujoco.MjModel.from_binary_path("m.mjb", {"m.mjb": model_bytes})
+model.vis.global_.offwidth, model.vis.global_.offheight = max(width, 640), max(height, 480)
+if fast:
+    model.vis.quality.offsamples = 0
+data = mujoco.MjData(model)
+mujoco.mj_forward(model, data)
+if camera is None:
+    camera = mujoco.MjvCamera()
+    camera.type = mujoco.mjtCamera.mjCAMERA_FREE
+    camera.lookat[:] = np.median(data.geom_xpos, axis=0)
+    camera.distance = model.stat.extent
+    for key, value in config.items():
+        if np.ndim(value):
+            getattr(camera, key)[:] = value
+        else:
+            setattr(camera, key, value)
+renderer = mujoco.Renderer(model, height, width)
+if fast:
+    renderer.scene.flags[mujoco.mjtRndFlag.mjRND_SHADOW] = False
+    renderer.scene.flags[mujoco.mjtRndFlag.mjRND_REFLECTION] = False
+images = []
+for state in [states[0], *states]:  # the first image of a context may differ
+    mujoco.mj_setState(model, data, state, int(mujoco.mjtState.mjSTATE_INTEGRATION))
+    mujoco.mj_forward(model, data)
+    renderer.update_scene(data, camera)
+    images.append(renderer.render())
+renderer.close()
+sys.stdout.buffer.write(pickle.dumps(np.stack(images[1:])))
+"""
+
+
+def reference(backend: str, *what) -> np.ndarray:
+    import pickle
+
+    env = {**environment(), "MUJOCO_GL": backend, "PYOPENGL_PLATFORM": backend}
+    done = subprocess.run([sys.executable, "-c", REFERENCE], input=pickle.dumps(what), capture_output=True, env=env)
+    assert done.returncode == 0, done.stderr.decode()
+    return pickle.loads(done.stdout)
+
+
+def make(name: str):
+    env = MocapEnv() if name == "mocap" else gym.make(name, render_mode="rgb_array")
+    return Tell(env)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("name", "backend", "width", "height", "camera", "quality"),
+    [
+        ("HalfCheetah-v5", "egl", 84, 84, None, "exact"),
+        ("HalfCheetah-v5", "osmesa", 101, 103, None, "exact"),
+        ("HalfCheetah-v5", "egl", 64, 48, "track", "fast"),
+        ("Humanoid-v5", "egl", 64, 64, None, "exact"),
+        ("Humanoid-v5", "egl", 84, 84, None, "fast"),
+        ("mocap", "egl", 100, 120, None, "exact"),  # larger than the model's own buffer
+        ("mocap", "osmesa", 32, 32, "side", "exact"),
+        ("mocap", "egl", 640, 480, 0, "fast"),
+    ],
+)
+async def test_pixels_are_those_of_mujocos_renderer(name, backend, width, height, camera, quality):
+    config = aioenv.RenderConfig(width, height, camera, quality, num_workers=2, backend=backend)
+    n = 3
+    async with aioenv.make_vec(make, n, name=name, render=config) as envs:
+        (model, view), *_ = await envs.call("model_and_view")
+        await envs.reset(seed=0)
+        rng = np.random.default_rng(0)
+        states, images = [], []
+        for _ in range(4):
+            low, high = envs.action_space.low, envs.action_space.high
+            await envs.step(rng.uniform(low, high).astype(envs.action_space.dtype))
+            states += await envs.call("whole_state")
+            drawn = await envs.render()
+            assert drawn.shape == (n, height, width, 3) and drawn.dtype == np.uint8
+            images.append(drawn)
+    expected = reference(backend, model, view, states, width, height, camera, quality == "fast")
+    assert len(np.unique(expected)) > 20 and not np.array_equal(expected[0], expected[-1])
+    assert np.array_equal(np.concatenate(images), expected)
+
+
+FAST = aioenv.RenderConfig(32, 32, quality="fast", num_workers=2)
+
+
+@pytest.mark.asyncio
+async def test_images_are_of_the_state_returned_last_while_the_next_step_runs():
+    async with aioenv.make_vec("HalfCheetah-v5", 4, render=FAST, num_workers=2) as envs:
+        with pytest.raises(aioenv.RenderError, match="no state yet"):
+            await envs.render()
+        actions = np.random.default_rng(0).uniform(-1, 1, (30, 4, 6)).astype(np.float32)
+        alone, beside = [], []
+        await envs.reset(seed=0)
+        for action in actions:
+            await envs.step(action)
+            alone.append(await envs.render())
+        await envs.reset(seed=0)
+        await envs.step(actions[0])
+        for action in actions[1:]:
+            step = asyncio.ensure_future(envs.step(action))
+            await asyncio.sleep(0)
+            beside.append(await envs.render())
+            await step
+        beside.append(await envs.render())
+        assert np.array_equal(alone, beside)
+        # images that nobody claims are dropped, and the newest are still right
+        await envs.reset(seed=0)
+        for action in actions:
+            await envs.step(action)
+        assert np.array_equal(await envs.render(), alone[-1])
+
+
+@pytest.mark.asyncio
+async def test_masked_resets_and_single_slots_keep_the_others_images():
+    async with aioenv.make_vec("HalfCheetah-v5", 3, render=FAST, num_workers=2) as envs:
+        zeros = np.zeros((3, 6), np.float32)
+        await envs.reset(seed=0)
+        fresh = await envs.render()
+        for _ in range(10):
+            await envs.step(zeros + 0.5)
+        later = await envs.render()
+        assert not np.array_equal(later, fresh)
+        await envs.reset(seed=[None, 1, None], options={"reset_mask": np.array([False, True, False])})
+        images = await envs.render()
+        assert np.array_equal(images[[0, 2]], later[[0, 2]]) and np.array_equal(images[1], fresh[1])
+        envs.send(zeros[:2] - 0.5, [2, 0])
+        ready = await envs.recv(2)
+        assert ready.slots.tolist() == [0, 2]
+        moved = await envs.render()
+        assert np.array_equal(moved[1], images[1])
+        assert not np.array_equal(moved[0], images[0]) and not np.array_equal(moved[2], images[2])
+
+
+@pytest.mark.asyncio
+async def test_other_envs_draw_themselves_after_their_reply():
+    config = aioenv.RenderConfig()
+    async with aioenv.make_vec("CartPole-v1", 3, num_workers=2, render=config) as envs:
+        await envs.reset(seed=0)
+        for _ in range(3):
+            await envs.step(np.ones(3, int))
+        images = await envs.render()
+        assert images.shape == (3, 400, 600, 3)
+        assert np.array_equal(images, np.stack(await envs.call("render")))
+        envs.send([0], [1])
+        await envs.recv()
+        assert np.array_equal(await envs.render(), np.stack(await envs.call("render")))
+
+
+@pytest.mark.asyncio
+async def test_without_a_config_render_is_a_call():
+    async with aioenv.make_vec("CartPole-v1", 2, render_mode="rgb_array") as envs:
+        await envs.reset(seed=0)
+        images = await envs.render()
+        assert images.shape == (2, 400, 600, 3)
+    async with aioenv.make_vec("Pendulum-v1", 2) as envs:
+        with pytest.raises(aioenv.RenderError, match="render_mode"):
+            await aioenv.AsyncVectorEnv([lambda: gym.make("Pendulum-v1")], render=aioenv.RenderConfig())
+
+
+@pytest.mark.asyncio
+async def test_a_render_worker_that_dies_is_named_and_stepping_goes_on():
+    async with aioenv.make_vec("HalfCheetah-v5", 2, render=FAST) as envs:
+        await envs.reset(seed=0)
+        await envs.render()
+        os.kill(envs._session._pool.pids[0], signal.SIGKILL)
+        for _ in range(3):
+            await envs.step(np.zeros((2, 6), np.float32))
+        with pytest.raises(aioenv.RenderError, match=r"render worker 0.*SIGKILL"):
+            await envs.render()
+        obs, *_ = await envs.step(np.zeros((2, 6), np.float32))
+        assert np.isfinite(obs).all()
+
+
+@pytest.mark.asyncio
+async def test_an_unknown_camera_is_refused_at_the_start():
+    with pytest.raises(ValueError, match=r"no camera 'nowhere'; it has \['track'\]"):
+        await aioenv.make_vec("HalfCheetah-v5", 1, render=aioenv.RenderConfig(8, 8, camera="nowhere"))
+    with pytest.raises(ValueError, match="expected a number from -1 to 0, got 5"):
+        await aioenv.make_vec("HalfCheetah-v5", 1, render=aioenv.RenderConfig(8, 8, camera=5))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"width": 0}, "width: expected an int from 1"),
+        ({"height": 1.5}, "height"),
+        ({"quality": "best"}, "quality"),
+        ({"backend": "vulkan"}, "backend"),
+        ({"camera": 1.0}, "camera"),
+        ({"num_workers": 0}, "num_workers"),
+    ],
+)
+def test_a_config_is_checked_when_it_is_made(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        aioenv.RenderConfig(**arguments)
+
+
+def test_without_opengl_the_error_says_what_to_install():
+    """GLFW without a display stands for a machine without OpenGL."""
+    code = """
+import json, aioenv
+async def main():
+    config = aioenv.RenderConfig(8, 8, backend="glfw")
+    try:
+        await aioenv.make_vec("HalfCheetah-v5", 1, render=config)
+    except aioenv.RenderError as exc:
+        print(json.dumps(str(exc)))
+aioenv.run(main())
+"""
+    env = {key: value for key, value in environment().items() if key not in ("DISPLAY", "WAYLAND_DISPLAY")}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=env)
+    assert done.returncode == 0, done.stderr
+    message = json.loads(done.stdout.splitlines()[-1])
+    assert "glfw" in message and "apt-get install libegl1" in message
