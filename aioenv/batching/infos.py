@@ -245,7 +245,9 @@ def _assign(infos: dict[str, Any], part: Columns, size: int) -> bool:
         elif isinstance(array, dict) is not column.is_dict:
             return False
         if not column.is_dict:
-            if array.dtype != (column.dtype or object) or array.shape[1:] != column.shape:
+            # not `dtype or object`: a numpy dtype without fields counts as false
+            dtype = np.dtype(object) if column.dtype is None else column.dtype
+            if array.dtype != dtype or array.shape[1:] != column.shape:
                 return False
             if column.dtype is None:
                 indices = range(size)[positions] if isinstance(positions, slice) else positions
@@ -301,5 +303,7 @@ def _info(part: Columns, index: int) -> dict[str, Any]:
         target = info
         for key in column.path[:-1]:
             target = target[key]
-        target[column.path[-1]] = {} if column.is_dict else values[index]
+        value = {} if column.is_dict else values[index]
+        # a column of bools was made of Python's; numpy's are objects to Gymnasium
+        target[column.path[-1]] = bool(value) if column.dtype == np.bool_ and not column.shape else value
     return info

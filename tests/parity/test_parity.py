@@ -1,0 +1,153 @@
+"""Bit for bit what `gymnasium.vector.SyncVectorEnv` gives, whatever the workers and the loop.
+
+`make test` runs a sample of the grid in which every env, mode, number of workers and loop appears; `make parity`
+runs all of it.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import warnings
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from conftest import LOOPS, run_on
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from zoo import SPACES, Sampler
+
+import aioenv
+from parity.compare import assert_same
+
+STEPS = 300
+NUM_ENVS = 5
+
+CLASSIC = ["CartPole-v1", "Pendulum-v1", "FrozenLake-v1", "Taxi-v4", "Blackjack-v1"]
+MUJOCO = [
+    "Ant-v5", "HalfCheetah-v5", "Hopper-v5", "Humanoid-v5", "HumanoidStandup-v5", "InvertedDoublePendulum-v5",
+    "InvertedPendulum-v5", "Pusher-v5", "Reacher-v5", "Swimmer-v5", "Walker2d-v5",
+]  # fmt: skip
+ENVS = {
+    **{name: functools.partial(gym.make, name) for name in CLASSIC + MUJOCO},
+    **{f"observes {space}": functools.partial(Sampler, space) for space in SPACES},
+    **{f"acts {space}": functools.partial(Sampler, "box", space) for space in ("dict", "tuple", "text", "nested")},
+}
+# one line an axis; the launch policy and the channel go here
+AXES = {
+    "mode": list(AutoresetMode),
+    "workers": [1, 2, 3],
+    "loop": list(LOOPS),
+}
+
+
+def grid(full: bool):
+    """(env, *a point of every axis); in the sample each env meets one point, and the points go round."""
+    points = list(itertools.product(*AXES.values()))
+    for number, env in enumerate(ENVS):
+        # 5 has no factor in common with the 18 points: neighbours differ in every axis
+        chosen = points if full else [points[number * 5 % len(points)]]
+        for point in chosen:
+            yield pytest.param(env, *point, id="-".join(str(getattr(p, "value", p)) for p in (env, *point)))
+
+
+async def compare(make, mode, workers, **options):
+    """Step both with the same seeds and actions, and compare everything."""
+    reference = SyncVectorEnv([make] * NUM_ENVS, autoreset_mode=mode)
+    async with aioenv.AsyncVectorEnv([make] * NUM_ENVS, num_workers=workers, autoreset_mode=mode, **options) as envs:
+        assert envs.observation_space == reference.observation_space
+        assert envs.action_space == reference.action_space
+        assert_same(envs.metadata, reference.metadata)
+        assert_same(tuple(await envs.reset(seed=3)), reference.reset(seed=3), "reset")
+        reference.action_space.seed(5)
+        ended = np.zeros(NUM_ENVS, bool)
+        for t in range(STEPS):
+            if mode is AutoresetMode.DISABLED and ended.any():
+                masked = tuple(await envs.reset(options={"reset_mask": ended}))
+                assert_same(masked, reference.reset(options={"reset_mask": ended}), f"masked reset before step {t}")
+            actions = reference.action_space.sample()
+            expected = reference.step(actions)
+            assert_same(tuple(await envs.step(actions)), expected, f"step {t}")
+            ended = expected[2] | expected[3]
+    reference.close()
+
+
+def run(env, mode, workers, loop):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Gymnasium's about the envs themselves
+        run_on(loop, compare(ENVS[env], mode, workers))
+
+
+@pytest.mark.parametrize(("env", *AXES), list(grid(full=False)))
+def test_sample(env, mode, workers, loop):
+    run(env, mode, workers, loop)
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize(("env", *AXES), list(grid(full=True)))
+def test_grid(env, mode, workers, loop):
+    run(env, mode, workers, loop)
+
+
+def test_the_sample_meets_every_point_of_every_axis():
+    met = list(zip(*(param.values[1:] for param in grid(full=False)), strict=True))
+    assert [set(values) for values in met] == [set(points) for points in AXES.values()]
+
+
+def test_list_seeds_and_masked_resets():
+    async def main():
+        make = ENVS["CartPole-v1"]
+        reference = SyncVectorEnv([make] * 4)
+        async with aioenv.AsyncVectorEnv([make] * 4, num_workers=3) as envs:
+            seeds = [11, None, 7, 7]
+            got, _ = await envs.reset(seed=seeds)
+            expected, _ = reference.reset(seed=seeds)
+            seeded = [0, 2, 3]
+            assert_same(got[seeded], expected[seeded])
+            mask = np.array([True, False, False, True])
+            options = {"reset_mask": mask, "low": -0.01, "high": 0.01}
+            got, _ = await envs.reset(seed=5, options=options)
+            assert "reset_mask" in options  # the caller's dict is left alone
+            expected, _ = reference.reset(seed=5, options=dict(options))
+            assert_same(got[seeded], expected[seeded])
+            for options, error in [
+                ({"reset_mask": [True] * 4}, TypeError),
+                ({"reset_mask": np.ones(3, bool)}, ValueError),
+                ({"reset_mask": np.ones(4, int)}, TypeError),
+                ({"reset_mask": np.zeros(4, bool)}, ValueError),
+            ]:
+                with pytest.raises(error) as mine:
+                    await envs.reset(options=dict(options))
+                with pytest.raises(error) as theirs:
+                    reference.reset(options=dict(options))
+                assert str(mine.value) == str(theirs.value)
+            with pytest.raises(ValueError, match="length must match num_envs=4 but got length=3"):
+                await envs.reset(seed=[1, 2, 3])
+        reference.close()
+
+    run_on("asyncio", main())
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_copy_false(loop):
+    """Compared at once, before the memory is used again."""
+    run_on(loop, compare(ENVS["observes nested"], AutoresetMode.SAME_STEP, 2, copy=False))
+
+
+@pytest.mark.parametrize(
+    ("got", "expected"),
+    [
+        (np.zeros(2), np.zeros(3)),
+        (np.zeros(2), np.zeros(2, np.float32)),
+        (np.array([0.0]), np.array([-0.0])),
+        (np.array([1.0]), np.array([np.nan])),
+        ({"a": 1}, {"a": 1, "_a": True}),
+        ((1, 2), (1, 3)),
+        (1, 1.0),
+        (np.array([{"x": np.zeros(1)}], object), np.array([{"x": np.ones(1)}], object)),
+    ],
+)
+def test_the_comparison_sees_differences(got, expected):
+    with pytest.raises(AssertionError):
+        assert_same(got, expected)
+    assert_same(expected, expected)
