@@ -40,11 +40,16 @@ class Batch:
         self._reset_views = [(byte_view(array), array.nbytes // n) for array in (*self.obs, *state)]
         obs, rest = self._reset_views[: len(self.obs)], self._reset_views[len(self.obs) :]
         self._step_views = [*obs, *((byte_view(array), array.itemsize) for array in flags), *rest]
+        self._rows: dict[tuple[int, int, bool], list[memoryview]] = {}
 
     def rows(self, start: int, stop: int, *, stepped: bool) -> list[memoryview]:
         """The memory that the reply for rows start to stop is read into, in the order of the wire."""
-        views = self._step_views if stepped else self._reset_views
-        return [view[start * size : stop * size] for view, size in views]
+        rows = self._rows.get((start, stop, stepped))
+        if rows is None:
+            views = self._step_views if stepped else self._reset_views
+            rows = [view[start * size : stop * size] for view, size in views]
+            self._rows[start, stop, stepped] = rows
+        return rows
 
     def clear(self, start: int, stop: int) -> None:
         """Reward 0 and flags False: what a failed row, or one that was only reset, has."""
@@ -54,19 +59,35 @@ class Batch:
 
 
 class Ring:
-    """Where the next batch comes from: new arrays each time, or (copy=False) two in turn."""
+    """Where the next batch comes from: new arrays each time, or (copy=False) two in turn.
 
-    def __init__(self, make: Callable[[], Batch], *, reuse: bool) -> None:
+    Args:
+        make: makes a batch.
+        spans: the rows of each worker, (start, stop).
+        reuse: whether to use two batches in turn.
+    """
+
+    def __init__(self, make: Callable[[], Batch], spans: Sequence[tuple[int, int]], *, reuse: bool) -> None:
         self._make = make
+        self._spans = spans
         self._batches = [make(), make()] if reuse else []
         self._next = 0
+        self._spare: Batch | None = None
 
     def take(self) -> Batch:
         """The batch to read the next step into."""
-        if not self._batches:
-            return self._make()
-        self._next ^= 1
-        return self._batches[self._next]
+        if self._batches:
+            self._next ^= 1
+            return self._batches[self._next]
+        spare, self._spare = self._spare, None
+        return spare or self._make()
+
+    def prepare(self) -> None:
+        """Make the next step's batch now, while the workers are busy, rather than when they wait for it."""
+        if not self._batches and self._spare is None:
+            self._spare = self._make()
+            for start, stop in self._spans:
+                self._spare.rows(start, stop, stepped=True)
 
     def replace(self, batch: Batch) -> None:
         """A batch is still being read into (its step was cancelled): don't hand it out again."""

@@ -60,7 +60,8 @@ class Schedule:
         self._state_size = state_size
         self._timeout_s = timeout_s
         self._loop = asyncio.get_running_loop()
-        self._ring = Ring(lambda: self._new_batch(self._num_envs), reuse=not copy)
+        spans = [(member.start, member.stop) for member in fleet.members]
+        self._ring = Ring(lambda: self._new_batch(self._num_envs), spans, reuse=not copy)
         self._abandoned: list[Exchange] = []  # cancelled or timed out: their results wait for `recv`
         self._ready: list[tuple[Exchange, Part]] = []
         self._arrival = asyncio.Event()
@@ -92,6 +93,7 @@ class Schedule:
             if objects:
                 tail = dump(StepRequest(None, [list(column[start:stop]) for column in objects]))
             self._submit(exchange, part, Kind.STEP, fixed, tail)
+        self._ring.prepare()
         return await self._outcome(exchange, self._step_result)
 
     async def reset(
