@@ -165,10 +165,12 @@ class Decoder:
         place: called once a header is complete and checked; gives the buffers (writable, of format "B") that
             the fixed part shall be read into, or None for scratch memory. Buffers whose lengths don't add up
             to `header.fixed` are passed over for scratch memory too, so that a reply that has grown can be
-            looked at instead of being cut.
+            looked at instead of being cut. It may be asked for a frame before the frames that came with it have
+            been taken, so two frames that are both under way need buffers of their own.
 
-    If any method raises anything but `WireError`, that is a bug (or `place` raised). A broken stream stays
-    broken: `next_frame` first gives the frames before the fault, then raises the same error for ever.
+    If any method raises anything but `WireError`, that is a bug, or `place` raised (which breaks the stream). A
+    broken stream stays broken: `next_frame` first gives the frames before the fault, then raises the same error
+    for ever.
     """
 
     def __init__(self, place: Callable[[Header], Sequence[memoryview] | None] | None = None) -> None:
@@ -187,7 +189,7 @@ class Decoder:
     @property
     def idle(self) -> bool:
         """Whether the last byte so far ended a frame: a stream may end here."""
-        return self._header is None and len(self._wanted[0]) == HEADER_BYTES
+        return self._error is None and self._header is None and len(self._wanted[0]) == HEADER_BYTES
 
     def buffers(self) -> list[memoryview]:
         """The buffers to fill next, in order: a scatter read may fill them all at once.
@@ -196,11 +198,17 @@ class Decoder:
             WireError: if the stream is broken; nothing after this point can be understood.
         """
         if self._error:
-            raise self._error
+            raise self._error.with_traceback(None)
         return self._wanted
 
     def advance(self, count: int) -> None:
-        """Say that the next `count` bytes of `buffers()` have been filled."""
+        """Say that the next `count` bytes of `buffers()` have been filled; what they were, `next_frame` tells.
+
+        Raises:
+            WireError: if the stream was broken before.
+        """
+        if self._error:
+            raise self._error.with_traceback(None)
         wanted = self._wanted
         while count:
             size = len(wanted[0])
@@ -215,7 +223,7 @@ class Decoder:
     def feed(self, data: Buffer) -> None:
         """Take bytes that were read elsewhere: copies them to where they belong.
 
-        Never raises: what is wrong with the bytes comes out of `next_frame`, after the frames before it.
+        Raises nothing of its own: what is wrong with the bytes comes out of `next_frame`, after the frames before it.
         """
         view = memoryview(data)
         offset, end = 0, len(view)
@@ -266,7 +274,7 @@ class Decoder:
         if self._frames:
             return self._frames.popleft()
         if self._error:
-            raise self._error
+            raise self._error.with_traceback(None)
         return None
 
     def finish(self) -> None:
@@ -278,7 +286,7 @@ class Decoder:
         if not self._error and not self.idle:
             self._error = WireError("the stream ended inside a frame")
         if self._error and not self._frames:
-            raise self._error
+            raise self._error.with_traceback(None)
 
     def _complete(self) -> None:
         """The wanted buffers are full: go from header to body, or from body to a frame."""
@@ -305,11 +313,20 @@ class Decoder:
 
     def _claim(self, header: Header) -> Sequence[memoryview]:
         """The buffers for a frame's fixed part: the caller's, if they fit, else scratch."""
-        fixed = self._place(header) if self._place else None
+        try:
+            fixed = self._place(header) if self._place else None
+        except BaseException:
+            # the frame has no home, and whoever catches this must not find the next one half read
+            self._break(WireError(f"no memory was given for the fixed part of a {header.kind.name} frame"))
+            raise
         if fixed is None or sum(map(len, fixed)) != header.fixed:
             return allocate(header.fixed)
         return fixed
 
     def _break(self, error: WireError) -> None:
-        """Remember the error; it is raised once the frames before it have been taken."""
-        self._error = error
+        """Remember the error; it is raised once the frames before it have been taken.
+
+        Without its traceback, here and wherever it is raised: that would keep the caller's buffers, and would
+        grow with every raise.
+        """
+        self._error = error.with_traceback(None)
