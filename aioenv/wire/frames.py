@@ -9,8 +9,10 @@ A frame is a fixed header, a fixed part and a tail::
 
 All integers are little-endian. The *fixed part* is raw numpy memory, in the order that both sides agreed on at
 start-up; it goes straight from one side's arrays into the other's. The *tail* holds what varies in size. Both
-CRC-32s are always there: they cost 0.3 ns a byte, less than the copy through the kernel, and in return any
-mutation of a stream gives a prefix of its frames and then a `WireError`, never a wrong frame.
+CRC-32s are always there: they cost 0.3 ns a byte, less than the copy through the kernel. A header's CRC begins
+from that of the header before it (the first from 0), so it covers the whole stream so far: a frame that is
+missing, repeated or out of place is found as surely as a flipped bit. In return any mutation of a stream gives a
+prefix of its frames and then a `WireError`, never a wrong frame.
 
 The decoder does no input or output. It says which buffers it wants filled (`buffers`), is told how many bytes
 went into them (`advance`), and hands out finished frames (`next_frame`); `feed` is the same for bytes that are
@@ -35,10 +37,10 @@ __all__ = [
     "VERSION",
     "Buffer",
     "Decoder",
+    "Encoder",
     "Frame",
     "Header",
     "Kind",
-    "encode",
 ]
 
 # Any C-contiguous object with the buffer protocol (typing has no name for it before 3.12).
@@ -84,6 +86,7 @@ class Header(NamedTuple):
     fixed: int  # bytes
     tail: int  # bytes
     body_crc: int
+    crc: int  # its own, and that of all headers before it
 
 
 class Frame(NamedTuple):
@@ -96,44 +99,54 @@ class Frame(NamedTuple):
     tail: memoryview
 
 
-def encode(kind: Kind, request: int, generation: int, fixed: Sequence[Buffer] = (), tail: Buffer = b"") -> list[Buffer]:
-    """Turn a frame into a list of buffers to write, in order, without joining or copying any.
+class Encoder:
+    """Turns the frames of one stream into bytes. Frames must be written in the order in which they were encoded."""
 
-    Args:
-        kind: what the frame is.
-        request: the id of the exchange, 0 … 2**32-1.
-        generation: how often this worker has been started, 0 … 2**32-1.
-        fixed: C-contiguous byte buffers (`memoryview`s of format "B", or bytes).
-        tail: one more, of variable length.
+    def __init__(self) -> None:
+        self._chain = 0
 
-    Raises:
-        WireError: if a part is longer than its maximum, or a number does not fit its field.
-    """
-    size = 0
-    crc = 0
-    for part in fixed:
-        size += len(part)
-        crc = zlib.crc32(part, crc)
-    tail_size = len(tail)
-    if tail_size:
-        crc = zlib.crc32(tail, crc)
-    if size > MAX_FIXED_BYTES:
-        raise WireError(f"a fixed part of {size} bytes is over the maximum of {MAX_FIXED_BYTES}")
-    if tail_size > MAX_TAIL_BYTES:
-        raise WireError(f"a tail of {tail_size} bytes is over the maximum of {MAX_TAIL_BYTES}")
-    try:
-        head = _HEADER.pack(MAGIC, VERSION, kind, request, generation, size, tail_size, crc)
-    except struct.error as exc:
-        raise WireError(f"request {request} and generation {generation} must fit 32 bits") from exc
-    buffers: list[Buffer] = [head + _CRC.pack(zlib.crc32(head))]
-    buffers.extend(part for part in fixed if len(part))
-    if tail_size:
-        buffers.append(tail)
-    return buffers
+    def encode(
+        self, kind: Kind, request: int, generation: int, fixed: Sequence[Buffer] = (), tail: Buffer = b""
+    ) -> list[Buffer]:
+        """Turn a frame into a list of buffers to write, in order, without joining or copying any.
+
+        Args:
+            kind: what the frame is.
+            request: the id of the exchange, 0 … 2**32-1.
+            generation: how often this worker has been started, 0 … 2**32-1.
+            fixed: C-contiguous byte buffers (`memoryview`s of format "B", or bytes).
+            tail: one more, of variable length.
+
+        Raises:
+            WireError: if a part is longer than its maximum, or a number does not fit its field. Nothing must be
+                written then, and the next frame can be encoded as if this one had never been tried.
+        """
+        size = 0
+        crc = 0
+        for part in fixed:
+            size += len(part)
+            crc = zlib.crc32(part, crc)
+        tail_size = len(tail)
+        if tail_size:
+            crc = zlib.crc32(tail, crc)
+        if size > MAX_FIXED_BYTES:
+            raise WireError(f"a fixed part of {size} bytes is over the maximum of {MAX_FIXED_BYTES}")
+        if tail_size > MAX_TAIL_BYTES:
+            raise WireError(f"a tail of {tail_size} bytes is over the maximum of {MAX_TAIL_BYTES}")
+        try:
+            head = _HEADER.pack(MAGIC, VERSION, kind, request, generation, size, tail_size, crc)
+        except struct.error as exc:
+            raise WireError(f"request {request} and generation {generation} must fit 32 bits") from exc
+        self._chain = zlib.crc32(head, self._chain)
+        buffers: list[Buffer] = [head + _CRC.pack(self._chain)]
+        buffers.extend(part for part in fixed if len(part))
+        if tail_size:
+            buffers.append(tail)
+        return buffers
 
 
-def decode_header(data: memoryview, offset: int = 0) -> Header:
-    """Read one header, the `HEADER_BYTES` bytes from `offset`.
+def decode_header(data: memoryview, offset: int = 0, chain: int = 0) -> Header:
+    """Read one header, the `HEADER_BYTES` bytes from `offset`, after one whose `crc` was `chain`.
 
     Raises:
         WireError: if it is not one: wrong magic, version, CRC, kind, or a length over its maximum.
@@ -144,13 +157,14 @@ def decode_header(data: memoryview, offset: int = 0) -> Header:
     if version != VERSION:
         raise WireError(f"expected wire version {VERSION}, got {version}: two versions of aioenv are talking")
     end = offset + _HEADER.size
-    if _CRC.unpack_from(data, end)[0] != zlib.crc32(data[offset:end]):
-        raise WireError("a frame's header does not match its CRC")
+    crc = zlib.crc32(data[offset:end], chain)
+    if _CRC.unpack_from(data, end)[0] != crc:
+        raise WireError("a frame's header does not match its CRC, or does not follow the frame before it")
     if kind not in _KINDS:
         raise WireError(f"unknown kind of frame: {kind}")
     if fixed > MAX_FIXED_BYTES or tail > MAX_TAIL_BYTES:
         raise WireError(f"a frame announces {fixed} + {tail} bytes, over {MAX_FIXED_BYTES} + {MAX_TAIL_BYTES}")
-    return Header(_KINDS[kind], request, generation, fixed, tail, body_crc)
+    return Header(_KINDS[kind], request, generation, fixed, tail, body_crc, crc)
 
 
 def allocate(size: int) -> Sequence[memoryview]:
@@ -178,6 +192,7 @@ class Decoder:
         self._head = memoryview(bytearray(HEADER_BYTES))
         self._frames: deque[Frame] = deque()
         self._error: WireError | None = None
+        self._chain = 0
         self._begin()
 
     def _begin(self) -> None:
@@ -245,7 +260,7 @@ class Decoder:
         The usual case, at a fifth of the cost; and nothing is written into anybody's arrays before the check.
         """
         try:
-            header = decode_header(view, offset)
+            header = decode_header(view, offset, self._chain)
         except WireError as error:
             self._break(error)
             return len(view) - offset
@@ -262,6 +277,7 @@ class Decoder:
             part[:] = view[body : body + size]
             body += size
         tail = memoryview(bytes(view[body:end]))
+        self._chain = header.crc
         self._frames.append(Frame(header.kind, header.request, header.generation, fixed, tail))
         return end - offset
 
@@ -293,7 +309,7 @@ class Decoder:
         header = self._header
         if header is None:
             try:
-                header = self._header = decode_header(self._head)
+                header = self._header = decode_header(self._head, 0, self._chain)
             except WireError as error:
                 self._break(error)
                 return
@@ -308,6 +324,7 @@ class Decoder:
         if zlib.crc32(self._tail, crc) != header.body_crc:
             self._break(WireError(f"the body of a {header.kind.name} frame does not match its CRC"))
             return
+        self._chain = header.crc
         self._frames.append(Frame(header.kind, header.request, header.generation, self._fixed, self._tail))
         self._begin()
 
