@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import islice
 
-from aioenv.wire.frames import Buffer, Decoder, Frame, Header, Kind, encode
+from aioenv.wire.frames import Buffer, Decoder, Encoder, Frame, Header, Kind
 
 __all__ = ["Link"]
 
@@ -25,6 +25,7 @@ class Link:
         self._read_fd = read_fd
         self._write_fd = write_fd
         self._decoder = Decoder(place)
+        self._encoder = Encoder()
         for fd in (read_fd, write_fd):
             _enlarge(fd)
 
@@ -53,7 +54,7 @@ class Link:
             WireError: if it is too large.
             OSError: if the parent is gone.
         """
-        buffers = deque(encode(kind, request, generation, fixed, tail))
+        buffers = deque(self._encoder.encode(kind, request, generation, fixed, tail))
         while buffers:
             count = os.writev(self._write_fd, list(islice(buffers, _IOV_MAX)))
             while buffers and count >= len(buffers[0]):

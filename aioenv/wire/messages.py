@@ -80,11 +80,16 @@ class Failure(NamedTuple):
 
 
 def dump(value: Any) -> bytes:
-    """Pickle data; what plain pickle refuses (lambdas, local classes) goes by value through cloudpickle."""
+    """Pickle data; what plain pickle refuses (lambdas, local classes) goes by value through cloudpickle.
+
+    So does what plain pickle would take from `__main__` by name: the receiver's `__main__` is another one.
+    """
     try:
-        return pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
+        data = pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
     except Exception:
         return dump_code(value)
+    # a search costs far less than cloudpickle, and a string that only looks like it does no harm
+    return dump_code(value) if b"__main__" in data else data
 
 
 def dump_code(value: Any) -> bytes:
@@ -101,5 +106,9 @@ def load(data: Buffer) -> Any:
     """
     try:
         return pickle.loads(data)
-    except Exception as exc:
-        raise WireError(f"a message does not unpickle: {type(exc).__name__}: {exc}") from exc
+    except (Exception, SystemExit) as exc:  # a module that it imports may call sys.exit
+        try:
+            reason = f"{type(exc).__name__}: {exc}"
+        except Exception:
+            reason = f"{type(exc).__name__} (its __str__ raised)"
+        raise WireError(f"a message does not unpickle: {reason}") from exc

@@ -17,7 +17,7 @@ from enum import Enum
 from typing import Any, TypeAlias
 
 from aioenv.errors import EnvError, SlotError, WireError, WorkerDied, describe_exit
-from aioenv.wire.frames import Buffer, Frame, Header, Kind, encode
+from aioenv.wire.frames import Buffer, Encoder, Frame, Header, Kind
 from aioenv.wire.messages import Call, Failure, Start, dump_code, load
 from aioenv.workers import faults
 from aioenv.workers.channel import Channel, StreamsChannel
@@ -185,6 +185,7 @@ class Worker:
         assert process.stdin and process.stdout and process.stderr
         loop = asyncio.get_running_loop()
         self._channel = StreamsChannel(process.stdin, process.stdout, self._place)
+        self._encoder = Encoder()  # one a stream
         self._output = OutputLog(self._label, process.pid, self.slots, self._log_prefix)
         frames = loop.create_task(self._receive(self._channel), name=f"{self._label}: frames")
         output = loop.create_task(self._output.pump(process.stderr), name=f"{self._label}: output")
@@ -226,7 +227,7 @@ class Worker:
             raise self.death()
         request = self._next_request
         self._next_request = (request + 1) & 0xFFFFFFFF
-        buffers = encode(kind, request, self.generation, fixed, tail)
+        buffers = self._encoder.encode(kind, request, self.generation, fixed, tail)
         self._pending[request] = _Pending(into, on_reply)
         self._channel.send(buffers)
         return request
