@@ -1,0 +1,138 @@
+"""Compare vector envs: each in a process of its own, in turn, several rounds; medians and ratios."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+from aioenv.cli.options import positive_float, positive_int
+
+__all__ = ["HELP", "add_arguments", "run"]
+
+HELP = "compare with other vector envs, side by side"
+
+# The bar that a step must stay below, in milliseconds of the loop's thread (p99 at 64 envs).
+LOOP_TIME_BAR_MS = 0.5
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add this command's arguments."""
+    add = parser.add_argument
+    add("--env", nargs="+", default=["CartPole-v1"], help="ids, or noop, or pixels (84x84x4 uint8)")
+    add("--num-envs", type=positive_int, default=64, help="(default: 64)")
+    add("--rounds", type=positive_int, default=5, help="(default: 5)")
+    add("--seconds", type=positive_float, default=1.0, help="with the clock running, a round (default: 1)")
+    add("--only", nargs="+", metavar="NAME", help="these contenders; --list shows them")
+    add("--list", action="store_true", help="show the contenders, and which of them are installed")
+    add("--json", type=Path, metavar="FILE", help="write every measurement there")
+    add("--plot", type=Path, metavar="FILE", help="draw a plot there (takes matplotlib)")
+    add(
+        "--loop-time",
+        action="store_true",
+        help="instead: how long a step in flight keeps the event loop busy (asyncio's own loop)",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the benchmark; 1 if one of aioenv's own contenders could not be measured."""
+    import gymnasium
+
+    from aioenv.cli.bench import rounds
+    from aioenv.cli.bench.contenders import CONTENDERS
+    from aioenv.cli.bench.tasks import SYNTHETIC
+
+    if args.list:
+        for name, contender in CONTENDERS.items():
+            print(f"{name:<18}{contender.label}{'' if contender.installed else '  (not installed)'}")
+        return 0
+    unknown = [name for name in args.only or () if name not in CONTENDERS]
+    if unknown:
+        return _refuse(f"no contenders {unknown}; there are {list(CONTENDERS)}")
+    absent = [name for name in args.only or () if not CONTENDERS[name].installed]
+    if absent:
+        return _refuse(f"not installed: {[CONTENDERS[name].package for name in absent]}")
+    if args.plot is not None and importlib.util.find_spec("matplotlib") is None:
+        return _refuse("--plot takes matplotlib: pip install 'aioenv[bench]'")
+    for env in args.env:
+        try:
+            if env not in SYNTHETIC:
+                gymnasium.spec(env)
+        except gymnasium.error.Error as exc:
+            return _refuse(f"--env {env}: {exc}; besides ids there are {list(SYNTHETIC)}")
+    if args.loop_time:
+        return _run_loop_time(args, rounds)
+    return _run_comparison(args, [n for n, c in CONTENDERS.items() if c.installed and n in (args.only or CONTENDERS)])
+
+
+def _refuse(message: str) -> int:
+    print(f"aioenv bench: {message}", file=sys.stderr)
+    return 2
+
+
+def _progress(text: str) -> None:
+    if sys.stderr.isatty():
+        print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
+
+
+def _run_comparison(args: argparse.Namespace, names: list[str]) -> int:
+    from aioenv.cli.bench import report
+    from aioenv.cli.bench.rounds import play
+    from aioenv.cli.bench.tasks import Task
+
+    machine = report.machine()
+    cpus = machine["usable_cpus"]
+    title = f"{args.num_envs} envs, {cpus} CPUs, median of {args.rounds} rounds of {args.seconds:g} s"
+    print(title)
+    rows: list[dict[str, Any]] = []
+    broken = []
+    for env in args.env:
+        outcomes = play(Task(env, args.num_envs, args.seconds), names, args.rounds, _progress)
+        _progress("")
+        rows += (new := report.summary(env, outcomes))
+        report.print_table(env, new)
+        broken += [name for name, outcome in outcomes.items() if outcome.broken]
+    if args.json is not None:
+        settings = {"num_envs": args.num_envs, "rounds": args.rounds, "seconds": args.seconds}
+        _write_json(args.json, {"machine": machine, "settings": settings, "results": rows})
+    if args.plot is not None:
+        report.plot(args.plot, rows, title)
+    return int(any(name.startswith("aioenv") for name in broken))
+
+
+def _run_loop_time(args: argparse.Namespace, rounds: Any) -> int:
+    from aioenv.cli.bench import report
+    from aioenv.cli.bench.contender import LOOP_TIME
+    from aioenv.cli.bench.tasks import Task
+
+    print(
+        f"Loop time of one step, {args.num_envs} envs, median of {args.rounds} rounds of {args.seconds:g} s.\n"
+        "CPU time in milliseconds: of callbacks (tasks and the step's own coroutine included), and of the loop's "
+        f"whole thread.\n\n{'':<18}{'callbacks p50':>14}{'p99':>8}{'thread p50':>12}{'p99':>8}{'step takes':>12}"
+    )
+    rows = []
+    for env in args.env:
+        outcome = rounds.play(Task(env, args.num_envs, args.seconds), [LOOP_TIME], args.rounds, _progress)[LOOP_TIME]
+        _progress("")
+        if outcome.broken or not outcome.rounds:
+            print(f"{env:<18}{outcome.problem}")
+            return 1
+        keys = ("callbacks_p50", "callbacks_p99", "thread_p50", "thread_p99", "wall_p50")
+        middle = {key: statistics.median(r[key] for r in outcome.rounds) for key in keys}
+        rows.append({"env": env, **middle, "rounds": outcome.rounds})
+        widths = (14, 8, 12, 8, 12)
+        print(f"{env:<18}" + "".join(f"{middle[k]:>{w}.3f}" for k, w in zip(keys, widths, strict=True)))
+    print(f"\nThe bar, for 64 envs: callbacks' p99 of at most {LOOP_TIME_BAR_MS} ms.")
+    if args.json is not None:
+        settings = {"num_envs": args.num_envs, "rounds": args.rounds, "seconds": args.seconds}
+        _write_json(args.json, {"machine": report.machine(), "settings": settings, "loop_time": rows})
+    return 0
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content, indent=1) + "\n")

@@ -1,0 +1,36 @@
+"""One contender, one round, in a process of its own: `python -m aioenv.cli.bench.contender NAME TASK`.
+
+TASK is a JSON object of `Task`'s fields. The last line on stdout is `MARK` and the result as JSON.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+
+from aioenv.cli.bench.contenders import CONTENDERS, NotApplicable
+from aioenv.cli.bench.loop_time import loop_time
+from aioenv.cli.bench.tasks import Task
+
+__all__ = ["LOOP_TIME", "MARK", "main"]
+
+MARK = "aioenv-bench-result:"
+LOOP_TIME = "loop-time"  # not a contender, but measured as one
+
+
+def main(name: str, task_json: str) -> None:
+    """Measure, and print the result."""
+    task = Task(**json.loads(task_json))
+    try:
+        if name == LOOP_TIME:
+            result = dataclasses.asdict(loop_time(task))
+        else:
+            result = dataclasses.asdict(CONTENDERS[name].measure(task))
+    except NotApplicable as exc:
+        result = {"not_applicable": str(exc)}
+    print(f"\n{MARK}{json.dumps(result)}", flush=True)
+
+
+if __name__ == "__main__":  # other people's vector envs import the main module again
+    main(*sys.argv[1:])

@@ -1,0 +1,108 @@
+"""From rounds to medians and ratios, as a table, as JSON and as a plot."""
+
+from __future__ import annotations
+
+import platform
+import statistics
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from aioenv.cli.bench.contenders import CONTENDERS
+from aioenv.cli.bench.rounds import Outcomes
+from aioenv.workers.launch import usable_cpus
+
+__all__ = ["BASELINES", "machine", "plot", "print_table", "summary"]
+
+# Column → the contender that it compares with.
+BASELINES = {"x async": "gymnasium-async", "x sync": "gymnasium-sync"}
+
+
+def machine() -> dict[str, Any]:
+    """What the figures depend on."""
+    packages = ("aioenv", "gymnasium", "mujoco", "numpy", "uvloop", "stable-baselines3", "tianshou", "envpool")
+    versions = {}
+    for name in packages:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "usable_cpus": usable_cpus(),
+        "packages": versions,
+    }
+
+
+def summary(env: str, outcomes: dict[str, Outcomes]) -> list[dict[str, Any]]:
+    """A row for each contender.
+
+    Returns:
+        For each: "env", "contender", "problem", "rounds" (as measured) and, if there are any, the median, least and
+        most env-steps/s, the median start-up in seconds, and the ratios to `BASELINES`: the median over rounds of
+        the ratio within a round, so that a machine that changes its speed between rounds does not show.
+    """
+    rates = {name: [r["env_steps"] / r["seconds"] for r in o.rounds] for name, o in outcomes.items()}
+    rows = []
+    for name, outcome in outcomes.items():
+        row: dict[str, Any] = {
+            "env": env, "contender": name, "problem": outcome.problem, "rounds": outcome.rounds,
+        }  # fmt: skip
+        own = rates[name]
+        if own:
+            row |= {
+                "env_steps_per_s": statistics.median(own),
+                "min": min(own),
+                "max": max(own),
+                "start_s": statistics.median(r["start_s"] for r in outcome.rounds),
+                "ratios": {},
+            }
+            for baseline in BASELINES.values():
+                pairs = list(zip(own, rates.get(baseline, []), strict=False))
+                if pairs:
+                    row["ratios"][baseline] = statistics.median(a / b for a, b in pairs)
+        rows.append(row)
+    return rows
+
+
+def print_table(title: str, rows: list[dict[str, Any]]) -> None:
+    """The rows of one env."""
+    heads = "".join(f"{head:>9}" for head in BASELINES)
+    print(f"\n{title}\n{'':<27}{'env-steps/s':>12}{'[min - max]':>20}{heads}{'start s':>9}")
+    for row in rows:
+        label = CONTENDERS[row["contender"]].label
+        if "env_steps_per_s" not in row:
+            print(f"{label:<27}{row['problem']}")
+            continue
+        spread = f"[{row['min']:,.0f} - {row['max']:,.0f}]"
+        ratios = "".join(f"{row['ratios'][b]:>9.2f}" if b in row["ratios"] else f"{'-':>9}" for b in BASELINES.values())
+        print(f"{label:<27}{row['env_steps_per_s']:>12,.0f}{spread:>20}{ratios}{row['start_s']:>9.2f}")
+        if row["problem"]:
+            print(f"{'':<27}after {len(row['rounds'])} rounds: {row['problem']}")
+
+
+def plot(path: Path, rows: list[dict[str, Any]], title: str) -> None:
+    """Bars, one panel an env, with the spread over rounds; the file's suffix says which format."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    envs = list(dict.fromkeys(row["env"] for row in rows))
+    figure, panels = plt.subplots(len(envs), squeeze=False, figsize=(8, 0.6 + 3.2 * len(envs)))
+    for env, panel in zip(envs, panels[:, 0], strict=True):
+        shown = [row for row in rows if row["env"] == env and "env_steps_per_s" in row][::-1]
+        middles = [row["env_steps_per_s"] for row in shown]
+        down = [row["env_steps_per_s"] - row["min"] for row in shown]
+        up = [row["max"] - row["env_steps_per_s"] for row in shown]
+        labels = [CONTENDERS[row["contender"]].label for row in shown]
+        colors = ["C0" if row["contender"].startswith("aioenv") else "0.7" for row in shown]
+        panel.barh(labels, middles, xerr=[down, up], color=colors, ecolor="0.3", capsize=2)
+        panel.set_title(env)
+        panel.set_xlabel("env-steps/s, median [min - max]")
+    figure.suptitle(title)
+    figure.tight_layout()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150)
+    plt.close(figure)

@@ -1,0 +1,105 @@
+"""Rounds: every contender in turn, each time in a process of its own."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import aioenv
+from aioenv.cli.bench.contender import MARK
+from aioenv.cli.bench.tasks import Task
+
+__all__ = ["Failed", "Outcomes", "play", "run_contender"]
+
+# Threads inside an env or a numeric library would fight the contender's own processes for the CPUs.
+THREAD_LIMITS = dict.fromkeys(
+    ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1"
+)
+START_AND_STOP_S = 180.0
+
+
+class Failed(Exception):
+    """A contender could not be measured; the message says why, on one line."""
+
+
+@dataclasses.dataclass
+class Outcomes:
+    """What came of one contender with one env.
+
+    Attributes:
+        rounds: its results, one a round.
+        problem: why it takes no (further) part; empty if nothing is wrong.
+        broken: whether that is a fault, and not an env that it does not have.
+    """
+
+    rounds: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    problem: str = ""
+    broken: bool = False
+
+
+def play(task: Task, names: Sequence[str], rounds: int, progress: Callable[[str], None]) -> dict[str, Outcomes]:
+    """A B C A B C …, so that what else the machine does falls on all alike.
+
+    A contender that fails is not tried again.
+
+    Args:
+        task: what to step.
+        names: the contenders.
+        progress: called before each measurement, with what it is.
+    """
+    outcomes = {name: Outcomes() for name in names}
+    for number in range(rounds):
+        for name, outcome in outcomes.items():
+            if outcome.problem:
+                continue
+            progress(f"{task.env}, round {number + 1} of {rounds}: {name}")
+            try:
+                result = run_contender(name, task)
+            except Failed as exc:
+                outcome.problem, outcome.broken = str(exc), True
+                continue
+            if "not_applicable" in result:
+                outcome.problem = result["not_applicable"]
+            else:
+                outcome.rounds.append(result)
+    return outcomes
+
+
+def run_contender(name: str, task: Task) -> dict[str, Any]:
+    """One contender, one round, in a process of its own.
+
+    Raises:
+        Failed: if it ends with an error, or does not end.
+    """
+    limit = task.seconds + task.warm_up_s + START_AND_STOP_S
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "aioenv.cli.bench.contender", name, json.dumps(dataclasses.asdict(task))],
+            env=_environment(),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=limit,
+        )
+    except subprocess.TimeoutExpired:
+        raise Failed(f"did not end within {limit:.0f} s") from None
+    for line in reversed(done.stdout.splitlines()):
+        if line.startswith(MARK) and done.returncode == 0:
+            result: dict[str, Any] = json.loads(line.removeprefix(MARK))
+            return result
+    last = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]
+    raise Failed(f"failed with status {done.returncode}: {last}")
+
+
+def _environment() -> dict[str, str]:
+    """This process's, with the thread limits, and with this very package found first."""
+    home = str(Path(aioenv.__file__).resolve().parents[1])
+    paths = [home, *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, **THREAD_LIMITS, "PYTHONPATH": os.pathsep.join(paths)}

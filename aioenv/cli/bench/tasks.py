@@ -1,0 +1,144 @@
+"""What contenders are given to step: an env, its actions, and for how long."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import gymnasium
+import numpy as np
+import numpy.typing as npt
+from gymnasium import spaces
+from gymnasium.vector.utils import batch_space
+
+__all__ = ["SYNTHETIC", "Measured", "NoOp", "Pixels", "Task", "clock_async", "clock_blocking"]
+
+# Different batches of actions, used in turn.
+ACTION_BATCHES = 64
+
+
+class NoOp(gymnasium.Env[Any, Any]):
+    """Does nothing: what is left is what a vector env costs by itself."""
+
+    observation_space = spaces.Box(-1, 1, (4,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self) -> None:
+        self._obs = np.zeros(4, np.float32)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        """An observation of zeros."""
+        return self._obs, {}
+
+    def step(self, action: Any) -> Any:
+        """The same again."""
+        return self._obs, 0.0, False, False, {}
+
+
+class Pixels(gymnasium.Env[Any, Any]):
+    """As cheap, with observations of Atari's size: four stacked grey images, 28 kB."""
+
+    observation_space = spaces.Box(0, 255, (84, 84, 4), np.uint8)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self) -> None:
+        self._obs = np.arange(84 * 84 * 4, dtype=np.uint8).reshape(84, 84, 4)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        """The one observation that there is."""
+        return self._obs, {}
+
+    def step(self, action: Any) -> Any:
+        """The same again."""
+        return self._obs, 0.0, False, False, {}
+
+
+SYNTHETIC: dict[str, Callable[[], gymnasium.Env[Any, Any]]] = {"noop": NoOp, "pixels": Pixels}
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What one contender did in one round.
+
+    Attributes:
+        steps: batches stepped while the clock ran.
+        seconds: how long that took.
+        env_steps: steps of single envs.
+        start_s: seconds from the constructor's call until every env was reset.
+    """
+
+    steps: int
+    seconds: float
+    env_steps: int
+    start_s: float
+
+
+@dataclass(frozen=True)
+class Task:
+    """One env, so many of it, for so long.
+
+    Attributes:
+        env: an id of Gymnasium, or a name in `SYNTHETIC`.
+        num_envs: how many.
+        seconds: for how long to step with the clock running.
+        warm_up_s: for how long before that.
+    """
+
+    env: str
+    num_envs: int
+    seconds: float
+    warm_up_s: float = 0.3
+
+    @property
+    def make_env(self) -> Callable[[], Any]:
+        """A factory of one env, the same for every contender."""
+        return SYNTHETIC.get(self.env) or partial(gymnasium.make, self.env)
+
+    def actions(self) -> list[npt.NDArray[Any]]:
+        """Batches of actions to take in turn, the same for every contender."""
+        env = self.make_env()
+        space = batch_space(env.action_space, self.num_envs)
+        env.close()
+        space.seed(0)
+        return [space.sample() for _ in range(ACTION_BATCHES)]
+
+
+def clock_blocking(task: Task, start: Callable[[], Callable[[Any], Any]]) -> Measured:
+    """Start a contender, warm it up, and count how many batches it steps.
+
+    Args:
+        start: makes and resets the envs, and returns the function that steps them.
+    """
+    actions = task.actions()
+    began = time.perf_counter()
+    step = start()
+    start_s = time.perf_counter() - began
+    count = 0
+    for budget in (task.warm_up_s, task.seconds):
+        count = 0
+        began = time.perf_counter()
+        end = began + budget
+        while (now := time.perf_counter()) < end or count == 0:
+            step(actions[count % ACTION_BATCHES])
+            count += 1
+    return Measured(count, now - began, count * task.num_envs, start_s)
+
+
+async def clock_async(task: Task, start: Callable[[], Awaitable[Callable[[Any], Awaitable[Any]]]]) -> Measured:
+    """The same for a contender that is awaited."""
+    actions = task.actions()
+    began = time.perf_counter()
+    step = await start()
+    start_s = time.perf_counter() - began
+    count = 0
+    for budget in (task.warm_up_s, task.seconds):
+        count = 0
+        began = time.perf_counter()
+        end = began + budget
+        while (now := time.perf_counter()) < end or count == 0:
+            await step(actions[count % ACTION_BATCHES])
+            count += 1
+    return Measured(count, now - began, count * task.num_envs, start_s)
