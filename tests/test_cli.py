@@ -1,0 +1,205 @@
+"""The `aioenv` command: demo, doctor and bench, small."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from aioenv.cli import main
+from aioenv.cli.bench import report
+from aioenv.cli.bench.loop_time import CallbackClock
+from aioenv.cli.bench.rounds import Failed, Outcomes, run_contender
+from aioenv.cli.bench.tasks import Task
+from aioenv.cli.doctor import probe_opengl
+from aioenv.cli.video import TiledVideo, tile
+
+OPENGL = probe_opengl("egl").renderer or probe_opengl("osmesa").renderer
+needs_opengl = pytest.mark.skipif(not OPENGL, reason="no OpenGL here")
+
+
+def seconds_of(output: str, label: str) -> float:
+    found = re.search(rf"^{label} +([0-9.]+) ", output, re.MULTILINE)
+    assert found, output
+    return float(found[1])
+
+
+@needs_opengl
+def test_demo_measures_and_leaves_a_video(tmp_path, capfd):
+    import imageio_ffmpeg
+
+    out = tmp_path / "new" / "demo.mp4"
+    began = time.perf_counter()
+    assert main(["demo", "--steps", "70", "--num-envs", "3", "--size", "32x24", "--out", str(out)]) == 0
+    took = time.perf_counter() - began
+    output = capfd.readouterr().out
+    seconds = [seconds_of(output, label) for label in ("physics alone", "images alone", "both overlapped")]
+    assert all(0 < s < took for s in seconds) and sum(seconds) < took
+    saved = (seconds[0] + seconds[1] - seconds[2]) / (seconds[0] + seconds[1])
+    told = re.search(r"The overlap (saved|cost) (\d+)%", output)
+    assert told, output
+    # the table is rounded to 10 ms
+    assert abs(saved - int(told[2]) / 100 * (1 if told[1] == "saved" else -1)) < 0.02 + 0.02 / sum(seconds[:2])
+    assert f"Video: {out}" in output
+    ffmpeg = [
+        imageio_ffmpeg.get_ffmpeg_exe(),
+        "-v",
+        "error",
+        "-i",
+        str(out),
+        "-f",
+        "rawvideo",
+        "-pix_fmt",
+        "rgb24",
+        "-",
+    ]
+    raw = subprocess.run(ffmpeg, capture_output=True, check=True, timeout=60).stdout
+    pictures = np.frombuffer(raw, np.uint8).reshape(-1, 48, 64, 3)
+    assert len(pictures) == 70
+    assert pictures[0][26:, 34:].max() < 16  # the fourth cell is empty
+    assert all(picture[:24].std() > 10 for picture in pictures)
+    assert np.abs(pictures[0].astype(int) - pictures[-1]).max() > 30  # they move
+
+
+def test_demo_without_images(capfd):
+    assert main(["demo", "--steps", "5", "--num-envs", "2", "--no-images"]) == 0
+    output = capfd.readouterr().out
+    assert "physics alone" in output and "images alone" not in output and "No pictures" not in output
+
+
+def test_demo_without_opengl_says_so_and_goes_on(monkeypatch, tmp_path, capfd):
+    monkeypatch.setenv("MUJOCO_GL", "glfw")  # which takes a display
+    monkeypatch.delenv("DISPLAY", raising=False)
+    out = tmp_path / "demo.mp4"
+    assert main(["demo", "--steps", "5", "--num-envs", "2", "--out", str(out)]) == 0
+    output = capfd.readouterr().out
+    assert "physics alone" in output and "No pictures this time" in output and "apt-get install" in output
+    assert not out.exists()
+
+
+def test_tiles_are_rows_of_a_square_grid():
+    images = np.arange(5 * 2 * 3 * 3, dtype=np.uint8).reshape(5, 2, 3, 3)
+    picture = tile(images)
+    assert picture.shape == (4, 9, 3) and picture.flags.c_contiguous
+    for slot in range(5):
+        row, column = divmod(slot, 3)
+        assert (picture[2 * row : 2 * row + 2, 3 * column : 3 * column + 3] == images[slot]).all()
+    assert not picture[2:, 6:].any()
+
+
+def test_a_video_that_cannot_be_written_raises(tmp_path):
+    (tmp_path / "demo.mp4").mkdir()
+
+    async def write() -> None:
+        video = TiledVideo(tmp_path / "demo.mp4")
+        try:
+            for _ in range(200):
+                await video.write([np.zeros((4, 64, 64, 3), np.uint8)])
+        finally:
+            await video.close()
+
+    with pytest.raises(OSError, match=r"demo\.mp4"):
+        asyncio.run(write())
+
+
+def test_doctor_reports_what_is_here(capfd):
+    assert main(["doctor"]) == 0
+    output = capfd.readouterr().out
+    assert re.search(r"^  mujoco +\d", output, re.MULTILINE) and "Event loop: uvloop" in output
+    assert ("No images can be drawn" in output) == (not OPENGL)
+
+
+def test_a_probe_says_why_a_backend_does_not_work(monkeypatch):
+    monkeypatch.delenv("DISPLAY", raising=False)
+    probe = probe_opengl("glfw")
+    assert not probe.renderer and "OpenGL" in probe.problem
+    assert "no image after" in probe_opengl("osmesa", timeout_s=0.001).problem
+
+
+def test_python_dash_m_and_wrong_arguments():
+    def cli(*args: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([sys.executable, "-m", "aioenv", *args], capture_output=True, text=True, timeout=60)
+
+    assert cli("--version").stdout.startswith("aioenv ")
+    for wrong in (["demo", "--steps", "0"], ["demo", "--size", "12"], ["bench", "--seconds", "nan"], []):
+        done = cli(*wrong)
+        assert done.returncode == 2 and "usage: aioenv" in done.stderr and "Traceback" not in done.stderr
+    done = cli("bench", "--only", "nobody")
+    assert done.returncode == 2 and "nobody" in done.stderr
+    done = cli("bench", "--env", "NoSuchEnv-v0")
+    assert done.returncode == 2 and "NoSuchEnv" in done.stderr
+
+
+def test_bench_compares_in_turn_and_writes_json(tmp_path, capfd):
+    file = tmp_path / "bench.json"
+    names = ["aioenv", "aioenv-asyncio", "aioenv-sync", "gymnasium-async", "gymnasium-sync", "bare"]
+    args = ["bench", "--num-envs", "2", "--rounds", "2", "--seconds", "0.05", "--only", *names]
+    assert main([*args, "--env", "CartPole-v1", "--json", str(file)]) == 0
+    output = capfd.readouterr().out
+    content = json.loads(file.read_text())
+    assert content["settings"] == {"num_envs": 2, "rounds": 2, "seconds": 0.05}
+    rows = {row["contender"]: row for row in content["results"]}
+    assert list(rows) == names and not any(row["problem"] for row in rows.values()), rows
+    for row in rows.values():
+        assert len(row["rounds"]) == 2 and row["min"] <= row["env_steps_per_s"] <= row["max"]
+        for result in row["rounds"]:
+            assert result["env_steps"] == 2 * result["steps"] and result["seconds"] >= 0.05
+        assert f"{row['env_steps_per_s']:,.0f}" in output
+    assert rows["gymnasium-sync"]["ratios"]["gymnasium-sync"] == 1.0
+    ratios = [
+        a["env_steps"] / a["seconds"] / (b["env_steps"] / b["seconds"])
+        for a, b in zip(rows["aioenv"]["rounds"], rows["gymnasium-async"]["rounds"], strict=True)
+    ]
+    assert rows["aioenv"]["ratios"]["gymnasium-async"] == pytest.approx(np.median(ratios))
+
+
+def test_bench_reports_what_fails_and_goes_on():
+    with pytest.raises(Failed, match=r"status 1: .*NoSuchEnv"):
+        run_contender("bare", Task("NoSuchEnv-v0", 1, 0.01))
+    rows = report.summary("x", {"bare": Outcomes([], "failed with status 1", True)})
+    assert rows[0]["problem"] == "failed with status 1" and "env_steps_per_s" not in rows[0]
+
+
+@pytest.mark.parametrize("env", ["noop", "pixels"])
+def test_bench_measures_loop_time(env, tmp_path, capfd):
+    file = tmp_path / "loop.json"
+    args = ["bench", "--loop-time", "--num-envs", "4", "--rounds", "1", "--seconds", "0.2"]
+    assert main([*args, "--env", env, "--json", str(file)]) == 0
+    (row,) = json.loads(file.read_text())["loop_time"]
+    assert 0 < row["callbacks_p50"] < row["thread_p50"] <= row["wall_p50"]
+    assert row["callbacks_p50"] <= row["callbacks_p99"] and row["rounds"][0]["steps"] > 10
+    assert f"{row['callbacks_p99']:.3f}" in capfd.readouterr().out
+
+
+def burn(seconds: float) -> None:
+    end = time.thread_time() + seconds
+    while time.thread_time() < end:
+        pass
+
+
+def test_callback_clock_counts_callbacks_and_not_waiting():
+    async def measured() -> tuple[float, float]:
+        loop = asyncio.get_running_loop()
+        with CallbackClock().running() as clock:
+            await asyncio.sleep(0)
+            before = clock.read()
+            burn(0.01)  # this coroutine itself
+            loop.call_soon(burn, 0.02)
+            await asyncio.sleep(0.05)  # waiting costs nothing
+            loop.call_later(0, burn, 0.03)
+            await asyncio.sleep(0.01)
+            busy = clock.read() - before
+        original = clock.read()
+        await asyncio.sleep(0)
+        burn(0.01)
+        return busy, clock.read() - original
+
+    busy, later = asyncio.run(measured())
+    assert 0.06 <= busy < 0.075
+    assert later == 0  # nothing is measured any more
