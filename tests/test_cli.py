@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 import subprocess
 import sys
@@ -145,11 +146,13 @@ def test_bench_compares_in_turn_and_writes_json(tmp_path, capfd):
     content = json.loads(file.read_text())
     assert content["settings"] == {"num_envs": 2, "rounds": 2, "seconds": 0.05}
     rows = {row["contender"]: row for row in content["results"]}
+    assert "Other processes meanwhile used" in output
     assert list(rows) == names and not any(row["problem"] for row in rows.values()), rows
     for row in rows.values():
         assert len(row["rounds"]) == 2 and row["min"] <= row["env_steps_per_s"] <= row["max"]
         for result in row["rounds"]:
             assert result["env_steps"] == 2 * result["steps"] and result["seconds"] >= 0.05
+            assert 0 <= result["others_cpus"] <= os.cpu_count()
         assert f"{row['env_steps_per_s']:,.0f}" in output
     assert rows["gymnasium-sync"]["ratios"]["gymnasium-sync"] == 1.0
     ratios = [
@@ -175,6 +178,25 @@ def test_bench_measures_loop_time(env, tmp_path, capfd):
     assert 0 < row["callbacks_p50"] < row["thread_p50"] <= row["wall_p50"]
     assert row["callbacks_p50"] <= row["callbacks_p99"] and row["rounds"][0]["steps"] > 10
     assert f"{row['callbacks_p99']:.3f}" in capfd.readouterr().out
+
+
+def test_bench_tells_its_own_cpu_time_from_that_of_others():
+    def cpu_of(pid: int) -> float:
+        with open(f"/proc/{pid}/stat") as stat:
+            return sum(map(int, stat.read().rsplit(")", 1)[1].split()[11:13])) / os.sysconf("SC_CLK_TCK")
+
+    busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        began, busy_before, own_before = time.perf_counter(), cpu_of(busy.pid), sum(os.times()[:4])
+        others = run_contender("bare", Task("noop", 1, 1.0))["others_cpus"]
+        wall = time.perf_counter() - began
+        busy_cpus, own_cpus = (cpu_of(busy.pid) - busy_before) / wall, (sum(os.times()[:4]) - own_before) / wall
+    finally:
+        busy.kill()
+        busy.wait()
+    assert own_cpus > 0.1 and busy_cpus > 0.1
+    assert others >= busy_cpus - 0.05
+    assert others + own_cpus <= os.cpu_count() + 0.05
 
 
 def burn(seconds: float) -> None:

@@ -96,6 +96,7 @@ def _run_comparison(args: argparse.Namespace, names: list[str]) -> int:
         rows += (new := report.summary(env, outcomes))
         report.print_table(env, new)
         broken += [name for name, outcome in outcomes.items() if outcome.broken]
+    report.print_noise([result for row in rows for result in row["rounds"]])
     if args.json is not None:
         settings = {"num_envs": args.num_envs, "rounds": args.rounds, "seconds": args.seconds}
         _write_json(args.json, {"machine": machine, "settings": settings, "results": rows})
@@ -114,7 +115,7 @@ def _run_loop_time(args: argparse.Namespace, rounds: Any) -> int:
         "CPU time in milliseconds: of callbacks (tasks and the step's own coroutine included), and of the loop's "
         f"whole thread.\n\n{'':<18}{'callbacks p50':>14}{'p99':>8}{'thread p50':>12}{'p99':>8}{'step takes':>12}"
     )
-    rows = []
+    rows: list[dict[str, Any]] = []
     for env in args.env:
         outcome = rounds.play(Task(env, args.num_envs, args.seconds), [LOOP_TIME], args.rounds, _progress)[LOOP_TIME]
         _progress("")
@@ -127,6 +128,7 @@ def _run_loop_time(args: argparse.Namespace, rounds: Any) -> int:
         widths = (14, 8, 12, 8, 12)
         print(f"{env:<18}" + "".join(f"{middle[k]:>{w}.3f}" for k, w in zip(keys, widths, strict=True)))
     print(f"\nThe bar, for 64 envs: callbacks' p99 of at most {LOOP_TIME_BAR_MS} ms.")
+    report.print_noise([result for row in rows for result in row["rounds"]])
     if args.json is not None:
         settings = {"num_envs": args.num_envs, "rounds": args.rounds, "seconds": args.seconds}
         _write_json(args.json, {"machine": report.machine(), "settings": settings, "loop_time": rows})

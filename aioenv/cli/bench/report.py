@@ -12,7 +12,10 @@ from aioenv.cli.bench.contenders import CONTENDERS
 from aioenv.cli.bench.rounds import Outcomes
 from aioenv.workers.launch import usable_cpus
 
-__all__ = ["BASELINES", "machine", "plot", "print_table", "summary"]
+__all__ = ["BASELINES", "machine", "plot", "print_noise", "print_table", "summary"]
+
+# How many CPUs others may use before figures mean little.
+NOISY_CPUS = 0.1
 
 # Column → the contender that it compares with.
 BASELINES = {"x async": "gymnasium-async", "x sync": "gymnasium-sync"}
@@ -80,6 +83,15 @@ def print_table(title: str, rows: list[dict[str, Any]]) -> None:
         print(f"{label:<27}{row['env_steps_per_s']:>12,.0f}{spread:>20}{ratios}{row['start_s']:>9.2f}")
         if row["problem"]:
             print(f"{'':<27}after {len(row['rounds'])} rounds: {row['problem']}")
+
+
+def print_noise(results: list[dict[str, Any]]) -> None:
+    """How busy other processes kept the machine, if that is known."""
+    others = [result["others_cpus"] for result in results if "others_cpus" in result]
+    if others:
+        middle = statistics.median(others)
+        print(f"\nOther processes meanwhile used {middle:.2f} CPUs (median), {max(others):.2f} at most.", end="")
+        print(" Not quiet: measure again." if middle > NOISY_CPUS else "")
 
 
 def plot(path: Path, rows: list[dict[str, Any]], title: str) -> None:

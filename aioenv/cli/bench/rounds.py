@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -74,10 +75,15 @@ def play(task: Task, names: Sequence[str], rounds: int, progress: Callable[[str]
 def run_contender(name: str, task: Task) -> dict[str, Any]:
     """One contender, one round, in a process of its own.
 
+    Returns:
+        The fields of its result, and "others_cpus", where that can be known: how many CPUs other processes used
+        meanwhile, on average.
+
     Raises:
         Failed: if it ends with an error, or does not end.
     """
     limit = task.seconds + task.warm_up_s + START_AND_STOP_S
+    began, before = time.perf_counter(), _cpu_seconds_of_others()
     try:
         done = subprocess.run(
             [sys.executable, "-m", "aioenv.cli.bench.contender", name, json.dumps(dataclasses.asdict(task))],
@@ -93,9 +99,22 @@ def run_contender(name: str, task: Task) -> dict[str, Any]:
     for line in reversed(done.stdout.splitlines()):
         if line.startswith(MARK) and done.returncode == 0:
             result: dict[str, Any] = json.loads(line.removeprefix(MARK))
+            if before is not None and (after := _cpu_seconds_of_others()) is not None:
+                result["others_cpus"] = max(0.0, after - before) / (time.perf_counter() - began)
             return result
     last = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]
     raise Failed(f"failed with status {done.returncode}: {last}")
+
+
+def _cpu_seconds_of_others() -> float | None:
+    """CPU time that was not ours, nor that of children which have ended; None where there is no /proc."""
+    try:
+        first = Path("/proc/stat").read_text().split("\n", 1)[0]
+    except OSError:
+        return None
+    user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, first.split()[1:9])
+    busy = (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
+    return busy - sum(os.times()[:4])
 
 
 def _environment() -> dict[str, str]:
