@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import importlib
 import math
-from collections.abc import Generator, Sequence
+import subprocess
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -49,39 +49,63 @@ class TiledVideo:
     """
 
     def __init__(self, path: Path) -> None:
-        self._ffmpeg: Any = importlib.import_module("imageio_ffmpeg")
+        self._exe: str = importlib.import_module("imageio_ffmpeg").get_ffmpeg_exe()
         self.path = path
         self.fps = 20.0
-        self._writer: Generator[None, Any, None] | None = None
+        self._process: subprocess.Popen[bytes] | None = None
 
     async def write(self, batches: Sequence[ImageArray]) -> None:
-        """Append one picture for each batch of images; they are tiled and handed over on another thread."""
+        """Append one picture for each batch of images; they are tiled and handed over on another thread.
+
+        Raises:
+            OSError: if ffmpeg has failed; the message is its own.
+        """
         await asyncio.to_thread(self._write, batches)
 
     def _write(self, batches: Sequence[ImageArray]) -> None:
         for images in batches:
             picture = tile(images)
-            if self._writer is None:
-                self._writer = self._open(picture)
-            self._writer.send(picture)
+            if self._process is None:
+                self._process = self._open(picture)
+            assert self._process.stdin is not None
+            try:
+                self._process.stdin.write(picture.tobytes())
+            except BrokenPipeError:
+                self._finish()
+                raise
 
-    def _open(self, picture: ImageArray) -> Generator[None, Any, None]:
+    def _open(self, picture: ImageArray) -> subprocess.Popen[bytes]:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         height, width = picture.shape[:2]
-        writer: Generator[None, Any, None] = self._ffmpeg.write_frames(
-            str(self.path),
-            (width, height),
-            fps=self.fps,
-            codec="libx264",
-            quality=None,
-            macro_block_size=2,  # what yuv420p needs; more would scale the pictures
-            output_params=["-preset", "veryfast", "-crf", "23", "-movflags", "+faststart"],
+        source = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{width}x{height}", "-r", f"{self.fps:g}", "-i", "-"]
+        codec = ["-c:v", "libx264", "-preset", "veryfast", "-crf", "23", "-pix_fmt", "yuv420p"]
+        even = ["-vf", "pad=ceil(iw/2)*2:ceil(ih/2)*2"]  # what yuv420p needs
+        return subprocess.Popen(
+            [self._exe, "-y", "-v", "error", *source, *even, *codec, "-movflags", "+faststart", str(self.path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            process_group=0,  # Ctrl-C is for us: we then close the video properly
         )
-        writer.send(None)
-        return writer
 
     async def close(self) -> None:
-        """Wait until ffmpeg has written everything. Idempotent."""
-        writer, self._writer = self._writer, None
-        if writer is not None:
-            await asyncio.to_thread(writer.close)
+        """Wait until ffmpeg has written everything. Idempotent.
+
+        Raises:
+            OSError: if ffmpeg has failed.
+        """
+        await asyncio.to_thread(self._finish)
+
+    def _finish(self) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        try:
+            # it closes stdin, too, and minds that ffmpeg may be gone
+            _, errors = process.communicate()
+        except BaseException:
+            process.kill()
+            process.communicate()
+            raise
+        if process.returncode:
+            raise OSError(f"{self.path} could not be written: {errors.decode(errors='replace').strip()}")
