@@ -20,7 +20,7 @@ from aioenv.host.mujoco_source import MujocoSource, find_source, read_state
 from aioenv.host.service import Reply
 from aioenv.host.worker import StartFailed, describe_failure
 from aioenv.wire.frames import Buffer, Frame, Header, Kind
-from aioenv.wire.messages import Failure, ResetRequest, StepReply, StepRequest, dump, load
+from aioenv.wire.messages import Failure, ResetRequest, StepReply, StepRequest, dump, load, load_code
 
 __all__ = ["EnvDescription", "EnvService"]
 
@@ -51,7 +51,7 @@ class EnvService:
         self._find_sources = find_sources
         for row, data in enumerate(factories):
             try:
-                self._envs.append(load(data)())
+                self._envs.append(load_code(data)())
             except Exception as exc:
                 self.close()
                 raise StartFailed(describe_failure(exc, row)) from exc

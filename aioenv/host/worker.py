@@ -15,7 +15,7 @@ from aioenv.host.link import Link
 from aioenv.host.registry import restore_registry
 from aioenv.host.service import Reply, Service
 from aioenv.wire.frames import Frame, Header, Kind
-from aioenv.wire.messages import Call, Failure, Start, dump, load
+from aioenv.wire.messages import Call, Failure, Start, dump, load, load_code
 
 __all__ = ["describe_failure", "run"]
 
@@ -75,7 +75,10 @@ class _Loop:
             failure = exc.failure if isinstance(exc, StartFailed) else describe_failure(exc)
             link.write(Kind.FAILURE, request, generation, (), dump(failure))
             return kind is not Kind.START
-        link.write(Kind.RESULT, request, generation, reply.fixed, reply.tail)
+        try:
+            link.write(Kind.RESULT, request, generation, reply.fixed, reply.tail)
+        except WireError as exc:  # too large, found before anything was written
+            link.write(Kind.FAILURE, request, generation, (), dump(describe_failure(exc)))
         late = self._service.afterwards()
         if late is not None:
             link.write(Kind.IMAGES, request, generation, late.fixed, late.tail)
@@ -87,7 +90,7 @@ class _Loop:
         restore_registry(start.registry)
         for name in start.preload:
             importlib.import_module(name)
-        self._service = load(start.service)()
+        self._service = load_code(start.service)()
         return dump(self._service.describe())
 
     def _call(self, frame: Frame) -> Reply:

@@ -61,10 +61,10 @@ class Portal:
         call = _Call(function, args, kwargs)
         self._loop.call_soon_threadsafe(call.start)
         try:
-            call.finished.acquire()
+            call.wait()
         except BaseException:
             self._loop.call_soon_threadsafe(call.cancel)
-            call.finished.acquire()
+            call.wait()
             raise
         return call.result()  # type: ignore[no-any-return]
 
@@ -89,19 +89,24 @@ class Portal:
 class _Call:
     """One call on its way to the loop and back. A bare lock wakes the caller sooner than a condition would."""
 
-    __slots__ = ("_args", "_function", "_kwargs", "_task", "finished")
+    __slots__ = ("_args", "_finished", "_function", "_kwargs", "_task")
 
     def __init__(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._function = function
         self._args = args
         self._kwargs = kwargs
         self._task: asyncio.Task[Any] | None = None
-        self.finished = threading.Lock()
-        self.finished.acquire()
+        self._finished = threading.Lock()
+        self._finished.acquire()
 
     def start(self) -> None:
         self._task = asyncio.get_running_loop().create_task(self._function(*self._args, **self._kwargs))
-        self._task.add_done_callback(lambda _: self.finished.release())
+        self._task.add_done_callback(lambda _: self._finished.release())
+
+    def wait(self) -> None:
+        # a signal that comes just before a thread blocks is not seen until it wakes: don't block for ever
+        while not self._finished.acquire(timeout=0.5):
+            pass
 
     def cancel(self) -> None:
         if self._task is not None:

@@ -24,6 +24,7 @@ __all__ = [
     "dump",
     "dump_code",
     "load",
+    "load_code",
 ]
 
 
@@ -112,3 +113,8 @@ def load(data: Buffer) -> Any:
         except Exception:
             reason = f"{type(exc).__name__} (its __str__ raised)"
         raise WireError(f"a message does not unpickle: {reason}") from exc
+
+
+def load_code(data: Buffer) -> Any:
+    """Unpickle a factory or a service; what its modules raise when they are imported comes out as it is."""
+    return pickle.loads(data)
