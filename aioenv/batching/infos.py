@@ -22,6 +22,7 @@ _log = logging.getLogger("aioenv")
 
 Path: TypeAlias = tuple[Any, ...]
 _SCALARS = (int, float, bool)
+_FLOATS = (float, np.float32, np.float16)  # np.float64 is a float
 
 # A worker stops remembering schemas here: infos whose keys never repeat would otherwise grow both sides for ever.
 MAX_SCHEMAS = 256
@@ -62,11 +63,24 @@ class Columns(NamedTuple):
 # ---------------------------------------------------------------- in the worker
 
 
+class _Known(NamedTuple):
+    """A sort of flat info dict, recognised by its keys and the types of its values."""
+
+    number: int
+    schema: Schema
+    arrays: tuple[tuple[Any, np.dtype[Any], tuple[int, ...]], ...]  # whose dtypes and shapes must be looked at
+    floats: bool  # nothing but floats of at most 64 bits
+
+    def fits(self, info: Mapping[Any, Any]) -> bool:
+        """Whether the arrays are what they were."""
+        return all(info[key].dtype == dtype and info[key].shape == shape for key, dtype, shape in self.arrays)
+
+
 class Gatherer:
     """Turns info dicts into groups of columns; remembers the schemas that the parent knows already."""
 
     def __init__(self) -> None:
-        self._flat: dict[Any, tuple[int, Schema]] = {}
+        self._known: dict[tuple[Any, Any], _Known] = {}
         self._ids: dict[Schema, int] = {}
         self._news: list[tuple[int, Schema]] = []
 
@@ -75,33 +89,36 @@ class Gatherer:
         try:
             return self._gather(infos, num_rows)
         except OverflowError:  # an int past 64 bits among dicts that are known by their types alone
-            self._flat.clear()
+            self._known.clear()
             return self._gather(infos, num_rows)
 
     def _gather(self, infos: Sequence[tuple[int, Mapping[Any, Any]]], num_rows: int) -> list[Group]:
-        groups: dict[int, tuple[Schema, list[int], list[Any]]] = {}
+        groups: dict[int, tuple[Schema, bool, list[int], list[Any]]] = {}
+        keys = types = known = None
         for row, info in infos:
-            if not info:
-                continue
-            # flat dicts of scalars, by far the most frequent, are known by their keys and types alone
-            key = (tuple(info), tuple(map(type, info.values())))
-            known = self._flat.get(key)
-            if known is None:
-                number, schema = self._lookup(info)
-                if all(c.dtype is not None and not c.shape for c in schema.columns):
-                    if all(issubclass(t, (*_SCALARS, np.number)) for t in key[1]):
-                        self._flat[key] = (number, schema)
-                values: Any = [_value(info, column) for column in schema.columns]
+            last = keys, types
+            keys, types = tuple(info), tuple(map(type, info.values()))
+            if (keys, types) != last:
+                known = self._known.get((keys, types))
+            if known is not None and known.fits(info):
+                number, schema, _, floats = known
+                values: Iterable[Any] = info.values()
             else:
-                number, schema = known
-                values = info.values()
-            if number not in groups:
-                groups[number] = (schema, [], [])
-            groups[number][1].append(row)
-            groups[number][2].append(values)
+                number, schema = self._lookup(info)
+                floats = self._remember(keys, types, number, schema, info)
+                values = [_value(info, column) for column in schema.columns]
+                keys = None
+            group = groups.get(number)
+            if group is None:
+                group = groups[number] = (schema, floats, [], [])
+            group[2].append(row)
+            if floats:
+                group[3].extend(values)
+            else:
+                group[3].append(values)
         return [
-            _pack(number, schema, None if rows == list(range(num_rows)) else tuple(rows), values)
-            for number, (schema, rows, values) in groups.items()
+            Group(number, None if rows == list(range(num_rows)) else tuple(rows), *_pack(schema, floats, rows, values))
+            for number, (schema, floats, rows, values) in groups.items()
         ]
 
     def take_news(self) -> list[tuple[int, Schema]]:
@@ -115,12 +132,25 @@ class Gatherer:
         if number is None:
             if len(self._ids) >= MAX_SCHEMAS:
                 self._ids.clear()
-                self._flat.clear()
+                self._known.clear()
             number = len(self._ids)
             self._ids[schema] = number
             self._news = [(n, s) for n, s in self._news if n != number]
             self._news.append((number, schema))
         return number, schema
+
+    def _remember(self, keys: Any, types: Any, number: int, schema: Schema, info: Mapping[Any, Any]) -> bool:
+        """Take note of a flat sort of dict; says whether it is all floats."""
+        floats = all(issubclass(kind, _FLOATS) for kind in types) and all(c.dtype is not None for c in schema.columns)
+        tricky = any(isinstance(v, np.ndarray) and v.dtype.hasobject for v in info.values())
+        if not tricky and not any(column.is_dict for column in schema.columns):
+            arrays = tuple((c.path[0], c.dtype, c.shape) for c in schema.columns if _is_array(c, info))
+            self._known[keys, types] = _Known(number, schema, arrays, floats)  # type: ignore[arg-type]
+        return floats
+
+
+def _is_array(column: Column, info: Mapping[Any, Any]) -> bool:
+    return column.dtype is not None and isinstance(info[column.path[0]], np.ndarray)
 
 
 def _columns(info: Mapping[Any, Any], path: Path) -> Iterable[Column]:
@@ -157,7 +187,14 @@ def _value(info: Mapping[Any, Any], column: Column) -> Any:
     return value
 
 
-def _pack(number: int, schema: Schema, rows: tuple[int, ...] | None, values: list[Any]) -> Group:
+def _pack(schema: Schema, floats: bool, rows: list[int], values: list[Any]) -> tuple[bytes, list[list[Any]]]:
+    """The typed columns as bytes, one after the other, and the others as lists."""
+    if floats:  # one conversion for all columns; float64 holds the narrower ones exactly
+        table = np.array(values, np.float64).reshape(len(rows), -1)
+        dtypes = [column.dtype for column in schema.columns]
+        if all(dtype == np.float64 for dtype in dtypes):
+            return table.tobytes("F"), []
+        return b"".join(table[:, i].astype(dtype).tobytes() for i, dtype in enumerate(dtypes)), []
     data: list[bytes] = []
     objects: list[list[Any]] = []
     for column, items in zip(schema.columns, zip(*values, strict=True), strict=True):
@@ -165,21 +202,29 @@ def _pack(number: int, schema: Schema, rows: tuple[int, ...] | None, values: lis
             data.append(np.array(items, column.dtype).tobytes())
         elif not column.is_dict:
             objects.append(list(items))
-    return Group(number, rows, b"".join(data), objects)
+    return b"".join(data), objects
 
 
 # ---------------------------------------------------------------- in the parent
 
 
 class SchemaTable:
-    """What the parent knows of one worker's schemas."""
+    """What the parent knows of one worker's schemas.
 
-    def __init__(self) -> None:
+    Args:
+        same: schemas of all workers of a fleet, so that equal ones are the same object.
+    """
+
+    def __init__(self, same: dict[Schema, Schema]) -> None:
         self._schemas: dict[int, Schema] = {}
+        self._same = same
 
     def learn(self, news: Iterable[tuple[int, Schema]]) -> None:
         """Take note of schemas that came with a reply; a number may be given anew."""
-        self._schemas.update(news)
+        for number, schema in news:
+            if len(self._same) > 4 * MAX_SCHEMAS:
+                self._same.clear()  # costs a slower merge of a few steps, nothing else
+            self._schemas[number] = self._same.setdefault(schema, schema)
 
     def unpack(self, group: Group, positions: np.ndarray[Any, Any] | slice, count: int) -> Columns:
         """A group's columns.
@@ -193,16 +238,13 @@ class SchemaTable:
         values: list[Any] = []
         offset = 0
         objects = iter(group.objects)
-        for column in schema.columns:
-            if column.dtype is not None:
-                size = count
-                for length in column.shape:
-                    size *= length
-                array = np.frombuffer(group.data, column.dtype, size, offset)
+        for _, dtype, shape, is_dict in schema.columns:
+            if dtype is not None:
+                array: np.ndarray[Any, Any] = np.ndarray((count, *shape), dtype, group.data, offset)
                 offset += array.nbytes
-                values.append(array.reshape((count, *column.shape)) if column.shape else array)
+                values.append(array)
             else:
-                values.append(None if column.is_dict else next(objects))
+                values.append(None if is_dict else next(objects))
         return Columns(positions, schema, values)
 
 
@@ -217,10 +259,36 @@ def merge(parts: Sequence[Columns], size: int) -> dict[str, Any]:
         For each key an array of `size` rows (zero, or None for objects, where a row has no such key) and under
         `_key` a bool array of shape `(size,)` that says which rows have it; dicts nest.
     """
+    if not parts:
+        return {}
+    if _all_alike(parts, size):
+        return _join(parts, size)
     infos: dict[str, Any] = {}
     for part in parts:
         if not _assign(infos, part, size):
             return _merge_by_row(parts, size)
+    return infos
+
+
+def _all_alike(parts: Sequence[Columns], size: int) -> bool:
+    """Whether every row of the batch has the same keys and types, none of them an object: the usual step."""
+    schema = parts[0].schema
+    covered = 0
+    for part in parts:
+        if part.schema is not schema or not isinstance(part.positions, slice) or part.positions.start != covered:
+            return False
+        covered = part.positions.stop
+    return covered == size and all(c.dtype is not None or c.is_dict for c in schema.columns)
+
+
+def _join(parts: Sequence[Columns], size: int) -> dict[str, Any]:
+    infos: dict[str, Any] = {}
+    for index, column in enumerate(parts[0].schema.columns):
+        target = infos
+        for key in column.path[:-1]:
+            target = target[key]
+        target[column.path[-1]] = {} if column.is_dict else np.concatenate([part.values[index] for part in parts])
+        target[f"_{column.path[-1]}"] = np.ones(size, np.bool_)
     return infos
 
 

@@ -13,7 +13,7 @@ from gymnasium.spaces.utils import is_space_dtype_shape_equiv
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_differing_spaces, batch_space
 
-from aioenv.batching.infos import SchemaTable
+from aioenv.batching.infos import Schema, SchemaTable
 from aioenv.batching.layout import Layout
 from aioenv.errors import SpaceMismatchError
 from aioenv.host.env_service import EnvDescription, EnvService
@@ -30,11 +30,11 @@ ObservationMode = str | tuple[Space[Any], Space[Any]]
 class Member:
     """A worker and its slots, `start` to `stop`."""
 
-    def __init__(self, worker: Worker, start: int, stop: int) -> None:
+    def __init__(self, worker: Worker, start: int, stop: int, schemas: SchemaTable) -> None:
         self.worker = worker
         self.start = start
         self.stop = stop
-        self.schemas = SchemaTable()
+        self.schemas = schemas
 
 
 class FleetConfig(NamedTuple):
@@ -88,6 +88,7 @@ class Fleet:
         self.members = []
         spans = spread(len(config.factories), config.num_workers)
         registry = capture_registry()
+        same: dict[Schema, Schema] = {}
         for index, (start, stop) in enumerate(spans):
             service = partial(EnvService, config.factories[start:stop], config.autoreset_mode, config.find_sources)
             worker = Worker(
@@ -100,7 +101,7 @@ class Fleet:
                 registry=registry,
                 start_timeout_s=config.start_timeout_s,
             )
-            self.members.append(Member(worker, start, stop))
+            self.members.append(Member(worker, start, stop, SchemaTable(same)))
 
     async def start(self) -> None:
         """Start all workers at once, and agree on spaces. If anything fails, or is cancelled, none is left.

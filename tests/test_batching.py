@@ -1,0 +1,199 @@
+"""Batching: infos merge as Gymnasium's `_add_info` does, layouts take apart and put together what they should."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from parity.compare import assert_same
+from zoo import SPACES
+
+from aioenv.batching.autoreset import parse_mode
+from aioenv.batching.infos import MAX_SCHEMAS, Gatherer, SchemaTable, merge
+from aioenv.batching.layout import Layout, byte_view
+from aioenv.engine.fleet import spread
+from aioenv.errors import ActionError
+from aioenv.wire.messages import dump, load
+
+
+class Holder(VectorEnv):
+    def __init__(self, num_envs: int) -> None:
+        self.num_envs = num_envs
+
+
+def by_gymnasium(infos: list[dict]) -> dict:
+    holder, merged = Holder(len(infos)), {}
+    for row, info in enumerate(infos):
+        merged = holder._add_info(merged, info, row)
+    return merged
+
+
+def by_workers(steps: list[list[dict]], workers: int) -> list[dict]:
+    """Several steps through the same gatherers and tables, with the journey in between."""
+    spans = spread(len(steps[0]), workers)
+    same: dict = {}
+    ends = [(Gatherer(), SchemaTable(same)) for _ in spans]
+    results = []
+    for infos in steps:
+        parts = []
+        for (gatherer, table), (start, stop) in zip(ends, spans, strict=True):
+            groups = gatherer.gather(list(enumerate(infos[start:stop])), stop - start)
+            news, groups = load(dump((gatherer.take_news(), groups)))
+            table.learn(news)
+            for group in groups:
+                rows = range(stop - start) if group.rows is None else group.rows
+                whole = group.rows is None
+                positions = slice(start, stop) if whole else np.array(rows) + start
+                parts.append(table.unpack(group, positions, len(rows)))
+        results.append(merge(parts, len(infos)))
+    return results
+
+
+# what a key holds is of one kind in all envs, as in real infos, or Gymnasium itself may raise
+values = {
+    "number": st.floats(-1e6, 1e6) | st.integers(-1000, 1000),
+    "narrow": st.floats(width=32).map(np.float32),
+    "flag": st.booleans(),
+    "thing": st.text(max_size=3) | st.none() | st.booleans().map(np.bool_),
+    "vector": st.lists(st.floats(), min_size=2, max_size=2).map(np.array),
+    "final_obs": st.lists(st.floats(), min_size=1, max_size=3).map(np.array),
+}
+flat = st.fixed_dictionaries({}, optional=values)
+info = st.fixed_dictionaries({}, optional={**values, "nested": flat, "deep": st.fixed_dictionaries({"er": flat})})
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    st.integers(1, 5).flatmap(lambda n: st.lists(st.lists(info, min_size=n, max_size=n), min_size=1, max_size=3)),
+    st.integers(1, 3),
+)
+def test_infos_merge_as_gymnasiums(steps, workers):
+    workers = min(workers, len(steps[0]))
+    for got, infos in zip(by_workers(steps, workers), steps, strict=True):
+        assert_same(got, by_gymnasium(infos))
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_the_usual_step_and_the_odd_one(workers):
+    usual = [{"a": 1.5 * i, "b": np.float32(i), "c": {"d": i}} for i in range(6)]
+    arrays = [{"x": np.arange(3) + i, "y": float(i)} for i in range(6)]
+    other_shape = [{"x": np.zeros((2, 2)), "y": 0.0} for _ in range(6)]
+    odd = [*usual[:3], {"a": 7.0}, {}, {"a": 1, "z": "text"}]
+    wide = [{"n": 2**70}, *({"n": i} for i in range(5))]
+    steps = [usual, arrays, other_shape, arrays, odd, usual, [{}] * 6]
+    for got, infos in zip(by_workers(steps, workers), steps, strict=True):
+        assert_same(got, by_gymnasium(infos))
+    # past 64 bits: an object comes first, and decides
+    (got,) = by_workers([wide], workers)
+    assert got["n"].dtype == object and got["n"].tolist() == [2**70, 0, 1, 2, 3, 4]
+
+
+def test_arrays_of_different_shapes_become_objects_and_nothing_is_lost(caplog):
+    infos = [{"x": np.zeros(2), "t": 1}, {"x": np.zeros(3), "t": 2}]
+    (got,) = by_workers([infos], 2)
+    assert got["x"].dtype == object and [len(x) for x in got["x"]] == [2, 3]
+    assert got["t"].tolist() == [1, 2] and got["_x"].all()
+    assert "do not fit one array" in caplog.text
+
+
+def test_infos_that_never_repeat_do_not_fill_the_memory():
+    gatherer, table = Gatherer(), SchemaTable({})
+    for t in range(3 * MAX_SCHEMAS):
+        (group,) = gatherer.gather([(0, {f"key{t}": t})], 1)
+        table.learn(gatherer.take_news())
+        assert merge([table.unpack(group, slice(0, 1), 1)], 1)[f"key{t}"].tolist() == [t]
+    assert len(gatherer._ids) <= MAX_SCHEMAS and len(table._schemas) <= MAX_SCHEMAS
+
+
+@pytest.mark.parametrize("name", SPACES)
+def test_what_a_layout_writes_and_assembles_is_what_gymnasium_concatenates(name):
+    space, n = SPACES[name], 4
+    space.seed(1)
+    items = [space.sample() for _ in range(n)]
+    layout = Layout(space)
+    arrays, objects = layout.zeros(n), layout.no_objects(n)
+    write = layout.writer(arrays, objects)
+    for row, item in enumerate(items):
+        write(row, item)
+    assert_same(layout.assemble(arrays, objects), concatenate(space, items, create_empty_array(space, n)))
+
+
+@pytest.mark.parametrize("name", SPACES)
+def test_actions_are_taken_apart_and_put_together_by_row(name):
+    space, n = SPACES[name], 4
+    batched = batch_space(space, n)
+    batched.seed(2)
+    batch = batched.sample()
+    layout = Layout(space)
+    arrays, objects = layout.take_apart(batch, n)
+    for array, leaf in zip(arrays, layout.leaves, strict=True):
+        assert array.shape == (n, *leaf.shape) and array.dtype == leaf.dtype and array.flags.c_contiguous
+    for got, expected in zip(layout.rows(arrays, objects), iterate(batched, batch), strict=True):
+        assert_same(got, expected)
+
+
+@pytest.mark.parametrize(
+    ("space", "batch", "message"),
+    [
+        (SPACES["dict"], [1, 2], r"expected a dict of \['button', 'position'\], got list"),
+        (SPACES["dict"], {"button": [0, 1]}, r"got \['button'\]"),
+        (SPACES["dict"], {"button": [0, 1], "position": [[0, 0]] * 2}, r"\['position'\]: expected shape \(2, 3\)"),
+        (SPACES["tuple"], ([0, 1],), r"expected a tuple of 2, got 1"),
+        (SPACES["text"], ["a"], "expected a sequence of 2 elements, got 1 of them"),
+        (SPACES["discrete"], [0.5, 1], "expected dtype int64, got float64"),
+        (SPACES["image"], np.full((2, 5, 4, 3), 256), "expected dtype uint8, got int64"),
+        (SPACES["box"], None, r"expected shape \(2, 2, 3\)"),
+    ],
+)
+def test_actions_that_do_not_fit_are_refused(space, batch, message):
+    with pytest.raises(ActionError, match=message):
+        Layout(space).take_apart(batch, 2)
+
+
+def test_actions_that_fit_are_cast():
+    (array,), _ = Layout(SPACES["image"]).take_apart(np.full((2, 5, 4, 3), 255), 2)
+    assert array.dtype == np.uint8 and (array == 255).all()
+    (array,), _ = Layout(SPACES["box"]).take_apart(np.ones((2, 2, 3)).tolist(), 2)
+    assert array.dtype == np.float32
+    (array,), _ = Layout(spaces.Discrete(3)).take_apart((np.int8(1), 2), 2)
+    assert array.tolist() == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("value", "error"),
+    [(np.zeros(3, np.float32), ValueError), (0.0, ValueError), (np.zeros((2, 3), complex), TypeError)],
+)
+def test_an_observation_that_does_not_fit_is_refused(value, error):
+    layout = Layout(SPACES["box"])
+    with pytest.raises(error, match="observation: expected"):
+        layout.writer(layout.zeros(1), [])(0, value)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.bool_, np.complex64, np.uint8, np.float64])
+@pytest.mark.parametrize("shape", [(3,), (2, 3), (0,), (2, 0)])
+def test_byte_views_are_the_memory_itself(dtype, shape):
+    array = np.zeros(shape, dtype)
+    view = byte_view(array)
+    assert view.format == "B" and len(view) == array.nbytes
+    view[:] = b"\x01" * array.nbytes
+    assert array.tobytes() == b"\x01" * array.nbytes
+
+
+@given(st.integers(1, 50), st.integers(1, 50))
+def test_slots_are_spread_evenly(num_envs, num_workers):
+    num_workers = min(num_envs, num_workers)
+    spans = spread(num_envs, num_workers)
+    assert [slot for start, stop in spans for slot in range(start, stop)] == list(range(num_envs))
+    sizes = [stop - start for start, stop in spans]
+    assert len(sizes) == num_workers and max(sizes) - min(sizes) <= 1 and min(sizes) >= 1
+
+
+def test_modes():
+    assert parse_mode("SameStep") is AutoresetMode.SAME_STEP
+    assert parse_mode(AutoresetMode.DISABLED) is AutoresetMode.DISABLED
+    with pytest.raises(ValueError, match="'NextStep', 'SameStep', 'Disabled', got 'never'"):
+        parse_mode("never")
