@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 import threading
 from multiprocessing import shared_memory
 
@@ -58,6 +59,26 @@ def test_shared_memory():
     memory.close()
     memory.unlink()
     stop_resource_tracker()
+
+
+def test_the_shared_memory_of_other_processes_is_not_ours():
+    code = """
+import sys
+from multiprocessing import shared_memory
+memory = shared_memory.SharedMemory(create=True, size=8)
+print("made", flush=True)
+sys.stdin.read()
+memory.close()
+memory.unlink()
+"""
+    other = None
+    with pytest.raises(LeakError) as caught:
+        with leak_check(timeout_s=0):
+            pipe = subprocess.PIPE
+            other = subprocess.Popen([sys.executable, "-c", code], stdin=pipe, stdout=pipe, text=True)
+            assert other.stdout is not None and other.stdout.readline() == "made\n"
+    assert "process" in str(caught.value) and "shared memory" not in str(caught.value)
+    other.communicate()
 
 
 def stop_resource_tracker() -> None:

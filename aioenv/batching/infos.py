@@ -22,7 +22,7 @@ _log = logging.getLogger("aioenv")
 
 Path: TypeAlias = tuple[Any, ...]
 _SCALARS = (int, float, bool)
-_FLOATS = (float, np.float32, np.float16)  # np.float64 is a float
+_FLOATS = tuple(np.dtype(name) for name in ("f8", "f4", "f2"))
 
 # A worker stops remembering schemas here: infos whose keys never repeat would otherwise grow both sides for ever.
 MAX_SCHEMAS = 256
@@ -41,6 +41,7 @@ class Schema(NamedTuple):
     """The columns of one sort of info dict, parents before their children."""
 
     columns: tuple[Column, ...]
+    floats: bool  # all are float scalars: they travel as one float64 table, which holds narrower ones exactly
 
 
 class Group(NamedTuple):
@@ -57,7 +58,7 @@ class Columns(NamedTuple):
 
     positions: np.ndarray[Any, Any] | slice
     schema: Schema
-    values: list[Any]  # an array or a list for each column; None for nested dicts
+    values: Sequence[Any]  # an array or a list for each column (None for nested dicts); for floats the table
 
 
 # ---------------------------------------------------------------- in the worker
@@ -69,7 +70,6 @@ class _Known(NamedTuple):
     number: int
     schema: Schema
     arrays: tuple[tuple[Any, np.dtype[Any], tuple[int, ...]], ...]  # whose dtypes and shapes must be looked at
-    floats: bool  # nothing but floats of at most 64 bits
 
     def fits(self, info: Mapping[Any, Any]) -> bool:
         """Whether the arrays are what they were."""
@@ -93,7 +93,7 @@ class Gatherer:
             return self._gather(infos, num_rows)
 
     def _gather(self, infos: Sequence[tuple[int, Mapping[Any, Any]]], num_rows: int) -> list[Group]:
-        groups: dict[int, tuple[Schema, bool, list[int], list[Any]]] = {}
+        groups: dict[int, tuple[Schema, list[int], list[Any]]] = {}
         keys = types = known = None
         for row, info in infos:
             last = keys, types
@@ -101,24 +101,24 @@ class Gatherer:
             if (keys, types) != last:
                 known = self._known.get((keys, types))
             if known is not None and known.fits(info):
-                number, schema, _, floats = known
+                number, schema, _ = known
                 values: Iterable[Any] = info.values()
             else:
                 number, schema = self._lookup(info)
-                floats = self._remember(keys, types, number, schema, info)
+                self._remember(keys, types, number, schema, info)
                 values = [_value(info, column) for column in schema.columns]
                 keys = None
             group = groups.get(number)
             if group is None:
-                group = groups[number] = (schema, floats, [], [])
-            group[2].append(row)
-            if floats:
-                group[3].extend(values)
+                group = groups[number] = (schema, [], [])
+            group[1].append(row)
+            if schema.floats:
+                group[2].extend(values)
             else:
-                group[3].append(values)
+                group[2].append(values)
         return [
-            Group(number, None if rows == list(range(num_rows)) else tuple(rows), *_pack(schema, floats, rows, values))
-            for number, (schema, floats, rows, values) in groups.items()
+            Group(number, None if rows == list(range(num_rows)) else tuple(rows), *_pack(schema, rows, values))
+            for number, (schema, rows, values) in groups.items()
         ]
 
     def take_news(self) -> list[tuple[int, Schema]]:
@@ -127,7 +127,9 @@ class Gatherer:
         return news
 
     def _lookup(self, info: Mapping[Any, Any]) -> tuple[int, Schema]:
-        schema = Schema(tuple(_columns(info, ())))
+        columns = tuple(_columns(info, ()))
+        floats = all(c.dtype in _FLOATS and not c.shape for c in columns if c.dtype is not None)
+        schema = Schema(columns, floats and all(c.dtype is not None for c in columns))
         number = self._ids.get(schema)
         if number is None:
             if len(self._ids) >= MAX_SCHEMAS:
@@ -139,14 +141,12 @@ class Gatherer:
             self._news.append((number, schema))
         return number, schema
 
-    def _remember(self, keys: Any, types: Any, number: int, schema: Schema, info: Mapping[Any, Any]) -> bool:
-        """Take note of a flat sort of dict; says whether it is all floats."""
-        floats = all(issubclass(kind, _FLOATS) for kind in types) and all(c.dtype is not None for c in schema.columns)
+    def _remember(self, keys: Any, types: Any, number: int, schema: Schema, info: Mapping[Any, Any]) -> None:
+        """Take note of a flat sort of dict."""
         tricky = any(isinstance(v, np.ndarray) and v.dtype.hasobject for v in info.values())
         if not tricky and not any(column.is_dict for column in schema.columns):
             arrays = tuple((c.path[0], c.dtype, c.shape) for c in schema.columns if _is_array(c, info))
-            self._known[keys, types] = _Known(number, schema, arrays, floats)  # type: ignore[arg-type]
-        return floats
+            self._known[keys, types] = _Known(number, schema, arrays)  # type: ignore[arg-type]
 
 
 def _is_array(column: Column, info: Mapping[Any, Any]) -> bool:
@@ -187,14 +187,10 @@ def _value(info: Mapping[Any, Any], column: Column) -> Any:
     return value
 
 
-def _pack(schema: Schema, floats: bool, rows: list[int], values: list[Any]) -> tuple[bytes, list[list[Any]]]:
+def _pack(schema: Schema, rows: list[int], values: list[Any]) -> tuple[bytes, list[list[Any]]]:
     """The typed columns as bytes, one after the other, and the others as lists."""
-    if floats:  # one conversion for all columns; float64 holds the narrower ones exactly
-        table = np.array(values, np.float64).reshape(len(rows), -1)
-        dtypes = [column.dtype for column in schema.columns]
-        if all(dtype == np.float64 for dtype in dtypes):
-            return table.tobytes("F"), []
-        return b"".join(table[:, i].astype(dtype).tobytes() for i, dtype in enumerate(dtypes)), []
+    if schema.floats:
+        return np.array(values, np.float64).reshape(len(rows), -1).tobytes("F"), []
     data: list[bytes] = []
     objects: list[list[Any]] = []
     for column, items in zip(schema.columns, zip(*values, strict=True), strict=True):
@@ -235,6 +231,9 @@ class SchemaTable:
             count: how many rows the group has.
         """
         schema = self._schemas[group.schema]
+        if schema.floats:
+            table: np.ndarray[Any, Any] = np.ndarray((len(schema.columns), count), np.float64, group.data)
+            return Columns(positions, schema, table)  # type: ignore[arg-type]
         values: list[Any] = []
         offset = 0
         objects = iter(group.objects)
@@ -283,6 +282,15 @@ def _all_alike(parts: Sequence[Columns], size: int) -> bool:
 
 def _join(parts: Sequence[Columns], size: int) -> dict[str, Any]:
     infos: dict[str, Any] = {}
+    schema = parts[0].schema
+    if schema.floats:
+        table = np.concatenate([part.values for part in parts], axis=1)
+        masks = np.ones(table.shape, np.bool_)
+        for column, values, mask in zip(schema.columns, table, masks, strict=True):
+            key = column.path[0]
+            infos[key] = values if column.dtype == np.float64 else values.astype(column.dtype)
+            infos[f"_{key}"] = mask
+        return infos
     for index, column in enumerate(parts[0].schema.columns):
         target = infos
         for key in column.path[:-1]:
@@ -371,7 +379,13 @@ def _info(part: Columns, index: int) -> dict[str, Any]:
         target = info
         for key in column.path[:-1]:
             target = target[key]
-        value = {} if column.is_dict else values[index]
-        # a column of bools was made of Python's; numpy's are objects to Gymnasium
-        target[column.path[-1]] = bool(value) if column.dtype == np.bool_ and not column.shape else value
+        target[column.path[-1]] = {} if column.is_dict else _as_it_was(values[index], column)
     return info
+
+
+def _as_it_was(value: Any, column: Column) -> Any:
+    """A value of a typed column, of a type that Gymnasium treats as the original's."""
+    if column.dtype is None or column.shape:
+        return value
+    # a column of bools was made of Python's; numpy's are objects to Gymnasium
+    return bool(value) if column.dtype == np.bool_ else column.dtype.type(value)

@@ -78,7 +78,7 @@ def _chosen(columns: Columns, source: Any, target: Any) -> Columns | None:
     keep = [i for i, position in enumerate(positions.tolist()) if position in where]
     if not keep:
         return None
-    values = [
+    values: Any = [
         None if v is None else v[keep] if isinstance(v, np.ndarray) else [v[i] for i in keep] for v in columns.values
     ]
     return Columns(np.array([where[int(positions[i])] for i in keep]), columns.schema, values)

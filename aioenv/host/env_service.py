@@ -6,6 +6,7 @@ A *row* is a slot's place within its worker: the parent knows slots, the worker 
 from __future__ import annotations
 
 import contextlib
+import gc
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -113,6 +114,9 @@ class EnvService:
         self._step_arrays: Arrays = [*self._obs, self._reward, self._terminated, self._truncated, *state]
         self._reset_views: list[Buffer] = [byte_view(array) for array in self._reset_arrays]
         self._step_views: list[Buffer] = [byte_view(array) for array in self._step_arrays]
+        # what is here now stays: full collections need not look at it again
+        gc.collect()
+        gc.freeze()
 
     # ------------------------------------------------------------ steps and resets
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -35,7 +36,11 @@ class Resources(NamedTuple):
         """What is here and was not before."""
         pairs: Any = zip(self, before, strict=True)
         # compared by text too: a descriptor's number may have come to mean something else
-        return [text for now, then in pairs for key, text in now.items() if then.get(key) != text]
+        left = {key: text for now, then in pairs for key, text in now.items() if then.get(key) != text}
+        if left.keys() & self.shared_memory.keys():
+            for name in _mapped_elsewhere():
+                left.pop(name, None)
+        return list(left.values())
 
 
 def _children() -> dict[int, str]:
@@ -64,6 +69,16 @@ def _shared_memory() -> dict[str, str]:
     with contextlib.suppress(OSError):
         return {name: f"shared memory {name!r}" for name in os.listdir("/dev/shm")}
     return {}
+
+
+def _mapped_elsewhere() -> set[str]:
+    """Names in shared memory that processes other than this one have mapped: theirs, not ours."""
+    names: set[str] = set()
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        if maps.parent.name != str(os.getpid()):
+            with contextlib.suppress(OSError):  # it has ended, or is none of our business
+                names.update(re.findall(r"/dev/shm/(\S+)", maps.read_text()))
+    return names
 
 
 @contextlib.contextmanager
