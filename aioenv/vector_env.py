@@ -389,9 +389,12 @@ class AsyncVectorEnv:
             options: passed to each env's `reset`.
 
         Raises:
+            ValueError: if a list of seeds has another length than there are slots, or `options` has a "reset_mask".
             PendingCallError: if one of the slots has a request in flight. Nothing was sent.
         """
         schedule = self._running
+        if options is not None and "reset_mask" in options:
+            raise ValueError('send_reset: name the slots instead of options["reset_mask"]')
         schedule.send_reset(slots, lambda numbers: spread_seeds(seed, numbers, self.num_envs), options)
 
     async def recv(self, min_slots: int = 1, max_slots: int | None = None, *, deadline_s: float | None = None) -> Ready:

@@ -120,10 +120,18 @@ class Images:
                 self._queue.append(shot)
             shot.waiting.append((slots, states.copy()))
 
-    def give_up(self, shot: Shot, slots: Slots, error: Exception) -> None:
-        """These slots have failed: there is nothing to draw."""
+    def give_up(self, worker: Worker, request: int | None, shot: Shot, slots: Slots, error: Exception) -> None:
+        """A request has failed as a whole: nothing comes of it that could be drawn."""
+        if request is not None:
+            self._late.pop((worker.index, request), None)
         shot.finish(len(slots), error)
         self._advance(shot)
+
+    def lose(self, worker: Worker, error: Exception) -> None:
+        """A worker has ended: what it was still to draw after its replies will not come."""
+        for key in [key for key in self._late if key[0] == worker.index]:
+            shot, slots = self._late.pop(key)
+            shot.finish(len(slots), error)
 
     def show(self, shot: Shot, slots: Slots) -> None:
         """The results of these slots are handed out: `render` gives their images from now on."""

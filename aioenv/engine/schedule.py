@@ -318,8 +318,8 @@ class Schedule:
                 )
                 self._part_failed(exchange, part, error)
         if exchange.images is not None and self._images is not None:
-            if part.errors and len(part.errors[0].slots) == len(part.slots):
-                self._images.give_up(exchange.images, part.slots, part.errors[0])
+            if not isinstance(outcome, Frame) or outcome.kind is Kind.FAILURE:
+                self._images.give_up(worker, part.request, exchange.images, part.slots, part.errors[0])
             elif self._state_size:
                 self._images.draw(exchange.images, part.slots, exchange.batch.state[part.start : part.stop])
         exchange.arrived()
@@ -364,6 +364,8 @@ class Schedule:
             slot for slot in error.slots if self.table.state(slot) not in (SlotState.IN_FLIGHT, SlotState.READY)
         )
         self.table.fail(error)
+        if self._images is not None:
+            self._images.lose(worker, error)
 
     # ------------------------------------------------------------ what nobody waits for any more
 

@@ -336,10 +336,10 @@ class Worker:
         for task in self._tasks[:2]:
             task.cancel()
         pending, self._pending = self._pending, {}
-        if unasked and self.on_death is not None:
-            self.on_death(self)
         for request in pending.values():
             request.on_reply(self.death())
+        if unasked and self.on_death is not None:
+            self.on_death(self)
         self._gone.set()
 
     def _release_pidfd(self) -> None:
