@@ -92,6 +92,45 @@ def test_the_usual_step_and_the_odd_one(workers):
     assert got["n"].dtype == object and got["n"].tolist() == [2**70, 0, 1, 2, 3, 4]
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize(
+    "infos",
+    [
+        [{"x": 1}, {"_x": False}],
+        [{"x": 1, "_x": False}, {"x": 2, "_x": True}],
+        [{"a": np.zeros(2, [("p", "i4"), ("q", "f8")])}, {"a": np.ones(2, [("p", "i4"), ("q", "f8")])}],
+        [{"a": None}, {"a": 5}],
+        [{"a": "x"}, {"a": 2.5}, {"a": True}],
+        [{"n": {"a": None}}, {"n": {"a": 5}}],
+        [{"a": np.array(1.5)}, {"a": np.array(2.5)}],
+        [{"a": np.array(["x", None], object)}, {"a": np.array([1, 2], object)}],
+        [{"a": np.float32(1)}, {"a": 1.1}, {"a": 3}],
+        [{1: "int keys", (2, 3): 4.0}, {}],
+        [{"final_obs": np.zeros(2), "final_info": {"t": 1, "d": {}}}, {"t": 2}],
+    ],
+)
+def test_odd_infos_merge_as_gymnasiums(infos, workers):
+    (got,) = by_workers([infos], workers)
+    assert_same(got, by_gymnasium(infos))
+
+
+def test_what_gymnasium_can_not_merge_is_given_as_objects():
+    infos = [{"a": np.timedelta64(5, "s")}, {"a": np.timedelta64(7, "ms")}]
+    with pytest.raises(TypeError):
+        by_gymnasium(infos)
+    (got,) = by_workers([infos], 2)
+    assert got["a"].tolist() == [np.timedelta64(5, "s"), np.timedelta64(7, "ms")]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_an_int_past_64_bits_is_an_object_and_spoils_no_later_step(workers):
+    steps = [[{"a": 1}, {"a": 2**70}], [{"a": 1}, {"a": 2}], [{"a": 2**70}, {"a": 1}], [{"a": 3}, {"a": 4}]]
+    first, second, third, last = by_workers(steps, workers)
+    assert first["a"].tolist() == [1, 2**70] and third["a"].tolist() == [2**70, 1]
+    assert_same(second, by_gymnasium(steps[1]))
+    assert_same(last, by_gymnasium(steps[3]))
+
+
 def test_arrays_of_different_shapes_become_objects_and_nothing_is_lost(caplog):
     infos = [{"x": np.zeros(2), "t": 1}, {"x": np.zeros(3), "t": 2}]
     (got,) = by_workers([infos], 2)
@@ -103,10 +142,12 @@ def test_arrays_of_different_shapes_become_objects_and_nothing_is_lost(caplog):
 def test_infos_that_never_repeat_do_not_fill_the_memory():
     gatherer, table = Gatherer(), SchemaTable({})
     for t in range(3 * MAX_SCHEMAS):
-        (group,) = gatherer.gather([(0, {f"key{t}": t})], 1)
+        infos = [{"common": t}, {f"key{t}": float(t)}]
+        groups = gatherer.gather(list(enumerate(infos)), 2)
         table.learn(gatherer.take_news())
-        assert merge([table.unpack(group, slice(0, 1), 1)], 1)[f"key{t}"].tolist() == [t]
-    assert len(gatherer._ids) <= MAX_SCHEMAS and len(table._schemas) <= MAX_SCHEMAS
+        parts = [table.unpack(g, np.array(g.rows), len(g.rows)) for g in groups]
+        assert_same(merge(parts, 2), by_gymnasium(infos))
+    assert len(gatherer._ids) <= MAX_SCHEMAS + 2 and len(table._schemas) <= MAX_SCHEMAS + 2
 
 
 @pytest.mark.parametrize("name", SPACES)

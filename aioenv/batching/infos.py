@@ -34,7 +34,8 @@ class Column(NamedTuple):
     path: Path
     dtype: np.dtype[Any] | None  # None: objects (or, if `is_dict`, a nested dict)
     shape: tuple[int, ...]
-    is_dict: bool
+    is_dict: bool = False
+    is_python: bool = False  # a number of Python's own: as an object, it must come out as one
 
 
 class Schema(NamedTuple):
@@ -42,6 +43,7 @@ class Schema(NamedTuple):
 
     columns: tuple[Column, ...]
     floats: bool  # all are float scalars: they travel as one float64 table, which holds narrower ones exactly
+    by_row: bool  # something in it is merged row by row alone, by Gymnasium's own code
 
 
 class Group(NamedTuple):
@@ -86,26 +88,37 @@ class Gatherer:
 
     def gather(self, infos: Sequence[tuple[int, Mapping[Any, Any]]], num_rows: int) -> list[Group]:
         """Group info dicts, given with their rows in the order in which Gymnasium would add them."""
-        try:
-            return self._gather(infos, num_rows)
-        except OverflowError:  # an int past 64 bits among dicts that are known by their types alone
+        if len(self._ids) >= MAX_SCHEMAS:  # here, where no group has a number yet
+            self._ids.clear()
             self._known.clear()
-            return self._gather(infos, num_rows)
+        try:
+            return self._gather(infos, num_rows, self._known)
+        except OverflowError:  # an int past 64 bits among dicts that are known by their types alone
+            return self._gather(infos, num_rows, None)
 
-    def _gather(self, infos: Sequence[tuple[int, Mapping[Any, Any]]], num_rows: int) -> list[Group]:
+    def _gather(
+        self,
+        infos: Sequence[tuple[int, Mapping[Any, Any]]],
+        num_rows: int,
+        sorts: dict[tuple[Any, Any], _Known] | None,
+    ) -> list[Group]:
         groups: dict[int, tuple[Schema, list[int], list[Any]]] = {}
-        keys = types = known = None
+        keys: Any = None
+        types: Any = None
+        known: _Known | None = None
         for row, info in infos:
             last = keys, types
             keys, types = tuple(info), tuple(map(type, info.values()))
-            if (keys, types) != last:
-                known = self._known.get((keys, types))
+            if sorts is not None and (keys, types) != last:
+                known = sorts.get((keys, types))
             if known is not None and known.fits(info):
                 number, schema, _ = known
                 values: Iterable[Any] = info.values()
             else:
                 number, schema = self._lookup(info)
-                self._remember(keys, types, number, schema, info)
+                if sorts is not None and _is_flat(schema, info):
+                    arrays = tuple((c.path[0], c.dtype, c.shape) for c in schema.columns if c.shape)
+                    sorts[keys, types] = _Known(number, schema, arrays)  # type: ignore[arg-type]
                 values = [_value(info, column) for column in schema.columns]
                 keys = None
             group = groups.get(number)
@@ -127,55 +140,57 @@ class Gatherer:
         return news
 
     def _lookup(self, info: Mapping[Any, Any]) -> tuple[int, Schema]:
-        columns = tuple(_columns(info, ()))
-        floats = all(c.dtype in _FLOATS and not c.shape for c in columns if c.dtype is not None)
-        schema = Schema(columns, floats and all(c.dtype is not None for c in columns))
+        schema = _schema(info)
         number = self._ids.get(schema)
         if number is None:
-            if len(self._ids) >= MAX_SCHEMAS:
-                self._ids.clear()
-                self._known.clear()
             number = len(self._ids)
             self._ids[schema] = number
             self._news = [(n, s) for n, s in self._news if n != number]
             self._news.append((number, schema))
         return number, schema
 
-    def _remember(self, keys: Any, types: Any, number: int, schema: Schema, info: Mapping[Any, Any]) -> None:
-        """Take note of a flat sort of dict."""
-        tricky = any(isinstance(v, np.ndarray) and v.dtype.hasobject for v in info.values())
-        if not tricky and not any(column.is_dict for column in schema.columns):
-            arrays = tuple((c.path[0], c.dtype, c.shape) for c in schema.columns if _is_array(c, info))
-            self._known[keys, types] = _Known(number, schema, arrays)  # type: ignore[arg-type]
+
+def _is_flat(schema: Schema, info: Mapping[Any, Any]) -> bool:
+    """Whether dicts with the same keys and types have the same schema, but for the dtypes and shapes of arrays."""
+    return not schema.by_row and not any(
+        column.is_dict or (column.dtype is None and type(info[column.path[0]]) is int) for column in schema.columns
+    )
 
 
-def _is_array(column: Column, info: Mapping[Any, Any]) -> bool:
-    return column.dtype is not None and isinstance(info[column.path[0]], np.ndarray)
+def _schema(info: Mapping[Any, Any]) -> Schema:
+    odd: list[Any] = []
+    columns = tuple(_columns(info, (), odd))
+    # not without `is not None`: numpy takes None for float64
+    floats = all(c.dtype is not None and c.dtype in _FLOATS and not c.shape for c in columns)
+    return Schema(columns, floats and not odd, bool(odd))
 
 
-def _columns(info: Mapping[Any, Any], path: Path) -> Iterable[Column]:
+def _columns(info: Mapping[Any, Any], path: Path, odd: list[Any]) -> Iterable[Column]:
+    """A column for each key, parents first; `odd` gets what whole columns can't be made of."""
     for key, value in info.items():
         here = (*path, key)
         kind = type(value)
+        if isinstance(key, str) and key.startswith("_"):
+            odd.append(key)  # it may be the mask of another key
         if key == "final_obs":
-            yield Column(here, None, (), False)
+            yield Column(here, None, ())
         elif isinstance(value, dict):
-            yield Column(here, None, (), True)
-            yield from _columns(value, here)
+            yield Column(here, None, (), is_dict=True)
+            yield from _columns(value, here, odd)
         elif kind in _SCALARS or issubclass(kind, np.number):
-            yield Column(here, _scalar_dtype(value), (), False)
-        elif isinstance(value, np.ndarray) and not value.dtype.hasobject:
-            yield Column(here, value.dtype, value.shape, False)
+            dtype: np.dtype[Any] | None = np.dtype(kind)
+            if kind is int and not -(2**63) <= value < 2**63:
+                dtype = None  # too large for any integer dtype: it stays what it is
+            elif dtype.kind not in "biufc":  # type: ignore[union-attr]
+                dtype = None  # a timedelta, whose unit is its value's
+                odd.append(key)
+            yield Column(here, dtype, (), is_python=kind in _SCALARS)
+        elif isinstance(value, np.ndarray) and value.shape and not value.dtype.hasobject:
+            yield Column(here, value.dtype, value.shape)
         else:
-            yield Column(here, None, (), False)
-
-
-def _scalar_dtype(value: Any) -> np.dtype[Any] | None:
-    dtype = np.dtype(type(value))
-    # a Python int may be too large for any integer dtype: it travels as an object, and Gymnasium's rules decide
-    if type(value) is int and not -(2**63) <= value < 2**63:
-        return None
-    return dtype
+            if isinstance(value, np.ndarray):
+                odd.append(key)
+            yield Column(here, None, ())
 
 
 def _value(info: Mapping[Any, Any], column: Column) -> Any:
@@ -195,7 +210,7 @@ def _pack(schema: Schema, rows: list[int], values: list[Any]) -> tuple[bytes, li
     objects: list[list[Any]] = []
     for column, items in zip(schema.columns, zip(*values, strict=True), strict=True):
         if column.dtype is not None:
-            data.append(np.array(items, column.dtype).tobytes())
+            data.append(np.array(list(items), column.dtype).tobytes())  # of a tuple it would make a record
         elif not column.is_dict:
             objects.append(list(items))
     return b"".join(data), objects
@@ -237,7 +252,7 @@ class SchemaTable:
         values: list[Any] = []
         offset = 0
         objects = iter(group.objects)
-        for _, dtype, shape, is_dict in schema.columns:
+        for _, dtype, shape, is_dict, _ in schema.columns:
             if dtype is not None:
                 array: np.ndarray[Any, Any] = np.ndarray((count, *shape), dtype, group.data, offset)
                 offset += array.nbytes
@@ -260,6 +275,8 @@ def merge(parts: Sequence[Columns], size: int) -> dict[str, Any]:
     """
     if not parts:
         return {}
+    if any(part.schema.by_row for part in parts):
+        return _merge_by_row(parts, size)
     if _all_alike(parts, size):
         return _join(parts, size)
     infos: dict[str, Any] = {}
@@ -328,8 +345,6 @@ def _assign(infos: dict[str, Any], part: Columns, size: int) -> bool:
             if column.dtype is None:
                 indices = range(size)[positions] if isinstance(positions, slice) else positions
                 for index, value in zip(indices, values, strict=True):
-                    if isinstance(value, np.ndarray) and key != "final_obs":
-                        return False  # an array of objects: Gymnasium makes a row of it
                     array[index] = value
             else:
                 array[positions] = values
@@ -387,5 +402,4 @@ def _as_it_was(value: Any, column: Column) -> Any:
     """A value of a typed column, of a type that Gymnasium treats as the original's."""
     if column.dtype is None or column.shape:
         return value
-    # a column of bools was made of Python's; numpy's are objects to Gymnasium
-    return bool(value) if column.dtype == np.bool_ else column.dtype.type(value)
+    return value.item() if column.is_python else column.dtype.type(value)

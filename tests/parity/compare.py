@@ -15,7 +15,8 @@ def assert_same(got: Any, expected: Any, where: str = "") -> None:
         for key in expected:
             assert_same(got[key], expected[key], f"{where}[{key!r}]")
     elif isinstance(expected, (tuple, list)):
-        assert isinstance(got, (tuple, list)) and len(got) == len(expected), f"{where}: {got!r} is not {expected!r}"
+        assert type(got) is type(expected), f"{where}: {type(got)} is not {type(expected)}"
+        assert len(got) == len(expected), f"{where}: {got!r} is not {expected!r}"
         for index, (mine, theirs) in enumerate(zip(got, expected, strict=True)):
             assert_same(mine, theirs, f"{where}[{index}]")
     elif isinstance(expected, np.ndarray):
@@ -29,7 +30,8 @@ def assert_same(got: Any, expected: Any, where: str = "") -> None:
             assert got.tobytes() == expected.tobytes() or _equal(got, expected), f"{where}: {got} is not {expected}"
     else:
         assert type(got) is type(expected), f"{where}: {type(got)} is not {type(expected)}"
-        assert got == expected or got != got, f"{where}: {got!r} is not {expected!r}"
+        same = got == expected and repr(got) == repr(expected)  # repr tells -0.0 from 0.0
+        assert same or (got != got and expected != expected), f"{where}: {got!r} is not {expected!r}"
 
 
 def _equal(got: np.ndarray, expected: np.ndarray) -> bool:

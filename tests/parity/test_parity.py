@@ -33,10 +33,10 @@ ENVS = {
     **{f"observes {space}": functools.partial(Sampler, space) for space in SPACES},
     **{f"acts {space}": functools.partial(Sampler, "box", space) for space in ("dict", "tuple", "text", "nested")},
 }
-# one line an axis; the launch policy and the channel go here
+# one line an axis: what is not the loop goes to AsyncVectorEnv
 AXES = {
-    "mode": list(AutoresetMode),
-    "workers": [1, 2, 3],
+    "autoreset_mode": list(AutoresetMode),
+    "num_workers": [1, 2, 3],
     "loop": list(LOOPS),
 }
 
@@ -48,13 +48,15 @@ def grid(full: bool):
         # 5 has no factor in common with the 18 points: neighbours differ in every axis
         chosen = points if full else [points[number * 5 % len(points)]]
         for point in chosen:
-            yield pytest.param(env, *point, id="-".join(str(getattr(p, "value", p)) for p in (env, *point)))
+            name = "-".join(str(getattr(p, "value", p)) for p in (env, *point))
+            yield pytest.param(env, dict(zip(AXES, point, strict=True)), id=name)
 
 
-async def compare(make, mode, workers, **options):
+async def compare(make, autoreset_mode, **options):
     """Step both with the same seeds and actions, and compare everything."""
-    reference = SyncVectorEnv([make] * NUM_ENVS, autoreset_mode=mode)
-    async with aioenv.AsyncVectorEnv([make] * NUM_ENVS, num_workers=workers, autoreset_mode=mode, **options) as envs:
+    reference = SyncVectorEnv([make] * NUM_ENVS, autoreset_mode=autoreset_mode)
+    factories = [make] * NUM_ENVS
+    async with aioenv.AsyncVectorEnv(factories, autoreset_mode=autoreset_mode, **options) as envs:
         assert envs.observation_space == reference.observation_space
         assert envs.action_space == reference.action_space
         assert_same(envs.metadata, reference.metadata)
@@ -62,7 +64,9 @@ async def compare(make, mode, workers, **options):
         reference.action_space.seed(5)
         ended = np.zeros(NUM_ENVS, bool)
         for t in range(STEPS):
-            if mode is AutoresetMode.DISABLED and ended.any():
+            if t % 50 == 49:
+                ended = ended | (np.arange(NUM_ENVS) % 2 == 0)
+            if (autoreset_mode is AutoresetMode.DISABLED or t % 50 == 49) and ended.any():
                 masked = tuple(await envs.reset(options={"reset_mask": ended}))
                 assert_same(masked, reference.reset(options={"reset_mask": ended}), f"masked reset before step {t}")
             actions = reference.action_space.sample()
@@ -72,26 +76,27 @@ async def compare(make, mode, workers, **options):
     reference.close()
 
 
-def run(env, mode, workers, loop):
+def run(env, point):
+    options = {name: value for name, value in point.items() if name != "loop"}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Gymnasium's about the envs themselves
-        run_on(loop, compare(ENVS[env], mode, workers))
+        run_on(point["loop"], compare(ENVS[env], **options))
 
 
-@pytest.mark.parametrize(("env", *AXES), list(grid(full=False)))
-def test_sample(env, mode, workers, loop):
-    run(env, mode, workers, loop)
+@pytest.mark.parametrize(("env", "point"), list(grid(full=False)))
+def test_sample(env, point):
+    run(env, point)
 
 
 @pytest.mark.parity
-@pytest.mark.parametrize(("env", *AXES), list(grid(full=True)))
-def test_grid(env, mode, workers, loop):
-    run(env, mode, workers, loop)
+@pytest.mark.parametrize(("env", "point"), list(grid(full=True)))
+def test_grid(env, point):
+    run(env, point)
 
 
 def test_the_sample_meets_every_point_of_every_axis():
-    met = list(zip(*(param.values[1:] for param in grid(full=False)), strict=True))
-    assert [set(values) for values in met] == [set(points) for points in AXES.values()]
+    met = [param.values[1] for param in grid(full=False)]
+    assert {axis: {point[axis] for point in met} for axis in AXES} == {a: set(v) for a, v in AXES.items()}
 
 
 def test_list_seeds_and_masked_resets():
@@ -131,7 +136,7 @@ def test_list_seeds_and_masked_resets():
 @pytest.mark.parametrize("loop", LOOPS)
 def test_copy_false(loop):
     """Compared at once, before the memory is used again."""
-    run_on(loop, compare(ENVS["observes nested"], AutoresetMode.SAME_STEP, 2, copy=False))
+    run_on(loop, compare(ENVS["observes nested"], AutoresetMode.SAME_STEP, num_workers=2, copy=False))
 
 
 @pytest.mark.parametrize(
