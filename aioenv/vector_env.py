@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import warnings
 from collections.abc import AsyncIterator, Callable, Generator, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from gymnasium import Env, Space
@@ -20,7 +21,7 @@ from aioenv.engine.arguments import (
 )
 from aioenv.engine.fleet import Fleet, FleetConfig
 from aioenv.engine.images import stack_images
-from aioenv.engine.results import Ready, ResetResult, StepResult
+from aioenv.engine.results import Ready, ResetResult, StepResult, WorkerInfo
 from aioenv.engine.schedule import Schedule
 from aioenv.engine.seeds import split_reset_options, spread_seeds
 from aioenv.engine.session import Session
@@ -31,14 +32,6 @@ if TYPE_CHECKING:
     from aioenv.rendering.config import RenderConfig
 
 __all__ = ["AsyncVectorEnv", "WorkerInfo"]
-
-
-class WorkerInfo(NamedTuple):
-    """What is known of one worker process."""
-
-    pid: int | None
-    state: str
-    slots: tuple[int, ...]
 
 
 class AsyncVectorEnv:
@@ -114,7 +107,7 @@ class AsyncVectorEnv:
         self._config = FleetConfig(
             factories=factories,
             num_workers=check_num_workers(num_workers, self.num_envs),
-            preload=tuple(preload),
+            preload=(preload,) if isinstance(preload, str) else tuple(preload),
             observation_mode=observation_mode,
             autoreset_mode=self.autoreset_mode,
             start_timeout_s=check_seconds("start_timeout_s", start_timeout_s),
@@ -203,8 +196,6 @@ class AsyncVectorEnv:
     def __del__(self) -> None:
         # the constructor may have raised before there was anything
         if not getattr(self, "closed", True) and getattr(self, "_loop", None) is not None:
-            import warnings
-
             self.closed = True
             self._abandon()
             warnings.warn(f"unclosed {self!r}; its workers were killed", ResourceWarning, source=self, stacklevel=2)
@@ -228,22 +219,19 @@ class AsyncVectorEnv:
         schedule = self._schedule
         if schedule is None or self.closed:
             self._check_open()
-            self._not_started()
-        elif asyncio.get_running_loop() is not self._loop:
+        if schedule is None:
+            raise RuntimeError(f"{self!r}: start it first, with `async with envs:` or `await envs`")
+        if asyncio.get_running_loop() is not self._loop:
             self._check_loop()
-        assert schedule is not None
         return schedule
-
-    def _not_started(self) -> None:
-        raise RuntimeError(
-            f"{self!r}: start it first, with `async with envs:` or `await envs`; spaces come from the workers"
-        )
 
     @property
     def _started(self) -> Fleet:
+        """The workers, if this is or was started: what is known of them outlives the close."""
         if self._session is None or self._schedule is None:
-            self._not_started()
-        assert self._session is not None
+            raise RuntimeError(
+                f"{self!r}: start it first, with `async with envs:` or `await envs`; spaces come from the workers"
+            )
         return self._session.fleet
 
     # ------------------------------------------------------------ attributes
@@ -464,11 +452,4 @@ class AsyncVectorEnv:
             PendingCallError, EnvError, WorkerDied: as for `call`.
         """
         schedule = self._running
-        if not isinstance(values, (list, tuple)):
-            values = [values] * self.num_envs
-        if len(values) != self.num_envs:
-            raise ValueError(
-                "Values must be a list or tuple with length equal to the number of environments. "
-                f"Got `{len(values)}` values for {self.num_envs} environments."
-            )
         await calls.set_attr(self._started, schedule.table, name, values)

@@ -23,8 +23,20 @@ async def call_envs(
     return await _for_each(fleet, table, slots, f"call({name!r})", "call_envs", lambda _: (name, args, kwargs))
 
 
-async def set_attr(fleet: Fleet, table: SlotTable, name: str, values: Sequence[Any]) -> None:
-    """Set an attribute of every env to its own value."""
+async def set_attr(fleet: Fleet, table: SlotTable, name: str, values: Any) -> None:
+    """Set an attribute of every env: to its element of a list or tuple, else all to the same value.
+
+    Raises:
+        ValueError: if a list has another length than there are slots; worded as Gymnasium's.
+    """
+    num_envs = fleet.members[-1].stop
+    if not isinstance(values, (list, tuple)):
+        values = [values] * num_envs
+    if len(values) != num_envs:
+        raise ValueError(
+            "Values must be a list or tuple with length equal to the number of environments. "
+            f"Got `{len(values)}` values for {num_envs} environments."
+        )
 
     def arguments(numbers: list[int]) -> tuple[Any, ...]:
         return name, [values[number] for number in numbers]

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Ready", "ResetResult", "StepResult"]
+__all__ = ["Ready", "ResetResult", "StepResult", "WorkerInfo"]
 
 
 class ResetResult(NamedTuple):
@@ -58,3 +58,17 @@ class Ready(NamedTuple):
     terminated: npt.NDArray[np.bool_]
     truncated: npt.NDArray[np.bool_]
     info: dict[str, Any]
+
+
+class WorkerInfo(NamedTuple):
+    """What is known of one worker process.
+
+    Attributes:
+        pid: the process id; None before the start.
+        state: "new", "starting", "running", "closing" or "dead".
+        slots: the slots that it holds.
+    """
+
+    pid: int | None
+    state: str
+    slots: tuple[int, ...]

@@ -12,9 +12,9 @@ from gymnasium import Env
 from gymnasium.envs.registration import EnvSpec
 
 from aioenv import make
-from aioenv.engine.results import Ready, ResetResult, StepResult
+from aioenv.engine.results import Ready, ResetResult, StepResult, WorkerInfo
 from aioenv.sync.portal import Portal
-from aioenv.vector_env import AsyncVectorEnv, WorkerInfo
+from aioenv.vector_env import AsyncVectorEnv
 
 __all__ = ["VectorEnv", "make_vec"]
 
