@@ -311,7 +311,7 @@ class AsyncVectorEnv:
 
         Args:
             actions: a batch of `action_space`: for most spaces an array of shape `(num_envs, *shape)`. It is
-                cast to the space's dtype, and must not be changed until this returns.
+                cast to the space's dtype.
 
         Returns:
             `(obs, reward, terminated, truncated, info)`: observations as a batch of `observation_space`, reward

@@ -161,6 +161,44 @@ async def test_an_env_error_touches_its_slot_alone():
         assert [e.slot for e in caught.value.errors] == [0, 3]
 
 
+async def test_a_failed_slot_stays_failed_until_it_is_reset_itself():
+    async with aioenv.AsyncVectorEnv(counters(3), num_workers=1) as envs:
+        await envs.reset(seed=0)
+        with pytest.raises(aioenv.EnvError):
+            await envs.step([0, Counter.RAISE, 0])
+        await envs.reset(options={"reset_mask": np.array([True, False, False])})
+        with pytest.raises(aioenv.EnvError, match=r"slots \[1\] have failed"):
+            await envs.step([0, 0, 0])
+        with pytest.raises(aioenv.EnvError, match=r"slots \[1\] have failed"):
+            envs.send([0], [1])
+        envs.send([0, 0], [0, 2])  # the others can be stepped
+        await envs.recv(2)
+        envs.send_reset([1])
+        await envs.recv()
+        await envs.step([0, 0, 0])
+
+
+async def test_what_does_not_pickle_is_refused_and_nothing_is_stuck():
+    async with aioenv.AsyncVectorEnv(counters(2), num_workers=2) as envs:
+        for attempt in (envs.reset, envs.send_reset):
+            with pytest.raises(TypeError, match="options: expected what can be pickled"):
+                result = attempt(options={"lock": threading.Lock()})
+                if asyncio.iscoroutine(result):
+                    await result
+        await envs.reset(seed=0)
+        await envs.step([0, 0])
+
+
+async def test_actions_may_be_changed_as_soon_as_they_are_sent():
+    async with aioenv.AsyncVectorEnv(counters(2), num_workers=2) as envs:
+        await envs.reset(seed=0)
+        actions = np.zeros(2, np.int64)
+        step = asyncio.ensure_future(envs.step(actions))
+        await asyncio.sleep(0)
+        actions[:] = Counter.RAISE
+        assert (await step).reward.tolist() == [1, 1]
+
+
 @pytest.mark.parametrize(("action", "how"), [(Counter.EXIT, "exited with code 7"), (Counter.KILL, "SIGKILL")])
 async def test_a_dead_worker_is_named_at_once(action, how):
     async with aioenv.AsyncVectorEnv(counters(4), num_workers=2) as envs:

@@ -148,7 +148,7 @@ class Layout:
             n: how many elements it must have.
 
         Returns:
-            C-contiguous arrays of shape `(n, *shape)` and the leaves' dtypes, and sequences of n objects.
+            New C-contiguous arrays of shape `(n, *shape)` and the leaves' dtypes, and sequences of n objects.
 
         Raises:
             ActionError: if a shape or a structure differs, or a dtype can't be cast without changing values in
@@ -237,8 +237,8 @@ def _fit(value: Any, n: int, leaf: Leaf) -> np.ndarray[Any, Any]:
     if array.dtype != dtype:
         if not np.can_cast(array.dtype, dtype, "same_kind") and not _fits_range(array, dtype):
             raise ActionError(f"actions{path}: expected dtype {dtype}, got {array.dtype}, which can't be cast")
-        array = array.astype(dtype)
-    return np.ascontiguousarray(array)
+    # always a copy: the caller may change the array while it is still being sent (a step may be cancelled)
+    return np.array(array, dtype, order="C")
 
 
 def _fits_range(array: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> bool:

@@ -18,7 +18,7 @@ from aioenv.engine.harvest import harvest
 from aioenv.engine.images import Images
 from aioenv.engine.results import Ready, ResetResult, StepResult
 from aioenv.engine.slots import SlotState, SlotTable
-from aioenv.errors import ClosedError, NoAsyncCallError, SlotError, StepTimeout, WireError
+from aioenv.errors import ActionError, ClosedError, NoAsyncCallError, SlotError, StepTimeout, WireError
 from aioenv.wire.frames import Frame, Kind
 from aioenv.wire.messages import ResetRequest, StepReply, StepRequest, dump, load
 from aioenv.workers.supervisor import Worker
@@ -84,14 +84,11 @@ class Schedule:
         if self._abandoned:
             await self._drain()
         self.table.check_send(slice(None), "step", reset=False)
+        tails = [self._step_tail(None, [column[m.start : m.stop] for column in objects]) for m in self._fleet.members]
         exchange = self._whole(stepped=True)
         views = [(byte_view(a), a.nbytes // self._num_envs) for a in arrays]
-        for part in exchange.parts:
-            start, stop = part.member.start, part.member.stop
-            fixed = [view[start * size : stop * size] for view, size in views]
-            tail = b""
-            if objects:
-                tail = dump(StepRequest(None, [list(column[start:stop]) for column in objects]))
+        for part, tail in zip(exchange.parts, tails, strict=True):
+            fixed = [view[part.start * size : part.stop * size] for view, size in views]
             self._submit(exchange, part, Kind.STEP, fixed, tail)
         self._ring.prepare()
         return await self._outcome(exchange, self._step_result)
@@ -104,14 +101,36 @@ class Schedule:
             await self._drain()
         slots = self._all_slots if mask is None else np.flatnonzero(mask)
         self.table.check_send(slice(None), "reset", reset=True)
+        tails = []
+        for member in self._fleet.members:
+            chosen = slots[(slots >= member.start) & (slots < member.stop)].tolist()
+            tails.append(self._reset_tail(member, chosen, [seeds[slot] for slot in chosen], options, whole=True))
         exchange = self._whole(stepped=False)
-        for part in exchange.parts:
-            chosen = part.slots if mask is None else part.slots[mask[part.slots]]
-            rows = tuple((chosen - part.member.start).tolist())
-            request = ResetRequest(rows, tuple(seeds[slot] for slot in chosen), options, True)
-            self._submit(exchange, part, Kind.RESET, (), dump(request))
-        self.table.note_ends(slots, False)
+        self.table.note_reset(slots)
+        for part, tail in zip(exchange.parts, tails, strict=True):
+            self._submit(exchange, part, Kind.RESET, (), tail)
         return await self._outcome(exchange, self._reset_result)
+
+    # what a request carries is pickled before anything is sent or marked: it may not pickle
+
+    @staticmethod
+    def _step_tail(rows: tuple[int, ...] | None, objects: Sequence[Sequence[Any]]) -> bytes:
+        if rows is None and not objects:
+            return b""
+        try:
+            return dump(StepRequest(rows, [list(column) for column in objects]))
+        except Exception as exc:
+            raise ActionError(f"actions: expected what can be pickled, got {type(exc).__name__}: {exc}") from exc
+
+    @staticmethod
+    def _reset_tail(
+        member: Member, slots: list[int], seeds: Seeds, options: dict[str, Any] | None, *, whole: bool
+    ) -> bytes:
+        rows = tuple(slot - member.start for slot in slots)
+        try:
+            return dump(ResetRequest(rows, tuple(seeds), options, whole))
+        except Exception as exc:
+            raise TypeError(f"options: expected what can be pickled, got {type(exc).__name__}: {exc}") from exc
 
     def _whole(self, *, stepped: bool) -> Exchange:
         parts = [
@@ -193,14 +212,15 @@ class Schedule:
         numbers = self.table.named(slots)
         arrays, objects = self._fleet.actions.take_apart(actions, len(numbers))
         self.table.check_send(numbers, "send", reset=False)
-        for member, chosen in self._shares(numbers):
-            order = np.flatnonzero(chosen)
-            order = order[np.argsort(numbers[order])]
-            exchange, rows = self._single(member, numbers[order], stepped=True)
-            fixed = [byte_view(np.ascontiguousarray(a[order])) for a in arrays]
+        requests = []
+        for member, order in self._shares(numbers):
+            rows = tuple((numbers[order] - member.start).tolist())
             whole = len(rows) == member.stop - member.start
-            picked = [[column[int(i)] for i in order] for column in objects]
-            tail = b"" if whole and not objects else dump(StepRequest(None if whole else rows, picked))
+            picked = [[column[i] for i in order.tolist()] for column in objects]
+            requests.append((member, order, self._step_tail(None if whole else rows, picked)))
+        for member, order, tail in requests:
+            exchange = self._single(member, numbers[order], stepped=True)
+            fixed = [byte_view(np.ascontiguousarray(a[order])) for a in arrays]
             self._submit(exchange, exchange.parts[0], Kind.STEP, fixed, tail)
 
     def send_reset(
@@ -210,24 +230,32 @@ class Schedule:
         numbers = self.table.named(slots)
         by_slot = dict(zip(numbers.tolist(), seeds(numbers), strict=True))
         self.table.check_send(numbers, "send_reset", reset=True)
-        self.table.note_ends(numbers, False)
-        for member, chosen in self._shares(numbers):
-            exchange, rows = self._single(member, np.sort(numbers[chosen]), stepped=False)
-            picked = tuple(by_slot[slot] for slot in exchange.parts[0].slots.tolist())
-            self._submit(exchange, exchange.parts[0], Kind.RESET, (), dump(ResetRequest(rows, picked, options, False)))
+        requests = []
+        for member, order in self._shares(numbers):
+            chosen = numbers[order].tolist()
+            tail = self._reset_tail(member, chosen, [by_slot[slot] for slot in chosen], options, whole=False)
+            requests.append((member, numbers[order], tail))
+        self.table.note_reset(numbers)
+        for member, mine, tail in requests:
+            exchange = self._single(member, mine, stepped=False)
+            self._submit(exchange, exchange.parts[0], Kind.RESET, (), tail)
 
-    def _shares(self, numbers: Slots) -> list[tuple[Member, npt.NDArray[np.bool_]]]:
-        """The workers that hold some of these slots, and which of them."""
-        shares = [(m, (numbers >= m.start) & (numbers < m.stop)) for m in self._fleet.members]
-        return [(member, chosen) for member, chosen in shares if chosen.any()]
+    def _shares(self, numbers: Slots) -> list[tuple[Member, Slots]]:
+        """The workers that hold some of these slots, and where those stand in `numbers`, by ascending slot."""
+        shares = []
+        for member in self._fleet.members:
+            order = np.flatnonzero((numbers >= member.start) & (numbers < member.stop))
+            if len(order):
+                shares.append((member, order[np.argsort(numbers[order])]))
+        return shares
 
-    def _single(self, member: Member, slots: Slots, *, stepped: bool) -> tuple[Exchange, tuple[int, ...]]:
+    def _single(self, member: Member, slots: Slots, *, stepped: bool) -> Exchange:
         part = Part(member, slots, 0)
         exchange = Exchange(self._new_batch(len(slots)), [part], stepped=stepped, waiting=False, loop=self._loop)
         self.table.move(slots, SlotState.IN_FLIGHT)
         if self._images is not None:
             exchange.images = self._images.begin(slots)
-        return exchange, tuple((slots - member.start).tolist())
+        return exchange
 
     async def recv(self, min_slots: int, max_slots: int | None, deadline_s: float | None) -> Ready:
         """Take results as they come (see `AsyncVectorEnv.recv`)."""
@@ -312,7 +340,7 @@ class Schedule:
         elif len(outcome.tail):
             try:
                 self._read_tail(part, load(outcome.tail))
-            except (WireError, KeyError, ValueError) as exc:
+            except Exception as exc:
                 error = worker.failure_here(
                     f"its reply can't be read: {type(exc).__name__}: {exc}", part.slots.tolist()
                 )

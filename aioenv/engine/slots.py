@@ -1,10 +1,12 @@
 """The state of every slot.
 
     IDLE ──send──▶ IN_FLIGHT ──reply──▶ READY ──take──▶ IDLE
-      ▲               │  │ env raised ▶ FAILED ──send_reset──▶ IN_FLIGHT
+      ▲               │  │
       └───settle──────┘  └ worker died ▶ DEAD
 
-A `step` or `reset` that waits for its own replies settles them without passing through READY.
+A `step` or `reset` that waits for its own replies settles them without passing through READY. An idle slot whose env
+has raised is FAILED, and one whose episode is over may have to wait for a reset; both last until a reset of that very
+slot is sent, whatever else its worker is asked meanwhile.
 """
 
 from __future__ import annotations
@@ -45,12 +47,15 @@ class SlotTable:
         self._states = np.zeros(num_envs, np.uint8)
         self._must_reset = must_reset
         self._ended = np.zeros(num_envs, np.bool_)
+        self._failed = np.zeros(num_envs, np.bool_)
+        self._any_failed = False
         self._errors: dict[int, SlotError] = {}
         self._any_dead = False
 
     def state(self, slot: int) -> SlotState:
         """What one slot is doing."""
-        return SlotState(int(self._states[slot]))
+        state = SlotState(int(self._states[slot]))
+        return SlotState.FAILED if state is SlotState.IDLE and self._failed[slot] else state
 
     def count(self, state: SlotState) -> int:
         """How many slots are in a state."""
@@ -67,7 +72,9 @@ class SlotTable:
         """
         states = self._states[slots]
         if states.tobytes().strip(b"\0"):  # any but IDLE; a third of the time of `states.any()`
-            self._refuse(slots, states, name, reset)
+            self._refuse(slots, states, name)
+        if self._any_failed and not reset and self._failed[slots].any():
+            self._refuse_failed(self._number(slots)[self._failed[slots]].tolist(), name)
         if self._must_reset and not reset and self._ended[slots].any():
             over = self._number(slots)[self._ended[slots]].tolist()
             raise ResetNeededError(
@@ -84,12 +91,12 @@ class SlotTable:
         """
         states = self._states[slots]
         if ((states == SlotState.IN_FLIGHT) | (states == SlotState.DEAD)).any():
-            self._refuse(slots, states, name, reset=True)
+            self._refuse(slots, states, name)
 
     def _number(self, slots: Slots | slice) -> Slots:
         return np.arange(len(self._states))[slots]
 
-    def _refuse(self, slots: Slots | slice, states: npt.NDArray[np.uint8], name: str, reset: bool) -> None:
+    def _refuse(self, slots: Slots | slice, states: npt.NDArray[np.uint8], name: str) -> None:
         numbers = self._number(slots)
         busy = numbers[states == SlotState.IN_FLIGHT].tolist()
         if busy:
@@ -104,20 +111,20 @@ class SlotTable:
             old = self._errors[dead[0]]
             returncode = old.returncode if isinstance(old, WorkerDied) else None
             raise WorkerDied(f"{name}: {old}", slots=tuple(dead), pid=old.pid, stderr=old.stderr, returncode=returncode)
-        failed = numbers[states == SlotState.FAILED].tolist()
-        if failed and not reset:
-            old = self._errors[failed[0]]
-            raise EnvError(
-                f"{name}: slots {failed} have failed and must be reset first, with reset() or "
-                f'reset(options={{"reset_mask": mask}}). The failure of {old}',
-                slots=tuple(failed),
-                pid=old.pid,
-                traceback=old.traceback,
-                stderr=old.stderr,
-            ) from old.__cause__
+
+    def _refuse_failed(self, failed: list[int], name: str) -> None:
+        old = self._errors[failed[0]]
+        raise EnvError(
+            f"{name}: slots {failed} have failed and must be reset first, with reset() or "
+            f'reset(options={{"reset_mask": mask}}). The failure of {old}',
+            slots=tuple(failed),
+            pid=old.pid,
+            traceback=old.traceback,
+            stderr=old.stderr,
+        ) from old.__cause__
 
     def move(self, slots: Slots | slice, state: SlotState) -> None:
-        """Put slots into a state; FAILED and DEAD are reached by `fail` alone, and DEAD is for good."""
+        """Put slots into a state; DEAD is reached by `fail` alone, and is for good."""
         if self._any_dead:
             states = self._states[slots]
             self._states[slots] = np.where(states == SlotState.DEAD, states, state)
@@ -128,16 +135,25 @@ class SlotTable:
         """Take note that slots can't be stepped: until a reset (EnvError), or for good (WorkerDied)."""
         dead = isinstance(error, WorkerDied)
         self._any_dead |= dead
-        state = SlotState.DEAD if dead else SlotState.FAILED
+        self._any_failed |= not dead
         for slot in error.slots:
             if self._states[slot] != SlotState.DEAD:
-                self._states[slot] = state
                 self._errors[slot] = error
+                if dead:
+                    self._states[slot] = SlotState.DEAD
+                else:
+                    self._failed[slot] = True
 
     def note_ends(self, slots: Slots | slice, ended: Any) -> None:
-        """Take note of which episodes have ended (False after a reset)."""
+        """Take note of which episodes have ended in a step."""
         if self._must_reset:
-            self._ended[slots] = ended
+            self._ended[slots] |= ended
+
+    def note_reset(self, slots: Slots) -> None:
+        """A reset of these slots is being sent: what was wrong with them is over."""
+        self._ended[slots] = False
+        self._failed[slots] = False
+        self._any_failed = bool(self._failed.any())
 
     def named(self, slots: Iterable[int] | None) -> Slots:
         """Slots as the caller names them, checked and as an array; None stands for all.
