@@ -48,7 +48,6 @@ class EnvService:
 
     def __init__(self, factories: Sequence[bytes], mode: AutoresetMode, find_sources: bool) -> None:
         self._envs: list[Env[Any, Any]] = []
-        self._mode = mode
         self._find_sources = find_sources
         for row, data in enumerate(factories):
             try:
