@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from wire_kit import (
     EXAMPLE,
+    Guesser,
     Owner,
     Reader,
     Sent,
@@ -20,6 +21,7 @@ from wire_kit import (
     by_fill,
     decode_until_error,
     encode_all,
+    guesses,
     mutated,
     no_more_memory_than,
     one_byte,
@@ -33,7 +35,8 @@ from wire_kit import (
 
 from aioenv.errors import WireError
 from aioenv.wire import frames
-from aioenv.wire.frames import HEADER_BYTES, Decoder, Encoder, Header, Kind
+from aioenv.wire.decoder import Decoder
+from aioenv.wire.frames import HEADER_BYTES, Encoder, Header, Kind
 
 FEW = settings(max_examples=100, deadline=None)
 MANY = settings(max_examples=400, deadline=None)
@@ -59,6 +62,30 @@ def test_any_frames_survive_any_chunking(read: Reader, sent, reads, place):
             else:
                 assert all(set(bytes(buffer)) <= {0xEE} for buffer in buffers), "buffers that don't fit stay untouched"
                 assert len(frame.fixed) == bool(size)
+
+
+@readers
+@MANY
+@given(sent=streams, reads=sizes, kinds=guesses)
+def test_a_guess_right_or_wrong_changes_no_frame(read: Reader, sent, reads, kinds):
+    guesser = Guesser(sent, kinds)
+    decoder = Decoder(guesser.place, guesser.expect)
+    got = list(read(decoder, b"".join(encode_all(sent)), reads))
+    assert [plain(frame) for frame in got] == [item.plain() for item in sent]
+    assert decoder.idle and decoder.next_frame() is None
+    assert all(frame.fixed is buffers for frame, buffers in zip(got, guesser.buffers, strict=True))
+
+
+def test_a_right_guess_brings_a_frame_in_one_read():
+    sent = [Sent(Kind.RESULT, 1, 0, [b"abc", b"", b"defg"], b"tail"), Sent(Kind.RESULT, 2, 0, [], b"next")]
+    data = b"".join(encode_all(sent))
+    guesser = Guesser(sent, ["right"])
+    decoder = Decoder(guesser.place, guesser.expect)
+    for buffer in decoder.buffers():
+        buffer[: len(data)], data = data[: len(buffer)], data[len(buffer) :]
+    assert not data
+    decoder.advance(sum(len(b"".join(encode_all([item]))) for item in sent))
+    assert [plain(decoder.next_frame()) for _ in sent] == [item.plain() for item in sent]
 
 
 @readers
@@ -97,13 +124,15 @@ def test_frames_of_numpy_arrays_go_from_memory_to_memory():
 # ---------------------------------------------------------------- any mutation
 
 
-def check_mutated(read: Reader, place, reads: list[int], coded: list[bytes], sent: list[Sent], bad: bytes) -> None:
+def check_mutated(
+    read: Reader, place, reads: list[int], coded: list[bytes], sent: list[Sent], bad: bytes, expect=None
+) -> None:
     """What a mutated stream gives: exactly the frames before the first byte that differs, then WireError."""
     data = b"".join(coded)
     same = next((at for at, (a, b) in enumerate(zip(data, bad, strict=False)) if a != b), min(len(data), len(bad)))
     ends = [0, *accumulate(map(len, coded))]
     whole = sum(end <= same for end in ends[1:])
-    decoder = Decoder(place)
+    decoder = Decoder(place, expect)
     got, error = decode_until_error(read, decoder, bad, reads)
     assert got == [item.plain() for item in sent[:whole]]
     cut_between_frames = len(bad) == same and same in ends
@@ -117,6 +146,16 @@ def check_mutated(read: Reader, place, reads: list[int], coded: list[bytes], sen
 def test_any_mutation_gives_a_prefix_and_then_wire_error(read: Reader, data, sent, reads, place):
     coded = encode_all(sent)
     check_mutated(read, place, reads, coded, sent, data.draw(mutated(coded)))
+
+
+@readers
+@MANY
+@given(data=st.data(), sent=streams, reads=sizes, kinds=guesses)
+def test_any_mutation_under_guesses(read: Reader, data, sent, reads, kinds):
+    coded = encode_all(sent)
+    guesser = Guesser(sent, kinds)
+    bad = data.draw(mutated(coded))
+    check_mutated(read, guesser.place, reads, coded, sent, bad, guesser.expect)
 
 
 @pytest.mark.parametrize("reads", [[1 << 20], [5]], ids=["at once", "in pieces"])

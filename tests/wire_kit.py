@@ -12,7 +12,8 @@ import pytest
 from hypothesis import strategies as st
 
 from aioenv.errors import WireError
-from aioenv.wire.frames import HEADER_BYTES, Decoder, Encoder, Frame, Header, Kind
+from aioenv.wire.decoder import Decoder
+from aioenv.wire.frames import HEADER_BYTES, Encoder, Frame, Header, Kind
 
 
 class Sent(NamedTuple):
@@ -128,6 +129,32 @@ class Owner:
         self.given.append(buffers)
         return buffers
 
+
+class Guesser:
+    """A `place` and an `expect` for a stream: guesses are right, wrong or missing, by turns.
+
+    Args:
+        sent: the frames to come.
+        guesses: what kind each guess is, over and over.
+    """
+
+    def __init__(self, sent: list[Sent], guesses: list[str]) -> None:
+        self.buffers = [[memoryview(bytearray(len(part))) for part in item.fixed] for item in sent]
+        self.guesses = cycle(guesses)
+        self.begun = 0
+
+    def place(self, header: Header) -> list[memoryview] | None:
+        self.begun += 1
+        return self.buffers[self.begun - 1] if self.begun <= len(self.buffers) else None
+
+    def expect(self) -> list[memoryview] | None:
+        guess = next(self.guesses)
+        if guess == "none" or self.begun >= len(self.buffers):
+            return None
+        return self.buffers[self.begun] if guess == "right" else [memoryview(bytearray(size)) for size in (7, 0, 40)]
+
+
+guesses = st.lists(st.sampled_from(["right", "wrong", "none"]), min_size=1, max_size=5)
 
 pieces = st.lists(st.integers(1, 50), min_size=1, max_size=4)
 places = (

@@ -8,7 +8,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import islice
 
-from aioenv.wire.frames import Buffer, Decoder, Encoder, Frame, Header, Kind
+from aioenv.wire.decoder import Decoder
+from aioenv.wire.frames import Buffer, Encoder, Frame, Header, Kind
 
 __all__ = ["Link"]
 

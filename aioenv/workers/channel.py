@@ -6,7 +6,8 @@ from asyncio import StreamReader, StreamWriter
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from aioenv.wire.frames import Buffer, Decoder, Frame, Header
+from aioenv.wire.decoder import Decoder
+from aioenv.wire.frames import Buffer, Frame, Header
 
 __all__ = ["Channel", "StreamsChannel"]
 
