@@ -21,11 +21,13 @@ from aioenv.engine.arguments import (
 )
 from aioenv.engine.fleet import Fleet, FleetConfig
 from aioenv.engine.images import stack_images
+from aioenv.engine.imports import modules_needed
 from aioenv.engine.results import Ready, ResetResult, StepResult, WorkerInfo
 from aioenv.engine.schedule import Schedule
 from aioenv.engine.seeds import split_reset_options, spread_seeds
 from aioenv.engine.session import Session
 from aioenv.errors import ClosedError, LoopError
+from aioenv.workers.channel import check_channel
 from aioenv.workers.launch import check_start
 
 if TYPE_CHECKING:
@@ -55,8 +57,12 @@ class AsyncVectorEnv:
         env_fns: a factory for each slot. Slots are numbered by their place in it.
         num_workers: how many processes; slots are spread over them evenly. Default: as many as this process may
             use CPUs, at most one a slot.
-        start: how processes are started: "spawn", or None for the best that there is.
-        preload: names of modules that a worker imports before it unpickles a factory.
+        start: how processes are started: "forkserver" (forked from a process that has imported the modules that they
+            need), "spawn" (a new interpreter each), or None for "forkserver" where the platform has it.
+        channel: how frames travel: "scatter" (a socket, read straight into the batch), "streams" (pipes under
+            asyncio's streams, the portable reference), or "auto" for the fastest that the platform has.
+        preload: names of modules that a worker imports before it unpickles a factory; a fork server imports them
+            once for all.
         copy: whether results are arrays of your own; with False they are views into two batches used in turn,
             valid until the second next step.
         observation_mode: "same" (all observation spaces are equal), "different" (bounds may differ), or a tuple
@@ -85,6 +91,7 @@ class AsyncVectorEnv:
         *,
         num_workers: int | None = None,
         start: str | None = None,
+        channel: str = "auto",
         preload: Iterable[str] = (),
         copy: bool = True,
         observation_mode: str | tuple[Space[Any], Space[Any]] = "same",
@@ -95,19 +102,22 @@ class AsyncVectorEnv:
         worker_env: Mapping[str, str] | None = None,
         render: RenderConfig | None = None,
     ) -> None:
+        env_fns = list(env_fns)
         factories = pickle_factories(env_fns)
         self.num_envs = len(factories)
         self.closed = False
         self.copy = copy
         self.autoreset_mode = parse_mode(autoreset_mode)
-        check_start(start)
         check_observation_mode(observation_mode)
         self._render_config = render
         self._timeout_s = check_seconds("timeout_s", timeout_s) if timeout_s is not None else None
         self._config = FleetConfig(
             factories=factories,
             num_workers=check_num_workers(num_workers, self.num_envs),
+            start=check_start(start),
+            channel=check_channel(channel),
             preload=(preload,) if isinstance(preload, str) else tuple(preload),
+            needed=modules_needed(env_fns),
             observation_mode=observation_mode,
             autoreset_mode=self.autoreset_mode,
             start_timeout_s=check_seconds("start_timeout_s", start_timeout_s),

@@ -22,7 +22,7 @@ from aioenv.cli.options import positive_int, size
 from aioenv.cli.video import TiledVideo
 from aioenv.host.mujoco_source import MujocoSource, find_source, read_state
 from aioenv.rendering.pool import RenderPool
-from aioenv.workers.launch import usable_cpus
+from aioenv.workers.environment import usable_cpus
 
 __all__ = ["HELP", "add_arguments", "run"]
 

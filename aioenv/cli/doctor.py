@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from aioenv.make import new_event_loop
 from aioenv.rendering.backends import INSTALL_HINT, candidates, environment
-from aioenv.workers.launch import usable_cpus
+from aioenv.workers.environment import usable_cpus
 
 __all__ = ["HELP", "Probe", "add_arguments", "probe_opengl", "run"]
 

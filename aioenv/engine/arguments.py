@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium import Env, Space
 
 from aioenv.wire.messages import dump_code
-from aioenv.workers.launch import usable_cpus
+from aioenv.workers.environment import usable_cpus
 
 __all__ = ["check_num_workers", "check_observation_mode", "check_seconds", "pickle_factories"]
 

@@ -18,8 +18,10 @@ from aioenv.batching.layout import Layout
 from aioenv.errors import SpaceMismatchError
 from aioenv.host.env_service import EnvDescription, EnvService
 from aioenv.host.mujoco_source import MujocoSource
+from aioenv.host.polling import MAX_POLL_S
 from aioenv.host.registry import capture_registry
 from aioenv.wire.messages import dump_code
+from aioenv.workers.environment import usable_cpus
 from aioenv.workers.supervisor import Worker
 
 __all__ = ["Fleet", "FleetConfig", "Member", "spread"]
@@ -42,7 +44,10 @@ class FleetConfig(NamedTuple):
 
     factories: Sequence[bytes]
     num_workers: int
+    start: str
+    channel: str
     preload: tuple[str, ...]
+    needed: tuple[str, ...]  # what the factories will import, as far as can be guessed
     observation_mode: ObservationMode
     autoreset_mode: AutoresetMode
     start_timeout_s: float
@@ -89,15 +94,21 @@ class Fleet:
         spans = spread(len(config.factories), config.num_workers)
         registry = capture_registry()
         same: dict[Schema, Schema] = {}
+        # with fewer CPUs than workers, one that polls keeps another from its work
+        poll_s = MAX_POLL_S if config.num_workers <= usable_cpus() else 0.0
         for index, (start, stop) in enumerate(spans):
             service = partial(EnvService, config.factories[start:stop], config.autoreset_mode, config.find_sources)
             worker = Worker(
                 dump_code(service),
                 index=index,
                 slots=tuple(range(start, stop)),
+                start=config.start,
+                channel=config.channel,
+                poll_s=poll_s,
                 env=config.worker_env,
                 log_prefix=config.log_prefix,
                 preload=config.preload,
+                needed=config.needed,
                 registry=registry,
                 start_timeout_s=config.start_timeout_s,
             )

@@ -1,33 +1,41 @@
 """The first thing that a worker process runs: take the descriptors into safety, then import the rest.
 
-The parent starts `python -c BOOTSTRAP` (see `workers/launch.py`), which imports this module and nothing else.
+The parent starts `python -c BOOTSTRAP` (see `workers/launch.py`), which imports this module and nothing else. A
+forked worker comes here too, from `forkserver.py`.
 """
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 
 _HIGH_FD = 100  # out of the way of code that closes "all" low descriptors
 
 
-def secure_descriptors() -> tuple[int, int]:
-    """Move the channel from fds 0 and 1 to private ones, and point those at /dev/null and at stderr.
+def secure_descriptors(read_fd: int, write_fd: int) -> tuple[int, int]:
+    """Move the channel to private descriptors, and point 0 at /dev/null and 1 at stderr.
 
     From here on nothing that an env prints, reads, or does to fds 0, 1 and 2 can touch the frames.
 
+    Args:
+        read_fd: where frames come from.
+        write_fd: where they go; the same one if the channel is a socket.
+
     Returns:
-        The private descriptors to read frames from and to write frames to; neither survives an exec.
+        The private descriptors of both; neither survives an exec.
     """
-    read_fd = _move(0)
-    write_fd = _move(1)
+    private_read = _move(read_fd)
+    private_write = _move(write_fd) if write_fd != read_fd else private_read
+    for fd in {read_fd, write_fd} - {0, 1}:
+        os.close(fd)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
     os.dup2(2, 1)
     if sys.stdout is not None:
         sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    return read_fd, write_fd
+    return private_read, private_write
 
 
 def _move(fd: int) -> int:
@@ -54,10 +62,24 @@ def die_with_parent(parent_pid: int) -> None:
         os._exit(1)
 
 
-def main(parent_pid: int) -> None:
-    """Run a worker until its parent closes it."""
-    read_fd, write_fd = secure_descriptors()
-    die_with_parent(parent_pid)
+def work(read_fd: int, write_fd: int) -> None:
+    """Be a worker on a channel until the parent closes it, then end the process.
+
+    Exit handlers run, but the interpreter is not taken down piece by piece: that would copy what a forked worker
+    shares, and wait for threads that envs have left behind.
+    """
+    fds = secure_descriptors(read_fd, write_fd)
     from aioenv.host.worker import run
 
-    run(read_fd, write_fd)
+    run(*fds)
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()
+    os._exit(0)
+
+
+def main(parent_pid: int, read_fd: int, write_fd: int) -> None:
+    """What a spawned worker does."""
+    die_with_parent(parent_pid)
+    work(read_fd, write_fd)

@@ -58,6 +58,7 @@ class EnvService:
         self._bases: list[Any] = [env.unwrapped for env in self._envs]
         self._steppers: list[Stepper] = [stepper(env, mode) for env in self._envs]
         self._steps = [each.step for each in self._steppers]
+        self._action_views: list[memoryview] | None = None
         self._gatherer = Gatherer()
         self._draws_late = False
         self._late: list[int] | None = None
@@ -122,6 +123,10 @@ class EnvService:
     def place(self, header: Header) -> Sequence[memoryview] | None:
         """Actions of all rows go straight into the action arrays."""
         return self._action_views if header.kind is Kind.STEP else None
+
+    def expect(self) -> Sequence[memoryview] | None:
+        """A step of all rows."""
+        return self._action_views
 
     def handle(self, frame: Frame) -> Reply:
         """Answer a STEP or a RESET."""

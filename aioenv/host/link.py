@@ -1,4 +1,4 @@
-"""The worker's end of the streams channel: blocking reads and writes of frames on two descriptors."""
+"""The worker's end of a channel: blocking reads and writes of frames on two descriptors, or a socket's one."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import islice
 
+from aioenv.host.polling import MAX_POLL_S, Poller
 from aioenv.wire.decoder import Decoder
 from aioenv.wire.frames import Buffer, Encoder, Frame, Header, Kind
 
@@ -16,19 +17,37 @@ __all__ = ["Link"]
 # Room for one step's frame of images, so that a reply seldom waits for its reader. Linux caps what an
 # unprivileged process may ask for at 1 MiB (/proc/sys/fs/pipe-max-size).
 PIPE_BYTES = 1 << 20
-_IOV_MAX = 1024  # buffers that one writev takes, on Linux
+_IOV_MAX = 1024  # buffers that one readv or writev takes, on Linux
 
 
 class Link:
-    """Frames over two descriptors."""
+    """Frames over two descriptors.
 
-    def __init__(self, read_fd: int, write_fd: int, place: Callable[[Header], Sequence[memoryview] | None]) -> None:
+    Args:
+        read_fd: frames come from here.
+        write_fd: and go here; a socket is both.
+        place: where the fixed part of a frame goes (see `Decoder`).
+        expect: where that of the next one probably goes.
+    """
+
+    def __init__(
+        self,
+        read_fd: int,
+        write_fd: int,
+        place: Callable[[Header], Sequence[memoryview] | None],
+        expect: Callable[[], Sequence[memoryview] | None],
+    ) -> None:
         self._read_fd = read_fd
         self._write_fd = write_fd
-        self._decoder = Decoder(place)
+        self._decoder = Decoder(place, expect)
         self._encoder = Encoder()
-        for fd in (read_fd, write_fd):
+        self._poller = Poller(read_fd, 0.0)
+        for fd in {read_fd, write_fd}:
             _enlarge(fd)
+
+    def poll(self, poll_s: float) -> None:
+        """From now on, poll up to `poll_s` seconds for the next frame before the process sleeps."""
+        self._poller = Poller(self._read_fd, min(poll_s, MAX_POLL_S))
 
     def read(self) -> Frame | None:
         """The next frame; None once the parent has closed the stream.
@@ -41,7 +60,9 @@ class Link:
             frame = decoder.next_frame()
             if frame is not None:
                 return frame
-            count = os.readv(self._read_fd, decoder.buffers())
+            if decoder.idle:
+                self._poller.wait()
+            count = os.readv(self._read_fd, decoder.buffers()[:_IOV_MAX])
             if count == 0:
                 return None
             decoder.advance(count)
@@ -72,7 +93,7 @@ def _enlarge(fd: int) -> None:
         fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         return
     with contextlib.suppress(OSError):
-        import socket  # uvloop gives its subprocesses socketpairs
+        import socket
 
         with socket.socket(fileno=os.dup(fd)) as sock:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, PIPE_BYTES)

@@ -30,6 +30,9 @@ class Service(Protocol):
     def place(self, header: Header) -> Sequence[memoryview] | None:
         """Where the fixed part of a coming request shall be read into; None: nowhere in particular."""
 
+    def expect(self) -> Sequence[memoryview] | None:
+        """What `place` will probably give for the next request: the very same object."""
+
     def handle(self, frame: Frame) -> Reply:
         """Answer a RESET, STEP or RENDER. CALLs go to the service's public methods by name."""
 

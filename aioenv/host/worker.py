@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import pickle
@@ -12,6 +13,7 @@ from collections.abc import Sequence
 
 from aioenv.errors import WireError
 from aioenv.host.link import Link
+from aioenv.host.mujoco_gl import choose_backend_late
 from aioenv.host.registry import restore_registry
 from aioenv.host.service import Reply, Service
 from aioenv.wire.frames import Frame, Header, Kind
@@ -40,10 +42,13 @@ class _Loop:
 
     def __init__(self, read_fd: int, write_fd: int) -> None:
         self._service: Service | None = None
-        self._link = Link(read_fd, write_fd, self._place)
+        self._link = Link(read_fd, write_fd, self._place, self._expect)
 
     def _place(self, header: Header) -> Sequence[memoryview] | None:
         return self._service.place(header) if self._service else None
+
+    def _expect(self) -> Sequence[memoryview] | None:
+        return self._service.expect() if self._service else None
 
     def run(self) -> None:
         try:
@@ -86,6 +91,8 @@ class _Loop:
 
     def _start(self, frame: Frame) -> bytes:
         start: Start = load(frame.tail)
+        settle_in(start)
+        self._link.poll(start.poll_s)
         sys.path[:] = start.sys_path
         restore_registry(start.registry)
         for name in start.preload:
@@ -98,6 +105,21 @@ class _Loop:
         if call.method.startswith("_"):
             raise AttributeError(f"{call.method!r} is private to the service")
         return Reply((), dump(getattr(self._service, call.method)(*call.args, **call.kwargs)))
+
+
+def settle_in(start: Start) -> None:
+    """Take on the parent's environment variables and directory: a forked worker has those of its fork server."""
+    if start.directory is not None:
+        with contextlib.suppress(OSError):  # it has been removed, or is not for us
+            os.chdir(start.directory)
+    if start.environ is None:
+        return
+    for name in os.environ.keys() - start.environ.keys():
+        del os.environ[name]
+    for name, value in start.environ.items():
+        if os.environ.get(name) != value:
+            os.environ[name] = value
+    choose_backend_late()
 
 
 class StartFailed(Exception):

@@ -164,6 +164,9 @@ class RenderService:
         """States may be read anywhere."""
         return None
 
+    def expect(self) -> None:
+        """Nothing: how many states come differs."""
+
     def handle(self, frame: Frame) -> Reply:
         """Answer a RENDER."""
         if frame.kind is not Kind.RENDER:

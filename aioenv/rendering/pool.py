@@ -17,7 +17,7 @@ from aioenv.rendering.batch_renderer import RenderService
 from aioenv.rendering.config import RenderConfig
 from aioenv.wire.frames import Frame, Kind
 from aioenv.wire.messages import dump_code, load
-from aioenv.workers.launch import usable_cpus
+from aioenv.workers.environment import usable_cpus
 from aioenv.workers.supervisor import Worker
 
 __all__ = ["RenderPool"]

@@ -35,6 +35,9 @@ class Start(NamedTuple):
     registry: dict[str, tuple[str, bytes]]  # env specs by id: how each reads, and its pickle
     preload: tuple[str, ...]  # modules to import first
     service: bytes  # a pickled callable that makes the service
+    environ: dict[str, str] | None  # all environment variables; None: they are as they should be
+    directory: str | None  # the working directory; likewise
+    poll_s: float  # how long to poll for a request before the process sleeps, in seconds
 
 
 class Call(NamedTuple):

@@ -1,20 +1,50 @@
-"""Channels: how frames get to a worker and back. One interface; the streams channel is the portable reference."""
+"""Channels: how frames get to a worker and back. One interface, two ways.
+
+*Streams*, the portable reference: two pipes under asyncio's streams. *Scatter*, the fast one: a socketpair whose
+readiness the loop reports, one scatter read from it into the arrays where the reply belongs, one gathered write.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import os
+import socket
+import sys
 from asyncio import StreamReader, StreamWriter
+from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from itertools import islice
+from typing import Protocol, TypeAlias
 
 from aioenv.wire.decoder import Decoder
 from aioenv.wire.frames import Buffer, Frame, Header
 
-__all__ = ["Channel", "StreamsChannel"]
+__all__ = ["CHANNELS", "Channel", "Expect", "Place", "ScatterChannel", "StreamsChannel", "check_channel"]
+
+CHANNELS = ("streams", "scatter") if sys.platform != "win32" else ("streams",)
 
 # One read takes what has come, up to this: asyncio itself reads a pipe in pieces of 256 KiB.
 _READ_BYTES = 1 << 20
+_IOV_MAX = 1024  # buffers that one readv or writev takes, on Linux
 
-Place = Callable[[Header], "Sequence[memoryview] | None"]
+# See `Decoder`.
+Place: TypeAlias = "Callable[[Header], Sequence[memoryview] | None]"
+Expect: TypeAlias = "Callable[[], Sequence[memoryview] | None]"
+
+
+def check_channel(channel: str) -> str:
+    """The channel to use: for "auto" the fastest that the platform has.
+
+    Raises:
+        ValueError: if it is not known here.
+    """
+    if channel == "auto":
+        return CHANNELS[-1]
+    if channel not in CHANNELS:
+        known = ", ".join(repr(name) for name in ("auto", *CHANNELS))
+        raise ValueError(f"channel: expected one of {known}, got {channel!r}")
+    return channel
 
 
 class Channel(Protocol):
@@ -33,8 +63,11 @@ class Channel(Protocol):
             WireError: if the stream is broken, or ends inside a frame.
         """
 
+    def poll(self) -> None:
+        """Take what has come already, without the loop; `on_frame` may be called before this returns."""
+
     def close(self) -> None:
-        """Close the parent's sending end: the worker sees the end of its stream."""
+        """Close the parent's end: the worker sees the end of its stream."""
 
 
 class StreamsChannel:
@@ -43,7 +76,7 @@ class StreamsChannel:
     Args:
         writer: the worker's stdin.
         reader: the worker's stdout.
-        place: where the fixed parts of replies shall be read into (see `wire.Decoder`).
+        place: where the fixed parts of replies shall be read into (see `Decoder`).
     """
 
     def __init__(self, writer: StreamWriter, reader: StreamReader, place: Place) -> None:
@@ -64,6 +97,115 @@ class StreamsChannel:
                 on_frame(frame)
         decoder.finish()
 
+    def poll(self) -> None:
+        """Nothing: streams belong to the loop."""
+
     def close(self) -> None:
         """Close the worker's stdin."""
         self._writer.close()
+
+
+class ScatterChannel:
+    """Frames over a socket: each arrives in one scatter read, straight where it belongs.
+
+    Args:
+        sock: this side's end of a socketpair; it is closed with the channel.
+        place: where the fixed parts of replies shall be read into (see `Decoder`).
+        expect: where that of the next reply probably goes.
+    """
+
+    def __init__(self, sock: socket.socket, place: Place, expect: Expect) -> None:
+        sock.setblocking(False)
+        self._sock = sock
+        self._fd = sock.fileno()
+        self._loop = asyncio.get_running_loop()
+        self._decoder = Decoder(place, expect)
+        self._on_frame: Callable[[Frame], None] = lambda frame: None
+        self._ended: asyncio.Future[None] = self._loop.create_future()
+        self._unsent: deque[memoryview] = deque()
+
+    def send(self, buffers: Sequence[Buffer]) -> None:
+        """Write a frame's buffers (see `Channel`)."""
+        if self._unsent:
+            self._unsent.extend(memoryview(buffer) for buffer in buffers)
+            return
+        try:
+            count = os.writev(self._fd, buffers[:_IOV_MAX])
+        except (BlockingIOError, InterruptedError):
+            count = 0
+        except OSError:  # the worker has ended; who reads finds out how
+            return
+        for index, buffer in enumerate(buffers):
+            if count < len(buffer):
+                self._unsent.append(memoryview(buffer)[count:])
+                self._unsent.extend(memoryview(later) for later in buffers[index + 1 :])
+                self._loop.add_writer(self._fd, self._send_more)
+                return
+            count -= len(buffer)
+
+    def _send_more(self) -> None:
+        unsent = self._unsent
+        try:
+            count = os.writev(self._fd, list(islice(unsent, _IOV_MAX)))
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            unsent.clear()
+        else:
+            while unsent and count >= len(unsent[0]):
+                count -= len(unsent.popleft())
+            if count:
+                unsent[0] = unsent[0][count:]
+        if not unsent:
+            self._loop.remove_writer(self._fd)
+
+    async def receive(self, on_frame: Callable[[Frame], None]) -> None:
+        """Read frames until the stream ends (see `Channel`)."""
+        self._on_frame = on_frame
+        self._loop.add_reader(self._fd, self.poll)
+        try:
+            await self._ended
+        finally:
+            if self._fd >= 0:
+                self._loop.remove_reader(self._fd)
+        self._decoder.finish()
+
+    def poll(self) -> None:
+        """Take what has come already (see `Channel`)."""
+        if self._fd < 0:
+            return
+        decoder = self._decoder
+        try:
+            count = os.readv(self._fd, decoder.buffers()[:_IOV_MAX])
+            if count:
+                decoder.advance(count)
+                while (frame := decoder.next_frame()) is not None:
+                    self._on_frame(frame)
+            else:
+                self._end(None)
+        except (BlockingIOError, InterruptedError):
+            pass
+        except ConnectionError:
+            self._end(None)
+        except Exception as exc:
+            self._end(exc)
+
+    def _end(self, exc: Exception | None) -> None:
+        self._loop.remove_reader(self._fd)
+        if self._ended.done():
+            return
+        if exc is None:
+            self._ended.set_result(None)
+        else:
+            self._ended.set_exception(exc)
+
+    def close(self) -> None:
+        """Close the socket."""
+        if self._fd < 0:
+            return
+        with contextlib.suppress(RuntimeError):  # the loop may be closed already
+            self._loop.remove_reader(self._fd)
+            self._loop.remove_writer(self._fd)
+        self._fd = -1
+        self._unsent.clear()
+        self._sock.close()

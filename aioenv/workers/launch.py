@@ -1,62 +1,55 @@
-"""Starting processes: the only file that does.
+"""Starting workers: how, and the two ways to do it.
 
-Processes are started on the loop's own thread, which lives as long as what it started (the kernel ties "die with
-your parent" to the thread), each in a session of its own, so that Ctrl-C does not reach it and its whole process
-group can be ended.
+*Spawn* starts a new interpreter; *forkserver* forks a process that has already imported what workers need. Spawned
+processes are started on the loop's own thread, which lives as long as what it started (the kernel ties "die with
+your parent" to the thread). Every worker leads a process group of its own, so that Ctrl-C does not reach it and all
+that it starts can be ended with it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
-import signal
+import socket
 import sys
-from asyncio.subprocess import PIPE, Process
-from collections.abc import Mapping
-from pathlib import Path
+from asyncio.subprocess import DEVNULL, PIPE
+from collections.abc import Callable, Mapping, Sequence
 
 from aioenv.errors import WorkerStartError
+from aioenv.wire.orders import SIZE, Fork, Forked, Unfit, unpack
+from aioenv.workers import forkserver
+from aioenv.workers.environment import BOOTSTRAP, server_environment
+from aioenv.workers.forkserver import ForkServer
+from aioenv.workers.process import ForkedProcess, Process, SpawnedProcess, Streams
 
-__all__ = ["START_METHODS", "check_start", "kill_group", "spawn", "usable_cpus"]
+__all__ = ["START_METHODS", "check_start", "launch"]
 
-START_METHODS = ("spawn",)
+START_METHODS = ("spawn", "forkserver") if forkserver.AVAILABLE else ("spawn",)
+
+# What every worker needs, whatever its envs import besides.
+_PRELOAD = ("numpy", "gymnasium", "mujoco", "aioenv.host.worker", "aioenv.host.env_service")
 
 # How much the stream reader holds before it stops reading; one step's reply should fit.
 _STREAM_LIMIT = 4 << 20
+# A socket's buffers: as for pipes, one step's frame of images should fit. The kernel may allow less.
+_SOCKET_BYTES = 1 << 20
 
-# Several envs step in several workers: threads inside each would only fight for the same CPUs.
-_THREAD_LIMITS = dict.fromkeys(
-    (
-        "OMP_NUM_THREADS",
-        "OPENBLAS_NUM_THREADS",
-        "MKL_NUM_THREADS",
-        "BLIS_NUM_THREADS",
-        "VECLIB_MAXIMUM_THREADS",
-        "NUMEXPR_NUM_THREADS",
-    ),
-    "1",
-)
-
-# Where the package lies.
-_HOME = str(Path(__file__).resolve().parents[2])
-
-# Works from any directory and for a package that is on no path but the parent's.
-_BOOTSTRAP = "import sys; sys.path.insert(0, {home!r}); from aioenv.host.boot import main; main({parent})"
+# Modules that start threads when they are imported: no fork server takes them a second time.
+_unfit_modules: set[str] = set()
 
 
 def check_start(start: str | None) -> str:
-    """The launch policy to use: "spawn" unless something else is asked for.
+    """The launch policy to use: for None "forkserver" where the platform has it, else "spawn".
 
     Raises:
-        ValueError: if it is "fork", which is refused, or not known.
+        ValueError: if it is "fork", which is refused, or not known here.
     """
     if start is None:
-        return "spawn"
+        return START_METHODS[-1]
     if start == "fork":
         raise ValueError(
             'start="fork" is refused: a forked copy of a process with threads, an event loop or OpenGL contexts '
-            'can hang or corrupt either side. Use start="spawn".'
+            'can hang or corrupt either side. Use start="forkserver" or start="spawn".'
         )
     if start not in START_METHODS:
         known = ", ".join(repr(name) for name in START_METHODS)
@@ -64,47 +57,174 @@ def check_start(start: str | None) -> str:
     return start
 
 
-def usable_cpus() -> int:
-    """How many CPUs this process may use (its affinity, where the platform has one)."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+async def launch(start: str, channel: str, environ: Mapping[str, str], preload: Sequence[str]) -> Process:
+    """Start a worker process.
 
+    If this is cancelled, nothing is left of it.
 
-def worker_environment(extra: Mapping[str, str] | None) -> dict[str, str]:
-    """The environment of a worker: the parent's, one thread a numeric library, and `extra` over all."""
-    return {**os.environ, **_THREAD_LIMITS, **(extra or {})}
-
-
-async def spawn(env: Mapping[str, str] | None) -> Process:
-    """Start a worker process: frames on its stdin and stdout, what its envs print on its stderr.
+    Args:
+        start: one of `START_METHODS`.
+        channel: one of `channel.CHANNELS`.
+        environ: its environment variables; a forked worker must still be told (START).
+        preload: modules for a fork server to import first.
 
     Raises:
-        WorkerStartError: if there is no interpreter to start, or the system can't start one more process.
+        WorkerStartError: if it can't be started.
     """
     if not sys.executable:
         raise WorkerStartError("sys.executable is empty: no Python interpreter to start a worker with")
-    code = _BOOTSTRAP.format(home=_HOME, parent=os.getpid())
     try:
-        return await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-c",
-            code,
-            stdin=PIPE,
-            stdout=PIPE,
-            stderr=PIPE,
-            env=worker_environment(env),
-            limit=_STREAM_LIMIT,
-            start_new_session=True,
-        )
+        if start == "spawn":
+            return await _spawn(channel, environ)
+        while True:
+            process = await _fork(channel, environ, preload)
+            if isinstance(process, Unfit):
+                _unfit_modules.add(process.module)
+                continue
+            return process
     except OSError as exc:
         raise WorkerStartError(f"a worker process can't be started: {exc}") from exc
 
 
-def kill_group(pid: int, sig: signal.Signals) -> None:
-    """Send a signal to a worker and whatever it has started that is still in its process group."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        if hasattr(os, "killpg"):
-            os.killpg(pid, sig)
+async def _spawn(channel: str, environ: Mapping[str, str]) -> Process:
+    guardian = ForkServer.acquire(None) if forkserver.AVAILABLE else None
+    mine = theirs = None
+    try:
+        read_fd, write_fd = 0, 1
+        if channel == "scatter":
+            mine, theirs = _socketpair()
+            read_fd = write_fd = theirs.fileno()
+        code = BOOTSTRAP.format(module="boot", arguments=f"{os.getpid()}, {read_fd}, {write_fd}")
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-c",
+            code,
+            stdin=DEVNULL if theirs else PIPE,
+            stdout=DEVNULL if theirs else PIPE,
+            stderr=PIPE,
+            env=environ,
+            limit=_STREAM_LIMIT,
+            start_new_session=True,
+            pass_fds=[theirs.fileno()] if theirs else [],
+        )
+        if mine is not None:
+            ends: Streams = mine
         else:
-            os.kill(pid, sig)
+            assert process.stdin and process.stdout
+            ends = process.stdin, process.stdout
+        worker = SpawnedProcess(process, ends, guardian)
+    except BaseException:
+        if mine is not None:
+            mine.close()
+        if guardian is not None:
+            await guardian.release()
+        raise
+    finally:
+        if theirs is not None:
+            theirs.close()
+    if guardian is not None:
+        try:
+            await guardian.guard(process.pid)
+        except BaseException:
+            worker.abandon()
+            await worker.release()
+            raise
+    return worker
+
+
+async def _fork(channel: str, environ: Mapping[str, str], preload: Sequence[str]) -> Process | Unfit:
+    loop = asyncio.get_running_loop()
+    server = ForkServer.acquire(server_environment(environ))
+    closers: list[Callable[[], object]] = []  # of this side, should anything fail
+    theirs: list[int] = []
+    try:
+        if channel == "scatter":
+            mine, other = _socketpair()
+            closers.append(mine.close)
+            theirs.append(other.detach())
+            ends: Streams = mine
+        else:
+            child_reads, parent_writes = os.pipe()
+            theirs.append(child_reads)
+            writer = await _writer(parent_writes, closers)
+            parent_reads, child_writes = os.pipe()
+            theirs.append(child_writes)
+            ends = writer, await _reader(parent_reads, closers)
+        parent_reads, child_writes = os.pipe()
+        theirs.append(child_writes)
+        output = await _reader(parent_reads, closers)
+        status, other = socket.socketpair(type=socket.SOCK_SEQPACKET)  # its few messages keep their bounds
+        status.setblocking(False)
+        closers.append(status.close)
+        theirs.append(other.detach())
+        modules = tuple(name for name in (*_PRELOAD, *preload) if name not in _unfit_modules)
+        await server.order(Fork(modules, tuple(sys.path)), theirs)
+        for fd in theirs:
+            os.close(fd)
+        theirs = []
+        data, fds = await _receive(loop, status)
+        if not data:
+            raise WorkerStartError(f"the fork server (pid {server.pid}) ended\n{server.output}")
+        message = unpack(data[SIZE.size :])
+        if isinstance(message, Unfit):
+            server.retire()
+            for close in closers:
+                close()
+            await server.release()
+            return message
+        assert isinstance(message, Forked)
+
+        def close_streams() -> None:
+            for close in closers:
+                if close != status.close:
+                    close()
+
+        return ForkedProcess(message.pid, fds[0], status, ends, output, close_streams, server)
+    except BaseException:
+        for close in closers:
+            close()
+        for fd in theirs:
+            os.close(fd)
+        await server.release()
+        raise
+
+
+def _socketpair() -> tuple[socket.socket, socket.socket]:
+    pair = socket.socketpair()
+    for sock in pair:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BYTES)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _SOCKET_BYTES)
+    return pair
+
+
+async def _reader(fd: int, closers: list[Callable[[], object]]) -> asyncio.StreamReader:
+    """A stream reader of a pipe, as those of asyncio's subprocesses."""
+    reader = asyncio.StreamReader(_STREAM_LIMIT)
+    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(fd, "rb", 0)
+    )
+    closers.append(transport.close)
+    return reader
+
+
+async def _writer(fd: int, closers: list[Callable[[], object]]) -> asyncio.StreamWriter:
+    """A stream writer of a pipe, likewise."""
+    loop = asyncio.get_running_loop()
+    transport, protocol = await loop.connect_write_pipe(asyncio.streams.FlowControlMixin, os.fdopen(fd, "wb", 0))
+    closers.append(transport.close)
+    return asyncio.StreamWriter(transport, protocol, None, loop)
+
+
+async def _receive(loop: asyncio.AbstractEventLoop, sock: socket.socket) -> tuple[bytes, list[int]]:
+    """Wait for one message with its descriptors; (b"", []) at the end of the stream."""
+    readable = asyncio.Event()
+    loop.add_reader(sock.fileno(), readable.set)
+    try:
+        await readable.wait()
+    finally:
+        loop.remove_reader(sock.fileno())
+    try:
+        data, fds, _, _ = socket.recv_fds(sock, 4096, 1)
+    except ConnectionError:
+        return b"", []
+    return data, fds

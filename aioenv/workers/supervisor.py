@@ -11,7 +11,6 @@ import contextlib
 import os
 import signal
 import sys
-from asyncio.subprocess import Process
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from typing import Any, TypeAlias
@@ -20,9 +19,11 @@ from aioenv.errors import EnvError, SlotError, WireError, WorkerDied, describe_e
 from aioenv.wire.frames import Buffer, Encoder, Frame, Header, Kind
 from aioenv.wire.messages import Call, Failure, Start, dump_code, load
 from aioenv.workers import faults
-from aioenv.workers.channel import Channel, StreamsChannel
-from aioenv.workers.launch import kill_group, spawn
+from aioenv.workers.channel import Channel, check_channel
+from aioenv.workers.environment import worker_environment
+from aioenv.workers.launch import check_start, launch
 from aioenv.workers.output import OutputLog
+from aioenv.workers.process import Process, kill_group
 
 __all__ = ["OnReply", "Worker", "WorkerState"]
 
@@ -53,7 +54,6 @@ _NEXT: dict[tuple[WorkerState, str], WorkerState] = {
 # Between the end of a process and the end of its streams: what it wrote before is read first, and a child of its
 # own that holds the streams open does not hold us.
 _LAST_BYTES_S = 0.25
-_REAP_S = 2.0
 _TERM_S = 1.0
 
 
@@ -75,9 +75,13 @@ class Worker:
         index: its number among its like.
         slots: the slots that it holds, for errors and logs.
         role: what it is, in errors and logs.
+        start: how it is started (see `launch.check_start`).
+        channel: how frames reach it (see `channel.check_channel`).
+        poll_s: how long it may poll for a request before it sleeps, in seconds.
         env: environment variables over those of this process.
         log_prefix: goes before each line that it prints.
         preload: modules that it imports first.
+        needed: modules that its service will import, for a fork server to do it once for all.
         registry: Gymnasium's registry, as `host.registry.capture_registry` gives it.
         start_timeout_s: how long it may take to come up, in seconds.
         generation: how often this worker has been started before; its frames carry it.
@@ -95,9 +99,13 @@ class Worker:
         index: int,
         slots: tuple[int, ...] = (),
         role: str = "worker",
+        start: str | None = None,
+        channel: str = "auto",
+        poll_s: float = 0.0,
         env: Mapping[str, str] | None = None,
         log_prefix: str | None = None,
         preload: Sequence[str] = (),
+        needed: Sequence[str] = (),
         registry: dict[str, tuple[str, bytes]] | None = None,
         start_timeout_s: float = 60.0,
         generation: int = 0,
@@ -110,17 +118,27 @@ class Worker:
         self.on_images: Callable[[Frame], None] | None = None
         self.on_death: Callable[[Worker], None] | None = None
         self._label = f"{role} {index}"
-        self._env = env
+        self._start = check_start(start)
+        self._channel_kind = check_channel(channel)
+        self._environ = worker_environment(env)
         self._log_prefix = log_prefix
-        self._start = Start(list(sys.path), registry or {}, tuple(preload), service)
+        self._imports = (*preload, *needed)
+        forked = self._start == "forkserver"
+        self._message = Start(
+            list(sys.path),
+            registry or {},
+            tuple(preload),
+            service,
+            self._environ if forked else None,
+            os.getcwd() if forked else None,
+            poll_s,
+        )
         self._start_timeout_s = start_timeout_s
         self._process: Process | None = None
         self._channel: Channel | None = None
         self._output: OutputLog | None = None
-        self._pidfd: int | None = None
         self._tasks: list[asyncio.Task[None]] = []
-        self._exited = asyncio.Event()  # the process has ended
-        self._gone = asyncio.Event()  # and everything about it is cleared away
+        self._gone = asyncio.Event()  # the process has ended, and everything about it is cleared away
         self._pending: dict[int, _Pending] = {}
         self._next_request = 0
         self._fault: WireError | None = None
@@ -159,10 +177,10 @@ class Worker:
         self._go("start")
         try:
             async with asyncio.timeout(self._start_timeout_s):
-                self._process = process = await spawn(self._env)
-                self._attach(process)
+                self._process = await launch(self._start, self._channel_kind, self._environ, self._imports)
+                self._attach(self._process)
                 ready: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
-                self.submit(Kind.START, (), dump_code(self._start), on_reply=_settle(ready))
+                self.submit(Kind.START, (), dump_code(self._message), on_reply=_settle(ready))
                 frame = await ready
                 if frame.kind is Kind.FAILURE:
                     raise faults.start_failed(self._identity, load(frame.tail))
@@ -182,19 +200,14 @@ class Worker:
         self._go("ready")
 
     def _attach(self, process: Process) -> None:
-        assert process.stdin and process.stdout and process.stderr
         loop = asyncio.get_running_loop()
-        self._channel = StreamsChannel(process.stdin, process.stdout, self._place)
+        self._channel = process.channel(self._place, self._expect)
         self._encoder = Encoder()  # one a stream
         self._output = OutputLog(self._label, process.pid, self.slots, self._log_prefix)
         frames = loop.create_task(self._receive(self._channel), name=f"{self._label}: frames")
-        output = loop.create_task(self._output.pump(process.stderr), name=f"{self._label}: output")
-        self._tasks = [frames, output]
-        if hasattr(os, "pidfd_open"):
-            with contextlib.suppress(OSError):
-                self._pidfd = os.pidfd_open(process.pid)
-                loop.add_reader(self._pidfd, self._exited.set)
-        self._tasks.append(loop.create_task(self._watch(frames, output), name=f"{self._label}: watch"))
+        output = loop.create_task(self._output.pump(process.output), name=f"{self._label}: output")
+        watch = loop.create_task(self._watch(process, frames, output), name=f"{self._label}: watch")
+        self._tasks = [frames, output, watch]
 
     # ------------------------------------------------------------ requests
 
@@ -248,6 +261,11 @@ class Worker:
             raise self.failure(load(frame.tail))
         return load(frame.tail)
 
+    def poll(self) -> None:
+        """Take replies that have come already, without waiting for the loop."""
+        if self._channel is not None:
+            self._channel.poll()
+
     @property
     def busy(self) -> bool:
         """Whether any request has not been answered yet."""
@@ -279,6 +297,12 @@ class Worker:
             return None
         return pending.into
 
+    def _expect(self) -> Sequence[memoryview] | None:
+        # replies are first in, first out
+        for pending in self._pending.values():
+            return pending.into
+        return None
+
     def _on_frame(self, frame: Frame) -> None:
         if frame.generation != self.generation:
             return
@@ -300,39 +324,27 @@ class Worker:
         except (ConnectionError, BrokenPipeError):
             pass  # the process has ended; `_watch` says how
 
-    async def _watch(self, frames: asyncio.Task[None], output: asyncio.Task[None]) -> None:
+    async def _watch(self, process: Process, frames: asyncio.Task[None], output: asyncio.Task[None]) -> None:
         """Wait for the end of the process or of its stream, whichever comes first; then clear everything away."""
-        exited = asyncio.ensure_future(self._exited.wait())
+        exited = asyncio.ensure_future(process.exited.wait())
         await asyncio.wait([frames, exited], return_when=asyncio.FIRST_COMPLETED)
-        assert self._process is not None
         if not exited.done() and self.state is not WorkerState.CLOSING:
             # a worker that has closed its stream, or broken it, is of no use any more
             await asyncio.wait([exited], timeout=_LAST_BYTES_S if self._fault is None else 0)
             if not exited.done():
-                kill_group(self._process.pid, signal.SIGKILL)
+                kill_group(process.pid, signal.SIGKILL)
         await asyncio.wait([frames, output], timeout=_LAST_BYTES_S)
         exited.cancel()
-        await self._reap()
+        await process.reap()
         self._clear_away()
-
-    async def _reap(self) -> None:
-        """Wait until the exit code is known. (`Process.wait` would wait for grandchildren that hold our pipes.)"""
-        assert self._process is not None
-        for _ in range(int(_REAP_S / 0.005)):
-            if self._process.returncode is not None:
-                return
-            await asyncio.sleep(0.005)
+        await process.release()
+        self._gone.set()
 
     def _clear_away(self) -> None:
-        assert self._process is not None
         unasked = self.state is WorkerState.RUNNING
         self._go("exit")
-        self._release_pidfd()
-        kill_group(self._process.pid, signal.SIGKILL)  # what the worker started and left behind
         if self._channel is not None:
             self._channel.close()
-        # no public way to close the pipes when a stranger holds their other ends
-        self._process._transport.close()  # type: ignore[attr-defined]
         for task in self._tasks[:2]:
             task.cancel()
         pending, self._pending = self._pending, {}
@@ -340,13 +352,6 @@ class Worker:
             request.on_reply(self.death())
         if unasked and self.on_death is not None:
             self.on_death(self)
-        self._gone.set()
-
-    def _release_pidfd(self) -> None:
-        if self._pidfd is not None:
-            asyncio.get_running_loop().remove_reader(self._pidfd)
-            os.close(self._pidfd)
-            self._pidfd = None
 
     async def close(self, grace_s: float = 1.0) -> None:
         """End the worker: ask it, after `grace_s` seconds SIGTERM, a second later SIGKILL. Idempotent.
@@ -392,7 +397,7 @@ class Worker:
     def abandon(self) -> None:
         """Kill the process without a loop to wait on: for `__del__` and the end of the interpreter."""
         if self._process is not None and self.state is not WorkerState.DEAD:
-            kill_group(self._process.pid, signal.SIGKILL)
+            self._process.abandon()
 
 
 async def _within(event: asyncio.Event, timeout_s: float) -> bool:

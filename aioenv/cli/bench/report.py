@@ -10,7 +10,7 @@ from typing import Any
 
 from aioenv.cli.bench.contenders import CONTENDERS
 from aioenv.cli.bench.rounds import Outcomes
-from aioenv.workers.launch import usable_cpus
+from aioenv.workers.environment import usable_cpus
 
 __all__ = ["BASELINES", "machine", "plot", "print_noise", "print_table", "summary"]
 

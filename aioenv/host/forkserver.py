@@ -1,0 +1,211 @@
+"""The fork server: a process without threads that has imported what workers need, and forks them.
+
+It is the guardian too: when the process that it serves is gone, in whatever way, it kills the process groups of all
+workers, its own and those that were spawned. It ends when its control socket does.
+
+The parent starts `python -c BOOTSTRAP` (see `workers/forkserver.py`). One that only guards imports next to nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import os
+import select
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from aioenv.wire.orders import SIZE, Exited, Fork, Forked, Guard, Release, Unfit, pack, unpack
+
+__all__ = ["main"]
+
+_MAX_FDS = 4
+
+
+class Ends(NamedTuple):
+    """A forked worker's descriptors."""
+
+    read: int
+    write: int
+    output: int
+
+
+class Server:
+    """Serves one process.
+
+    Args:
+        control: orders come from here.
+        parent_pid: the process to outlive by no more than it takes to clear up.
+    """
+
+    def __init__(self, control: socket.socket, parent_pid: int) -> None:
+        self._control = control
+        self._parent_pid = parent_pid
+        self._workers: dict[int, socket.socket] = {}  # pid → status socket
+        self._guarded: set[int] = set()
+        self._imported: set[str] = set()
+        self._unfit: Unfit | None = None
+
+    def serve(self) -> Ends | None:
+        """Serve until the end; returns None then. In a forked worker it returns too, with the worker's descriptors."""
+        parent = os.pidfd_open(self._parent_pid)
+        wake, wake_write = os.pipe()
+        os.set_blocking(wake_write, False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # without a handler nothing is written
+        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+        poller = select.poll()
+        for fd in (self._control.fileno(), parent, wake):
+            poller.register(fd, select.POLLIN)
+        while True:
+            if os.getppid() != self._parent_pid:  # it died before the pidfd was there
+                return None
+            ready = [fd for fd, _ in poller.poll()]
+            if parent in ready:
+                return None
+            if wake in ready:
+                os.read(wake, 4096)
+                self._reap()
+            if self._control.fileno() in ready:
+                order, fds = self._receive()
+                if order is None:
+                    return None
+                ends = self._obey(order, fds)
+                if ends is not None:
+                    signal.set_wakeup_fd(-1)
+                    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                    for fd in (parent, wake, wake_write):
+                        os.close(fd)
+                    return ends
+
+    def _receive(self) -> tuple[Any, Sequence[int]]:
+        """The next order and the descriptors beside it; (None, …) at the end."""
+        try:
+            head, fds, _, _ = socket.recv_fds(self._control, SIZE.size, _MAX_FDS)
+            if len(head) < SIZE.size:
+                return None, fds
+            size = SIZE.unpack(head)[0]
+            return unpack(self._control.recv(size, socket.MSG_WAITALL)), fds
+        except ConnectionError:
+            return None, ()
+
+    def _obey(self, order: Any, fds: Sequence[int]) -> Ends | None:
+        match order:
+            case Guard(pid):
+                self._guarded.add(pid)
+            case Release(pid):
+                self._guarded.discard(pid)
+            case Fork(preload, sys_path):
+                sys.path[:] = sys_path
+                self._preload(preload)
+                return self._fork(fds)
+        return None
+
+    def _preload(self, modules: Sequence[str]) -> None:
+        """Import modules, one by one, to know which one it is that starts a thread."""
+        news = [name for name in modules if name not in self._imported]
+        for name in news:
+            if self._unfit is not None:
+                return
+            self._imported.add(name)
+            # whoever needs it will be told why it can't be imported
+            with contextlib.suppress(Exception):
+                importlib.import_module(name)
+            threads = len(os.listdir("/proc/self/task"))
+            if threads > 1:
+                self._unfit = Unfit(name, threads)
+        if news:
+            gc.collect()
+            gc.freeze()  # or the first full collection of each worker copies all of it
+
+    def _fork(self, fds: Sequence[int]) -> Ends | None:
+        """Fork a worker; returns its descriptors in it, and None here."""
+        *channel, output, status_fd = fds
+        status = socket.socket(fileno=status_fd)
+        if self._unfit is not None:
+            _tell(status, self._unfit)
+            status.close()
+            for fd in (*channel, output):
+                os.close(fd)
+            return None
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        server_pid = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            status.close()
+            self._become_worker(server_pid)
+            return Ends(channel[0], channel[-1], output)
+        with contextlib.suppress(OSError):
+            os.setpgid(pid, pid)  # here too, so that it is done when the parent hears of it
+        for fd in (*channel, output):
+            os.close(fd)
+        self._workers[pid] = status
+        pidfd = os.pidfd_open(pid)
+        _tell(status, Forked(pid), pidfd)
+        os.close(pidfd)
+        return None
+
+    def _become_worker(self, server_pid: int) -> None:
+        """In the child: leave the server's group, and let go of what is the server's."""
+        from aioenv.host.boot import die_with_parent
+
+        os.setpgid(0, 0)
+        die_with_parent(server_pid)
+        self._control.close()
+        for sibling in self._workers.values():
+            sibling.close()
+
+    def _reap(self) -> None:
+        """Take leave of workers that have ended, and of what they left behind in their groups."""
+        while True:
+            try:
+                ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                return
+            if ended is None:
+                return
+            pid = ended.si_pid
+            if pid in self._workers:
+                _kill_group(pid)  # while the number can't have become anybody else's
+            _, status = os.waitpid(pid, 0)
+            worker = self._workers.pop(pid, None)
+            if worker is not None:
+                _tell(worker, Exited(os.waitstatus_to_exitcode(status)))
+                worker.close()
+
+    def end(self) -> None:
+        """Kill whatever is left."""
+        for pid in (*self._workers, *self._guarded):
+            _kill_group(pid)
+
+
+def _tell(status: socket.socket, message: Any, *fds: int) -> None:
+    with contextlib.suppress(OSError):  # whoever asked is gone
+        socket.send_fds(status, [pack(message)], fds)
+
+
+def _kill_group(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+def main(parent_pid: int, control_fd: int) -> None:
+    """Be a fork server until the control socket ends or the parent does; or the worker that was forked."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    server = Server(socket.socket(fileno=control_fd), parent_pid)
+    ends = server.serve()
+    if ends is None:
+        server.end()
+        os._exit(0)
+    os.dup2(ends.output, 2)
+    os.close(ends.output)
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed()  # or all workers would draw the same from numpy's global generator
+    from aioenv.host.boot import work
+
+    work(ends.read, ends.write)

@@ -1,0 +1,64 @@
+"""What a process and its fork server tell each other: small pickles, with descriptors beside them.
+
+An order is its length (4 bytes, little-endian) and its pickle. Both ends are the same interpreter and the sockets
+are private, like those of the workers.
+"""
+
+from __future__ import annotations
+
+import pickle
+import struct
+from typing import Any, NamedTuple
+
+__all__ = ["SIZE", "Exited", "Fork", "Forked", "Guard", "Release", "Unfit", "pack", "unpack"]
+
+SIZE = struct.Struct("<I")
+
+
+class Fork(NamedTuple):
+    """To the server: fork a worker. Beside it the descriptors of its channel (one or two), output and status."""
+
+    preload: tuple[str, ...]  # modules to import first, if they can be
+    sys_path: tuple[str, ...]  # where from
+
+
+class Guard(NamedTuple):
+    """To the server: kill this process group too, when the parent is gone."""
+
+    pid: int
+
+
+class Release(NamedTuple):
+    """To the server: that group is gone."""
+
+    pid: int
+
+
+class Forked(NamedTuple):
+    """On the status socket of a worker: it runs. Beside it: its pidfd."""
+
+    pid: int
+
+
+class Unfit(NamedTuple):
+    """On the status socket: nothing was forked, for the server has threads since it imported this module."""
+
+    module: str
+    threads: int
+
+
+class Exited(NamedTuple):
+    """On the status socket: it has ended."""
+
+    returncode: int  # its exit code, or -N for signal N
+
+
+def pack(order: Any) -> bytes:
+    """An order as bytes."""
+    data = pickle.dumps(order)
+    return SIZE.pack(len(data)) + data
+
+
+def unpack(data: bytes) -> Any:
+    """What `pack` packed, without the length before it."""
+    return pickle.loads(data)

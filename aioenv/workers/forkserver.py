@@ -1,0 +1,172 @@
+"""The parent's handle of fork servers: one for each set of variables that matter at import, shared, counted.
+
+What runs in such a process is `host/forkserver.py`. A server without a set of variables of its own only guards
+workers that were spawned.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from typing import IO, Any, ClassVar
+
+from aioenv.errors import WorkerStartError
+from aioenv.wire.orders import Guard, Release, pack
+from aioenv.workers.environment import BOOTSTRAP, identity
+
+__all__ = ["AVAILABLE", "ForkServer"]
+
+# It takes pidfds, and a fork that is safe in a process that has imported much: not so on macOS.
+AVAILABLE = sys.platform == "linux" and hasattr(os, "pidfd_open")
+
+_FULL_S = 0.005  # how long to wait for room in the control socket, in seconds
+_EXIT_S = 1.0  # how long a server may take to end, in seconds
+
+
+class ForkServer:
+    """A fork server, or mere guardian, for one set of import-time variables.
+
+    Processes of this process hold on to it (`acquire`) and let go of it (`release`); with the last one it ends.
+    Safe to use from the threads of several event loops.
+
+    Args:
+        environ: its environment variables.
+    """
+
+    _lock = threading.RLock()
+    _servers: ClassVar[dict[Any, ForkServer]] = {}
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._key: Any = None
+        self._users = 0
+        self._control, theirs = socket.socketpair()
+        self._control.setblocking(False)
+        # nobody reads it unless the server ends unasked; a pipe would fill
+        self._output: IO[bytes] = tempfile.TemporaryFile()
+        code = BOOTSTRAP.format(module="forkserver", arguments=f"{os.getpid()}, {theirs.fileno()}")
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", code],
+                stdin=subprocess.DEVNULL,
+                stdout=self._output,
+                stderr=self._output,
+                env=dict(environ),
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+
+    @classmethod
+    def acquire(cls, environ: Mapping[str, str] | None) -> ForkServer:
+        """Get the server for workers with these variables, or for None any one that guards; it may be new.
+
+        Raises:
+            OSError: if no process can be started.
+        """
+        with cls._lock:
+            cls._servers = {key: server for key, server in cls._servers.items() if server.alive}
+            if environ is None:
+                key: Any = next(iter(cls._servers), None)
+            else:
+                key = identity(environ)
+            server = cls._servers.get(key)
+            if server is None:
+                server = cls._servers[key] = cls(os.environ if environ is None else environ)
+                server._key = key
+            server._users += 1
+            return server
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process still runs."""
+        return self._process.poll() is None
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    @property
+    def output(self) -> str:
+        """What it has printed."""
+        self._output.seek(0)
+        return self._output.read().decode("utf-8", "replace").strip()
+
+    def retire(self) -> None:
+        """Let nobody acquire it any more; its workers live on."""
+        with self._lock:
+            if self._servers.get(self._key) is self:
+                del self._servers[self._key]
+
+    async def order(self, order: Any, fds: Sequence[int] = ()) -> None:
+        """Send an order; waits while the server is busy and its socket full.
+
+        Raises:
+            WorkerStartError: if the server has ended.
+        """
+        data = pack(order)
+        while True:
+            try:
+                with self._lock:
+                    socket.send_fds(self._control, [data], fds)
+                return
+            except BlockingIOError:
+                await asyncio.sleep(_FULL_S)
+            except OSError as exc:
+                raise WorkerStartError(f"the fork server (pid {self.pid}) has ended: {exc}\n{self.output}") from exc
+
+    async def guard(self, pid: int) -> None:
+        """Let it kill this process group when this process is gone."""
+        await self.order(Guard(pid))
+
+    def let_go(self, pid: int) -> None:
+        """That group is gone."""
+        with contextlib.suppress(OSError), self._lock:
+            socket.send_fds(self._control, [pack(Release(pid))], ())
+
+    async def release(self) -> None:
+        """Let go of the server; if nobody else holds it, wait until it has ended."""
+        if self._count_down():
+            await self._ended()
+
+    def abandon(self) -> None:
+        """Let go of it without a loop to wait on; if nobody else holds it, it is killed, and its workers with it."""
+        if self._count_down():
+            self._bury()
+
+    def _bury(self) -> None:
+        self._process.kill()  # does nothing to one that has ended
+        self._process.wait()
+        self._output.close()
+
+    def _count_down(self) -> bool:
+        with self._lock:
+            self._users -= 1
+            if self._users:
+                return False
+            self.retire()
+            with contextlib.suppress(OSError):
+                # not `close` alone: a fork of this process that is not ours may hold a copy
+                self._control.shutdown(socket.SHUT_RDWR)
+            self._control.close()
+            return True
+
+    async def _ended(self) -> None:
+        loop = asyncio.get_running_loop()
+        ended = asyncio.Event()
+        pidfd = os.pidfd_open(self._process.pid)
+        loop.add_reader(pidfd, ended.set)
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_EXIT_S):
+                    await ended.wait()
+        finally:
+            loop.remove_reader(pidfd)
+            os.close(pidfd)
+            self._bury()

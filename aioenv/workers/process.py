@@ -1,0 +1,222 @@
+"""A running worker process as its parent sees it, whether it was spawned or forked."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+from asyncio.subprocess import Process as SubProcess
+from collections.abc import Callable
+from typing import Protocol
+
+from aioenv.wire.orders import SIZE, Exited, unpack
+from aioenv.workers.channel import Channel, Expect, Place, ScatterChannel, StreamsChannel
+from aioenv.workers.forkserver import ForkServer
+
+__all__ = ["ForkedProcess", "Process", "SpawnedProcess", "Streams", "kill_group"]
+
+_REAP_S = 2.0  # how long the exit code may take to become known after the exit
+
+# What a channel is made of, on this side.
+Streams = tuple[asyncio.StreamWriter, asyncio.StreamReader] | socket.socket
+
+
+class Process(Protocol):
+    """A worker process.
+
+    Attributes:
+        pid: its process id, and that of its process group.
+        output: what it prints.
+        exited: set when it has ended. Where the platform can't tell, the end of its channel does.
+    """
+
+    pid: int
+    output: asyncio.StreamReader
+    exited: asyncio.Event
+
+    @property
+    def returncode(self) -> int | None:
+        """Its exit code, `-N` for signal N; None while that is not known."""
+
+    def channel(self, place: Place, expect: Expect) -> Channel:
+        """Its channel; to be called once."""
+
+    async def reap(self) -> None:
+        """Once it has ended: wait until the exit code is known."""
+
+    async def release(self) -> None:
+        """Once it has ended: kill what it left behind in its process group, and free all that belongs to it."""
+
+    def abandon(self) -> None:
+        """Kill it without waiting."""
+
+
+def kill_group(pid: int, sig: signal.Signals) -> None:
+    """Send a signal to a worker and whatever it has started that is still in its process group."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        if hasattr(os, "killpg"):
+            os.killpg(pid, sig)
+        else:
+            os.kill(pid, sig)
+
+
+def _make_channel(ends: Streams, place: Place, expect: Expect) -> Channel:
+    if isinstance(ends, socket.socket):
+        return ScatterChannel(ends, place, expect)
+    return StreamsChannel(*ends, place)
+
+
+class _Watched:
+    """A process whose end its pidfd tells."""
+
+    def __init__(self, pid: int, pidfd: int | None) -> None:
+        self.pid = pid
+        self.exited = asyncio.Event()
+        self._pidfd = pidfd
+        if pidfd is not None:
+            asyncio.get_running_loop().add_reader(pidfd, self._on_exit)
+
+    def _on_exit(self) -> None:
+        self.exited.set()
+        self._unwatch()
+
+    def _unwatch(self) -> None:
+        if self._pidfd is not None:
+            asyncio.get_running_loop().remove_reader(self._pidfd)
+            os.close(self._pidfd)
+            self._pidfd = None
+
+
+class SpawnedProcess(_Watched):
+    """A process of its own, started by asyncio.
+
+    Args:
+        process: the process.
+        ends: this side's ends of the channel.
+        guardian: who kills its group when this process is gone; None where there is none.
+    """
+
+    def __init__(self, process: SubProcess, ends: Streams, guardian: ForkServer | None) -> None:
+        assert process.stderr
+        pidfd = None
+        if hasattr(os, "pidfd_open"):
+            with contextlib.suppress(OSError):
+                pidfd = os.pidfd_open(process.pid)
+        super().__init__(process.pid, pidfd)
+        self.output = process.stderr
+        self._process = process
+        self._ends = ends
+        self._guardian = guardian
+
+    @property
+    def returncode(self) -> int | None:
+        """See `Process`."""
+        return self._process.returncode
+
+    def channel(self, place: Place, expect: Expect) -> Channel:
+        """See `Process`."""
+        return _make_channel(self._ends, place, expect)
+
+    async def reap(self) -> None:
+        """See `Process`. (asyncio's `wait` would wait for grandchildren that hold our pipes.)"""
+        for _ in range(int(_REAP_S / 0.005)):
+            if self._process.returncode is not None:
+                return
+            await asyncio.sleep(0.005)
+
+    async def release(self) -> None:
+        """See `Process`."""
+        self._unwatch()
+        kill_group(self.pid, signal.SIGKILL)
+        # no public way to close the pipes when a stranger holds their other ends
+        self._process._transport.close()  # type: ignore[attr-defined]
+        guardian, self._guardian = self._guardian, None
+        if guardian is not None:
+            guardian.let_go(self.pid)
+            await guardian.release()
+
+    def abandon(self) -> None:
+        """See `Process`."""
+        kill_group(self.pid, signal.SIGKILL)
+        guardian, self._guardian = self._guardian, None
+        if guardian is not None:
+            guardian.let_go(self.pid)
+            guardian.abandon()
+
+
+class ForkedProcess(_Watched):
+    """A process that a fork server forked; the server reaps it and tells how it ended.
+
+    Args:
+        pid: its process id.
+        pidfd: its process, as a descriptor.
+        status: where the server tells of its end; closed here.
+        ends: this side's ends of the channel.
+        output: what it prints.
+        close_streams: closes those of `ends` and `output` that are asyncio's.
+        server: its server.
+    """
+
+    def __init__(
+        self,
+        pid: int,
+        pidfd: int,
+        status: socket.socket,
+        ends: Streams,
+        output: asyncio.StreamReader,
+        close_streams: Callable[[], None],
+        server: ForkServer,
+    ) -> None:
+        super().__init__(pid, pidfd)
+        self.output = output
+        self.returncode: int | None = None
+        self._ends = ends
+        self._close_streams = close_streams
+        self._server: ForkServer | None = server
+        self._status = status
+        self._reaped = asyncio.Event()
+        asyncio.get_running_loop().add_reader(status.fileno(), self._on_status)
+
+    def _on_status(self) -> None:
+        message = None
+        with contextlib.suppress(OSError):
+            data = self._status.recv(4096)
+            message = unpack(data[SIZE.size :]) if data else None
+        # without a word, the server has ended, and the kernel has killed its workers
+        self.returncode = message.returncode if isinstance(message, Exited) else -signal.SIGKILL
+        self._reaped.set()
+        self._close_status()
+
+    def _close_status(self) -> None:
+        if self._status.fileno() >= 0:
+            asyncio.get_running_loop().remove_reader(self._status.fileno())
+            self._status.close()
+
+    def channel(self, place: Place, expect: Expect) -> Channel:
+        """See `Process`."""
+        return _make_channel(self._ends, place, expect)
+
+    async def reap(self) -> None:
+        """See `Process`."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_REAP_S):
+                await self._reaped.wait()
+
+    async def release(self) -> None:
+        """See `Process`. The server has killed its group, when the number could not mean another yet."""
+        self._unwatch()
+        self._close_status()
+        self._close_streams()
+        server, self._server = self._server, None
+        if server is not None:
+            await server.release()
+
+    def abandon(self) -> None:
+        """See `Process`."""
+        if not self.exited.is_set():
+            kill_group(self.pid, signal.SIGKILL)
+        server, self._server = self._server, None
+        if server is not None:
+            server.abandon()
