@@ -154,6 +154,8 @@ class Layout:
             ActionError: if a shape or a structure differs, or a dtype can't be cast without changing values in
                 kind (float to int) or range; the message says where, what was expected, and what was got.
         """
+        if type(self._root) is _ArrayNode:
+            return [_fit(batch, n, self.leaves[0])], []
         arrays: Arrays = [None] * len(self.leaves)  # type: ignore[list-item]
         objects: Objects = [()] * self.num_objects
         self._take_apart(self._root, batch, n, "", arrays, objects)

@@ -63,31 +63,20 @@ class Ring:
 
     Args:
         make: makes a batch.
-        spans: the rows of each worker, (start, stop).
         reuse: whether to use two batches in turn.
     """
 
-    def __init__(self, make: Callable[[], Batch], spans: Sequence[tuple[int, int]], *, reuse: bool) -> None:
+    def __init__(self, make: Callable[[], Batch], *, reuse: bool) -> None:
         self._make = make
-        self._spans = spans
         self._batches = [make(), make()] if reuse else []
         self._next = 0
-        self._spare: Batch | None = None
 
     def take(self) -> Batch:
         """The batch to read the next step into."""
-        if self._batches:
-            self._next ^= 1
-            return self._batches[self._next]
-        spare, self._spare = self._spare, None
-        return spare or self._make()
-
-    def prepare(self) -> None:
-        """Make the next step's batch now, while the workers are busy, rather than when they wait for it."""
-        if not self._batches and self._spare is None:
-            self._spare = self._make()
-            for start, stop in self._spans:
-                self._spare.rows(start, stop, stepped=True)
+        if not self._batches:
+            return self._make()
+        self._next ^= 1
+        return self._batches[self._next]
 
     def replace(self, batch: Batch) -> None:
         """A batch is still being read into (its step was cancelled): don't hand it out again."""
@@ -104,6 +93,7 @@ class Part:
         columns: info columns, with positions in the batch.
         objects: the observations' object leaves, each of k objects.
         errors: what went wrong.
+        request: the id of what was sent; None until it is.
         untaken: which of its slots nobody has taken yet; None until it is ready for `recv`.
     """
 
@@ -159,7 +149,12 @@ class Exchange:
         if self.open == 0 and not self.done.done():
             self.done.set_result(None)
 
-    @property
+    def poll(self) -> bool:
+        """Take replies that have come already; whether all are in."""
+        for part in self.parts:
+            part.member.worker.poll()
+        return self.open == 0
+
     def errors(self) -> list[SlotError]:
         """What went wrong."""
         return [error for part in self.parts for error in part.errors]

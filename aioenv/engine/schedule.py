@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from time import perf_counter
 from typing import Any, TypeVar
 
 import numpy as np
@@ -19,13 +21,18 @@ from aioenv.engine.images import Images
 from aioenv.engine.results import Ready, ResetResult, StepResult
 from aioenv.engine.slots import SlotState, SlotTable
 from aioenv.errors import ActionError, ClosedError, NoAsyncCallError, SlotError, StepTimeout, WireError
+from aioenv.host.polling import MAX_POLL_S, Poller
 from aioenv.wire.frames import Frame, Kind
 from aioenv.wire.messages import ResetRequest, StepReply, StepRequest, dump, load
+from aioenv.workers.environment import usable_cpus
 from aioenv.workers.supervisor import Worker
 
 __all__ = ["Schedule"]
 
 _log = logging.getLogger("aioenv")
+
+# Steps whose replies come while we poll don't wait for the loop; others have their turn at least so often, in seconds.
+_TURN_S = 200e-6
 
 Seeds = Sequence[int | None]
 Slots = npt.NDArray[np.int64]
@@ -60,8 +67,7 @@ class Schedule:
         self._state_size = state_size
         self._timeout_s = timeout_s
         self._loop = asyncio.get_running_loop()
-        spans = [(member.start, member.stop) for member in fleet.members]
-        self._ring = Ring(lambda: self._new_batch(self._num_envs), spans, reuse=not copy)
+        self._ring = Ring(lambda: self._new_batch(self._num_envs), reuse=not copy)
         self._abandoned: list[Exchange] = []  # cancelled or timed out: their results wait for `recv`
         self._ready: list[tuple[Exchange, Part]] = []
         self._arrival = asyncio.Event()
@@ -69,7 +75,11 @@ class Schedule:
         self._all_slots = np.arange(self._num_envs)
         self._part_slots = [self._all_slots[m.start : m.stop] for m in fleet.members]
         self._must_reset = must_reset
+        self._cpus = usable_cpus()
+        self._poller = Poller(MAX_POLL_S)
+        self._last_turn = 0.0  # when the loop could last do something else, by `perf_counter`
         self.table = SlotTable(self._num_envs, must_reset=must_reset)
+        self._next = self._prepare()
         for member in fleet.members:
             member.worker.on_death = self._on_death
 
@@ -90,7 +100,7 @@ class Schedule:
         for part, tail in zip(exchange.parts, tails, strict=True):
             fixed = [view[part.start * size : part.stop * size] for view, size in views]
             self._submit(exchange, part, Kind.STEP, fixed, tail)
-        self._ring.prepare()
+        self._next = self._prepare()
         return await self._outcome(exchange, self._step_result)
 
     async def reset(
@@ -109,6 +119,7 @@ class Schedule:
         self.table.note_reset(slots)
         for part, tail in zip(exchange.parts, tails, strict=True):
             self._submit(exchange, part, Kind.RESET, (), tail)
+        self._next = self._prepare()
         return await self._outcome(exchange, self._reset_result)
 
     # what a request carries is pickled before anything is sent or marked: it may not pickle
@@ -132,12 +143,18 @@ class Schedule:
         except Exception as exc:
             raise TypeError(f"options: expected what can be pickled, got {type(exc).__name__}: {exc}") from exc
 
+    def _prepare(self) -> Exchange:
+        """The next step's exchange: made while the workers are busy, rather than when they wait for it."""
+        members = self._fleet.members
+        parts = [Part(m, slots, m.start) for m, slots in zip(members, self._part_slots, strict=True)]
+        exchange = Exchange(self._ring.take(), parts, stepped=True, waiting=True, loop=self._loop)
+        for part in parts:
+            exchange.batch.rows(part.start, part.stop, stepped=True)
+        return exchange
+
     def _whole(self, *, stepped: bool) -> Exchange:
-        parts = [
-            Part(member, slots, member.start)
-            for member, slots in zip(self._fleet.members, self._part_slots, strict=True)
-        ]
-        exchange = Exchange(self._ring.take(), parts, stepped=stepped, waiting=True, loop=self._loop)
+        exchange = self._next
+        exchange.stepped = stepped
         self.table.move(slice(None), SlotState.IN_FLIGHT)
         if self._images is not None:
             exchange.images = self._images.begin(self._all_slots)
@@ -146,15 +163,21 @@ class Schedule:
     async def _outcome(self, exchange: Exchange, result: Callable[[Exchange], Result]) -> Result:
         """Wait for all replies; a cancellation or timeout leaves them to `recv`."""
         try:
-            await self._wait(exchange.done)
+            if exchange.open < self._cpus:
+                if perf_counter() - self._last_turn > _TURN_S:
+                    self._last_turn = perf_counter()
+                    await asyncio.sleep(0)
+                self._poller.wait(exchange.poll)
+            if exchange.open:
+                await self._wait(exchange.done)
+                self._last_turn = perf_counter()
         except BaseException:
             self._abandon(exchange)
             raise
         if self.closing:
             raise ClosedError("the vector env was closed while this was in flight")
         value = result(exchange)
-        errors = exchange.errors
-        if errors:
+        if errors := exchange.errors():
             raise SlotError.join(errors, value)
         return value
 
@@ -185,6 +208,8 @@ class Schedule:
 
     def _assemble(self, exchange: Exchange) -> Any:
         layout = self._fleet.observations
+        if not layout.num_objects:
+            return layout.assemble(exchange.batch.obs, ())
         objects: list[list[Any]] = layout.no_objects(self._num_envs)
         for part in exchange.parts:
             for column, items in zip(objects, part.objects, strict=False):
@@ -200,7 +225,7 @@ class Schedule:
         self.table.move(slice(None), SlotState.IDLE)
         if exchange.stepped and self._must_reset:
             self.table.note_ends(slice(None), exchange.batch.terminated | exchange.batch.truncated)
-        for error in exchange.errors:
+        for error in exchange.errors():
             self.table.fail(error)
         if exchange.images is not None and self._images is not None:
             self._images.show(exchange.images, self._all_slots)
@@ -316,9 +341,7 @@ class Schedule:
     def _submit(self, exchange: Exchange, part: Part, kind: Kind, fixed: Sequence[memoryview], tail: bytes) -> None:
         into = exchange.batch.rows(part.start, part.stop, stepped=exchange.stepped)
 
-        def on_reply(outcome: Frame | SlotError) -> None:
-            self._on_reply(exchange, part, outcome)
-
+        on_reply = partial(self._on_reply, exchange, part)
         if not exchange.stepped:
             exchange.batch.clear(part.start, part.stop)
         try:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import islice
 
 from aioenv.host.polling import MAX_POLL_S, Poller
@@ -41,13 +43,14 @@ class Link:
         self._write_fd = write_fd
         self._decoder = Decoder(place, expect)
         self._encoder = Encoder()
-        self._poller = Poller(read_fd, 0.0)
+        self._poller = Poller(0.0)
+        self._readable = _readability(read_fd)
         for fd in {read_fd, write_fd}:
             _enlarge(fd)
 
     def poll(self, poll_s: float) -> None:
         """From now on, poll up to `poll_s` seconds for the next frame before the process sleeps."""
-        self._poller = Poller(self._read_fd, min(poll_s, MAX_POLL_S))
+        self._poller = Poller(min(poll_s, MAX_POLL_S))
 
     def read(self) -> Frame | None:
         """The next frame; None once the parent has closed the stream.
@@ -61,7 +64,7 @@ class Link:
             if frame is not None:
                 return frame
             if decoder.idle:
-                self._poller.wait()
+                self._poller.wait(self._readable)
             count = os.readv(self._read_fd, decoder.buffers()[:_IOV_MAX])
             if count == 0:
                 return None
@@ -83,6 +86,15 @@ class Link:
                 count -= len(buffers.popleft())
             if count:
                 buffers[0] = memoryview(buffers[0])[count:]
+
+
+def _readability(fd: int) -> Callable[[], object]:
+    """A function that tells whether there is something to read."""
+    if not hasattr(select, "poll"):  # Windows: never poll, just read
+        return lambda: True
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return partial(poll.poll, 0)
 
 
 def _enlarge(fd: int) -> None:

@@ -1,59 +1,55 @@
-"""Polling for a moment before a process sleeps: to be woken takes longer than the moment."""
+"""Polling for a moment before going to sleep: to be woken takes longer than the moment."""
 
 from __future__ import annotations
 
-import select
+from collections.abc import Callable
 from time import perf_counter
 
 __all__ = ["MAX_POLL_S", "Poller"]
 
-# The longest that a worker may spin for its next request, in seconds.
+# The longest that a worker, or the parent, may spin for what comes next, in seconds.
 MAX_POLL_S = 50e-6
 
 _MISSES = 8  # so many in a row, and polling rests
-_FIRST_REST, _LONGEST_REST = 16, 1024
+_FIRST_REST, _LONGEST_REST = 32, 2048
 
 
 class Poller:
-    """Waits a moment for a descriptor to become readable; gives it up where it does not pay.
+    """Waits a moment for something; gives it up where it does not pay.
 
-    After some misses in a row it rests for a number of waits that doubles each time, and then tries once. A hit
-    makes everything as at the start.
+    After some misses in a row it rests for a number of waits, which doubles each time, and then tries as often
+    again: both sides of a conversation have to poll for a while before either hits. A hit makes everything as at
+    the start.
 
     Args:
-        fd: what is going to be read.
         poll_s: how long a wait may last, in seconds; 0: never poll.
     """
 
-    def __init__(self, fd: int, poll_s: float) -> None:
-        self._poll_s = poll_s if hasattr(select, "poll") else 0.0
+    def __init__(self, poll_s: float) -> None:
+        self._poll_s = poll_s
         self._misses = 0
         self._resting = 0
         self._rest = _FIRST_REST
-        if self._poll_s:
-            poll = select.poll()
-            poll.register(fd, select.POLLIN)
-            self._poll = poll.poll
 
-    def wait(self) -> None:
-        """Return when there is something to read, or the moment is over, or polling rests."""
+    def wait(self, ready: Callable[[], object]) -> bool:
+        """Call `ready` until it gives something true, or the moment is over; False at once while polling rests."""
         if not self._poll_s:
-            return
+            return False
         if self._resting:
             self._resting -= 1
-            return
-        poll = self._poll
+            return False
         deadline = perf_counter() + self._poll_s
-        while not poll(0):
+        while not ready():
             if perf_counter() > deadline:
                 self._miss()
-                return
+                return False
         self._misses = 0
         self._rest = _FIRST_REST
+        return True
 
     def _miss(self) -> None:
         self._misses += 1
         if self._misses >= _MISSES:
-            self._misses = _MISSES - 1
+            self._misses = 0
             self._resting = self._rest
             self._rest = min(2 * self._rest, _LONGEST_REST)

@@ -20,6 +20,7 @@ __all__ = ["Decoder"]
 
 # What follows the fixed part that a reader guessed: the tails of most replies, in one read.
 SPILL_BYTES = 1 << 16
+_NOTHING = memoryview(b"")
 
 
 def allocate(size: int) -> Sequence[memoryview]:
@@ -53,6 +54,8 @@ class Decoder:
         self._expect = expect
         self._guess: Sequence[memoryview] | None = None  # what `buffers` handed out after the header's buffer
         self._spill = memoryview(bytearray(SPILL_BYTES if expect else 0))
+        self._offered: Sequence[memoryview] | None = None  # the guess that `_offer` was made for
+        self._offer: list[memoryview] = []
         self._head = memoryview(bytearray(HEADER_BYTES))
         self._frames: deque[Frame] = deque()
         self._error: WireError | None = None
@@ -81,7 +84,10 @@ class Decoder:
         if self._expect is None or not self.idle:
             return self._wanted
         guess = self._guess = self._expect() or ()
-        return [self._head, *guess, self._spill]
+        if guess is not self._offered:
+            self._offered = guess
+            self._offer = [self._head, *guess, self._spill]
+        return self._offer
 
     def advance(self, count: int) -> None:
         """Say that the next `count` bytes of `buffers()` have been filled; what they were, `next_frame` tells.
@@ -123,16 +129,22 @@ class Decoder:
             return
         fixed = self._claim(header)
         if fixed is guess:
-            landed = min(rest, header.fixed)
-            spilled: Buffer = self._spill[: rest - landed]
+            beyond = rest - header.fixed
+            if beyond == 0 == header.tail:  # the usual case
+                self._finish_frame(header, fixed, _NOTHING)
+                return
+            spilled = self._spill[: max(0, beyond)]
+            if header.tail <= beyond:
+                self._finish_frame(header, fixed, memoryview(bytes(spilled[: header.tail])))
+                spilled = spilled[header.tail :]
+            else:
+                self._begin_body(header, fixed)
+                self._fill(min(rest, header.fixed))
         else:
-            landed = 0
-            spilled = b"".join((*guess, self._spill))[:rest] if guess else self._spill[:rest]
-        self._begin_body(header, fixed)
-        if landed:
-            self._fill(landed)
-        elif not self._wanted:
-            self._complete()
+            spilled = memoryview(b"".join((*guess, self._spill))[:rest]) if guess else self._spill[:rest]
+            self._begin_body(header, fixed)
+            if not self._wanted:
+                self._complete()
         if len(spilled):
             self.feed(spilled)
 
@@ -218,15 +230,21 @@ class Decoder:
             self._begin_body(header, self._claim(header))
             if self._wanted:
                 return
+        self._finish_frame(header, self._fixed, self._tail)
+        self._begin()
+
+    def _finish_frame(self, header: Header, fixed: Sequence[memoryview], tail: memoryview) -> None:
+        """The body is where it belongs: check it."""
         crc = 0
-        for part in self._fixed:
+        for part in fixed:
             crc = zlib.crc32(part, crc)
-        if zlib.crc32(self._tail, crc) != header.body_crc:
+        if len(tail):
+            crc = zlib.crc32(tail, crc)
+        if crc != header.body_crc:
             self._break(WireError(f"the body of a {header.kind.name} frame does not match its CRC"))
             return
         self._chain = header.crc
-        self._frames.append(Frame(header.kind, header.request, header.generation, self._fixed, self._tail))
-        self._begin()
+        self._frames.append(Frame(header.kind, header.request, header.generation, fixed, tail))
 
     def _begin_body(self, header: Header, fixed: Sequence[memoryview]) -> None:
         self._header = header

@@ -118,9 +118,12 @@ class Encoder:
         """
         size = 0
         crc = 0
+        buffers: list[Buffer] = [b""]
         for part in fixed:
-            size += len(part)
-            crc = zlib.crc32(part, crc)
+            if part_size := len(part):
+                size += part_size
+                crc = zlib.crc32(part, crc)
+                buffers.append(part)
         tail_size = len(tail)
         if tail_size:
             crc = zlib.crc32(tail, crc)
@@ -133,8 +136,7 @@ class Encoder:
         except struct.error as exc:
             raise WireError(f"request {request} and generation {generation} must fit 32 bits") from exc
         self._chain = zlib.crc32(head, self._chain)
-        buffers: list[Buffer] = [head + _CRC.pack(self._chain)]
-        buffers.extend(part for part in fixed if len(part))
+        buffers[0] = head + _CRC.pack(self._chain)
         if tail_size:
             buffers.append(tail)
         return buffers

@@ -1,0 +1,59 @@
+"""Polling: no longer than it may, and not where it does not pay."""
+
+from __future__ import annotations
+
+from aioenv.host import polling
+from aioenv.host.polling import Poller
+
+
+class Clock:
+    """Time passes only when it is read."""
+
+    def __init__(self, step_s: float) -> None:
+        self.now, self.step_s = 0.0, step_s
+
+    def __call__(self) -> float:
+        self.now += self.step_s
+        return self.now
+
+
+def test_it_stops_at_its_deadline(monkeypatch):
+    clock = Clock(1e-6)
+    monkeypatch.setattr(polling, "perf_counter", clock)
+    asked = []
+    assert not Poller(50e-6).wait(lambda: asked.append(1))
+    assert 45 <= len(asked) <= 52 and clock.now <= 53e-6
+
+
+def test_a_hit_ends_the_wait_at_once(monkeypatch):
+    monkeypatch.setattr(polling, "perf_counter", Clock(1e-6))
+    answers = iter([False, False, True])
+    assert Poller(50e-6).wait(lambda: next(answers))
+    assert next(answers, None) is None
+
+
+def test_misses_make_it_rest_ever_longer_and_a_hit_makes_it_as_at_the_start(monkeypatch):
+    monkeypatch.setattr(polling, "perf_counter", Clock(100e-6))
+    poller, asked = Poller(50e-6), []
+
+    def polls(waits: int, answer: bool) -> list[bool]:
+        """For each wait, whether anything was asked at all."""
+        outcome = []
+        for _ in range(waits):
+            asked.clear()
+            poller.wait(lambda: asked.append(1) or answer)
+            outcome.append(bool(asked))
+        return outcome
+
+    first = [True] * 8 + [False] * 32
+    assert polls(40, False) == first
+    assert polls(72, False) == [True] * 8 + [False] * 64
+    assert polls(100_000, False).count(True) < 1000, "what never pays is hardly ever tried"
+    while not polls(1, True)[0]:
+        pass
+    assert polls(40, False) == first
+
+
+def test_zero_never_polls():
+    poller = Poller(0.0)
+    assert not any(poller.wait(lambda: 1 / 0) for _ in range(100))
