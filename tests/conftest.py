@@ -19,9 +19,26 @@ for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
 # workers, and scripts that tests start, find the package and the tests whatever directory they run in
 sys.path.insert(0, str(Path(__file__).parent))
 
+from aioenv.workers import channel as channels  # noqa: E402
+from aioenv.workers import launch  # noqa: E402
+from aioenv.workers.channel import CHANNELS  # noqa: E402
+
 uvloop.new_event_loop().close()  # libuv opens a pipe for signals, once for the process
 
 LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
+
+
+# every way to start a worker and to talk to it
+WAYS = [(start, channel) for start in launch.START_METHODS for channel in CHANNELS]
+
+
+@pytest.fixture(params=WAYS, ids="-".join)
+def way(request, monkeypatch):
+    """Make each way the default, one after the other: for tests that must hold for all of them."""
+    start, channel = request.param
+    monkeypatch.setattr(launch, "START_METHODS", (*launch.START_METHODS, start))
+    monkeypatch.setattr(channels, "CHANNELS", (*CHANNELS, channel))
+    return start, channel
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,7 @@ from gymnasium.vector import AutoresetMode
 
 import aioenv
 
-pytestmark = pytest.mark.asyncio
+pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("way")]
 
 
 class Counter(gym.Env):

@@ -38,6 +38,7 @@ class Rude(gym.Env):
 
 
 @pytest.mark.asyncio
+@pytest.mark.usefixtures("way")
 async def test_what_envs_print_disturbs_nothing_and_is_logged(caplog):
     caplog.set_level(logging.INFO, logger="aioenv.workers")
     async with aioenv.make_vec(Rude, 2, num_workers=2, log_prefix="train") as envs:
@@ -134,6 +135,7 @@ def wait_gone(pid: int) -> None:
 
 
 @pytest.mark.asyncio
+@pytest.mark.usefixtures("way")
 async def test_a_child_of_an_env_that_holds_the_pipes_does_not_hold_close():
     def factory():
         env = gym.make("CartPole-v1")
@@ -149,6 +151,7 @@ async def test_a_child_of_an_env_that_holds_the_pipes_does_not_hold_close():
 
 
 @pytest.mark.asyncio
+@pytest.mark.usefixtures("way")
 async def test_close_is_bounded_when_an_env_hangs_in_c_and_ignores_sigterm():
     def factory():
         import ctypes

@@ -158,6 +158,9 @@ class ForkServer:
             return True
 
     async def _ended(self) -> None:
+        if not self.alive:
+            self._bury()
+            return
         loop = asyncio.get_running_loop()
         ended = asyncio.Event()
         pidfd = os.pidfd_open(self._process.pid)

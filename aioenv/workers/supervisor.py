@@ -337,8 +337,10 @@ class Worker:
         exited.cancel()
         await process.reap()
         self._clear_away()
-        await process.release()
-        self._gone.set()
+        try:
+            await process.release()
+        finally:
+            self._gone.set()
 
     def _clear_away(self) -> None:
         unasked = self.state is WorkerState.RUNNING

@@ -1,0 +1,198 @@
+"""The fork server: one for all who can share it, without threads, gone with the last of them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+import aioenv
+from aioenv.workers.forkserver import AVAILABLE, ForkServer
+
+pytestmark = [pytest.mark.asyncio, pytest.mark.skipif(not AVAILABLE, reason="no fork server on this platform")]
+
+
+class Teller(gym.Env):
+    """Tells what its process is like."""
+
+    observation_space = gym.spaces.Box(0, 9, (1,), np.float64)
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(1), {}
+
+    def step(self, action):
+        return np.zeros(1), 0.0, False, False, {}
+
+    def ask(self, expression: str):
+        import threading
+
+        return eval(expression, {"os": os, "sys": sys, "np": np, "threading": threading, "Path": Path})
+
+
+def tellers(n: int, **kwargs):
+    return aioenv.AsyncVectorEnv([Teller] * n, num_workers=n, start="forkserver", **kwargs)
+
+
+OPEN_FDS = "[fd for fd in range(256) if os.path.islink(f'/proc/self/fd/{fd}')]"
+
+
+def alive(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
+def maps(pid: int) -> str:
+    return Path(f"/proc/{pid}/maps").read_text()
+
+
+async def servers(envs) -> set[int]:
+    return set(await envs.call("ask", "os.getppid()"))
+
+
+async def test_vector_envs_share_a_server_that_goes_with_the_last():
+    async with tellers(2) as first:
+        (pid,) = await servers(first)
+        async with tellers(2) as second:
+            assert await servers(second) == {pid}
+        await first.reset()
+        assert alive(pid)
+    assert not alive(pid)
+    async with tellers(1) as third:
+        assert pid not in await servers(third)
+
+
+async def test_other_variables_that_matter_at_import_take_another_server():
+    async with tellers(1) as plain, tellers(1, worker_env={"CUDA_VISIBLE_DEVICES": "3"}) as other:
+        assert await servers(plain) != await servers(other)
+        assert await other.call("ask", "os.environ['CUDA_VISIBLE_DEVICES']") == ("3",)
+
+
+async def test_workers_are_as_the_parent_is_now(tmp_path, monkeypatch):
+    async with tellers(1) as first:
+        (pid,) = await servers(first)
+        (tmp_path / "here").mkdir()
+        monkeypatch.chdir(tmp_path / "here")
+        monkeypatch.setenv("NEW_VARIABLE", "1")
+        monkeypatch.delenv("HOME")
+        monkeypatch.syspath_prepend(str(tmp_path))
+        async with tellers(1, worker_env={"OTHER": "2"}) as second:
+            assert await servers(second) == {pid}
+            question = (
+                "os.getcwd(), os.environ['NEW_VARIABLE'], os.environ.get('HOME'), os.environ['OTHER'], sys.path[0]"
+            )
+            assert await second.call("ask", question) == ((str(tmp_path / "here"), "1", None, "2", str(tmp_path)),)
+
+
+async def test_a_worker_is_alone_with_what_is_its_own():
+    async with tellers(3) as envs:
+        draws = await envs.call("ask", "float(np.random.random())")
+        assert len(set(draws)) == 3, "numpy's global generator"
+        assert await envs.call("ask", "os.getpgid(0) == os.getpid()") == (True,) * 3
+        assert await envs.call("ask", "threading.active_count()") == (1,) * 3
+        sockets = "sum('socket:' in os.readlink(f'/proc/self/fd/{fd}') for fd in OPEN)".replace("OPEN", OPEN_FDS)
+        assert await envs.call("ask", sockets) == (1,) * 3, "its channel, none of a sibling's or the server's"
+
+
+async def test_the_server_has_one_thread_and_what_was_preloaded():
+    async with tellers(1) as envs:
+        (pid,) = await servers(envs)
+        assert len(os.listdir(f"/proc/{pid}/task")) == 1
+        assert "libmujoco" in maps(pid)
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    """Write a module that workers can import; its name."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def write(name: str, source: str) -> str:
+        (tmp_path / f"{name}.py").write_text(source)
+        return name
+
+    return write
+
+
+async def test_a_module_that_starts_a_thread_is_left_to_the_workers(module):
+    name = module(
+        "threads_at_import",
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(600,), daemon=True).start()",
+    )
+    async with tellers(2, preload=[name]) as envs:
+        assert await envs.call("ask", "threading.active_count()") == (2, 2)
+        (pid,) = await servers(envs)
+        assert len(os.listdir(f"/proc/{pid}/task")) == 1
+
+
+async def test_a_module_is_imported_once_for_all(module):
+    name = module("imported_once", "import os\nPID = os.getpid()")
+    async with tellers(2, preload=[name]) as envs:
+        (pid,) = await servers(envs)
+        assert await envs.call("ask", f"sys.modules[{name!r}].PID") == (pid, pid)
+
+
+async def test_a_preload_that_fails_is_told_with_its_cause(module):
+    name = module("fails_at_import", "raise RuntimeError('not today')")
+    with pytest.raises(aioenv.WorkerStartError, match="not today"):
+        await tellers(1, preload=[name])
+
+
+async def test_the_end_of_the_server_is_the_end_of_its_workers_alone():
+    async with tellers(2) as envs, aioenv.AsyncVectorEnv([Teller], start="spawn") as spawned:
+        await envs.reset()
+        (pid,) = await servers(envs)
+        os.kill(pid, signal.SIGKILL)
+        async with asyncio.timeout(5):
+            with pytest.raises(aioenv.WorkerDied):
+                while True:
+                    await envs.step([0, 0])
+        await spawned.reset()
+        async with tellers(1) as again:
+            assert await servers(again) != {pid}
+            await again.reset()
+
+
+async def test_the_exit_code_of_a_worker_that_is_nobodys_child_here():
+    async with tellers(1) as envs:
+        await envs.reset()
+        with pytest.raises(aioenv.WorkerDied, match="exited with code 7") as caught:
+            await envs.call("ask", "os._exit(7)")
+        assert caught.value.returncode == 7
+
+
+@pytest.mark.parametrize("backend", ["egl", "osmesa"])
+async def test_mujoco_draws_with_the_backend_of_the_worker(backend):
+    def draw():
+        env = gym.make("HalfCheetah-v5", render_mode="rgb_array", width=32, height=32)
+
+        def shoot():
+            import mujoco
+
+            base = env.unwrapped
+            with mujoco.Renderer(base.model, 32, 32) as renderer:
+                renderer.update_scene(base.data)
+                return type(renderer._gl_context).__mro__[1].__module__, renderer.render().mean()
+
+        env.unwrapped.shoot = shoot
+        return env
+
+    async with aioenv.AsyncVectorEnv([draw], start="forkserver", worker_env={"MUJOCO_GL": backend}) as envs:
+        await envs.reset(seed=0)
+        ((module, mean),) = await envs.call("shoot")
+        assert backend in module and mean > 0
+
+
+async def test_nothing_is_left_of_a_start_that_is_cancelled():
+    for turns in (0, 1, 2, 5, 10, 30):
+        start = asyncio.ensure_future(tellers(2)._ensure_started())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        start.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await start
+        assert not ForkServer._servers
