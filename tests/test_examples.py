@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from test_workers import environment
 
+from aioenv.workers.launch import START_METHODS
+
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
@@ -33,12 +35,15 @@ def test_every_script_is_tested():
     assert {path.name for path in EXAMPLES.glob("*.py")} == {case[0] for case in mark.args[1]}
 
 
-def test_notebook(tmp_path):
+@pytest.mark.parametrize("start", START_METHODS)
+def test_notebook(start):
     """In a process of its own: Jupyter's client keeps sockets and threads."""
+    choose = f"import functools, aioenv; aioenv.make_vec = functools.partial(aioenv.make_vec, start={start!r})"
     code = f"""
 import nbformat
 from nbclient import NotebookClient
 notebook = nbformat.read({str(EXAMPLES / "notebook.ipynb")!r}, as_version=4)
+notebook.cells.insert(0, nbformat.v4.new_code_cell({choose!r}))
 NotebookClient(notebook, timeout=60).execute()
 last = [cell.outputs[-1]["data"]["text/plain"] for cell in notebook.cells if cell.get("outputs")]
 print(*last, sep="\\n")

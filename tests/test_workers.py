@@ -14,6 +14,7 @@ import pytest
 from gymnasium import spaces
 
 import aioenv
+from aioenv.workers.launch import START_METHODS
 
 
 class Rude(gym.Env):
@@ -62,61 +63,41 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
 
 
-def run_script(code: str, *, stdin: bool = False, **kwargs) -> str:
-    """Run code as a script of its own, or as a REPL would get it; what it prints."""
-    args = [sys.executable, "-"] if stdin else [sys.executable, "-c", code]
-    done = subprocess.run(
-        args, input=code if stdin else None, capture_output=True, text=True, timeout=60, env=environment(), **kwargs
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 SCRIPT = """
 import asyncio, aioenv, gymnasium as gym, numpy as np
+
 class Mine(gym.Env):
     observation_space = gym.spaces.Box(0, 9, (1,), np.float32)
     action_space = gym.spaces.Discrete(2)
     def reset(self, *, seed=None, options=None):
         return np.zeros(1, np.float32), {}
     def step(self, action):
-        return np.full(1, FIVE, np.float32), 1.0, False, False, {}
+        return np.full(1, FIVE, np.float32), 0.0, False, False, {}
+
 FIVE = 5
 gym.register("Mine-v0", entry_point=Mine)
+
 async def main():
-    async with aioenv.AsyncVectorEnv([Mine, lambda: Mine(), lambda: gym.make("Mine-v0")]) as envs:
+    async with aioenv.AsyncVectorEnv([Mine, lambda: Mine(), lambda: gym.make("Mine-v0")], start="START") as envs:
         await envs.reset()
         print((await envs.step([0, 0, 0])).obs[:, 0].tolist())
+
 aioenv.run(main())
 """
 
 
-@pytest.mark.parametrize("stdin", [False, True], ids=["script", "stdin"])
-def test_no_main_guard_is_needed(stdin):
-    assert run_script(SCRIPT, stdin=stdin).split("\n")[0] == "[5.0, 5.0, 5.0]"
-
-
-def test_a_script_file_without_a_guard(tmp_path):
+@pytest.mark.parametrize("how", ["-c", "file", "standard input", "interactive"])
+@pytest.mark.parametrize("start", START_METHODS)
+def test_no_main_guard_is_needed(start, how, tmp_path):
+    code = SCRIPT.replace("START", start)
     path = tmp_path / "script.py"
-    path.write_text(SCRIPT)
-    done = subprocess.run([sys.executable, path], capture_output=True, text=True, timeout=60, env=environment())
-    assert done.stdout.split("\n")[0] == "[5.0, 5.0, 5.0]", done.stderr
-
-
-def test_workers_end_with_a_parent_that_is_killed():
-    code = """
-import asyncio, os, signal, aioenv
-async def main():
-    envs = await aioenv.make_vec("CartPole-v1", 2, num_workers=2)
-    print(*[w.pid for w in envs.workers], flush=True)
-    os.kill(os.getpid(), signal.SIGKILL)
-asyncio.run(main())
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=environment())
-    pids = [int(pid) for pid in done.stdout.split()]
-    assert len(pids) == 2
-    for pid in pids:
-        wait_gone(pid)
+    path.write_text(code)
+    args = {"-c": ["-c", code], "file": [path], "standard input": ["-"], "interactive": ["-i"]}[how]
+    stdin = code if how in ("standard input", "interactive") else None
+    done = subprocess.run(
+        [sys.executable, *args], input=stdin, capture_output=True, text=True, timeout=60, env=environment()
+    )
+    assert done.returncode == 0 and done.stdout.split("\n")[0] == "[5.0, 5.0, 5.0]", done.stderr
 
 
 def wait_gone(pid: int) -> None:
