@@ -283,7 +283,7 @@ class AsyncVectorEnv:
 
     @property
     def workers(self) -> tuple[WorkerInfo, ...]:
-        """The worker processes: pid, state ("running", "dead", …) and slots."""
+        """The worker processes: pid, state ("running", "dead", …), slots and memory."""
         members = self._session.fleet.members if self._session is not None else []
         return tuple(WorkerInfo(m.worker.pid, m.worker.state.value, m.worker.slots) for m in members)
 

@@ -150,3 +150,33 @@ async def test_close_is_bounded_when_an_env_hangs_in_c_and_ignores_sigterm():
             await envs.close()
         with pytest.raises(aioenv.WorkerDied, match="SIGKILL"):
             await call
+
+
+@pytest.mark.asyncio
+@pytest.mark.usefixtures("way")
+async def test_mujocos_warnings_are_log_records_and_no_file(caplog, tmp_path):
+    caplog.set_level(logging.INFO, logger="aioenv.workers")
+    async with aioenv.make_vec("HalfCheetah-v5", 2, num_workers=2, render=aioenv.RenderConfig(32, 32)) as envs:
+        await envs.reset(seed=0)
+        await envs.render()
+    text = [r.getMessage() for r in caplog.records if "MuJoCo: " in r.getMessage()]
+    assert {line.split(" (")[0] for line in text} >= {"worker 0", "worker 1"}
+    assert all("settotalmass" in line for line in text)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("start", START_METHODS)
+async def test_workers_tell_how_much_memory_they_hold(start):
+    def hungry():
+        env = gym.make("CartPole-v1")
+        env.unwrapped.food = np.ones(20 << 20, np.uint8)
+        return env
+
+    async with aioenv.AsyncVectorEnv([hungry, lambda: gym.make("CartPole-v1")], num_workers=2, start=start) as envs:
+        await envs.reset()
+        fed, plain = (worker.memory for worker in envs.workers)
+        assert 19 << 20 < fed.private_dirty - plain.private_dirty < 22 << 20
+        assert 0 < plain.private_dirty <= plain.rss and 0 < plain.pss <= plain.rss
+        workers = envs.workers
+    assert [worker.memory for worker in workers] == [None, None]

@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from aioenv.workers.memory import ProcessMemory, process_memory
+
 __all__ = ["Ready", "ResetResult", "StepResult", "WorkerInfo"]
 
 
@@ -72,3 +74,8 @@ class WorkerInfo(NamedTuple):
     pid: int | None
     state: str
     slots: tuple[int, ...]
+
+    @property
+    def memory(self) -> ProcessMemory | None:
+        """How much memory it holds, in bytes, looked up now; None if it is gone or the platform does not tell."""
+        return None if self.pid is None else process_memory(self.pid)

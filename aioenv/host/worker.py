@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from aioenv.errors import WireError
 from aioenv.host.link import Link
 from aioenv.host.mujoco_gl import choose_backend_late
+from aioenv.host.mujoco_log import divert_warnings
 from aioenv.host.registry import restore_registry
 from aioenv.host.service import Reply, Service
 from aioenv.wire.frames import Frame, Header, Kind
@@ -133,6 +134,7 @@ class StartFailed(Exception):
 def run(read_fd: int, write_fd: int) -> None:
     """Serve until the parent says CLOSE or closes the stream, then exit."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
+    divert_warnings()
     try:
         _Loop(read_fd, write_fd).run()
     except BrokenPipeError:
