@@ -19,6 +19,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from aioenv.host import boot
 from aioenv.wire.orders import SIZE, Exited, Fork, Forked, Guard, Release, Unfit, pack, unpack
 
 __all__ = ["main"]
@@ -118,6 +119,7 @@ class Server:
             if threads > 1:
                 self._unfit = Unfit(name, threads)
         if news:
+            boot.libc().prctl  # noqa: B018  # looked up here, so that no worker has to
             gc.collect()
             gc.freeze()  # or the first full collection of each worker copies all of it
 
@@ -151,10 +153,8 @@ class Server:
 
     def _become_worker(self, server_pid: int) -> None:
         """In the child: leave the server's group, and let go of what is the server's."""
-        from aioenv.host.boot import die_with_parent
-
         os.setpgid(0, 0)
-        die_with_parent(server_pid)
+        boot.die_with_parent(server_pid)
         self._control.close()
         for sibling in self._workers.values():
             sibling.close()
@@ -206,6 +206,4 @@ def main(parent_pid: int, control_fd: int) -> None:
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         numpy.random.seed()  # or all workers would draw the same from numpy's global generator
-    from aioenv.host.boot import work
-
-    work(ends.read, ends.write)
+    boot.work(ends.read, ends.write)
