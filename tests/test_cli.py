@@ -20,6 +20,7 @@ from aioenv.cli.bench.rounds import Failed, Outcomes, run_contender
 from aioenv.cli.bench.tasks import Task
 from aioenv.cli.doctor import probe_opengl
 from aioenv.cli.video import TiledVideo, tile
+from aioenv.workers.launch import START_METHODS
 
 OPENGL = probe_opengl("egl").renderer or probe_opengl("osmesa").renderer
 needs_opengl = pytest.mark.skipif(not OPENGL, reason="no OpenGL here")
@@ -178,6 +179,25 @@ def test_bench_measures_loop_time(env, tmp_path, capfd):
     assert 0 < row["callbacks_p50"] < row["thread_p50"] <= row["wall_p50"]
     assert row["callbacks_p50"] <= row["callbacks_p99"] and row["rounds"][0]["steps"] > 10
     assert f"{row['callbacks_p99']:.3f}" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("figure", "first", "keys"),
+    [
+        ("latency", "gymnasium AsyncVectorEnv", {"p50 µs", "p99 µs"}),
+        ("startup", "gymnasium forkserver", {"ready s"}),
+        ("memory", f"aioenv {START_METHODS[0]}", {"worker MiB", "and an env MiB"}),
+    ],
+)
+def test_bench_measures_figures(figure, first, keys, tmp_path, capfd):
+    file = tmp_path / "figure.json"
+    args = ["bench", f"--{figure}", "--env", "noop", "--num-envs", "2", "--rounds", "1", "--seconds", "0.05"]
+    assert main([*args, "--json", str(file)]) == 0
+    rows = json.loads(file.read_text())[figure]
+    assert rows[0]["contender"] == first and rows[0]["ratio"] == 1
+    assert all(row[key] > 0 or key == "and an env MiB" for row in rows for key in keys), rows
+    assert {row["contender"] for row in rows} > {first}
+    assert all(row["contender"] in capfd.readouterr().out for row in rows[:1])
 
 
 def test_bench_tells_its_own_cpu_time_from_that_of_others():

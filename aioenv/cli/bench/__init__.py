@@ -36,6 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="instead: how long a step in flight keeps the event loop busy (asyncio's own loop)",
     )
+    add("--latency", action="store_true", help="instead: the round trip of one step (say, --env noop --num-envs 1)")
+    add("--startup", action="store_true", help="instead: how long it takes until every env is built")
+    add("--memory", action="store_true", help="instead: the private memory of a worker")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -66,6 +69,9 @@ def run(args: argparse.Namespace) -> int:
             return _refuse(f"--env {env}: {exc}; besides ids there are {list(SYNTHETIC)}")
     if args.loop_time:
         return _run_loop_time(args, rounds)
+    for name in ("latency", "startup", "memory"):
+        if getattr(args, name):
+            return _run_figure(args, name)
     return _run_comparison(args, [n for n, c in CONTENDERS.items() if c.installed and n in (args.only or CONTENDERS)])
 
 
@@ -133,6 +139,30 @@ def _run_loop_time(args: argparse.Namespace, rounds: Any) -> int:
         settings = {"num_envs": args.num_envs, "rounds": args.rounds, "seconds": args.seconds}
         _write_json(args.json, {"machine": report.machine(), "settings": settings, "loop_time": rows})
     return 0
+
+
+def _run_figure(args: argparse.Namespace, name: str) -> int:
+    from aioenv.cli.bench import report
+    from aioenv.cli.bench.figures import FIGURES
+    from aioenv.cli.bench.rounds import play
+    from aioenv.cli.bench.tasks import Task
+
+    figure = FIGURES[name]
+    print(f"{figure.title}: {args.num_envs} envs, median of {args.rounds} rounds")
+    rows: list[dict[str, Any]] = []
+    broken = False
+    for env in args.env:
+        contenders = [f"{name}: {contender}" for contender in figure.measures]
+        outcomes = play(Task(env, args.num_envs, args.seconds), contenders, args.rounds, _progress)
+        _progress("")
+        rows += (new := report.figure_summary(env, figure.keys, outcomes))
+        report.print_figures(env, figure.keys, new)
+        broken |= any(outcome.broken for contender, outcome in outcomes.items() if "aioenv" in contender)
+    report.print_noise([result for row in rows for result in row["rounds"]])
+    if args.json is not None:
+        settings = {"num_envs": args.num_envs, "rounds": args.rounds, "seconds": args.seconds}
+        _write_json(args.json, {"machine": report.machine(), "settings": settings, name: rows})
+    return int(broken)
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:

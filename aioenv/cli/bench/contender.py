@@ -1,5 +1,7 @@
 """One contender, one round, in a process of its own: `python -m aioenv.cli.bench.contender NAME TASK`.
 
+NAME is one of `CONTENDERS`, or one of `FIGURES` and, after a colon, of its contenders.
+
 TASK is a JSON object of `Task`'s fields. The last line on stdout is `MARK` and the result as JSON.
 """
 
@@ -10,6 +12,7 @@ import json
 import sys
 
 from aioenv.cli.bench.contenders import CONTENDERS, NotApplicable
+from aioenv.cli.bench.figures import FIGURES
 from aioenv.cli.bench.loop_time import loop_time
 from aioenv.cli.bench.tasks import Task
 
@@ -23,8 +26,11 @@ def main(name: str, task_json: str) -> None:
     """Measure, and print the result."""
     task = Task(**json.loads(task_json))
     try:
+        figure, _, contender = name.partition(": ")
         if name == LOOP_TIME:
             result = dataclasses.asdict(loop_time(task))
+        elif contender:
+            result = FIGURES[figure].measures[contender](task)
         else:
             result = dataclasses.asdict(CONTENDERS[name].measure(task))
     except NotApplicable as exc:

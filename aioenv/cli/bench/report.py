@@ -12,7 +12,16 @@ from aioenv.cli.bench.contenders import CONTENDERS
 from aioenv.cli.bench.rounds import Outcomes
 from aioenv.workers.environment import usable_cpus
 
-__all__ = ["BASELINES", "machine", "plot", "print_noise", "print_table", "summary"]
+__all__ = [
+    "BASELINES",
+    "figure_summary",
+    "machine",
+    "plot",
+    "print_figures",
+    "print_noise",
+    "print_table",
+    "summary",
+]
 
 # How many CPUs others may use before figures mean little.
 NOISY_CPUS = 0.1
@@ -83,6 +92,36 @@ def print_table(title: str, rows: list[dict[str, Any]]) -> None:
         print(f"{label:<27}{row['env_steps_per_s']:>12,.0f}{spread:>20}{ratios}{row['start_s']:>9.2f}")
         if row["problem"]:
             print(f"{'':<27}after {len(row['rounds'])} rounds: {row['problem']}")
+
+
+def figure_summary(env: str, keys: tuple[str, ...], outcomes: dict[str, Outcomes]) -> list[dict[str, Any]]:
+    """A row for each contender: "env", "contender", "problem", "rounds", the medians of `keys`, and "ratio".
+
+    The ratio is that of the first key to the first contender's, the median over rounds.
+    """
+    first = next(iter(outcomes.values())).rounds
+    rows = []
+    for name, outcome in outcomes.items():
+        row: dict[str, Any] = {
+            "env": env, "contender": name.partition(": ")[2], "problem": outcome.problem, "rounds": outcome.rounds,
+        }  # fmt: skip
+        if outcome.rounds:
+            row |= {key: statistics.median(r[key] for r in outcome.rounds) for key in keys}
+            pairs = list(zip(outcome.rounds, first, strict=False))
+            row["ratio"] = statistics.median(a[keys[0]] / b[keys[0]] for a, b in pairs) if pairs else None
+        rows.append(row)
+    return rows
+
+
+def print_figures(title: str, keys: tuple[str, ...], rows: list[dict[str, Any]]) -> None:
+    """The rows of one env."""
+    print(f"\n{title}\n{'':<27}" + "".join(f"{key:>16}" for key in keys) + f"{'ratio':>9}")
+    for row in rows:
+        if "ratio" not in row:
+            print(f"{row['contender']:<27}{row['problem']}")
+            continue
+        ratio = f"{'-':>9}" if row["ratio"] is None else f"{row['ratio']:>9.3f}"
+        print(f"{row['contender']:<27}" + "".join(f"{row[key]:>16,.3f}" for key in keys) + ratio)
 
 
 def print_noise(results: list[dict[str, Any]]) -> None:
