@@ -21,9 +21,12 @@ from aioenv.host.mujoco_source import MujocoSource, find_source, read_state
 from aioenv.host.service import Reply
 from aioenv.host.worker import StartFailed, describe_failure
 from aioenv.wire.frames import Buffer, Frame, Header, Kind
-from aioenv.wire.messages import Failure, ResetRequest, StepReply, StepRequest, dump, load, load_code
+from aioenv.wire.messages import Failure, ResetRequest, StepReply, dump, load, load_code
 
 __all__ = ["EnvDescription", "EnvService"]
+
+
+_ALL = slice(None)
 
 
 class EnvDescription(NamedTuple):
@@ -58,6 +61,7 @@ class EnvService:
         self._bases: list[Any] = [env.unwrapped for env in self._envs]
         self._steppers: list[Stepper] = [stepper(env, mode) for env in self._envs]
         self._steps = [each.step for each in self._steppers]
+        self._all_rows = range(len(self._envs))
         self._action_views: list[memoryview] | None = None
         self._gatherer = Gatherer()
         self._draws_late = False
@@ -137,15 +141,15 @@ class EnvService:
         raise ValueError(f"an env worker has no answer to {frame.kind.name}")
 
     def _step(self, frame: Frame) -> Reply:
-        request = load(frame.tail) if len(frame.tail) else StepRequest(None, None)
-        n = len(self._envs)
-        rows: Sequence[int] = range(n) if request.rows is None else request.rows
-        if request.rows is None:
+        rows: Sequence[int] = self._all_rows
+        chosen, action_objects = load(frame.tail) if len(frame.tail) else (None, None)
+        if chosen is None:
             # a copy: envs may keep their action, and the next one is read into the same memory
             arrays = [array.copy() for array in self._action_arrays]
         else:
+            rows = chosen
             arrays = _split(b"".join(frame.fixed), self._actions, len(rows))
-        actions = self._actions.rows(arrays, request.objects or ())
+        actions = self._actions.rows(arrays, action_objects or ())
         infos: list[tuple[int, dict[str, Any]]] = []
         failures: list[Failure] = []
         rewards: list[Any] = []
@@ -166,17 +170,16 @@ class EnvService:
                 infos.append((row, final))
             if info:
                 infos.append((row, info))
-        index: Any = slice(None) if request.rows is None else list(rows)
-        for name, array, values in (
-            ("reward", self._reward, rewards),
-            ("terminated", self._terminated, terminated),
-            ("truncated", self._truncated, truncated),
-        ):
-            try:
-                array[index] = values
-            except (TypeError, ValueError):
-                failures += _store_one_by_one(name, array, rows, values)
-        return self._reply(rows, request.rows is None, True, infos, failures)
+        where: Any = _ALL if chosen is None else list(rows)
+        try:
+            self._reward[where] = rewards
+            self._terminated[where] = terminated
+            self._truncated[where] = truncated
+        except (TypeError, ValueError):
+            failures += _store_one_by_one("reward", self._reward, rows, rewards)
+            failures += _store_one_by_one("terminated", self._terminated, rows, terminated)
+            failures += _store_one_by_one("truncated", self._truncated, rows, truncated)
+        return self._reply(rows, chosen is None, True, infos, failures)
 
     def _reset(self, request: ResetRequest) -> Reply:
         infos: list[tuple[int, dict[str, Any]]] = []

@@ -59,11 +59,13 @@ class Link:
             WireError: if what comes is not a frame.
         """
         decoder = self._decoder
+        waited = False
         while True:
             frame = decoder.next_frame()
             if frame is not None:
                 return frame
-            if decoder.idle:
+            if not waited:
+                waited = True
                 self._poller.wait(self._readable)
             count = os.readv(self._read_fd, decoder.buffers()[:_IOV_MAX])
             if count == 0:
@@ -79,13 +81,17 @@ class Link:
             WireError: if it is too large.
             OSError: if the parent is gone.
         """
-        buffers = deque(self._encoder.encode(kind, request, generation, fixed, tail))
-        while buffers:
-            count = os.writev(self._write_fd, list(islice(buffers, _IOV_MAX)))
-            while buffers and count >= len(buffers[0]):
-                count -= len(buffers.popleft())
+        buffers = self._encoder.encode(kind, request, generation, fixed, tail)
+        count = os.writev(self._write_fd, buffers[:_IOV_MAX])
+        rest = deque(buffers)
+        while True:
+            while rest and count >= len(rest[0]):
+                count -= len(rest.popleft())
+            if not rest:
+                return
             if count:
-                buffers[0] = memoryview(buffers[0])[count:]
+                rest[0] = memoryview(rest[0])[count:]
+            count = os.writev(self._write_fd, list(islice(rest, _IOV_MAX)))
 
 
 def _readability(fd: int) -> Callable[[], object]:

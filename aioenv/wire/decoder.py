@@ -81,7 +81,7 @@ class Decoder:
         """
         if self._error:
             raise self._error.with_traceback(None)
-        if self._expect is None or not self.idle:
+        if self._expect is None or self._header is not None or len(self._wanted[0]) != HEADER_BYTES:
             return self._wanted
         guess = self._guess = self._expect() or ()
         if guess is not self._offered:
@@ -130,7 +130,7 @@ class Decoder:
         fixed = self._claim(header)
         if fixed is guess:
             beyond = rest - header.fixed
-            if beyond == 0 == header.tail:  # the usual case
+            if beyond == 0 == header.tail:
                 self._finish_frame(header, fixed, _NOTHING)
                 return
             spilled = self._spill[: max(0, beyond)]

@@ -51,7 +51,8 @@ MAX_TAIL_BYTES = 1 << 30
 
 _HEADER = struct.Struct("<2sBBIIIII")
 _CRC = struct.Struct("<I")
-HEADER_BYTES = _HEADER.size + _CRC.size
+_WHOLE = struct.Struct("<2sBBIIIIII")
+HEADER_BYTES = _WHOLE.size
 
 
 class Kind(IntEnum):
@@ -148,17 +149,16 @@ def decode_header(data: memoryview, offset: int = 0, chain: int = 0) -> Header:
     Raises:
         WireError: if it is not one: wrong magic, version, CRC, kind, or a length over its maximum.
     """
-    magic, version, kind, request, generation, fixed, tail, body_crc = _HEADER.unpack_from(data, offset)
+    magic, version, kind, request, generation, fixed, tail, body_crc, crc = _WHOLE.unpack_from(data, offset)
     if magic != MAGIC:
         raise WireError(f"expected a frame to begin with {MAGIC!r}, got {bytes(magic)!r}")
     if version != VERSION:
         raise WireError(f"expected wire version {VERSION}, got {version}: two versions of aioenv are talking")
-    end = offset + _HEADER.size
-    crc = zlib.crc32(data[offset:end], chain)
-    if _CRC.unpack_from(data, end)[0] != crc:
+    if zlib.crc32(data[offset : offset + _HEADER.size], chain) != crc:
         raise WireError("a frame's header does not match its CRC, or does not follow the frame before it")
-    if kind not in _KINDS:
+    known = _KINDS.get(kind)
+    if known is None:
         raise WireError(f"unknown kind of frame: {kind}")
     if fixed > MAX_FIXED_BYTES or tail > MAX_TAIL_BYTES:
         raise WireError(f"a frame announces {fixed} + {tail} bytes, over {MAX_FIXED_BYTES} + {MAX_TAIL_BYTES}")
-    return Header(_KINDS[kind], request, generation, fixed, tail, body_crc, crc)
+    return Header(known, request, generation, fixed, tail, body_crc, crc)
