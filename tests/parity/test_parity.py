@@ -18,6 +18,10 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from zoo import SPACES, Sampler
 
 import aioenv
+from aioenv.workers.channel import CHANNELS
+from aioenv.workers.environment import server_environment, worker_environment
+from aioenv.workers.forkserver import AVAILABLE, ForkServer
+from aioenv.workers.launch import START_METHODS
 from parity.compare import assert_same
 
 STEPS = 300
@@ -37,16 +41,29 @@ ENVS = {
 AXES = {
     "autoreset_mode": list(AutoresetMode),
     "num_workers": [1, 2, 3],
+    "start": list(START_METHODS),
+    "channel": list(CHANNELS),
     "loop": list(LOOPS),
 }
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_fork_server():
+    """Held for the whole module: it starts once, instead of once a case."""
+    if not AVAILABLE:
+        yield
+        return
+    server = ForkServer.acquire(server_environment(worker_environment(None)))
+    yield
+    server.abandon()
 
 
 def grid(full: bool):
     """(env, *a point of every axis); in the sample each env meets one point, and the points go round."""
     points = list(itertools.product(*AXES.values()))
     for number, env in enumerate(ENVS):
-        # 5 has no factor in common with the 18 points: neighbours differ in every axis
-        chosen = points if full else [points[number * 5 % len(points)]]
+        # 35 has no factor in common with the 72 points: neighbours differ in every axis
+        chosen = points if full else [points[number * 35 % len(points)]]
         for point in chosen:
             name = "-".join(str(getattr(p, "value", p)) for p in (env, *point))
             yield pytest.param(env, dict(zip(AXES, point, strict=True)), id=name)
