@@ -174,6 +174,7 @@ FAST = aioenv.RenderConfig(32, 32, quality="fast", num_workers=2)
 
 
 @pytest.mark.asyncio
+@pytest.mark.usefixtures("way")
 async def test_images_are_of_the_state_returned_last_while_the_next_step_runs():
     async with aioenv.make_vec("HalfCheetah-v5", 4, render=FAST, num_workers=2) as envs:
         with pytest.raises(aioenv.RenderError, match="no state yet"):
@@ -222,6 +223,7 @@ async def test_masked_resets_and_single_slots_keep_the_others_images():
 
 
 @pytest.mark.asyncio
+@pytest.mark.usefixtures("way")
 async def test_other_envs_draw_themselves_after_their_reply():
     config = aioenv.RenderConfig()
     async with aioenv.make_vec("CartPole-v1", 3, num_workers=2, render=config) as envs:
@@ -293,6 +295,7 @@ async def test_without_a_config_render_is_a_call():
 
 
 @pytest.mark.asyncio
+@pytest.mark.usefixtures("way")
 async def test_a_render_worker_that_dies_is_named_and_stepping_goes_on():
     async with aioenv.make_vec("HalfCheetah-v5", 2, render=FAST) as envs:
         await envs.reset(seed=0)

@@ -91,6 +91,8 @@ class Session:
             distinct,
             [distinct.index(source) for source in sources],
             config,
+            start=self._config.start,
+            channel=self._config.channel,
             log_prefix=self._config.log_prefix,
             start_timeout_s=self._config.start_timeout_s,
         )

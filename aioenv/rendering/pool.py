@@ -34,6 +34,7 @@ class RenderPool:
         sources: the distinct models and views.
         slot_source: for each slot, the number of its source.
         config: what to draw.
+        start, channel: how workers are started and reached (see `AsyncVectorEnv`).
         log_prefix: goes before what the workers print.
         start_timeout_s: how long they may take to come up, in seconds.
 
@@ -49,6 +50,8 @@ class RenderPool:
         slot_source: Sequence[int],
         config: RenderConfig,
         *,
+        start: str | None = None,
+        channel: str = "auto",
         log_prefix: str | None = None,
         start_timeout_s: float = 60.0,
     ) -> None:
@@ -61,6 +64,8 @@ class RenderPool:
         self._config = config
         default = min(usable_cpus(), MAX_DEFAULT_WORKERS)
         self._num_workers = min(config.num_workers or default, len(slot_source))
+        self._start_method = start
+        self._channel = channel
         self._log_prefix = log_prefix
         self._start_timeout_s = start_timeout_s
         self._workers: list[Worker] = []
@@ -100,6 +105,8 @@ class RenderPool:
                 self._service,
                 index=index,
                 role="render worker",
+                start=self._start_method,
+                channel=self._channel,
                 env=environment(backend),
                 log_prefix=self._log_prefix,
                 start_timeout_s=self._start_timeout_s,
