@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
-import pickle
 import signal
 import sys
 import traceback
@@ -18,24 +17,19 @@ from aioenv.host.mujoco_log import divert_warnings
 from aioenv.host.registry import restore_registry
 from aioenv.host.service import Reply, Service
 from aioenv.wire.frames import Frame, Header, Kind
-from aioenv.wire.messages import Call, Failure, Start, dump, load, load_code
+from aioenv.wire.messages import Call, Failure, Start, dump, dump_exception, load, load_code
 
 __all__ = ["describe_failure", "run"]
 
 
 def describe_failure(exc: BaseException, row: int | None = None) -> Failure:
     """An exception in a form that always travels, with the exception itself if it can be pickled."""
-    try:
-        pickled: bytes | None = pickle.dumps(exc)
-        pickle.loads(pickled)  # type: ignore[arg-type]  # some pickle, but don't come back
-    except Exception:
-        pickled = None
     text = "".join(traceback.format_exception(exc))
     try:
         message = str(exc)
     except Exception:
         message = "(its __str__ raised)"
-    return Failure(row, type(exc).__qualname__, message, text, pickled)
+    return Failure(row, type(exc).__qualname__, message, text, dump_exception(exc))
 
 
 class _Loop:
