@@ -187,14 +187,23 @@ class Fleet:
 
 
 def _check_spaces(kind: str, spaces: list[Any], single: Space[Any], *, same: bool) -> None:
+    """Raise unless all spaces go together; worded as Gymnasium's."""
     for slot, space in enumerate(spaces):
         if space == single if same else is_space_dtype_shape_equiv(space, single):
             continue
-        hint = ""
-        if kind == "observation" and same:
-            hint = '; if only their bounds differ, use observation_mode="different"'
-        wanted = "equal" if same else "of the same structure, shapes and dtypes"
-        raise SpaceMismatchError(
-            f"{kind} spaces can't be batched: slot {slot} has {space}, but slot 0 (or observation_mode) has "
-            f"{single}; they must be {wanted}{hint}"
-        )
+        if kind == "action":
+            problem = (
+                f"Some environments have an action space different from `{single}`. In order to batch actions, the "
+                "action spaces from all environments must be equal"
+            )
+        elif same:
+            problem = (
+                "AsyncVectorEnv(..., observation_mode='same') however some of the sub-environments observation spaces "
+                "are not equivalent. If this is intentional, use `observation_mode='different'` instead"
+            )
+        else:
+            problem = (
+                "AsyncVectorEnv(..., observation_mode='different' or custom space) however the sub-environment's "
+                "observation spaces do not share a common shape and dtype"
+            )
+        raise SpaceMismatchError(f"{problem}. Slot {slot} has {space}, but slot 0 (or observation_mode) has {single}")
