@@ -6,6 +6,7 @@ Where Gymnasium or the standard library has an exception for the case, ours is a
 
 from __future__ import annotations
 
+import multiprocessing
 import signal
 from typing import Any
 
@@ -66,7 +67,7 @@ class LoopError(AioenvError, RuntimeError):
     """An object was used from an event loop (or thread) other than the one that it belongs to."""
 
 
-class StepTimeout(AioenvError, TimeoutError):
+class StepTimeout(AioenvError, TimeoutError, multiprocessing.TimeoutError):
     """`timeout_s` passed before every reply was in. Nothing is lost: `recv()` takes the late result."""
 
 
@@ -160,8 +161,10 @@ class EnvError(SlotError):
     """An env raised. Its slot is FAILED until it is reset; the original exception is `__cause__` if it pickles."""
 
 
-class WorkerDied(SlotError):
+class WorkerDied(SlotError, EOFError):
     """A worker's process ended: by a signal, by an exit, or because its stream broke.
+
+    It is also the EOFError that Gymnasium's AsyncVectorEnv raises then.
 
     Attributes:
         returncode: the exit code, `-N` for signal N, or None if it is not known.
