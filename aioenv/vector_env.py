@@ -25,7 +25,7 @@ from aioenv.engine.imports import modules_needed
 from aioenv.engine.results import Ready, ResetResult, StepResult, WorkerInfo
 from aioenv.engine.schedule import Schedule
 from aioenv.engine.seeds import split_reset_options, spread_seeds
-from aioenv.engine.session import Session
+from aioenv.engine.session import CLOSE_GRACE_S, Session
 from aioenv.errors import ClosedError, LoopError
 from aioenv.workers.channel import check_channel
 from aioenv.workers.launch import check_start
@@ -110,6 +110,7 @@ class AsyncVectorEnv:
         self.autoreset_mode = parse_mode(autoreset_mode)
         check_observation_mode(observation_mode)
         self._render_config = render
+        self._must_reset = self.autoreset_mode is AutoresetMode.DISABLED  # Gymnasium's AsyncVectorEnv does not ask
         self._timeout_s = check_seconds("timeout_s", timeout_s) if timeout_s is not None else None
         self._config = FleetConfig(
             factories=factories,
@@ -156,7 +157,13 @@ class AsyncVectorEnv:
         loop = asyncio.get_running_loop()
         if self._loop is None:
             self._loop = loop
-            self._session = Session(self._config, self._render_config, copy=self.copy, timeout_s=self._timeout_s)
+            self._session = Session(
+                self._config,
+                self._render_config,
+                copy=self.copy,
+                must_reset=self._must_reset,
+                timeout_s=self._timeout_s,
+            )
             self._starting = loop.create_task(self._session.start())
         self._check_loop()
         assert self._starting is not None
@@ -174,29 +181,32 @@ class AsyncVectorEnv:
         self._schedule = self._session.schedule
         return self
 
-    async def close(self) -> None:
-        """End the workers: each may close its envs for a second, then gets SIGTERM, a second later SIGKILL.
+    async def close(self, *, grace_s: float = CLOSE_GRACE_S) -> None:
+        """End the workers: each may close its envs for `grace_s`, then gets SIGTERM, a second later SIGKILL.
 
         Idempotent. If this is cancelled, the workers are killed at once.
+
+        Args:
+            grace_s: in seconds; envs that write a video when they are closed, say, may want more than one.
         """
         self.closed = True
         if self._loop is None:
             return
         self._check_loop()
         if self._closing is None:
-            self._closing = self._loop.create_task(self._close())
+            self._closing = self._loop.create_task(self._close(grace_s))
         try:
             await asyncio.shield(self._closing)
         except asyncio.CancelledError:
             self._abandon()
             raise
 
-    async def _close(self) -> None:
+    async def _close(self, grace_s: float) -> None:
         assert self._starting is not None and self._session is not None
         if not self._starting.done():
             self._starting.cancel()
             await asyncio.wait([self._starting])
-        await self._session.close()
+        await self._session.close(grace_s)
 
     def _abandon(self) -> None:
         """Kill every process without waiting."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from gymnasium.vector import AutoresetMode
-
 from aioenv.engine.fleet import Fleet, FleetConfig
 from aioenv.engine.images import Images
 from aioenv.engine.schedule import Schedule
@@ -16,9 +14,9 @@ if TYPE_CHECKING:
     from aioenv.rendering.config import RenderConfig
     from aioenv.rendering.pool import RenderPool
 
-__all__ = ["Session"]
+__all__ = ["CLOSE_GRACE_S", "Session"]
 
-# How long workers may take to close their envs before they are told by signals, in seconds.
+# How long workers may take to close their envs, where nobody says otherwise.
 CLOSE_GRACE_S = 1.0
 
 
@@ -32,7 +30,7 @@ class Session:
     """
 
     def __init__(
-        self, config: FleetConfig, render: RenderConfig | None, *, copy: bool, timeout_s: float | None
+        self, config: FleetConfig, render: RenderConfig | None, *, copy: bool, must_reset: bool, timeout_s: float | None
     ) -> None:
         self.fleet = Fleet(config)
         self.schedule: Schedule | None = None
@@ -41,6 +39,7 @@ class Session:
         self._config = config
         self._render = render
         self._copy = copy
+        self._must_reset = must_reset
         self._timeout_s = timeout_s
 
     async def start(self) -> None:
@@ -63,7 +62,7 @@ class Session:
             self.images,
             state_size=state_size,
             copy=self._copy,
-            must_reset=self._config.autoreset_mode is AutoresetMode.DISABLED,
+            must_reset=self._must_reset,
             timeout_s=self._timeout_s,
         )
 
@@ -100,16 +99,20 @@ class Session:
         self.images = Images(num_envs, self._pool)
         return max(source.state_size for source in distinct), False
 
-    async def close(self) -> None:
-        """End everything; whoever waits for a result gets a ClosedError."""
+    async def close(self, grace_s: float) -> None:
+        """End everything; whoever waits for a result gets a ClosedError.
+
+        Args:
+            grace_s: how long workers may take to close their envs before they are told by signals, in seconds.
+        """
         if self.schedule is not None:
             self.schedule.close()
         if self.images is not None:
             self.images.fail_all(ClosedError("the vector env was closed"))
-        await self._end()
+        await self._end(grace_s)
 
-    async def _end(self) -> None:
-        ends = [self.fleet.close(CLOSE_GRACE_S)]
+    async def _end(self, grace_s: float = CLOSE_GRACE_S) -> None:
+        ends = [self.fleet.close(grace_s)]
         if self._pool is not None:
             ends.append(self._pool.close())
         await asyncio.gather(*ends)
