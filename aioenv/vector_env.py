@@ -215,7 +215,8 @@ class AsyncVectorEnv:
 
     def __del__(self) -> None:
         # the constructor may have raised before there was anything
-        if not getattr(self, "closed", True) and getattr(self, "_loop", None) is not None:
+        session = getattr(self, "_session", None)
+        if not getattr(self, "closed", True) and session is not None and session.is_mine:
             self.closed = True
             self._abandon()
             warnings.warn(f"unclosed {self!r}; its workers were killed", ResourceWarning, source=self, stacklevel=2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from typing import TYPE_CHECKING
 
 from aioenv.engine.fleet import Fleet, FleetConfig
@@ -36,6 +37,7 @@ class Session:
         self.schedule: Schedule | None = None
         self.images: Images | None = None
         self._pool: RenderPool | None = None
+        self._pid = os.getpid()
         self._config = config
         self._render = render
         self._copy = copy
@@ -116,6 +118,11 @@ class Session:
         if self._pool is not None:
             ends.append(self._pool.close())
         await asyncio.gather(*ends)
+
+    @property
+    def is_mine(self) -> bool:
+        """Whether this process has started it: a forked copy has not, and must leave the workers alone."""
+        return self._pid == os.getpid()
 
     def abandon(self) -> None:
         """Kill every process without waiting."""
