@@ -88,13 +88,22 @@ class Schedule:
 
     # ------------------------------------------------------------ whole batches
 
-    async def step(self, actions: Any) -> StepResult:
-        """Step all slots (see `AsyncVectorEnv.step`)."""
-        arrays, objects = self._fleet.actions.take_apart(actions, self._num_envs)
+    async def step(self, actions: Any, *, given: bool = False) -> StepResult:
+        """Step all slots (see `AsyncVectorEnv.step`).
+
+        Args:
+            actions: a batch of actions.
+            given: `actions` is a list of one action a slot instead, which its env gets as it is.
+        """
+        members = self._fleet.members
+        arrays, objects = ([], []) if given else self._fleet.actions.take_apart(actions, self._num_envs)
+        if given:
+            tails = [self._step_tail(None, (), actions[m.start : m.stop]) for m in members]
+        else:
+            tails = [self._step_tail(None, [o[m.start : m.stop] for o in objects]) for m in members]
         if self._abandoned:
-            await self._drain()
+            await self.drain()
         self.table.check_send(slice(None), "step", reset=False)
-        tails = [self._step_tail(None, [column[m.start : m.stop] for column in objects]) for m in self._fleet.members]
         exchange = self._whole(stepped=True)
         views = [(byte_view(a), a.nbytes // self._num_envs) for a in arrays]
         for part, tail in zip(exchange.parts, tails, strict=True):
@@ -108,7 +117,7 @@ class Schedule:
     ) -> ResetResult:
         """Reset all slots, or those of a mask; the others keep their last observations."""
         if self._abandoned:
-            await self._drain()
+            await self.drain()
         slots = self._all_slots if mask is None else np.flatnonzero(mask)
         self.table.check_send(slice(None), "reset", reset=True)
         tails = []
@@ -125,11 +134,13 @@ class Schedule:
     # what a request carries is pickled before anything is sent or marked: it may not pickle
 
     @staticmethod
-    def _step_tail(rows: tuple[int, ...] | None, objects: Sequence[Sequence[Any]]) -> bytes:
-        if rows is None and not objects:
+    def _step_tail(
+        rows: tuple[int, ...] | None, objects: Sequence[Sequence[Any]], given: list[Any] | None = None
+    ) -> bytes:
+        if rows is None and not objects and given is None:
             return b""
         try:
-            return dump(StepRequest(rows, [list(column) for column in objects]))
+            return dump(StepRequest(rows, [list(column) for column in objects], given))
         except Exception as exc:
             raise ActionError(f"actions: expected what can be pickled, got {type(exc).__name__}: {exc}") from exc
 
@@ -442,7 +453,7 @@ class Schedule:
         self.table.move(part.slots, SlotState.READY)
         self._arrival.set()
 
-    async def _drain(self) -> None:
+    async def drain(self) -> None:
         """Wait for the replies of abandoned exchanges, then drop what nobody took of them."""
         for exchange in self._abandoned:
             await self._wait(asyncio.shield(exchange.done))

@@ -142,14 +142,16 @@ class EnvService:
 
     def _step(self, frame: Frame) -> Reply:
         rows: Sequence[int] = self._all_rows
-        chosen, action_objects = load(frame.tail) if len(frame.tail) else (None, None)
-        if chosen is None:
+        chosen, action_objects, given = load(frame.tail) if len(frame.tail) else (None, None, None)
+        if given is not None:
+            arrays = []
+        elif chosen is None:
             # a copy: envs may keep their action, and the next one is read into the same memory
             arrays = [array.copy() for array in self._action_arrays]
         else:
             rows = chosen
             arrays = _split(b"".join(frame.fixed), self._actions, len(rows))
-        actions = self._actions.rows(arrays, action_objects or ())
+        actions = given or self._actions.rows(arrays, action_objects or ())
         infos: list[tuple[int, dict[str, Any]]] = []
         failures: list[Failure] = []
         rewards: list[Any] = []

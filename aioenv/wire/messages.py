@@ -63,6 +63,7 @@ class StepRequest(NamedTuple):
 
     rows: tuple[int, ...] | None  # None: all
     objects: list[Any] | None
+    given: list[Any] | None = None  # in place of all actions: one a row, which its env gets as it is
 
 
 class StepReply(NamedTuple):
