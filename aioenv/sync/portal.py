@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from aioenv.errors import ClosedError, LoopError
 from aioenv.make import new_event_loop
 
-__all__ = ["Portal"]
+__all__ = ["Call", "Portal"]
 
 T = TypeVar("T")
 
@@ -51,6 +52,32 @@ class Portal:
             LoopError: if this is called on the portal's own thread, where it would wait for itself for ever.
             ClosedError: if the portal is closed.
         """
+        call = self._post(function, args, kwargs)
+        try:
+            call.wait()
+        except BaseException:
+            call.cancel()
+            raise
+        return call.result()  # type: ignore[no-any-return]
+
+    def begin(self, function: Callable[..., Coroutine[Any, Any, Any]], *args: Any, **kwargs: Any) -> Call:
+        """Run a coroutine function on the loop, and wait only until it waits for something itself.
+
+        Raises:
+            LoopError, ClosedError: as `call`.
+            BaseException: what the coroutine raises before it first waits.
+        """
+        call = self._post(function, args, kwargs)
+        try:
+            call.wait_begun()
+        except BaseException:
+            call.cancel()
+            raise
+        if call.failed:
+            call.result()
+        return call
+
+    def _post(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         if self.is_here:
             raise LoopError(
                 "a blocking call was made on the loop thread that should serve it: it would wait for itself for "
@@ -58,15 +85,7 @@ class Portal:
             )
         if self._closed:
             raise ClosedError("the loop thread is closed")
-        call = _Call(function, args, kwargs)
-        self._loop.call_soon_threadsafe(call.start)
-        try:
-            call.wait()
-        except BaseException:
-            self._loop.call_soon_threadsafe(call.cancel)
-            call.wait()
-            raise
-        return call.result()  # type: ignore[no-any-return]
+        return Call(self._loop, function, args, kwargs)
 
     def run_soon(self, function: Callable[..., Any], *args: Any) -> Any:
         """Run a plain function on the loop's thread, and wait for its result."""
@@ -86,33 +105,87 @@ class Portal:
             self._thread.join()
 
 
-class _Call:
-    """One call on its way to the loop and back. A bare lock wakes the caller sooner than a condition would."""
+# How often a thread that waits looks for signals: one that comes just before it blocks is not seen until it wakes.
+_LOOK_S = 0.5
 
-    __slots__ = ("_args", "_finished", "_function", "_kwargs", "_task")
 
-    def __init__(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+class Call:
+    """One call on its way to the loop and back, from its creation on.
+
+    Bare locks wake the caller sooner than a condition would.
+    """
+
+    __slots__ = ("_args", "_finished", "_function", "_kwargs", "_loop", "_task")
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> None:
+        self._loop = loop
         self._function = function
         self._args = args
         self._kwargs = kwargs
         self._task: asyncio.Task[Any] | None = None
         self._finished = threading.Lock()
         self._finished.acquire()
+        loop.call_soon_threadsafe(self._start)
 
-    def start(self) -> None:
-        self._task = asyncio.get_running_loop().create_task(self._function(*self._args, **self._kwargs))
-        self._task.add_done_callback(lambda _: self._finished.release())
+    def _start(self) -> None:
+        self._task = self._loop.create_task(self._function(*self._args, **self._kwargs))
+        self._task.add_done_callback(self._on_end)
 
-    def wait(self) -> None:
-        # a signal that comes just before a thread blocks is not seen until it wakes: don't block for ever
-        while not self._finished.acquire(timeout=0.5):
+    def _on_end(self, task: asyncio.Task[Any]) -> None:
+        if not task.cancelled():
+            task.exception()  # the caller may never ask, and asyncio would complain
+        self._finished.release()
+
+    def wait_begun(self) -> None:
+        """Wait until the coroutine waits for something itself, or has ended."""
+        begun = threading.Lock()
+        begun.acquire()
+        # callbacks run in turn: `_start` first, then the task's first step, then this
+        self._loop.call_soon_threadsafe(lambda: self._loop.call_soon(begun.release))
+        while not begun.acquire(timeout=_LOOK_S):
             pass
 
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait for the end, at most `timeout_s`; whether it has come."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        patience = _LOOK_S
+        while True:
+            if deadline is not None:
+                patience = max(0.0, min(_LOOK_S, deadline - time.monotonic()))
+            if self._finished.acquire(timeout=patience):
+                self._finished.release()  # for whoever waits again
+                return True
+            if deadline is not None and time.monotonic() >= deadline:
+                return False
+
     def cancel(self) -> None:
+        """Cancel the coroutine if it has not ended, and wait for its end."""
+        self._loop.call_soon_threadsafe(self._cancel)
+        self.wait()
+
+    def _cancel(self) -> None:
         if self._task is not None:
             self._task.cancel()
 
+    @property
+    def cancelled(self) -> bool:
+        """Whether the coroutine has ended by being cancelled."""
+        return self._task is not None and self._task.cancelled()
+
+    @property
+    def failed(self) -> bool:
+        """Whether the coroutine has ended with an exception."""
+        task = self._task
+        return task is not None and task.done() and not task.cancelled() and task.exception() is not None
+
     def result(self) -> Any:
+        """What the coroutine returned, or raised."""
         assert self._task is not None
         try:
             return self._task.result()

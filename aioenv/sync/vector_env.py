@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import atexit
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-import gymnasium
 from gymnasium import Env
 from gymnasium.envs.registration import EnvSpec
 
 from aioenv import make
-from aioenv.engine.results import Ready, ResetResult, StepResult, WorkerInfo
-from aioenv.sync.portal import Portal
+from aioenv.engine.results import Ready, ResetResult, StepResult
+from aioenv.sync.facade import Facade
 from aioenv.vector_env import AsyncVectorEnv
 
 __all__ = ["VectorEnv", "make_vec"]
 
 
-class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
+class VectorEnv(Facade):
     """Many envs, stepped at once in worker processes, for code without `await`.
 
     It takes the arguments of `AsyncVectorEnv`, starts at once, and has the same methods, which block; Gymnasium's
@@ -39,46 +36,14 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         self._start(AsyncVectorEnv(*args, **kwargs))
 
     def _start(self, envs: AsyncVectorEnv) -> None:
-        self.closed = True  # until there is something to close
-        self._envs = envs
-        self._portal = Portal()
-        try:
-            self._portal.call(envs._ensure_started)
-        except BaseException:
-            self._portal.close()
-            raise
-        self.closed = False
-        _open_envs.add(self)
-        self.num_envs = envs.num_envs
-        self.single_observation_space = envs.single_observation_space
-        self.observation_space = envs.observation_space
-        self.single_action_space = envs.single_action_space
-        self.action_space = envs.action_space
-        self.metadata = envs.metadata
+        super()._start(envs)
         self.spec = envs.spec
-        self.render_mode = envs.render_mode
-        self.autoreset_mode = envs.autoreset_mode
 
     @classmethod
     def _over(cls, envs: AsyncVectorEnv) -> VectorEnv:
         self = cls.__new__(cls)
         self._start(envs)
         return self
-
-    @property
-    def workers(self) -> tuple[WorkerInfo, ...]:
-        """The worker processes: pid, state and slots."""
-        return self._envs.workers
-
-    @property
-    def np_random_seed(self) -> Any:
-        """The seed of every env's generator, fetched from the workers."""
-        return self.get_attr("np_random_seed")
-
-    @property  # type: ignore[misc]
-    def np_random(self) -> Any:
-        """A copy of every env's generator, fetched from the workers."""
-        return self.get_attr("np_random")
 
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
@@ -127,46 +92,13 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         """Call a method of one slot's env, or read an attribute."""
         return self._portal.call(self._envs.call_at, slot, name, *args, **kwargs)
 
-    def get_attr(self, name: str) -> tuple[Any, ...]:
-        """Read an attribute of every env."""
-        return self._portal.call(self._envs.get_attr, name)
-
     def set_attr(self, name: str, values: Any) -> None:
         """Set an attribute of every env (see `AsyncVectorEnv.set_attr`)."""
         self._portal.call(self._envs.set_attr, name, values)
 
     def close_extras(self, **kwargs: Any) -> None:
         """End the workers and the loop thread; called by `close`."""
-        self._portal.call(self._envs.close)
-        self._portal.close()
-
-    def __enter__(self) -> VectorEnv:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        if getattr(self, "closed", True):
-            return
-        if self._portal.is_here:  # collected there: it can't wait for itself
-            self._envs.closed = True
-            self._envs._abandon()
-            self._portal.close()
-        else:
-            self.close()
-
-
-_open_envs: weakref.WeakSet[VectorEnv] = weakref.WeakSet()
-
-
-def _close_all() -> None:
-    """At the end of the program, while threads and modules still work."""
-    for envs in list(_open_envs):
-        envs.close()
-
-
-atexit.register(_close_all)
+        self._end()
 
 
 def make_vec(env: str | EnvSpec | Callable[..., Env[Any, Any]], num_envs: int = 1, **kwargs: Any) -> VectorEnv:
