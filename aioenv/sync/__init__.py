@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from aioenv.sync.gymnasium import AsyncVectorEnv
 from aioenv.sync.vector_env import VectorEnv, make_vec
 
-__all__ = ["VectorEnv", "make_vec"]
+__all__ = ["AsyncVectorEnv", "VectorEnv", "make_vec"]
