@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test parity stress lint types bench docs opengl clean
+.PHONY: demo test parity stress gymnasium-suite lint types bench docs opengl clean
 
 # a stamp a set of extras, so that nothing is installed twice
 $(VENV)/.base: pyproject.toml
@@ -13,6 +13,10 @@ $(VENV)/.base: pyproject.toml
 
 $(VENV)/.dev: $(VENV)/.base
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+$(VENV)/.suite: $(VENV)/.dev
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[suite]'
 	@touch $@
 
 $(VENV)/.bench: $(VENV)/.base
@@ -38,6 +42,10 @@ parity: $(VENV)/.dev
 
 stress: $(VENV)/.dev
 	$(BIN)/python -m pytest -m stress $(ARGS)
+
+# Gymnasium's own tests, on the drop-in; from a checkout of its repository: make gymnasium-suite ARGS="--source PATH"
+gymnasium-suite: $(VENV)/.suite opengl
+	$(BIN)/python scripts/gymnasium_suite.py $(ARGS)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
