@@ -42,7 +42,7 @@ DEPARTURES = {
         "test_sync_vector_env.py::test_check_spaces_sync_vector_env": "the message names AsyncVectorEnv",
         "test_make_vec.py::test_make_vec_wrappers": SAME_PROCESS,
         "test_make_vec.py::test_make_vec_with_spec_additional_wrappers": SAME_PROCESS,
-        "test_normalize_reward.py::test_reward_normalization_equivalence": SAME_PROCESS,
+        "test_normalize_reward.py::test_equivalence_with_wrapper": SAME_PROCESS,
     },
 }
 
@@ -121,17 +121,8 @@ def main() -> int:
     parser.add_argument("--suite", type=Path, help=argparse.SUPPRESS)
     options, rest = parser.parse_known_args()
     if options.suite:
-        arguments = [
-            *rest,
-            "-q",
-            "-rxX",
-            "-p",
-            "no:cacheprovider",
-            "-p",
-            "no:asyncio",
-            "-c",
-            str(options.suite / "pyproject.toml"),
-        ]
+        arguments = [*rest, *"-q -rxX -p no:cacheprovider -p no:asyncio".split()]
+        arguments += ["-c", str(options.suite / "pyproject.toml")]
         arguments += ["--ignore", str(options.suite / "tests/vector/utils")]  # plain functions
         return pytest.main([*arguments, *(str(options.suite / part) for part in PARTS)], plugins=[Swap(options.which)])
     suite = fetch(options.source, options.ref)
