@@ -1,88 +1,96 @@
-"""Gymnasium's three autoreset modes, for one env: what a step does when an episode has ended.
+"""Gymnasium's three autoreset modes: what a step does when an episode has ended.
 
-The same rules as `gymnasium.vector.SyncVectorEnv` 1.4 (https://farama.org/Vector-Autoreset-Mode), one object an
-env, so that every place that steps envs shares them.
+The same rules as `gymnasium.vector.SyncVectorEnv` 1.4 (https://farama.org/Vector-Autoreset-Mode).
 """
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from gymnasium import Env
 from gymnasium.vector import AutoresetMode
 
-__all__ = ["Outcome", "Stepper", "parse_mode", "stepper"]
+__all__ = ["Autoreset", "Stepped", "parse_mode"]
 
 
-# obs, reward, terminated, truncated, info, and what SAME_STEP adds to the infos before `info` (or None)
-Outcome: TypeAlias = "tuple[Any, Any, Any, Any, dict[str, Any], dict[str, Any] | None]"
+class Stepped:
+    """What came of stepping some rows, in their order; a row that failed has reward 0 and flags False.
+
+    Attributes:
+        rewards, terminated, truncated: one value a row, as its env gave it.
+        infos: rows with an info dict that is not empty; under SAME_STEP a row may stand here twice.
+        failures: rows whose env raised, or gave an observation that does not fit, with the exception.
+    """
+
+    __slots__ = ("failures", "infos", "rewards", "terminated", "truncated")
+
+    def __init__(self) -> None:
+        self.rewards: list[Any] = []
+        self.terminated: list[Any] = []
+        self.truncated: list[Any] = []
+        self.infos: list[tuple[int, dict[str, Any]]] = []
+        self.failures: list[tuple[int, Exception]] = []
 
 
-class NextStep:
-    """The step after the last one of an episode resets: its action is ignored and its reward 0."""
+class Autoreset:
+    """Envs that are stepped one after the other, and reset as the mode wants it.
 
-    def __init__(self, env: Env[Any, Any]) -> None:
-        self._env = env
-        self._ended = False
+    NEXT_STEP: the step after the last one of an episode resets; its action is ignored and its reward 0.
+    SAME_STEP: the last step of an episode resets at once; terminal observation and info go into the infos.
+    DISABLED: nothing resets by itself.
 
-    def reset(self, seed: int | None, options: dict[str, Any] | None) -> tuple[Any, dict[str, Any]]:
-        """Begin an episode."""
-        obs, info = self._env.reset(seed=seed, options=options)
-        self._ended = False
+    Args:
+        envs: the envs, one a row.
+        mode: the autoreset mode.
+    """
+
+    def __init__(self, envs: Sequence[Env[Any, Any]], mode: AutoresetMode) -> None:
+        self._resets = [env.reset for env in envs]
+        self._steps = [env.step for env in envs]
+        self._due = [False] * len(envs)  # rows whose next step is a reset
+        self._next_step = mode is AutoresetMode.NEXT_STEP
+        self._same_step = mode is AutoresetMode.SAME_STEP
+
+    def reset(self, row: int, seed: int | None, options: dict[str, Any] | None) -> tuple[Any, dict[str, Any]]:
+        """Begin an episode in one row; observation and info."""
+        obs, info = self._resets[row](seed=seed, options=options)
+        self._due[row] = False
         return obs, info
 
-    def step(self, action: Any) -> Outcome:
-        """Step, or reset if the episode has ended."""
-        if self._ended:
-            obs, info = self._env.reset()
-            self._ended = False
-            return obs, 0.0, False, False, info, None
-        obs, reward, terminated, truncated, info = self._env.step(action)
-        self._ended = terminated or truncated
-        return obs, reward, terminated, truncated, info, None
-
-
-class SameStep:
-    """The last step of an episode resets at once; the terminal observation and info go into the infos."""
-
-    def __init__(self, env: Env[Any, Any]) -> None:
-        self._env = env
-
-    def reset(self, seed: int | None, options: dict[str, Any] | None) -> tuple[Any, dict[str, Any]]:
-        """Begin an episode."""
-        obs, info = self._env.reset(seed=seed, options=options)
-        return obs, info
-
-    def step(self, action: Any) -> Outcome:
-        """Step, and reset if that ended the episode."""
-        obs, reward, terminated, truncated, info = self._env.step(action)
-        if not (terminated or truncated):
-            return obs, reward, terminated, truncated, info, None
-        final = {"final_obs": obs, "final_info": info}
-        obs, info = self._env.reset()
-        return obs, reward, terminated, truncated, info, final
-
-
-class Disabled(SameStep):
-    """Nothing resets by itself; the caller has to, with `options["reset_mask"]`."""
-
-    def step(self, action: Any) -> Outcome:
-        """Step."""
-        return (*self._env.step(action), None)
-
-
-Stepper: TypeAlias = "NextStep | SameStep | Disabled"
-
-_STEPPERS: dict[AutoresetMode, type[NextStep] | type[SameStep] | type[Disabled]] = {
-    AutoresetMode.NEXT_STEP: NextStep,
-    AutoresetMode.SAME_STEP: SameStep,
-    AutoresetMode.DISABLED: Disabled,
-}
-
-
-def stepper(env: Env[Any, Any], mode: AutoresetMode) -> Stepper:
-    """The object that steps `env` under `mode`."""
-    return _STEPPERS[mode](env)
+    def step(self, rows: Iterable[int], actions: Iterable[Any], write: Callable[[int, Any], None]) -> Stepped:
+        """Step rows with one action each; `write(row, observation)` takes the observations."""
+        out = Stepped()
+        steps, due = self._steps, self._due
+        rewards, terminated, truncated, infos = out.rewards, out.terminated, out.truncated, out.infos
+        for row, action in zip(rows, actions, strict=True):
+            reward: Any
+            final = None
+            try:
+                if due[row]:
+                    obs, info = self._resets[row]()
+                    due[row] = False
+                    reward, ends, cut = 0.0, False, False
+                else:
+                    obs, reward, ends, cut, info = steps[row](action)
+                    if ends or cut:
+                        if self._next_step:
+                            due[row] = True
+                        elif self._same_step:
+                            final = {"final_obs": obs, "final_info": info}
+                            obs, info = self._resets[row]()
+                write(row, obs)
+            except Exception as exc:
+                out.failures.append((row, exc))
+                reward, ends, cut, info, final = 0.0, False, False, None, None
+            rewards.append(reward)
+            terminated.append(ends)
+            truncated.append(cut)
+            if final is not None:
+                infos.append((row, final))
+            if info:
+                infos.append((row, info))
+        return out
 
 
 def parse_mode(mode: AutoresetMode | str) -> AutoresetMode:

@@ -14,7 +14,7 @@ import numpy as np
 from gymnasium import Env, Space
 from gymnasium.vector import AutoresetMode
 
-from aioenv.batching.autoreset import Stepper, stepper
+from aioenv.batching.autoreset import Autoreset
 from aioenv.batching.infos import Gatherer
 from aioenv.batching.layout import Arrays, Layout, byte_view
 from aioenv.host.mujoco_source import MujocoSource, find_source, read_state
@@ -59,8 +59,7 @@ class EnvService:
                 self.close()
                 raise StartFailed(describe_failure(exc, row)) from exc
         self._bases: list[Any] = [env.unwrapped for env in self._envs]
-        self._steppers: list[Stepper] = [stepper(env, mode) for env in self._envs]
-        self._steps = [each.step for each in self._steppers]
+        self._stepper = Autoreset(self._envs, mode)
         self._all_rows = range(len(self._envs))
         self._action_views: list[memoryview] | None = None
         self._gatherer = Gatherer()
@@ -152,43 +151,25 @@ class EnvService:
             rows = chosen
             arrays = _split(b"".join(frame.fixed), self._actions, len(rows))
         actions = given or self._actions.rows(arrays, action_objects or ())
-        infos: list[tuple[int, dict[str, Any]]] = []
-        failures: list[Failure] = []
-        rewards: list[Any] = []
-        terminated: list[Any] = []
-        truncated: list[Any] = []
-        steps, write = self._steps, self._write
-        for row, action in zip(rows, actions, strict=True):
-            try:
-                obs, reward, ends, cut, info, final = steps[row](action)
-                write(row, obs)
-            except Exception as exc:
-                failures.append(describe_failure(exc, row))
-                reward, ends, cut, info, final = 0.0, False, False, None, None
-            rewards.append(reward)
-            terminated.append(ends)
-            truncated.append(cut)
-            if final is not None:
-                infos.append((row, final))
-            if info:
-                infos.append((row, info))
+        out = self._stepper.step(rows, actions, self._write)
+        failures = [describe_failure(exc, row) for row, exc in out.failures]
         where: Any = _ALL if chosen is None else list(rows)
         try:
-            self._reward[where] = rewards
-            self._terminated[where] = terminated
-            self._truncated[where] = truncated
+            self._reward[where] = out.rewards
+            self._terminated[where] = out.terminated
+            self._truncated[where] = out.truncated
         except (TypeError, ValueError):
-            failures += _store_one_by_one("reward", self._reward, rows, rewards)
-            failures += _store_one_by_one("terminated", self._terminated, rows, terminated)
-            failures += _store_one_by_one("truncated", self._truncated, rows, truncated)
-        return self._reply(rows, chosen is None, True, infos, failures)
+            failures += _store_one_by_one("reward", self._reward, rows, out.rewards)
+            failures += _store_one_by_one("terminated", self._terminated, rows, out.terminated)
+            failures += _store_one_by_one("truncated", self._truncated, rows, out.truncated)
+        return self._reply(rows, chosen is None, True, out.infos, failures)
 
     def _reset(self, request: ResetRequest) -> Reply:
         infos: list[tuple[int, dict[str, Any]]] = []
         failures: list[Failure] = []
         for row, seed in zip(request.rows, request.seeds, strict=True):
             try:
-                obs, info = self._steppers[row].reset(seed, request.options)
+                obs, info = self._stepper.reset(row, seed, request.options)
                 self._write(row, obs)
             except Exception as exc:
                 failures.append(describe_failure(exc, row))
