@@ -149,6 +149,16 @@ class Exchange:
         if self.open == 0 and not self.done.done():
             self.done.set_result(None)
 
+    def fail(self, part: Part, layout: Layout, error: SlotError) -> None:
+        """A part has no result: its rows are zero, and all its slots have this error."""
+        self.batch.clear(part.start, part.stop)
+        for array in self.batch.obs:
+            array[part.start : part.stop] = 0
+        part.objects = layout.no_objects(len(part.slots))
+        error.slots = tuple(part.slots.tolist())
+        error.slot = error.slots[0]
+        part.errors = [error]
+
     def poll(self) -> bool:
         """Take replies that have come already; whether all are in."""
         for part in self.parts:

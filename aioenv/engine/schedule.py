@@ -20,10 +20,11 @@ from aioenv.engine.harvest import harvest
 from aioenv.engine.images import Images
 from aioenv.engine.results import Ready, ResetResult, StepResult
 from aioenv.engine.slots import SlotState, SlotTable
-from aioenv.errors import ActionError, ClosedError, NoAsyncCallError, SlotError, StepTimeout, WireError
+from aioenv.engine.tails import read_tail, reset_tail, step_tail
+from aioenv.errors import ClosedError, NoAsyncCallError, SlotError, StepTimeout, WireError
 from aioenv.host.polling import MAX_POLL_S, Poller
 from aioenv.wire.frames import Frame, Kind
-from aioenv.wire.messages import ResetRequest, StepReply, StepRequest, dump, load
+from aioenv.wire.messages import load
 from aioenv.workers.environment import usable_cpus
 from aioenv.workers.supervisor import Worker
 
@@ -98,9 +99,9 @@ class Schedule:
         members = self._fleet.members
         arrays, objects = ([], []) if given else self._fleet.actions.take_apart(actions, self._num_envs)
         if given:
-            tails = [self._step_tail(None, (), actions[m.start : m.stop]) for m in members]
+            tails = [step_tail(None, (), actions[m.start : m.stop]) for m in members]
         else:
-            tails = [self._step_tail(None, [o[m.start : m.stop] for o in objects]) for m in members]
+            tails = [step_tail(None, [o[m.start : m.stop] for o in objects]) for m in members]
         if self._abandoned:
             await self.drain()
         self.table.check_send(slice(None), "step", reset=False)
@@ -123,36 +124,13 @@ class Schedule:
         tails = []
         for member in self._fleet.members:
             chosen = slots[(slots >= member.start) & (slots < member.stop)].tolist()
-            tails.append(self._reset_tail(member, chosen, [seeds[slot] for slot in chosen], options, whole=True))
+            tails.append(reset_tail(member, chosen, [seeds[slot] for slot in chosen], options, whole=True))
         exchange = self._whole(stepped=False)
         self.table.note_reset(slots)
         for part, tail in zip(exchange.parts, tails, strict=True):
             self._submit(exchange, part, Kind.RESET, (), tail)
         self._next = self._prepare()
         return await self._outcome(exchange, self._reset_result)
-
-    # what a request carries is pickled before anything is sent or marked: it may not pickle
-
-    @staticmethod
-    def _step_tail(
-        rows: tuple[int, ...] | None, objects: Sequence[Sequence[Any]], given: list[Any] | None = None
-    ) -> bytes:
-        if rows is None and not objects and given is None:
-            return b""
-        try:
-            return dump(StepRequest(rows, [list(column) for column in objects], given))
-        except Exception as exc:
-            raise ActionError(f"actions: expected what can be pickled, got {type(exc).__name__}: {exc}") from exc
-
-    @staticmethod
-    def _reset_tail(
-        member: Member, slots: list[int], seeds: Seeds, options: dict[str, Any] | None, *, whole: bool
-    ) -> bytes:
-        rows = tuple(slot - member.start for slot in slots)
-        try:
-            return dump(ResetRequest(rows, tuple(seeds), options, whole))
-        except Exception as exc:
-            raise TypeError(f"options: expected what can be pickled, got {type(exc).__name__}: {exc}") from exc
 
     def _prepare(self) -> Exchange:
         """The next step's exchange: made while the workers are busy, rather than when they wait for it."""
@@ -253,7 +231,7 @@ class Schedule:
             rows = tuple((numbers[order] - member.start).tolist())
             whole = len(rows) == member.stop - member.start
             picked = [[column[i] for i in order.tolist()] for column in objects]
-            requests.append((member, order, self._step_tail(None if whole else rows, picked)))
+            requests.append((member, order, step_tail(None if whole else rows, picked)))
         for member, order, tail in requests:
             exchange = self._single(member, numbers[order], stepped=True)
             fixed = [byte_view(np.ascontiguousarray(a[order])) for a in arrays]
@@ -269,7 +247,7 @@ class Schedule:
         requests = []
         for member, order in self._shares(numbers):
             chosen = numbers[order].tolist()
-            tail = self._reset_tail(member, chosen, [by_slot[slot] for slot in chosen], options, whole=False)
+            tail = reset_tail(member, chosen, [by_slot[slot] for slot in chosen], options, whole=False)
             requests.append((member, numbers[order], tail))
         self.table.note_reset(numbers)
         for member, mine, tail in requests:
@@ -368,17 +346,17 @@ class Schedule:
     def _on_reply(self, exchange: Exchange, part: Part, outcome: Frame | SlotError) -> None:
         worker = part.member.worker
         if isinstance(outcome, SlotError):
-            self._part_failed(exchange, part, outcome)
+            exchange.fail(part, self._fleet.observations, outcome)
         elif outcome.kind is Kind.FAILURE:
-            self._part_failed(exchange, part, worker.failure(load(outcome.tail)))
+            exchange.fail(part, self._fleet.observations, worker.failure(load(outcome.tail)))
         elif len(outcome.tail):
             try:
-                self._read_tail(part, load(outcome.tail))
+                read_tail(part, load(outcome.tail))
             except Exception as exc:
                 error = worker.failure_here(
                     f"its reply can't be read: {type(exc).__name__}: {exc}", part.slots.tolist()
                 )
-                self._part_failed(exchange, part, error)
+                exchange.fail(part, self._fleet.observations, error)
         if exchange.images is not None and self._images is not None:
             if not isinstance(outcome, Frame) or outcome.kind is Kind.FAILURE:
                 self._images.give_up(worker, part.request, exchange.images, part.slots, part.errors[0])
@@ -387,37 +365,6 @@ class Schedule:
         exchange.arrived()
         if not exchange.waiting:
             self._offer(exchange, part)
-
-    def _read_tail(self, part: Part, reply: StepReply) -> None:
-        member = part.member
-        member.schemas.learn(reply.schemas)
-        part.objects = reply.objects
-        part.errors = [member.worker.failure(failure) for failure in reply.failures]
-        # where each of the worker's rows stands in the batch
-        first = int(part.slots[0]) - member.start
-        whole = len(part.slots) == member.stop - member.start
-        for group in reply.infos:
-            if group.rows is None:
-                positions: Any = slice(part.start, part.stop)
-                count = len(part.slots)
-            else:
-                count = len(group.rows)
-                rows = np.asarray(group.rows, np.int64)
-                if whole:
-                    positions = rows - first + part.start
-                else:
-                    positions = np.searchsorted(part.slots, rows + member.start) + part.start
-            part.columns.append(member.schemas.unpack(group, positions, count))
-
-    def _part_failed(self, exchange: Exchange, part: Part, error: SlotError) -> None:
-        exchange.batch.clear(part.start, part.stop)
-        for array in exchange.batch.obs:
-            array[part.start : part.stop] = 0
-        layout = self._fleet.observations
-        part.objects = layout.no_objects(len(part.slots))
-        error.slots = tuple(part.slots.tolist())
-        error.slot = error.slots[0]
-        part.errors = [error]
 
     def _on_death(self, worker: Worker) -> None:
         """A worker has ended: its slots can't be used again; what they had in flight is told by the replies."""
