@@ -196,3 +196,10 @@ async def test_nothing_is_left_of_a_start_that_is_cancelled():
         with pytest.raises(asyncio.CancelledError):
             await start
         assert not ForkServer._servers
+
+
+async def test_a_server_that_ends_at_once_is_told_with_what_it_said(module, monkeypatch):
+    name = module("ends_the_server", "import os, sys\nprint('no more', file=sys.stderr, flush=True)\nos._exit(3)")
+    with pytest.raises(aioenv.WorkerStartError, match=r'start="spawn" does without(.|\n)*no more'):
+        await tellers(1, preload=[name])
+    assert not ForkServer._servers

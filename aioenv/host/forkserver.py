@@ -16,6 +16,7 @@ import select
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -115,7 +116,7 @@ class Server:
             # whoever needs it will be told why it can't be imported
             with contextlib.suppress(Exception):
                 importlib.import_module(name)
-            threads = len(os.listdir("/proc/self/task"))
+            threads = _count_threads()
             if threads > 1:
                 self._unfit = Unfit(name, threads)
         if news:
@@ -181,6 +182,14 @@ class Server:
         """Kill whatever is left."""
         for pid in (*self._workers, *self._guarded):
             _kill_group(pid)
+
+
+def _count_threads() -> int:
+    """All threads of this process; where there is no /proc, those that Python knows."""
+    try:
+        return len(os.listdir("/proc/self/task"))
+    except OSError:
+        return threading.active_count()
 
 
 def _tell(status: socket.socket, message: Any, *fds: int) -> None:

@@ -23,8 +23,19 @@ from aioenv.workers.environment import BOOTSTRAP, identity
 
 __all__ = ["AVAILABLE", "ForkServer"]
 
-# It takes pidfds, and a fork that is safe in a process that has imported much: not so on macOS.
-AVAILABLE = sys.platform == "linux" and hasattr(os, "pidfd_open")
+
+def _available() -> bool:
+    """It takes pidfds (some sandboxes have none), and a fork that is safe after much was imported: not so on macOS."""
+    if sys.platform != "linux" or not hasattr(os, "pidfd_open"):
+        return False
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except OSError:
+        return False
+    return True
+
+
+AVAILABLE = _available()
 
 _FULL_S = 0.005  # how long to wait for room in the control socket, in seconds
 _EXIT_S = 1.0  # how long a server may take to end, in seconds
@@ -98,6 +109,12 @@ class ForkServer:
         self._output.seek(0)
         return self._output.read().decode("utf-8", "replace").strip()
 
+    def ended(self) -> WorkerStartError:
+        """What to raise when the server has ended unasked."""
+        return WorkerStartError(
+            f'the fork server (pid {self.pid}) has ended; start="spawn" does without one. Its output:\n{self.output}'
+        )
+
     def retire(self) -> None:
         """Let nobody acquire it any more; its workers live on."""
         with self._lock:
@@ -119,7 +136,7 @@ class ForkServer:
             except BlockingIOError:
                 await asyncio.sleep(_FULL_S)
             except OSError as exc:
-                raise WorkerStartError(f"the fork server (pid {self.pid}) has ended: {exc}\n{self.output}") from exc
+                raise self.ended() from exc
 
     async def guard(self, pid: int) -> None:
         """Let it kill this process group when this process is gone."""

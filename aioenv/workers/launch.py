@@ -164,7 +164,7 @@ async def _fork(channel: str, environ: Mapping[str, str], preload: Sequence[str]
         theirs = []
         data, fds = await _receive(loop, status)
         if not data:
-            raise WorkerStartError(f"the fork server (pid {server.pid}) ended\n{server.output}")
+            raise server.ended()
         message = unpack(data[SIZE.size :])
         if isinstance(message, Unfit):
             server.retire()
