@@ -131,7 +131,10 @@ class ForkServer:
         while True:
             try:
                 with self._lock:
-                    socket.send_fds(self._control, [data], fds)
+                    sent = socket.send_fds(self._control, [data], fds)
+                if sent < len(data):  # the kernel takes what is below 32 kB as a whole, or not at all
+                    self.retire()
+                    raise WorkerStartError(f"sys.path and preload are too long for a fork server: {len(data)} bytes")
                 return
             except BlockingIOError:
                 await asyncio.sleep(_FULL_S)

@@ -88,7 +88,7 @@ async def launch(start: str, channel: str, environ: Mapping[str, str], preload: 
 
 async def _spawn(channel: str, environ: Mapping[str, str]) -> Process:
     guardian = ForkServer.acquire(None) if forkserver.AVAILABLE else None
-    mine = theirs = None
+    worker = mine = theirs = None
     try:
         read_fd, write_fd = 0, 1
         if channel == "scatter":
@@ -113,23 +113,21 @@ async def _spawn(channel: str, environ: Mapping[str, str]) -> Process:
             assert process.stdin and process.stdout
             ends = process.stdin, process.stdout
         worker = SpawnedProcess(process, ends, guardian)
+        if guardian is not None:
+            await guardian.guard(process.pid)
+        return worker
     except BaseException:
+        if worker is not None:
+            worker.abandon()
+            await worker.release()
+        elif guardian is not None:
+            await guardian.release()
         if mine is not None:
             mine.close()
-        if guardian is not None:
-            await guardian.release()
         raise
     finally:
         if theirs is not None:
             theirs.close()
-    if guardian is not None:
-        try:
-            await guardian.guard(process.pid)
-        except BaseException:
-            worker.abandon()
-            await worker.release()
-            raise
-    return worker
 
 
 async def _fork(channel: str, environ: Mapping[str, str], preload: Sequence[str]) -> Process | Unfit:
