@@ -25,6 +25,7 @@ from test_workers import environment
 
 import aioenv
 from aioenv.sync import AsyncVectorEnv
+from aioenv.workers.environment import usable_cpus
 from aioenv.workers.launch import START_METHODS
 
 gate = test_vector_env.gate
@@ -181,8 +182,15 @@ def test_actions_are_the_callers_again_after_step_async():
             assert envs.step_wait()[-1]["value"].tolist() == [1, 2]
 
 
-def test_one_worker_a_slot_unless_told_otherwise():
-    for kwargs, workers in (({}, 3), ({"num_workers": 2}, 2), ({"max_concurrency": 2}, 2), ({"max_concurrency": 9}, 3)):
+def test_as_many_workers_as_cpus_unless_told_otherwise():
+    each = {"num_workers": 3}
+    for kwargs, workers in (
+        ({}, min(3, usable_cpus())),
+        (each, 3),
+        ({"num_workers": 9}, 3),
+        ({**each, "max_concurrency": 2}, 2),
+        ({**each, "max_concurrency": 9}, 3),
+    ):
         with AsyncVectorEnv(counters(3), **kwargs) as envs:
             assert len(envs.workers) == workers
     for wrong, message in ((0, "must be a positive"), (1.5, "must be an integer")):
@@ -190,6 +198,39 @@ def test_one_worker_a_slot_unless_told_otherwise():
             AsyncVectorEnv(counters(1), max_concurrency=wrong)
     with pytest.raises(ValueError, match="num_workers"):
         AsyncVectorEnv(counters(1), num_workers=0)
+
+
+class Sleeper(gym.Env):
+    """Sleeps or computes for a while, as its action says."""
+
+    observation_space = spaces.Box(0, 1, (1,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        end = time.perf_counter() + 0.02
+        while (left := end - time.perf_counter()) > 0:
+            if action == 0:
+                time.sleep(left)
+        return np.zeros(1, np.float32), 0.0, False, False, {}
+
+
+@pytest.mark.parametrize(
+    ("action", "kwargs", "warned"), [(0, {}, True), (1, {}, False), (0, {"num_workers": 4}, False)]
+)
+def test_envs_that_share_a_worker_and_sleep_are_told_of_once(action, kwargs, warned):
+    with (
+        AsyncVectorEnv([Sleeper] * 4, **{"num_workers": 2, **kwargs}) as envs,
+        warnings.catch_warnings(record=True) as caught,
+    ):
+        warnings.simplefilter("always")
+        envs.reset()
+        for _ in range(60):
+            envs.step(np.full(4, action))
+    told = [str(each.message) for each in caught if "num_workers=4" in str(each.message)]
+    assert len(told) == warned
 
 
 def test_context_is_a_start_policy():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Sequence
+from time import perf_counter
 from typing import Any, Generic, TypeVar
 
 from gymnasium import Env, Space, logger
@@ -27,6 +28,7 @@ from aioenv.errors import (
 from aioenv.sync.compat import check_max_concurrency, check_shareable, fits, original, start_method
 from aioenv.sync.facade import Facade
 from aioenv.sync.portal import Call
+from aioenv.sync.sleepers import Sleepers
 
 __all__ = ["AsyncVectorEnv"]
 
@@ -62,9 +64,10 @@ class AsyncVectorEnv(Facade, Generic[ObsType, ActType]):
         observation_mode: "same", "different", or a tuple `(batched space, single space)`.
         autoreset_mode: an `AutoresetMode`, or its value.
         max_concurrency: at most so many envs run at a time: an upper limit of `num_workers`.
-        num_workers: how many processes; slots are spread over them evenly. Default: one a slot, as in Gymnasium, so
-            that envs that sleep, or of which a process may hold only one, work as they did. Envs that compute are
-            stepped several times as fast by as many workers as there are CPUs.
+        num_workers: how many processes; slots are spread over them evenly, and those of one worker take turns.
+            Default: as many as this process may use CPUs, at most one a slot. Envs that sleep (on a network, on a
+            simulator of their own), or of which a process may hold only one, want `num_workers=len(env_fns)`, which is
+            what Gymnasium has; a warning says so if the workers turn out to be idle in the first second of steps.
 
     Raises:
         ValueError: if an argument is none of the values it may have; if `worker` is given; if an observation space is
@@ -106,8 +109,7 @@ class AsyncVectorEnv(Facade, Generic[ObsType, ActType]):
         self.max_concurrency = max_concurrency
         self._state = AsyncState.DEFAULT
         self._pending: Call | None = None
-        most = max(len(env_fns), 1)
-        num_workers = check_num_workers(most if num_workers is None else num_workers, most)
+        num_workers = check_num_workers(num_workers, max(len(env_fns), 1))
         envs = vector_env.AsyncVectorEnv(
             env_fns,
             num_workers=num_workers if max_concurrency is None else min(num_workers, int(max_concurrency)),
@@ -125,6 +127,8 @@ class AsyncVectorEnv(Facade, Generic[ObsType, ActType]):
             failure = original(error)
         if failure is not None:
             raise failure
+        pids = [worker.pid for worker in self.workers if worker.pid is not None]
+        self._sleepers = Sleepers(pids, self.num_envs) if len(pids) < self.num_envs else None
         if shared_memory:
             try:
                 check_shareable(self.single_observation_space)
@@ -191,7 +195,13 @@ class AsyncVectorEnv(Facade, Generic[ObsType, ActType]):
             WorkerDied: if the worker of the last slot that failed has ended.
         """
         self._check_free("step_async")
-        return self._ask(_step, self._envs, *self._choose_way(actions))
+        if self._sleepers is None:
+            return self._ask(_step, self._envs, *self._choose_way(actions))
+        began = perf_counter()
+        result = self._ask(_step, self._envs, *self._choose_way(actions))
+        if not self._sleepers.note(perf_counter() - began):
+            self._sleepers = None
+        return result
 
     def step_async(self, actions: Any) -> None:
         """Begin a `step`, whose result `step_wait` gives. The actions are yours again when this returns.
