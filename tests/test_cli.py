@@ -114,6 +114,7 @@ def test_doctor_reports_what_is_here(capfd):
     assert main(["doctor"]) == 0
     output = capfd.readouterr().out
     assert re.search(r"^  mujoco +\d", output, re.MULTILINE) and "Event loop: uvloop" in output
+    assert f"Workers: {START_METHODS[-1]}" in output
     assert ("No images can be drawn" in output) == (not OPENGL)
 
 

@@ -9,11 +9,14 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from aioenv.make import new_event_loop
 from aioenv.rendering.backends import INSTALL_HINT, candidates, environment
+from aioenv.workers.channel import CHANNELS, check_channel
 from aioenv.workers.environment import usable_cpus
+from aioenv.workers.launch import START_METHODS, check_start
 
 __all__ = ["HELP", "Probe", "add_arguments", "probe_opengl", "run"]
 
@@ -99,6 +102,7 @@ def run(args: argparse.Namespace) -> int:
     loop = new_event_loop()
     print(f"Event loop: {type(loop).__module__.partition('.')[0]}")
     loop.close()
+    print(f"Workers: {_choice(START_METHODS, check_start(None))}; channel: {_choice(CHANNELS, check_channel('auto'))}")
     missing = []
     print("\nPackages")
     for name in REQUIRED:
@@ -122,6 +126,12 @@ def run(args: argparse.Namespace) -> int:
         print(f"\nMissing: pip install {' '.join(missing)}")
         return 1
     return 0
+
+
+def _choice(known: Sequence[str], default: str) -> str:
+    """What is used unless told otherwise, and what else there is."""
+    others = [name for name in known if name != default]
+    return f"{default} (or {', '.join(others)})" if others else f"{default} (nothing else on this platform)"
 
 
 def installed(name: str) -> str | None:
