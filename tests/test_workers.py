@@ -7,6 +7,7 @@ import logging
 import os
 import subprocess
 import sys
+from functools import partial
 
 import gymnasium as gym
 import numpy as np
@@ -159,10 +160,102 @@ async def test_mujocos_warnings_are_log_records_and_no_file(caplog, tmp_path):
     async with aioenv.make_vec("HalfCheetah-v5", 2, num_workers=2, render=aioenv.RenderConfig(32, 32)) as envs:
         await envs.reset(seed=0)
         await envs.render()
-    text = [r.getMessage() for r in caplog.records if "MuJoCo: " in r.getMessage()]
+    text = mujoco_records(caplog)
     assert {line.split(" (")[0] for line in text} >= {"worker 0", "worker 1"}
     assert all("settotalmass" in line for line in text)
     assert list(tmp_path.iterdir()) == []
+
+
+def mujoco_records(caplog) -> list[str]:
+    return [r.getMessage() for r in caplog.records if "MuJoCo: " in r.getMessage()]
+
+
+def after(preparation: str) -> gym.Env:
+    """A HalfCheetah, made after something was executed."""
+    exec(preparation)
+    return gym.make("HalfCheetah-v5")
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("start", START_METHODS)
+@pytest.mark.parametrize(
+    "preparation",
+    [
+        "import importlib.util; assert importlib.util.find_spec('mujoco')",
+        "import sys; sys.stderr.close()",
+        "import sys; sys.stderr = None",
+        "import os, sys; sys.stdout.close(); os.dup2(os.open('/dev/null', 0), 2)",  # a write to it fails
+    ],
+)
+async def test_mujocos_warnings_do_no_harm_whatever_came_before(start, preparation, caplog, tmp_path):
+    caplog.set_level(logging.INFO, logger="aioenv.workers")
+    async with aioenv.AsyncVectorEnv([partial(after, preparation)], start=start) as envs:
+        await envs.reset(seed=0)
+        await envs.step(envs.action_space.sample())
+    assert len(mujoco_records(caplog)) == ("dup2" not in preparation)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("start", START_METHODS)
+@pytest.mark.parametrize("where", ["the factory", "a preloaded module"])
+async def test_a_handler_of_mujocos_warnings_is_kept(start, where, caplog, tmp_path, monkeypatch):
+    (tmp_path / "modules").mkdir()
+    code = "import mujoco\nseen = []\nmujoco.set_mju_user_warning(seen.append)"
+    (tmp_path / "modules" / "own_handler.py").write_text(code)
+    monkeypatch.syspath_prepend(str(tmp_path / "modules"))
+    caplog.set_level(logging.INFO, logger="aioenv.workers")
+
+    def factory():
+        import own_handler
+
+        env = gym.make("HalfCheetah-v5")
+        env.unwrapped.seen = own_handler.seen
+        return env
+
+    preload = ["own_handler"] if where == "a preloaded module" else []
+    async with aioenv.AsyncVectorEnv([factory], start=start, preload=preload) as envs:
+        ((warning,),) = await envs.get_attr("seen")
+    assert "settotalmass" in warning and not mujoco_records(caplog)
+    assert not (tmp_path / "MUJOCO_LOG.TXT").exists()
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("start", START_METHODS)
+async def test_a_preloaded_module_may_load_a_model(start, tmp_path, monkeypatch):
+    (tmp_path / "modules").mkdir()
+    code = "import gymnasium\ngymnasium.make('HalfCheetah-v5').close()"
+    (tmp_path / "modules" / "loads_a_model.py").write_text(code)
+    monkeypatch.syspath_prepend(str(tmp_path / "modules"))
+    async with aioenv.make_vec("CartPole-v1", 1, start=start, preload=["loads_a_model"]):
+        pass
+    assert not (tmp_path / "MUJOCO_LOG.TXT").exists()
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("start", START_METHODS)
+async def test_mujocos_errors_stay_exceptions(start, tmp_path):
+    def factory():
+        env = gym.make("HalfCheetah-v5")
+        env.unwrapped.model.opt.integrator = 77
+        return env
+
+    async with aioenv.AsyncVectorEnv([factory], start=start) as envs:
+        await envs.reset(seed=0)
+        with pytest.raises(aioenv.EnvError, match=r"FatalError: .*invalid integrator"):
+            await envs.step(envs.action_space.sample())
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.asyncio
+async def test_no_worker_imports_mujoco_that_does_not_need_it():
+    def factory():
+        env = gym.make("CartPole-v1")
+        env.unwrapped.imported = lambda: "mujoco" in sys.modules
+        return env
+
+    async with aioenv.AsyncVectorEnv([factory], start="spawn") as envs:
+        assert await envs.call("imported") == (False,)
 
 
 @pytest.mark.asyncio

@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from aioenv.host import boot
+from aioenv.host.mujoco_log import divert_warnings
 from aioenv.wire.orders import SIZE, Exited, Fork, Forked, Guard, Release, Unfit, pack, unpack
 
 __all__ = ["main"]
@@ -109,6 +110,7 @@ class Server:
     def _preload(self, modules: Sequence[str]) -> None:
         """Import modules, one by one, to know which one it is that starts a thread."""
         news = [name for name in modules if name not in self._imported]
+        divert_warnings()  # of models that a module loads when it is imported
         for name in news:
             if self._unfit is not None:
                 return
