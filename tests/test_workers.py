@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from functools import partial
+from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
@@ -15,6 +16,7 @@ import pytest
 from gymnasium import spaces
 
 import aioenv
+from aioenv.engine.results import WorkerInfo
 from aioenv.workers.launch import START_METHODS
 
 
@@ -270,6 +272,17 @@ async def test_workers_tell_how_much_memory_they_hold(start):
         await envs.reset()
         fed, plain = (worker.memory for worker in envs.workers)
         assert 19 << 20 < fed.private_dirty - plain.private_dirty < 22 << 20
-        assert 0 < plain.private_dirty <= plain.rss and 0 < plain.pss <= plain.rss
+        assert 0 < plain.private_dirty <= plain.uss <= plain.pss <= plain.rss
         workers = envs.workers
     assert [worker.memory for worker in workers] == [None, None]
+    assert [worker.state for worker in envs.workers] == ["dead"] * 2
+    assert [worker.memory for worker in envs.workers] == [None, None]
+
+
+def test_memory_of_what_is_not_there(monkeypatch):
+    own = WorkerInfo(os.getpid(), "running", ())
+    assert own.memory is not None
+    assert own._replace(state="dead").memory is None, "its number may have come to mean this process"
+    assert own._replace(pid=None, state="new").memory is None
+    monkeypatch.setattr(Path, "read_text", lambda *_: (_ for _ in ()).throw(FileNotFoundError()))
+    assert own.memory is None, "as on a platform without /proc"

@@ -77,5 +77,11 @@ class WorkerInfo(NamedTuple):
 
     @property
     def memory(self) -> ProcessMemory | None:
-        """How much memory it holds, in bytes, looked up now; None if it is gone or the platform does not tell."""
-        return None if self.pid is None else process_memory(self.pid)
+        """How much memory it holds, in bytes, looked up now; None if it is gone, or the platform does not tell.
+
+        A worker takes some milliseconds, in which the loop waits. Where that matters, ask from a thread:
+        `await asyncio.to_thread(lambda: [worker.memory for worker in envs.workers])`.
+        """
+        if self.pid is None or self.state == "dead":  # the number may be another process's by now
+            return None
+        return process_memory(self.pid)
