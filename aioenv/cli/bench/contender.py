@@ -1,15 +1,13 @@
-"""One contender, one round, in a process of its own: `python -m aioenv.cli.bench.contender NAME TASK`.
+"""One contender, one round: what a process of its own runs (see `rounds.py`).
 
-NAME is one of `CONTENDERS`, or one of `FIGURES` and, after a colon, of its contenders.
-
-TASK is a JSON object of `Task`'s fields. The last line on stdout is `MARK` and the result as JSON.
+Its name is one of `CONTENDERS`, or one of `FIGURES` and, after a colon, of its contenders; its task is a JSON object of
+`Task`'s fields. The last line on stdout is `MARK` and the result as JSON.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import sys
 
 from aioenv.cli.bench.contenders import CONTENDERS, NotApplicable
 from aioenv.cli.bench.figures import FIGURES
@@ -36,7 +34,3 @@ def main(name: str, task_json: str) -> None:
     except NotApplicable as exc:
         result = {"not_applicable": str(exc)}
     print(f"\n{MARK}{json.dumps(result)}", flush=True)
-
-
-if __name__ == "__main__":  # other people's vector envs import the main module again
-    main(*sys.argv[1:])

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -23,6 +24,9 @@ THREAD_LIMITS = dict.fromkeys(
     ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1"
 )
 START_AND_STOP_S = 180.0
+
+# Not `python -m`: each of Gymnasium's workers would import the bench again, and they would take 2 to 4 times as long.
+_CODE = "import sys; from aioenv.cli.bench.contender import main; main(*sys.argv[1:])"
 
 
 class Failed(Exception):
@@ -73,7 +77,7 @@ def play(task: Task, names: Sequence[str], rounds: int, progress: Callable[[str]
 
 
 def run_contender(name: str, task: Task) -> dict[str, Any]:
-    """One contender, one round, in a process of its own.
+    """One contender, one round, in a process of its own, in an empty directory: MuJoCo leaves a log where it runs.
 
     Returns:
         The fields of its result, and "others_cpus", where that can be known: how many CPUs other processes used
@@ -85,15 +89,17 @@ def run_contender(name: str, task: Task) -> dict[str, Any]:
     limit = task.seconds + task.warm_up_s + START_AND_STOP_S
     began, before = time.perf_counter(), _cpu_seconds_of_others()
     try:
-        done = subprocess.run(
-            [sys.executable, "-m", "aioenv.cli.bench.contender", name, json.dumps(dataclasses.asdict(task))],
-            env=_environment(),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=limit,
-        )
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory:
+            done = subprocess.run(
+                [sys.executable, "-c", _CODE, name, json.dumps(dataclasses.asdict(task))],
+                env=_environment(),
+                cwd=directory,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=limit,
+            )
     except subprocess.TimeoutExpired:
         raise Failed(f"did not end within {limit:.0f} s") from None
     for line in reversed(done.stdout.splitlines()):
@@ -118,7 +124,7 @@ def _cpu_seconds_of_others() -> float | None:
 
 
 def _environment() -> dict[str, str]:
-    """This process's, with the thread limits, and with this very package found first."""
+    """This process's, with the thread limits; this very package is found first, and what lies in the directory too."""
     home = str(Path(aioenv.__file__).resolve().parents[1])
-    paths = [home, *filter(None, [os.environ.get("PYTHONPATH")])]
+    paths = [home, *filter(None, [os.environ.get("PYTHONPATH")]), os.getcwd()]
     return {**os.environ, **THREAD_LIMITS, "PYTHONPATH": os.pathsep.join(paths)}
