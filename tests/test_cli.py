@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import os
 import re
@@ -13,13 +14,18 @@ import time
 import numpy as np
 import pytest
 
+import aioenv
 from aioenv.cli import main
-from aioenv.cli.bench import report
-from aioenv.cli.bench.loop_time import CallbackClock
+from aioenv.cli.bench import report, rounds
+from aioenv.cli.bench.contender import LOOP_TIME
+from aioenv.cli.bench.contenders import CONTENDERS
+from aioenv.cli.bench.figures import FIGURES
+from aioenv.cli.bench.loop_time import CallbackClock, loop_time
 from aioenv.cli.bench.rounds import Failed, Outcomes, run_contender
 from aioenv.cli.bench.tasks import Task
 from aioenv.cli.doctor import probe_opengl
 from aioenv.cli.video import TiledVideo, tile
+from aioenv.workers.channel import CHANNELS
 from aioenv.workers.launch import START_METHODS
 
 OPENGL = probe_opengl("egl").renderer or probe_opengl("osmesa").renderer
@@ -146,7 +152,8 @@ def test_bench_compares_in_turn_and_writes_json(tmp_path, capfd):
     assert main([*args, "--env", "CartPole-v1", "--json", str(file)]) == 0
     output = capfd.readouterr().out
     content = json.loads(file.read_text())
-    assert content["settings"] == {"num_envs": 2, "rounds": 2, "seconds": 0.05}
+    settings = {"num_envs": 2, "rounds": 2, "seconds": 0.05, "start": None, "channel": "auto"}
+    assert content["settings"] == settings
     rows = {row["contender"]: row for row in content["results"]}
     assert "Other processes meanwhile used" in output
     assert list(rows) == names and not any(row["problem"] for row in rows.values()), rows
@@ -182,23 +189,95 @@ def test_bench_measures_loop_time(env, tmp_path, capfd):
     assert f"{row['callbacks_p99']:.3f}" in capfd.readouterr().out
 
 
+LAUNCHERS = ["gymnasium-forkserver", "gymnasium-preload", *(f"aioenv-{start}" for start in START_METHODS)]
+
+
 @pytest.mark.parametrize(
-    ("figure", "first", "keys"),
+    ("figure", "contenders", "baselines", "keys"),
     [
-        ("latency", "gymnasium AsyncVectorEnv", {"p50 µs", "p99 µs"}),
-        ("startup", "gymnasium forkserver", {"ready s"}),
-        ("memory", f"aioenv {START_METHODS[0]}", {"worker MiB", "and an env MiB"}),
+        ("latency", ["gymnasium-async", "aioenv", "aioenv-asyncio", "aioenv-streams"], 1, ["p50 µs", "p99 µs"]),
+        ("startup", LAUNCHERS, 2, ["ready s"]),
+        ("memory", LAUNCHERS, 2, ["worker MiB"]),
     ],
 )
-def test_bench_measures_figures(figure, first, keys, tmp_path, capfd):
+def test_bench_measures_figures(figure, contenders, baselines, keys, tmp_path, capfd):
     file = tmp_path / "figure.json"
     args = ["bench", f"--{figure}", "--env", "noop", "--num-envs", "2", "--rounds", "1", "--seconds", "0.05"]
     assert main([*args, "--json", str(file)]) == 0
+    output = capfd.readouterr().out
     rows = json.loads(file.read_text())[figure]
-    assert rows[0]["contender"] == first and rows[0]["ratio"] == 1
-    assert all(row[key] > 0 or key == "and an env MiB" for row in rows for key in keys), rows
-    assert {row["contender"] for row in rows} > {first}
-    assert all(row["contender"] in capfd.readouterr().out for row in rows[:1])
+    assert [row["contender"] for row in rows] == contenders
+    for row in rows:
+        assert row["problem"] == "" and len(row["rounds"]) == 1 and all(row[key] > 0 for key in keys), row
+        for baseline in contenders[:baselines]:
+            other = next(r for r in rows if r["contender"] == baseline)
+            assert row["ratios"][baseline] == pytest.approx(row[keys[0]] / other[keys[0]])
+        assert row["contender"] in output and f"{row[keys[0]]:,.2f}" in output
+    assert main(["bench", f"--{figure}", "--list"]) == 0
+    assert capfd.readouterr().out.split("\n")[:-1] == contenders
+
+
+SPY = """
+import multiprocessing, sys
+import gymnasium
+from gymnasium.envs.classic_control import CartPoleEnv
+
+class Spy(CartPoleEnv):
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        if multiprocessing.parent_process() is not None:
+            assert not any(name.startswith("aioenv") for name in sys.modules), "it pays for imports of ours"
+
+gymnasium.register("Spy-v0", entry_point=Spy)
+"""
+
+
+@pytest.mark.parametrize("contender", LAUNCHERS[:2])
+def test_bench_burdens_no_other_contenders_workers(contender, tmp_path):
+    (tmp_path / "spies.py").write_text(SPY)  # the working directory: it is found there
+    assert run_contender(f"startup: {contender}", Task("spies:Spy-v0", 1, 0.01))["ready s"] > 0
+
+
+def test_bench_of_mujoco_envs_leaves_no_log(tmp_path):
+    file = tmp_path / "figure.json"
+    args = ["bench", "--startup", "--num-envs", "1", "--rounds", "1", "--only", "gymnasium-preload", "aioenv-spawn"]
+    assert main([*args, "--json", str(file)]) == 0
+    (preload, ours) = json.loads(file.read_text())["startup"]
+    assert preload["env"] == "HalfCheetah-v5" and ours["ratios"].keys() == {"gymnasium-preload"}
+    assert list(tmp_path.iterdir()) == [file]
+
+
+@pytest.mark.parametrize(("start", "channel"), [*zip(START_METHODS, CHANNELS, strict=False)])
+def test_bench_starts_and_talks_as_told(start, channel, monkeypatch):
+    told = []
+
+    class Telling(aioenv.AsyncVectorEnv):
+        def __init__(self, *args, **kwargs):
+            told.append((kwargs.get("start"), kwargs.get("channel")))
+            super().__init__(*args, **kwargs)
+
+    def here(name, task):
+        figure, _, contender = name.partition(": ")
+        if contender:
+            return FIGURES[figure].measures[contender](task)
+        return dataclasses.asdict(loop_time(task) if name == LOOP_TIME else CONTENDERS[name].measure(task))
+
+    monkeypatch.setattr(aioenv, "AsyncVectorEnv", Telling)
+    monkeypatch.setattr(aioenv.sync.vector_env, "AsyncVectorEnv", Telling)
+    monkeypatch.setattr(rounds, "run_contender", here)
+    small = ["bench", "--env", "noop", "--num-envs", "1", "--rounds", "1", "--seconds", "0.01", "--channel", channel]
+    for more in (["--only", "aioenv", "aioenv-sync"], ["--loop-time"], ["--latency", "--only", "aioenv"]):
+        assert main([*small, *more, "--start", start]) == 0
+    assert main([*small, "--startup", "--only", f"aioenv-{start}"]) == 0
+    assert told == [(start, channel)] * 5
+
+
+def test_bench_refuses_what_would_be_ignored(capfd):
+    for args in (["--startup", "--start", "spawn"], ["--memory", "--only", "bare"], ["--latency", "--plot", "x.png"]):
+        assert main(["bench", *args]) == 2
+        assert args[-1] in (said := capfd.readouterr().err) or args[-2] in said, said
+    with pytest.raises(SystemExit, match="2"):
+        main(["bench", "--latency", "--startup"])
 
 
 def test_bench_tells_its_own_cpu_time_from_that_of_others():

@@ -8,9 +8,15 @@ import json
 import statistics
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aioenv.cli.options import positive_float, positive_int
+from aioenv.workers.channel import CHANNELS
+from aioenv.workers.launch import START_METHODS
+
+if TYPE_CHECKING:
+    from aioenv.cli.bench.figures import Figure
+    from aioenv.cli.bench.tasks import Task
 
 __all__ = ["HELP", "add_arguments", "run"]
 
@@ -23,22 +29,28 @@ LOOP_TIME_BAR_MS = 0.5
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's arguments."""
     add = parser.add_argument
-    add("--env", nargs="+", default=["CartPole-v1"], help="ids, or noop, or pixels (84x84x4 uint8)")
-    add("--num-envs", type=positive_int, default=64, help="(default: 64)")
+    add("--env", nargs="+", help="ids, or noop, or pixels (84x84x4 uint8) (default: CartPole-v1)")
+    add("--num-envs", type=positive_int, help="(default: 64)")
     add("--rounds", type=positive_int, default=5, help="(default: 5)")
     add("--seconds", type=positive_float, default=1.0, help="with the clock running, a round (default: 1)")
+    add("--start", choices=START_METHODS, help="how aioenv starts its workers")
+    add("--channel", choices=("auto", *CHANNELS), default="auto", help="how aioenv talks to them")
     add("--only", nargs="+", metavar="NAME", help="these contenders; --list shows them")
     add("--list", action="store_true", help="show the contenders, and which of them are installed")
     add("--json", type=Path, metavar="FILE", help="write every measurement there")
     add("--plot", type=Path, metavar="FILE", help="draw a plot there (takes matplotlib)")
+    add = parser.add_mutually_exclusive_group().add_argument
     add(
         "--loop-time",
         action="store_true",
         help="instead: how long a step in flight keeps the event loop busy (asyncio's own loop)",
     )
-    add("--latency", action="store_true", help="instead: the round trip of one step (say, --env noop --num-envs 1)")
-    add("--startup", action="store_true", help="instead: how long it takes until every env is built")
-    add("--memory", action="store_true", help="instead: the private memory of a worker")
+    for name, help in (
+        ("latency", "the round trip of one step (default: of noop, with --num-envs 1)"),
+        ("startup", "how long it takes until every env is built (default: HalfCheetah-v5)"),
+        ("memory", "the private memory of a worker (default: HalfCheetah-v5, with --num-envs 8, which is the least)"),
+    ):
+        add(f"--{name}", action="store_const", const=name, dest="figure", help=f"instead: {help}")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -47,16 +59,27 @@ def run(args: argparse.Namespace) -> int:
 
     from aioenv.cli.bench import rounds
     from aioenv.cli.bench.contenders import CONTENDERS
+    from aioenv.cli.bench.figures import FIGURES
     from aioenv.cli.bench.tasks import SYNTHETIC
 
+    figure = FIGURES.get(args.figure)
+    names = list(figure.measures if figure else CONTENDERS)
     if args.list:
-        for name, contender in CONTENDERS.items():
-            print(f"{name:<18}{contender.label}{'' if contender.installed else '  (not installed)'}")
+        for name in names:
+            contender = None if figure else CONTENDERS[name]
+            missing = contender is not None and not contender.installed
+            print(f"{name:<22}{contender.label if contender else ''}{'  (not installed)' if missing else ''}".rstrip())
         return 0
-    unknown = [name for name in args.only or () if name not in CONTENDERS]
+    args.env = args.env or [figure.env if figure else "CartPole-v1"]
+    args.num_envs = args.num_envs or (figure.num_envs if figure else 64)
+    unknown = [name for name in args.only or () if name not in names]
     if unknown:
-        return _refuse(f"no contenders {unknown}; there are {list(CONTENDERS)}")
-    absent = [name for name in args.only or () if not CONTENDERS[name].installed]
+        return _refuse(f"no contenders {unknown}; there are {names}")
+    if args.figure in ("startup", "memory") and args.start is not None:
+        return _refuse(f"--{args.figure} compares all ways to start: choose with --only, not with --start")
+    if args.plot is not None and (figure or args.loop_time):
+        return _refuse("--plot draws throughput alone; --json writes everything")
+    absent = [name for name in args.only or () if figure is None and not CONTENDERS[name].installed]
     if absent:
         return _refuse(f"not installed: {[CONTENDERS[name].package for name in absent]}")
     if args.plot is not None and importlib.util.find_spec("matplotlib") is None:
@@ -69,15 +92,24 @@ def run(args: argparse.Namespace) -> int:
             return _refuse(f"--env {env}: {exc}; besides ids there are {list(SYNTHETIC)}")
     if args.loop_time:
         return _run_loop_time(args, rounds)
-    for name in ("latency", "startup", "memory"):
-        if getattr(args, name):
-            return _run_figure(args, name)
+    if figure:
+        return _run_figure(args, figure)
     return _run_comparison(args, [n for n, c in CONTENDERS.items() if c.installed and n in (args.only or CONTENDERS)])
 
 
 def _refuse(message: str) -> int:
     print(f"aioenv bench: {message}", file=sys.stderr)
     return 2
+
+
+def _task(args: argparse.Namespace, env: str) -> Task:
+    from aioenv.cli.bench.tasks import Task
+
+    return Task(env, args.num_envs, args.seconds, start=args.start, channel=args.channel)
+
+
+def _settings(args: argparse.Namespace) -> dict[str, Any]:
+    return {name: getattr(args, name) for name in ("num_envs", "rounds", "seconds", "start", "channel")}
 
 
 def _progress(text: str) -> None:
@@ -88,7 +120,6 @@ def _progress(text: str) -> None:
 def _run_comparison(args: argparse.Namespace, names: list[str]) -> int:
     from aioenv.cli.bench import report
     from aioenv.cli.bench.rounds import play
-    from aioenv.cli.bench.tasks import Task
 
     machine = report.machine()
     cpus = machine["usable_cpus"]
@@ -97,15 +128,14 @@ def _run_comparison(args: argparse.Namespace, names: list[str]) -> int:
     rows: list[dict[str, Any]] = []
     broken = []
     for env in args.env:
-        outcomes = play(Task(env, args.num_envs, args.seconds), names, args.rounds, _progress)
+        outcomes = play(_task(args, env), names, args.rounds, _progress)
         _progress("")
         rows += (new := report.summary(env, outcomes))
         report.print_table(env, new)
         broken += [name for name, outcome in outcomes.items() if outcome.broken]
     report.print_noise([result for row in rows for result in row["rounds"]])
     if args.json is not None:
-        settings = {"num_envs": args.num_envs, "rounds": args.rounds, "seconds": args.seconds}
-        _write_json(args.json, {"machine": machine, "settings": settings, "results": rows})
+        _write_json(args.json, {"machine": machine, "settings": _settings(args), "results": rows})
     if args.plot is not None:
         report.plot(args.plot, rows, title)
     return int(any(name.startswith("aioenv") for name in broken))
@@ -114,7 +144,6 @@ def _run_comparison(args: argparse.Namespace, names: list[str]) -> int:
 def _run_loop_time(args: argparse.Namespace, rounds: Any) -> int:
     from aioenv.cli.bench import report
     from aioenv.cli.bench.contender import LOOP_TIME
-    from aioenv.cli.bench.tasks import Task
 
     print(
         f"Loop time of one step, {args.num_envs} envs, median of {args.rounds} rounds of {args.seconds:g} s.\n"
@@ -123,7 +152,7 @@ def _run_loop_time(args: argparse.Namespace, rounds: Any) -> int:
     )
     rows: list[dict[str, Any]] = []
     for env in args.env:
-        outcome = rounds.play(Task(env, args.num_envs, args.seconds), [LOOP_TIME], args.rounds, _progress)[LOOP_TIME]
+        outcome = rounds.play(_task(args, env), [LOOP_TIME], args.rounds, _progress)[LOOP_TIME]
         _progress("")
         if outcome.broken or not outcome.rounds:
             print(f"{env:<18}{outcome.problem}")
@@ -136,32 +165,27 @@ def _run_loop_time(args: argparse.Namespace, rounds: Any) -> int:
     print(f"\nThe bar, for 64 envs: callbacks' p99 of at most {LOOP_TIME_BAR_MS} ms.")
     report.print_noise([result for row in rows for result in row["rounds"]])
     if args.json is not None:
-        settings = {"num_envs": args.num_envs, "rounds": args.rounds, "seconds": args.seconds}
-        _write_json(args.json, {"machine": report.machine(), "settings": settings, "loop_time": rows})
+        _write_json(args.json, {"machine": report.machine(), "settings": _settings(args), "loop_time": rows})
     return 0
 
 
-def _run_figure(args: argparse.Namespace, name: str) -> int:
+def _run_figure(args: argparse.Namespace, figure: Figure) -> int:
     from aioenv.cli.bench import report
-    from aioenv.cli.bench.figures import FIGURES
     from aioenv.cli.bench.rounds import play
-    from aioenv.cli.bench.tasks import Task
 
-    figure = FIGURES[name]
     print(f"{figure.title}: {args.num_envs} envs, median of {args.rounds} rounds")
     rows: list[dict[str, Any]] = []
     broken = False
     for env in args.env:
-        contenders = [f"{name}: {contender}" for contender in figure.measures]
-        outcomes = play(Task(env, args.num_envs, args.seconds), contenders, args.rounds, _progress)
+        contenders = [f"{args.figure}: {name}" for name in figure.measures if name in (args.only or figure.measures)]
+        outcomes = play(_task(args, env), contenders, args.rounds, _progress)
         _progress("")
-        rows += (new := report.figure_summary(env, figure.keys, outcomes))
-        report.print_figures(env, figure.keys, new)
+        rows += (new := report.figure_summary(env, figure, outcomes))
+        report.print_figures(env, figure, new)
         broken |= any(outcome.broken for contender, outcome in outcomes.items() if "aioenv" in contender)
     report.print_noise([result for row in rows for result in row["rounds"]])
     if args.json is not None:
-        settings = {"num_envs": args.num_envs, "rounds": args.rounds, "seconds": args.seconds}
-        _write_json(args.json, {"machine": report.machine(), "settings": settings, name: rows})
+        _write_json(args.json, {"machine": report.machine(), "settings": _settings(args), args.figure: rows})
     return int(broken)
 
 

@@ -7,6 +7,7 @@ import contextlib
 import importlib.util
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -55,7 +56,9 @@ async def _aioenv(task: Task) -> Measured:
     async with contextlib.AsyncExitStack() as stack:
 
         async def start() -> Any:
-            envs = await stack.enter_async_context(aioenv.AsyncVectorEnv([task.make_env] * task.num_envs))
+            envs = await stack.enter_async_context(
+                aioenv.AsyncVectorEnv([task.make_env] * task.num_envs, **task.options)
+            )
             await envs.reset(seed=0)
             return envs.step
 
@@ -88,7 +91,7 @@ def _gymnasium_like(task: Task, make: Callable[[list[Any]], Any]) -> Measured:
 
 def aioenv_sync(task: Task) -> Measured:
     """The blocking API."""
-    return _gymnasium_like(task, aioenv.sync.VectorEnv)
+    return _gymnasium_like(task, partial(aioenv.sync.VectorEnv, **task.options))
 
 
 def gymnasium_async(task: Task) -> Measured:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import gc
+import os
 import statistics
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -14,15 +16,17 @@ from typing import Any
 import numpy as np
 
 import aioenv
-from aioenv.cli.bench.contenders import closing
+from aioenv.cli.bench.contenders import NotApplicable, closing
 from aioenv.cli.bench.tasks import ACTION_BATCHES, Task
 from aioenv.workers.launch import START_METHODS
+from aioenv.workers.memory import process_memory
 
 __all__ = ["FIGURES", "Figure"]
 
+PRELOAD = ["numpy", "gymnasium", "mujoco", "gymnasium.envs.mujoco"]
 MIN_WORKERS = 8  # with fewer, pages that forked workers share look like their own
-MORE_ENVS = 4  # so many more in each worker, to know what one env takes
-COLLECT_STEPS = 20
+MORE_ENVS = 8  # so many more in one process, to know what one of them takes
+SETTLE_STEPS = 20
 
 Measure = Callable[[Task], dict[str, float]]
 _Loop = Callable[[Coroutine[Any, Any, Any]], Any]
@@ -35,12 +39,17 @@ class Figure:
     Attributes:
         title: what it is.
         keys: the names of the numbers, as they are shown.
-        measures: by contender; ratios are those of the first number to the first contender's.
+        measures: by contender.
+        baselines: column → the contender that the first number is compared with.
+        env, num_envs: what is measured unless something else is asked for.
     """
 
     title: str
     keys: tuple[str, ...]
     measures: dict[str, Measure]
+    baselines: dict[str, str]
+    env: str
+    num_envs: int
 
 
 # ------------------------------------------------------------ a round trip
@@ -68,10 +77,10 @@ def _latency_gymnasium(task: Task) -> dict[str, float]:
     return _percentiles(taken)
 
 
-def _latency_aioenv(run: _Loop, channel: str, task: Task) -> dict[str, float]:
+def _latency_aioenv(run: _Loop, task: Task) -> dict[str, float]:
     async def main() -> dict[str, float]:
         actions = task.actions()
-        async with aioenv.AsyncVectorEnv([task.make_env] * task.num_envs, channel=channel) as envs:
+        async with aioenv.AsyncVectorEnv([task.make_env] * task.num_envs, **task.options) as envs:
             await envs.reset(seed=0)
             taken: list[float] = []
             for budget in (task.warm_up_s, task.seconds):
@@ -85,18 +94,32 @@ def _latency_aioenv(run: _Loop, channel: str, task: Task) -> dict[str, float]:
     return run(main())  # type: ignore[no-any-return]
 
 
+def _latency_streams(task: Task) -> dict[str, float]:
+    return _latency_aioenv(asyncio.run, dataclasses.replace(task, channel="streams"))
+
+
 # ------------------------------------------------------------ a start
 
 
-def _start_gymnasium(preload: bool, task: Task) -> dict[str, float]:
+def _gymnasium_forkserver(task: Task, preload: bool) -> Any:
+    """Gymnasium's, from a fork server, as it comes or told to import beforehand what is needed."""
     import multiprocessing
 
     from gymnasium.vector import AsyncVectorEnv
 
     if preload:
-        multiprocessing.set_forkserver_preload(["numpy", "gymnasium", "mujoco", "gymnasium.envs.mujoco"])
+        multiprocessing.set_forkserver_preload(PRELOAD)
+    return AsyncVectorEnv([task.make_env] * task.num_envs, context="forkserver")
+
+
+def _aioenv_one_each(task: Task, start: str) -> aioenv.AsyncVectorEnv:
+    n = task.num_envs
+    return aioenv.AsyncVectorEnv([task.make_env] * n, num_workers=n, start=start, channel=task.channel)
+
+
+def _start_gymnasium(preload: bool, task: Task) -> dict[str, float]:
     began = time.perf_counter()
-    envs = AsyncVectorEnv([task.make_env] * task.num_envs, context="forkserver")
+    envs = _gymnasium_forkserver(task, preload)  # its constructor compares the spaces of all envs
     with closing([envs]):
         return {"ready s": time.perf_counter() - began}
 
@@ -104,8 +127,7 @@ def _start_gymnasium(preload: bool, task: Task) -> dict[str, float]:
 def _start_aioenv(start: str, task: Task) -> dict[str, float]:
     async def main() -> dict[str, float]:
         began = time.perf_counter()
-        n = task.num_envs
-        async with aioenv.AsyncVectorEnv([task.make_env] * n, num_workers=n, start=start):
+        async with _aioenv_one_each(task, start):
             return {"ready s": time.perf_counter() - began}
 
     return aioenv.run(main())
@@ -114,60 +136,113 @@ def _start_aioenv(start: str, task: Task) -> dict[str, float]:
 # ------------------------------------------------------------ a worker's memory
 
 
-def _memory(start: str, task: Task) -> dict[str, float]:
-    """Private_Dirty of a worker: after a reset, some steps and a collection, without what its envs take."""
+def _private_mib(pids: Sequence[int | None]) -> float:
+    """The median of these processes' private dirty memory, in MiB.
 
-    async def of_a_worker(envs_each: int) -> float:
-        workers = max(task.num_envs, MIN_WORKERS)
-        factories = [partial(_collectable, task)] * (workers * envs_each)
-        async with aioenv.AsyncVectorEnv(factories, num_workers=workers, start=start) as envs:
+    Raises:
+        NotApplicable: if the platform does not tell.
+    """
+    found = [memory.private_dirty for pid in pids if pid is not None and (memory := process_memory(pid)) is not None]
+    if not found:
+        raise NotApplicable("this platform does not tell how much memory a process holds")
+    return statistics.median(found) / 2**20
+
+
+def _env_mib(task: Task) -> float:
+    """What one env more takes in a process that holds one already, in MiB."""
+    envs = []
+
+    def add() -> None:
+        envs.append(env := task.make_env())
+        env.reset(seed=0)
+        for _ in range(SETTLE_STEPS):
+            if any(env.step(env.action_space.sample())[2:4]):
+                env.reset()
+
+    add()
+    gc.collect()
+    one = _private_mib([os.getpid()])
+    for _ in range(MORE_ENVS):
+        add()
+    gc.collect()
+    more = _private_mib([os.getpid()])
+    for env in envs:
+        env.close()
+    return (more - one) / MORE_ENVS
+
+
+def _figures_of_memory(task: Task, private_mib: Callable[[Task], float]) -> dict[str, float]:
+    """A worker's private memory without that of its env, and that of an env."""
+    env = _env_mib(task)
+    worker = private_mib(dataclasses.replace(task, num_envs=max(task.num_envs, MIN_WORKERS)))
+    return {"worker MiB": worker - env, "an env MiB": env}
+
+
+def _memory_gymnasium(preload: bool, task: Task) -> dict[str, float]:
+    def private_mib(task: Task) -> float:
+        with closing([envs := _gymnasium_forkserver(task, preload)]):
+            envs.reset(seed=0)
+            for _ in range(SETTLE_STEPS):
+                envs.step(envs.action_space.sample())
+            envs.set_attr("collect_garbage", gc.collect)
+            envs.call("collect_garbage")
+            return _private_mib([process.pid for process in envs.processes])
+
+    return _figures_of_memory(task, private_mib)
+
+
+def _memory_aioenv(start: str, task: Task) -> dict[str, float]:
+    async def main(task: Task) -> float:
+        async with _aioenv_one_each(task, start) as envs:
             await envs.reset(seed=0)
-            for _ in range(COLLECT_STEPS):
+            for _ in range(SETTLE_STEPS):
                 await envs.step(envs.action_space.sample())
+            await envs.set_attr("collect_garbage", gc.collect)
             await envs.call("collect_garbage")
-            sizes = [worker.memory.private_dirty for worker in envs.workers if worker.memory is not None]
-        return statistics.median(sizes) / 2**20
+            return _private_mib([worker.pid for worker in envs.workers])
 
-    async def main() -> dict[str, float]:
-        one, more = await of_a_worker(1), await of_a_worker(1 + MORE_ENVS)
-        env = (more - one) / MORE_ENVS
-        return {"worker MiB": one - env, "and an env MiB": env}
-
-    return aioenv.run(main())
+    return _figures_of_memory(task, lambda task: aioenv.run(main(task)))
 
 
-def _collectable(task: Task) -> Any:
-    env = task.make_env()
-    env.unwrapped.collect_garbage = gc.collect
-    return env
+def _by_launcher(gymnasium: Callable[..., Any], ours: Callable[..., Any]) -> dict[str, Measure]:
+    """The contenders that differ in how they start their workers."""
+    return {
+        "gymnasium-forkserver": partial(gymnasium, False),
+        "gymnasium-preload": partial(gymnasium, True),
+        **{f"aioenv-{start}": partial(ours, start) for start in START_METHODS},
+    }
 
 
-_ASYNCIO: _Loop = asyncio.run
-_UVLOOP: _Loop = aioenv.run
+_LAUNCHERS = {"x stock": "gymnasium-forkserver", "x preload": "gymnasium-preload"}
 
 FIGURES: dict[str, Figure] = {
     "latency": Figure(
         "Round trip of one step",
         ("p50 µs", "p99 µs"),
         {
-            "gymnasium AsyncVectorEnv": _latency_gymnasium,
-            "aioenv (uvloop)": partial(_latency_aioenv, _UVLOOP, "auto"),
-            "aioenv (asyncio)": partial(_latency_aioenv, _ASYNCIO, "auto"),
-            "aioenv (asyncio, streams)": partial(_latency_aioenv, _ASYNCIO, "streams"),
+            "gymnasium-async": _latency_gymnasium,
+            "aioenv": partial(_latency_aioenv, aioenv.run),
+            "aioenv-asyncio": partial(_latency_aioenv, asyncio.run),
+            "aioenv-streams": _latency_streams,
         },
+        {"x async": "gymnasium-async"},
+        env="noop",
+        num_envs=1,
     ),
     "startup": Figure(
-        "From the constructor until every env is built, one worker an env",
+        "From the constructor until every env is built and its spaces are known, one worker an env",
         ("ready s",),
-        {
-            "gymnasium forkserver": partial(_start_gymnasium, False),
-            "the same, preload set": partial(_start_gymnasium, True),
-            **{f"aioenv {start}": partial(_start_aioenv, start) for start in START_METHODS},
-        },
+        _by_launcher(_start_gymnasium, _start_aioenv),
+        _LAUNCHERS,
+        env="HalfCheetah-v5",
+        num_envs=64,
     ),
     "memory": Figure(
-        f"Private memory of a worker, with at least {MIN_WORKERS} alive",
-        ("worker MiB", "and an env MiB"),
-        {f"aioenv {start}": partial(_memory, start) for start in START_METHODS},
+        f"Private dirty memory of a worker without its env's, with at least {MIN_WORKERS} workers of one env alive",
+        ("worker MiB", "an env MiB"),
+        _by_launcher(_memory_gymnasium, _memory_aioenv),
+        _LAUNCHERS,
+        env="HalfCheetah-v5",
+        num_envs=MIN_WORKERS,
     ),
 }

@@ -83,7 +83,7 @@ def loop_time(task: Task) -> LoopTime:
 async def _loop_time(task: Task) -> LoopTime:
     actions = task.actions()
     rows: list[tuple[float, float, float]] = []
-    async with aioenv.AsyncVectorEnv([task.make_env] * task.num_envs) as envs:
+    async with aioenv.AsyncVectorEnv([task.make_env] * task.num_envs, **task.options) as envs:
         await envs.reset(seed=0)
         with CallbackClock().running() as clock:
             await asyncio.sleep(0)  # from here on every callback is measured

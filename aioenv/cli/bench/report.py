@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from aioenv.cli.bench.contenders import CONTENDERS
+from aioenv.cli.bench.figures import Figure
 from aioenv.cli.bench.rounds import Outcomes
 from aioenv.workers.environment import usable_cpus
 
@@ -94,34 +95,44 @@ def print_table(title: str, rows: list[dict[str, Any]]) -> None:
             print(f"{'':<27}after {len(row['rounds'])} rounds: {row['problem']}")
 
 
-def figure_summary(env: str, keys: tuple[str, ...], outcomes: dict[str, Outcomes]) -> list[dict[str, Any]]:
-    """A row for each contender: "env", "contender", "problem", "rounds", the medians of `keys`, and "ratio".
+def figure_summary(env: str, figure: Figure, outcomes: dict[str, Outcomes]) -> list[dict[str, Any]]:
+    """A row for each contender.
 
-    The ratio is that of the first key to the first contender's, the median over rounds.
+    Returns:
+        For each: "env", "contender", "problem", "rounds" (as measured) and, if there are any, the medians of the
+        figure's numbers, and the "ratios" of the first of them to its baselines', medians over rounds as in `summary`.
     """
-    first = next(iter(outcomes.values())).rounds
+    own = {name.partition(": ")[2]: [r[figure.keys[0]] for r in o.rounds] for name, o in outcomes.items()}
     rows = []
-    for name, outcome in outcomes.items():
+    for name, outcome in zip(own, outcomes.values(), strict=True):
         row: dict[str, Any] = {
-            "env": env, "contender": name.partition(": ")[2], "problem": outcome.problem, "rounds": outcome.rounds,
+            "env": env, "contender": name, "problem": outcome.problem, "rounds": outcome.rounds,
         }  # fmt: skip
         if outcome.rounds:
-            row |= {key: statistics.median(r[key] for r in outcome.rounds) for key in keys}
-            pairs = list(zip(outcome.rounds, first, strict=False))
-            row["ratio"] = statistics.median(a[keys[0]] / b[keys[0]] for a, b in pairs) if pairs else None
+            row |= {key: statistics.median(r[key] for r in outcome.rounds) for key in figure.keys}
+            row["ratios"] = {}
+            for baseline in figure.baselines.values():
+                pairs = list(zip(own[name], own.get(baseline, []), strict=False))
+                if pairs:
+                    row["ratios"][baseline] = statistics.median(a / b for a, b in pairs)
         rows.append(row)
     return rows
 
 
-def print_figures(title: str, keys: tuple[str, ...], rows: list[dict[str, Any]]) -> None:
+def print_figures(title: str, figure: Figure, rows: list[dict[str, Any]]) -> None:
     """The rows of one env."""
-    print(f"\n{title}\n{'':<27}" + "".join(f"{key:>16}" for key in keys) + f"{'ratio':>9}")
+    heads = "".join(f"{key:>12}" for key in figure.keys) + "".join(f"{head:>11}" for head in figure.baselines)
+    print(f"\n{title:<27}{heads}")
     for row in rows:
-        if "ratio" not in row:
+        if "ratios" not in row:
             print(f"{row['contender']:<27}{row['problem']}")
             continue
-        ratio = f"{'-':>9}" if row["ratio"] is None else f"{row['ratio']:>9.3f}"
-        print(f"{row['contender']:<27}" + "".join(f"{row[key]:>16,.3f}" for key in keys) + ratio)
+        numbers = "".join(f"{row[key]:>12,.2f}" for key in figure.keys)
+        ratios = row["ratios"]
+        columns = (f"{ratios[b]:>11.3f}" if b in ratios else f"{'-':>11}" for b in figure.baselines.values())
+        print(f"{row['contender']:<27}{numbers}{''.join(columns)}")
+        if row["problem"]:
+            print(f"{'':<27}after {len(row['rounds'])} rounds: {row['problem']}")
 
 
 def print_noise(results: list[dict[str, Any]]) -> None:

@@ -85,12 +85,20 @@ class Task:
         num_envs: how many.
         seconds: for how long to step with the clock running.
         warm_up_s: for how long before that.
+        start, channel: how aioenv starts its workers and talks to them; nobody else does.
     """
 
     env: str
     num_envs: int
     seconds: float
     warm_up_s: float = 0.3
+    start: str | None = None
+    channel: str = "auto"
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Keywords for aioenv's own vector envs."""
+        return {"start": self.start, "channel": self.channel}
 
     @property
     def make_env(self) -> Callable[[], Any]:
