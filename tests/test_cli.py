@@ -232,10 +232,34 @@ gymnasium.register("Spy-v0", entry_point=Spy)
 """
 
 
+# a process that makes one has used 1.3 s of CPU time: each worker, and where Gymnasium makes one first the contender
+BURN = """
+import time
+import gymnasium
+from gymnasium.envs.classic_control import CartPoleEnv
+
+class Burn(CartPoleEnv):
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        while time.process_time() < 1.3:
+            pass
+
+gymnasium.register("Burn-v0", entry_point=Burn)
+"""
+
+
 @pytest.mark.parametrize("contender", LAUNCHERS[:2])
 def test_bench_burdens_no_other_contenders_workers(contender, tmp_path):
     (tmp_path / "spies.py").write_text(SPY)  # the working directory: it is found there
     assert run_contender(f"startup: {contender}", Task("spies:Spy-v0", 1, 0.01))["ready s"] > 0
+
+
+@pytest.mark.parametrize("contender", ["gymnasium-preload", f"aioenv-{START_METHODS[-1]}"])
+def test_bench_counts_what_a_contenders_workers_use_as_its_own(contender, tmp_path):
+    (tmp_path / "burns.py").write_text(BURN)
+    before = sum(os.times()[2:4])
+    run_contender(f"startup: {contender}", Task("burns:Burn-v0", 2, 0.01))
+    assert sum(os.times()[2:4]) - before > 2.5
 
 
 def test_bench_of_mujoco_envs_leaves_no_log(tmp_path):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import gc
 import os
 import statistics
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -101,15 +102,22 @@ def _latency_streams(task: Task) -> dict[str, float]:
 # ------------------------------------------------------------ a start
 
 
-def _gymnasium_forkserver(task: Task, preload: bool) -> Any:
+@contextlib.contextmanager
+def _gymnasium_forkserver(task: Task, preload: bool) -> Iterator[Any]:
     """Gymnasium's, from a fork server, as it comes or told to import beforehand what is needed."""
     import multiprocessing
+    from multiprocessing import forkserver
 
     from gymnasium.vector import AsyncVectorEnv
 
     if preload:
         multiprocessing.set_forkserver_preload(PRELOAD)
-    return AsyncVectorEnv([task.make_env] * task.num_envs, context="forkserver")
+    try:
+        with closing([envs := AsyncVectorEnv([task.make_env] * task.num_envs, context="forkserver")]):
+            yield envs
+    finally:
+        # until somebody waits for the server, the CPU time of its workers looks like that of others
+        forkserver._forkserver._stop()  # type: ignore[attr-defined]
 
 
 def _aioenv_one_each(task: Task, start: str) -> aioenv.AsyncVectorEnv:
@@ -119,8 +127,7 @@ def _aioenv_one_each(task: Task, start: str) -> aioenv.AsyncVectorEnv:
 
 def _start_gymnasium(preload: bool, task: Task) -> dict[str, float]:
     began = time.perf_counter()
-    envs = _gymnasium_forkserver(task, preload)  # its constructor compares the spaces of all envs
-    with closing([envs]):
+    with _gymnasium_forkserver(task, preload):  # its constructor compares the spaces of all envs
         return {"ready s": time.perf_counter() - began}
 
 
@@ -180,7 +187,7 @@ def _figures_of_memory(task: Task, private_mib: Callable[[Task], float]) -> dict
 
 def _memory_gymnasium(preload: bool, task: Task) -> dict[str, float]:
     def private_mib(task: Task) -> float:
-        with closing([envs := _gymnasium_forkserver(task, preload)]):
+        with _gymnasium_forkserver(task, preload) as envs:
             envs.reset(seed=0)
             for _ in range(SETTLE_STEPS):
                 envs.step(envs.action_space.sample())
