@@ -2,43 +2,55 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
 import subprocess
 import sys
 import time
+import uuid
+from pathlib import Path
 
 import pytest
 
 from aioenv.workers.channel import CHANNELS
 from aioenv.workers.launch import START_METHODS
 
-# Prints the pids of all that it has started, then does what it is told; each worker says "x" on the fifo when it does.
+# Says "x" on the fifo when it is as it shall be: each worker once it loops or hangs, else the parent after a step.
 PARENT = """
-import asyncio, ctypes, os, subprocess, sys
+import asyncio, ctypes, subprocess, sys
 import gymnasium as gym, numpy as np
 import aioenv
-from aioenv.workers.forkserver import ForkServer
 
 start, channel, what, fifo = sys.argv[1:]
+DEAF = '''
+import signal, time
+for number in set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP}:
+    signal.signal(number, signal.SIG_IGN)
+print(flush=True)
+time.sleep(600)
+'''
+
+def say():
+    with open(fifo, "w") as f:
+        f.write("x")
 
 class Mine(gym.Env):
     observation_space = gym.spaces.Box(0, 9, (1,), np.float32)
     action_space = gym.spaces.Discrete(2)
-    child = 0
 
     def __init__(self):
         if what == "child":
-            deaf = "import signal, time\\nfor s in (1, 2, 15): signal.signal(s, signal.SIG_IGN)\\ntime.sleep(600)"
-            self.child = subprocess.Popen([sys.executable, "-c", deaf]).pid
+            self.child = subprocess.Popen([sys.executable, "-c", DEAF], stdout=subprocess.PIPE)
+            self.child.stdout.readline()
 
     def reset(self, *, seed=None, options=None):
         return np.zeros(1, np.float32), {}
 
     def step(self, action):
-        with open(fifo, "w") as f:
-            f.write("x")
+        if what in ("loop", "gil"):
+            say()
         while what == "loop":
             pass
         if what == "gil":
@@ -48,57 +60,89 @@ class Mine(gym.Env):
 async def main():
     envs = await aioenv.AsyncVectorEnv([Mine] * 2, num_workers=2, start=start, channel=channel)
     await envs.reset()
-    children = [pid for pid in await envs.get_attr("child") if pid]
-    servers = [server.pid for server in ForkServer._servers.values()]
-    print(*[w.pid for w in envs.workers], *children, *servers, flush=True)
     await envs.step([0, 0])
+    say()
     await asyncio.sleep(600)
 
 asyncio.run(main())
 """
 
-CASES = [
-    pytest.param(start, channel, what, id=f"{start}-{channel}-{what}")
-    for start in START_METHODS
-    for channel in CHANNELS
-    for what in ("idle", "loop", "gil", "child")
-]
+# what it does → how often "x" is said, and how many processes are there then: workers, guardian, children of envs
+CASES = {"idle": (1, 3), "loop": (2, 3), "gil": (2, 3), "child": (1, 5)}
+WAYS = [(start, channel, what) for start in START_METHODS for channel in CHANNELS for what in CASES]
 
 
-def kill_and_watch(start: str, channel: str, what: str, fifo: str) -> None:
-    os.mkfifo(fifo)
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-    args = [sys.executable, "-c", PARENT, start, channel, what, fifo]
-    with subprocess.Popen(args, env=env, stdout=subprocess.PIPE, text=True) as parent:
-        pids = [int(pid) for pid in parent.stdout.readline().split()]
-        assert len(pids) == (5 if what == "child" else 3), "two workers, their children, and the guardian"
-        pidfds = {os.pidfd_open(pid): pid for pid in pids}
-        try:
-            said = ""
-            while len(said) < 2:
-                with open(fifo) as f:
-                    said += f.read()
-            parent.send_signal(signal.SIGKILL)
+def bearing(mark: str) -> set[int]:
+    """The processes that have this among their environment variables, zombies aside."""
+    found = set()
+    for environ in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):  # it has ended, or is none of our business
+            if mark.encode() in environ.read_bytes():
+                found.add(int(environ.parent.name))
+    return found
+
+
+def sleeps(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "S"
+
+
+def wait_for(fifo: int, count: int) -> None:
+    while count:
+        assert select.select([fifo], [], [], 60)[0], "the parent or its workers did not get that far"
+        count -= len(os.read(fifo, count))
+
+
+@pytest.fixture
+def killed_parent(tmp_path):
+    """Start a parent, kill it, and see what is left after a second; whatever is left is killed too."""
+    with contextlib.ExitStack() as stack:
+
+        def kill_and_watch(start: str, channel: str, what: str) -> None:
+            path = str(tmp_path / "fifo")
+            os.mkfifo(path)
+            fifo = os.open(path, os.O_RDWR)  # for writing too, so that it has no end
+            stack.callback(os.close, fifo)
+            mark = f"AIOENV_TEST={uuid.uuid4()}"
+            env = {**os.environ, **dict([mark.split("=")]), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+            parent = stack.enter_context(
+                subprocess.Popen([sys.executable, "-c", PARENT, start, channel, what, path], env=env)
+            )
+            stack.callback(kill_all, mark)
+            said, processes = CASES[what]
+            wait_for(fifo, said)
+            started = bearing(mark) - {parent.pid}
+            assert len(started) == processes
+            while what == "gil" and not all(map(sleeps, started)):
+                pass  # from "x" on, sleeping is all that it does
+            pidfds = {os.pidfd_open(pid): pid for pid in started}
+            for fd in pidfds:
+                stack.callback(os.close, fd)
             deadline = time.monotonic() + 1.0
+            parent.kill()
             left = dict(pidfds)
             while left and (rest := deadline - time.monotonic()) > 0:
                 for fd in select.select(list(left), [], [], rest)[0]:
                     del left[fd]
-            assert not left, f"still there: {[open(f'/proc/{pid}/cmdline').read() for pid in left.values()]}"
-        finally:
-            parent.kill()
-            for fd in pidfds:
-                signal.pidfd_send_signal(fd, signal.SIGKILL) if fd in left else None
-                os.close(fd)
+            assert not left, f"still there: {[Path(f'/proc/{pid}/cmdline').read_text() for pid in left.values()]}"
+            parent.wait()
+            assert not bearing(mark), "started after it was killed"
+
+        yield kill_and_watch
 
 
-@pytest.mark.parametrize(("start", "channel", "what"), CASES)
-def test_nothing_is_left(start, channel, what, tmp_path):
-    kill_and_watch(start, channel, what, str(tmp_path / "fifo"))
+def kill_all(mark: str) -> None:
+    for pid in bearing(mark):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize(("start", "channel", "what"), WAYS)
+def test_nothing_is_left(start, channel, what, killed_parent):
+    killed_parent(start, channel, what)
 
 
 @pytest.mark.stress
 @pytest.mark.parametrize("run", range(20))
-@pytest.mark.parametrize(("start", "channel", "what"), CASES)
-def test_nothing_is_left_twenty_times(start, channel, what, run, tmp_path):
-    kill_and_watch(start, channel, what, str(tmp_path / "fifo"))
+@pytest.mark.parametrize(("start", "channel", "what"), WAYS)
+def test_nothing_is_left_twenty_times(start, channel, what, run, killed_parent):
+    killed_parent(start, channel, what)
