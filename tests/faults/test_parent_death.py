@@ -86,9 +86,11 @@ def sleeps(pid: int) -> bool:
     return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "S"
 
 
-def wait_for(fifo: int, count: int) -> None:
+def wait_for(count: int, fifo: int, parent: int) -> None:
     while count:
-        assert select.select([fifo], [], [], 60)[0], "the parent or its workers did not get that far"
+        ready = select.select([fifo, parent], [], [], 60)[0]
+        assert parent not in ready, "the parent has ended by itself: see what it printed"
+        assert fifo in ready, "the parent or its workers did not get that far"
         count -= len(os.read(fifo, count))
 
 
@@ -108,8 +110,10 @@ def killed_parent(tmp_path):
                 subprocess.Popen([sys.executable, "-c", PARENT, start, channel, what, path], env=env)
             )
             stack.callback(kill_all, mark)
+            parent_fd = os.pidfd_open(parent.pid)
+            stack.callback(os.close, parent_fd)
             said, processes = CASES[what]
-            wait_for(fifo, said)
+            wait_for(said, fifo, parent_fd)
             started = bearing(mark) - {parent.pid}
             assert len(started) == processes
             while what == "gil" and not all(map(sleeps, started)):
