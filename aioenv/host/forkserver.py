@@ -122,7 +122,10 @@ class Server:
             if threads > 1:
                 self._unfit = Unfit(name, threads)
         if news:
-            boot.libc().prctl  # noqa: B018  # looked up here, so that no worker has to
+            # once here, so that no worker has to
+            boot.libc().prctl  # noqa: B018
+            if "gymnasium" in sys.modules:
+                importlib.import_module("aioenv.host.registry").read_registry()
             gc.collect()
             gc.freeze()  # or the first full collection of each worker copies all of it
 
