@@ -123,6 +123,7 @@ class Exchange:
         parts: one a worker.
         stepped: whether it is a step (else a reset).
         waiting: whether somebody awaits the whole; otherwise its parts are ready one by one, for `recv`.
+        polled: whether its replies have been polled for, which is done once at most.
         done: resolved when the last reply is in.
     """
 
@@ -142,6 +143,7 @@ class Exchange:
         self.open = len(parts)
         self.done: asyncio.Future[None] = loop.create_future()
         self.images: Any = None
+        self.polled = False
 
     def arrived(self) -> None:
         """One more reply is in."""
@@ -162,7 +164,10 @@ class Exchange:
     def poll(self) -> bool:
         """Take replies that have come already; whether all are in."""
         for part in self.parts:
-            part.member.worker.poll()
+            worker = part.member.worker
+            # never a worker whose reply is being handled: its channel is not re-entrant
+            if part.request is not None and worker.is_pending(part.request):
+                worker.poll()
         return self.open == 0
 
     def errors(self) -> list[SlotError]:
