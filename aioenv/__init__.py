@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from aioenv.errors import PendingCallError as PendingCallError
     from aioenv.errors import RenderError as RenderError
     from aioenv.errors import ResetNeededError as ResetNeededError
+    from aioenv.errors import ResumeError as ResumeError
     from aioenv.errors import SlotError as SlotError
+    from aioenv.errors import SlotErrorGroup as SlotErrorGroup
     from aioenv.errors import SpaceMismatchError as SpaceMismatchError
     from aioenv.errors import StepTimeout as StepTimeout
     from aioenv.errors import WireError as WireError
@@ -35,11 +37,12 @@ if TYPE_CHECKING:
     from aioenv.make import run as run
     from aioenv.rendering.config import RenderConfig as RenderConfig
     from aioenv.vector_env import AsyncVectorEnv as AsyncVectorEnv
+    from aioenv.workers.restart import RestartPolicy as RestartPolicy
 
 _ERRORS = (
     "ActionError", "AioenvError", "ClosedError", "EnvError", "LoopError", "NoAsyncCallError",
-    "PendingCallError", "RenderError", "ResetNeededError", "SlotError", "SpaceMismatchError",
-    "StepTimeout", "WireError", "WorkerDied", "WorkerStartError",
+    "PendingCallError", "RenderError", "ResetNeededError", "ResumeError", "SlotError", "SlotErrorGroup",
+    "SpaceMismatchError", "StepTimeout", "WireError", "WorkerDied", "WorkerStartError",
 )  # fmt: skip
 
 _HOME = {
@@ -47,6 +50,7 @@ _HOME = {
     **dict.fromkeys(("Ready", "ResetResult", "StepResult"), "aioenv.engine.results"),
     "AsyncVectorEnv": "aioenv.vector_env",
     "RenderConfig": "aioenv.rendering.config",
+    "RestartPolicy": "aioenv.workers.restart",
     "make_vec": "aioenv.make",
     "run": "aioenv.make",
 }

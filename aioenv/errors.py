@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import multiprocessing
 import signal
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Self
 
 from gymnasium import error as gym_error
 
@@ -22,7 +23,9 @@ __all__ = [
     "PendingCallError",
     "RenderError",
     "ResetNeededError",
+    "ResumeError",
     "SlotError",
+    "SlotErrorGroup",
     "SpaceMismatchError",
     "StepTimeout",
     "WireError",
@@ -68,7 +71,20 @@ class LoopError(AioenvError, RuntimeError):
 
 
 class StepTimeout(AioenvError, TimeoutError, multiprocessing.TimeoutError):
-    """`timeout_s` passed before every reply was in. Nothing is lost: `recv()` takes the late result."""
+    """`timeout_s` passed before every reply was in. Nothing is lost: `recv()` takes the late result.
+
+    Attributes:
+        slots: those without a reply.
+        running: those of them whose envs were being run just then: if one hangs, it is among these.
+        partial: what there is of the batch, of the type that the call would have returned, in arrays of its own;
+            slots without a reply hold zeros. None if there was no batch.
+    """
+
+    def __init__(self, message: str, *, slots: tuple[int, ...] = (), running: tuple[int, ...] = ()) -> None:
+        super().__init__(message)
+        self.slots = slots
+        self.running = running
+        self.partial: Any = None
 
 
 class ActionError(AioenvError, ValueError):
@@ -81,6 +97,10 @@ class ResetNeededError(AioenvError, gym_error.ResetNeeded):
 
 class SpaceMismatchError(AioenvError, RuntimeError):
     """The spaces of two slots can't be batched together; the message names both."""
+
+
+class ResumeError(AioenvError, ValueError):
+    """Envs can't be resumed, or can't take on a state: the message names the env or the wrapper in the way."""
 
 
 class RenderError(AioenvError, RuntimeError):
@@ -145,16 +165,27 @@ class SlotError(AioenvError):
         self.partial: Any = None
         self.errors: tuple[SlotError, ...] = (self,)
 
+    def concern(self, slots: tuple[int, ...]) -> None:
+        """Make it an error of these slots alone."""
+        self.slots = slots
+        self.slot = slots[0]
+
     @staticmethod
     def join(errors: list[SlotError], partial: Any) -> SlotError:
-        """The error of the lowest slot, which knows of the others and of what else there is of the batch."""
+        """One error of a batch: the only one there is, or a group of all, which goes by the lowest slot's.
+
+        The group is an `ExceptionGroup`. It is also an `EnvError` or a `WorkerDied` if all of them are.
+        """
         errors = sorted(errors, key=lambda error: error.slot)
         for error in errors:
             error.partial = partial
             error.errors = tuple(errors)
-        for other in errors[1:]:
-            errors[0].add_note(f"and also {other}")
-        return errors[0]
+        if len(errors) == 1:
+            return errors[0]
+        for kind, group in ((EnvError, EnvErrorGroup), (WorkerDied, WorkerDiedGroup)):
+            if all(isinstance(error, kind) for error in errors):
+                return group.of(errors)
+        return SlotErrorGroup.of(errors)
 
 
 class EnvError(SlotError):
@@ -167,12 +198,62 @@ class WorkerDied(SlotError, EOFError):
     It is also the EOFError that Gymnasium's AsyncVectorEnv raises then.
 
     Attributes:
+        slot: the slot whose env was being run, where that is known.
+        running: the same, or None if no env was being run, or if it is not known.
         returncode: the exit code, `-N` for signal N, or None if it is not known.
     """
 
-    def __init__(self, message: str, *, returncode: int | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self, message: str, *, returncode: int | None = None, running: int | None = None, **kwargs: Any
+    ) -> None:
         super().__init__(message, **kwargs)
         self.returncode = returncode
+        self.running = running
+        self.concern(self.slots)
+
+    def concern(self, slots: tuple[int, ...]) -> None:
+        """See `SlotError`."""
+        super().concern(slots)
+        if self.running in slots:
+            self.slot = self.running
+
+
+class SlotErrorGroup(SlotError, ExceptionGroup[SlotError]):
+    """Several errors of one batch. Its attributes are those of the first, but for `slots`, which has all.
+
+    `except*` takes it apart; `errors` lists them.
+    """
+
+    def __new__(cls, message: str, errors: Sequence[SlotError]) -> Self:  # noqa: D102
+        return ExceptionGroup.__new__(cls, message, errors)
+
+    def __init__(self, message: str, errors: Sequence[SlotError]) -> None:
+        first = errors[0]
+        ExceptionGroup.__init__(self, message, errors)
+        self.__dict__.update(first.__dict__)
+        self.__dict__.pop("__notes__", None)
+        self.slots = tuple(sorted({slot for error in errors for slot in error.slots}))
+        self.__cause__ = first.__cause__
+
+    @classmethod
+    def of(cls, errors: Sequence[SlotError]) -> Self:
+        """The group of these errors; the message is the first one's, and says how many more there are."""
+        return cls(f"{errors[0]}\nand {len(errors) - 1} more, in slots {[e.slot for e in errors[1:]]}", errors)
+
+    def __str__(self) -> str:
+        return self.message
+
+    def derive(self, excs: Sequence[Any], /) -> SlotErrorGroup:  # type: ignore[override]
+        """The group of a part of them."""
+        return SlotErrorGroup(self.message, excs)
+
+
+class EnvErrorGroup(SlotErrorGroup, EnvError):
+    """Several envs raised."""
+
+
+class WorkerDiedGroup(SlotErrorGroup, WorkerDied):
+    """Several workers died."""
 
 
 def describe_exit(returncode: int | None) -> str:

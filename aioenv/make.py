@@ -17,6 +17,7 @@ from aioenv.vector_env import AsyncVectorEnv
 
 if TYPE_CHECKING:
     from aioenv.rendering.config import RenderConfig
+    from aioenv.workers.restart import RestartPolicy
 
 __all__ = ["env_factory", "make_vec", "new_event_loop", "run"]
 
@@ -36,6 +37,8 @@ def make_vec(
     observation_mode: str | tuple[Space[Any], Space[Any]] = "same",
     autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
     timeout_s: float | None = None,
+    on_timeout: str = "raise",
+    restart: RestartPolicy | None = None,
     start_timeout_s: float = 60.0,
     log_prefix: str | None = None,
     worker_env: Mapping[str, str] | None = None,
@@ -71,6 +74,8 @@ def make_vec(
         observation_mode=observation_mode,
         autoreset_mode=autoreset_mode,
         timeout_s=timeout_s,
+        on_timeout=on_timeout,
+        restart=restart,
         start_timeout_s=start_timeout_s,
         log_prefix=log_prefix,
         worker_env=worker_env,

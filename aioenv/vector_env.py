@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-import warnings
-from collections.abc import AsyncIterator, Callable, Generator, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Self
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from gymnasium import Env, Space
@@ -16,27 +14,28 @@ from aioenv.engine import calls
 from aioenv.engine.arguments import (
     check_num_workers,
     check_observation_mode,
+    check_on_timeout,
     check_seconds,
+    check_timeout,
     pickle_factories,
 )
-from aioenv.engine.fleet import Fleet, FleetConfig
+from aioenv.engine.fleet import FleetConfig
 from aioenv.engine.images import stack_images
 from aioenv.engine.imports import modules_needed
+from aioenv.engine.lifecycle import Lifecycle
 from aioenv.engine.results import Ready, ResetResult, StepResult, WorkerInfo
-from aioenv.engine.schedule import Schedule
 from aioenv.engine.seeds import split_reset_options, spread_seeds
-from aioenv.engine.session import CLOSE_GRACE_S, Session
-from aioenv.errors import ClosedError, LoopError
 from aioenv.workers.channel import check_channel
 from aioenv.workers.launch import check_start
 
 if TYPE_CHECKING:
     from aioenv.rendering.config import RenderConfig
+    from aioenv.workers.restart import RestartPolicy
 
 __all__ = ["AsyncVectorEnv", "WorkerInfo"]
 
 
-class AsyncVectorEnv:
+class AsyncVectorEnv(Lifecycle):
     """Many envs, stepped at once in worker processes; every call that waits is awaited.
 
     Nothing is started by the constructor. Use it as an async context manager, or await it and close it::
@@ -69,6 +68,10 @@ class AsyncVectorEnv:
             `(batched space, single space)`, as in Gymnasium.
         autoreset_mode: an `AutoresetMode` of Gymnasium, or its value.
         timeout_s: how long `reset`, `step` and `recv` may wait for replies, in seconds; None for ever.
+        on_timeout: what happens then: "raise" a StepTimeout; "kill" the workers that owe a reply, for good; or
+            "restart" them. Where workers are killed the call goes on: it returns what their slots report then, or
+            raises WorkerDied.
+        restart: start workers again that died; None: their slots are lost.
         start_timeout_s: how long a worker may take to come up, in seconds.
         log_prefix: goes before each line that envs print. What they print becomes log records of the logger
             "aioenv.workers".
@@ -97,6 +100,8 @@ class AsyncVectorEnv:
         observation_mode: str | tuple[Space[Any], Space[Any]] = "same",
         autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
         timeout_s: float | None = None,
+        on_timeout: str = "raise",
+        restart: RestartPolicy | None = None,
         start_timeout_s: float = 60.0,
         log_prefix: str | None = None,
         worker_env: Mapping[str, str] | None = None,
@@ -111,7 +116,8 @@ class AsyncVectorEnv:
         check_observation_mode(observation_mode)
         self._render_config = render
         self._must_reset = self.autoreset_mode is AutoresetMode.DISABLED  # Gymnasium's AsyncVectorEnv does not ask
-        self._timeout_s = check_seconds("timeout_s", timeout_s) if timeout_s is not None else None
+        self._timeout_s = check_timeout(timeout_s)
+        self._on_timeout = check_on_timeout(on_timeout, restart)
         self._config = FleetConfig(
             factories=factories,
             num_workers=check_num_workers(num_workers, self.num_envs),
@@ -125,183 +131,17 @@ class AsyncVectorEnv:
             log_prefix=log_prefix,
             worker_env=dict(worker_env) if worker_env else None,
             find_sources=render is not None,
+            restart=restart,
         )
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._starting: asyncio.Task[None] | None = None
-        self._closing: asyncio.Task[None] | None = None
-        self._session: Session | None = None
-        self._schedule: Schedule | None = None  # of the session, once it is started: one lookup less a step
-
-    # ------------------------------------------------------------ life
-
-    def __await__(self) -> Generator[Any, None, Self]:
-        return self._ensure_started().__await__()
-
-    async def __aenter__(self) -> Self:
-        return await self._ensure_started()
-
-    async def __aexit__(self, *exc_info: object) -> None:
-        await self.close()
-
-    async def _ensure_started(self) -> Self:
-        """Start the workers, once.
-
-        If this is cancelled, the workers are ended.
-
-        Raises:
-            WorkerStartError: if an env could not be made; it carries the worker's traceback.
-            SpaceMismatchError: if the envs' spaces can't be batched.
-            RenderError: if images were asked for and can't be drawn.
-        """
-        self._check_open()
-        loop = asyncio.get_running_loop()
-        if self._loop is None:
-            self._loop = loop
-            self._session = Session(
-                self._config,
-                self._render_config,
-                copy=self.copy,
-                must_reset=self._must_reset,
-                timeout_s=self._timeout_s,
-            )
-            self._starting = loop.create_task(self._session.start())
-        self._check_loop()
-        assert self._starting is not None
-        try:
-            await asyncio.shield(self._starting)
-        except asyncio.CancelledError:
-            self._starting.cancel()
-            await asyncio.wait([self._starting])
-            await self.close()
-            raise
-        except BaseException:
-            self.closed = True
-            raise
-        assert self._session is not None
-        self._schedule = self._session.schedule
-        return self
-
-    async def close(self, *, grace_s: float = CLOSE_GRACE_S) -> None:
-        """End the workers: each may close its envs for `grace_s`, then gets SIGTERM, a second later SIGKILL.
-
-        Idempotent. If this is cancelled, the workers are killed at once.
-
-        Args:
-            grace_s: in seconds; envs that write a video when they are closed, say, may want more than one.
-        """
-        self.closed = True
-        if self._loop is None:
-            return
-        self._check_loop()
-        if self._closing is None:
-            self._closing = self._loop.create_task(self._close(grace_s))
-        try:
-            await asyncio.shield(self._closing)
-        except asyncio.CancelledError:
-            self._abandon()
-            raise
-
-    async def _close(self, grace_s: float) -> None:
-        assert self._starting is not None and self._session is not None
-        if not self._starting.done():
-            self._starting.cancel()
-            await asyncio.wait([self._starting])
-        await self._session.close(grace_s)
-
-    def _abandon(self) -> None:
-        """Kill every process without waiting."""
-        if self._session is not None:
-            self._session.abandon()
-
-    def __del__(self) -> None:
-        # the constructor may have raised before there was anything
-        session = getattr(self, "_session", None)
-        if not getattr(self, "closed", True) and session is not None and session.is_mine:
-            self.closed = True
-            self._abandon()
-            warnings.warn(f"unclosed {self!r}; its workers were killed", ResourceWarning, source=self, stacklevel=2)
-
-    def __repr__(self) -> str:
-        state = "closed" if self.closed else "running" if self._schedule is not None else "not started"
-        return f"<{type(self).__name__} num_envs={self.num_envs} {state}>"
-
-    def _check_open(self) -> None:
-        if self.closed:
-            raise ClosedError(f"Trying to operate on `{type(self).__name__}`, after a call to `close()`.")
-
-    def _check_loop(self) -> None:
-        loop = asyncio.get_running_loop()
-        if loop is not self._loop:
-            raise LoopError(f"this vector env belongs to the event loop {self._loop}, it was used from {loop}")
-
-    @property
-    def _running(self) -> Schedule:
-        """The schedule, if this is started, open, and on its own loop."""
-        schedule = self._schedule
-        if schedule is None or self.closed:
-            self._check_open()
-        if schedule is None:
-            raise RuntimeError(f"{self!r}: start it first, with `async with envs:` or `await envs`")
-        if asyncio.get_running_loop() is not self._loop:
-            self._check_loop()
-        return schedule
-
-    @property
-    def _started(self) -> Fleet:
-        """The workers, if this is or was started: what is known of them outlives the close."""
-        if self._session is None or self._schedule is None:
-            raise RuntimeError(
-                f"{self!r}: start it first, with `async with envs:` or `await envs`; spaces come from the workers"
-            )
-        return self._session.fleet
-
-    # ------------------------------------------------------------ attributes
-
-    @property
-    def single_observation_space(self) -> Space[Any]:
-        """The observation space of one slot."""
-        return self._started.single_observation_space
-
-    @property
-    def observation_space(self) -> Space[Any]:
-        """The space of a batch of observations."""
-        return self._started.observation_space
-
-    @property
-    def single_action_space(self) -> Space[Any]:
-        """The action space of one slot."""
-        return self._started.single_action_space
-
-    @property
-    def action_space(self) -> Space[Any]:
-        """The space of a batch of actions."""
-        return self._started.action_space
-
-    @property
-    def metadata(self) -> dict[str, Any]:
-        """The metadata of the first env, and `autoreset_mode`."""
-        return self._started.metadata
-
-    @property
-    def spec(self) -> Any:
-        """The `EnvSpec` of the first env, if it has one."""
-        return self._started.spec
-
-    @property
-    def render_mode(self) -> str | None:
-        """The render mode of the first env."""
-        return self._started.render_mode
-
-    @property
-    def workers(self) -> tuple[WorkerInfo, ...]:
-        """The worker processes: pid, state ("running", "dead", …), slots and memory."""
-        members = self._session.fleet.members if self._session is not None else []
-        return tuple(WorkerInfo(m.worker.pid, m.worker.state.value, m.worker.slots) for m in members)
 
     # ------------------------------------------------------------ whole batches
 
     async def reset(
-        self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
+        self,
+        *,
+        seed: int | Sequence[int | None] | None = None,
+        options: dict[str, Any] | None = None,
+        timeout_s: float | None = None,
     ) -> ResetResult:
         """Begin an episode in every slot, or in those that `options["reset_mask"]` names.
 
@@ -311,6 +151,7 @@ class AsyncVectorEnv:
             seed: an int seeds slot i with `seed + i`; a list gives each slot its own (None: no seed).
             options: passed to each env's `reset`, but for "reset_mask", a bool array of shape `(num_envs,)`:
                 slots where it is False go on as they are and keep their last observation.
+            timeout_s: instead of the constructor's, in seconds.
 
         Raises:
             PendingCallError: if a slot has a request in flight. Nothing was sent.
@@ -321,9 +162,9 @@ class AsyncVectorEnv:
         schedule = self._running
         mask, rest = split_reset_options(options, self.num_envs)
         seeds = spread_seeds(seed, np.arange(self.num_envs), self.num_envs)
-        return await schedule.reset(seeds, mask, rest)
+        return await schedule.reset(seeds, mask, rest, check_timeout(timeout_s))
 
-    async def step(self, actions: Any) -> StepResult:
+    async def step(self, actions: Any, *, timeout_s: float | None = None) -> StepResult:
         """Step every slot.
 
         If this is cancelled before anything was sent, nothing happened. After that the envs do step, and the result
@@ -333,6 +174,7 @@ class AsyncVectorEnv:
         Args:
             actions: a batch of `action_space`: for most spaces an array of shape `(num_envs, *shape)`. It is
                 cast to the space's dtype.
+            timeout_s: instead of the constructor's, in seconds.
 
         Returns:
             `(obs, reward, terminated, truncated, info)`: observations as a batch of `observation_space`, reward
@@ -346,7 +188,7 @@ class AsyncVectorEnv:
             WorkerDied: if a worker ended.
             StepTimeout: if `timeout_s` passed.
         """
-        return await self._running.step(actions)
+        return await self._running.step(actions, timeout_s=check_timeout(timeout_s))
 
     async def render(self) -> Any:
         """Images of the states that `reset` and `step` (or `recv`) returned last.
@@ -367,7 +209,7 @@ class AsyncVectorEnv:
         assert self._session is not None
         if self._session.images is not None:
             return await self._session.images.render()
-        return stack_images(await calls.call_envs(self._started, schedule.table, None, "render", (), {}))
+        return stack_images(await calls.call_envs(schedule, None, "render", (), {}))
 
     # ------------------------------------------------------------ some slots, whoever is first
 
@@ -454,12 +296,12 @@ class AsyncVectorEnv:
             WorkerDied: if a worker ended.
         """
         schedule = self._running
-        return await calls.call_envs(self._started, schedule.table, None, name, args, kwargs)
+        return await calls.call_envs(schedule, None, name, args, kwargs)
 
     async def call_at(self, slot: int, name: str, *args: Any, **kwargs: Any) -> Any:
         """Call a method of one slot's env (or read an attribute); otherwise as `call`."""
         schedule = self._running
-        return (await calls.call_envs(self._started, schedule.table, [slot], name, args, kwargs))[0]
+        return (await calls.call_envs(schedule, [slot], name, args, kwargs))[0]
 
     async def get_attr(self, name: str) -> tuple[Any, ...]:
         """Read an attribute of every env; otherwise as `call`."""
@@ -473,4 +315,4 @@ class AsyncVectorEnv:
             PendingCallError, EnvError, WorkerDied: as for `call`.
         """
         schedule = self._running
-        await calls.set_attr(self._started, schedule.table, name, values)
+        await calls.set_attr(schedule, name, values)

@@ -392,7 +392,7 @@ def test_a_worker_that_dies_is_named_and_is_the_end_of_its_slot_alone():
         assert "Worker-1" in lines[0] and len(lines) == 3
         with pytest.raises(aioenv.WorkerDied):
             envs.reset()
-        assert envs.workers[0].state == "running"
+        assert envs.workers[0].state == "ready"
 
 
 def test_a_factory_that_exits_in_its_worker():
@@ -429,7 +429,7 @@ def test_close_ends_what_hangs(gate, arguments):
     envs.step_async([0, Counter.WAIT])
     with pytest.warns(UserWarning, match="Calling `close` while waiting"):
         envs.close(**arguments)
-    assert envs.closed and [worker.state for worker in envs.workers] == ["dead"] * 2
+    assert envs.closed and [worker.state for worker in envs.workers] == ["closed"] * 2
 
 
 def test_close_waits_while_envs_close(gate, tmp_path):

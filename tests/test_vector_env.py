@@ -81,8 +81,8 @@ async def test_results_unpack_as_gymnasiums():
         assert info["t"].tolist() == [1, 1, 1]
         assert envs.metadata["autoreset_mode"] is AutoresetMode.NEXT_STEP
         assert [w.slots for w in envs.workers] == [(0, 1), (2,)]
-        assert all(w.state == "running" for w in envs.workers)
-    assert envs.closed and {w.state for w in envs.workers} == {"dead"}
+        assert all(w.state == "ready" for w in envs.workers)
+    assert envs.closed and {w.state for w in envs.workers} == {"closed"}
 
 
 async def test_bare_await_starts_and_attributes_wait_for_it():

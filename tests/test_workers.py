@@ -277,7 +277,7 @@ async def test_workers_tell_how_much_memory_they_hold(start):
         assert 0 < plain.private_dirty <= plain.uss <= plain.pss <= plain.rss
         workers = envs.workers
     assert [worker.memory for worker in workers] == [None, None]
-    assert [worker.state for worker in envs.workers] == ["dead"] * 2
+    assert [worker.state for worker in envs.workers] == ["closed"] * 2
     assert [worker.memory for worker in envs.workers] == [None, None]
 
 

@@ -14,6 +14,10 @@ from gymnasium.vector import AutoresetMode
 __all__ = ["Autoreset", "Stepped", "parse_mode"]
 
 
+# Instead of a step of its env, a row's next step is: nothing else; a reset; the end of an episode that was lost.
+_NOT, _RESET, _LOST = 0, 1, 2
+
+
 class Stepped:
     """What came of stepping some rows, in their order; a row that failed has reward 0 and flags False.
 
@@ -43,39 +47,81 @@ class Autoreset:
     Args:
         envs: the envs, one a row.
         mode: the autoreset mode.
+        mark: `mark[0]` becomes row + 1 before an env runs, and 0 after the last one.
     """
 
-    def __init__(self, envs: Sequence[Env[Any, Any]], mode: AutoresetMode) -> None:
+    def __init__(self, envs: Sequence[Env[Any, Any]], mode: AutoresetMode, mark: memoryview | list[int]) -> None:
+        self._mark = mark
         self._resets = [env.reset for env in envs]
         self._steps = [env.step for env in envs]
-        self._due = [False] * len(envs)  # rows whose next step is a reset
+        self._due = [_NOT] * len(envs)  # rows whose next step is none of their env's
+        self._seeds: dict[int, int] = {}  # for the next reset of a row
+        self._lost: dict[int, Any] = {}  # the last observation of a row whose end has yet to be told
         self._next_step = mode is AutoresetMode.NEXT_STEP
         self._same_step = mode is AutoresetMode.SAME_STEP
 
     def reset(self, row: int, seed: int | None, options: dict[str, Any] | None) -> tuple[Any, dict[str, Any]]:
         """Begin an episode in one row; observation and info."""
-        obs, info = self._resets[row](seed=seed, options=options)
-        self._due[row] = False
+        self._mark[0] = row + 1
+        known = self._seeds.pop(row, None)
+        obs, info = self._resets[row](seed=known if seed is None else seed, options=options)
+        self._due[row] = _NOT
+        self._lost.pop(row, None)
+        self._mark[0] = 0
         return obs, info
+
+    def begin_anew(self, row: int, seed: int | None, lost: Any) -> None:
+        """This row's env is a new one, in place of one that was lost.
+
+        Args:
+            row: the row.
+            seed: for its next reset, unless that is given one.
+            lost: the last observation; the next step tells of the end of that episode. None: it had ended.
+        """
+        if seed is not None:
+            self._seeds[row] = seed
+        if lost is not None:
+            self._lost[row] = lost
+            self._due[row] = _LOST
+        elif self._next_step:
+            self._due[row] = _RESET
+
+    def _reset_by_itself(self, row: int) -> tuple[Any, dict[str, Any]]:
+        seed = self._seeds.pop(row, None)
+        outcome: tuple[Any, dict[str, Any]] = self._resets[row]() if seed is None else self._resets[row](seed=seed)
+        self._due[row] = _NOT
+        return outcome
+
+    def _instead(self, row: int) -> tuple[Any, float, bool, bool, dict[str, Any], dict[str, Any] | None]:
+        """What a step of a row gives that does not step its env; and what became of the episode before."""
+        if self._due[row] == _RESET:
+            obs, info = self._reset_by_itself(row)
+            return obs, 0.0, False, False, info, None
+        obs, info = self._lost.pop(row), {"restarted": True}
+        if self._same_step:
+            final = {"final_obs": obs, "final_info": info}
+            obs, fresh = self._reset_by_itself(row)
+            return obs, 0.0, False, True, {**fresh, **info}, final
+        self._due[row] = _RESET if self._next_step else _NOT
+        return obs, 0.0, False, True, info, None
 
     def step(self, rows: Iterable[int], actions: Iterable[Any], write: Callable[[int, Any], None]) -> Stepped:
         """Step rows with one action each; `write(row, observation)` takes the observations."""
         out = Stepped()
-        steps, due = self._steps, self._due
+        steps, due, mark = self._steps, self._due, self._mark
         rewards, terminated, truncated, infos = out.rewards, out.terminated, out.truncated, out.infos
         for row, action in zip(rows, actions, strict=True):
             reward: Any
             final = None
+            mark[0] = row + 1
             try:
                 if due[row]:
-                    obs, info = self._resets[row]()
-                    due[row] = False
-                    reward, ends, cut = 0.0, False, False
+                    obs, reward, ends, cut, info, final = self._instead(row)
                 else:
                     obs, reward, ends, cut, info = steps[row](action)
                     if ends or cut:
                         if self._next_step:
-                            due[row] = True
+                            due[row] = _RESET
                         elif self._same_step:
                             final = {"final_obs": obs, "final_info": info}
                             obs, info = self._resets[row]()
@@ -90,6 +136,7 @@ class Autoreset:
                 infos.append((row, final))
             if info:
                 infos.append((row, info))
+        mark[0] = 0
         return out
 
 

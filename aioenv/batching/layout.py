@@ -140,6 +140,17 @@ class Layout:
             case _TupleNode(children):
                 return list(zip(*(self._rows(c, arrays, objects) for c in children), strict=True))
 
+    def split(self, data: bytes, n: int) -> Arrays:
+        """The arrays of n elements out of their bytes, one after the other; copies."""
+        arrays: Arrays = []
+        offset = 0
+        for leaf in self.leaves:
+            size = n * int(np.prod(leaf.shape, dtype=np.int64))
+            array = np.frombuffer(data, leaf.dtype, size, offset).reshape((n, *leaf.shape)).copy()
+            offset += array.nbytes
+            arrays.append(array)
+        return arrays
+
     def take_apart(self, batch: Any, n: int) -> tuple[Arrays, Objects]:
         """Check a batch of n actions as a whole, and take it apart into arrays and objects.
 

@@ -8,10 +8,19 @@ from typing import Any
 import numpy as np
 from gymnasium import Env, Space
 
+from aioenv.engine.patience import ON_TIMEOUT
 from aioenv.wire.messages import dump_code
 from aioenv.workers.environment import usable_cpus
+from aioenv.workers.restart import RestartPolicy
 
-__all__ = ["check_num_workers", "check_observation_mode", "check_seconds", "pickle_factories"]
+__all__ = [
+    "check_num_workers",
+    "check_observation_mode",
+    "check_on_timeout",
+    "check_seconds",
+    "check_timeout",
+    "pickle_factories",
+]
 
 
 def pickle_factories(env_fns: Iterable[Callable[[], Env[Any, Any]]]) -> list[bytes]:
@@ -62,6 +71,21 @@ def check_observation_mode(mode: Any) -> None:
             "Invalid `observation_mode`, expected: 'same' or 'different' or tuple of single and batch observation "
             f"space, actual got {mode}"
         )
+
+
+def check_on_timeout(on_timeout: str, restart: RestartPolicy | None) -> str:
+    """What to do when replies take too long; ValueError if it is unknown, or can't be done."""
+    if on_timeout not in ON_TIMEOUT:
+        known = ", ".join(map(repr, ON_TIMEOUT))
+        raise ValueError(f"on_timeout: expected one of {known}, got {on_timeout!r}")
+    if on_timeout == "restart" and restart is None:
+        raise ValueError('on_timeout="restart" takes a policy: pass restart=aioenv.RestartPolicy() too')
+    return on_timeout
+
+
+def check_timeout(timeout_s: float | None) -> float | None:
+    """A duration that may be left out."""
+    return None if timeout_s is None else check_seconds("timeout_s", timeout_s)
 
 
 def check_seconds(name: str, value: float) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,11 +13,26 @@ import numpy.typing as npt
 from aioenv.batching.infos import Columns
 from aioenv.batching.layout import Layout, byte_view
 from aioenv.errors import SlotError
+from aioenv.wire.frames import Kind
 
 if TYPE_CHECKING:
     from aioenv.engine.fleet import Member
 
-__all__ = ["Batch", "Exchange", "Part", "Ring"]
+__all__ = ["Batch", "Exchange", "Part", "Ring", "Sent"]
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A request, as it went to one worker.
+
+    Attributes:
+        slots: those that it steps or resets, in the order of the request.
+    """
+
+    kind: Kind
+    fixed: Sequence[memoryview]
+    tail: bytes
+    slots: npt.NDArray[np.int64]
 
 
 class Batch:
@@ -26,16 +42,18 @@ class Batch:
         obs: the observations' array leaves, each `(n, *shape)`.
         reward: float64 `(n,)`; `terminated`, `truncated`: bool `(n,)`.
         state: float64 `(n, state_size)`, the physics state for images.
+        checkpoint: float64 `(n, checkpoint_size)`, what a slot is resumed from.
     """
 
-    def __init__(self, layout: Layout, n: int, state_size: int) -> None:
+    def __init__(self, layout: Layout, n: int, state_size: int, checkpoint_size: int) -> None:
         self.obs = layout.empty(n)
         self.reward: npt.NDArray[np.float64] = np.empty(n)
         self.terminated: npt.NDArray[np.bool_] = np.empty(n, np.bool_)
         self.truncated: npt.NDArray[np.bool_] = np.empty(n, np.bool_)
         self.state: npt.NDArray[np.float64] = np.empty((n, state_size))
         flags = [self.reward, self.terminated, self.truncated]
-        state = [self.state] if state_size else []
+        self.checkpoint: npt.NDArray[np.float64] = np.empty((n, checkpoint_size))
+        state = [array for array in (self.state, self.checkpoint) if array.shape[1]]
         # one view of bytes for each array, and how many bytes a row is: a worker's share is a slice
         self._reset_views = [(byte_view(array), array.nbytes // n) for array in (*self.obs, *state)]
         obs, rest = self._reset_views[: len(self.obs)], self._reset_views[len(self.obs) :]
@@ -93,11 +111,13 @@ class Part:
         columns: info columns, with positions in the batch.
         objects: the observations' object leaves, each of k objects.
         errors: what went wrong.
-        request: the id of what was sent; None until it is.
+        sent: what was sent; None before.
+        request: the id of that; None while nothing is in flight.
+        arrived: whether its reply is in.
         untaken: which of its slots nobody has taken yet; None until it is ready for `recv`.
     """
 
-    __slots__ = ("columns", "errors", "member", "objects", "request", "slots", "start", "untaken")
+    __slots__ = ("arrived", "columns", "errors", "member", "objects", "request", "sent", "slots", "start", "untaken")
 
     def __init__(self, member: Member, slots: npt.NDArray[np.int64], start: int) -> None:
         self.member = member
@@ -106,7 +126,9 @@ class Part:
         self.columns: list[Columns] = []
         self.objects: Sequence[Sequence[Any]] = ()
         self.errors: list[SlotError] = []
+        self.sent: Sent | None = None
         self.request: int | None = None
+        self.arrived = False
         self.untaken: npt.NDArray[np.bool_] | None = None
 
     @property
@@ -157,17 +179,15 @@ class Exchange:
         for array in self.batch.obs:
             array[part.start : part.stop] = 0
         part.objects = layout.no_objects(len(part.slots))
-        error.slots = tuple(part.slots.tolist())
-        error.slot = error.slots[0]
+        error.concern(tuple(part.slots.tolist()))
         part.errors = [error]
 
     def poll(self) -> bool:
         """Take replies that have come already; whether all are in."""
         for part in self.parts:
-            worker = part.member.worker
             # never a worker whose reply is being handled: its channel is not re-entrant
-            if part.request is not None and worker.is_pending(part.request):
-                worker.poll()
+            if not part.arrived:
+                part.member.worker.poll()
         return self.open == 0
 
     def errors(self) -> list[SlotError]:

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from aioenv.engine.fleet import Fleet, Member
-from aioenv.engine.slots import SlotTable
+from aioenv.engine.fleet import Member
+from aioenv.engine.schedule import Schedule
 from aioenv.errors import SlotError
 from aioenv.wire.messages import load
 
@@ -17,19 +17,19 @@ __all__ = ["call_envs", "set_attr"]
 
 
 async def call_envs(
-    fleet: Fleet, table: SlotTable, slots: Sequence[int] | None, name: str, args: tuple[Any, ...], kwargs: Any
+    schedule: Schedule, slots: Sequence[int] | None, name: str, args: tuple[Any, ...], kwargs: Any
 ) -> tuple[Any, ...]:
     """Call a method, or read an attribute, of the envs in `slots` (None: all); results in the order of slots."""
-    return await _for_each(fleet, table, slots, f"call({name!r})", "call_envs", lambda _: (name, args, kwargs))
+    return await _for_each(schedule, slots, f"call({name!r})", "call_envs", lambda _: (name, args, kwargs))
 
 
-async def set_attr(fleet: Fleet, table: SlotTable, name: str, values: Any) -> None:
+async def set_attr(schedule: Schedule, name: str, values: Any) -> None:
     """Set an attribute of every env: to its element of a list or tuple, else all to the same value.
 
     Raises:
         ValueError: if a list has another length than there are slots; worded as Gymnasium's.
     """
-    num_envs = fleet.members[-1].stop
+    num_envs = schedule.num_envs
     if not isinstance(values, (list, tuple)):
         values = [values] * num_envs
     if len(values) != num_envs:
@@ -41,19 +41,22 @@ async def set_attr(fleet: Fleet, table: SlotTable, name: str, values: Any) -> No
     def arguments(numbers: list[int]) -> tuple[Any, ...]:
         return name, [values[number] for number in numbers]
 
-    await _for_each(fleet, table, None, f"set_attr({name!r})", "set_attr", arguments)
+    await _for_each(schedule, None, f"set_attr({name!r})", "set_attr", arguments)
 
 
 async def _for_each(
-    fleet: Fleet, table: SlotTable, slots: Sequence[int] | None, what: str, method: str, arguments: Any
+    schedule: Schedule, slots: Sequence[int] | None, what: str, method: str, arguments: Any
 ) -> tuple[Any, ...]:
-    numbers = np.sort(table.named(slots))
-    table.check_call(numbers, what)
+    numbers = np.sort(schedule.table.named(slots))
+    schedule.table.check_call(numbers, what)
     shares: list[tuple[Member, list[int]]] = []
-    for member in fleet.members:
+    for member in schedule.fleet.members:
         mine = numbers[(numbers >= member.start) & (numbers < member.stop)].tolist()
         if mine:
             shares.append((member, mine))
+    if schedule.recovery is not None:
+        for member, _ in shares:
+            await schedule.recovery.settled(member)
     replies = await asyncio.gather(
         *(
             member.worker.call(method, [slot - member.start for slot in mine], *arguments(mine))
@@ -65,7 +68,7 @@ async def _for_each(
     errors: list[SlotError] = []
     for (member, mine), reply in zip(shares, replies, strict=True):
         if isinstance(reply, SlotError):
-            reply.slots, reply.slot = tuple(mine), mine[0]
+            reply.concern(tuple(mine))
             errors.append(reply)
             continue
         if isinstance(reply, BaseException):

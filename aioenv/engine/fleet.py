@@ -15,13 +15,14 @@ from gymnasium.vector.utils import batch_differing_spaces, batch_space
 
 from aioenv.batching.infos import Schema, SchemaTable
 from aioenv.batching.layout import Layout
-from aioenv.errors import SpaceMismatchError
+from aioenv.errors import ResumeError, SpaceMismatchError
 from aioenv.host.env_service import EnvDescription, EnvService
 from aioenv.host.mujoco_source import MujocoSource
 from aioenv.host.polling import MAX_POLL_S
 from aioenv.host.registry import capture_registry
 from aioenv.wire.messages import dump_code
 from aioenv.workers.environment import usable_cpus
+from aioenv.workers.restart import RestartPolicy
 from aioenv.workers.supervisor import Worker
 
 __all__ = ["Fleet", "FleetConfig", "Member", "spread"]
@@ -54,6 +55,7 @@ class FleetConfig(NamedTuple):
     log_prefix: str | None
     worker_env: Mapping[str, str] | None
     find_sources: bool
+    restart: RestartPolicy | None = None
 
 
 def spread(num_envs: int, num_workers: int) -> list[tuple[int, int]]:
@@ -74,6 +76,7 @@ class Fleet:
         metadata, render_mode, spec: of the first env.
         observations, actions: the layouts of the single spaces.
         sources: one MuJoCo source a slot, or None where a slot has none (or none were asked for).
+        checkpoint_size: how many float64 of checkpoint each reply carries a row; 0 if slots are not resumed.
     """
 
     members: list[Member]
@@ -87,6 +90,7 @@ class Fleet:
     observations: Layout
     actions: Layout
     sources: list[MujocoSource | None]
+    checkpoint_size: int
 
     def __init__(self, config: FleetConfig) -> None:
         self._config = config
@@ -96,8 +100,10 @@ class Fleet:
         same: dict[Schema, Schema] = {}
         # with fewer CPUs than workers, one that polls keeps another from its work
         poll_s = MAX_POLL_S if config.num_workers <= usable_cpus() else 0.0
+        resume = config.restart is not None and config.restart.resume
         for index, (start, stop) in enumerate(spans):
-            service = partial(EnvService, config.factories[start:stop], config.autoreset_mode, config.find_sources)
+            factories = config.factories[start:stop]
+            service = partial(EnvService, factories, config.autoreset_mode, config.find_sources, resume)
             worker = Worker(
                 dump_code(service),
                 index=index,
@@ -143,7 +149,12 @@ class Fleet:
     async def configure(self, state_size: int, draws_late: bool) -> None:
         """Tell the workers what their replies are made of (see `EnvService.configure`)."""
         spaces = (self.single_observation_space, self.single_action_space)
-        await asyncio.gather(*(m.worker.call("configure", *spaces, state_size, draws_late) for m in self.members))
+        self._configuration = (*spaces, state_size, draws_late, self.checkpoint_size)
+        await asyncio.gather(*(self.configure_worker(member.worker) for member in self.members))
+
+    async def configure_worker(self, worker: Worker) -> None:
+        """Tell one of them, which has been started again, once more."""
+        await worker.call("configure", *self._configuration)
 
     async def close(self, grace_s: float) -> None:
         """End all workers, side by side."""
@@ -167,6 +178,9 @@ class Fleet:
         self.render_mode = first.render_mode
         self.spec = first.spec
         self.sources = [d.source for d in descriptions]
+        if self._config.restart is not None and self._config.restart.resume:
+            _check_resumable(descriptions)
+        self.checkpoint_size = max(d.checkpoint_size for d in descriptions)
         observation_spaces: list[Any] = [d.observation_space for d in descriptions]
         action_spaces: list[Any] = [d.action_space for d in descriptions]
         mode = self._config.observation_mode
@@ -184,6 +198,16 @@ class Fleet:
         self.action_space = batch_space(self.single_action_space, n)
         self.observations = Layout(self.single_observation_space)
         self.actions = Layout(self.single_action_space)
+
+
+def _check_resumable(descriptions: list[EnvDescription]) -> None:
+    """Raise unless all envs can go on in another process."""
+    for slot, description in enumerate(descriptions):
+        if description.checkpoint_obstacle is not None:
+            raise ResumeError(
+                f"RestartPolicy(resume=True): the env of slot {slot} can't be resumed: "
+                f"{description.checkpoint_obstacle}. Use resume=False, and its episodes are truncated instead"
+            )
 
 
 def _check_spaces(kind: str, spaces: list[Any], single: Space[Any], *, same: bool) -> None:

@@ -9,12 +9,35 @@ import numpy as np
 from aioenv.batching.infos import Columns, merge
 from aioenv.batching.layout import Layout
 from aioenv.engine.batch import Exchange, Part
-from aioenv.engine.results import Ready
+from aioenv.engine.results import Ready, ResetResult, StepResult
 from aioenv.errors import SlotError
 
-__all__ = ["harvest"]
+__all__ = ["harvest", "so_far"]
 
 Parts = list[tuple[Exchange, Part]]
+
+
+def so_far(layout: Layout, exchange: Exchange) -> StepResult | ResetResult:
+    """What there is of a whole batch of which some parts are missing: zeros there; in arrays of its own."""
+    batch = exchange.batch
+    n = len(batch.reward)
+    obs, objects = layout.zeros(n), layout.no_objects(n)
+    reward, terminated, truncated = np.zeros(n), np.zeros(n, np.bool_), np.zeros(n, np.bool_)
+    columns: list[Columns] = []
+    for part in exchange.parts:
+        if not part.arrived:
+            continue
+        rows = slice(part.start, part.stop)
+        for mine, theirs in zip(obs, batch.obs, strict=True):
+            mine[rows] = theirs[rows]
+        for mine_, theirs_ in zip(objects, part.objects, strict=False):
+            mine_[rows] = theirs_
+        reward[rows], terminated[rows] = batch.reward[rows], batch.terminated[rows]
+        truncated[rows] = batch.truncated[rows]
+        columns += part.columns
+    if not exchange.stepped:
+        return ResetResult(layout.assemble(obs, objects), merge(columns, n))
+    return StepResult(layout.assemble(obs, objects), reward, terminated, truncated, merge(columns, n))
 
 
 def harvest(

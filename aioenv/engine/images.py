@@ -127,6 +127,11 @@ class Images:
         shot.finish(len(slots), error)
         self._advance(shot)
 
+    def forget(self, worker: Worker, request: int | None) -> None:
+        """A request was not answered, and will be sent again."""
+        if request is not None:
+            self._late.pop((worker.index, request), None)
+
     def lose(self, worker: Worker, error: Exception) -> None:
         """A worker has ended: what it was still to draw after its replies will not come."""
         for key in [key for key in self._late if key[0] == worker.index]:

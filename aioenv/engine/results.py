@@ -67,7 +67,8 @@ class WorkerInfo(NamedTuple):
 
     Attributes:
         pid: the process id; None before the start.
-        state: "new", "starting", "running", "closing" or "dead".
+        state: "starting", "ready", "busy", "draining" (busy, but nobody waits for the result any more), "restarting",
+            "dead", "closing" or "closed".
         slots: the slots that it holds.
     """
 
@@ -82,6 +83,6 @@ class WorkerInfo(NamedTuple):
         A worker takes some milliseconds, in which the loop waits. Where that matters, ask from a thread:
         `await asyncio.to_thread(lambda: [worker.memory for worker in envs.workers])`.
         """
-        if self.pid is None or self.state == "dead":  # the number may be another process's by now
+        if self.pid is None or self.state in ("dead", "closed"):  # the number may be another process's by now
             return None
         return process_memory(self.pid)

@@ -4,28 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from time import perf_counter
 from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+from gymnasium.vector import AutoresetMode
 
 from aioenv.batching.infos import merge
 from aioenv.batching.layout import byte_view
-from aioenv.engine.batch import Batch, Exchange, Part, Ring
+from aioenv.engine.batch import Batch, Exchange, Part, Ring, Sent
 from aioenv.engine.fleet import Fleet, Member
 from aioenv.engine.harvest import harvest
+from aioenv.engine.history import History
 from aioenv.engine.images import Images
+from aioenv.engine.patience import Patience
+from aioenv.engine.recovery import Recovery
 from aioenv.engine.results import Ready, ResetResult, StepResult
 from aioenv.engine.slots import SlotState, SlotTable
 from aioenv.engine.tails import read_tail, reset_tail, step_tail
-from aioenv.errors import ClosedError, NoAsyncCallError, SlotError, StepTimeout, WireError
+from aioenv.errors import ClosedError, NoAsyncCallError, SlotError, StepTimeout, WireError, WorkerDied
 from aioenv.host.polling import MAX_POLL_S, Poller
 from aioenv.wire.frames import Frame, Kind
 from aioenv.wire.messages import load
 from aioenv.workers.environment import usable_cpus
+from aioenv.workers.restart import RestartPolicy
 from aioenv.workers.supervisor import Worker
 
 __all__ = ["Schedule"]
@@ -50,9 +55,17 @@ class Schedule:
         fleet: started and configured workers.
         images: where states and late renders go; None if nobody wants images.
         state_size: how many float64 of physics state come with each row.
+        mode: the autoreset mode.
+        must_reset: whether a slot whose episode is over may not be stepped.
         copy: whether results are new arrays, or views into two batches that are used in turn.
-        must_reset: whether autoreset is disabled.
         timeout_s: how long any wait for replies may last, in seconds; None for ever.
+        on_timeout: what becomes of workers that let it pass: "raise", "kill" or "restart".
+        restart: whether and how workers that died are started again.
+
+    Attributes:
+        num_envs: how many slots there are.
+        table: their states.
+        recovery: who starts workers again; None if nobody does.
     """
 
     def __init__(
@@ -61,47 +74,55 @@ class Schedule:
         images: Images | None,
         *,
         state_size: int,
-        copy: bool,
+        mode: AutoresetMode,
         must_reset: bool,
+        copy: bool,
         timeout_s: float | None,
+        on_timeout: str = "raise",
+        restart: RestartPolicy | None = None,
     ) -> None:
-        self._fleet = fleet
+        self.fleet = fleet
         self._images = images
-        self._num_envs = fleet.members[-1].stop
+        self.num_envs = fleet.members[-1].stop
         self._state_size = state_size
-        self._timeout_s = timeout_s
         self._loop = asyncio.get_running_loop()
-        self._ring = Ring(lambda: self._new_batch(self._num_envs), reuse=not copy)
+        self._ring = Ring(lambda: self._new_batch(self.num_envs), reuse=not copy)
         self._abandoned: list[Exchange] = []  # cancelled or timed out: their results wait for `recv`
         self._ready: list[tuple[Exchange, Part]] = []
         self._arrival = asyncio.Event()
         self.closing = False
-        self._all_slots = np.arange(self._num_envs)
+        self._all_slots = np.arange(self.num_envs)
         self._part_slots = [self._all_slots[m.start : m.stop] for m in fleet.members]
         self._must_reset = must_reset
         self._cpus = usable_cpus()
         self._poller = Poller(MAX_POLL_S)
         self._rest_poller = Poller(_REST_S)
         self._last_turn = 0.0  # when the loop could last do something else, by `perf_counter`
-        self.table = SlotTable(self._num_envs, must_reset=must_reset)
+        self.table = SlotTable(self.num_envs, must_reset=must_reset)
+        self.recovery: Recovery | None = None
+        if restart is not None:
+            history = History(fleet, self.num_envs, resets_at_once=mode is AutoresetMode.SAME_STEP)
+            self.recovery = Recovery(fleet, restart, history, self._resend, self._give_up)
+        self._patience = Patience(fleet, timeout_s, on_timeout, self.recovery)
         self._next = self._prepare()
         for member in fleet.members:
-            member.worker.on_death = self._on_death
+            member.worker.on_death = partial(self._on_death, member)
 
     def _new_batch(self, n: int) -> Batch:
-        return Batch(self._fleet.observations, n, self._state_size)
+        return Batch(self.fleet.observations, n, self._state_size, self.fleet.checkpoint_size)
 
     # ------------------------------------------------------------ whole batches
 
-    async def step(self, actions: Any, *, given: bool = False) -> StepResult:
+    async def step(self, actions: Any, *, given: bool = False, timeout_s: float | None = None) -> StepResult:
         """Step all slots (see `AsyncVectorEnv.step`).
 
         Args:
             actions: a batch of actions.
             given: `actions` is a list of one action a slot instead, which its env gets as it is.
+            timeout_s: instead of the one for all calls.
         """
-        members = self._fleet.members
-        arrays, objects = ([], []) if given else self._fleet.actions.take_apart(actions, self._num_envs)
+        members = self.fleet.members
+        arrays, objects = ([], []) if given else self.fleet.actions.take_apart(actions, self.num_envs)
         if given:
             tails = [step_tail(None, (), actions[m.start : m.stop]) for m in members]
         else:
@@ -110,35 +131,41 @@ class Schedule:
             await self.drain()
         self.table.check_send(slice(None), "step", reset=False)
         exchange = self._whole(stepped=True)
-        views = [(byte_view(a), a.nbytes // self._num_envs) for a in arrays]
+        views = [(byte_view(a), a.nbytes // self.num_envs) for a in arrays]
         for part, tail in zip(exchange.parts, tails, strict=True):
             fixed = [view[part.start * size : part.stop * size] for view, size in views]
-            self._submit(exchange, part, Kind.STEP, fixed, tail)
+            self._submit(exchange, part, Sent(Kind.STEP, fixed, tail, part.slots))
         self._next = self._prepare()
-        return await self._outcome(exchange, self._step_result)
+        return await self._outcome(exchange, self._step_result, timeout_s)
 
     async def reset(
-        self, seeds: Seeds, mask: npt.NDArray[np.bool_] | None, options: dict[str, Any] | None
+        self,
+        seeds: Seeds,
+        mask: npt.NDArray[np.bool_] | None,
+        options: dict[str, Any] | None,
+        timeout_s: float | None = None,
     ) -> ResetResult:
         """Reset all slots, or those of a mask; the others keep their last observations."""
         if self._abandoned:
             await self.drain()
         slots = self._all_slots if mask is None else np.flatnonzero(mask)
         self.table.check_send(slice(None), "reset", reset=True)
-        tails = []
-        for member in self._fleet.members:
-            chosen = slots[(slots >= member.start) & (slots < member.stop)].tolist()
-            tails.append(reset_tail(member, chosen, [seeds[slot] for slot in chosen], options, whole=True))
+        requests = []
+        for member in self.fleet.members:
+            mine = slots[(slots >= member.start) & (slots < member.stop)]
+            chosen = mine.tolist()
+            tail = reset_tail(member, chosen, [seeds[slot] for slot in chosen], options, whole=True)
+            requests.append(Sent(Kind.RESET, (), tail, mine))
         exchange = self._whole(stepped=False)
-        self.table.note_reset(slots)
-        for part, tail in zip(exchange.parts, tails, strict=True):
-            self._submit(exchange, part, Kind.RESET, (), tail)
+        self._note_reset(slots, {slot: seeds[slot] for slot in slots.tolist()})
+        for part, sent in zip(exchange.parts, requests, strict=True):
+            self._submit(exchange, part, sent)
         self._next = self._prepare()
-        return await self._outcome(exchange, self._reset_result)
+        return await self._outcome(exchange, self._reset_result, timeout_s)
 
     def _prepare(self) -> Exchange:
         """The next step's exchange: made while the workers are busy, rather than when they wait for it."""
-        members = self._fleet.members
+        members = self.fleet.members
         parts = [Part(m, slots, m.start) for m, slots in zip(members, self._part_slots, strict=True)]
         exchange = Exchange(self._ring.take(), parts, stepped=True, waiting=True, loop=self._loop)
         for part in parts:
@@ -153,7 +180,9 @@ class Schedule:
             exchange.images = self._images.begin(self._all_slots)
         return exchange
 
-    async def _outcome(self, exchange: Exchange, result: Callable[[Exchange], Result]) -> Result:
+    async def _outcome(
+        self, exchange: Exchange, result: Callable[[Exchange], Result], timeout_s: float | None
+    ) -> Result:
         """Wait for all replies; a cancellation or timeout leaves them to `recv`."""
         try:
             if exchange.open < self._cpus:
@@ -163,7 +192,7 @@ class Schedule:
                 exchange.polled = True
                 self._poller.wait(exchange.poll)
             if exchange.open:
-                await self._wait(exchange.done)
+                await self._patience.wait_for(exchange, timeout_s)
                 self._last_turn = perf_counter()
         except BaseException:
             self._abandon(exchange)
@@ -174,20 +203,6 @@ class Schedule:
         if errors := exchange.errors():
             raise SlotError.join(errors, value)
         return value
-
-    async def _wait(self, awaitable: Any) -> None:
-        if self._timeout_s is None:
-            await awaitable
-            return
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                await awaitable
-        except TimeoutError:
-            busy = [slot for m in self._fleet.members if m.worker.busy for slot in m.worker.slots]
-            raise StepTimeout(
-                f"no reply from slots {busy} within timeout_s={self._timeout_s}; nothing is lost: recv() takes the "
-                "result when it is there, and a later step() or reset() waits for it and drops it"
-            ) from None
 
     def _step_result(self, exchange: Exchange) -> StepResult:
         batch = exchange.batch
@@ -201,10 +216,10 @@ class Schedule:
         return ResetResult(self._assemble(exchange), self._infos(exchange))
 
     def _assemble(self, exchange: Exchange) -> Any:
-        layout = self._fleet.observations
+        layout = self.fleet.observations
         if not layout.num_objects:
             return layout.assemble(exchange.batch.obs, ())
-        objects: list[list[Any]] = layout.no_objects(self._num_envs)
+        objects: list[list[Any]] = layout.no_objects(self.num_envs)
         for part in exchange.parts:
             for column, items in zip(objects, part.objects, strict=False):
                 column[part.start : part.stop] = items
@@ -212,7 +227,7 @@ class Schedule:
 
     def _infos(self, exchange: Exchange) -> dict[str, Any]:
         columns = [c for part in exchange.parts for c in part.columns]
-        return merge(columns, self._num_envs) if columns else {}
+        return merge(columns, self.num_envs) if columns else {}
 
     def _settle(self, exchange: Exchange) -> None:
         """All replies are in and about to be handed out: the slots are free again, or failed."""
@@ -229,7 +244,7 @@ class Schedule:
     def send(self, actions: Any, slots: Iterable[int] | None) -> None:
         """Send actions to some slots; never blocks (see `AsyncVectorEnv.send`)."""
         numbers = self.table.named(slots)
-        arrays, objects = self._fleet.actions.take_apart(actions, len(numbers))
+        arrays, objects = self.fleet.actions.take_apart(actions, len(numbers))
         self.table.check_send(numbers, "send", reset=False)
         requests = []
         for member, order in self._shares(numbers):
@@ -240,7 +255,7 @@ class Schedule:
         for member, order, tail in requests:
             exchange = self._single(member, numbers[order], stepped=True)
             fixed = [byte_view(np.ascontiguousarray(a[order])) for a in arrays]
-            self._submit(exchange, exchange.parts[0], Kind.STEP, fixed, tail)
+            self._submit(exchange, exchange.parts[0], Sent(Kind.STEP, fixed, tail, numbers[order]))
 
     def send_reset(
         self, slots: Iterable[int] | None, seeds: Callable[[Slots], Seeds], options: dict[str, Any] | None
@@ -254,15 +269,20 @@ class Schedule:
             chosen = numbers[order].tolist()
             tail = reset_tail(member, chosen, [by_slot[slot] for slot in chosen], options, whole=False)
             requests.append((member, numbers[order], tail))
-        self.table.note_reset(numbers)
+        self._note_reset(numbers, by_slot)
         for member, mine, tail in requests:
             exchange = self._single(member, mine, stepped=False)
-            self._submit(exchange, exchange.parts[0], Kind.RESET, (), tail)
+            self._submit(exchange, exchange.parts[0], Sent(Kind.RESET, (), tail, mine))
+
+    def _note_reset(self, slots: Slots, seeds: Mapping[int, int | None]) -> None:
+        self.table.note_reset(slots)
+        if self.recovery is not None:
+            self.recovery.history.note_seeds(seeds)
 
     def _shares(self, numbers: Slots) -> list[tuple[Member, Slots]]:
         """The workers that hold some of these slots, and where those stand in `numbers`, by ascending slot."""
         shares = []
-        for member in self._fleet.members:
+        for member in self.fleet.members:
             order = np.flatnonzero((numbers >= member.start) & (numbers < member.stop))
             if len(order):
                 shares.append((member, order[np.argsort(numbers[order])]))
@@ -292,11 +312,11 @@ class Schedule:
                     raise ClosedError("the vector env was closed while recv() waited")
 
         if deadline_s is None:
-            await self._wait(enough())
+            await self._patience.wait(enough)
         else:
             try:
                 async with asyncio.timeout(deadline_s):
-                    await self._wait(enough())
+                    await self._patience.wait(enough)
             except TimeoutError as exc:
                 if isinstance(exc, StepTimeout):
                     raise
@@ -316,7 +336,7 @@ class Schedule:
 
     def _take(self, max_slots: int | None) -> Ready:
         """Results of up to `max_slots` slots, oldest first, in the order of slots."""
-        ready, taken, errors, rest = harvest(self._fleet.observations, self._ready, max_slots)
+        ready, taken, errors, rest = harvest(self.fleet.observations, self._ready, max_slots)
         self._ready = rest
         self.table.move(ready.slots, SlotState.IDLE)
         for exchange, slots in taken:
@@ -332,14 +352,15 @@ class Schedule:
 
     # ------------------------------------------------------------ replies
 
-    def _submit(self, exchange: Exchange, part: Part, kind: Kind, fixed: Sequence[memoryview], tail: bytes) -> None:
+    def _submit(self, exchange: Exchange, part: Part, sent: Sent) -> None:
+        part.sent = sent
         into = exchange.batch.rows(part.start, part.stop, stepped=exchange.stepped)
 
         on_reply = partial(self._on_reply, exchange, part)
         if not exchange.stepped:
             exchange.batch.clear(part.start, part.stop)
         try:
-            part.request = part.member.worker.submit(kind, fixed, tail, into=into, on_reply=on_reply)
+            part.request = part.member.worker.submit(sent.kind, sent.fixed, sent.tail, into=into, on_reply=on_reply)
         except SlotError as error:
             on_reply(error)
         except WireError as exc:
@@ -350,10 +371,17 @@ class Schedule:
 
     def _on_reply(self, exchange: Exchange, part: Part, outcome: Frame | SlotError) -> None:
         worker = part.member.worker
+        recovery = self.recovery
+        if recovery is not None and isinstance(outcome, WorkerDied) and recovery.hold(exchange, part, outcome):
+            if self._images is not None:
+                self._images.forget(worker, part.request)
+            part.request = None
+            return
+        part.arrived = True
         if isinstance(outcome, SlotError):
-            exchange.fail(part, self._fleet.observations, outcome)
+            exchange.fail(part, self.fleet.observations, outcome)
         elif outcome.kind is Kind.FAILURE:
-            exchange.fail(part, self._fleet.observations, worker.failure(load(outcome.tail)))
+            exchange.fail(part, self.fleet.observations, worker.failure(load(outcome.tail)))
         elif len(outcome.tail):
             try:
                 read_tail(part, load(outcome.tail))
@@ -361,12 +389,14 @@ class Schedule:
                 error = worker.failure_here(
                     f"its reply can't be read: {type(exc).__name__}: {exc}", part.slots.tolist()
                 )
-                exchange.fail(part, self._fleet.observations, error)
+                exchange.fail(part, self.fleet.observations, error)
         if exchange.images is not None and self._images is not None:
             if not isinstance(outcome, Frame) or outcome.kind is Kind.FAILURE:
                 self._images.give_up(worker, part.request, exchange.images, part.slots, part.errors[0])
             elif self._state_size:
                 self._images.draw(exchange.images, part.slots, exchange.batch.state[part.start : part.stop])
+        if recovery is not None and isinstance(outcome, Frame):
+            recovery.history.note(exchange, part)
         exchange.arrived()
         if not exchange.waiting:
             self._offer(exchange, part)
@@ -379,15 +409,29 @@ class Schedule:
             exchange.polled = True
             self._rest_poller.wait(exchange.poll)
 
-    def _on_death(self, worker: Worker) -> None:
-        """A worker has ended: its slots can't be used again; what they had in flight is told by the replies."""
+    def _on_death(self, member: Member, worker: Worker) -> None:
+        """A worker has ended: it is started again, or its slots can't be used any more."""
         error = worker.death()
-        error.slots = tuple(
-            slot for slot in error.slots if self.table.state(slot) not in (SlotState.IN_FLIGHT, SlotState.READY)
-        )
-        self.table.fail(error)
         if self._images is not None:
             self._images.lose(worker, error)
+        if self.recovery is None or not self.recovery.begin(member, error):
+            self._fail(error)
+
+    def _fail(self, error: WorkerDied) -> None:
+        # what slots had in flight is told by the replies
+        told = (SlotState.IN_FLIGHT, SlotState.READY)
+        if slots := tuple(slot for slot in error.slots if self.table.state(slot) not in told):
+            error.concern(slots)
+            self.table.fail(error)
+
+    def _resend(self, exchange: Exchange, part: Part) -> None:
+        assert part.sent is not None
+        self._submit(exchange, part, part.sent)
+
+    def _give_up(self, member: Member, error: WorkerDied, held: list[tuple[Exchange, Part]]) -> None:
+        for exchange, part in held:
+            self._on_reply(exchange, part, error)
+        self._fail(member.worker.death())
 
     # ------------------------------------------------------------ what nobody waits for any more
 
@@ -401,11 +445,9 @@ class Schedule:
             if exchange.open == 0:
                 exchange.done.set_result(None)
         for part in exchange.parts:
-            if self._has_arrived(part):
+            part.member.worker.abandon_requests()
+            if part.arrived:
                 self._offer(exchange, part)
-
-    def _has_arrived(self, part: Part) -> bool:
-        return part.request is None or not part.member.worker.is_pending(part.request)
 
     def _offer(self, exchange: Exchange, part: Part) -> None:
         part.untaken = np.ones(len(part.slots), np.bool_)
@@ -416,7 +458,7 @@ class Schedule:
     async def drain(self) -> None:
         """Wait for the replies of abandoned exchanges, then drop what nobody took of them."""
         for exchange in self._abandoned:
-            await self._wait(asyncio.shield(exchange.done))
+            await self._patience.wait_for(exchange, shielded=True)
         abandoned, self._abandoned = self._abandoned, []
         dropped = [(e, p) for e, p in self._ready if e in abandoned]
         self._ready = [(e, p) for e, p in self._ready if e not in abandoned]

@@ -31,7 +31,14 @@ class Session:
     """
 
     def __init__(
-        self, config: FleetConfig, render: RenderConfig | None, *, copy: bool, must_reset: bool, timeout_s: float | None
+        self,
+        config: FleetConfig,
+        render: RenderConfig | None,
+        *,
+        copy: bool,
+        must_reset: bool,
+        timeout_s: float | None,
+        on_timeout: str,
     ) -> None:
         self.fleet = Fleet(config)
         self.schedule: Schedule | None = None
@@ -43,6 +50,7 @@ class Session:
         self._copy = copy
         self._must_reset = must_reset
         self._timeout_s = timeout_s
+        self._on_timeout = on_timeout
 
     async def start(self) -> None:
         """Start the workers, then what draws. If anything fails, or this is cancelled, nothing is left.
@@ -63,9 +71,12 @@ class Session:
             self.fleet,
             self.images,
             state_size=state_size,
-            copy=self._copy,
+            mode=self._config.autoreset_mode,
             must_reset=self._must_reset,
+            copy=self._copy,
             timeout_s=self._timeout_s,
+            on_timeout=self._on_timeout,
+            restart=self._config.restart,
         )
 
     async def _start_images(self, config: RenderConfig) -> tuple[int, bool]:
@@ -109,6 +120,8 @@ class Session:
         """
         if self.schedule is not None:
             self.schedule.close()
+            if self.schedule.recovery is not None:
+                await self.schedule.recovery.close()
         if self.images is not None:
             self.images.fail_all(ClosedError("the vector env was closed"))
         await self._end(grace_s)

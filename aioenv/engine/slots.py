@@ -109,8 +109,8 @@ class SlotTable:
         dead = numbers[states == SlotState.DEAD].tolist()
         if dead:
             old = self._errors[dead[0]]
-            returncode = old.returncode if isinstance(old, WorkerDied) else None
-            raise WorkerDied(f"{name}: {old}", slots=tuple(dead), pid=old.pid, stderr=old.stderr, returncode=returncode)
+            known = {"returncode": old.returncode, "running": old.running} if isinstance(old, WorkerDied) else {}
+            raise WorkerDied(f"{name}: {old}", slots=tuple(dead), pid=old.pid, stderr=old.stderr, **known)
 
     def _refuse_failed(self, failed: list[int], name: str) -> None:
         old = self._errors[failed[0]]

@@ -70,8 +70,8 @@ def die_with_parent(parent_pid: int) -> None:
         os._exit(1)
 
 
-def work(read_fd: int, write_fd: int) -> None:
-    """Be a worker on a channel until the parent closes it, then end the process.
+def work(read_fd: int, write_fd: int, marker_fd: int | None) -> None:
+    """Be a worker on a channel until the parent closes it, then end the process; `marker_fd`: see `memory.Marker`.
 
     Exit handlers run, but the interpreter is not taken down piece by piece: that would copy what a forked worker
     shares, and wait for threads that envs have left behind.
@@ -79,7 +79,7 @@ def work(read_fd: int, write_fd: int) -> None:
     fds = secure_descriptors(read_fd, write_fd)
     from aioenv.host.worker import run
 
-    run(*fds)
+    run(*fds, marker_fd)
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
@@ -87,7 +87,7 @@ def work(read_fd: int, write_fd: int) -> None:
     os._exit(0)
 
 
-def main(parent_pid: int, read_fd: int, write_fd: int) -> None:
+def main(parent_pid: int, read_fd: int, write_fd: int, marker_fd: int | None) -> None:
     """What a spawned worker does."""
     die_with_parent(parent_pid)
-    work(read_fd, write_fd)
+    work(read_fd, write_fd, marker_fd)

@@ -17,11 +17,12 @@ from gymnasium.vector import AutoresetMode
 from aioenv.batching.autoreset import Autoreset
 from aioenv.batching.infos import Gatherer
 from aioenv.batching.layout import Arrays, Layout, byte_view
+from aioenv.host import running
 from aioenv.host.mujoco_source import MujocoSource, find_source, read_state
 from aioenv.host.service import Reply
 from aioenv.host.worker import StartFailed, describe_failure
 from aioenv.wire.frames import Buffer, Frame, Header, Kind
-from aioenv.wire.messages import Failure, ResetRequest, StepReply, dump, load, load_code
+from aioenv.wire.messages import Failure, LostRow, ResetRequest, StepReply, dump, load, load_code
 
 __all__ = ["EnvDescription", "EnvService"]
 
@@ -38,6 +39,8 @@ class EnvDescription(NamedTuple):
     render_mode: str | None
     spec: Any  # an EnvSpec; None if the env has none, or if it does not pickle
     source: MujocoSource | None
+    checkpoint_size: int = 0  # how many float64 `resume` needs a row; 0 if it can't, or nobody asked
+    checkpoint_obstacle: str | None = None  # why it can't
 
 
 class EnvService:
@@ -47,19 +50,23 @@ class EnvService:
         factories: pickled callables, one an env; the same bytes may stand in several rows.
         mode: the autoreset mode.
         find_sources: whether to look for MuJoCo models, so that images can be drawn elsewhere.
+        checkpoints: whether rows shall be able to go on in another process (`resume`).
     """
 
-    def __init__(self, factories: Sequence[bytes], mode: AutoresetMode, find_sources: bool) -> None:
+    def __init__(
+        self, factories: Sequence[bytes], mode: AutoresetMode, find_sources: bool, checkpoints: bool = False
+    ) -> None:
         self._envs: list[Env[Any, Any]] = []
         self._find_sources = find_sources
         for row, data in enumerate(factories):
             try:
-                self._envs.append(load_code(data)())
+                with running.row(row):
+                    self._envs.append(load_code(data)())
             except Exception as exc:
                 self.close()
                 raise StartFailed(describe_failure(exc, row)) from exc
         self._bases: list[Any] = [env.unwrapped for env in self._envs]
-        self._stepper = Autoreset(self._envs, mode)
+        self._stepper = Autoreset(self._envs, mode, running.mark)
         self._all_rows = range(len(self._envs))
         self._action_views: list[memoryview] | None = None
         self._gatherer = Gatherer()
@@ -89,7 +96,12 @@ class EnvService:
         return descriptions
 
     def configure(
-        self, observation_space: Space[Any], action_space: Space[Any], state_size: int, draws_late: bool
+        self,
+        observation_space: Space[Any],
+        action_space: Space[Any],
+        state_size: int,
+        draws_late: bool,
+        checkpoint_size: int = 0,
     ) -> None:
         """Lay out the arrays that both sides agree on.
 
@@ -149,7 +161,7 @@ class EnvService:
             arrays = [array.copy() for array in self._action_arrays]
         else:
             rows = chosen
-            arrays = _split(b"".join(frame.fixed), self._actions, len(rows))
+            arrays = self._actions.split(b"".join(frame.fixed), len(rows))
         actions = given or self._actions.rows(arrays, action_objects or ())
         out = self._stepper.step(rows, actions, self._write)
         failures = [describe_failure(exc, row) for row, exc in out.failures]
@@ -237,13 +249,19 @@ class EnvService:
         failures: list[Failure] = []
         for row in rows:
             try:
-                images.append(self._envs[row].render())
+                with running.row(row):
+                    images.append(self._envs[row].render())
             except Exception as exc:
                 images.append(None)
                 failures.append(describe_failure(exc, row))
         return Reply((), dump((rows, images, failures)))
 
     # ------------------------------------------------------------ calls
+
+    def begin_anew(self, rows: Sequence[LostRow]) -> None:
+        """Another process had these rows and died: say so in their next step, and reset them then as the mode wants."""
+        for row, seed, obs, over in rows:
+            self._stepper.begin_anew(row, seed, None if over else obs)
 
     def call_envs(
         self, rows: Sequence[int], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -268,7 +286,8 @@ class EnvService:
         failures: list[Failure] = []
         for row, function in zip(rows, functions, strict=True):
             try:
-                results.append(dump(function(self._envs[row])))
+                with running.row(row):
+                    results.append(dump(function(self._envs[row])))
             except Exception as exc:
                 results.append(b"")
                 failures.append(describe_failure(exc, row))
@@ -277,8 +296,8 @@ class EnvService:
     def close(self) -> None:
         """Close every env; what one of them raises does not keep the others open."""
         envs, self._envs = self._envs, []
-        for env in envs:
-            with contextlib.suppress(Exception):
+        for row, env in enumerate(envs):
+            with contextlib.suppress(Exception), running.row(row):
                 env.close()
 
 
@@ -303,15 +322,3 @@ def _picklable(value: Any) -> Any:
     except Exception:
         return None
     return value
-
-
-def _split(data: bytes, layout: Layout, n: int) -> Arrays:
-    """The arrays of n elements out of their bytes, one after the other."""
-    arrays: Arrays = []
-    offset = 0
-    for leaf in layout.leaves:
-        size = n * int(np.prod(leaf.shape, dtype=np.int64))
-        array = np.frombuffer(data, leaf.dtype, size, offset).reshape((n, *leaf.shape)).copy()
-        offset += array.nbytes
-        arrays.append(array)
-    return arrays

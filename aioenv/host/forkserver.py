@@ -26,7 +26,7 @@ from aioenv.wire.orders import SIZE, Exited, Fork, Forked, Guard, Release, Unfit
 
 __all__ = ["main"]
 
-_MAX_FDS = 4
+_MAX_FDS = 5
 
 
 class Ends(NamedTuple):
@@ -35,6 +35,7 @@ class Ends(NamedTuple):
     read: int
     write: int
     output: int
+    marker: int | None  # see `memory.Marker`
 
 
 class Server:
@@ -101,10 +102,10 @@ class Server:
                 self._guarded.add(pid)
             case Release(pid):
                 self._guarded.discard(pid)
-            case Fork(preload, sys_path):
+            case Fork(preload, sys_path, marked):
                 sys.path[:] = sys_path
                 self._preload(preload)
-                return self._fork(fds)
+                return self._fork(fds, marked)
         return None
 
     def _preload(self, modules: Sequence[str]) -> None:
@@ -129,14 +130,16 @@ class Server:
             gc.collect()
             gc.freeze()  # or the first full collection of each worker copies all of it
 
-    def _fork(self, fds: Sequence[int]) -> Ends | None:
+    def _fork(self, fds: Sequence[int], marked: bool) -> Ends | None:
         """Fork a worker; returns its descriptors in it, and None here."""
-        *channel, output, status_fd = fds
+        *rest, status_fd = fds
+        marker = rest.pop() if marked else None
+        *channel, output = rest
         status = socket.socket(fileno=status_fd)
         if self._unfit is not None:
             _tell(status, self._unfit)
             status.close()
-            for fd in (*channel, output):
+            for fd in fds[:-1]:
                 os.close(fd)
             return None
         for stream in (sys.stdout, sys.stderr):
@@ -146,10 +149,10 @@ class Server:
         if pid == 0:
             status.close()
             self._become_worker(server_pid)
-            return Ends(channel[0], channel[-1], output)
+            return Ends(channel[0], channel[-1], output, marker)
         with contextlib.suppress(OSError):
             os.setpgid(pid, pid)  # here too, so that it is done when the parent hears of it
-        for fd in (*channel, output):
+        for fd in fds[:-1]:
             os.close(fd)
         self._workers[pid] = status
         pidfd = os.pidfd_open(pid)
@@ -220,4 +223,4 @@ def main(parent_pid: int, control_fd: int) -> None:
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         numpy.random.seed()  # or all workers would draw the same from numpy's global generator
-    boot.work(ends.read, ends.write)
+    boot.work(ends.read, ends.write, ends.marker)

@@ -380,10 +380,10 @@ async def _call(
         raise ValueError(f"Trying to call function `{name}` with `call`, use `{name}` directly instead.")
     schedule = envs._running
     await schedule.drain()  # what a timeout or an interrupt has left
-    return await calls.call_envs(envs._started, schedule.table, None, name, args, kwargs)
+    return await calls.call_envs(schedule, None, name, args, kwargs)
 
 
 async def _set_attr(envs: vector_env.AsyncVectorEnv, name: str, values: Any) -> None:
     schedule = envs._running
     await schedule.drain()
-    await calls.set_attr(envs._started, schedule.table, name, values)
+    await calls.set_attr(schedule, name, values)

@@ -46,14 +46,18 @@ class VectorEnv(Facade):
         return self
 
     def reset(
-        self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
+        self,
+        *,
+        seed: int | Sequence[int | None] | None = None,
+        options: dict[str, Any] | None = None,
+        timeout_s: float | None = None,
     ) -> ResetResult:
         """Begin an episode in every slot, or in those of `options["reset_mask"]` (see `AsyncVectorEnv.reset`)."""
-        return self._portal.call(self._envs.reset, seed=seed, options=options)
+        return self._portal.call(self._envs.reset, seed=seed, options=options, timeout_s=timeout_s)
 
-    def step(self, actions: Any) -> StepResult:
+    def step(self, actions: Any, *, timeout_s: float | None = None) -> StepResult:
         """Step every slot (see `AsyncVectorEnv.step`)."""
-        return self._portal.call(self._envs.step, actions)
+        return self._portal.call(self._envs.step, actions, timeout_s=timeout_s)
 
     def render(self) -> tuple[Any, ...]:
         """One image a slot, of the states that were returned last (see `AsyncVectorEnv.render`)."""

@@ -17,6 +17,7 @@ from aioenv.wire.frames import Buffer
 __all__ = [
     "Call",
     "Failure",
+    "LostRow",
     "ResetRequest",
     "Start",
     "StepReply",
@@ -73,6 +74,15 @@ class StepReply(NamedTuple):
     infos: list[Any]  # groups of columns
     objects: list[list[Any]]  # the observations' object leaves
     failures: list[Failure]
+
+
+class LostRow(NamedTuple):
+    """In a call of `begin_anew`: a row whose env a process took with it, and which begins anew in another."""
+
+    row: int
+    seed: int | None  # for its next reset, unless that is given another
+    obs: Any  # its last observation
+    over: bool  # its episode had ended already: there is nothing to report, and the autoreset is due
 
 
 class Failure(NamedTuple):

@@ -16,10 +16,11 @@ SIZE = struct.Struct("<I")
 
 
 class Fork(NamedTuple):
-    """To the server: fork a worker. Beside it the descriptors of its channel (one or two), output and status."""
+    """To the server: fork a worker. Beside it descriptors: of its channel (one or two), output, marker and status."""
 
     preload: tuple[str, ...]  # modules to import first, if they can be
     sys_path: tuple[str, ...]  # where from
+    marked: bool  # whether there is a marker (see `memory.Marker`)
 
 
 class Guard(NamedTuple):

@@ -12,6 +12,9 @@ from aioenv.wire.messages import Failure
 __all__ = ["Identity", "env_error", "env_error_here", "start_error", "start_failed", "worker_died"]
 
 
+_SIGKILL = 9
+
+
 class Identity(NamedTuple):
     """Which worker an error is about."""
 
@@ -44,11 +47,25 @@ def env_error_here(who: Identity, message: str, slots: Sequence[int]) -> EnvErro
     return EnvError(text, slots=tuple(slots), pid=who.pid, stderr=who.stderr)
 
 
-def worker_died(who: Identity, returncode: int | None, fault: WireError | None) -> WorkerDied:
-    """The end of a process, or of what could be understood of it."""
+def worker_died(
+    who: Identity, returncode: int | None, fault: WireError | None, running: int | None, why: str | None
+) -> WorkerDied:
+    """The end of a process, or of what could be understood of it.
+
+    Args:
+        running: the slot that it was running.
+        why: why we killed it, if we did.
+    """
     how = f"broke its stream: {fault}" if fault else describe_exit(returncode)
-    message = _with_output(f"{who.label} (pid {who.pid}, slots {list(who.slots)}) {how}", who)
-    return WorkerDied(message, slots=who.slots or (-1,), pid=who.pid, stderr=who.stderr, returncode=returncode)
+    if why is not None:
+        how = f"was killed: {why}"
+    elif returncode == -_SIGKILL and fault is None:
+        how += " (by somebody, or by the kernel because memory ran out: see `dmesg`)"
+    where = "" if running is None else f" while it ran slot {running}"
+    message = _with_output(f"{who.label} (pid {who.pid}, slots {list(who.slots)}) {how}{where}", who)
+    return WorkerDied(
+        message, slots=who.slots or (-1,), pid=who.pid, stderr=who.stderr, returncode=returncode, running=running
+    )
 
 
 def start_error(who: Identity, message: str, traceback: str = "") -> WorkerStartError:

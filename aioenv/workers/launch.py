@@ -16,6 +16,7 @@ from asyncio.subprocess import DEVNULL, PIPE
 from collections.abc import Callable, Mapping, Sequence
 
 from aioenv.errors import WorkerStartError
+from aioenv.memory import Marker
 from aioenv.wire.orders import SIZE, Fork, Forked, Unfit, unpack
 from aioenv.workers import forkserver
 from aioenv.workers.environment import BOOTSTRAP, server_environment
@@ -88,13 +89,16 @@ async def launch(start: str, channel: str, environ: Mapping[str, str], preload: 
 
 async def _spawn(channel: str, environ: Mapping[str, str]) -> Process:
     guardian = ForkServer.acquire(None) if forkserver.AVAILABLE else None
-    worker = mine = theirs = None
+    worker = mine = theirs = marker = None
+    shared = Marker.create()
     try:
+        if shared is not None:
+            marker = Marker(shared)
         read_fd, write_fd = 0, 1
         if channel == "scatter":
             mine, theirs = _socketpair()
             read_fd = write_fd = theirs.fileno()
-        code = BOOTSTRAP.format(module="boot", arguments=f"{os.getpid()}, {read_fd}, {write_fd}")
+        code = BOOTSTRAP.format(module="boot", arguments=f"{os.getpid()}, {read_fd}, {write_fd}, {shared}")
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-c",
@@ -105,14 +109,14 @@ async def _spawn(channel: str, environ: Mapping[str, str]) -> Process:
             env=environ,
             limit=_STREAM_LIMIT,
             start_new_session=True,
-            pass_fds=[theirs.fileno()] if theirs else [],
+            pass_fds=[fd for fd in (theirs.fileno() if theirs else None, shared) if fd is not None],
         )
         if mine is not None:
             ends: Streams = mine
         else:
             assert process.stdin and process.stdout
             ends = process.stdin, process.stdout
-        worker = SpawnedProcess(process, ends, guardian)
+        worker = SpawnedProcess(process, ends, guardian, marker)
         if guardian is not None:
             await guardian.guard(process.pid)
         return worker
@@ -120,14 +124,19 @@ async def _spawn(channel: str, environ: Mapping[str, str]) -> Process:
         if worker is not None:
             worker.abandon()
             await worker.release()
-        elif guardian is not None:
-            await guardian.release()
+        else:
+            if guardian is not None:
+                await guardian.release()
+            if marker is not None:
+                marker.close()
         if mine is not None:
             mine.close()
         raise
     finally:
         if theirs is not None:
             theirs.close()
+        if shared is not None:
+            os.close(shared)
 
 
 async def _fork(channel: str, environ: Mapping[str, str], preload: Sequence[str]) -> Process | Unfit:
@@ -151,12 +160,18 @@ async def _fork(channel: str, environ: Mapping[str, str], preload: Sequence[str]
         parent_reads, child_writes = os.pipe()
         theirs.append(child_writes)
         output = await _reader(parent_reads, closers)
+        shared = Marker.create()
+        marker = None
+        if shared is not None:
+            theirs.append(shared)
+            marker = Marker(shared)
+            closers.append(marker.close)
         status, other = socket.socketpair(type=socket.SOCK_SEQPACKET)  # its few messages keep their bounds
         status.setblocking(False)
         closers.append(status.close)
         theirs.append(other.detach())
         modules = tuple(name for name in (*_PRELOAD, *preload) if name not in _unfit_modules)
-        await server.order(Fork(modules, tuple(sys.path)), theirs)
+        await server.order(Fork(modules, tuple(sys.path), marker is not None), theirs)
         for fd in theirs:
             os.close(fd)
         theirs = []
@@ -174,10 +189,10 @@ async def _fork(channel: str, environ: Mapping[str, str], preload: Sequence[str]
 
         def close_streams() -> None:
             for close in closers:
-                if close != status.close:
+                if close not in (status.close, marker and marker.close):
                     close()
 
-        return ForkedProcess(message.pid, fds[0], status, ends, output, close_streams, server)
+        return ForkedProcess(message.pid, fds[0], status, ends, output, close_streams, server, marker)
     except BaseException:
         for close in closers:
             close()

@@ -11,6 +11,7 @@ from asyncio.subprocess import Process as SubProcess
 from collections.abc import Callable
 from typing import Protocol
 
+from aioenv.memory import Marker
 from aioenv.wire.orders import SIZE, Exited, unpack
 from aioenv.workers.channel import Channel, Expect, Place, ScatterChannel, StreamsChannel
 from aioenv.workers.forkserver import ForkServer
@@ -30,11 +31,13 @@ class Process(Protocol):
         pid: its process id, and that of its process group.
         output: what it prints.
         exited: set when it has ended. Where the platform can't tell, the end of its channel does.
+        marker: which row it runs; None once it is released, or where the platform has no such memory.
     """
 
     pid: int
     output: asyncio.StreamReader
     exited: asyncio.Event
+    marker: Marker | None
 
     @property
     def returncode(self) -> int | None:
@@ -71,8 +74,9 @@ def _make_channel(ends: Streams, place: Place, expect: Expect) -> Channel:
 class _Watched:
     """A process whose end its pidfd tells."""
 
-    def __init__(self, pid: int, pidfd: int | None) -> None:
+    def __init__(self, pid: int, pidfd: int | None, marker: Marker | None) -> None:
         self.pid = pid
+        self.marker = marker
         self.exited = asyncio.Event()
         self._pidfd = pidfd
         if pidfd is not None:
@@ -81,6 +85,11 @@ class _Watched:
     def _on_exit(self) -> None:
         self.exited.set()
         self._unwatch()
+
+    def _unmark(self) -> None:
+        marker, self.marker = self.marker, None
+        if marker is not None:
+            marker.close()
 
     def _unwatch(self) -> None:
         if self._pidfd is not None:
@@ -96,15 +105,16 @@ class SpawnedProcess(_Watched):
         process: the process.
         ends: this side's ends of the channel.
         guardian: who kills its group when this process is gone; None where there is none.
+        marker: see `Process`.
     """
 
-    def __init__(self, process: SubProcess, ends: Streams, guardian: ForkServer | None) -> None:
+    def __init__(self, process: SubProcess, ends: Streams, guardian: ForkServer | None, marker: Marker | None) -> None:
         assert process.stderr
         pidfd = None
         if hasattr(os, "pidfd_open"):
             with contextlib.suppress(OSError):
                 pidfd = os.pidfd_open(process.pid)
-        super().__init__(process.pid, pidfd)
+        super().__init__(process.pid, pidfd, marker)
         self.output = process.stderr
         self._process = process
         self._ends = ends
@@ -129,6 +139,7 @@ class SpawnedProcess(_Watched):
     async def release(self) -> None:
         """See `Process`."""
         self._unwatch()
+        self._unmark()
         kill_group(self.pid, signal.SIGKILL)
         # no public way to close the pipes when a stranger holds their other ends
         self._process._transport.close()  # type: ignore[attr-defined]
@@ -157,6 +168,7 @@ class ForkedProcess(_Watched):
         output: what it prints.
         close_streams: closes those of `ends` and `output` that are asyncio's.
         server: its server.
+        marker: see `Process`.
     """
 
     def __init__(
@@ -168,8 +180,9 @@ class ForkedProcess(_Watched):
         output: asyncio.StreamReader,
         close_streams: Callable[[], None],
         server: ForkServer,
+        marker: Marker | None,
     ) -> None:
-        super().__init__(pid, pidfd)
+        super().__init__(pid, pidfd, marker)
         self.output = output
         self.returncode: int | None = None
         self._ends = ends
@@ -207,6 +220,7 @@ class ForkedProcess(_Watched):
     async def release(self) -> None:
         """See `Process`. The server has killed its group, when the number could not mean another yet."""
         self._unwatch()
+        self._unmark()
         self._close_status()
         self._close_streams()
         server, self._server = self._server, None

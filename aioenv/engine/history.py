@@ -1,0 +1,111 @@
+"""What the parent knows of every slot, so that it can go on in another process.
+
+Kept only where workers are restarted: it costs a copy of the observations a step, and of the checkpoints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from aioenv.batching.layout import Layout
+from aioenv.engine.batch import Exchange, Part, Sent
+from aioenv.engine.fleet import Fleet, Member
+from aioenv.wire.frames import Kind
+from aioenv.wire.messages import LostRow, ResetRequest, load
+
+__all__ = ["History"]
+
+
+class History:
+    """Last observations, seeds, operations and checkpoints, by slot.
+
+    Args:
+        fleet: for the layouts.
+        num_envs: how many slots there are.
+        resets_at_once: whether an episode's last step brings the next one's first observation (SAME_STEP).
+    """
+
+    def __init__(self, fleet: Fleet, num_envs: int, *, resets_at_once: bool) -> None:
+        checkpoint_size = fleet.checkpoint_size
+        self._seeds: list[int | None] = [None] * num_envs
+        self._fleet = fleet
+        self._resets_at_once = resets_at_once
+        self._obs = fleet.observations.zeros(num_envs)
+        self._objects = fleet.observations.no_objects(num_envs)
+        self._over = np.zeros(num_envs, np.bool_)
+        self._done: npt.NDArray[Any] = np.full(num_envs, None, object)  # what was done last, a `Sent`
+        self._before = np.zeros((num_envs, checkpoint_size))
+        self._after = np.zeros((num_envs, checkpoint_size))
+
+    def note_seeds(self, seeds: Mapping[int, int | None]) -> None:
+        """Slots are being reset, with these seeds."""
+        for slot, seed in seeds.items():
+            if seed is not None:
+                self._seeds[slot] = seed
+
+    def note(self, exchange: Exchange, part: Part) -> None:
+        """A reply is in: this is now the last that is known of its slots."""
+        batch, sent, rows = exchange.batch, part.sent, slice(part.start, part.stop)
+        assert sent is not None
+        slots: Any = part.slots
+        if slots[-1] - slots[0] + 1 == len(slots):
+            slots = slice(int(slots[0]), int(slots[-1]) + 1)
+        for mine, theirs in zip(self._obs, batch.obs, strict=True):
+            mine[slots] = theirs[rows]
+        for mine_, theirs_ in zip(self._objects, part.objects, strict=False):
+            for slot, item in zip(part.slots.tolist(), theirs_, strict=True):
+                mine_[slot] = item
+        done: Any = slots if sent.kind is Kind.STEP else sent.slots
+        self._done[done] = sent
+        if sent.kind is Kind.STEP:
+            self._over[slots] = False if self._resets_at_once else batch.terminated[rows] | batch.truncated[rows]
+        else:
+            self._over[done] = False
+        if self._after.shape[1]:
+            self._before[done] = self._after[done]
+            self._after[slots] = batch.checkpoint[rows]
+        for error in part.errors:  # nobody knows what these envs are now; they must be reset anyway
+            self._done[list(error.slots)] = None
+
+    def lost_rows(self, member: Member, rows: list[int]) -> list[LostRow]:
+        """What rows of a worker that begin anew are told; none for those that had not begun."""
+        observations = list(self._fleet.observations.rows(self._obs, self._objects))
+        lost = []
+        for row in rows:
+            slot = member.start + row
+            if self._done[slot] is not None:
+                seed = _derive(self._seeds[slot], member.worker.generation)
+                lost.append(LostRow(row, seed, observations[slot], bool(self._over[slot])))
+        return lost
+
+    def resumed_rows(self, member: Member) -> tuple[list[int], Any, list[tuple[Any, ...]], Any]:
+        """What a worker's rows that go on are told (see `EnvService.resume`): rows, before, operations, after."""
+        rows = [row for row in range(member.stop - member.start) if self._done[member.start + row] is not None]
+        slots = [member.start + row for row in rows]
+        operations = [_operation(self._done[slot], slot, slot - member.start, self._fleet.actions) for slot in slots]
+        return rows, self._before[slots], operations, self._after[slots]
+
+
+def _derive(seed: int | None, generation: int) -> int | None:
+    """A seed for an episode after a restart."""
+    if seed is None:
+        return None
+    return int(np.random.SeedSequence([seed, generation]).generate_state(1)[0])
+
+
+def _operation(sent: Sent, slot: int, row: int, actions: Layout) -> tuple[Any, ...]:
+    """What was done to one slot by a request: ("step", action) or ("reset", seed, options)."""
+    if sent.kind is Kind.RESET:
+        request: ResetRequest = load(sent.tail)
+        return "reset", request.seeds[request.rows.index(row)], request.options
+    _, objects, given = load(sent.tail) if len(sent.tail) else (None, None, None)
+    slots = sent.slots.tolist()
+    index = slots.index(slot)
+    if given is not None:
+        return "step", given[index]
+    arrays = actions.split(b"".join(sent.fixed), len(slots))
+    return "step", list(actions.rows(arrays, objects or ()))[index]

@@ -1,0 +1,87 @@
+"""How long to wait for replies, and what becomes of workers that take longer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+from aioenv.engine.batch import Exchange
+from aioenv.engine.fleet import Fleet, Member
+from aioenv.engine.harvest import so_far
+from aioenv.engine.recovery import Recovery
+from aioenv.errors import StepTimeout
+
+__all__ = ["ON_TIMEOUT", "Patience"]
+
+ON_TIMEOUT = ("raise", "kill", "restart")
+
+
+class Patience:
+    """Waits for replies.
+
+    Args:
+        fleet: the workers.
+        timeout_s: how long any wait may last, in seconds, where nobody says otherwise; None for ever.
+        on_timeout: one of `ON_TIMEOUT`: raise a StepTimeout; or kill the workers that owe replies, for good or to
+            have them started again, and wait on for what their slots report then.
+        recovery: who starts them again; None if nobody does.
+    """
+
+    def __init__(self, fleet: Fleet, timeout_s: float | None, on_timeout: str, recovery: Recovery | None) -> None:
+        self._fleet = fleet
+        self._timeout_s = timeout_s
+        self._on_timeout = on_timeout
+        self._recovery = recovery
+
+    async def wait_for(self, exchange: Exchange, timeout_s: float | None = None, *, shielded: bool = False) -> None:
+        """Wait for all replies of an exchange.
+
+        Args:
+            exchange: if this is cancelled, its future is too, unless `shielded`.
+            timeout_s: instead of the one for all waits.
+
+        Raises:
+            StepTimeout: if they don't come in time, and that is the policy.
+        """
+        timeout_s = self._timeout_s if timeout_s is None else timeout_s
+        if timeout_s is None:
+            await (asyncio.shield(exchange.done) if shielded else exchange.done)
+        else:
+            await self._wait(partial(asyncio.shield, exchange.done), timeout_s, exchange)
+
+    async def wait(self, begin: Callable[[], Awaitable[object]]) -> None:
+        """Wait for what `begin` gives; it is called again after workers were killed. Raises as `wait_for`."""
+        if self._timeout_s is None:
+            await begin()
+        else:
+            await self._wait(begin, self._timeout_s, None)
+
+    async def _wait(self, begin: Callable[[], Awaitable[object]], timeout_s: float, exchange: Exchange | None) -> None:
+        while True:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await begin()
+                return
+            except TimeoutError:
+                late = [member for member in self._fleet.members if member.worker.busy]
+                if self._on_timeout == "raise":
+                    raise self._timed_out(late, timeout_s, exchange) from None
+                for member in late:
+                    if self._on_timeout == "kill" and self._recovery is not None:
+                        self._recovery.forsake(member)
+                    member.worker.strike(f"no reply within timeout_s={timeout_s}")
+
+    def _timed_out(self, late: list[Member], timeout_s: float, exchange: Exchange | None) -> StepTimeout:
+        slots = tuple(slot for member in late for slot in member.worker.slots)
+        running = tuple(slot for member in late if (slot := member.worker.running_slot) is not None)
+        hint = f" (running just now: {list(running)})" if running else ""
+        error = StepTimeout(
+            f"no reply from slots {list(slots)}{hint} within timeout_s={timeout_s}; nothing is lost: recv() takes the "
+            "result when it is there, and a later step() or reset() waits for it and drops it",
+            slots=slots,
+            running=running,
+        )
+        if exchange is not None:
+            error.partial = so_far(self._fleet.observations, exchange)
+        return error

@@ -1,0 +1,235 @@
+"""One process of a worker, from when it runs to when nothing is left of it, and the conversation with it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+from aioenv.errors import SlotError, WireError
+from aioenv.wire.frames import Buffer, Encoder, Frame, Header, Kind
+from aioenv.workers.channel import Channel
+from aioenv.workers.output import OutputLog
+from aioenv.workers.process import Process, kill_group
+
+__all__ = ["Connection", "OnReply", "Pending"]
+
+_log = logging.getLogger("aioenv")
+
+OnReply: TypeAlias = "Callable[[Frame | SlotError], None]"
+
+# Between the end of a process and the end of its streams: what it wrote before is read first, and a child of its
+# own that holds the streams open does not hold us.
+_LAST_BYTES_S = 0.25
+_TERM_S = 1.0
+
+
+class Pending:
+    """A request whose reply has not come."""
+
+    __slots__ = ("into", "on_reply")
+
+    def __init__(self, into: Sequence[memoryview] | None, on_reply: OnReply) -> None:
+        self.into = into
+        self.on_reply = on_reply
+
+
+class Connection:
+    """A process and its channel.
+
+    Args:
+        process: the process.
+        output: where what it prints goes.
+        name: goes into the names of tasks.
+        generation: all frames of this process carry it.
+        on_idle: called when the last reply is in.
+        on_end: called once, when the process has ended and all that it wrote has been read.
+
+    Attributes:
+        on_images: called with each IMAGES frame.
+        pending: the requests that have not been answered, by id.
+        fault: how its stream was broken, if it was.
+    """
+
+    def __init__(
+        self,
+        process: Process,
+        output: OutputLog,
+        *,
+        name: str,
+        generation: int,
+        on_idle: Callable[[], None],
+        on_end: Callable[[Connection], None],
+    ) -> None:
+        self.on_images: Callable[[Frame], None] | None = None
+        self.pending: dict[int, Pending] = {}
+        self.fault: WireError | None = None
+        self._name = name
+        self._process = process
+        self._output = output
+        self._generation = generation
+        self._on_idle = on_idle
+        self._on_end = on_end
+        self._next_request = 0
+        self._told_to_end = False
+        self._gone = asyncio.Event()  # the process has ended, and everything about it is cleared away
+        self._encoder = Encoder()
+        self._channel: Channel = process.channel(self._place, self._expect)
+        self._last_row: int | None = None
+        loop = asyncio.get_running_loop()
+        self._frames = loop.create_task(self._receive(), name=f"{name}: frames")
+        self._prints = loop.create_task(output.pump(process.output), name=f"{name}: output")
+        self._watcher = loop.create_task(self._watch(), name=f"{name}: watch")
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        return self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        """How the process ended: its exit code, `-N` for signal N; None while it runs."""
+        return self._process.returncode
+
+    @property
+    def stderr(self) -> str:
+        """The last lines that it printed."""
+        return self._output.tail
+
+    @property
+    def row(self) -> int | None:
+        """The row that it runs, or ran when it ended; None if none."""
+        marker = self._process.marker
+        return marker.row if marker is not None else self._last_row
+
+    # ------------------------------------------------------------ requests
+
+    def submit(
+        self, kind: Kind, fixed: Sequence[Buffer], tail: Buffer, into: Sequence[memoryview] | None, on_reply: OnReply
+    ) -> int:
+        """Send a request (see `Worker.submit`)."""
+        request = self._next_request
+        self._next_request = (request + 1) & 0xFFFFFFFF
+        buffers = self._encoder.encode(kind, request, self._generation, fixed, tail)
+        self.pending[request] = Pending(into, on_reply)
+        self._channel.send(buffers)
+        return request
+
+    def poll(self) -> None:
+        """Take replies that have come already, without waiting for the loop."""
+        self._channel.poll()
+
+    def _place(self, header: Header) -> Sequence[memoryview] | None:
+        pending = self.pending.get(header.request)
+        if pending is None or header.kind is not Kind.RESULT or header.generation != self._generation:
+            return None
+        return pending.into
+
+    def _expect(self) -> Sequence[memoryview] | None:
+        # replies are first in, first out
+        for pending in self.pending.values():
+            return pending.into
+        return None
+
+    def _on_frame(self, frame: Frame) -> None:
+        if frame.generation != self._generation:
+            return
+        if frame.kind is Kind.IMAGES:
+            if self.on_images is not None:
+                self.on_images(frame)
+            return
+        pending = self.pending.pop(frame.request, None)
+        if pending is not None:
+            if not self.pending:
+                self._on_idle()
+            try:
+                pending.on_reply(frame)
+            except Exception:
+                self.pending[frame.request] = pending  # it hears of the end that this brings, at least
+                raise
+
+    # ------------------------------------------------------------ the end
+
+    async def _receive(self) -> None:
+        try:
+            await self._channel.receive(self._on_frame)
+        except WireError as exc:
+            self.fault = exc
+        except (ConnectionError, BrokenPipeError):
+            pass  # the process has ended; `_watch` says how
+        except Exception as exc:  # in handling a reply: nobody may wait for ever
+            self.fault = WireError(f"its reply could not be handled: {type(exc).__name__}: {exc}")
+            _log.exception("a reply of %s could not be handled", self._name)
+
+    async def _watch(self) -> None:
+        """Wait for the end of the process or of its stream, whichever comes first; then clear everything away."""
+        process, frames = self._process, self._frames
+        exited = asyncio.ensure_future(process.exited.wait())
+        await asyncio.wait([frames, exited], return_when=asyncio.FIRST_COMPLETED)
+        if not exited.done() and not self._told_to_end:
+            # a worker that has closed its stream, or broken it, is of no use any more
+            await asyncio.wait([exited], timeout=_LAST_BYTES_S if self.fault is None else 0)
+            if not exited.done():
+                kill_group(process.pid, signal.SIGKILL)
+        await asyncio.wait([frames, self._prints], timeout=_LAST_BYTES_S)
+        exited.cancel()
+        await process.reap()
+        self._last_row = self.row
+        self._channel.close()
+        frames.cancel()
+        self._prints.cancel()
+        try:
+            self._on_end(self)
+        finally:
+            try:
+                await process.release()
+            finally:
+                self._gone.set()
+
+    async def end(self, grace_s: float) -> None:
+        """The process has been asked to end: after `grace_s` seconds SIGTERM, a second later SIGKILL.
+
+        If this is cancelled, it is killed at once.
+        """
+        self._told_to_end = True
+        try:
+            if await _within(self._gone, grace_s):
+                return
+            kill_group(self.pid, signal.SIGTERM)
+            if await _within(self._gone, _TERM_S):
+                return
+        finally:
+            self.kill()
+        await self._gone.wait()
+
+    def kill(self) -> None:
+        """Kill the process and its group, without waiting."""
+        if not self._gone.is_set():
+            kill_group(self.pid, signal.SIGKILL)
+
+    async def gone(self) -> None:
+        """Wait until nothing is left; a cancellation waits for that too. The end must be near."""
+        gone = asyncio.ensure_future(self._gone.wait())
+        cancelled: asyncio.CancelledError | None = None
+        while not gone.done():
+            try:
+                await asyncio.shield(gone)
+            except asyncio.CancelledError as exc:
+                cancelled = exc
+        if cancelled is not None:
+            raise cancelled
+
+    def abandon(self) -> None:
+        """Kill the process without a loop to wait on."""
+        self._process.abandon()
+
+
+async def _within(event: asyncio.Event, timeout_s: float) -> bool:
+    try:
+        async with asyncio.timeout(timeout_s):
+            await event.wait()
+    except TimeoutError:
+        return False
+    return True

@@ -1,0 +1,280 @@
+"""Workers that die are started again: what their slots report, how often, and what waits meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode
+
+import aioenv
+from aioenv import RestartPolicy
+from aioenv.workers.restart import Budget
+
+pytestmark = pytest.mark.asyncio
+
+KILL, HANG, END, FAIL = 90, 91, 92, 93
+
+
+class Counter(gym.Env):
+    """Observes (draw of the episode, step); does what the action says."""
+
+    observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float64)
+    action_space = spaces.Discrete(100)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self._t = 0
+        self._draw = float(self.np_random.integers(1_000_000))
+        return np.array([self._draw, 0.0]), {"seed": -1 if seed is None else seed}
+
+    def step(self, action):
+        if action == KILL:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if action == HANG:
+            time.sleep(1000)
+        if action == FAIL:
+            raise ValueError("as asked")
+        self._t += 1
+        return np.array([self._draw, self._t]), float(self._t), bool(action == END), False, {}
+
+
+def counters(n: int = 4, **kwargs) -> aioenv.AsyncVectorEnv:
+    kwargs.setdefault("restart", RestartPolicy(backoff_s=0.01))
+    return aioenv.AsyncVectorEnv([Counter] * n, num_workers=2, **kwargs)
+
+
+async def died(envs: aioenv.AsyncVectorEnv, index: int) -> None:
+    """Kill a worker and wait until that is known."""
+    pid = envs.workers[index].pid
+    os.kill(pid, signal.SIGKILL)
+    while envs.workers[index].pid == pid and envs.workers[index].state in ("ready", "busy"):
+        await asyncio.sleep(0)
+
+
+async def test_slots_are_truncated_and_begin_anew_with_seeds_of_their_own(way):
+    async with counters() as envs:
+        first, _ = await envs.reset(seed=5)
+        await envs.step([0, 0, 0, 0])
+        obs, reward, terminated, truncated, info = await envs.step([0, 0, 0, KILL])
+        assert obs[:, 0].tolist() == first[:, 0].tolist()
+        assert obs[:, 1].tolist() == [2, 2, 1, 1], "the last observation that is known"
+        assert reward.tolist() == [2, 2, 0, 0]
+        assert not terminated.any() and truncated.tolist() == [False, False, True, True]
+        assert info["restarted"].tolist() == [False, False, True, True]
+        assert envs.workers[1].state == "ready"
+        again, reward, *_, info = await envs.step([0, 0, 0, 0])
+        assert again[:, 1].tolist() == [3, 3, 0, 0] and reward.tolist() == [3, 3, 0, 0], "the autoreset"
+        assert "restarted" not in info
+        assert (info["seed"][2:] != [7, 8]).all() and (again[2:, 0] != first[2:, 0]).all()
+        third, *_ = await envs.step([0, 0, 0, 0])
+        assert third[:, 1].tolist() == [4, 4, 1, 1]
+    async with counters() as envs:
+        await envs.reset(seed=5)
+        await envs.step([0, 0, KILL, 0])
+        assert (await envs.step([0] * 4)).obs[2:].tolist() == again[2:].tolist(), "the same faults, the same run"
+
+
+async def test_same_step_brings_the_new_episode_at_once():
+    async with counters(autoreset_mode=AutoresetMode.SAME_STEP) as envs:
+        first, _ = await envs.reset(seed=5)
+        await envs.step([0] * 4)
+        obs, _, _, truncated, info = await envs.step([0, 0, KILL, 0])
+        assert truncated.tolist() == [False, False, True, True] and obs[:, 1].tolist() == [2, 2, 0, 0]
+        assert [o.tolist() for o in info["final_obs"][2:]] == [[first[2, 0], 1], [first[3, 0], 1]]
+        assert info["restarted"].tolist() == [False, False, True, True]
+        assert (await envs.step([0] * 4)).obs[:, 1].tolist() == [3, 3, 1, 1]
+
+
+async def test_without_autoreset_the_slots_wait_for_a_reset():
+    async with counters(autoreset_mode=AutoresetMode.DISABLED) as envs:
+        await envs.reset(seed=5)
+        assert (await envs.step([KILL, 0, 0, 0])).truncated.tolist() == [True, True, False, False]
+        with pytest.raises(aioenv.ResetNeededError):
+            await envs.step([0] * 4)
+        await envs.reset(options={"reset_mask": np.array([True, True, False, False])})
+        assert (await envs.step([0] * 4)).obs[:, 1].tolist() == [1, 1, 2, 2]
+
+
+async def test_a_worker_that_dies_idle_says_so_in_the_next_step(way):
+    async with counters() as envs:
+        await envs.reset(seed=1)
+        await died(envs, 0)
+        assert (await envs.step([0] * 4)).truncated.tolist() == [True, True, False, False]
+        await died(envs, 0)
+        obs, _ = await envs.reset(seed=1)
+        assert obs[:, 1].tolist() == [0] * 4
+        assert not (await envs.step([0] * 4)).truncated.any(), "a reset leaves nothing to tell"
+
+
+async def test_an_episode_that_had_ended_does_not_end_twice():
+    async with counters() as envs:
+        await envs.reset(seed=1)
+        assert (await envs.step([END, 0, 0, 0])).terminated.tolist() == [True, False, False, False]
+        await died(envs, 0)
+        obs, _, terminated, truncated, _ = await envs.step([0] * 4)
+        assert not terminated.any() and truncated.tolist() == [False, True, False, False]
+        assert obs[0, 1] == 0, "the autoreset that was due"
+
+
+async def test_death_in_a_reset_repeats_the_reset():
+    async with counters(3) as envs:
+        await envs.reset(seed=1)
+        expected, _ = await envs.reset(seed=9)
+        task = asyncio.ensure_future(envs.reset(seed=9))
+        await asyncio.sleep(0)
+        os.kill(envs.workers[0].pid, signal.SIGKILL)
+        assert (await task).obs.tolist() == expected.tolist()
+
+
+async def test_the_budget_ends_in_an_error_for_good():
+    async with counters(restart=RestartPolicy(max_restarts=1, within_s=1000)) as envs:
+        await envs.reset(seed=1)
+        await envs.step([0, KILL, 0, 0])
+        await envs.step([0] * 4)
+        with pytest.raises(aioenv.WorkerDied) as caught:
+            await envs.step([0, KILL, 0, 0])
+        assert caught.value.running == caught.value.slot == 1 and caught.value.slots == (0, 1)
+        assert "1 restarts in 1000 s" in "".join(caught.value.__notes__)
+        assert caught.value.partial.obs[2:, 1].tolist() == [3, 3]
+        with pytest.raises(aioenv.WorkerDied):
+            await envs.step([0] * 4)
+        assert [w.state for w in envs.workers] == ["dead", "ready"]
+        envs.send([0, 0], [2, 3])
+        assert (await envs.recv(2)).obs[:, 1].tolist() == [4, 4]
+
+
+async def test_a_worker_that_does_not_come_up_again_ends_for_good(tmp_path):
+    gate = tmp_path / "gate"
+    gate.touch()
+
+    def make():
+        if not gate.exists():
+            raise RuntimeError("the gate is gone")
+        return Counter()
+
+    policy = RestartPolicy(max_restarts=3, backoff_s=0.01)
+    async with aioenv.AsyncVectorEnv([make] * 2, num_workers=2, restart=policy) as envs:
+        await envs.reset()
+        gate.unlink()
+        with pytest.raises(aioenv.WorkerDied) as caught:
+            await envs.step([KILL, 0])
+        assert isinstance(caught.value.__cause__, aioenv.WorkerStartError)
+        assert "the gate is gone" in str(caught.value.__cause__)
+
+
+async def test_slots_that_hang_are_named_and_their_workers_restarted():
+    async with counters(timeout_s=0.3, on_timeout="restart", restart=RestartPolicy(max_restarts=2)) as envs:
+        await envs.reset(seed=1)
+        obs, _, _, truncated, _ = await envs.step([0, HANG, 0, 0], timeout_s=0.3)
+        assert truncated.tolist() == [True, True, False, False] and obs[:, 1].tolist() == [0, 0, 1, 1]
+        assert (await envs.step([0] * 4)).obs[:, 1].tolist() == [0, 0, 2, 2]
+
+
+async def test_slots_that_hang_are_named_and_their_workers_killed():
+    async with counters(timeout_s=10, on_timeout="kill") as envs:
+        await envs.reset(seed=1)
+        with pytest.raises(aioenv.WorkerDied, match=r"no reply within timeout_s=0.2 while it ran slot 1") as caught:
+            await envs.step([0, HANG, 0, 0], timeout_s=0.2)
+        assert caught.value.slot == 1 and caught.value.slots == (0, 1)
+        assert caught.value.partial.obs[2:, 1].tolist() == [1, 1]
+        assert [w.state for w in envs.workers] == ["dead", "ready"], "killed for good, whatever the restart policy"
+
+
+async def test_a_timeout_names_the_slot_and_gives_the_others_results():
+    async with counters(restart=None) as envs:
+        await envs.reset(seed=1)
+        with pytest.raises(aioenv.StepTimeout, match=r"slots \[2, 3\] \(running just now: \[3\]\)") as caught:
+            await envs.step([0, 0, 0, HANG], timeout_s=0.3)
+        assert caught.value.slots == (2, 3) and caught.value.running == (3,)
+        assert caught.value.partial.obs[:, 1].tolist() == [1, 1, 0, 0]
+        assert caught.value.partial.reward.tolist() == [1, 1, 0, 0]
+        assert [w.state for w in envs.workers] == ["ready", "draining"]
+        ready = await envs.recv(2)
+        assert ready.slots.tolist() == [0, 1] and ready.obs[:, 1].tolist() == [1, 1], "nothing is lost"
+
+
+async def test_a_step_cancelled_in_a_restart_is_there_for_recv():
+    async with counters() as envs:
+        await envs.reset(seed=1)
+        task = asyncio.ensure_future(envs.step([0, 0, 0, KILL]))
+        while envs.workers[1].state not in ("dead", "restarting"):
+            await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        ready = await envs.recv(4)
+        assert ready.obs[:, 1].tolist() == [1, 1, 0, 0] and ready.truncated.tolist() == [False, False, True, True]
+        assert (await envs.step([0] * 4)).obs[:, 1].tolist() == [2, 2, 0, 0]
+
+
+async def test_send_and_recv_go_through_a_restart():
+    async with counters() as envs:
+        await envs.reset(seed=1)
+        envs.send([0, KILL], [0, 2])
+        ready = await envs.recv(2)
+        assert ready.slots.tolist() == [0, 2] and ready.truncated.tolist() == [False, True]
+        envs.send([0, 0, 0, 0])
+        ready = await envs.recv(4)
+        assert ready.truncated.tolist() == [False, False, False, True], "slot 3 was not in flight, and says so now"
+        assert ready.obs[:, 1].tolist() == [2, 1, 0, 0]
+
+
+async def test_failed_slots_stay_failed():
+    async with counters() as envs:
+        await envs.reset(seed=1)
+        with pytest.raises(aioenv.EnvError):
+            await envs.step([FAIL, 0, 0, 0])
+        await died(envs, 0)
+        with pytest.raises(aioenv.EnvError, match=r"slots \[0\] have failed"):
+            await envs.step([0] * 4)
+        await envs.reset(options={"reset_mask": np.array([True, False, False, False])})
+        assert (await envs.step([0] * 4)).truncated.tolist() == [False, True, False, False]
+
+
+async def test_calls_wait_for_the_restart():
+    async with counters() as envs:
+        await envs.reset(seed=1)
+        await died(envs, 1)
+        assert len(await envs.call("get_wrapper_attr", "action_space")) == 4
+
+
+async def test_close_does_not_wait_for_a_restart():
+    envs = await counters()
+    await envs.reset(seed=1)
+    task = asyncio.ensure_future(envs.step([0, 0, 0, KILL]))
+    while envs.workers[1].state not in ("dead", "restarting"):
+        await asyncio.sleep(0)
+    await envs.close()
+    with pytest.raises(aioenv.ClosedError):
+        await task
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [({"max_restarts": 0}, "max_restarts"), ({"within_s": 0}, "within_s"), ({"backoff_s": -1}, "backoff_s")],
+)
+async def test_policies_are_checked(kwargs, message):
+    with pytest.raises(ValueError, match=message):
+        RestartPolicy(**kwargs)
+
+
+async def test_on_timeout_is_checked():
+    with pytest.raises(ValueError, match="on_timeout: expected one of 'raise', 'kill', 'restart'"):
+        counters(on_timeout="panic")
+    with pytest.raises(ValueError, match="takes a policy"):
+        counters(on_timeout="restart", restart=None)
+
+
+async def test_a_budget_fills_again_with_time():
+    now = [0.0]
+    budget = Budget(RestartPolicy(max_restarts=3, within_s=60, backoff_s=1.0), lambda: now[0])
+    assert [budget.take() for _ in range(4)] == [0.0, 1.0, 2.0, None]
+    now[0] = 61.0
+    assert budget.take() == 0.0
