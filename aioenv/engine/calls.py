@@ -54,9 +54,9 @@ async def _for_each(
         mine = numbers[(numbers >= member.start) & (numbers < member.stop)].tolist()
         if mine:
             shares.append((member, mine))
-    if schedule.recovery is not None:
+    if schedule.restarter is not None:
         for member, _ in shares:
-            await schedule.recovery.settled(member)
+            await schedule.restarter.settled(member.worker)
     replies = await asyncio.gather(
         *(
             member.worker.call(method, [slot - member.start for slot in mine], *arguments(mine))

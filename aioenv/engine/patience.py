@@ -9,8 +9,8 @@ from functools import partial
 from aioenv.engine.batch import Exchange
 from aioenv.engine.fleet import Fleet, Member
 from aioenv.engine.harvest import so_far
-from aioenv.engine.recovery import Recovery
 from aioenv.errors import StepTimeout
+from aioenv.workers.restarter import Restarter
 
 __all__ = ["ON_TIMEOUT", "Patience"]
 
@@ -25,14 +25,14 @@ class Patience:
         timeout_s: how long any wait may last, in seconds, where nobody says otherwise; None for ever.
         on_timeout: one of `ON_TIMEOUT`: raise a StepTimeout; or kill the workers that owe replies, for good or to
             have them started again, and wait on for what their slots report then.
-        recovery: who starts them again; None if nobody does.
+        restarter: who starts them again; None if nobody does.
     """
 
-    def __init__(self, fleet: Fleet, timeout_s: float | None, on_timeout: str, recovery: Recovery | None) -> None:
+    def __init__(self, fleet: Fleet, timeout_s: float | None, on_timeout: str, restarter: Restarter | None) -> None:
         self._fleet = fleet
         self._timeout_s = timeout_s
         self._on_timeout = on_timeout
-        self._recovery = recovery
+        self._restarter = restarter
 
     async def wait_for(self, exchange: Exchange, timeout_s: float | None = None, *, shielded: bool = False) -> None:
         """Wait for all replies of an exchange.
@@ -68,8 +68,8 @@ class Patience:
                 if self._on_timeout == "raise":
                     raise self._timed_out(late, timeout_s, exchange) from None
                 for member in late:
-                    if self._on_timeout == "kill" and self._recovery is not None:
-                        self._recovery.forsake(member)
+                    if self._on_timeout == "kill" and self._restarter is not None:
+                        self._restarter.forsake(member.worker)
                     member.worker.strike(f"no reply within timeout_s={timeout_s}")
 
     def _timed_out(self, late: list[Member], timeout_s: float, exchange: Exchange | None) -> StepTimeout:

@@ -31,6 +31,7 @@ from aioenv.wire.frames import Frame, Kind
 from aioenv.wire.messages import load
 from aioenv.workers.environment import usable_cpus
 from aioenv.workers.restart import RestartPolicy
+from aioenv.workers.restarter import Restarter
 from aioenv.workers.supervisor import Worker
 
 __all__ = ["Schedule"]
@@ -65,7 +66,7 @@ class Schedule:
     Attributes:
         num_envs: how many slots there are.
         table: their states.
-        recovery: who starts workers again; None if nobody does.
+        restarter: who starts workers again; None if nobody does.
     """
 
     def __init__(
@@ -99,14 +100,21 @@ class Schedule:
         self._rest_poller = Poller(_REST_S)
         self._last_turn = 0.0  # when the loop could last do something else, by `perf_counter`
         self.table = SlotTable(self.num_envs, must_reset=must_reset)
-        self.recovery: Recovery | None = None
+        self._history: History | None = None
+        self.restarter: Restarter | None = None
         if restart is not None:
-            history = History(fleet, self.num_envs, resets_at_once=mode is AutoresetMode.SAME_STEP)
-            self.recovery = Recovery(fleet, restart, history, self._resend, self._give_up)
-        self._patience = Patience(fleet, timeout_s, on_timeout, self.recovery)
+            self._history = History(fleet, self.num_envs, resets_at_once=mode is AutoresetMode.SAME_STEP)
+            self.restarter = Restarter(
+                [member.worker for member in fleet.members],
+                restart,
+                meaning="its slots resume" if restart.resume else "the episodes of its slots are truncated",
+                restore=Recovery(fleet, self._history, resume=restart.resume).restore,
+                lost=lambda worker, error: self._fail(error),
+            )
+        self._patience = Patience(fleet, timeout_s, on_timeout, self.restarter)
         self._next = self._prepare()
         for member in fleet.members:
-            member.worker.on_death = partial(self._on_death, member)
+            member.worker.on_death = self._on_death
 
     def _new_batch(self, n: int) -> Batch:
         return Batch(self.fleet.observations, n, self._state_size, self.fleet.checkpoint_size)
@@ -276,8 +284,8 @@ class Schedule:
 
     def _note_reset(self, slots: Slots, seeds: Mapping[int, int | None]) -> None:
         self.table.note_reset(slots)
-        if self.recovery is not None:
-            self.recovery.history.note_seeds(seeds)
+        if self._history is not None:
+            self._history.note_seeds(seeds)
 
     def _shares(self, numbers: Slots) -> list[tuple[Member, Slots]]:
         """The workers that hold some of these slots, and where those stand in `numbers`, by ascending slot."""
@@ -371,12 +379,15 @@ class Schedule:
 
     def _on_reply(self, exchange: Exchange, part: Part, outcome: Frame | SlotError) -> None:
         worker = part.member.worker
-        recovery = self.recovery
-        if recovery is not None and isinstance(outcome, WorkerDied) and recovery.hold(exchange, part, outcome):
-            if self._images is not None:
-                self._images.forget(worker, part.request)
-            part.request = None
-            return
+        if self.restarter is not None and isinstance(outcome, WorkerDied):
+            assert part.sent is not None
+            again = partial(self._submit, exchange, part, part.sent)
+            fail = partial(self._on_reply, exchange, part)
+            if self.restarter.hold(worker, outcome, again, fail):
+                if self._images is not None:
+                    self._images.forget(worker, part.request)
+                part.request = None
+                return
         part.arrived = True
         if isinstance(outcome, SlotError):
             exchange.fail(part, self.fleet.observations, outcome)
@@ -395,8 +406,8 @@ class Schedule:
                 self._images.give_up(worker, part.request, exchange.images, part.slots, part.errors[0])
             elif self._state_size:
                 self._images.draw(exchange.images, part.slots, exchange.batch.state[part.start : part.stop])
-        if recovery is not None and isinstance(outcome, Frame):
-            recovery.history.note(exchange, part)
+        if self._history is not None and isinstance(outcome, Frame):
+            self._history.note(exchange, part)
         exchange.arrived()
         if not exchange.waiting:
             self._offer(exchange, part)
@@ -409,12 +420,12 @@ class Schedule:
             exchange.polled = True
             self._rest_poller.wait(exchange.poll)
 
-    def _on_death(self, member: Member, worker: Worker) -> None:
+    def _on_death(self, worker: Worker) -> None:
         """A worker has ended: it is started again, or its slots can't be used any more."""
         error = worker.death()
         if self._images is not None:
             self._images.lose(worker, error)
-        if self.recovery is None or not self.recovery.begin(member, error):
+        if self.restarter is None or not self.restarter.begin(worker, error):
             self._fail(error)
 
     def _fail(self, error: WorkerDied) -> None:
@@ -423,15 +434,6 @@ class Schedule:
         if slots := tuple(slot for slot in error.slots if self.table.state(slot) not in told):
             error.concern(slots)
             self.table.fail(error)
-
-    def _resend(self, exchange: Exchange, part: Part) -> None:
-        assert part.sent is not None
-        self._submit(exchange, part, part.sent)
-
-    def _give_up(self, member: Member, error: WorkerDied, held: list[tuple[Exchange, Part]]) -> None:
-        for exchange, part in held:
-            self._on_reply(exchange, part, error)
-        self._fail(member.worker.death())
 
     # ------------------------------------------------------------ what nobody waits for any more
 

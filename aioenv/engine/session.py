@@ -107,6 +107,7 @@ class Session:
             channel=self._config.channel,
             log_prefix=self._config.log_prefix,
             start_timeout_s=self._config.start_timeout_s,
+            restart=self._config.restart,
         )
         await self._pool.start()
         self.images = Images(num_envs, self._pool)
@@ -120,8 +121,8 @@ class Session:
         """
         if self.schedule is not None:
             self.schedule.close()
-            if self.schedule.recovery is not None:
-                await self.schedule.recovery.close()
+            if self.schedule.restarter is not None:
+                await self.schedule.restarter.close()
         if self.images is not None:
             self.images.fail_all(ClosedError("the vector env was closed"))
         await self._end(grace_s)

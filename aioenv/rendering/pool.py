@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aioenv.batching.layout import byte_view
-from aioenv.errors import RenderError, SlotError, WorkerStartError
+from aioenv.errors import RenderError, SlotError, WorkerDied, WorkerStartError
 from aioenv.host.mujoco_source import MujocoSource
 from aioenv.rendering.backends import INSTALL_HINT, candidates, environment
 from aioenv.rendering.batch_renderer import RenderService
@@ -18,7 +18,9 @@ from aioenv.rendering.config import RenderConfig
 from aioenv.wire.frames import Frame, Kind
 from aioenv.wire.messages import dump_code, load
 from aioenv.workers.environment import usable_cpus
-from aioenv.workers.supervisor import Worker
+from aioenv.workers.restart import RestartPolicy
+from aioenv.workers.restarter import Restarter
+from aioenv.workers.supervisor import OnReply, Worker
 
 __all__ = ["RenderPool"]
 
@@ -37,6 +39,7 @@ class RenderPool:
         start, channel: how workers are started and reached (see `AsyncVectorEnv`).
         log_prefix: goes before what the workers print.
         start_timeout_s: how long they may take to come up, in seconds.
+        restart: start workers again that died, and draw again what they had not; None: their slots have no images.
 
     Attributes:
         backend: the OpenGL backend in use, once started.
@@ -54,6 +57,7 @@ class RenderPool:
         channel: str = "auto",
         log_prefix: str | None = None,
         start_timeout_s: float = 60.0,
+        restart: RestartPolicy | None = None,
     ) -> None:
         self.backend = ""
         self.renderer = ""
@@ -69,6 +73,8 @@ class RenderPool:
         self._log_prefix = log_prefix
         self._start_timeout_s = start_timeout_s
         self._workers: list[Worker] = []
+        self._restart = restart
+        self._restarter: Restarter | None = None
 
     @property
     def pids(self) -> tuple[int | None, ...]:
@@ -120,6 +126,16 @@ class RenderPool:
             await asyncio.gather(*(worker.kill() for worker in workers))
             raise
         self._workers = workers
+        if self._restart is not None:
+            self._restarter = Restarter(
+                workers, self._restart, meaning="what it drew is drawn again", restore=_nothing, lost=lambda *_: None
+            )
+            for worker in workers:
+                worker.on_death = self._on_death
+
+    def _on_death(self, worker: Worker) -> None:
+        if self._restarter is not None:
+            self._restarter.begin(worker, worker.death())
 
     def submit(
         self,
@@ -155,20 +171,39 @@ class RenderPool:
         for worker, rows in shares:
             tail = b"" if self._one_source else self._slot_source[numbers[rows]].tobytes()
             into = [byte_view(images[row]) for row in rows.tolist()]
-            reply = partial(on_reply, worker)
-            try:
-                worker.submit(Kind.RENDER, [byte_view(states[rows])], tail, into=into, on_reply=reply)
-            except SlotError as exc:
-                reply(exc)
+            self._draw(worker, byte_view(states[rows]), tail, into, partial(on_reply, worker))
+
+    def _draw(
+        self, worker: Worker, states: memoryview, tail: bytes, into: Sequence[memoryview], on_reply: OnReply
+    ) -> None:
+        """Send one request, and again if the worker dies over it and is started again."""
+
+        def on_outcome(outcome: Frame | SlotError) -> None:
+            if self._restarter is not None and isinstance(outcome, WorkerDied):
+                again = partial(self._draw, worker, states, tail, into, on_reply)
+                if self._restarter.hold(worker, outcome, again, on_reply):
+                    return
+            on_reply(outcome)
+
+        try:
+            worker.submit(Kind.RENDER, [states], tail, into=into, on_reply=on_outcome)
+        except SlotError as exc:
+            on_outcome(exc)
 
     async def close(self) -> None:
         """End the workers. Idempotent; if this is cancelled, they are killed at once."""
+        if self._restarter is not None:
+            await self._restarter.close()
         await asyncio.gather(*(worker.close() for worker in self._workers))
 
     def abandon(self) -> None:
         """Kill the workers without waiting."""
         for worker in self._workers:
             worker.abandon()
+
+
+async def _nothing(worker: Worker) -> None:
+    """A render worker knows nothing that its start does not tell it."""
 
 
 def _error_of(worker: Worker, outcome: Frame | SlotError) -> Exception | None:

@@ -278,3 +278,20 @@ async def test_a_budget_fills_again_with_time():
     assert [budget.take() for _ in range(4)] == [0.0, 1.0, 2.0, None]
     now[0] = 61.0
     assert budget.take() == 0.0
+
+
+async def test_render_workers_are_restarted_and_draw_again():
+    config = aioenv.RenderConfig(32, 32, quality="fast", num_workers=2)
+    policy = RestartPolicy(max_restarts=1)
+    async with aioenv.make_vec("HalfCheetah-v5", 2, num_workers=1, render=config, restart=policy) as envs:
+        await envs.reset(seed=1)
+        expected = await envs.render()
+        pool = envs._session._pool
+        for again in (True, False):
+            os.kill(pool.pids[0], signal.SIGKILL)
+            await envs.reset(seed=1)
+            if again:
+                assert (await envs.render() == expected).all()
+            else:
+                with pytest.raises(aioenv.RenderError, match=r"render worker 0.*SIGKILL"):
+                    await envs.render()

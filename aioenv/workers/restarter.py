@@ -1,0 +1,148 @@
+"""Starting workers again whose processes died, within their budgets, and repeating what they had not answered."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import NamedTuple
+
+from aioenv.errors import WorkerDied
+from aioenv.workers.restart import Budget, RestartPolicy
+from aioenv.workers.supervisor import Worker
+
+__all__ = ["Restarter"]
+
+_log = logging.getLogger("aioenv")
+
+
+class _Held(NamedTuple):
+    """A request that was not answered: what sends it again, and what is told if that can't be."""
+
+    again: Callable[[], None]
+    fail: Callable[[WorkerDied], object]
+
+
+class Restarter:
+    """Restarts workers, each within its budget.
+
+    Args:
+        workers: the workers.
+        policy: how often.
+        meaning: what a restart means, for the log.
+        restore: makes a new process what the old one was, as far as that is known.
+        lost: called when a worker is not started again any more, after a death that `begin` had accepted.
+    """
+
+    def __init__(
+        self,
+        workers: Sequence[Worker],
+        policy: RestartPolicy,
+        *,
+        meaning: str,
+        restore: Callable[[Worker], Awaitable[None]],
+        lost: Callable[[Worker, WorkerDied], None],
+    ) -> None:
+        self._policy = policy
+        self._meaning = meaning
+        self._restore = restore
+        self._on_lost = lost
+        self._budgets = {worker: Budget(policy) for worker in workers}
+        self._held: dict[Worker, list[_Held]] = {worker: [] for worker in workers}
+        self._tasks: dict[Worker, asyncio.Task[None]] = {}
+        self._lost: set[Worker] = set()  # not started again any more
+
+    def begin(self, worker: Worker, error: WorkerDied) -> bool:
+        """A worker has died: whether it is started again."""
+        if worker in self._tasks:
+            return True
+        if worker in self._lost:
+            return False
+        delay_s = self._next_delay(worker, error)
+        if delay_s is None:
+            return False
+        loop = asyncio.get_running_loop()
+        self._tasks[worker] = loop.create_task(self._bring_back(worker, delay_s), name=f"restart of {worker!r}")
+        return True
+
+    def _next_delay(self, worker: Worker, error: Exception) -> float | None:
+        delay_s = self._budgets[worker].take()
+        policy = self._policy
+        if delay_s is None:
+            self._lost.add(worker)
+            error.add_note(f"It is not restarted any more: {policy.max_restarts} restarts in {policy.within_s:g} s.")
+        else:
+            _log.warning("%s; it is restarted, %s", str(error).partition("\n")[0], self._meaning)
+        return delay_s
+
+    def hold(
+        self, worker: Worker, error: WorkerDied, again: Callable[[], None], fail: Callable[[WorkerDied], object]
+    ) -> bool:
+        """A request was not answered, because the worker has died.
+
+        Args:
+            again: sends it again; called once the worker is back.
+            fail: called if it does not come back.
+
+        Returns:
+            Whether one of the two will be called; if not, the worker is not started again.
+        """
+        if not self.begin(worker, error):
+            return False
+        self._held[worker].append(_Held(again, fail))
+        return True
+
+    def forsake(self, worker: Worker) -> None:
+        """Don't start this worker again."""
+        self._lost.add(worker)
+
+    async def settled(self, worker: Worker) -> None:
+        """Wait until a worker is back, or given up, if it is being started again."""
+        if (task := self._tasks.get(worker)) is not None:
+            await asyncio.wait([task])
+
+    async def _bring_back(self, worker: Worker, delay_s: float) -> None:
+        while True:
+            try:
+                await asyncio.sleep(delay_s)
+                await worker.restart()
+                await self._restore(worker)
+                break
+            except Exception as exc:  # whatever it is: nobody may wait for ever
+                await worker.put_down("what it knew could not be restored")
+                another = self._next_delay(worker, exc)
+                if another is None:
+                    del self._tasks[worker]
+                    self._give_up(worker, exc)
+                    return
+                delay_s = another
+        del self._tasks[worker]
+        for held in self._take_held(worker):
+            held.again()
+
+    def _take_held(self, worker: Worker) -> list[_Held]:
+        held, self._held[worker] = self._held[worker], []
+        return held
+
+    def _give_up(self, worker: Worker, cause: Exception | None) -> None:
+        for held in self._take_held(worker):
+            held.fail(self._death(worker, cause))
+        self._on_lost(worker, self._death(worker, cause))
+
+    def _death(self, worker: Worker, cause: Exception | None) -> WorkerDied:
+        error = worker.death()
+        error.__cause__ = cause
+        for note in getattr(cause, "__notes__", ()):
+            error.add_note(note)
+        return error
+
+    async def close(self) -> None:
+        """Start nothing again any more; requests that are held fail with the death of their worker."""
+        tasks, self._tasks = self._tasks, {}
+        self._lost.update(self._budgets)
+        for task in tasks.values():
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks.values())
+        for worker in tasks:
+            self._give_up(worker, None)
