@@ -8,6 +8,8 @@ from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 from gymnasium import Space
 from gymnasium.spaces.utils import is_space_dtype_shape_equiv
 from gymnasium.vector import AutoresetMode
@@ -155,6 +157,15 @@ class Fleet:
     async def configure_worker(self, worker: Worker) -> None:
         """Tell one of them, which has been started again, once more."""
         await worker.call("configure", *self._configuration)
+
+    def shares(self, numbers: npt.NDArray[np.int64]) -> list[tuple[Member, npt.NDArray[np.int64]]]:
+        """The workers that hold some of these slots, and where those stand in `numbers`, by ascending slot."""
+        shares = []
+        for member in self.members:
+            order = np.flatnonzero((numbers >= member.start) & (numbers < member.stop))
+            if len(order):
+                shares.append((member, order[np.argsort(numbers[order])]))
+        return shares
 
     async def close(self, grace_s: float) -> None:
         """End all workers, side by side."""

@@ -255,7 +255,7 @@ class Schedule:
         arrays, objects = self.fleet.actions.take_apart(actions, len(numbers))
         self.table.check_send(numbers, "send", reset=False)
         requests = []
-        for member, order in self._shares(numbers):
+        for member, order in self.fleet.shares(numbers):
             rows = tuple((numbers[order] - member.start).tolist())
             whole = len(rows) == member.stop - member.start
             picked = [[column[i] for i in order.tolist()] for column in objects]
@@ -273,7 +273,7 @@ class Schedule:
         by_slot = dict(zip(numbers.tolist(), seeds(numbers), strict=True))
         self.table.check_send(numbers, "send_reset", reset=True)
         requests = []
-        for member, order in self._shares(numbers):
+        for member, order in self.fleet.shares(numbers):
             chosen = numbers[order].tolist()
             tail = reset_tail(member, chosen, [by_slot[slot] for slot in chosen], options, whole=False)
             requests.append((member, numbers[order], tail))
@@ -286,15 +286,6 @@ class Schedule:
         self.table.note_reset(slots)
         if self._history is not None:
             self._history.note_seeds(seeds)
-
-    def _shares(self, numbers: Slots) -> list[tuple[Member, Slots]]:
-        """The workers that hold some of these slots, and where those stand in `numbers`, by ascending slot."""
-        shares = []
-        for member in self.fleet.members:
-            order = np.flatnonzero((numbers >= member.start) & (numbers < member.stop))
-            if len(order):
-                shares.append((member, order[np.argsort(numbers[order])]))
-        return shares
 
     def _single(self, member: Member, slots: Slots, *, stepped: bool) -> Exchange:
         part = Part(member, slots, 0)
