@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import warnings
+import weakref
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any, Self
 
@@ -75,6 +77,7 @@ class Lifecycle:
                 timeout_s=self._timeout_s,
                 on_timeout=self._on_timeout,
             )
+            _open.add(self)
             self._starting = loop.create_task(self._session.start())
         self._check_loop()
         assert self._starting is not None
@@ -101,6 +104,7 @@ class Lifecycle:
             grace_s: in seconds; envs that write a video when they are closed, say, may want more than one.
         """
         self.closed = True
+        _open.discard(self)
         if self._loop is None:
             return
         self._check_loop()
@@ -125,9 +129,7 @@ class Lifecycle:
             self._session.abandon()
 
     def __del__(self) -> None:
-        # the constructor may have raised before there was anything
-        session = getattr(self, "_session", None)
-        if not getattr(self, "closed", True) and session is not None and session.is_mine:
+        if not self.closed and self._session is not None and self._session.is_mine:
             self.closed = True
             self._abandon()
             warnings.warn(f"unclosed {self!r}; its workers were killed", ResourceWarning, source=self, stacklevel=2)
@@ -208,3 +210,13 @@ class Lifecycle:
         """The worker processes: pid, state ("running", "dead", …), slots and memory."""
         members = self._session.fleet.members if self._session is not None else []
         return tuple(WorkerInfo(m.worker.pid, m.worker.state.value, m.worker.slots) for m in members)
+
+
+# Started and not closed: at the end of the program, before modules are taken down, their workers are killed.
+_open: weakref.WeakSet[Lifecycle] = weakref.WeakSet()
+
+
+@atexit.register
+def _end_all() -> None:
+    for envs in list(_open):
+        envs.__del__()

@@ -1,0 +1,232 @@
+"""`close()` is idempotent and bounded, from wherever it is called; and what is never closed leaves nothing either."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import subprocess
+import sys
+import textwrap
+import time
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from conftest import LOOPS, run_on
+from gymnasium import spaces
+
+import aioenv
+from aioenv.workers.launch import START_METHODS
+
+
+class Sleeper(gym.Env):
+    """Hangs in a step with action 1, and in its close."""
+
+    observation_space = spaces.Box(0, 1, (1,))
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        if action:
+            time.sleep(1000)
+        return np.zeros(1, np.float32), 0.0, False, False, {}
+
+    def close(self):
+        time.sleep(1000)
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; a zombie does not."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="ascii") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_until_gone(pids: list[int], within_s: float = 5.0) -> None:
+    deadline = time.monotonic() + within_s
+    while any(map(alive, pids)):
+        assert time.monotonic() < deadline, f"still there: {[pid for pid in pids if alive(pid)]}"
+        os.sched_yield()
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("start", START_METHODS)
+def test_twice_at_once_and_again(loop, start):
+    async def main():
+        envs = await aioenv.make_vec("CartPole-v1", 2, num_workers=2, start=start)
+        await envs.reset()
+        await asyncio.gather(envs.close(), envs.close())
+        await envs.close()
+        with pytest.raises(aioenv.ClosedError):
+            await envs.step([0, 0])
+
+    run_on(loop, main())
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_bounded_whatever_the_envs_do(loop):
+    async def main():
+        envs = await aioenv.AsyncVectorEnv([Sleeper] * 2, num_workers=2)
+        await envs.reset()
+        task = asyncio.ensure_future(envs.step([0, 1]))
+        await asyncio.sleep(0)
+        began = time.monotonic()
+        await envs.close(grace_s=0.1)
+        assert time.monotonic() - began < 5
+        with pytest.raises(aioenv.ClosedError):
+            await task
+
+    run_on(loop, main())
+
+
+def test_in_a_finally_of_a_cancelled_task():
+    async def main():
+        pids = []
+
+        async def train():
+            envs = await aioenv.AsyncVectorEnv([Sleeper] * 2, num_workers=2)
+            try:
+                pids.extend(worker.pid for worker in envs.workers)
+                await envs.reset()
+                await envs.step([0, 1])
+            finally:
+                await envs.close(grace_s=0.1)
+
+        task = asyncio.ensure_future(train())
+        while len(pids) < 2:
+            await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        wait_until_gone(pids)
+
+    asyncio.run(main())
+
+
+def test_cancelled_close_kills_at_once():
+    async def main():
+        envs = await aioenv.AsyncVectorEnv([Sleeper] * 2, num_workers=2)
+        pids = [worker.pid for worker in envs.workers]
+        task = asyncio.ensure_future(envs.close(grace_s=1000))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        wait_until_gone(pids)
+        await envs.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("start", START_METHODS)
+def test_forgotten_while_the_loop_runs(start):
+    async def main():
+        envs = await aioenv.make_vec("CartPole-v1", 2, num_workers=2, start=start)
+        pids = [worker.pid for worker in envs.workers]
+        with pytest.warns(ResourceWarning, match="its workers were killed"):
+            envs.__del__()
+        wait_until_gone(pids)
+        with pytest.raises(aioenv.ClosedError):
+            await envs.reset()
+        envs.closed = False
+        await envs.close()
+
+    asyncio.run(main())
+
+
+SCRIPT = """
+import asyncio, os, sys, aioenv
+
+async def main():
+    global envs
+    envs = await aioenv.make_vec("CartPole-v1", 2, num_workers=2, start={start!r})
+    await envs.reset()
+    print(*[worker.pid for worker in envs.workers], flush=True)
+    {body}
+
+{run}
+"""
+
+
+def run_script(start: str, body: str = "", run: str = "asyncio.run(main())") -> tuple[list[int], str, int]:
+    code = textwrap.dedent(SCRIPT.format(start=start, body=body, run=run))
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=environ)
+    return [int(pid) for pid in done.stdout.split()], done.stderr, done.returncode
+
+
+@pytest.mark.parametrize("start", START_METHODS)
+@pytest.mark.parametrize("loop", LOOPS)
+def test_the_loop_is_closed_before_it(start, loop):
+    run = "asyncio.run(main())" if loop == "asyncio" else "aioenv.run(main())"
+    pids, stderr, returncode = run_script(start, run=f"{run}\ndel envs")
+    assert returncode == 0, stderr
+    assert len(pids) == 2
+    wait_until_gone(pids, 1.0)
+
+
+@pytest.mark.parametrize("start", START_METHODS)
+def test_never_closed_at_the_end_of_the_program(start):
+    pids, stderr, returncode = run_script(start)
+    # asyncio itself has something to say about transports that its closed loop has left open
+    assert returncode == 0 and "aioenv" not in stderr, stderr
+    wait_until_gone(pids, 1.0)
+
+
+@pytest.mark.parametrize("how", ["sys.exit(3)", "os._exit(3)", "raise SystemExit(3)"])
+def test_the_program_ends_in_the_middle(how):
+    pids, stderr, returncode = run_script("forkserver", how)
+    assert returncode == 3, stderr
+    wait_until_gone(pids, 1.0)
+
+
+def test_a_forked_child_leaves_the_workers_alone():
+    body = """
+    child = os.fork()
+    if child == 0:
+        envs.__del__()
+        os._exit(0)
+    os.waitpid(child, 0)
+    await envs.step([0, 1])
+    await envs.close()
+    print(0)
+    """
+    pids, stderr, returncode = run_script("forkserver", textwrap.indent(textwrap.dedent(body), "    ").strip())
+    assert returncode == 0 and pids[-1] == 0, stderr
+
+
+def test_a_forked_child_of_blocking_code_may_end_as_it_likes():
+    code = """
+    import os, sys, aioenv
+    envs = aioenv.sync.make_vec("CartPole-v1", 2, num_workers=2)
+    envs.reset()
+    child = os.fork()
+    if child == 0:
+        sys.exit(7)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    envs.step([0, 1])
+    envs.close()
+    """
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=40, env=environ)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_facade_from_another_thread_and_twice():
+    envs = aioenv.sync.make_vec("CartPole-v1", 2, num_workers=2)
+    envs.reset()
+
+    async def close():
+        await asyncio.to_thread(envs.close)
+        envs.close()
+
+    asyncio.run(close())
+    with pytest.raises(aioenv.ClosedError):
+        envs.step([0, 0])
+    gc.collect()
