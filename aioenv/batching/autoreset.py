@@ -70,6 +70,14 @@ class Autoreset:
         self._mark[0] = 0
         return obs, info
 
+    def due(self, row: int) -> int:
+        """What the next step of a row is instead of a step of its env, as a number; 0 if it is one."""
+        return self._due[row]
+
+    def owe(self, row: int, due: int) -> None:
+        """Set what `due` gives."""
+        self._due[row] = due
+
     def begin_anew(self, row: int, seed: int | None, lost: Any) -> None:
         """This row's env is a new one, in place of one that was lost.
 

@@ -353,6 +353,8 @@ class Schedule:
 
     def _submit(self, exchange: Exchange, part: Part, sent: Sent) -> None:
         part.sent = sent
+        if self.restarter is not None and self._hold(exchange, part, None):
+            return
         into = exchange.batch.rows(part.start, part.stop, stepped=exchange.stepped)
 
         on_reply = partial(self._on_reply, exchange, part)
@@ -368,17 +370,20 @@ class Schedule:
             if exchange.images is not None and self._images is not None:
                 self._images.expect(part.member.worker, part.request, exchange.images, part.slots)
 
+    def _hold(self, exchange: Exchange, part: Part, error: WorkerDied | None) -> bool:
+        """Keep a request until its worker is back, if it is being started again (see `Restarter.hold`)."""
+        if self.restarter is None or part.sent is None:
+            return False
+        again = partial(self._submit, exchange, part, part.sent)
+        return self.restarter.hold(part.member.worker, error, again, partial(self._on_reply, exchange, part))
+
     def _on_reply(self, exchange: Exchange, part: Part, outcome: Frame | SlotError) -> None:
         worker = part.member.worker
-        if self.restarter is not None and isinstance(outcome, WorkerDied):
-            assert part.sent is not None
-            again = partial(self._submit, exchange, part, part.sent)
-            fail = partial(self._on_reply, exchange, part)
-            if self.restarter.hold(worker, outcome, again, fail):
-                if self._images is not None:
-                    self._images.forget(worker, part.request)
-                part.request = None
-                return
+        if isinstance(outcome, WorkerDied) and self._hold(exchange, part, outcome):
+            if self._images is not None:
+                self._images.forget(worker, part.request)
+            part.request = None
+            return
         part.arrived = True
         if isinstance(outcome, SlotError):
             exchange.fail(part, self.fleet.observations, outcome)

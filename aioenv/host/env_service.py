@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 from gymnasium import Env, Space
 from gymnasium.vector import AutoresetMode
 
@@ -18,6 +19,7 @@ from aioenv.batching.autoreset import Autoreset
 from aioenv.batching.infos import Gatherer
 from aioenv.batching.layout import Arrays, Layout, byte_view
 from aioenv.host import running
+from aioenv.host.checkpoint import Checkpoint, Obstacle
 from aioenv.host.mujoco_source import MujocoSource, find_source, read_state
 from aioenv.host.service import Reply
 from aioenv.host.worker import StartFailed, describe_failure
@@ -68,6 +70,7 @@ class EnvService:
         self._bases: list[Any] = [env.unwrapped for env in self._envs]
         self._stepper = Autoreset(self._envs, mode, running.mark)
         self._all_rows = range(len(self._envs))
+        self._checkpoints: list[Checkpoint | Obstacle] = [_checkpoint(env) for env in self._envs] if checkpoints else []
         self._action_views: list[memoryview] | None = None
         self._gatherer = Gatherer()
         self._draws_late = False
@@ -78,8 +81,9 @@ class EnvService:
         first = self._envs[0]
         descriptions = []
         sources: dict[MujocoSource, MujocoSource] = {}  # equal ones travel once
-        for env in self._envs:
+        for row, env in enumerate(self._envs):
             known = env is not first
+            checkpoint = self._checkpoints[row] if self._checkpoints else None
             source = find_source(env) if self._find_sources else None
             if source is not None:
                 source = sources.setdefault(source, source)
@@ -91,6 +95,8 @@ class EnvService:
                     env.render_mode,
                     _picklable(env.spec),
                     source,
+                    checkpoint.size if isinstance(checkpoint, Checkpoint) else 0,
+                    str(checkpoint) if isinstance(checkpoint, Obstacle) else None,
                 )
             )
         return descriptions
@@ -110,6 +116,7 @@ class EnvService:
             action_space: likewise.
             state_size: how many float64 of physics state ride on each reply and row; 0 for none.
             draws_late: whether to render each row after the reply to a step or reset has gone out.
+            checkpoint_size: how many float64 of checkpoint ride on each reply and row; 0 for none.
         """
         n = len(self._envs)
         self._observations = Layout(observation_space)
@@ -124,7 +131,11 @@ class EnvService:
         self._draws_late = draws_late
         self._action_arrays = self._actions.zeros(n)
         self._action_views = [byte_view(array) for array in self._action_arrays]
-        state = [self._state] if state_size else []
+        self._saved = np.zeros((n, checkpoint_size), np.float64)
+        self._savers = [c for c in self._checkpoints if isinstance(c, Checkpoint)] if checkpoint_size else []
+        for checkpoint, out in zip(self._savers, self._saved, strict=False):
+            checkpoint.bind(out)
+        state = [array for array in (self._state, self._saved) if array.shape[1]]
         self._reset_arrays: Arrays = [*self._obs, *state]
         self._step_arrays: Arrays = [*self._obs, self._reward, self._terminated, self._truncated, *state]
         self._reset_views: list[Buffer] = [byte_view(array) for array in self._reset_arrays]
@@ -203,6 +214,9 @@ class EnvService:
             for row in rows:
                 base = self._bases[row]
                 read_state(base.model, base.data, self._state[row])
+        if self._savers:
+            for row in rows:
+                self._savers[row].read(self._stepper.due(row))
         if self._draws_late:
             self._late = list(rows)
         fixed: Sequence[Buffer]
@@ -257,6 +271,40 @@ class EnvService:
         return Reply((), dump((rows, images, failures)))
 
     # ------------------------------------------------------------ calls
+
+    def resume(
+        self,
+        rows: Sequence[int],
+        before: npt.NDArray[np.float64],
+        operations: Sequence[tuple[Any, ...]],
+        after: npt.NDArray[np.float64],
+    ) -> list[str | None]:
+        """Go on with what another process had: repeat the last operation of each row, and see what comes of it.
+
+        Args:
+            rows: k rows.
+            before, after: `(k, checkpoint_size)`, their checkpoints around that operation.
+            operations: `("step", action)` or `("reset", seed, options)`.
+
+        Returns:
+            For each row None if it is what it was, bit for bit; else what differs.
+        """
+        found: list[str | None] = []
+        for row, start, operation, end in zip(rows, before, operations, after, strict=True):
+            saver = self._savers[row]
+            self._stepper.owe(row, saver.restore(start))
+            try:
+                if operation[0] == "step":
+                    for _, exc in self._stepper.step([row], [operation[1]], self._write).failures:
+                        raise exc
+                else:
+                    self._write(row, self._stepper.reset(row, *operation[1:])[0])
+            except Exception as exc:
+                found.append(f"its last operation raised when it was repeated: {type(exc).__name__}: {exc}")
+                continue
+            saver.read(self._stepper.due(row))
+            found.append(saver.difference(end, self._saved[row]))
+        return found
 
     def begin_anew(self, rows: Sequence[LostRow]) -> None:
         """Another process had these rows and died: say so in their next step, and reset them then as the mode wants."""
@@ -314,6 +362,13 @@ def _store_one_by_one(
             exc.add_note(f"{name}: expected a number, got {value!r}")
             failures.append(describe_failure(exc, row))
     return failures
+
+
+def _checkpoint(env: Env[Any, Any]) -> Checkpoint | Obstacle:
+    try:
+        return Checkpoint(env)
+    except Obstacle as obstacle:
+        return obstacle
 
 
 def _picklable(value: Any) -> Any:

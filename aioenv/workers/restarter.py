@@ -76,18 +76,19 @@ class Restarter:
         return delay_s
 
     def hold(
-        self, worker: Worker, error: WorkerDied, again: Callable[[], None], fail: Callable[[WorkerDied], object]
+        self, worker: Worker, error: WorkerDied | None, again: Callable[[], None], fail: Callable[[WorkerDied], object]
     ) -> bool:
-        """A request was not answered, because the worker has died.
+        """Keep a request for a worker that is, or is to be, started again.
 
         Args:
+            error: how it has died over the request; None if it has not got it: it may be alive, but not restored.
             again: sends it again; called once the worker is back.
             fail: called if it does not come back.
 
         Returns:
-            Whether one of the two will be called; if not, the worker is not started again.
+            Whether one of the two will be called; if not, the worker is there, or is not started again.
         """
-        if not self.begin(worker, error):
+        if not (worker in self._tasks if error is None else self.begin(worker, error)):
             return False
         self._held[worker].append(_Held(again, fail))
         return True

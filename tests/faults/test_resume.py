@@ -1,0 +1,189 @@
+"""With `RestartPolicy(resume=True)` a run with killed workers is, bit for bit, the run without."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+import aioenv
+from aioenv import RestartPolicy
+
+pytestmark = pytest.mark.asyncio
+
+TASKS = (
+    "Ant HalfCheetah Hopper Humanoid HumanoidStandup InvertedDoublePendulum InvertedPendulum Pusher Reacher Swimmer "
+    "Walker2d"
+).split()
+POLICY = RestartPolicy(max_restarts=1000, backoff_s=0.0, resume=True)
+NUM_ENVS, LENGTH = 4, 5  # of episodes
+
+
+def same(a, b) -> bool:
+    """Whether two results are equal, bit for bit, infos too."""
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, np.ndarray) and a.dtype == object:
+        return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
+    if isinstance(a, np.ndarray):
+        return a.dtype == b.dtype and a.tobytes() == b.tobytes()
+    return bool(a == b)
+
+
+def kill(pid: int | None) -> None:
+    if pid is not None:
+        with contextlib.suppress(ProcessLookupError):  # it was killed after its reply, a moment ago
+            os.kill(pid, signal.SIGKILL)
+
+
+async def step_and_kill(envs, actions, victim: int | None, idle: bool):
+    """A step in which a worker is killed, before it or in the middle."""
+    if victim is None:
+        return await envs.step(actions)
+    pid = envs.workers[victim].pid
+    if idle:
+        kill(pid)
+        while envs.workers[victim].state == "ready" and envs.workers[victim].pid == pid:
+            await asyncio.sleep(0)
+        return await envs.step(actions)
+    task = asyncio.ensure_future(envs.step(actions))
+    await asyncio.sleep(0)
+    kill(pid)
+    return await task
+
+
+async def compare(make, mode, steps: int, kills, **kwargs) -> None:
+    reference = SyncVectorEnv([make] * NUM_ENVS, autoreset_mode=mode)
+    reference.action_space.seed(3)
+    try:
+        expected = reference.reset(seed=11)
+        async with aioenv.AsyncVectorEnv(
+            [make] * NUM_ENVS, num_workers=2, autoreset_mode=mode, restart=POLICY, **kwargs
+        ) as envs:
+            obs, info = await envs.reset(seed=11)
+            assert same(obs, expected[0]) and same(info, expected[1])
+            for t in range(steps):
+                actions = reference.action_space.sample()
+                expected = reference.step(actions)
+                result = await step_and_kill(envs, actions, *kills.get(t, (None, False)))
+                for name, mine, theirs in zip(result._fields, result, expected, strict=True):
+                    assert same(mine, theirs), f"step {t}: {name}"
+    finally:
+        reference.close()
+
+
+def kills(steps: int, seed: int = 0) -> dict[int, tuple[int, bool]]:
+    rng = np.random.default_rng(seed)
+    return {t: (int(rng.integers(2)), bool(rng.integers(2))) for t in range(steps) if rng.random() < 0.4}
+
+
+@pytest.mark.parametrize("task", TASKS)
+async def test_every_task(task):
+    await compare(lambda: gym.make(f"{task}-v5", max_episode_steps=LENGTH), AutoresetMode.NEXT_STEP, 12, kills(12))
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP], ids=lambda mode: mode.value)
+async def test_every_autoreset_mode(mode, way):
+    await compare(lambda: gym.make("Ant-v5", max_episode_steps=4), mode, 9, {3: (0, False), 4: (1, True), 7: (0, True)})
+
+
+async def test_without_autoreset():
+    def make():
+        return gym.make("HalfCheetah-v5", max_episode_steps=30)
+
+    await compare(make, AutoresetMode.DISABLED, 12, kills(12, 2))
+
+
+async def test_in_wrappers_that_are_known():
+    def make():
+        env = gym.make("HalfCheetah-v5", max_episode_steps=LENGTH)
+        env = gym.wrappers.RescaleAction(env, np.float32(-0.5), np.float32(0.5))
+        return gym.wrappers.ClipReward(gym.wrappers.FlattenObservation(env), -1, 1)
+
+    await compare(make, AutoresetMode.NEXT_STEP, 12, kills(12, 3))
+
+
+async def test_slots_that_are_stepped_by_themselves():
+    def make():
+        return gym.make("Hopper-v5", max_episode_steps=LENGTH)
+
+    single = [make() for _ in range(NUM_ENVS)]
+    rng = np.random.default_rng(4)
+    async with aioenv.AsyncVectorEnv(
+        [make] * NUM_ENVS, num_workers=2, autoreset_mode=AutoresetMode.DISABLED, restart=POLICY
+    ) as envs:
+        envs.send_reset(seed=5)
+        await envs.recv(NUM_ENVS)
+        for slot, env in enumerate(single):
+            env.reset(seed=5 + slot)
+        over = np.zeros(NUM_ENVS, bool)
+        for t in range(25):
+            slots = np.flatnonzero(rng.random(NUM_ENVS) < 0.5)
+            if not len(slots):
+                continue
+            if t % 3 == 0:
+                kill(envs.workers[t % 2].pid)
+            resets, steps = slots[over[slots]], slots[~over[slots]]
+            actions = rng.uniform(-1, 1, (len(steps), 3)).astype(np.float32)
+            if len(resets):
+                envs.send_reset(resets)
+            if len(steps):
+                envs.send(actions, steps)
+            ready = await envs.recv(len(slots))
+            assert ready.slots.tolist() == slots.tolist()
+            by_slot = dict(zip(steps.tolist(), actions, strict=True))
+            for i, slot in enumerate(slots.tolist()):
+                if over[slot]:
+                    obs, _ = single[slot].reset()
+                    over[slot] = False
+                else:
+                    obs, reward, terminated, truncated, _ = single[slot].step(by_slot[slot])
+                    assert ready.reward[i] == reward and ready.truncated[i] == truncated
+                    over[slot] = terminated or truncated
+                assert ready.obs[i].tobytes() == obs.tobytes(), f"slot {slot} at {t}"
+    for env in single:
+        env.close()
+
+
+async def test_what_can_not_be_resumed_is_refused_at_the_start():
+    with pytest.raises(aioenv.ResumeError, match=r"slot 0 can't be resumed: CartPoleEnv is not a MuJoCo env"):
+        await aioenv.make_vec("CartPole-v1", 2, restart=POLICY)
+
+    def make():
+        return gym.wrappers.NormalizeObservation(gym.make("Hopper-v5"))
+
+    with pytest.raises(aioenv.ResumeError, match="its wrapper NormalizeObservation remembers"):
+        await aioenv.AsyncVectorEnv([make] * 2, restart=POLICY)
+
+
+async def test_what_comes_out_different_is_truncated(caplog):
+    """An env that knows more than its model and data can't be told from one that does not, but its steps can."""
+
+    def make():
+        from gymnasium.envs.mujoco.hopper_v5 import HopperEnv
+
+        class Moody(HopperEnv):
+            count = 0
+
+            def step(self, action):
+                self.count += 1
+                return super().step(np.asarray(action) * (1 if self.count < 3 else 0.5))
+
+        return Moody()
+
+    async with aioenv.AsyncVectorEnv([make] * 2, num_workers=2, restart=POLICY) as envs:
+        await envs.reset(seed=1)
+        actions = np.full((2, 3), 0.7, np.float32)
+        for _ in range(4):
+            last = await envs.step(actions)
+        result = await step_and_kill(envs, actions, 0, True)
+        assert result.truncated.tolist() == [True, False]
+        assert result.info["restarted"].tolist() == [True, False]
+        assert result.obs[0].tobytes() == last.obs[0].tobytes()
+    assert "slot 0 could not be resumed: element" in caplog.text
