@@ -20,9 +20,9 @@ from aioenv.testing import faulty_envs
 from aioenv.testing.faulty_env import HUGE_BYTES
 from faults.grid import TABLE, Cell, Outcome
 
-NUM_ENVS, NUM_WORKERS = 4, 2
-FAULTY = 1  # beside slot 0 in worker 0
-OTHERS = (2, 3)  # in worker 1
+NUM_ENVS, NUM_WORKERS = 5, 2
+FAULTY = 1  # between slots 0 and 2 in worker 0
+OTHERS = (3, 4)  # in worker 1
 ALL = tuple(range(NUM_ENVS))
 ACTIONS = np.zeros(NUM_ENVS, np.int64)
 
