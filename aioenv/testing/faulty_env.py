@@ -66,6 +66,7 @@ EXIT_CODE = 7
 PRINTED_BYTES = 200_000
 FLOOD_BYTES = 4_000_000
 HUGE_BYTES = 50_000_000
+_MAX_COUNT = 2**24  # what float32 counts to
 _HEADROOM_BYTES = 64 << 20  # what may still be allocated once the address space is limited
 _CHUNK_BYTES = 1 << 20
 
@@ -109,7 +110,7 @@ class FaultyEnv(gymnasium.Env[npt.NDArray[np.float32], np.int64]):
         render_mode: str | None = "rgb_array",
     ) -> None:
         _check(fault, when, at)
-        self.observation_space = spaces.Box(-np.inf, np.inf, (3,), np.float32)
+        self.observation_space = spaces.Box(0, _MAX_COUNT, (3,), np.float32)
         self.action_space = spaces.Discrete(2)
         self.render_mode = render_mode
         self.slot = slot
