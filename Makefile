@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test parity stress soak gymnasium-suite lint types bench docs opengl clean
+.PHONY: demo test parity faults stress soak gymnasium-suite lint types bench docs opengl clean
 
 # a stamp a set of extras, so that nothing is installed twice
 $(VENV)/.base: pyproject.toml
@@ -34,11 +34,15 @@ demo: $(VENV)/.base opengl
 	$(BIN)/aioenv demo $(ARGS)
 
 test: $(VENV)/.dev opengl
-	$(BIN)/python -m pytest -m 'not parity and not stress and not soak' $(ARGS)
+	$(BIN)/python -m pytest -m 'not parity and not faults and not stress and not soak' $(ARGS)
 
 # every env x autoreset mode x number of workers x event loop against Gymnasium's SyncVectorEnv
 parity: $(VENV)/.dev
 	$(BIN)/python -m pytest -m parity $(ARGS)
+
+# every fault x moment x way to start x event loop x async or blocking, as a table
+faults: $(VENV)/.dev
+	$(BIN)/python -m pytest -q -m faults $(ARGS)
 
 stress: $(VENV)/.dev
 	$(BIN)/python -m pytest -m stress $(ARGS)

@@ -19,6 +19,7 @@ from test_workers import environment
 import aioenv
 from aioenv import sync
 from aioenv.sync.portal import Portal
+from aioenv.testing import FaultyEnv
 
 
 def test_the_same_results_as_gymnasium():
@@ -148,3 +149,11 @@ def test_an_interrupted_wait_cancels_and_loses_nothing():
     portal.close()
     with pytest.raises(aioenv.ClosedError):
         portal.call(wait_for_ever)
+
+
+@pytest.mark.parametrize(("close", "returncode"), [({}, 0), ({"grace_s": 0}, -signal.SIGTERM)])
+def test_close_gives_envs_the_time_that_it_is_told_to(close, returncode):
+    envs = sync.VectorEnv([FaultyEnv.factory("slow", "close")])
+    worker = envs._envs._started.members[0].worker
+    envs.close(**close)
+    assert worker.returncode == returncode

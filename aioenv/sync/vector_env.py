@@ -10,6 +10,7 @@ from gymnasium.envs.registration import EnvSpec
 
 from aioenv import make
 from aioenv.engine.results import Ready, ResetResult, StepResult
+from aioenv.engine.session import CLOSE_GRACE_S
 from aioenv.sync.facade import Facade
 from aioenv.vector_env import AsyncVectorEnv
 
@@ -100,9 +101,14 @@ class VectorEnv(Facade):
         """Set an attribute of every env (see `AsyncVectorEnv.set_attr`)."""
         self._portal.call(self._envs.set_attr, name, values)
 
-    def close_extras(self, **kwargs: Any) -> None:
-        """End the workers and the loop thread; called by `close`."""
-        self._end()
+    def close_extras(self, *, grace_s: float = CLOSE_GRACE_S, **kwargs: Any) -> None:
+        """End the workers and the loop thread; called by `close`, with its arguments.
+
+        Args:
+            grace_s: how long each worker may take to close its envs before it is told by signals, in seconds.
+            **kwargs: ignored, as by Gymnasium's.
+        """
+        self._end(grace_s)
 
 
 def make_vec(env: str | EnvSpec | Callable[..., Env[Any, Any]], num_envs: int = 1, **kwargs: Any) -> VectorEnv:

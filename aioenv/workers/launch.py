@@ -32,6 +32,8 @@ _PRELOAD = ("numpy", "gymnasium", "mujoco", "aioenv.host.worker", "aioenv.host.e
 
 # How much the stream reader holds before it stops reading; one step's reply should fit.
 _STREAM_LIMIT = 4 << 20
+# And of what a worker prints: one that floods waits for us to log it, and its last lines are not far behind.
+_OUTPUT_LIMIT = 1 << 14
 # A socket's buffers: as for pipes, one step's frame of images should fit. The kernel may allow less.
 _SOCKET_BYTES = 1 << 20
 
@@ -107,7 +109,7 @@ async def _spawn(channel: str, environ: Mapping[str, str]) -> Process:
             stdout=DEVNULL if theirs else PIPE,
             stderr=PIPE,
             env=environ,
-            limit=_STREAM_LIMIT,
+            limit=_OUTPUT_LIMIT if theirs else _STREAM_LIMIT,  # asyncio has one for both streams
             start_new_session=True,
             pass_fds=[fd for fd in (theirs.fileno() if theirs else None, shared) if fd is not None],
         )
@@ -156,10 +158,10 @@ async def _fork(channel: str, environ: Mapping[str, str], preload: Sequence[str]
             writer = await _writer(parent_writes, closers)
             parent_reads, child_writes = os.pipe()
             theirs.append(child_writes)
-            ends = writer, await _reader(parent_reads, closers)
+            ends = writer, await _reader(parent_reads, _STREAM_LIMIT, closers)
         parent_reads, child_writes = os.pipe()
         theirs.append(child_writes)
-        output = await _reader(parent_reads, closers)
+        output = await _reader(parent_reads, _OUTPUT_LIMIT, closers)
         shared = Marker.create()
         marker = None
         if shared is not None:
@@ -210,9 +212,9 @@ def _socketpair() -> tuple[socket.socket, socket.socket]:
     return pair
 
 
-async def _reader(fd: int, closers: list[Callable[[], object]]) -> asyncio.StreamReader:
+async def _reader(fd: int, limit: int, closers: list[Callable[[], object]]) -> asyncio.StreamReader:
     """A stream reader of a pipe, as those of asyncio's subprocesses."""
-    reader = asyncio.StreamReader(_STREAM_LIMIT)
+    reader = asyncio.StreamReader(limit)
     transport, _ = await asyncio.get_running_loop().connect_read_pipe(
         lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(fd, "rb", 0)
     )

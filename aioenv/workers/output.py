@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import codecs
 import logging
 from collections import deque
+from collections.abc import Iterator
+from time import perf_counter
+
+from aioenv.workers.process import Output
 
 __all__ = ["OutputLog"]
 
@@ -13,6 +18,8 @@ _log = logging.getLogger("aioenv.workers")
 TAIL_LINES = 40
 # A longer line is cut into several records: an env that prints 200 kB in one line shall not fill a terminal.
 MAX_LINE_CHARS = 8192
+# How long to log before others have a turn of the loop, in seconds: what one env floods shall not hold up the rest.
+_TURN_S = 1e-3
 
 
 class OutputLog:
@@ -33,22 +40,36 @@ class OutputLog:
         """The last lines so far."""
         return "\n".join(self._tail)
 
-    async def pump(self, reader: asyncio.StreamReader) -> None:
-        """Read until the stream ends."""
+    async def pump(self, output: Output) -> None:
+        """Read until the stream ends; without a break once the process has, since its last lines are waited for."""
+        decode = codecs.getincrementaldecoder("utf-8")("replace").decode
         rest = ""
-        while data := await reader.read(1 << 16):
-            *lines, rest = (rest + data.decode("utf-8", "replace")).split("\n")
-            for line in lines:
-                self._record(line)
-            while len(rest) > MAX_LINE_CHARS:
-                self._record(rest[:MAX_LINE_CHARS])
-                rest = rest[MAX_LINE_CHARS:]
+        turn = perf_counter() + _TURN_S
+        while data := await output.reader.read(1 << 16):
+            *lines, rest = (rest + decode(data)).split("\n")
+            if len(rest) > MAX_LINE_CHARS:
+                whole = (len(rest) - 1) // MAX_LINE_CHARS * MAX_LINE_CHARS
+                lines.append(rest[:whole])
+                rest = rest[whole:]
+            pieces = list(_pieces(lines))
+            self._tail.extend(pieces)  # all of them first: an error that is about to be raised wants them
+            for piece in pieces:
+                self._log(piece)
+                if perf_counter() > turn and not output.ended.is_set():
+                    await asyncio.sleep(0)
+                    turn = perf_counter() + _TURN_S
+        rest += decode(b"", True)
         if rest:
-            self._record(rest)
+            self._tail.append(rest)
+            self._log(rest)
 
-    def _record(self, line: str) -> None:
+    def _log(self, line: str) -> None:
+        _log.info("%s (pid %d): %s", self._label, self._pid, line, extra=self._extra)
+
+
+def _pieces(lines: list[str]) -> Iterator[str]:
+    """Lines, the longest ones cut."""
+    for line in lines:
         line = line.rstrip("\r")
         for start in range(0, max(len(line), 1), MAX_LINE_CHARS):
-            piece = line[start : start + MAX_LINE_CHARS]
-            self._tail.append(piece)
-            _log.info("%s (pid %d): %s", self._label, self._pid, piece, extra=self._extra)
+            yield line[start : start + MAX_LINE_CHARS]

@@ -9,19 +9,26 @@ import signal
 import socket
 from asyncio.subprocess import Process as SubProcess
 from collections.abc import Callable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from aioenv.memory import Marker
 from aioenv.wire.orders import SIZE, Exited, unpack
 from aioenv.workers.channel import Channel, Expect, Place, ScatterChannel, StreamsChannel
 from aioenv.workers.forkserver import ForkServer
 
-__all__ = ["ForkedProcess", "Process", "SpawnedProcess", "Streams", "kill_group"]
+__all__ = ["ForkedProcess", "Output", "Process", "SpawnedProcess", "Streams", "kill_group"]
 
 _REAP_S = 2.0  # how long the exit code may take to become known after the exit
 
 # What a channel is made of, on this side.
 Streams = tuple[asyncio.StreamWriter, asyncio.StreamReader] | socket.socket
+
+
+class Output(NamedTuple):
+    """What a process prints, and whether there is an end to it: set when the process has ended."""
+
+    reader: asyncio.StreamReader
+    ended: asyncio.Event
 
 
 class Process(Protocol):
@@ -35,7 +42,7 @@ class Process(Protocol):
     """
 
     pid: int
-    output: asyncio.StreamReader
+    output: Output
     exited: asyncio.Event
     marker: Marker | None
 
@@ -115,7 +122,7 @@ class SpawnedProcess(_Watched):
             with contextlib.suppress(OSError):
                 pidfd = os.pidfd_open(process.pid)
         super().__init__(process.pid, pidfd, marker)
-        self.output = process.stderr
+        self.output = Output(process.stderr, self.exited)
         self._process = process
         self._ends = ends
         self._guardian = guardian
@@ -183,7 +190,7 @@ class ForkedProcess(_Watched):
         marker: Marker | None,
     ) -> None:
         super().__init__(pid, pidfd, marker)
-        self.output = output
+        self.output = Output(output, self.exited)
         self.returncode: int | None = None
         self._ends = ends
         self._close_streams = close_streams

@@ -25,6 +25,7 @@ from aioenv.workers import connection as connection_module
 from aioenv.workers import supervisor as supervisor_module
 from aioenv.workers.channel import ScatterChannel
 from aioenv.workers.life import LIVING, NEXT, Event, WorkerState
+from aioenv.workers.process import Output
 from aioenv.workers.supervisor import Worker
 
 
@@ -35,8 +36,8 @@ class StandIn:
 
     def __init__(self) -> None:
         self.pid = next(self.pids)
-        self.output = asyncio.StreamReader()
         self.exited = asyncio.Event()
+        self.output = Output(asyncio.StreamReader(), self.exited)
         self.marker = None
         self.returncode: int | None = None
         self.mine, self.theirs = socket.socketpair()
@@ -75,7 +76,7 @@ class StandIn:
         if not self.exited.is_set():
             self.returncode = returncode
             self.theirs.close()
-            self.output.feed_eof()
+            self.output.reader.feed_eof()
             self.exited.set()
 
 

@@ -1,0 +1,157 @@
+"""What workers print: line by line into the log, and the loop is not held up by it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+
+import numpy as np
+import pytest
+from conftest import run_on
+
+import aioenv
+from aioenv.testing import FaultyEnv
+from aioenv.workers.output import MAX_LINE_CHARS, TAIL_LINES, OutputLog
+from aioenv.workers.process import Output
+
+
+class SlowLog(logging.Handler):
+    """As slow as a terminal."""
+
+    def __init__(self, delay_s: float = 0.0) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+        self._delay_s = delay_s
+
+    def emit(self, record):
+        if self._delay_s:
+            time.sleep(self._delay_s)
+        self.lines.append(record.getMessage().partition(": ")[2])
+
+
+@pytest.fixture
+def listen(monkeypatch):
+    """Attach a log to what workers print."""
+    logger = logging.getLogger("aioenv.workers")
+    monkeypatch.setattr(logger, "handlers", [])
+    monkeypatch.setattr(logger, "propagate", False)
+    monkeypatch.setattr(logger, "level", logging.INFO)
+    logger.manager._clear_cache()  # of what is logged at all
+
+    def attach(handler):
+        logger.addHandler(handler)
+        return handler
+
+    yield attach
+    logger.manager._clear_cache()
+
+
+def pumped(*chunks: bytes) -> OutputLog:
+    """An output log that has been given these bytes, one read after the other."""
+    output = OutputLog("worker 0", 1, (0,), None)
+
+    async def pump():
+        reader = asyncio.StreamReader()
+        task = asyncio.create_task(output.pump(Output(reader, asyncio.Event())))
+        for chunk in chunks:
+            reader.feed_data(chunk)
+            for _ in range(3):
+                await asyncio.sleep(0)
+        reader.feed_eof()
+        await task
+
+    asyncio.run(pump())
+    return output
+
+
+def test_lines_come_whole_however_they_are_read(listen):
+    log = listen(SlowLog())
+    text = "first\r\nzwölf ✓\n\nlast"
+    data = text.encode()
+    for size in (1, 2, 3, 5, len(data)):
+        log.lines.clear()
+        output = pumped(*(data[i : i + size] for i in range(0, len(data), size)))
+        assert log.lines == ["first", "zwölf ✓", "", "last"]
+        assert output.tail.split("\n") == log.lines
+    log.lines.clear()
+    pumped("cut ✓".encode()[:-1])
+    assert log.lines == ["cut \N{REPLACEMENT CHARACTER}"]
+
+
+@pytest.mark.parametrize("more", [-1, 0, 1, MAX_LINE_CHARS])
+def test_a_long_line_is_cut_and_nothing_of_it_lost(listen, more):
+    log = listen(SlowLog())
+    line = "x" * (2 * MAX_LINE_CHARS + more)
+    pumped(line.encode(), b"\nnext\n")
+    assert "".join(log.lines[:-1]) == line
+    assert len(log.lines[0]) == MAX_LINE_CHARS
+    assert len(log.lines) == 1 + -(-len(line) // MAX_LINE_CHARS)
+    assert log.lines[-1] == "next"
+
+
+def test_others_have_their_turn_while_much_is_logged(listen):
+    listen(SlowLog(0.001))
+    output = OutputLog("worker 0", 1, (0,), None)
+    turns = 0
+
+    async def count_turns(until):
+        nonlocal turns
+        while not until.done():
+            turns += 1
+            await asyncio.sleep(0)
+
+    async def main():
+        reader = asyncio.StreamReader()
+        reader.feed_data(b"a line\n" * 200)
+        reader.feed_eof()
+        pump = asyncio.create_task(output.pump(Output(reader, asyncio.Event())))
+        await count_turns(pump)
+
+    asyncio.run(main())
+    assert turns > 100
+
+
+def test_the_last_lines_are_known_before_they_are_logged(listen):
+    """A worker that has died is not waited for long: what it said last must be in the error all the same."""
+    log = listen(SlowLog(0.001))
+    output = OutputLog("worker 0", 1, (0,), None)
+
+    async def main():
+        reader = asyncio.StreamReader()
+        reader.feed_data(b"".join(b"line %d\n" % i for i in range(500)))
+        pump = asyncio.create_task(output.pump(Output(reader, asyncio.Event())))
+        while not log.lines:
+            await asyncio.sleep(0)
+        pump.cancel()
+        await asyncio.wait([pump])
+
+    asyncio.run(main())
+    assert output.tail.split("\n") == [f"line {i}" for i in range(500 - TAIL_LINES, 500)]
+    assert len(log.lines) < 500
+
+
+class LastWords(FaultyEnv):
+    """Says much, then something, and is gone."""
+
+    def step(self, action):
+        super().step(action)
+        os.write(2, b"my last words\n")
+        os._exit(3)
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+def test_the_last_words_of_a_flood_are_in_the_error(way, loop, listen):
+    log = listen(SlowLog(0.0002))
+
+    async def main():
+        async with aioenv.AsyncVectorEnv([lambda: LastWords("prints", "step")]) as envs:
+            await envs.reset()
+            with pytest.raises(aioenv.WorkerDied, match="exited with code 3") as caught:
+                await envs.step(np.zeros(1, np.int64))
+            assert caught.value.stderr.endswith("my last words")
+
+    run_on(loop, main())
+    assert log.lines[-1] == "my last words"
+    assert len(log.lines) == 2_001
