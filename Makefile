@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test parity stress gymnasium-suite lint types bench docs opengl clean
+.PHONY: demo test parity stress faults gymnasium-suite lint types bench docs opengl clean
 
 # a stamp a set of extras, so that nothing is installed twice
 $(VENV)/.base: pyproject.toml
@@ -34,7 +34,7 @@ demo: $(VENV)/.base opengl
 	$(BIN)/aioenv demo $(ARGS)
 
 test: $(VENV)/.dev opengl
-	$(BIN)/python -m pytest -m 'not parity and not stress' $(ARGS)
+	$(BIN)/python -m pytest -m 'not parity and not stress and not faults' $(ARGS)
 
 # every env x autoreset mode x number of workers x event loop against Gymnasium's SyncVectorEnv
 parity: $(VENV)/.dev
@@ -42,6 +42,9 @@ parity: $(VENV)/.dev
 
 stress: $(VENV)/.dev
 	$(BIN)/python -m pytest -m stress $(ARGS)
+
+faults: $(VENV)/.dev
+	$(BIN)/python -m pytest -m faults $(ARGS)
 
 # Gymnasium's own tests, on the drop-in; from a checkout of its repository: make gymnasium-suite ARGS="--source PATH"
 gymnasium-suite: $(VENV)/.suite opengl
