@@ -89,7 +89,8 @@ class StreamsChannel:
 
     def send(self, buffers: Sequence[Buffer]) -> None:
         """Write a frame's buffers (see `Channel`)."""
-        self._writer.writelines(buffers)
+        with contextlib.suppress(RuntimeError):  # uvloop: the worker has ended; who reads finds out how
+            self._writer.writelines(buffers)
 
     async def receive(self, on_frame: Callable[[Frame], None]) -> None:
         """Read frames until the stream ends (see `Channel`)."""
