@@ -11,7 +11,8 @@ import numpy as np
 from aioenv.engine.fleet import Member
 from aioenv.engine.schedule import Schedule
 from aioenv.errors import SlotError
-from aioenv.wire.messages import load
+from aioenv.wire.frames import Frame, Kind
+from aioenv.wire.messages import Call, dump_code, load
 
 __all__ = ["call_envs", "set_attr"]
 
@@ -57,13 +58,9 @@ async def _for_each(
     if schedule.restarter is not None:
         for member, _ in shares:
             await schedule.restarter.settled(member.worker)
-    replies = await asyncio.gather(
-        *(
-            member.worker.call(method, [slot - member.start for slot in mine], *arguments(mine))
-            for member, mine in shares
-        ),
-        return_exceptions=True,
-    )
+    # all is sent before anything is awaited: a cancellation finds the call made in every env, or in none
+    asked = [_ask(m, Call(method, ([slot - m.start for slot in mine], *arguments(mine)), {})) for m, mine in shares]
+    replies = await asyncio.gather(*asked, return_exceptions=True)
     results: dict[int, Any] = {}
     errors: list[SlotError] = []
     for (member, mine), reply in zip(shares, replies, strict=True):
@@ -73,7 +70,12 @@ async def _for_each(
             continue
         if isinstance(reply, BaseException):
             raise reply
-        values, failures = reply
+        if reply.kind is Kind.FAILURE:
+            error = member.worker.failure(load(reply.tail))
+            error.concern(tuple(mine))
+            errors.append(error)
+            continue
+        values, failures = load(reply.tail)
         for slot, data in zip(mine, values, strict=True):
             results[slot] = load(data) if data else None
         errors += [member.worker.failure(failure) for failure in failures]
@@ -81,3 +83,22 @@ async def _for_each(
     if errors:
         raise SlotError.join(errors, partial)
     return partial
+
+
+def _ask(member: Member, call: Call) -> asyncio.Future[Frame]:
+    """Send a call; its reply, or how the worker ended, comes to the future."""
+    reply: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
+
+    def on_reply(outcome: Frame | SlotError) -> None:
+        if reply.done():  # nobody waits any more
+            return
+        if isinstance(outcome, SlotError):
+            reply.set_exception(outcome)
+        else:
+            reply.set_result(outcome)
+
+    try:
+        member.worker.submit(Kind.CALL, (), dump_code(call), on_reply=on_reply)
+    except SlotError as exc:
+        reply.set_exception(exc)
+    return reply

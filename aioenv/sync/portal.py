@@ -52,8 +52,9 @@ class Portal:
             LoopError: if this is called on the portal's own thread, where it would wait for itself for ever.
             ClosedError: if the portal is closed.
         """
-        call = self._post(function, args, kwargs)
+        call = self._prepare(function, args, kwargs)
         try:
+            call.post()
             call.wait()
         except BaseException:
             call.cancel()
@@ -67,8 +68,9 @@ class Portal:
             LoopError, ClosedError: as `call`.
             BaseException: what the coroutine raises before it first waits.
         """
-        call = self._post(function, args, kwargs)
+        call = self._prepare(function, args, kwargs)
         try:
+            call.post()
             call.wait_begun()
         except BaseException:
             call.cancel()
@@ -77,7 +79,7 @@ class Portal:
             call.result()
         return call
 
-    def _post(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+    def _prepare(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         if self.is_here:
             raise LoopError(
                 "a blocking call was made on the loop thread that should serve it: it would wait for itself for "
@@ -110,12 +112,12 @@ _LOOK_S = 0.5
 
 
 class Call:
-    """One call on its way to the loop and back, from its creation on.
+    """One call on its way to the loop and back. A signal handler may raise between any two lines of its methods.
 
     Bare locks wake the caller sooner than a condition would.
     """
 
-    __slots__ = ("_args", "_finished", "_function", "_kwargs", "_loop", "_task")
+    __slots__ = ("_args", "_ended", "_finished", "_function", "_kwargs", "_loop", "_task")
 
     def __init__(
         self,
@@ -131,7 +133,11 @@ class Call:
         self._task: asyncio.Task[Any] | None = None
         self._finished = threading.Lock()
         self._finished.acquire()
-        loop.call_soon_threadsafe(self._start)
+        self._ended = False
+
+    def post(self) -> None:
+        """Send it to the loop."""
+        self._loop.call_soon_threadsafe(self._start)
 
     def _start(self) -> None:
         self._task = self._loop.create_task(self._function(*self._args, **self._kwargs))
@@ -140,6 +146,10 @@ class Call:
     def _on_end(self, task: asyncio.Task[Any]) -> None:
         if not task.cancelled():
             task.exception()  # the caller may never ask, and asyncio would complain
+        self._end()
+
+    def _end(self) -> None:
+        self._ended = True
         self._finished.release()
 
     def wait_begun(self) -> None:
@@ -155,7 +165,7 @@ class Call:
         """Wait for the end, at most `timeout_s`; whether it has come."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         patience = _LOOK_S
-        while True:
+        while not self._ended:  # an interrupted wait may have kept the lock
             if deadline is not None:
                 patience = max(0.0, min(_LOOK_S, deadline - time.monotonic()))
             if self._finished.acquire(timeout=patience):
@@ -163,6 +173,7 @@ class Call:
                 return True
             if deadline is not None and time.monotonic() >= deadline:
                 return False
+        return True
 
     def cancel(self) -> None:
         """Cancel the coroutine if it has not ended, and wait for its end."""
@@ -172,6 +183,8 @@ class Call:
     def _cancel(self) -> None:
         if self._task is not None:
             self._task.cancel()
+        elif not self._ended:  # `_start` would have come before this, had it been posted
+            self._end()
 
     @property
     def cancelled(self) -> bool:

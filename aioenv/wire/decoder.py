@@ -9,23 +9,27 @@ whole frame, each part to its place; a guess that turns out wrong costs a copy.
 
 from __future__ import annotations
 
+import mmap
 import zlib
 from collections import deque
 from collections.abc import Callable, Sequence
 
 from aioenv.errors import WireError
-from aioenv.wire.frames import HEADER_BYTES, Buffer, Frame, Header, decode_header
+from aioenv.wire.frames import HEADER_BYTES, MAX_FIXED_BYTES, MAX_TAIL_BYTES, Buffer, Frame, Header, decode_header
 
 __all__ = ["Decoder"]
 
 # What follows the fixed part that a reader guessed: the tails of most replies, in one read.
 SPILL_BYTES = 1 << 16
+# From here on memory comes in pages that the kernel gives as they are written: what a header announces costs
+# nothing until it arrives.
+LAZY_BYTES = 1 << 20
 _NOTHING = memoryview(b"")
 
 
-def allocate(size: int) -> Sequence[memoryview]:
-    """Scratch memory for a fixed part that nobody claims."""
-    return (memoryview(bytearray(size)),) if size else ()
+def allocate(size: int) -> memoryview:
+    """Memory for what a header announces."""
+    return memoryview(bytearray(size) if size < LAZY_BYTES else mmap.mmap(-1, size))
 
 
 class Decoder:
@@ -39,6 +43,10 @@ class Decoder:
             been taken, so two frames that are both under way need buffers of their own.
         expect: called by `buffers` between two frames; gives what `place` will probably give for the next frame
             (the very same object), or None. Its buffers may be overwritten whatever frame comes.
+        max_scratch: how long a fixed part for which `place` has no buffers of that length may be, in bytes.
+        max_tail: how long a tail may be, in bytes.
+
+    A header that asks for more breaks the stream before any memory is allocated.
 
     If any method raises anything but `WireError`, that is a bug, or `place` raised (which breaks the stream). A
     broken stream stays broken: `next_frame` first gives the frames before the fault, then raises the same error
@@ -49,7 +57,12 @@ class Decoder:
         self,
         place: Callable[[Header], Sequence[memoryview] | None] | None = None,
         expect: Callable[[], Sequence[memoryview] | None] | None = None,
+        *,
+        max_scratch: int = MAX_FIXED_BYTES,
+        max_tail: int = MAX_TAIL_BYTES,
     ) -> None:
+        self._max_scratch = max_scratch
+        self._max_tail = max_tail
         self._place = place
         self._expect = expect
         self._guess: Sequence[memoryview] | None = None  # what `buffers` handed out after the header's buffer
@@ -123,11 +136,11 @@ class Decoder:
             return
         rest = count - HEADER_BYTES
         try:
-            header = decode_header(self._head, 0, self._chain)
+            header = self._read_header(self._head, 0)
+            fixed = self._claim(header)
         except WireError as error:
             self._break(error)
             return
-        fixed = self._claim(header)
         if fixed is guess:
             beyond = rest - header.fixed
             if beyond == 0 == header.tail:
@@ -174,7 +187,7 @@ class Decoder:
         The usual case, at a fifth of the cost; and nothing is written into anybody's arrays before the check.
         """
         try:
-            header = decode_header(view, offset, self._chain)
+            header = self._read_header(view, offset)
         except WireError as error:
             self._break(error)
             return len(view) - offset
@@ -185,7 +198,11 @@ class Decoder:
         if zlib.crc32(view[body:end]) != header.body_crc:
             self._break(WireError(f"the body of a {header.kind.name} frame does not match its CRC"))
             return len(view) - offset
-        fixed = self._claim(header)
+        try:
+            fixed = self._claim(header)
+        except WireError as error:
+            self._break(error)
+            return len(view) - offset
         for part in fixed:
             size = len(part)
             part[:] = view[body : body + size]
@@ -223,11 +240,12 @@ class Decoder:
         header = self._header
         if header is None:
             try:
-                header = decode_header(self._head, 0, self._chain)
+                header = self._read_header(self._head, 0)
+                fixed = self._claim(header)
             except WireError as error:
                 self._break(error)
                 return
-            self._begin_body(header, self._claim(header))
+            self._begin_body(header, fixed)
             if self._wanted:
                 return
         self._finish_frame(header, self._fixed, self._tail)
@@ -249,20 +267,36 @@ class Decoder:
     def _begin_body(self, header: Header, fixed: Sequence[memoryview]) -> None:
         self._header = header
         self._fixed = fixed
-        self._tail = memoryview(bytearray(header.tail))
+        self._tail = allocate(header.tail)
         self._wanted = [part for part in (*fixed, self._tail) if len(part)]
 
+    def _read_header(self, data: memoryview, offset: int) -> Header:
+        header = decode_header(data, offset, self._chain)
+        if header.tail > self._max_tail:
+            raise WireError(
+                f"a {header.kind.name} frame announces a tail of {header.tail} bytes, over {self._max_tail}"
+            )
+        return header
+
     def _claim(self, header: Header) -> Sequence[memoryview]:
-        """The buffers for a frame's fixed part: the caller's, if they fit, else scratch."""
+        """The buffers for a frame's fixed part: the caller's, if they fit, else scratch.
+
+        Raises:
+            WireError: if that is more scratch than allowed; the stream is broken then.
+        """
         try:
             fixed = self._place(header) if self._place else None
         except BaseException:
             # the frame has no home, and whoever catches this must not find the next one half read
             self._break(WireError(f"no memory was given for the fixed part of a {header.kind.name} frame"))
             raise
-        if fixed is None or sum(map(len, fixed)) != header.fixed:
-            return allocate(header.fixed)
-        return fixed
+        size = 0 if fixed is None else sum(map(len, fixed))
+        if fixed is not None and size == header.fixed:
+            return fixed
+        if header.fixed > self._max_scratch:
+            kind = header.kind.name
+            raise WireError(f"a {kind} frame has a fixed part of {header.fixed} bytes where {size} are expected")
+        return (allocate(header.fixed),) if header.fixed else ()
 
     def _break(self, error: WireError) -> None:
         """Remember the error; it is raised once the frames before it have been taken.

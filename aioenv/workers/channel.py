@@ -27,6 +27,9 @@ CHANNELS = ("streams", "scatter") if sys.platform != "win32" else ("streams",)
 # One read takes what has come, up to this: asyncio itself reads a pipe in pieces of 256 KiB.
 _READ_BYTES = 1 << 20
 _IOV_MAX = 1024  # buffers that one readv or writev takes, on Linux
+# The fixed part of a reply is as long as the layout says, and goes where its request has promised. One of any other
+# length is a fault of the worker, and takes no memory here. (Tails have the wire's own limit: infos may be large.)
+_MAX_SCRATCH = 0
 
 # See `Decoder`.
 Place: TypeAlias = "Callable[[Header], Sequence[memoryview] | None]"
@@ -82,11 +85,12 @@ class StreamsChannel:
     def __init__(self, writer: StreamWriter, reader: StreamReader, place: Place) -> None:
         self._writer = writer
         self._reader = reader
-        self._decoder = Decoder(place)
+        self._decoder = Decoder(place, max_scratch=_MAX_SCRATCH)
 
     def send(self, buffers: Sequence[Buffer]) -> None:
         """Write a frame's buffers (see `Channel`)."""
-        self._writer.writelines(buffers)
+        with contextlib.suppress(RuntimeError):  # uvloop: the worker has ended; who reads finds out how
+            self._writer.writelines(buffers)
 
     async def receive(self, on_frame: Callable[[Frame], None]) -> None:
         """Read frames until the stream ends (see `Channel`)."""
@@ -119,7 +123,7 @@ class ScatterChannel:
         self._sock = sock
         self._fd = sock.fileno()
         self._loop = asyncio.get_running_loop()
-        self._decoder = Decoder(place, expect)
+        self._decoder = Decoder(place, expect, max_scratch=_MAX_SCRATCH)
         self._on_frame: Callable[[Frame], None] = lambda frame: None
         self._ended: asyncio.Future[None] = self._loop.create_future()
         self._unsent: deque[memoryview] = deque()

@@ -41,6 +41,13 @@ _FULL_S = 0.005  # how long to wait for room in the control socket, in seconds
 _EXIT_S = 1.0  # how long a server may take to end, in seconds
 
 
+def _nameless_file() -> IO[bytes]:
+    """A file in memory; in the directory for temporary files, and without a name there, if the C library has none."""
+    if hasattr(os, "memfd_create"):
+        return open(os.memfd_create("aioenv-forkserver"), "w+b")
+    return tempfile.TemporaryFile()
+
+
 class ForkServer:
     """A fork server, or mere guardian, for one set of import-time variables.
 
@@ -60,7 +67,7 @@ class ForkServer:
         self._control, theirs = socket.socketpair()
         self._control.setblocking(False)
         # nobody reads it unless the server ends unasked; a pipe would fill
-        self._output: IO[bytes] = tempfile.TemporaryFile()
+        self._output = _nameless_file()
         code = BOOTSTRAP.format(module="forkserver", arguments=f"{os.getpid()}, {theirs.fileno()}")
         with theirs:
             self._process = subprocess.Popen(

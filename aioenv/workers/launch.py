@@ -13,7 +13,8 @@ import os
 import socket
 import sys
 from asyncio.subprocess import DEVNULL, PIPE
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any
 
 from aioenv.errors import WorkerStartError
 from aioenv.memory import Marker
@@ -214,20 +215,36 @@ def _socketpair() -> tuple[socket.socket, socket.socket]:
 
 async def _reader(fd: int, limit: int, closers: list[Callable[[], object]]) -> asyncio.StreamReader:
     """A stream reader of a pipe, as those of asyncio's subprocesses."""
+    loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader(limit)
-    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
-        lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(fd, "rb", 0)
-    )
-    closers.append(transport.close)
+    pipe = os.fdopen(fd, "rb", 0)
+    await _connected(loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe), closers)
     return reader
 
 
 async def _writer(fd: int, closers: list[Callable[[], object]]) -> asyncio.StreamWriter:
     """A stream writer of a pipe, likewise."""
     loop = asyncio.get_running_loop()
-    transport, protocol = await loop.connect_write_pipe(asyncio.streams.FlowControlMixin, os.fdopen(fd, "wb", 0))
-    closers.append(transport.close)
+    pipe = os.fdopen(fd, "wb", 0)
+    transport, protocol = await _connected(loop.connect_write_pipe(asyncio.streams.FlowControlMixin, pipe), closers)
     return asyncio.StreamWriter(transport, protocol, None, loop)
+
+
+async def _connected(connecting: Coroutine[Any, Any, Any], closers: list[Callable[[], object]]) -> tuple[Any, Any]:
+    """Connect a pipe to the end, which takes a few turns of the loop, even if this is cancelled.
+
+    A cancelled uvloop would close the descriptor itself, and the pipe's file object would close whatever has its
+    number by then.
+    """
+    task = asyncio.ensure_future(connecting)
+    try:
+        transport, protocol = await asyncio.shield(task)
+    except asyncio.CancelledError:
+        task.add_done_callback(lambda task: task.cancelled() or task.exception() or task.result()[0].close())
+        await asyncio.wait([task])
+        raise
+    closers.append(transport.close)
+    return transport, protocol
 
 
 async def _receive(loop: asyncio.AbstractEventLoop, sock: socket.socket) -> tuple[bytes, list[int]]:
