@@ -49,7 +49,7 @@ stress: $(VENV)/.dev
 
 # a million env-steps, a worker killed every second
 soak: $(VENV)/.dev
-	$(BIN)/python -m pytest -m soak $(ARGS)
+	$(BIN)/python -m pytest -m soak -p no:logging -o faulthandler_timeout=0 $(ARGS)
 
 # Gymnasium's own tests, on the drop-in; from a checkout of its repository: make gymnasium-suite ARGS="--source PATH"
 gymnasium-suite: $(VENV)/.suite opengl
