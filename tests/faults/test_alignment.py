@@ -79,18 +79,17 @@ class Race:
         return statistics.median(times)
 
     async def run(self, kind: str, cases: int) -> None:
-        longest_s = 2 * await self.duration_s(kind)
+        duration_s = await self.duration_s(kind)
         self.late = 0
         for _ in range(cases):
             if kind == "render":
                 await self.check("step")
             operation, expected = self.begin(kind)
             try:
-                async with asyncio.timeout(self.rng.uniform(0, longest_s)):
+                async with asyncio.timeout(self.instant_s(duration_s)):
                     got = await operation
             except TimeoutError:
                 self.late += 1
-                longest_s *= 1.2
                 if kind == "render":
                     assert_same(await self.envs.render(), expected)
                 elif self.rng.random() < 0.5:  # take the late result; else the next step drops it
@@ -98,10 +97,13 @@ class Race:
                     assert ready.slots.tolist() == list(range(N))
                     assert_same(as_step(ready), expected)
             else:
-                longest_s *= 0.9  # on a busy machine no duration stays true for long
                 assert_same(got if kind == "render" else as_step(got), expected)
             await self.check("step")
-        assert self.late >= cases // 20, "hardly any was late: nothing was tried"
+        assert self.late, "none was late: nothing was tried"
+
+    def instant_s(self, duration_s: float) -> float:
+        """Up to twice as long as it takes; each fifth time at once, which is too soon on any machine."""
+        return self.rng.uniform(0, 2 * duration_s) if self.rng.random() < 0.8 else 0.0
 
 
 async def race(factory, kinds: tuple[str, ...], cases: int, *, seed: int, copy: bool = True) -> None:
@@ -292,7 +294,7 @@ async def start_cancelled_at(k: int, workers: int) -> bool:
     if not cancel.hit:
         assert (await envs.reset(seed=0)).obs[:, 0].tolist() == [1, 1]
     await envs.close()
-    assert {worker.state for worker in envs.workers} == {"dead"}
+    assert {worker.state for worker in envs.workers} == {"closed"}
     return cancel.hit
 
 
@@ -305,7 +307,7 @@ async def close_cancelled_at(k: int, again: bool) -> bool:
     assert envs.closed
     if again:
         await envs.close()
-        assert {worker.state for worker in envs.workers} == {"dead"}
+        assert {worker.state for worker in envs.workers} == {"closed"}
     return cancel.hit
 
 
@@ -321,8 +323,8 @@ def sweep_lives(loop: str, life, *, stride: int) -> int:
 
 @loops
 def test_a_start_cancelled_leaves_nothing(loop):
-    """At each seventh await point, beginning with the first; `make stress` takes them all."""
-    assert sweep_lives(loop, lambda k: start_cancelled_at(k, 2), stride=7) > 7
+    """At each ninth await point, beginning with the first; `make stress` takes them all."""
+    assert sweep_lives(loop, lambda k: start_cancelled_at(k, 2), stride=9) > 9
 
 
 @pytest.mark.stress
@@ -335,8 +337,8 @@ def test_a_start_cancelled_at_every_await_point_leaves_nothing(loop, workers):
 
 @loops
 def test_a_close_cancelled_leaves_nothing(loop):
-    """Likewise, at each third."""
-    assert sweep_lives(loop, lambda k: close_cancelled_at(k, True), stride=3) > 3
+    """Likewise, at each fifth."""
+    assert sweep_lives(loop, lambda k: close_cancelled_at(k, True), stride=5) > 5
 
 
 @pytest.mark.stress
