@@ -12,21 +12,10 @@ from conftest import LOOPS, run_on
 
 from aioenv.sync import portal
 from aioenv.testing import FAULTS, MOMENTS
-from aioenv.workers.environment import server_environment, worker_environment
-from aioenv.workers.forkserver import AVAILABLE, ForkServer
 from faults.grid import ALL, AXES, PAIRS, SAMPLE, TABLE, Outcome
 from faults.play import Play, without_loop
 
-
-@pytest.fixture(scope="module", autouse=True)
-def one_fork_server():
-    """Held for the whole module: it starts once, instead of once a cell."""
-    if not AVAILABLE:
-        yield
-        return
-    server = ForkServer.acquire(server_environment(worker_environment(None)))
-    yield
-    server.abandon()
+pytestmark = pytest.mark.usefixtures("one_fork_server")
 
 
 def cells(chosen):
