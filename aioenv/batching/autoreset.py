@@ -43,25 +43,45 @@ class Autoreset:
     Args:
         envs: the envs, one a row.
         mode: the autoreset mode.
+
+    Attributes:
+        due: for each row, whether its next step is a reset.
     """
 
     def __init__(self, envs: Sequence[Env[Any, Any]], mode: AutoresetMode) -> None:
         self._resets = [env.reset for env in envs]
         self._steps = [env.step for env in envs]
-        self._due = [False] * len(envs)  # rows whose next step is a reset
+        self.due = [False] * len(envs)
         self._next_step = mode is AutoresetMode.NEXT_STEP
         self._same_step = mode is AutoresetMode.SAME_STEP
 
     def reset(self, row: int, seed: int | None, options: dict[str, Any] | None) -> tuple[Any, dict[str, Any]]:
         """Begin an episode in one row; observation and info."""
         obs, info = self._resets[row](seed=seed, options=options)
-        self._due[row] = False
+        self.due[row] = False
         return obs, info
+
+    def restart(self, row: int, seed: int | None, due: bool) -> None:
+        """Let a new env go on in the place of another.
+
+        Args:
+            row: its row.
+            seed: for its next reset, unless that comes with a seed.
+            due: whether its next step is the reset; only under NEXT_STEP.
+        """
+        reset = self._resets[row]
+
+        def reset_once(*, seed: int | None = seed, options: dict[str, Any] | None = None, _seed: Any = seed) -> Any:
+            self._resets[row] = reset
+            return reset(seed=_seed if seed is None else seed, options=options)
+
+        self._resets[row] = reset_once
+        self.due[row] = due and self._next_step
 
     def step(self, rows: Iterable[int], actions: Iterable[Any], write: Callable[[int, Any], None]) -> Stepped:
         """Step rows with one action each; `write(row, observation)` takes the observations."""
         out = Stepped()
-        steps, due = self._steps, self._due
+        steps, due = self._steps, self.due
         rewards, terminated, truncated, infos = out.rewards, out.terminated, out.truncated, out.infos
         for row, action in zip(rows, actions, strict=True):
             reward: Any

@@ -11,12 +11,14 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 from gymnasium import Env, Space
 from gymnasium.vector import AutoresetMode
 
 from aioenv.batching.autoreset import Autoreset
 from aioenv.batching.infos import Gatherer
 from aioenv.batching.layout import Arrays, Layout, byte_view
+from aioenv.host.checkpoint import Checkpoints, RowCheckpoint
 from aioenv.host.mujoco_source import MujocoSource, find_source, read_state
 from aioenv.host.service import Reply
 from aioenv.host.worker import StartFailed, describe_failure
@@ -38,6 +40,8 @@ class EnvDescription(NamedTuple):
     render_mode: str | None
     spec: Any  # an EnvSpec; None if the env has none, or if it does not pickle
     source: MujocoSource | None
+    checkpoint_size: int = 0  # how many float64 it takes to resume it; 0 if it can't be, or nobody asked
+    checkpoint_obstacle: str | None = None  # why it can't be
 
 
 class EnvService:
@@ -47,9 +51,12 @@ class EnvService:
         factories: pickled callables, one an env; the same bytes may stand in several rows.
         mode: the autoreset mode.
         find_sources: whether to look for MuJoCo models, so that images can be drawn elsewhere.
+        checkpoints: whether to find out what it takes to resume the envs elsewhere.
     """
 
-    def __init__(self, factories: Sequence[bytes], mode: AutoresetMode, find_sources: bool) -> None:
+    def __init__(
+        self, factories: Sequence[bytes], mode: AutoresetMode, find_sources: bool, checkpoints: bool = False
+    ) -> None:
         self._envs: list[Env[Any, Any]] = []
         self._find_sources = find_sources
         for row, data in enumerate(factories):
@@ -60,6 +67,8 @@ class EnvService:
                 raise StartFailed(describe_failure(exc, row)) from exc
         self._bases: list[Any] = [env.unwrapped for env in self._envs]
         self._stepper = Autoreset(self._envs, mode)
+        self._row_checkpoints = [RowCheckpoint(env) for env in self._envs] if checkpoints else []
+        self._checkpoints: Checkpoints | None = None
         self._all_rows = range(len(self._envs))
         self._action_views: list[memoryview] | None = None
         self._gatherer = Gatherer()
@@ -71,8 +80,9 @@ class EnvService:
         first = self._envs[0]
         descriptions = []
         sources: dict[MujocoSource, MujocoSource] = {}  # equal ones travel once
-        for env in self._envs:
+        for row, env in enumerate(self._envs):
             known = env is not first
+            checkpoint = self._row_checkpoints[row] if self._row_checkpoints else None
             source = find_source(env) if self._find_sources else None
             if source is not None:
                 source = sources.setdefault(source, source)
@@ -84,13 +94,20 @@ class EnvService:
                     env.render_mode,
                     _picklable(env.spec),
                     source,
+                    checkpoint.size if checkpoint is not None else 0,
+                    checkpoint.obstacle if checkpoint is not None else None,
                 )
             )
         return descriptions
 
     def configure(
-        self, observation_space: Space[Any], action_space: Space[Any], state_size: int, draws_late: bool
-    ) -> None:
+        self,
+        observation_space: Space[Any],
+        action_space: Space[Any],
+        state_size: int,
+        draws_late: bool,
+        checkpoint_size: int = 0,
+    ) -> npt.NDArray[np.float64] | None:
         """Lay out the arrays that both sides agree on.
 
         Args:
@@ -98,6 +115,15 @@ class EnvService:
             action_space: likewise.
             state_size: how many float64 of physics state ride on each reply and row; 0 for none.
             draws_late: whether to render each row after the reply to a step or reset has gone out.
+            checkpoint_size: how many float64 of checkpoint ride on each reply and row, after the physics state: at
+                least the largest of `describe`; 0 for none.
+
+        Returns:
+            The first checkpoints, float64 of shape `(rows, checkpoint_size)`: what a first reset starts from, which
+            may come without a seed. None without checkpoints.
+
+        Raises:
+            ValueError: if a row can't be resumed, or needs a larger checkpoint.
         """
         n = len(self._envs)
         self._observations = Layout(observation_space)
@@ -113,6 +139,9 @@ class EnvService:
         self._action_arrays = self._actions.zeros(n)
         self._action_views = [byte_view(array) for array in self._action_arrays]
         state = [self._state] if state_size else []
+        self._checkpoints = self._lay_out_checkpoints(checkpoint_size) if checkpoint_size else None
+        if self._checkpoints is not None:
+            state.append(self._checkpoints.array)
         self._reset_arrays: Arrays = [*self._obs, *state]
         self._step_arrays: Arrays = [*self._obs, self._reward, self._terminated, self._truncated, *state]
         self._reset_views: list[Buffer] = [byte_view(array) for array in self._reset_arrays]
@@ -120,6 +149,17 @@ class EnvService:
         # what is here now stays: full collections need not look at it again
         gc.collect()
         gc.freeze()
+        return self._checkpoints.array.copy() if self._checkpoints is not None else None
+
+    def _lay_out_checkpoints(self, size: int) -> Checkpoints:
+        for row in range(len(self._envs)):
+            needed = self._row_checkpoints[row].size if self._row_checkpoints else 0
+            if not 0 < needed <= size:
+                why = f"it needs {needed}" if needed else "it can't be resumed"
+                raise ValueError(f"row {row} has no checkpoint of {size} words: {why}")
+        checkpoints = Checkpoints(self._row_checkpoints, size, self._stepper.due)
+        checkpoints.capture(self._all_rows)
+        return checkpoints
 
     # ------------------------------------------------------------ steps and resets
 
@@ -191,6 +231,8 @@ class EnvService:
             for row in rows:
                 base = self._bases[row]
                 read_state(base.model, base.data, self._state[row])
+        if self._checkpoints is not None:
+            self._checkpoints.capture(rows)
         if self._draws_late:
             self._late = list(rows)
         fixed: Sequence[Buffer]
@@ -242,6 +284,72 @@ class EnvService:
                 images.append(None)
                 failures.append(describe_failure(exc, row))
         return Reply((), dump((rows, images, failures)))
+
+    # ------------------------------------------------------------ in the place of a worker that died
+
+    def resume(
+        self,
+        rows: Sequence[int],
+        before: npt.NDArray[np.float64],
+        operations: Sequence[tuple[Any, ...] | None],
+        after: npt.NDArray[np.float64],
+    ) -> list[str | None]:
+        """Bring new envs to where others were: go to the state before their last operation, and replay it.
+
+        Args:
+            rows: whose.
+            before: checkpoints before the operations, float64 of shape `(len(rows), checkpoint_size)`. Zeros before
+                a reset mean that there was nothing.
+            operations: `("step", action)`, an action as its env takes it, or `("reset", seed, options)`; None if
+                there was no operation yet, or where the operation must not be replayed: then `after` is restored.
+            after: checkpoints after the operations.
+
+        Returns:
+            For each row None if it is where the other was, else what differs; such an env must be reset.
+        """
+        if self._checkpoints is None:
+            raise ValueError("configure this service with a checkpoint_size first")
+        outcomes: list[str | None] = []
+        for row, start, operation, end in zip(rows, before, operations, after, strict=True):
+            try:
+                outcomes.append(self._resume(row, start, operation, end))
+            except Exception as exc:
+                outcomes.append(f"{type(exc).__name__}: {exc}")
+        return outcomes
+
+    def _resume(
+        self, row: int, before: npt.NDArray[np.float64], operation: Any, after: npt.NDArray[np.float64]
+    ) -> str | None:
+        assert self._checkpoints is not None
+        checkpoint = self._row_checkpoints[row]
+        due = self._stepper.due
+        match operation:
+            case None:
+                due[row] = checkpoint.restore(after)
+            case ("reset", seed, options):
+                if before.any():
+                    due[row] = checkpoint.restore(before)
+                obs, _ = self._stepper.reset(row, seed, options)
+                self._write(row, obs)
+            case ("step", action):
+                due[row] = checkpoint.restore(before)
+                out = self._stepper.step([row], [action], self._write)
+                if out.failures:
+                    raise out.failures[0][1]
+        if not checkpoint.replays:
+            due[row] = checkpoint.restore(after)
+        self._checkpoints.capture([row])
+        return checkpoint.difference(self._checkpoints.array[row], after)
+
+    def restart(self, seeds: Sequence[int | None], due: bool) -> None:
+        """Let new envs begin an episode in the place of others.
+
+        Args:
+            seeds: one a row, for its next reset, unless that comes with a seed.
+            due: whether the next step of each row is that reset; only under NEXT_STEP.
+        """
+        for row, seed in zip(self._all_rows, seeds, strict=True):
+            self._stepper.restart(row, seed, due)
 
     # ------------------------------------------------------------ calls
 

@@ -1,0 +1,316 @@
+"""Checkpoints: what it takes to go on after a worker's death, as a row of words beside each reply.
+
+A row has the integration state of MuJoCo, not what is derived from it. So the state *before* an operation and the
+operation itself are kept, and replaying it gives the derived quantities that the next reward may be made of; the
+state after it tells whether the replay was true. All words are 64 bits that are copied, compared, and never
+calculated with: some are float64, some integers, some neither.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import pickle
+import struct
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from gymnasium import Env
+
+from aioenv.host.stack import KINDS, examine, python_values, settle
+from aioenv.wire.messages import dump
+
+__all__ = ["Checkpoints", "RowCheckpoint"]
+
+Words = npt.NDArray[np.uint64]
+
+# the words of a row: first these, then two a counter, then the physics or what the env and its wrappers gave
+_STATUS, _DUE, _RNG, _SEED, _PYTHON, _REST = 0, 1, 2, 7, 10, 11
+_NAMES = ("status", "autoreset due", *["rng"] * 5, *["seed"] * 3, "Python attributes")
+_VALID = 1
+_MISSING = {
+    0: "there is no state",
+    2: "its random generator is not PCG64",
+    3: "a wrapper counts in something that is no number",
+    4: "the state is larger than the one before the first reset",
+    5: "its state could not be read",
+}
+_MASK = (1 << 64) - 1
+_WORD = struct.Struct("<q")
+_FLOAT = struct.Struct("<d")
+
+
+class _Unfit(Exception):
+    """A state can't be written as words; the argument is the status."""
+
+
+class RowCheckpoint:
+    """Writes the state of one env as words, and reads it again.
+
+    Args:
+        env: the env, with its wrappers.
+
+    Attributes:
+        size: how many words; 0 if the env can't be resumed.
+        obstacle: why not.
+    """
+
+    def __init__(self, env: Env[Any, Any]) -> None:
+        self._env = env
+        stack = examine(env)
+        self._base: Any = stack.base
+        self._own = stack.own
+        self._physics = stack.physics
+        self.obstacle = stack.obstacle
+        self.size = 0
+        self._names = list(_NAMES)
+        self._counters = [(vars(wrapper), name) for wrapper, name in stack.counters]
+        for wrapper, name in stack.counters:
+            self._names += [f"{type(wrapper).__name__}.{name}"] * 2
+        self._digests = stack.physics and not type(self._base).__module__.startswith("gymnasium.envs.mujoco.")
+        self._generator: Any = None
+        self._rng_words: Words | None = None
+        self._rng_rest: Words | None = None
+        if self.obstacle is None:
+            self._measure()
+
+    def _measure(self) -> None:
+        size = len(self._names)
+        self._physics_at = size
+        if self._physics:
+            import mujoco
+
+            model = self._base.model
+            if model.opt.enableflags & int(mujoco.mjtEnableBit.mjENBL_SLEEP):
+                self.obstacle = f"the model of {type(self._base).__name__} lets bodies sleep, which no state tells"
+                return
+            self._signature = int(mujoco.mjtState.mjSTATE_INTEGRATION)
+            self._read = mujoco.mj_getState
+            self._physics_size = mujoco.mj_stateSize(model, self._signature)
+            for name, part in sorted(mujoco.mjtState.__members__.items(), key=lambda item: int(item[1])):
+                bits = int(part)
+                if bits & (bits - 1) == 0 and bits & self._signature:  # parts, not their unions
+                    count = mujoco.mj_stateSize(model, bits)
+                    short = name.removeprefix("mjSTATE_").lower()
+                    self._names += [short] if count == 1 else [f"{short}[{i}]" for i in range(count)]
+            size += self._physics_size
+        self._own_at = size
+        if self._own:
+            try:
+                length = len(self._pack())
+            except Exception as exc:
+                self.obstacle = f"get_state() of {type(self._own[0]).__name__} raises before the first reset: {exc!r}"
+                return
+            size += 1 + (2 * length + 512) // 8  # states may grow a little
+        self.size = size
+
+    def _pack(self) -> bytes:
+        return dump([holder.get_state() for holder in self._own])
+
+    # ------------------------------------------------------------ writing
+
+    def bind(self, row: npt.NDArray[np.float64]) -> Callable[[bool], None]:
+        """A function `capture(due)` that writes the state into this row, again and again; it does not raise."""
+        words = row.view(np.uint64)
+        physics = row[self._physics_at : self._own_at] if self._physics else None
+        rng, rng_rest = words[_RNG : _RNG + 4], words[_RNG + 4 : _RNG + 5]
+        base, counters, digests, own = self._base, self._counters, self._digests, self._own
+        self._generator = None  # its seed is to be written here too
+        seen: list[Any] = [self] * len(counters)  # nothing that a counter could be
+
+        def capture(due: bool) -> None:
+            words[_STATUS] = 0
+            try:
+                words[_DUE] = due
+                generator = base._np_random
+                if generator is None or generator is not self._generator:
+                    self._follow(words)
+                if self._rng_words is not None:
+                    rng[:] = self._rng_words
+                    rng_rest[:] = self._rng_rest  # type: ignore[assignment]
+                else:
+                    words[_RNG : _RNG + 5] = _public_words(self._generator)
+                for i, (attributes, name) in enumerate(counters):
+                    value = attributes[name]
+                    if value is not seen[i]:
+                        at = _REST + 2 * i
+                        words[at : at + 2] = _encode(value)
+                        seen[i] = value
+                if physics is not None:
+                    self._read(base.model, base.data, physics, self._signature)
+                if digests:
+                    words[_PYTHON] = _digest(base)
+                if own:
+                    self._write_own(words)
+                words[_STATUS] = _VALID
+            except _Unfit as exc:
+                words[_STATUS] = exc.args[0]
+            except Exception:
+                words[_STATUS] = 5
+
+        return capture
+
+    def _follow(self, words: Words) -> None:
+        """Find out where the env's new random generator keeps its state, and write its seed."""
+        generator = self._base.np_random  # makes one, if there is none
+        self._rng_words = self._rng_rest = None
+        self._generator = None
+        if type(generator.bit_generator) is not np.random.PCG64:
+            raise _Unfit(2)
+        words[_SEED : _SEED + 3] = _encode_seed(getattr(self._base, "_np_random_seed", None))
+        self._generator = generator
+        try:
+            address = generator.bit_generator.ctypes.state_address
+            inner = ctypes.c_uint64.from_address(address).value
+            raw = np.ctypeslib.as_array((ctypes.c_uint64 * 4).from_address(inner))
+            rest = np.ctypeslib.as_array((ctypes.c_uint64 * 1).from_address(address + 8))
+        except Exception:
+            return
+        # numpy does not promise how this lies in memory: believe it only if it is what the public state says
+        if [*raw.tolist(), *rest.tolist()] == _public_words(generator):
+            self._rng_words, self._rng_rest = raw, rest
+
+    def _write_own(self, words: Words) -> None:
+        data = self._pack()
+        at = self._own_at
+        if len(data) > (self.size - at - 1) * 8:
+            raise _Unfit(4)
+        words[at] = len(data)
+        words[at + 1 : self.size].view(np.uint8)[: len(data)] = np.frombuffer(data, np.uint8)
+
+    # ------------------------------------------------------------ reading
+
+    def restore(self, row: npt.NDArray[np.float64]) -> bool:
+        """Bring the env into the state of a row; whether the next step is an autoreset.
+
+        Raises:
+            ValueError: if the row holds no state; the message says why.
+        """
+        words = np.array(row).view(np.uint64)
+        status = int(words[_STATUS])
+        if status != _VALID:
+            raise ValueError(_MISSING.get(status, "this is no checkpoint"))
+        low, high, low_inc, high_inc, rest = words[_RNG : _RNG + 5].tolist()
+        bits = np.random.PCG64()
+        bits.state = {
+            "bit_generator": "PCG64",
+            "state": {"state": low | high << 64, "inc": low_inc | high_inc << 64},
+            "has_uint32": rest & 0xFFFFFFFF,
+            "uinteger": rest >> 32,
+        }
+        self._base._np_random = np.random.Generator(bits)
+        self._base._np_random_seed = _decode_seed(words[_SEED : _SEED + 3].tolist())
+        if self._physics:
+            import mujoco
+
+            state = words[self._physics_at : self._own_at].view(np.float64)
+            mujoco.mj_setState(self._base.model, self._base.data, state, self._signature)
+        if self._own:
+            length = int(words[self._own_at])
+            states = pickle.loads(words[self._own_at + 1 : self.size].view(np.uint8)[:length].tobytes())
+            for holder, state in zip(self._own, states, strict=True):
+                holder.set_state(state)
+        settle(self._env)
+        for i, (attributes, name) in enumerate(self._counters):
+            attributes[name] = _decode(*words[_REST + 2 * i : _REST + 2 * i + 2].tolist())
+        return bool(words[_DUE])
+
+    def difference(self, got: npt.NDArray[np.float64], expected: npt.NDArray[np.float64]) -> str | None:
+        """The name of the first word that differs, and its values; None if there is none.
+
+        What the env gives and takes itself is not compared: the same state may pickle in two ways.
+        """
+        status = int(np.array(expected[:1]).view(np.uint64)[0])
+        if status != _VALID:
+            return _MISSING.get(status, "this is no checkpoint")
+        stop = self._own_at
+        a, b = np.array(got[:stop]), np.array(expected[:stop])
+        where = np.flatnonzero(a.view(np.uint64) != b.view(np.uint64))
+        if not where.size:
+            return None
+        first = int(where[0])
+        name = self._names[first]
+        if first == _PYTHON:
+            return f"{name} of {type(self._base).__name__} differ; give it get_state() and set_state(state)"
+        kind = np.float64 if first >= self._physics_at else np.uint64
+        return f"{name}: expected {b.view(kind)[first]}, got {a.view(kind)[first]} ({where.size} words differ)"
+
+    @property
+    def replays(self) -> bool:
+        """Whether the operation must be replayed: what an env gave itself is taken as the whole of its state."""
+        return self._physics
+
+
+class Checkpoints:
+    """The checkpoints of all rows of a worker.
+
+    Args:
+        rows: one a row, whose sizes are all above 0.
+        size: how many words each row has room for.
+        due: whose next step is an autoreset; the very list that is changed by steps.
+    """
+
+    def __init__(self, rows: Sequence[RowCheckpoint], size: int, due: Sequence[bool]) -> None:
+        self.array = np.zeros((len(rows), size), np.float64)
+        self.rows = rows
+        self._due = due
+        self._captures = [row.bind(self.array[i, : row.size]) for i, row in enumerate(rows)]
+
+    def capture(self, rows: Sequence[int]) -> None:
+        """Write the state that these rows are in now."""
+        due = self._due
+        for row in rows:
+            self._captures[row](due[row])
+
+
+def _public_words(generator: np.random.Generator) -> list[int]:
+    state: Any = generator.bit_generator.state
+    inner, inc = state["state"]["state"], state["state"]["inc"]
+    rest = (state["uinteger"] << 32) | state["has_uint32"]
+    return [inner & _MASK, inner >> 64, inc & _MASK, inc >> 64, rest]
+
+
+def _encode_seed(seed: Any) -> list[int]:
+    """Kind and 128 bits; a longer seed is forgotten, on which no trajectory depends."""
+    if not isinstance(seed, int) or seed >= 1 << 128:
+        return [0, 0, 0]
+    return [2, seed & _MASK, seed >> 64] if seed >= 0 else [1, 0, 0]
+
+
+def _decode_seed(words: list[int]) -> int | None:
+    kind, low, high = words
+    return None if kind == 0 else -1 if kind == 1 else low | high << 64
+
+
+def _encode(value: Any) -> Words:
+    """Kind and value of a counter."""
+    kind = type(value)
+    if kind not in KINDS:
+        raise _Unfit(3)
+    if value is None:
+        data = _WORD.pack(0)
+    elif kind in (float, np.float64, np.float32):
+        data = _FLOAT.pack(value)
+    else:
+        data = _WORD.pack(int(value))
+    return np.frombuffer(_WORD.pack(KINDS.index(kind)) + data, np.uint64)
+
+
+def _decode(kind_index: int, word: int) -> Any:
+    kind = KINDS[kind_index]
+    if kind is type(None):
+        return None
+    data = struct.pack("<Q", word)
+    number = _FLOAT.unpack(data)[0] if kind in (float, np.float64, np.float32) else _WORD.unpack(data)[0]
+    return kind(number)
+
+
+def _digest(base: Any) -> int:
+    """A number that is another one if simple Python attributes of an env are others."""
+    parts = b"".join(
+        name.encode() + (value.tobytes() if type(value) is np.ndarray else repr(value).encode())
+        for name, value in python_values(base).items()
+    )
+    return zlib.crc32(parts) | (len(parts) << 32)
