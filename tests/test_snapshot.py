@@ -14,8 +14,11 @@ from gymnasium.envs.mujoco.inverted_pendulum_v5 import InvertedPendulumEnv
 from gymnasium.vector import AutoresetMode
 from parity.compare import assert_same
 
+import aioenv
 from aioenv.batching.infos import SchemaTable, merge
 from aioenv.batching.layout import Layout, byte_view
+from aioenv.engine.snapshot import EnvState, save
+from aioenv.engine.snapshot import load as load_states
 from aioenv.host.env_service import EnvService
 from aioenv.wire.frames import Frame, Kind
 from aioenv.wire.messages import ResetRequest, StepRequest, dump, load
@@ -99,7 +102,7 @@ def make(task, max_episode_steps=9, wrap=(), **kwargs):
     return env
 
 
-def record(bench, count, seeds=(5, 6)):
+def record(bench, count, seeds=(5, 6), watch=lambda count: None):
     """Run a bench: for each operation what was done, what came of it, and the checkpoints before and after."""
     rng = np.random.default_rng(3)
     space = bench.action_space
@@ -118,6 +121,7 @@ def record(bench, count, seeds=(5, 6)):
         out = bench.do(operations)
         over = not resets_itself and len(out) == 5 and bool((out[2] | out[3]).any())
         history.append((operations, out, before, bench.checkpoint))
+        watch(len(history))
     return history
 
 
@@ -316,3 +320,174 @@ def test_a_restarted_env_begins_with_the_seed_it_was_given(mode):
         fresh.service.restart([1, 1], False)
         assert_same(fresh.reset([9, 9]), bench.reset([9, 9]))
         assert_same(fresh.reset([None, None]), bench.reset([None, None]))
+
+
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.value)
+@pytest.mark.parametrize("task", TASKS)
+def test_a_state_goes_on_anywhere(task, mode, tmp_path):
+    """Taken at four moments, through a file, set on another slot of another service that was elsewhere."""
+    rng = np.random.default_rng(TASKS.index(task))
+    factories = [partial(make, task)] * 2
+    states = {}
+    with Bench(factories, mode) as bench:
+        moments = {1, *rng.choice(np.arange(2, 24), 3, replace=False).tolist()}
+        history = record(bench, 84, watch=lambda count: states.update({count: take(bench)}) if count in moments else 0)
+    with Bench(factories, mode) as other:
+        record(other, 5, (100, 101))
+        for moment, taken in states.items():
+            save(tmp_path / "states", taken)
+            put(other, load_states(tmp_path / "states")[::-1])
+            for operations, (*out, info), _, _ in history[moment:]:
+                *got, got_info = other.do(operations[::-1])
+                assert_same(got, [array[::-1] for array in out])
+                assert_same(got_info, flipped(info))
+
+
+def flipped(info):
+    if isinstance(info, dict):
+        return {key: flipped(value) for key, value in info.items()}
+    return info[::-1]
+
+
+def take(bench):
+    results, failures = bench.service.get_states(range(bench.n))
+    assert not failures
+    return [EnvState(*load(data)) for data in results]
+
+
+def put(bench, states):
+    results, failures = bench.service.set_states(range(bench.n), [(s.env_id, s.values, s.arrays) for s in states])
+    assert not failures and [load(data) for data in results] == [None] * bench.n
+
+
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.value)
+@pytest.mark.parametrize("wrap", WRAPS)
+def test_a_state_has_what_wrappers_count(wrap, mode):
+    factories = [partial(make, "Hopper-v5", wrap=WRAPS[wrap])] * 2
+    states = {}
+    with Bench(factories, mode) as bench:
+        history = record(bench, 40, watch=lambda count: states.update({count: take(bench)}) if count > 7 else 0)
+    with Bench(factories, mode) as other:
+        for moment in (8, 9, 10, 11, 15):
+            put(other, states[moment])
+            for operations, out, _, after in history[moment:]:
+                assert_same(without_clock(other.do(operations)), without_clock(out))
+                assert other.checkpoint.tobytes() == after.tobytes()
+
+
+def test_resume_goes_on_from_a_state_that_was_set():
+    factories = [partial(make, "Humanoid-v5")] * 2
+    with Bench(factories) as bench:
+        record(bench, 4)
+        before, states = bench.checkpoint, take(bench)
+        bench.service.set_states([0, 1], [(s.env_id, s.values, s.arrays) for s in states])
+        after = bench.service._checkpoints.array.copy()
+        operations = [("set_state", (s.env_id, s.values, s.arrays)) for s in states]
+        actions = np.zeros((2, 17), np.float32)
+        with Bench(factories) as fresh:
+            assert fresh.service.resume([0, 1], before, operations, after) == [None, None]
+            assert_same(fresh.step(actions), bench.step(actions))
+
+
+@pytest.mark.asyncio
+async def test_states_between_workers_and_through_files(tmp_path):
+    actions = np.random.default_rng(1).uniform(-1, 1, (20, 3, 8)).astype(np.float32)
+    async with aioenv.make_vec(partial(make, "Ant-v5"), 3, num_workers=2) as envs:
+        await envs.reset(seed=3)
+        for t in range(6):
+            await envs.step(actions[t])
+        aioenv.save(tmp_path / "ants.npz", await envs.get_state([2, 0]))
+        expected = [await envs.step(a) for a in actions[6:]]
+    states = aioenv.load(tmp_path / "ants.npz")
+    async with aioenv.make_vec(partial(make, "Ant-v5"), 3, num_workers=3) as envs:
+        await envs.reset(seed=9)
+        with pytest.raises(ValueError, match="got 2 states for 3 slots"):
+            await envs.set_state(states)
+        await envs.set_state(states, [0, 1])
+        for action, (obs, reward, terminated, truncated, info) in zip(actions[6:], expected, strict=True):
+            got = await envs.step(action[[2, 0, 1]])
+            for mine, theirs in zip(got[:4], (obs, reward, terminated, truncated), strict=True):
+                assert_same(mine[:2], theirs[[2, 0]])
+            assert_same(got.info["x_position"][:2], info["x_position"][[2, 0]])
+
+
+@pytest.mark.asyncio
+async def test_a_state_that_does_not_fit_is_refused():
+    async with aioenv.make_vec(partial(make, "Hopper-v5"), 1, num_workers=1) as envs:
+        await envs.reset(seed=0)
+        (hopper,) = await envs.get_state()
+    other_model = EnvState(
+        hopper.env_id, {**hopper.values, "model": {**hopper.values["model"], "nq": 7}}, hopper.arrays
+    )
+    counters = EnvState(hopper.env_id, {**hopper.values, "counters": {}}, hopper.arrays)
+    async with aioenv.make_vec(partial(make, "Hopper-v5"), 2, num_workers=1) as envs:
+        await envs.reset(seed=1)
+        untouched = (await envs.get_state([1]))[0]
+        for state, why in [
+            (other_model, "slot 0: the state of Hopper-v5 is of another MuJoCo model: nq 7 there, 6 here"),
+            (counters, r"slot 0: the state of Hopper-v5 has counters of wrappers \[\], the env has"),
+            (EnvState("Ant-v5", hopper.values, hopper.arrays), "slot 0: the state of Ant-v5 does not fit Hopper-v5"),
+        ]:
+            with pytest.raises(ValueError, match=why):
+                await envs.set_state([state], [0])
+        with pytest.raises(ValueError, match=r"slot 1: .* does not fit Hopper-v5$"):
+            await envs.set_state([hopper, EnvState("Ant-v5", hopper.values, hopper.arrays)])
+        first, second = await envs.get_state()
+        assert first.values == hopper.values and second.values == untouched.values
+        assert_same(first.arrays, hopper.arrays)
+        assert_same(second.arrays, untouched.arrays)
+    async with aioenv.make_vec("CartPole-v1", 2, num_workers=1) as envs:
+        with pytest.raises(
+            ValueError,
+            match=r"slot 0: the state of CartPole-v1 can't be had: the env CartPoleEnv .* \(and so for 1 more",
+        ):
+            await envs.get_state()
+
+
+def test_files(tmp_path):
+    with Bench([Stepper]) as bench:
+        bench.reset([1])
+        (state,) = take(bench)
+    assert not state.has_pickles and "EnvState of Stepper" in repr(state)
+    path = tmp_path / "file"
+    save(path, [state])
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+    (again,) = load_states(path)
+    assert again.values == state.values and again.env_id == "Stepper"
+    with Bench([Odd]) as bench:
+        bench.reset([1])
+        (state,) = take(bench)
+        save(path, [state])
+        with pytest.raises(ValueError, match="load it with allow_pickle=True"):
+            load_states(path)
+        (again,) = load_states(path, allow_pickle=True)
+        assert again.has_pickles
+        before = bench.step([np.ones(1)])
+        put(bench, [again])
+        assert_same(bench.step([np.ones(1)]), before)
+    np.savez(tmp_path / "other.npz", a=1)
+    (tmp_path / "text").write_text("no")
+    np.save(tmp_path / "array.npy", np.zeros(3))
+    for name in ("other.npz", "text", "array.npy"):
+        with pytest.raises(ValueError, match="holds no states of envs"):
+            load_states(tmp_path / name)
+    with pytest.raises(FileNotFoundError):
+        load_states(tmp_path / "nowhere")
+
+
+class Odd(Stepper):
+    def get_state(self):
+        return {"x": np.array(self.x), "odd": {1, 2}}
+
+    def set_state(self, state):
+        assert state["odd"] == {1, 2}
+        self.x = state["x"].tolist()
+
+
+def test_blocking_code_has_them_too():
+    with aioenv.sync.make_vec(partial(make, "Reacher-v5"), 2, num_workers=1) as envs:
+        envs.reset(seed=4)
+        states = envs.get_state()
+        expected = envs.step(np.zeros((2, 2), np.float32))
+        envs.set_state(states[::-1], [1, 0])
+        assert_same(envs.step(np.zeros((2, 2), np.float32))[:4], expected[:4])

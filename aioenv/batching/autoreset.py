@@ -46,13 +46,15 @@ class Autoreset:
 
     Attributes:
         due: for each row, whether its next step is a reset.
+        resets_next_step: whether the mode is NEXT_STEP.
     """
 
     def __init__(self, envs: Sequence[Env[Any, Any]], mode: AutoresetMode) -> None:
+        self._envs = envs
         self._resets = [env.reset for env in envs]
         self._steps = [env.step for env in envs]
         self.due = [False] * len(envs)
-        self._next_step = mode is AutoresetMode.NEXT_STEP
+        self.resets_next_step = mode is AutoresetMode.NEXT_STEP
         self._same_step = mode is AutoresetMode.SAME_STEP
 
     def reset(self, row: int, seed: int | None, options: dict[str, Any] | None) -> tuple[Any, dict[str, Any]]:
@@ -60,6 +62,11 @@ class Autoreset:
         obs, info = self._resets[row](seed=seed, options=options)
         self.due[row] = False
         return obs, info
+
+    def go_on(self, row: int, due: bool) -> None:
+        """The env of a row has been put into the state of another, whose next step was a reset, or not."""
+        self._resets[row] = self._envs[row].reset
+        self.due[row] = due
 
     def restart(self, row: int, seed: int | None, due: bool) -> None:
         """Let a new env go on in the place of another.
@@ -69,14 +76,14 @@ class Autoreset:
             seed: for its next reset, unless that comes with a seed.
             due: whether its next step is the reset; only under NEXT_STEP.
         """
-        reset = self._resets[row]
+        reset = self._envs[row].reset
 
         def reset_once(*, seed: int | None = seed, options: dict[str, Any] | None = None, _seed: Any = seed) -> Any:
             self._resets[row] = reset
             return reset(seed=_seed if seed is None else seed, options=options)
 
         self._resets[row] = reset_once
-        self.due[row] = due and self._next_step
+        self.due[row] = due and self.resets_next_step
 
     def step(self, rows: Iterable[int], actions: Iterable[Any], write: Callable[[int, Any], None]) -> Stepped:
         """Step rows with one action each; `write(row, observation)` takes the observations."""
@@ -94,7 +101,7 @@ class Autoreset:
                 else:
                     obs, reward, ends, cut, info = steps[row](action)
                     if ends or cut:
-                        if self._next_step:
+                        if self.resets_next_step:
                             due[row] = True
                         elif self._same_step:
                             final = {"final_obs": obs, "final_info": info}

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from aioenv.engine.fleet import Fleet, Member
 from aioenv.engine.slots import SlotTable
+from aioenv.engine.snapshot import EnvState
 from aioenv.errors import SlotError
 from aioenv.wire.messages import load
 
-__all__ = ["call_envs", "set_attr"]
+if TYPE_CHECKING:
+    from aioenv.engine.schedule import Schedule
+
+__all__ = ["States", "call_envs", "get_state", "set_attr", "set_state"]
 
 
 async def call_envs(
@@ -44,8 +48,92 @@ async def set_attr(fleet: Fleet, table: SlotTable, name: str, values: Any) -> No
     await _for_each(fleet, table, None, f"set_attr({name!r})", "set_attr", arguments)
 
 
+async def get_state(fleet: Fleet, table: SlotTable, slots: Iterable[int] | None) -> list[EnvState]:
+    """The states of the envs in `slots` (None: all), in that order."""
+    numbers = table.named(slots)
+    replies = await _for_each(fleet, table, numbers, "get_state", "get_states", lambda _: ())
+    by_slot = dict(zip(np.sort(numbers).tolist(), replies, strict=True))
+    _refuse_misfits(by_slot)
+    return [EnvState(*by_slot[slot]) for slot in numbers.tolist()]
+
+
+async def set_state(fleet: Fleet, table: SlotTable, states: Iterable[EnvState], slots: Iterable[int] | None) -> None:
+    """Bring the envs in `slots` (None: all) into these states, one each."""
+    numbers, states = table.named(slots), list(states)
+    if len(states) != len(numbers):
+        raise ValueError(f"set_state: got {len(states)} states for {len(numbers)} slots")
+    given = dict(zip(numbers.tolist(), states, strict=True))
+
+    def arguments(mine: list[int]) -> tuple[Any, ...]:
+        return ([(s.env_id, s.values, s.arrays) for s in map(given.__getitem__, mine)],)
+
+    replies = await _for_each(fleet, table, numbers, "set_state", "set_states", arguments)
+    by_slot = dict(zip(np.sort(numbers).tolist(), replies, strict=True))
+    table.note_reset(np.array([slot for slot, refusal in by_slot.items() if refusal is None], np.int64))
+    _refuse_misfits(by_slot)
+
+
+def _refuse_misfits(replies: dict[int, Any]) -> None:
+    """Raise if a worker answered with a text, which says why a state can't be had or set."""
+    texts = {slot: reply for slot, reply in replies.items() if isinstance(reply, str)}
+    if texts:
+        first = min(texts)
+        more = f" (and so for {len(texts) - 1} more slots)" if len(texts) > 1 else ""
+        raise ValueError(f"slot {first}: {texts[first]}{more}")
+
+
+class States:
+    """The part of a vector env that gets and sets states."""
+
+    if TYPE_CHECKING:
+
+        @property
+        def _started(self) -> Fleet: ...
+        @property
+        def _running(self) -> Schedule: ...
+
+    async def get_state(self, slots: Iterable[int] | None = None) -> list[EnvState]:
+        """The states of envs: with `set_state` any env of the same sort goes on from there, bit for bit.
+
+        They hold what the next steps, and the next automatic resets, depend on: all of MuJoCo's data, what wrappers
+        count, the random generator, and whether a reset is due. An env that is not MuJoCo's, or a wrapper that
+        Gymnasium does not have, must have `get_state()` and `set_state(state)`. Changes to a MuJoCo model are not
+        among it.
+
+        Args:
+            slots: slot numbers, None for all.
+
+        Returns:
+            One state for each of `slots`, in that order; `aioenv.save` writes them to a file.
+
+        Raises:
+            ValueError: if a state can't be had; the message names the wrapper or env in the way.
+            PendingCallError, EnvError, WorkerDied: as for `call`.
+        """
+        schedule = self._running
+        return await get_state(self._started, schedule.table, slots)
+
+    async def set_state(self, states: Iterable[EnvState], slots: Iterable[int] | None = None) -> None:
+        """Bring envs into states that `get_state` gave, of whichever slot, worker, process or `aioenv.load`.
+
+        A slot that has failed, or whose episode was over, can be stepped again. No observation is returned, and
+        images show the new state after the next step.
+
+        Args:
+            states: one for each of `slots`, in that order.
+            slots: slot numbers, None for all.
+
+        Raises:
+            ValueError: if there are more or fewer states than slots, or one is of another sort of env, whose slot is
+                as it was then; the others' states are set.
+            PendingCallError, EnvError, WorkerDied: as for `call`.
+        """
+        schedule = self._running
+        await set_state(self._started, schedule.table, states, slots)
+
+
 async def _for_each(
-    fleet: Fleet, table: SlotTable, slots: Sequence[int] | None, what: str, method: str, arguments: Any
+    fleet: Fleet, table: SlotTable, slots: Iterable[int] | None, what: str, method: str, arguments: Any
 ) -> tuple[Any, ...]:
     numbers = np.sort(table.named(slots))
     table.check_call(numbers, what)

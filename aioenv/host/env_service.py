@@ -21,6 +21,7 @@ from aioenv.batching.layout import Arrays, Layout, byte_view
 from aioenv.host.checkpoint import Checkpoints, RowCheckpoint
 from aioenv.host.mujoco_source import MujocoSource, find_source, read_state
 from aioenv.host.service import Reply
+from aioenv.host.snapshot import Misfit, RawState, read_snapshot, write_snapshot
 from aioenv.host.worker import StartFailed, describe_failure
 from aioenv.wire.frames import Buffer, Frame, Header, Kind
 from aioenv.wire.messages import Failure, ResetRequest, StepReply, dump, load, load_code
@@ -300,8 +301,8 @@ class EnvService:
             rows: whose.
             before: checkpoints before the operations, float64 of shape `(len(rows), checkpoint_size)`. Zeros before
                 a reset mean that there was nothing.
-            operations: `("step", action)`, an action as its env takes it, or `("reset", seed, options)`; None if
-                there was no operation yet, or where the operation must not be replayed: then `after` is restored.
+            operations: `("step", action)`, an action as its env takes it, `("reset", seed, options)`, or
+                `("set_state", state)`; None if there was no operation yet: then `after` is restored.
             after: checkpoints after the operations.
 
         Returns:
@@ -326,6 +327,8 @@ class EnvService:
         match operation:
             case None:
                 due[row] = checkpoint.restore(after)
+            case ("set_state", state):
+                self._set_state(row, state)
             case ("reset", seed, options):
                 if before.any():
                     due[row] = checkpoint.restore(before)
@@ -368,6 +371,24 @@ class EnvService:
         """Set an attribute of envs, where it exists in the stack of wrappers, else on the env itself."""
         return self._for_each(rows, [lambda env, v=v: env.set_wrapper_attr(name, v) for v in values])  # type: ignore[misc]
 
+    def get_states(self, rows: Sequence[int]) -> tuple[list[bytes], list[Failure]]:
+        """The state of each env, or, as a text, why it can't be had."""
+        due = self._stepper.due
+        return self._for_each(rows, [lambda env, row=row: _or_text(read_snapshot, env, due[row]) for row in rows])  # type: ignore[misc]
+
+    def set_states(self, rows: Sequence[int], states: Sequence[RawState]) -> tuple[list[bytes], list[Failure]]:
+        """Bring each env into a state; None, or a text that says why it does not fit and nothing was done."""
+        each = zip(rows, states, strict=True)
+        outcome = self._for_each(rows, [lambda _, r=r, s=s: _or_text(self._set_state, r, s) for r, s in each])  # type: ignore[misc]
+        if self._checkpoints is not None:
+            self._checkpoints.capture(rows)
+        return outcome
+
+    def _set_state(self, row: int, state: RawState) -> None:
+        if state[1]["due"] and not self._stepper.resets_next_step:
+            raise Misfit("this state awaits a reset, which only AutoresetMode.NEXT_STEP does: it was taken under it")
+        self._stepper.go_on(row, write_snapshot(self._envs[row], state))
+
     def _for_each(
         self, rows: Sequence[int], functions: Sequence[Callable[[Env[Any, Any]], Any]]
     ) -> tuple[list[bytes], list[Failure]]:
@@ -403,6 +424,13 @@ def _store_one_by_one(
             exc.add_note(f"{name}: expected a number, got {value!r}")
             failures.append(describe_failure(exc, row))
     return failures
+
+
+def _or_text(function: Callable[..., Any], *args: Any) -> Any:
+    try:
+        return function(*args)
+    except Misfit as exc:
+        return str(exc)
 
 
 def _picklable(value: Any) -> Any:
