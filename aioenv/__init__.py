@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from aioenv.engine.results import Ready as Ready
     from aioenv.engine.results import ResetResult as ResetResult
     from aioenv.engine.results import StepResult as StepResult
+    from aioenv.engine.snapshot import EnvState as EnvState
+    from aioenv.engine.snapshot import load as load
+    from aioenv.engine.snapshot import save as save
     from aioenv.errors import ActionError as ActionError
     from aioenv.errors import AioenvError as AioenvError
     from aioenv.errors import ClosedError as ClosedError
@@ -48,6 +51,7 @@ _ERRORS = (
 _HOME = {
     **dict.fromkeys(_ERRORS, "aioenv.errors"),
     **dict.fromkeys(("Ready", "ResetResult", "StepResult"), "aioenv.engine.results"),
+    **dict.fromkeys(("EnvState", "load", "save"), "aioenv.engine.snapshot"),
     "AsyncVectorEnv": "aioenv.vector_env",
     "RenderConfig": "aioenv.rendering.config",
     "RestartPolicy": "aioenv.workers.restart",

@@ -25,6 +25,7 @@ from aioenv.engine.imports import modules_needed
 from aioenv.engine.lifecycle import Lifecycle
 from aioenv.engine.results import Ready, ResetResult, StepResult, WorkerInfo
 from aioenv.engine.seeds import split_reset_options, spread_seeds
+from aioenv.engine.states import States
 from aioenv.workers.channel import check_channel
 from aioenv.workers.launch import check_start
 
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["AsyncVectorEnv", "WorkerInfo"]
 
 
-class AsyncVectorEnv(Lifecycle):
+class AsyncVectorEnv(States, Lifecycle):
     """Many envs, stepped at once in worker processes; every call that waits is awaited.
 
     Nothing is started by the constructor. Use it as an async context manager, or await it and close it::

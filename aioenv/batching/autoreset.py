@@ -48,16 +48,21 @@ class Autoreset:
         envs: the envs, one a row.
         mode: the autoreset mode.
         mark: `mark[0]` becomes row + 1 before an env runs, and 0 after the last one.
+
+    Attributes:
+        due: for each row what its next step is instead of a step of its env: nothing else (0), a reset, or the end of
+            an episode that was lost.
+        resets_next_step: whether the mode is NEXT_STEP.
     """
 
     def __init__(self, envs: Sequence[Env[Any, Any]], mode: AutoresetMode, mark: memoryview | list[int]) -> None:
         self._mark = mark
         self._resets = [env.reset for env in envs]
         self._steps = [env.step for env in envs]
-        self._due = [_NOT] * len(envs)  # rows whose next step is none of their env's
+        self.due = [_NOT] * len(envs)
         self._seeds: dict[int, int] = {}  # for the next reset of a row
         self._lost: dict[int, Any] = {}  # the last observation of a row whose end has yet to be told
-        self._next_step = mode is AutoresetMode.NEXT_STEP
+        self.resets_next_step = mode is AutoresetMode.NEXT_STEP
         self._same_step = mode is AutoresetMode.SAME_STEP
 
     def reset(self, row: int, seed: int | None, options: dict[str, Any] | None) -> tuple[Any, dict[str, Any]]:
@@ -65,18 +70,16 @@ class Autoreset:
         self._mark[0] = row + 1
         known = self._seeds.pop(row, None)
         obs, info = self._resets[row](seed=known if seed is None else seed, options=options)
-        self._due[row] = _NOT
+        self.due[row] = _NOT
         self._lost.pop(row, None)
         self._mark[0] = 0
         return obs, info
 
-    def due(self, row: int) -> int:
-        """What the next step of a row is instead of a step of its env, as a number; 0 if it is one."""
-        return self._due[row]
-
-    def owe(self, row: int, due: int) -> None:
-        """Set what `due` gives."""
-        self._due[row] = due
+    def go_on(self, row: int, due: int) -> None:
+        """The env of a row has been put into the state of another, whose next step was due to be this."""
+        self._seeds.pop(row, None)
+        self._lost.pop(row, None)
+        self.due[row] = due
 
     def begin_anew(self, row: int, seed: int | None, lost: Any) -> None:
         """This row's env is a new one, in place of one that was lost.
@@ -90,19 +93,19 @@ class Autoreset:
             self._seeds[row] = seed
         if lost is not None:
             self._lost[row] = lost
-            self._due[row] = _LOST
-        elif self._next_step:
-            self._due[row] = _RESET
+            self.due[row] = _LOST
+        elif self.resets_next_step:
+            self.due[row] = _RESET
 
     def _reset_by_itself(self, row: int) -> tuple[Any, dict[str, Any]]:
         seed = self._seeds.pop(row, None)
         outcome: tuple[Any, dict[str, Any]] = self._resets[row]() if seed is None else self._resets[row](seed=seed)
-        self._due[row] = _NOT
+        self.due[row] = _NOT
         return outcome
 
     def _instead(self, row: int) -> tuple[Any, float, bool, bool, dict[str, Any], dict[str, Any] | None]:
         """What a step of a row gives that does not step its env; and what became of the episode before."""
-        if self._due[row] == _RESET:
+        if self.due[row] == _RESET:
             obs, info = self._reset_by_itself(row)
             return obs, 0.0, False, False, info, None
         obs, info = self._lost.pop(row), {"restarted": True}
@@ -110,13 +113,13 @@ class Autoreset:
             final = {"final_obs": obs, "final_info": info}
             obs, fresh = self._reset_by_itself(row)
             return obs, 0.0, False, True, {**fresh, **info}, final
-        self._due[row] = _RESET if self._next_step else _NOT
+        self.due[row] = _RESET if self.resets_next_step else _NOT
         return obs, 0.0, False, True, info, None
 
     def step(self, rows: Iterable[int], actions: Iterable[Any], write: Callable[[int, Any], None]) -> Stepped:
         """Step rows with one action each; `write(row, observation)` takes the observations."""
         out = Stepped()
-        steps, due, mark = self._steps, self._due, self._mark
+        steps, due, mark = self._steps, self.due, self._mark
         rewards, terminated, truncated, infos = out.rewards, out.terminated, out.truncated, out.infos
         for row, action in zip(rows, actions, strict=True):
             reward: Any
@@ -128,7 +131,7 @@ class Autoreset:
                 else:
                     obs, reward, ends, cut, info = steps[row](action)
                     if ends or cut:
-                        if self._next_step:
+                        if self.resets_next_step:
                             due[row] = _RESET
                         elif self._same_step:
                             final = {"final_obs": obs, "final_info": info}

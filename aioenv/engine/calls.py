@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,14 +14,14 @@ from aioenv.errors import SlotError
 from aioenv.wire.frames import Frame, Kind
 from aioenv.wire.messages import Call, dump_code, load
 
-__all__ = ["call_envs", "set_attr"]
+__all__ = ["call_envs", "for_each", "set_attr"]
 
 
 async def call_envs(
     schedule: Schedule, slots: Sequence[int] | None, name: str, args: tuple[Any, ...], kwargs: Any
 ) -> tuple[Any, ...]:
     """Call a method, or read an attribute, of the envs in `slots` (None: all); results in the order of slots."""
-    return await _for_each(schedule, slots, f"call({name!r})", "call_envs", lambda _: (name, args, kwargs))
+    return await for_each(schedule, slots, f"call({name!r})", "call_envs", lambda _: (name, args, kwargs))
 
 
 async def set_attr(schedule: Schedule, name: str, values: Any) -> None:
@@ -42,12 +42,18 @@ async def set_attr(schedule: Schedule, name: str, values: Any) -> None:
     def arguments(numbers: list[int]) -> tuple[Any, ...]:
         return name, [values[number] for number in numbers]
 
-    await _for_each(schedule, None, f"set_attr({name!r})", "set_attr", arguments)
+    await for_each(schedule, None, f"set_attr({name!r})", "set_attr", arguments)
 
 
-async def _for_each(
-    schedule: Schedule, slots: Sequence[int] | None, what: str, method: str, arguments: Any
+async def for_each(
+    schedule: Schedule, slots: Iterable[int] | None, what: str, method: str, arguments: Any
 ) -> tuple[Any, ...]:
+    """Call a method of the services of some slots; results in the order of slots.
+
+    Args:
+        what: the user's call, for errors.
+        arguments: gives what the method gets after the rows, for the slots of one worker.
+    """
     numbers = np.sort(schedule.table.named(slots))
     schedule.table.check_call(numbers, what)
     shares: list[tuple[Member, list[int]]] = []

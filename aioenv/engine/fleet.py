@@ -78,6 +78,7 @@ class Fleet:
         metadata, render_mode, spec: of the first env.
         observations, actions: the layouts of the single spaces.
         sources: one MuJoCo source a slot, or None where a slot has none (or none were asked for).
+        first_checkpoints: of the envs as they were made, float64 `(k, checkpoint_size)`, or None.
         checkpoint_size: how many float64 of checkpoint each reply carries a row; 0 if slots are not resumed.
     """
 
@@ -93,6 +94,7 @@ class Fleet:
     actions: Layout
     sources: list[MujocoSource | None]
     checkpoint_size: int
+    first_checkpoints: dict[Member, Any]
 
     def __init__(self, config: FleetConfig) -> None:
         self._config = config
@@ -152,11 +154,12 @@ class Fleet:
         """Tell the workers what their replies are made of (see `EnvService.configure`)."""
         spaces = (self.single_observation_space, self.single_action_space)
         self._configuration = (*spaces, state_size, draws_late, self.checkpoint_size)
-        await asyncio.gather(*(self.configure_worker(member.worker) for member in self.members))
+        first = await asyncio.gather(*(self.configure_worker(member.worker) for member in self.members))
+        self.first_checkpoints = dict(zip(self.members, first, strict=True))
 
-    async def configure_worker(self, worker: Worker) -> None:
-        """Tell one of them, which has been started again, once more."""
-        await worker.call("configure", *self._configuration)
+    async def configure_worker(self, worker: Worker) -> Any:
+        """Tell one of them, which has been started again, once more; gives the first checkpoints of its envs."""
+        return await worker.call("configure", *self._configuration)
 
     def shares(self, numbers: npt.NDArray[np.int64]) -> list[tuple[Member, npt.NDArray[np.int64]]]:
         """The workers that hold some of these slots, and where those stand in `numbers`, by ascending slot."""

@@ -6,18 +6,25 @@ Kept only where workers are restarted: it costs a copy of the observations a ste
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from aioenv.batching.layout import Layout
-from aioenv.engine.batch import Exchange, Part, Sent
+from aioenv.engine.batch import Exchange, Part
 from aioenv.engine.fleet import Fleet, Member
 from aioenv.wire.frames import Kind
 from aioenv.wire.messages import LostRow, ResetRequest, load
 
 __all__ = ["History"]
+
+
+@dataclass(frozen=True, slots=True)
+class StateSet:
+    """In the place of a `Sent`: a slot was put into a state."""
+
+    state: Any
 
 
 class History:
@@ -37,15 +44,31 @@ class History:
         self._obs = fleet.observations.zeros(num_envs)
         self._objects = fleet.observations.no_objects(num_envs)
         self._over = np.zeros(num_envs, np.bool_)
-        self._done: npt.NDArray[Any] = np.full(num_envs, None, object)  # what was done last, a `Sent`
+        self._done: npt.NDArray[Any] = np.full(num_envs, None, object)  # what was done last, a `Sent` or a `StateSet`
         self._before = np.zeros((num_envs, checkpoint_size))
         self._after = np.zeros((num_envs, checkpoint_size))
+        for member, checkpoints in fleet.first_checkpoints.items():
+            if checkpoints is not None:
+                self.note_first(member, checkpoints, list(range(member.stop - member.start)))
 
     def note_seeds(self, seeds: Mapping[int, int | None]) -> None:
         """Slots are being reset, with these seeds."""
         for slot, seed in seeds.items():
             if seed is not None:
                 self._seeds[slot] = seed
+
+    def note_first(self, member: Member, checkpoints: Any, rows: list[int]) -> None:
+        """The checkpoints `(k, checkpoint_size)` of k envs that were just made: these rows start from them."""
+        for row in rows:
+            self._after[member.start + row] = checkpoints[row]
+
+    def note_states(self, states: Mapping[int, tuple[Any, Any]]) -> None:
+        """Slots were put into states: by slot, the state and the checkpoint of it."""
+        for slot, (state, checkpoint) in states.items():
+            self._done[slot] = StateSet(state)
+            self._over[slot] = False
+            if checkpoint is not None:
+                self._after[slot] = checkpoint
 
     def note(self, exchange: Exchange, part: Part) -> None:
         """A reply is in: this is now the last that is known of its slots."""
@@ -86,8 +109,25 @@ class History:
         """What a worker's rows that go on are told (see `EnvService.resume`): rows, before, operations, after."""
         rows = [row for row in range(member.stop - member.start) if self._done[member.start + row] is not None]
         slots = [member.start + row for row in rows]
-        operations = [_operation(self._done[slot], slot, slot - member.start, self._fleet.actions) for slot in slots]
+        operations = [self._operation(slot, slot - member.start) for slot in slots]
         return rows, self._before[slots], operations, self._after[slots]
+
+    def _operation(self, slot: int, row: int) -> tuple[Any, ...]:
+        """What was done to a slot last, as `EnvService.resume` takes it."""
+        sent = self._done[slot]
+        if isinstance(sent, StateSet):
+            return "set_state", sent.state
+        if sent.kind is Kind.RESET:
+            request: ResetRequest = load(sent.tail)
+            return "reset", request.seeds[request.rows.index(row)], request.options
+        _, objects, given = load(sent.tail) if len(sent.tail) else (None, None, None)
+        slots = sent.slots.tolist()
+        index = slots.index(slot)
+        if given is not None:
+            return "step", given[index]
+        actions = self._fleet.actions
+        arrays = actions.split(b"".join(sent.fixed), len(slots))
+        return "step", actions.rows(arrays, objects or ())[index]
 
 
 def _derive(seed: int | None, generation: int) -> int | None:
@@ -95,17 +135,3 @@ def _derive(seed: int | None, generation: int) -> int | None:
     if seed is None:
         return None
     return int(np.random.SeedSequence([seed, generation]).generate_state(1)[0])
-
-
-def _operation(sent: Sent, slot: int, row: int, actions: Layout) -> tuple[Any, ...]:
-    """What was done to one slot by a request: ("step", action) or ("reset", seed, options)."""
-    if sent.kind is Kind.RESET:
-        request: ResetRequest = load(sent.tail)
-        return "reset", request.seeds[request.rows.index(row)], request.options
-    _, objects, given = load(sent.tail) if len(sent.tail) else (None, None, None)
-    slots = sent.slots.tolist()
-    index = slots.index(slot)
-    if given is not None:
-        return "step", given[index]
-    arrays = actions.split(b"".join(sent.fixed), len(slots))
-    return "step", list(actions.rows(arrays, objects or ()))[index]

@@ -35,7 +35,7 @@ class Recovery:
             WorkerDied, EnvError: if it ends, or fails.
         """
         member = self._members[worker]
-        await self._fleet.configure_worker(worker)
+        first = await self._fleet.configure_worker(worker)
         lost = list(range(member.stop - member.start))
         if self._resume:
             rows, *known = self._history.resumed_rows(member)
@@ -45,5 +45,6 @@ class Recovery:
                 slot = member.start + row
                 _log.warning("slot %d could not be resumed: %s; its episode is truncated", slot, difference)
             lost = list(found)
+            self._history.note_first(member, first, [row for row in range(len(first)) if row not in rows])
         if lost_rows := self._history.lost_rows(member, lost):
             await worker.call("begin_anew", lost_rows)

@@ -66,7 +66,7 @@ class Schedule:
     Attributes:
         num_envs: how many slots there are.
         table: their states.
-        restarter: who starts workers again; None if nobody does.
+        restarter: who starts workers again; None if nobody does. history: what they go on from.
     """
 
     def __init__(
@@ -100,15 +100,15 @@ class Schedule:
         self._rest_poller = Poller(_REST_S)
         self._last_turn = 0.0  # when the loop could last do something else, by `perf_counter`
         self.table = SlotTable(self.num_envs, must_reset=must_reset)
-        self._history: History | None = None
+        self.history: History | None = None
         self.restarter: Restarter | None = None
         if restart is not None:
-            self._history = History(fleet, self.num_envs, resets_at_once=mode is AutoresetMode.SAME_STEP)
+            self.history = History(fleet, self.num_envs, resets_at_once=mode is AutoresetMode.SAME_STEP)
             self.restarter = Restarter(
                 [member.worker for member in fleet.members],
                 restart,
                 meaning="its slots resume" if restart.resume else "the episodes of its slots are truncated",
-                restore=Recovery(fleet, self._history, resume=restart.resume).restore,
+                restore=Recovery(fleet, self.history, resume=restart.resume).restore,
                 lost=lambda worker, error: self._fail(error),
             )
         self._patience = Patience(fleet, timeout_s, on_timeout, self.restarter)
@@ -284,8 +284,8 @@ class Schedule:
 
     def _note_reset(self, slots: Slots, seeds: Mapping[int, int | None]) -> None:
         self.table.note_reset(slots)
-        if self._history is not None:
-            self._history.note_seeds(seeds)
+        if self.history is not None:
+            self.history.note_seeds(seeds)
 
     def _single(self, member: Member, slots: Slots, *, stepped: bool) -> Exchange:
         part = Part(member, slots, 0)
@@ -402,8 +402,8 @@ class Schedule:
                 self._images.give_up(worker, part.request, exchange.images, part.slots, part.errors[0])
             elif self._state_size:
                 self._images.draw(exchange.images, part.slots, exchange.batch.state[part.start : part.stop])
-        if self._history is not None and isinstance(outcome, Frame):
-            self._history.note(exchange, part)
+        if self.history is not None and isinstance(outcome, Frame):
+            self.history.note(exchange, part)
         exchange.arrived()
         if not exchange.waiting:
             self._offer(exchange, part)

@@ -1,217 +1,316 @@
-"""Checkpoints: what a MuJoCo env is, in a row of float64, so that it can go on in another process.
+"""Checkpoints: what it takes to go on after a worker's death, as a row of words beside each reply.
 
-A checkpoint is not all that an env is: derived fields (`xpos`, `cfrc_ext`, …) are left out, though some tasks' next
-reward reads them. Who resumes an env restores the checkpoint *before* its last operation and does that again: then
-they are there too, and the checkpoint after shows whether all is as it was.
-
-    1 | physics (mjSTATE_INTEGRATION) | counters of wrappers | what the autoreset owes | 1, PCG64 state (5 words)
-
-The random generator's words are raw bits that only look like float64: they are copied, never calculated with.
+A row has the integration state of MuJoCo, not what is derived from it. So the state *before* an operation and the
+operation itself are kept, and replaying it gives the derived quantities that the next reward may be made of; the
+state after it tells whether the replay was true. All words are 64 bits that are copied, compared, and never
+calculated with: some are float64, some integers, some neither.
 """
 
 from __future__ import annotations
 
 import ctypes
-import sys
+import pickle
+import struct
+import zlib
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from gymnasium import Env, wrappers
+from gymnasium import Env
 
-__all__ = ["Checkpoint", "Obstacle"]
+from aioenv.host.stack import KINDS, examine, python_values, settle
+from aioenv.wire.messages import dump
 
-Row = npt.NDArray[np.float64]
+__all__ = ["Checkpoints", "RowCheckpoint"]
+
 Words = npt.NDArray[np.uint64]
 
-# What wrappers of Gymnasium know of an episode. One that is in neither list may know anything.
-COUNTERS: dict[type, dict[str, type]] = {
-    wrappers.TimeLimit: {"_elapsed_steps": int},
-    wrappers.OrderEnforcing: {"_has_reset": bool},
-    wrappers.RecordEpisodeStatistics: {"episode_count": int, "episode_returns": float, "episode_lengths": int},
+# the words of a row: first these, then two a counter, then the physics or what the env and its wrappers gave
+_STATUS, _DUE, _RNG, _SEED, _PYTHON, _REST = 0, 1, 2, 7, 10, 11
+_NAMES = ("status", "autoreset due", *["rng"] * 5, *["seed"] * 3, "Python attributes")
+_VALID = 1
+_MISSING = {
+    0: "there is no state",
+    2: "its random generator is not PCG64",
+    3: "a wrapper counts in something that is no number",
+    4: "the state is larger than the one before the first reset",
+    5: "its state could not be read",
 }
-# What others do once, and had done before the process that resumes.
-DONE: dict[type, tuple[str, ...]] = {
-    wrappers.PassiveEnvChecker: ("checked_reset", "checked_step", "checked_data_reuse"),
-}
-# The functions that some of these are given are taken to be pure.
-STATELESS = frozenset(
-    {
-        wrappers.ClipAction,
-        wrappers.ClipReward,
-        wrappers.DiscretizeAction,
-        wrappers.DiscretizeObservation,
-        wrappers.DtypeObservation,
-        wrappers.FilterObservation,
-        wrappers.FlattenObservation,
-        wrappers.GrayscaleObservation,
-        wrappers.RescaleAction,
-        wrappers.RescaleObservation,
-        wrappers.ReshapeObservation,
-        wrappers.ResizeObservation,
-        wrappers.TransformAction,
-        wrappers.TransformObservation,
-        wrappers.TransformReward,
-    }
-)
-_RNG_WORDS = 5  # state, increment (128 bits each), and half a word that may be left over, with a flag
-_ABSENT = -1.0  # a counter that is None
+_MASK = (1 << 64) - 1
+_WORD = struct.Struct("<q")
+_FLOAT = struct.Struct("<d")
 
 
-class Obstacle(Exception):
-    """An env can't be resumed; the message says why."""
+class _Unfit(Exception):
+    """A state can't be written as words; the argument is the status."""
 
 
-class Checkpoint:
-    """Reads and restores the checkpoint of one env.
+class RowCheckpoint:
+    """Writes the state of one env as words, and reads it again.
 
     Args:
-        env: a MuJoCo env, in known wrappers.
+        env: the env, with its wrappers.
 
     Attributes:
-        size: how many float64 it takes.
-
-    Raises:
-        Obstacle: if the env is none of Gymnasium's kind of MuJoCo env, or a wrapper is not known.
+        size: how many words; 0 if the env can't be resumed.
+        obstacle: why not.
     """
 
     def __init__(self, env: Env[Any, Any]) -> None:
-        mujoco = sys.modules.get("mujoco")
-        self._base: Any = env.unwrapped
-        self._model, self._data = getattr(self._base, "model", None), getattr(self._base, "data", None)
-        if mujoco is None or not isinstance(self._model, mujoco.MjModel) or not isinstance(self._data, mujoco.MjData):
-            raise Obstacle(f"{type(self._base).__name__} is not a MuJoCo env (it has no `model` and `data`)")
-        self._mujoco: Any = mujoco
-        self._counters: list[tuple[Any, str, type]] = []
-        self._done: list[tuple[Any, str]] = []
-        while env is not self._base:
-            kind: type = type(env)
-            if kind not in COUNTERS and kind not in STATELESS and kind not in DONE:
-                raise Obstacle(f"nobody knows what its wrapper {kind.__name__} remembers between steps")
-            self._counters += [(env, name, as_type) for name, as_type in COUNTERS.get(kind, {}).items()]
-            self._done += [(env, name) for name in DONE.get(kind, ())]
-            env = env.env  # type: ignore[attr-defined]
-        self._signature = int(mujoco.mjtState.mjSTATE_INTEGRATION)
-        physics = mujoco.mj_stateSize(self._model, self._signature)
-        self._physics = slice(1, 1 + physics)
-        self._counts = slice(1 + physics, 1 + physics + len(self._counters))
-        self._due = self._counts.stop
-        self._has_rng = self._due + 1
-        self._words = slice(self._has_rng + 1, self._has_rng + 1 + _RNG_WORDS)
-        self.size = self._words.stop
-        self._generator: Any = None  # the one that `_raw` is of
-        self._raw: tuple[Words, Words] | None = None
-        self.bind(np.zeros(self.size))
+        self._env = env
+        stack = examine(env)
+        self._base: Any = stack.base
+        self._own = stack.own
+        self._physics = stack.physics
+        self.obstacle = stack.obstacle
+        self.size = 0
+        self._names = list(_NAMES)
+        self._counters = [(vars(wrapper), name) for wrapper, name in stack.counters]
+        for wrapper, name in stack.counters:
+            self._names += [f"{type(wrapper).__name__}.{name}"] * 2
+        self._digests = stack.physics and not type(self._base).__module__.startswith("gymnasium.envs.mujoco.")
+        self._generator: Any = None
+        self._rng_words: Words | None = None
+        self._rng_rest: Words | None = None
+        if self.obstacle is None:
+            self._measure()
 
-    def bind(self, out: Row) -> None:
-        """Let `read` write into `out`, of shape `(size or more,)`."""
-        self._out = out
-        self._out_physics = out[self._physics]
-        self._out_words = out[self._words].view(np.uint64)
+    def _measure(self) -> None:
+        size = len(self._names)
+        self._physics_at = size
+        if self._physics:
+            import mujoco
+
+            model = self._base.model
+            if model.opt.enableflags & int(mujoco.mjtEnableBit.mjENBL_SLEEP):
+                self.obstacle = f"the model of {type(self._base).__name__} lets bodies sleep, which no state tells"
+                return
+            self._signature = int(mujoco.mjtState.mjSTATE_INTEGRATION)
+            self._read = mujoco.mj_getState
+            self._physics_size = mujoco.mj_stateSize(model, self._signature)
+            for name, part in sorted(mujoco.mjtState.__members__.items(), key=lambda item: int(item[1])):
+                bits = int(part)
+                if bits & (bits - 1) == 0 and bits & self._signature:  # parts, not their unions
+                    count = mujoco.mj_stateSize(model, bits)
+                    short = name.removeprefix("mjSTATE_").lower()
+                    self._names += [short] if count == 1 else [f"{short}[{i}]" for i in range(count)]
+            size += self._physics_size
+        self._own_at = size
+        if self._own:
+            try:
+                length = len(self._pack())
+            except Exception as exc:
+                self.obstacle = f"get_state() of {type(self._own[0]).__name__} raises before the first reset: {exc!r}"
+                return
+            size += 1 + (2 * length + 512) // 8  # states may grow a little
+        self.size = size
+
+    def _pack(self) -> bytes:
+        return dump([holder.get_state() for holder in self._own])
+
+    # ------------------------------------------------------------ writing
+
+    def bind(self, row: npt.NDArray[np.float64]) -> Callable[[int], None]:
+        """A function `capture(due)` that writes the state into this row, again and again; it does not raise."""
+        words = row.view(np.uint64)
+        physics = row[self._physics_at : self._own_at] if self._physics else None
+        rng, rng_rest = words[_RNG : _RNG + 4], words[_RNG + 4 : _RNG + 5]
+        base, counters, digests, own = self._base, self._counters, self._digests, self._own
+        self._generator = None  # its seed is to be written here too
+        seen: list[Any] = [self] * len(counters)  # nothing that a counter could be
+
+        def capture(due: int) -> None:
+            words[_STATUS] = 0
+            try:
+                words[_DUE] = due
+                generator = base._np_random
+                if generator is None or generator is not self._generator:
+                    self._follow(words)
+                if self._rng_words is not None:
+                    rng[:] = self._rng_words
+                    rng_rest[:] = self._rng_rest  # type: ignore[assignment]
+                else:
+                    words[_RNG : _RNG + 5] = _public_words(self._generator)
+                for i, (attributes, name) in enumerate(counters):
+                    value = attributes[name]
+                    if value is not seen[i]:
+                        at = _REST + 2 * i
+                        words[at : at + 2] = _encode(value)
+                        seen[i] = value
+                if physics is not None:
+                    self._read(base.model, base.data, physics, self._signature)
+                if digests:
+                    words[_PYTHON] = _digest(base)
+                if own:
+                    self._write_own(words)
+                words[_STATUS] = _VALID
+            except _Unfit as exc:
+                words[_STATUS] = exc.args[0]
+            except Exception:
+                words[_STATUS] = 5
+
+        return capture
+
+    def _follow(self, words: Words) -> None:
+        """Find out where the env's new random generator keeps its state, and write its seed."""
+        generator = self._base.np_random  # makes one, if there is none
+        self._rng_words = self._rng_rest = None
         self._generator = None
-
-    def read(self, due: int) -> None:
-        """Write the checkpoint to where it is bound; `due`: what the autoreset owes (a small int)."""
-        out = self._out
-        out[0] = 1.0
-        self._mujoco.mj_getState(self._model, self._data, self._out_physics, self._signature)
-        index = self._counts.start
-        for wrapper, name, _ in self._counters:
-            value = getattr(wrapper, name)
-            out[index] = _ABSENT if value is None else value
-            index += 1
-        out[self._due] = due
-        generator = self._base._np_random
-        if generator is None:
-            out[self._has_rng] = 0.0
+        if type(generator.bit_generator) is not np.random.PCG64:
+            raise _Unfit(2)
+        words[_SEED : _SEED + 3] = _encode_seed(getattr(self._base, "_np_random_seed", None))
+        self._generator = generator
+        try:
+            address = generator.bit_generator.ctypes.state_address
+            inner = ctypes.c_uint64.from_address(address).value
+            raw = np.ctypeslib.as_array((ctypes.c_uint64 * 4).from_address(inner))
+            rest = np.ctypeslib.as_array((ctypes.c_uint64 * 1).from_address(address + 8))
+        except Exception:
             return
-        if generator is not self._generator:
-            self._generator = generator
-            self._raw = _raw_words(generator.bit_generator)
-            out[self._has_rng] = 1.0
-        if self._raw is None:
-            self._out_words[:] = _words(generator.bit_generator)
-        else:
-            self._out_words[:4], self._out_words[4:] = self._raw
+        # numpy does not promise how this lies in memory: believe it only if it is what the public state says
+        if [*raw.tolist(), *rest.tolist()] == _public_words(generator):
+            self._rng_words, self._rng_rest = raw, rest
 
-    def restore(self, row: Row) -> int:
-        """Make the env what a checkpoint says; gives what the autoreset owes. Derived fields are not those of then."""
-        if row[0] != 1.0:  # there was nothing before
-            return 0
-        physics = np.ascontiguousarray(row[self._physics])
-        self._mujoco.mj_setState(self._model, self._data, physics, self._signature)
-        self._mujoco.mj_forward(self._model, self._data)
-        self._mujoco.mj_setState(self._model, self._data, physics, self._signature)
-        for (wrapper, name, as_type), value in zip(self._counters, row[self._counts], strict=True):
-            setattr(wrapper, name, None if value == _ABSENT else as_type(value))
-        for wrapper, name in self._done:
-            setattr(wrapper, name, True)
-        if row[self._has_rng]:
-            _set_words(self._base.np_random.bit_generator, row[self._words].view(np.uint64))
-        return int(row[self._due])
+    def _write_own(self, words: Words) -> None:
+        data = self._pack()
+        at = self._own_at
+        if len(data) > (self.size - at - 1) * 8:
+            raise _Unfit(4)
+        words[at] = len(data)
+        words[at + 1 : self.size].view(np.uint8)[: len(data)] = np.frombuffer(data, np.uint8)
 
-    def difference(self, expected: Row, row: Row) -> str | None:
-        """What differs between two checkpoints, bit by bit; None if nothing does."""
-        theirs, mine = expected[: self.size].view(np.uint64), row[: self.size].view(np.uint64)
-        where = np.flatnonzero(theirs != mine)
-        if not len(where):
+    # ------------------------------------------------------------ reading
+
+    def restore(self, row: npt.NDArray[np.float64]) -> int:
+        """Bring the env into the state of a row; what is due instead of its next step (see `Autoreset`).
+
+        Raises:
+            ValueError: if the row holds no state; the message says why.
+        """
+        words = np.array(row).view(np.uint64)
+        status = int(words[_STATUS])
+        if status != _VALID:
+            raise ValueError(_MISSING.get(status, "this is no checkpoint"))
+        low, high, low_inc, high_inc, rest = words[_RNG : _RNG + 5].tolist()
+        bits = np.random.PCG64()
+        bits.state = {
+            "bit_generator": "PCG64",
+            "state": {"state": low | high << 64, "inc": low_inc | high_inc << 64},
+            "has_uint32": rest & 0xFFFFFFFF,
+            "uinteger": rest >> 32,
+        }
+        self._base._np_random = np.random.Generator(bits)
+        self._base._np_random_seed = _decode_seed(words[_SEED : _SEED + 3].tolist())
+        if self._physics:
+            import mujoco
+
+            state = words[self._physics_at : self._own_at].view(np.float64)
+            mujoco.mj_setState(self._base.model, self._base.data, state, self._signature)
+        if self._own:
+            length = int(words[self._own_at])
+            states = pickle.loads(words[self._own_at + 1 : self.size].view(np.uint8)[:length].tobytes())
+            for holder, state in zip(self._own, states, strict=True):
+                holder.set_state(state)
+        settle(self._env)
+        for i, (attributes, name) in enumerate(self._counters):
+            attributes[name] = _decode(*words[_REST + 2 * i : _REST + 2 * i + 2].tolist())
+        return int(words[_DUE])
+
+    def difference(self, got: npt.NDArray[np.float64], expected: npt.NDArray[np.float64]) -> str | None:
+        """The name of the first word that differs, and its values; None if there is none.
+
+        What the env gives and takes itself is not compared: the same state may pickle in two ways.
+        """
+        status = int(np.array(expected[:1]).view(np.uint64)[0])
+        if status != _VALID:
+            return _MISSING.get(status, "this is no checkpoint")
+        stop = self._own_at
+        a, b = np.array(got[:stop]), np.array(expected[:stop])
+        where = np.flatnonzero(a.view(np.uint64) != b.view(np.uint64))
+        if not where.size:
             return None
-        index = int(where[0])
-        if self._physics.start <= index < self._physics.stop:
-            what = f"element {index - self._physics.start} of its physics state"
-        elif self._counts.start <= index < self._counts.stop:
-            wrapper, name, _ = self._counters[index - self._counts.start]
-            what = f"{type(wrapper).__name__}.{name}"
-        elif index == self._due:
-            what = "what its autoreset owes"
-        else:
-            return "its random generator is in another state after its last operation was repeated"
-        return f"{what} is {row[index]!r} instead of {expected[index]!r} after its last operation was repeated"
+        first = int(where[0])
+        name = self._names[first]
+        if first == _PYTHON:
+            return f"{name} of {type(self._base).__name__} differ; give it get_state() and set_state(state)"
+        kind = np.float64 if first >= self._physics_at else np.uint64
+        return f"{name}: expected {b.view(kind)[first]}, got {a.view(kind)[first]} ({where.size} words differ)"
+
+    @property
+    def replays(self) -> bool:
+        """Whether the operation must be replayed: what an env gave itself is taken as the whole of its state."""
+        return self._physics
 
 
-def _words(bits: Any) -> npt.NDArray[np.uint64]:
-    """The state of a PCG64 generator as five words."""
-    state = bits.state
-    numbers, mask = state["state"], (1 << 64) - 1
-    return np.array(
-        [
-            numbers["state"] & mask,
-            numbers["state"] >> 64,
-            numbers["inc"] & mask,
-            numbers["inc"] >> 64,
-            state["has_uint32"] | state["uinteger"] << 32,
-        ],
-        np.uint64,
-    )
+class Checkpoints:
+    """The checkpoints of all rows of a worker.
 
-
-def _set_words(bits: Any, words: npt.NDArray[np.uint64]) -> None:
-    low, high, inc_low, inc_high, rest = (int(word) for word in words)
-    bits.state = {
-        "bit_generator": "PCG64",
-        "state": {"state": high << 64 | low, "inc": inc_high << 64 | inc_low},
-        "has_uint32": rest & 0xFFFFFFFF,
-        "uinteger": rest >> 32,
-    }
-
-
-class _Pcg64(ctypes.Structure):
-    """numpy's `pcg64_state`: a pointer to state and increment; then the flag, and the half word."""
-
-    _fields_ = (("numbers", ctypes.c_void_p), ("has_uint32", ctypes.c_int), ("uinteger", ctypes.c_uint32))
-
-
-def _raw_words(bits: Any) -> tuple[Words, Words] | None:
-    """The same words as two views of numpy's own memory, to be read in a tenth of the time; None if that can't be.
-
-    The layout is numpy's business: the views are only used where they read as `_words` does.
+    Args:
+        rows: one a row, whose sizes are all above 0.
+        size: how many words each row has room for.
+        due: what is due instead of the next step of each; the very list that is changed by steps.
     """
-    try:
-        address = bits.ctypes.state_address
-        numbers = (ctypes.c_uint64 * 4).from_address(_Pcg64.from_address(address).numbers)
-        rest = (ctypes.c_uint64 * 1).from_address(address + _Pcg64.has_uint32.offset)
-        views = np.ctypeslib.as_array(numbers), np.ctypeslib.as_array(rest)
-        expected = _words(bits)
-    except (AttributeError, TypeError, ValueError, KeyError):
+
+    def __init__(self, rows: Sequence[RowCheckpoint], size: int, due: Sequence[int]) -> None:
+        self.array = np.zeros((len(rows), size), np.float64)
+        self.rows = rows
+        self._due = due
+        self._captures = [row.bind(self.array[i, : row.size]) for i, row in enumerate(rows)]
+
+    def capture(self, rows: Sequence[int]) -> None:
+        """Write the state that these rows are in now."""
+        due = self._due
+        for row in rows:
+            self._captures[row](due[row])
+
+
+def _public_words(generator: np.random.Generator) -> list[int]:
+    state: Any = generator.bit_generator.state
+    inner, inc = state["state"]["state"], state["state"]["inc"]
+    rest = (state["uinteger"] << 32) | state["has_uint32"]
+    return [inner & _MASK, inner >> 64, inc & _MASK, inc >> 64, rest]
+
+
+def _encode_seed(seed: Any) -> list[int]:
+    """Kind and 128 bits; a longer seed is forgotten, on which no trajectory depends."""
+    if not isinstance(seed, int) or seed >= 1 << 128:
+        return [0, 0, 0]
+    return [2, seed & _MASK, seed >> 64] if seed >= 0 else [1, 0, 0]
+
+
+def _decode_seed(words: list[int]) -> int | None:
+    kind, low, high = words
+    return None if kind == 0 else -1 if kind == 1 else low | high << 64
+
+
+def _encode(value: Any) -> Words:
+    """Kind and value of a counter."""
+    kind = type(value)
+    if kind not in KINDS:
+        raise _Unfit(3)
+    if value is None:
+        data = _WORD.pack(0)
+    elif kind in (float, np.float64, np.float32):
+        data = _FLOAT.pack(value)
+    else:
+        data = _WORD.pack(int(value))
+    return np.frombuffer(_WORD.pack(KINDS.index(kind)) + data, np.uint64)
+
+
+def _decode(kind_index: int, word: int) -> Any:
+    kind = KINDS[kind_index]
+    if kind is type(None):
         return None
-    return views if np.concatenate(views).tolist() == expected.tolist() else None
+    data = struct.pack("<Q", word)
+    number = _FLOAT.unpack(data)[0] if kind in (float, np.float64, np.float32) else _WORD.unpack(data)[0]
+    return kind(number)
+
+
+def _digest(base: Any) -> int:
+    """A number that is another one if simple Python attributes of an env are others."""
+    parts = b"".join(
+        name.encode() + (value.tobytes() if type(value) is np.ndarray else repr(value).encode())
+        for name, value in python_values(base).items()
+    )
+    return zlib.crc32(parts) | (len(parts) << 32)

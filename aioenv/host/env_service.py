@@ -19,9 +19,10 @@ from aioenv.batching.autoreset import Autoreset
 from aioenv.batching.infos import Gatherer
 from aioenv.batching.layout import Arrays, Layout, byte_view
 from aioenv.host import running
-from aioenv.host.checkpoint import Checkpoint, Obstacle
+from aioenv.host.checkpoint import Checkpoints, RowCheckpoint
 from aioenv.host.mujoco_source import MujocoSource, find_source, read_state
 from aioenv.host.service import Reply
+from aioenv.host.snapshot import Misfit, RawState, read_snapshot, write_snapshot
 from aioenv.host.worker import StartFailed, describe_failure
 from aioenv.wire.frames import Buffer, Frame, Header, Kind
 from aioenv.wire.messages import Failure, LostRow, ResetRequest, StepReply, dump, load, load_code
@@ -41,8 +42,8 @@ class EnvDescription(NamedTuple):
     render_mode: str | None
     spec: Any  # an EnvSpec; None if the env has none, or if it does not pickle
     source: MujocoSource | None
-    checkpoint_size: int = 0  # how many float64 `resume` needs a row; 0 if it can't, or nobody asked
-    checkpoint_obstacle: str | None = None  # why it can't
+    checkpoint_size: int = 0  # how many float64 it takes to resume it; 0 if it can't be, or nobody asked
+    checkpoint_obstacle: str | None = None  # why it can't be
 
 
 class EnvService:
@@ -52,7 +53,7 @@ class EnvService:
         factories: pickled callables, one an env; the same bytes may stand in several rows.
         mode: the autoreset mode.
         find_sources: whether to look for MuJoCo models, so that images can be drawn elsewhere.
-        checkpoints: whether rows shall be able to go on in another process (`resume`).
+        checkpoints: whether to find out what it takes to resume the envs elsewhere.
     """
 
     def __init__(
@@ -69,8 +70,9 @@ class EnvService:
                 raise StartFailed(describe_failure(exc, row)) from exc
         self._bases: list[Any] = [env.unwrapped for env in self._envs]
         self._stepper = Autoreset(self._envs, mode, running.mark)
+        self._row_checkpoints = [RowCheckpoint(env) for env in self._envs] if checkpoints else []
+        self._checkpoints: Checkpoints | None = None
         self._all_rows = range(len(self._envs))
-        self._checkpoints: list[Checkpoint | Obstacle] = [_checkpoint(env) for env in self._envs] if checkpoints else []
         self._action_views: list[memoryview] | None = None
         self._gatherer = Gatherer()
         self._draws_late = False
@@ -83,7 +85,7 @@ class EnvService:
         sources: dict[MujocoSource, MujocoSource] = {}  # equal ones travel once
         for row, env in enumerate(self._envs):
             known = env is not first
-            checkpoint = self._checkpoints[row] if self._checkpoints else None
+            checkpoint = self._row_checkpoints[row] if self._row_checkpoints else None
             source = find_source(env) if self._find_sources else None
             if source is not None:
                 source = sources.setdefault(source, source)
@@ -95,8 +97,8 @@ class EnvService:
                     env.render_mode,
                     _picklable(env.spec),
                     source,
-                    checkpoint.size if isinstance(checkpoint, Checkpoint) else 0,
-                    str(checkpoint) if isinstance(checkpoint, Obstacle) else None,
+                    checkpoint.size if checkpoint is not None else 0,
+                    checkpoint.obstacle if checkpoint is not None else None,
                 )
             )
         return descriptions
@@ -108,7 +110,7 @@ class EnvService:
         state_size: int,
         draws_late: bool,
         checkpoint_size: int = 0,
-    ) -> None:
+    ) -> npt.NDArray[np.float64] | None:
         """Lay out the arrays that both sides agree on.
 
         Args:
@@ -116,7 +118,15 @@ class EnvService:
             action_space: likewise.
             state_size: how many float64 of physics state ride on each reply and row; 0 for none.
             draws_late: whether to render each row after the reply to a step or reset has gone out.
-            checkpoint_size: how many float64 of checkpoint ride on each reply and row; 0 for none.
+            checkpoint_size: how many float64 of checkpoint ride on each reply and row, after the physics state: at
+                least the largest of `describe`; 0 for none.
+
+        Returns:
+            The first checkpoints, float64 of shape `(rows, checkpoint_size)`: what a first reset starts from, which
+            may come without a seed. None without checkpoints.
+
+        Raises:
+            ValueError: if a row can't be resumed, or needs a larger checkpoint.
         """
         n = len(self._envs)
         self._observations = Layout(observation_space)
@@ -131,11 +141,10 @@ class EnvService:
         self._draws_late = draws_late
         self._action_arrays = self._actions.zeros(n)
         self._action_views = [byte_view(array) for array in self._action_arrays]
-        self._saved = np.zeros((n, checkpoint_size), np.float64)
-        self._savers = [c for c in self._checkpoints if isinstance(c, Checkpoint)] if checkpoint_size else []
-        for checkpoint, out in zip(self._savers, self._saved, strict=False):
-            checkpoint.bind(out)
-        state = [array for array in (self._state, self._saved) if array.shape[1]]
+        state = [self._state] if state_size else []
+        self._checkpoints = self._lay_out_checkpoints(checkpoint_size) if checkpoint_size else None
+        if self._checkpoints is not None:
+            state.append(self._checkpoints.array)
         self._reset_arrays: Arrays = [*self._obs, *state]
         self._step_arrays: Arrays = [*self._obs, self._reward, self._terminated, self._truncated, *state]
         self._reset_views: list[Buffer] = [byte_view(array) for array in self._reset_arrays]
@@ -143,6 +152,17 @@ class EnvService:
         # what is here now stays: full collections need not look at it again
         gc.collect()
         gc.freeze()
+        return self._checkpoints.array.copy() if self._checkpoints is not None else None
+
+    def _lay_out_checkpoints(self, size: int) -> Checkpoints:
+        for row in range(len(self._envs)):
+            needed = self._row_checkpoints[row].size if self._row_checkpoints else 0
+            if not 0 < needed <= size:
+                why = f"it needs {needed}" if needed else "it can't be resumed"
+                raise ValueError(f"row {row} has no checkpoint of {size} words: {why}")
+        checkpoints = Checkpoints(self._row_checkpoints, size, self._stepper.due)
+        checkpoints.capture(self._all_rows)
+        return checkpoints
 
     # ------------------------------------------------------------ steps and resets
 
@@ -214,9 +234,8 @@ class EnvService:
             for row in rows:
                 base = self._bases[row]
                 read_state(base.model, base.data, self._state[row])
-        if self._savers:
-            for row in rows:
-                self._savers[row].read(self._stepper.due(row))
+        if self._checkpoints is not None:
+            self._checkpoints.capture(rows)
         if self._draws_late:
             self._late = list(rows)
         fixed: Sequence[Buffer]
@@ -270,46 +289,70 @@ class EnvService:
                 failures.append(describe_failure(exc, row))
         return Reply((), dump((rows, images, failures)))
 
-    # ------------------------------------------------------------ calls
+    # ------------------------------------------------------------ in the place of a worker that died
 
     def resume(
         self,
         rows: Sequence[int],
         before: npt.NDArray[np.float64],
-        operations: Sequence[tuple[Any, ...]],
+        operations: Sequence[tuple[Any, ...] | None],
         after: npt.NDArray[np.float64],
     ) -> list[str | None]:
-        """Go on with what another process had: repeat the last operation of each row, and see what comes of it.
+        """Bring new envs to where others were: go to the state before their last operation, and replay it.
 
         Args:
-            rows: k rows.
-            before, after: `(k, checkpoint_size)`, their checkpoints around that operation.
-            operations: `("step", action)` or `("reset", seed, options)`.
+            rows: whose.
+            before: checkpoints before the operations, float64 of shape `(len(rows), checkpoint_size)`. Zeros before
+                a reset mean that there was nothing.
+            operations: `("step", action)`, an action as its env takes it, `("reset", seed, options)`, or
+                `("set_state", state)`; None if there was no operation yet: then `after` is restored.
+            after: checkpoints after the operations.
 
         Returns:
-            For each row None if it is what it was, bit for bit; else what differs.
+            For each row None if it is where the other was, else what differs; such an env must be reset.
         """
-        found: list[str | None] = []
+        if self._checkpoints is None:
+            raise ValueError("configure this service with a checkpoint_size first")
+        outcomes: list[str | None] = []
         for row, start, operation, end in zip(rows, before, operations, after, strict=True):
-            saver = self._savers[row]
-            self._stepper.owe(row, saver.restore(start))
             try:
-                if operation[0] == "step":
-                    for _, exc in self._stepper.step([row], [operation[1]], self._write).failures:
-                        raise exc
-                else:
-                    self._write(row, self._stepper.reset(row, *operation[1:])[0])
+                outcomes.append(self._resume(row, start, operation, end))
             except Exception as exc:
-                found.append(f"its last operation raised when it was repeated: {type(exc).__name__}: {exc}")
-                continue
-            saver.read(self._stepper.due(row))
-            found.append(saver.difference(end, self._saved[row]))
-        return found
+                outcomes.append(f"{type(exc).__name__}: {exc}")
+        return outcomes
+
+    def _resume(
+        self, row: int, before: npt.NDArray[np.float64], operation: Any, after: npt.NDArray[np.float64]
+    ) -> str | None:
+        assert self._checkpoints is not None
+        checkpoint = self._row_checkpoints[row]
+        due = self._stepper.due
+        match operation:
+            case None:
+                due[row] = checkpoint.restore(after)
+            case ("set_state", state):
+                self._set_state(row, state)
+            case ("reset", seed, options):
+                if before.any():
+                    due[row] = checkpoint.restore(before)
+                obs, _ = self._stepper.reset(row, seed, options)
+                self._write(row, obs)
+            case ("step", action):
+                due[row] = checkpoint.restore(before)
+                out = self._stepper.step([row], [action], self._write)
+                if out.failures:
+                    raise out.failures[0][1]
+        if not checkpoint.replays:
+            due[row] = checkpoint.restore(after)
+        self._checkpoints.capture([row])
+        return checkpoint.difference(self._checkpoints.array[row], after)
 
     def begin_anew(self, rows: Sequence[LostRow]) -> None:
         """Another process had these rows and died: say so in their next step, and reset them then as the mode wants."""
         for row, seed, obs, over in rows:
             self._stepper.begin_anew(row, seed, None if over else obs)
+
+    # ------------------------------------------------------------ calls
 
     def call_envs(
         self, rows: Sequence[int], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -325,6 +368,26 @@ class EnvService:
     def set_attr(self, rows: Sequence[int], name: str, values: Sequence[Any]) -> tuple[list[bytes], list[Failure]]:
         """Set an attribute of envs, where it exists in the stack of wrappers, else on the env itself."""
         return self._for_each(rows, [lambda env, v=v: env.set_wrapper_attr(name, v) for v in values])  # type: ignore[misc]
+
+    def get_states(self, rows: Sequence[int]) -> tuple[list[bytes], list[Failure]]:
+        """The state of each env, or, as a text, why it can't be had."""
+        due = self._stepper.due
+        return self._for_each(rows, [lambda env, row=row: _or_text(read_snapshot, env, due[row]) for row in rows])  # type: ignore[misc]
+
+    def set_states(self, rows: Sequence[int], states: Sequence[RawState]) -> tuple[list[bytes], list[Failure]]:
+        """Bring each env into a state; gives its checkpoint, or a text that says why nothing was done."""
+        each = zip(rows, states, strict=True)
+        return self._for_each(rows, [lambda _, r=r, s=s: _or_text(self._set_state, r, s) for r, s in each])  # type: ignore[misc]
+
+    def _set_state(self, row: int, state: RawState) -> npt.NDArray[np.float64] | None:
+        if state[1]["due"] and not self._stepper.resets_next_step:
+            raise Misfit("this state awaits a reset, which only AutoresetMode.NEXT_STEP does: it was taken under it")
+        self._stepper.go_on(row, write_snapshot(self._envs[row], state))
+        if self._checkpoints is None:
+            return None
+        self._checkpoints.capture([row])
+        row_array: npt.NDArray[np.float64] = self._checkpoints.array[row]
+        return row_array
 
     def _for_each(
         self, rows: Sequence[int], functions: Sequence[Callable[[Env[Any, Any]], Any]]
@@ -364,11 +427,11 @@ def _store_one_by_one(
     return failures
 
 
-def _checkpoint(env: Env[Any, Any]) -> Checkpoint | Obstacle:
+def _or_text(function: Callable[..., Any], *args: Any) -> Any:
     try:
-        return Checkpoint(env)
-    except Obstacle as obstacle:
-        return obstacle
+        return function(*args)
+    except Misfit as exc:
+        return str(exc)
 
 
 def _picklable(value: Any) -> Any:

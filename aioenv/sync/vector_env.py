@@ -11,6 +11,7 @@ from gymnasium.envs.registration import EnvSpec
 from aioenv import make
 from aioenv.engine.results import Ready, ResetResult, StepResult
 from aioenv.engine.session import CLOSE_GRACE_S
+from aioenv.engine.snapshot import EnvState
 from aioenv.sync.facade import Facade
 from aioenv.vector_env import AsyncVectorEnv
 
@@ -100,6 +101,14 @@ class VectorEnv(Facade):
     def set_attr(self, name: str, values: Any) -> None:
         """Set an attribute of every env (see `AsyncVectorEnv.set_attr`)."""
         self._portal.call(self._envs.set_attr, name, values)
+
+    def get_state(self, slots: Iterable[int] | None = None) -> list[EnvState]:
+        """The states of envs (see `AsyncVectorEnv.get_state`)."""
+        return self._portal.call(self._envs.get_state, slots)
+
+    def set_state(self, states: Iterable[EnvState], slots: Iterable[int] | None = None) -> None:
+        """Bring envs into states (see `AsyncVectorEnv.set_state`)."""
+        self._portal.call(self._envs.set_state, states, slots)
 
     def close_extras(self, *, grace_s: float = CLOSE_GRACE_S, **kwargs: Any) -> None:
         """End the workers and the loop thread; called by `close`, with its arguments.
