@@ -150,7 +150,7 @@ def check_resume(factories, mode, count, points, seeds=(5, 6), extra=0):
 @pytest.mark.parametrize("task", TASKS)
 def test_what_is_resumed_goes_on_as_it_would_have(task, mode):
     rng = np.random.default_rng(TASKS.index(task))
-    points = [0, 1, *rng.choice(np.arange(2, 24), 3, replace=False).tolist()]
+    points = [0, *rng.choice(np.arange(1, 24), 2, replace=False).tolist()]
     check_resume([partial(make, task)] * 2, mode, 84, points)
 
 
@@ -322,15 +322,17 @@ def test_a_restarted_env_begins_with_the_seed_it_was_given(mode):
         assert_same(fresh.reset([None, None]), bench.reset([None, None]))
 
 
-@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.value)
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize(
+    ("task", "mode"),
+    [*((task, MODES[0]) for task in TASKS), *((task, mode) for task in ("Ant-v5", "Reacher-v5") for mode in MODES[1:])],
+)
 def test_a_state_goes_on_anywhere(task, mode, tmp_path):
-    """Taken at four moments, through a file, set on another slot of another service that was elsewhere."""
+    """Taken at three moments, through a file, set on another slot of another service that was elsewhere."""
     rng = np.random.default_rng(TASKS.index(task))
     factories = [partial(make, task)] * 2
     states = {}
     with Bench(factories, mode) as bench:
-        moments = {1, *rng.choice(np.arange(2, 24), 3, replace=False).tolist()}
+        moments = {1, *rng.choice(np.arange(2, 24), 2, replace=False).tolist()}
         history = record(bench, 84, watch=lambda count: states.update({count: take(bench)}) if count in moments else 0)
     with Bench(factories, mode) as other:
         record(other, 5, (100, 101))
