@@ -68,10 +68,11 @@ class AsyncVectorEnv(States, Lifecycle):
         observation_mode: "same" (all observation spaces are equal), "different" (bounds may differ), or a tuple
             `(batched space, single space)`, as in Gymnasium.
         autoreset_mode: an `AutoresetMode` of Gymnasium, or its value.
-        timeout_s: how long `reset`, `step` and `recv` may wait for replies, in seconds; None for ever.
-        on_timeout: what happens then: "raise" a StepTimeout; "kill" the workers that owe a reply, for good; or
-            "restart" them. Where workers are killed the call goes on: it returns what their slots report then, or
-            raises WorkerDied.
+        timeout_s: how long `reset`, `step`, `recv`, `render` and calls of envs may wait for replies, in seconds; None
+            for ever.
+        on_timeout: what happens then in `reset`, `step` and `recv`: "raise" a StepTimeout; "kill" the workers that
+            owe a reply, for good; or "restart" them. Where workers are killed the call goes on: it returns what their
+            slots report then, or raises WorkerDied.
         restart: start workers again that died; None: their slots are lost.
         start_timeout_s: how long a worker may take to come up, in seconds.
         log_prefix: goes before each line that envs print. What they print becomes log records of the logger
@@ -205,11 +206,12 @@ class AsyncVectorEnv(States, Lifecycle):
 
         Raises:
             RenderError: if there is no state yet, or an image could not be drawn.
+            StepTimeout: if `timeout_s` passed. The images are drawn all the same.
         """
         schedule = self._running
         assert self._session is not None
         if self._session.images is not None:
-            return await self._session.images.render()
+            return await self._session.images.render(schedule.patience)
         return stack_images(await calls.call_envs(schedule, None, "render", (), {}))
 
     # ------------------------------------------------------------ some slots, whoever is first
@@ -295,6 +297,7 @@ class AsyncVectorEnv(States, Lifecycle):
             PendingCallError: if a slot has a request in flight. Nothing was sent.
             EnvError: if an env raised; `error.partial` has the others' results.
             WorkerDied: if a worker ended.
+            StepTimeout: if `timeout_s` passed. The envs run it all the same; the results are dropped.
         """
         schedule = self._running
         return await calls.call_envs(schedule, None, name, args, kwargs)

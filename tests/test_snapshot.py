@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
-import cloudpickle
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -13,15 +11,12 @@ from gymnasium import wrappers
 from gymnasium.envs.mujoco.inverted_pendulum_v5 import InvertedPendulumEnv
 from gymnasium.vector import AutoresetMode
 from parity.compare import assert_same
+from snapshot_kit import Bench, make, record, without_clock
 
 import aioenv
-from aioenv.batching.infos import SchemaTable, merge
-from aioenv.batching.layout import Layout, byte_view
 from aioenv.engine.snapshot import EnvState, save
 from aioenv.engine.snapshot import load as load_states
-from aioenv.host.env_service import EnvService
-from aioenv.wire.frames import Frame, Kind
-from aioenv.wire.messages import LostRow, ResetRequest, StepRequest, dump, load
+from aioenv.wire.messages import LostRow, load
 
 TASKS = [
     f"{name}-v5"
@@ -31,105 +26,6 @@ TASKS = [
     )
 ]  # fmt: skip
 MODES = list(AutoresetMode)
-
-
-class Bench:
-    """An `EnvService` in this process, and the arrays of its replies."""
-
-    def __init__(self, factories, mode=AutoresetMode.NEXT_STEP, *, extra=0):
-        self.service = EnvService([cloudpickle.dumps(f) for f in factories], mode, False, checkpoints=True)
-        self.n = len(factories)
-        self.mode = mode
-        described = self.service.describe()
-        self.sizes = [d.checkpoint_size for d in described]
-        self.obstacles = [d.checkpoint_obstacle for d in described]
-        self.space, self.action_space = described[0].observation_space, described[0].action_space
-        self.table = SchemaTable({})
-        if all(self.sizes):
-            self.size = max(self.sizes) + extra
-            self.checkpoint = self.service.configure(self.space, self.action_space, 0, False, self.size)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *exc_info):
-        self.service.close()
-
-    def _take(self, reply, stepped):
-        layout = Layout(self.space)
-        arrays = layout.empty(self.n)
-        if stepped:
-            arrays += [np.empty(self.n), np.empty(self.n, bool), np.empty(self.n, bool)]
-        arrays.append(np.empty((self.n, self.size)))
-        assert len(arrays) == len(reply.fixed)
-        for array, data in zip(arrays, reply.fixed, strict=True):
-            byte_view(array)[:] = data
-        *arrays, self.checkpoint = arrays
-        infos: dict[str, Any] = {}
-        if reply.tail:
-            tail = load(reply.tail)
-            assert not tail.failures
-            self.table.learn(tail.schemas)
-            parts = []
-            for group in tail.infos:
-                positions = np.arange(self.n) if group.rows is None else np.array(group.rows)
-                parts.append(self.table.unpack(group, positions, len(positions)))
-            infos = merge(parts, self.n)
-        return [*arrays, infos]
-
-    def reset(self, seeds, options=None):
-        request = ResetRequest(tuple(range(self.n)), tuple(seeds), options, True)
-        return self._take(self.service.handle(frame(Kind.RESET, request)), False)
-
-    def step(self, actions):
-        return self._take(self.service.handle(frame(Kind.STEP, StepRequest(None, None, list(actions)))), True)
-
-    def do(self, operations):
-        """One operation a row, all steps or all resets."""
-        if operations[0][0] == "step":
-            return self.step([action for _, action in operations])
-        return self.reset([seed for _, seed, _ in operations], operations[0][2])
-
-
-def frame(kind, request):
-    return Frame(kind, 1, 0, [], dump(request))
-
-
-def make(task, max_episode_steps=9, wrap=(), **kwargs):
-    env = gym.make(task, max_episode_steps=max_episode_steps, **kwargs)
-    for wrapper in wrap:
-        env = wrapper(env)
-    return env
-
-
-def record(bench, count, seeds=(5, 6), watch=lambda count: None):
-    """Run a bench: for each operation what was done, what came of it, and the checkpoints before and after."""
-    rng = np.random.default_rng(3)
-    space = bench.action_space
-    resets_itself = bench.mode is not AutoresetMode.DISABLED
-    history: list[Any] = []
-    over = True
-    while len(history) < count:
-        if over:
-            operations = [("reset", seeds[row] if not history else None, None) for row in range(bench.n)]
-        else:
-            actions = rng.uniform(np.maximum(space.low, -2), np.minimum(space.high, 2), (bench.n, *space.shape)).astype(
-                space.dtype
-            )
-            operations = [("step", action) for action in actions]
-        before = bench.checkpoint
-        out = bench.do(operations)
-        over = not resets_itself and len(out) == 5 and bool((out[2] | out[3]).any())
-        history.append((operations, out, before, bench.checkpoint))
-        watch(len(history))
-    return history
-
-
-def without_clock(out):
-    """RecordEpisodeStatistics tells how long an episode took."""
-    for info in (out[-1], out[-1].get("final_info", {})):
-        info.get("episode", {}).pop("t", None)
-    return out
 
 
 def check_resume(factories, mode, count, points, seeds=(5, 6), extra=0):
@@ -150,7 +46,7 @@ def check_resume(factories, mode, count, points, seeds=(5, 6), extra=0):
 @pytest.mark.parametrize("task", TASKS)
 def test_what_is_resumed_goes_on_as_it_would_have(task, mode):
     rng = np.random.default_rng(TASKS.index(task))
-    points = [0, 1, *rng.choice(np.arange(2, 24), 3, replace=False).tolist()]
+    points = [0, *rng.choice(np.arange(1, 24), 2, replace=False).tolist()]
     check_resume([partial(make, task)] * 2, mode, 84, points)
 
 
@@ -322,15 +218,17 @@ def test_a_restarted_env_begins_with_the_seed_it_was_given(mode):
         assert_same(fresh.reset([None, None]), bench.reset([None, None]))
 
 
-@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.value)
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize(
+    ("task", "mode"),
+    [*((task, MODES[0]) for task in TASKS), *((task, mode) for task in ("Ant-v5", "Reacher-v5") for mode in MODES[1:])],
+)
 def test_a_state_goes_on_anywhere(task, mode, tmp_path):
-    """Taken at four moments, through a file, set on another slot of another service that was elsewhere."""
+    """Taken at three moments, through a file, set on another slot of another service that was elsewhere."""
     rng = np.random.default_rng(TASKS.index(task))
     factories = [partial(make, task)] * 2
     states = {}
     with Bench(factories, mode) as bench:
-        moments = {1, *rng.choice(np.arange(2, 24), 3, replace=False).tolist()}
+        moments = {1, *rng.choice(np.arange(2, 24), 2, replace=False).tolist()}
         history = record(bench, 84, watch=lambda count: states.update({count: take(bench)}) if count in moments else 0)
     with Bench(factories, mode) as other:
         record(other, 5, (100, 101))
@@ -357,7 +255,7 @@ def take(bench):
 
 def put(bench, states):
     results, failures = bench.service.set_states(range(bench.n), [(s.env_id, s.values, s.arrays) for s in states])
-    assert not failures and [load(data) for data in results] == [None] * bench.n
+    assert not failures and not any(isinstance(load(data), str) for data in results)
 
 
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.value)

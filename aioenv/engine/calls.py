@@ -66,7 +66,7 @@ async def for_each(
             await schedule.restarter.settled(member.worker)
     # all is sent before anything is awaited: a cancellation finds the call made in every env, or in none
     asked = [_ask(m, Call(method, ([slot - m.start for slot in mine], *arguments(mine)), {})) for m, mine in shares]
-    replies = await asyncio.gather(*asked, return_exceptions=True)
+    replies = await schedule.patience.gather(what, asked)
     results: dict[int, Any] = {}
     errors: list[SlotError] = []
     for (member, mine), reply in zip(shares, replies, strict=True):

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from aioenv.engine.patience import Patience
 from aioenv.errors import RenderError, WireError
 from aioenv.wire.frames import Frame
 from aioenv.wire.messages import Failure, load
@@ -196,11 +197,12 @@ class Images:
 
     # ------------------------------------------------------------ to the user
 
-    async def render(self) -> Any:
+    async def render(self, patience: Patience) -> Any:
         """Images of the states that were returned last, `(N, H, W, 3)`; a tuple where they don't stack.
 
         Raises:
             RenderError: if there is no state yet, or an image could not be drawn.
+            StepTimeout: if the images don't come in time.
         """
         shots = list(self._shown)
         missing = [slot for slot, shot in enumerate(shots) if shot is None]
@@ -210,7 +212,7 @@ class Images:
             assert shot is not None
             shot.kept += 1  # claimed: it must not be dropped while we wait
             try:
-                await asyncio.shield(shot.done)
+                await patience.wait_for_images(asyncio.shield(shot.done))
             finally:
                 shot.kept -= 1
             if shot.error is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import contextlib
 import warnings
 import weakref
 from collections.abc import Generator
@@ -114,6 +115,9 @@ class Lifecycle:
             await asyncio.shield(self._closing)
         except asyncio.CancelledError:
             self._abandon()
+            while not self._closing.done():  # not for long: every process is being killed
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.wait([self._closing])
             raise
 
     async def _close(self, grace_s: float) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
+from typing import Any
 
 from aioenv.engine.batch import Exchange
 from aioenv.engine.fleet import Fleet, Member
@@ -57,6 +58,41 @@ class Patience:
         else:
             await self._wait(begin, self._timeout_s, None)
 
+    async def wait_for_images(self, drawn: Awaitable[object]) -> None:
+        """Wait until images are drawn; nobody is killed for it.
+
+        Raises:
+            StepTimeout: if that takes too long.
+        """
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await drawn
+        except TimeoutError:
+            running = tuple(s for m in self._fleet.members if (s := m.worker.running_slot) is not None)
+            hint = f" (running just now: slots {list(running)})" if running else ""
+            message = f"render: not all images were drawn within timeout_s={self._timeout_s}{hint}"
+            raise StepTimeout(message, slots=running, running=running) from None
+
+    async def gather(self, what: str, replies: Sequence[asyncio.Future[Any]]) -> list[Any]:
+        """Wait for the replies to a call: each reply, or its exception. Workers that owe one are never killed.
+
+        Raises:
+            StepTimeout: if they don't come in time: they are dropped then.
+        """
+        everything = asyncio.gather(*replies, return_exceptions=True)
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await everything
+        except TimeoutError:
+            late = [member for member in self._fleet.members if member.worker.busy]
+            slots, running, who = _describe(late)
+            raise StepTimeout(
+                f"{what}: no reply from {who} within timeout_s={self._timeout_s}; the envs go on with it, but the "
+                "results are dropped",
+                slots=slots,
+                running=running,
+            ) from None
+
     async def _wait(self, begin: Callable[[], Awaitable[object]], timeout_s: float, exchange: Exchange | None) -> None:
         while True:
             try:
@@ -73,11 +109,9 @@ class Patience:
                     member.worker.strike(f"no reply within timeout_s={timeout_s}")
 
     def _timed_out(self, late: list[Member], timeout_s: float, exchange: Exchange | None) -> StepTimeout:
-        slots = tuple(slot for member in late for slot in member.worker.slots)
-        running = tuple(slot for member in late if (slot := member.worker.running_slot) is not None)
-        hint = f" (running just now: {list(running)})" if running else ""
+        slots, running, who = _describe(late)
         error = StepTimeout(
-            f"no reply from slots {list(slots)}{hint} within timeout_s={timeout_s}; nothing is lost: recv() takes the "
+            f"no reply from {who} within timeout_s={timeout_s}; nothing is lost: recv() takes the "
             "result when it is there, and a later step() or reset() waits for it and drops it",
             slots=slots,
             running=running,
@@ -85,3 +119,10 @@ class Patience:
         if exchange is not None:
             error.partial = so_far(self._fleet.observations, exchange)
         return error
+
+
+def _describe(late: list[Member]) -> tuple[tuple[int, ...], tuple[int, ...], str]:
+    """The slots of workers that owe a reply, those whose envs are being run, and both in words."""
+    slots = tuple(slot for member in late for slot in member.worker.slots)
+    running = tuple(slot for member in late if (slot := member.worker.running_slot) is not None)
+    return slots, running, f"slots {list(slots)}" + (f" (running just now: {list(running)})" if running else "")

@@ -111,7 +111,7 @@ class Schedule:
                 restore=Recovery(fleet, self.history, resume=restart.resume).restore,
                 lost=lambda worker, error: self._fail(error),
             )
-        self._patience = Patience(fleet, timeout_s, on_timeout, self.restarter)
+        self.patience = Patience(fleet, timeout_s, on_timeout, self.restarter)
         self._next = self._prepare()
         for member in fleet.members:
             member.worker.on_death = self._on_death
@@ -200,7 +200,7 @@ class Schedule:
                 exchange.polled = True
                 self._poller.wait(exchange.poll)
             if exchange.open:
-                await self._patience.wait_for(exchange, timeout_s)
+                await self.patience.wait_for(exchange, timeout_s)
                 self._last_turn = perf_counter()
         except BaseException:
             self._abandon(exchange)
@@ -311,11 +311,11 @@ class Schedule:
                     raise ClosedError("the vector env was closed while recv() waited")
 
         if deadline_s is None:
-            await self._patience.wait(enough)
+            await self.patience.wait(enough)
         else:
             try:
                 async with asyncio.timeout(deadline_s):
-                    await self._patience.wait(enough)
+                    await self.patience.wait(enough)
             except TimeoutError as exc:
                 if isinstance(exc, StepTimeout):
                     raise
@@ -456,7 +456,7 @@ class Schedule:
     async def drain(self) -> None:
         """Wait for the replies of abandoned exchanges, then drop what nobody took of them."""
         for exchange in self._abandoned:
-            await self._patience.wait_for(exchange, shielded=True)
+            await self.patience.wait_for(exchange, shielded=True)
         abandoned, self._abandoned = self._abandoned, []
         dropped = [(e, p) for e, p in self._ready if e in abandoned]
         self._ready = [(e, p) for e, p in self._ready if e not in abandoned]

@@ -333,7 +333,7 @@ class EnvService:
             case ("set_state", state):
                 self._set_state(row, state)
             case ("reset", seed, options):
-                if before.any():
+                if np.array(before).view(np.uint64).any():  # as bits: small integers are subnormal floats
                     due[row] = checkpoint.restore(before)
                 obs, _ = self._stepper.reset(row, seed, options)
                 self._write(row, obs)

@@ -12,18 +12,14 @@ from conftest import LOOPS, run_on
 
 from aioenv.sync import portal
 from aioenv.testing import FAULTS, MOMENTS
-from faults.grid import ALL, AXES, PAIRS, SAMPLE, TABLE, Outcome
+from faults.grid import ALL, AXES, PAIRS, SAMPLE, TABLE
 from faults.play import Play, without_loop
 
 pytestmark = pytest.mark.usefixtures("one_fork_server")
 
 
 def cells(chosen):
-    for cell in chosen:
-        marks = []
-        if cell.outcome is Outcome.TIMEOUT and cell.when in ("render", "call"):
-            marks.append(pytest.mark.xfail(raises=AssertionError, reason="calls don't heed timeout_s yet"))
-        yield pytest.param(cell, id=str(cell), marks=marks)
+    return [pytest.param(cell, id=str(cell)) for cell in chosen]
 
 
 def play(cell, monkeypatch):
@@ -38,13 +34,13 @@ def play(cell, monkeypatch):
         run_on(cell.loop, run())
 
 
-@pytest.mark.parametrize("cell", list(cells(SAMPLE)))
+@pytest.mark.parametrize("cell", cells(SAMPLE))
 def test_sample(cell, monkeypatch):
     play(cell, monkeypatch)
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("cell", list(cells(ALL)))
+@pytest.mark.parametrize("cell", cells(ALL))
 def test_grid(cell, monkeypatch, record_property):
     record_property("cell", cell)
     play(cell, monkeypatch)

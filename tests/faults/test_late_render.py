@@ -92,7 +92,6 @@ def test_while_an_image_hangs_the_next_step_times_out(fault, start):
     run_on("asyncio", main())
 
 
-@pytest.mark.xfail(raises=TimeoutError, reason="Images.render doesn't heed timeout_s yet")
 @pytest.mark.parametrize("fault", cases(Outcome.TIMEOUT))
 def test_an_image_that_hangs_times_out(fault):
     async def main():
