@@ -36,6 +36,7 @@ from aioenv.testing.leak_check import Resources
 N = 3
 FAULTY = 1  # the slot that has the fault; it strikes in step 3
 START_S = 120.0  # for imports, and until the workers run
+STARTS = ("start", "a cycle")
 HANG_S = 8.0  # whoever says nothing for so long hangs
 EXIT_S = 20.0  # for the interpreter to end by itself
 ORPHAN_S = 1.0
@@ -478,7 +479,7 @@ def _lines(fd: int) -> Iterator[dict[str, Any] | None]:
         *whole, data = (data + chunk).split(b"\n")
         for line in whole:
             words = json.loads(line)
-            patience_s = START_S if words.get("begin") == "start" else HANG_S
+            patience_s = START_S if words.get("begin") in STARTS else HANG_S
             yield words
 
 
@@ -535,18 +536,26 @@ def installed(peer: type[Peer]) -> str | None:
     return None
 
 
-def table(libraries: list[str], scenarios: list[str], jobs: int) -> str:
-    """Run them all, and put the outcomes into a table."""
+def table(libraries: list[str], scenarios: list[str], jobs: int, log: Path | None) -> str:
+    """Run them all, but for those in the log, and put the outcomes into a table."""
     there = [name for name in libraries if installed(PEERS[name]) is not None]
     pairs = [(name, s) for s in scenarios for name in there if not PEERS[name].own_envs or s in FOR_OWN_ENVS]
 
-    def run(pair: tuple[str, str]) -> str:
-        cell = describe(run_pair(*pair))
-        print(*pair, cell, sep=" · ", file=sys.stderr, flush=True)
-        return cell
+    cells: dict[tuple[str, str], str] = {}
+    if log is not None and log.exists():
+        known = [line.split(" · ", 2) for line in log.read_text().splitlines()]
+        cells = {(name, scenario): cell for name, scenario, cell in known}
+
+    def run(pair: tuple[str, str]) -> None:
+        cells[pair] = describe(run_pair(*pair))
+        line = " · ".join([*pair, cells[pair]])
+        print(line, file=sys.stderr, flush=True)
+        if log is not None:
+            with log.open("a") as file:
+                file.write(line + "\n")
 
     with ThreadPoolExecutor(jobs) as pool:
-        cells = dict(zip(pairs, pool.map(run, pairs), strict=True))
+        list(pool.map(run, [pair for pair in pairs if pair not in cells]))
     heads = [f"{PEERS[name].title} {installed(PEERS[name]) or ''}".strip() for name in libraries]
     rows = ["| | " + " | ".join(heads) + " |", "|---" * (len(heads) + 1) + "|"]
     for scenario in scenarios:
@@ -567,6 +576,7 @@ def main() -> None:
     parser.add_argument("--only", choices=PEERS, action="append", help="a library (again for more)")
     parser.add_argument("--scenario", choices=SCENARIOS, action="append", help="a scenario (again for more)")
     parser.add_argument("--jobs", type=int, default=2, help="how many pairs at once")
+    parser.add_argument("--log", type=Path, help="a file of outcomes: those that are in it are not run again")
     parser.add_argument("--write", type=Path, help="a page to put the table into")
     parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -574,7 +584,7 @@ def main() -> None:
         library, scenario, fd = args.child
         run_child(library, scenario, int(fd))
         return
-    text = table(args.only or list(PEERS), args.scenario or list(SCENARIOS), args.jobs)
+    text = table(args.only or list(PEERS), args.scenario or list(SCENARIOS), args.jobs, args.log)
     if args.write:
         write(args.write, text)
     else:
