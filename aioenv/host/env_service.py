@@ -372,7 +372,7 @@ class EnvService:
     def get_states(self, rows: Sequence[int]) -> tuple[list[bytes], list[Failure]]:
         """The state of each env, or, as a text, why it can't be had."""
         due = self._stepper.due
-        return self._for_each(rows, [lambda env, row=row: _or_text(read_snapshot, env, due[row]) for row in rows])  # type: ignore[misc]
+        return self._for_each(rows, [lambda env, row=row: _or_text(read_snapshot, env, due[row] == 1) for row in rows])  # type: ignore[misc]
 
     def set_states(self, rows: Sequence[int], states: Sequence[RawState]) -> tuple[list[bytes], list[Failure]]:
         """Bring each env into a state; gives its checkpoint, or a text that says why nothing was done."""
