@@ -118,12 +118,12 @@ async def race(factory, kinds: tuple[str, ...], cases: int, *, seed: int, copy: 
 
 @loops
 def test_timeouts_at_random_instants(loop):
-    run_on(loop, race(slow_ledger, ("step", "reset", "render"), 60, seed=1))
+    run_on(loop, race(slow_ledger, ("step", "reset", "render"), 30, seed=1))
 
 
 @loops
 def test_timeouts_at_random_instants_of_cartpole(loop):
-    run_on(loop, race(cartpole, ("step", "reset"), 60, seed=2, copy=False))
+    run_on(loop, race(cartpole, ("step", "reset"), 30, seed=2, copy=False))
 
 
 @pytest.mark.stress
