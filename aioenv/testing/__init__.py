@@ -1,8 +1,21 @@
-"""For tests of code that uses aioenv: an env with faults, and a check that nothing is left behind."""
+"""For tests of code that uses aioenv: an env with faults, the contract of vector envs, and a check of what is left."""
 
 from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from aioenv.testing.faulty_env import FAULTS, MOMENTS, FaultyEnv, faulty_envs
 from aioenv.testing.leak_check import LeakError, leak_check
 
-__all__ = ["FAULTS", "MOMENTS", "FaultyEnv", "LeakError", "faulty_envs", "leak_check"]
+if TYPE_CHECKING:
+    from aioenv.testing.contract import VectorEnvContract as VectorEnvContract
+
+__all__ = ["FAULTS", "MOMENTS", "FaultyEnv", "LeakError", "VectorEnvContract", "faulty_envs", "leak_check"]
+
+
+def __getattr__(name: str) -> Any:
+    # a worker that holds a FaultyEnv comes here too, and has no use for asyncio
+    if name == "VectorEnvContract":
+        return importlib.import_module("aioenv.testing.contract").VectorEnvContract
+    raise AttributeError(f"module 'aioenv.testing' has no attribute {name!r}")
