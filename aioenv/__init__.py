@@ -13,6 +13,8 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from aioenv import sync as sync
+    from aioenv.assign import construct_envs as construct_envs
+    from aioenv.assign import plan_workers as plan_workers
     from aioenv.engine.results import Ready as Ready
     from aioenv.engine.results import ResetResult as ResetResult
     from aioenv.engine.results import StepResult as StepResult
@@ -52,6 +54,7 @@ _HOME = {
     **dict.fromkeys(_ERRORS, "aioenv.errors"),
     **dict.fromkeys(("Ready", "ResetResult", "StepResult"), "aioenv.engine.results"),
     **dict.fromkeys(("EnvState", "load", "save"), "aioenv.engine.snapshot"),
+    **dict.fromkeys(("construct_envs", "plan_workers"), "aioenv.assign"),
     "AsyncVectorEnv": "aioenv.vector_env",
     "RenderConfig": "aioenv.rendering.config",
     "RestartPolicy": "aioenv.workers.restart",
