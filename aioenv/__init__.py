@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from aioenv.make import make_vec as make_vec
     from aioenv.make import run as run
     from aioenv.rendering.config import RenderConfig as RenderConfig
+    from aioenv.stats import EpisodeCounter as EpisodeCounter
+    from aioenv.stats import SharedRunningStats as SharedRunningStats
     from aioenv.vector_env import AsyncVectorEnv as AsyncVectorEnv
     from aioenv.workers.restart import RestartPolicy as RestartPolicy
 
@@ -55,6 +57,7 @@ _HOME = {
     **dict.fromkeys(("Ready", "ResetResult", "StepResult"), "aioenv.engine.results"),
     **dict.fromkeys(("EnvState", "load", "save"), "aioenv.engine.snapshot"),
     **dict.fromkeys(("construct_envs", "plan_workers"), "aioenv.assign"),
+    **dict.fromkeys(("EpisodeCounter", "SharedRunningStats"), "aioenv.stats"),
     "AsyncVectorEnv": "aioenv.vector_env",
     "RenderConfig": "aioenv.rendering.config",
     "RestartPolicy": "aioenv.workers.restart",
