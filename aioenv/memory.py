@@ -1,13 +1,26 @@
-"""Memory that two processes see: anonymous, passed by descriptor, gone with the last of them."""
+"""Memory that processes share: anonymous, passed by descriptor, gone with the last of them."""
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 
-__all__ = ["Marker"]
+__all__ = ["AVAILABLE", "Marker", "Shared", "map_shared"]
+
+# Whether the platform has memory without a name to share.
+AVAILABLE = hasattr(os, "memfd_create")
 
 _BYTES = 4
+
+
+def _create(flags: int = 0) -> int | None:
+    if not AVAILABLE:
+        return None
+    try:
+        return os.memfd_create("aioenv", os.MFD_CLOEXEC | flags)
+    except OSError:
+        return None
 
 
 class Marker:
@@ -27,13 +40,9 @@ class Marker:
     @staticmethod
     def create() -> int | None:
         """A descriptor of new memory, to be closed by the caller; None where the platform has none without a name."""
-        if not hasattr(os, "memfd_create"):
-            return None
-        try:
-            fd = os.memfd_create("aioenv", os.MFD_CLOEXEC)
-        except OSError:
-            return None
-        os.ftruncate(fd, _BYTES)
+        fd = _create()
+        if fd is not None:
+            os.ftruncate(fd, _BYTES)
         return fd
 
     @property
@@ -46,3 +55,45 @@ class Marker:
         """Unmap it."""
         self.cell.release()
         self._map.close()
+
+
+class Shared:
+    """Memory for a parent and its workers: made before they start, so that they get it, and given its size later.
+
+    Attributes:
+        fd: to be passed on; `map_shared` takes it.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+
+    @classmethod
+    def create(cls) -> Shared | None:
+        """New memory of size 0; None where the platform has none without a name."""
+        fd = _create(getattr(os, "MFD_ALLOW_SEALING", 0))
+        return None if fd is None else cls(fd)
+
+    def allocate(self, size: int) -> mmap.mmap:
+        """Give it its size, once and for all, and map it.
+
+        Raises:
+            OSError: if there is not so much memory.
+        """
+        os.ftruncate(self.fd, size)
+        # a process that made it smaller would take the memory from under the others' feet
+        with contextlib.suppress(ImportError, AttributeError, OSError):
+            import fcntl
+
+            fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+        return map_shared(self.fd, size)
+
+    def close(self) -> None:
+        """Close the descriptor; what has been mapped lives as long as anybody uses it."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+def map_shared(fd: int, size: int) -> mmap.mmap:
+    """Map memory of `Shared`; it is unmapped with the last array over it."""
+    return mmap.mmap(fd, size)

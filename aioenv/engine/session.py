@@ -140,7 +140,6 @@ class Session:
 
     def abandon(self) -> None:
         """Kill every process without waiting."""
-        for member in self.fleet.members:
-            member.worker.abandon()
+        self.fleet.abandon()
         if self._pool is not None:
             self._pool.abandon()
