@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+import weakref
+from typing import Any
 
 __all__ = ["AVAILABLE", "Marker", "Shared", "map_shared"]
 
@@ -73,7 +75,7 @@ class Shared:
         fd = _create(getattr(os, "MFD_ALLOW_SEALING", 0))
         return None if fd is None else cls(fd)
 
-    def allocate(self, size: int) -> mmap.mmap:
+    def allocate(self, size: int) -> Any:
         """Give it its size, once and for all, and map it.
 
         Raises:
@@ -94,6 +96,24 @@ class Shared:
             self.fd = -1
 
 
-def map_shared(fd: int, size: int) -> mmap.mmap:
-    """Map memory of `Shared`; it is unmapped with the last array over it."""
-    return mmap.mmap(fd, size)
+def map_shared(fd: int, size: int) -> Any:
+    """Map memory of `Shared`: a buffer, which is unmapped with the last array over it.
+
+    Python's own `mmap` would keep a descriptor for as long (before 3.13).
+
+    Raises:
+        OSError: if it can't be mapped.
+    """
+    import ctypes
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long)
+    libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+    address = libc.mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, fd, 0)
+    if address == ctypes.c_void_p(-1).value:
+        code = ctypes.get_errno()
+        raise OSError(code, f"{os.strerror(code)}: shared memory of {size} bytes")
+    buffer = (ctypes.c_char * size).from_address(address)
+    weakref.finalize(buffer, libc.munmap, address, size).atexit = False
+    return buffer

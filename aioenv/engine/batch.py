@@ -278,3 +278,10 @@ class Exchanges:
         exchange.batch.note_unused()
         kept.append(exchange)
         return exchange
+
+    def clear(self) -> None:
+        """Let go of all, so that their memory goes with its last user, not with a later garbage collection."""
+        kept, self._kept = self._kept, []
+        for exchange in kept:
+            for part in exchange.parts:
+                part.on_reply = None

@@ -311,6 +311,13 @@ class Schedule:
         """The workers are about to be closed: whoever waits gets a ClosedError when they are gone."""
         self.closing = True
 
+    def free(self) -> None:
+        """The workers are gone: let go of the memory that they wrote into."""
+        self._exchanges.clear()
+        self._abandoned.clear()
+        self._ready.clear()
+        del self._next
+
     @property
     def outstanding(self) -> bool:
         """Whether anything is in flight or ready."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import mmap
 import os
+from typing import Any
 
 from aioenv.host.boot import move_high
 from aioenv.memory import map_shared
@@ -21,7 +21,7 @@ def keep(fd: int | None) -> None:
         os.close(fd)
 
 
-def mapped(size: int) -> mmap.mmap:
+def mapped(size: int) -> Any:
     """Map it; once only."""
     global _fd
     if _fd is None:
