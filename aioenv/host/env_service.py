@@ -351,6 +351,7 @@ class EnvService:
         """Another process had these rows and died: say so in their next step, and reset them then as the mode wants."""
         for row, seed, obs, over in rows:
             self._stepper.begin_anew(row, seed, None if over else obs)
+            self._write(row, obs)  # a reset of other rows tells it once more
 
     # ------------------------------------------------------------ calls
 
