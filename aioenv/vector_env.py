@@ -12,6 +12,7 @@ from gymnasium.vector import AutoresetMode
 from aioenv.batching.autoreset import parse_mode
 from aioenv.engine import calls
 from aioenv.engine.arguments import (
+    check_cpu_affinity,
     check_num_workers,
     check_observation_mode,
     check_on_timeout,
@@ -80,6 +81,9 @@ class AsyncVectorEnv(States, Lifecycle):
         worker_env: environment variables for the workers, over those of this process and over the limit of one
             thread for each numeric library.
         render: draw images of every returned state while the next steps run; None draws nothing by itself.
+        cpu_affinity: which CPUs the workers may use: "spread" pins each to one of those that this process may use, in
+            turn; a sequence of CPU numbers, or of sets of them, gives worker i element `i % len`; None leaves it to
+            the system, and to what this process may use.
 
     Attributes:
         num_envs: how many slots there are.
@@ -108,6 +112,7 @@ class AsyncVectorEnv(States, Lifecycle):
         log_prefix: str | None = None,
         worker_env: Mapping[str, str] | None = None,
         render: RenderConfig | None = None,
+        cpu_affinity: str | Sequence[int | Iterable[int]] | None = None,
     ) -> None:
         env_fns = list(env_fns)
         factories = pickle_factories(env_fns)
@@ -134,6 +139,7 @@ class AsyncVectorEnv(States, Lifecycle):
             worker_env=dict(worker_env) if worker_env else None,
             find_sources=render is not None,
             restart=restart,
+            cpu_affinity=check_cpu_affinity(cpu_affinity),
         )
 
     # ------------------------------------------------------------ whole batches

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import os
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from aioenv.workers.environment import usable_cpus
 from aioenv.workers.restart import RestartPolicy
 
 __all__ = [
+    "check_cpu_affinity",
     "check_num_workers",
     "check_observation_mode",
     "check_on_timeout",
@@ -57,6 +59,34 @@ def check_num_workers(num_workers: int | None, num_envs: int) -> int:
     if isinstance(num_workers, bool) or not isinstance(num_workers, (int, np.integer)) or num_workers < 1:
         raise ValueError(f"num_workers: expected a positive int or None, got {num_workers!r}")
     return min(int(num_workers), num_envs)
+
+
+def check_cpu_affinity(affinity: str | Sequence[int | Iterable[int]] | None) -> tuple[tuple[int, ...], ...] | None:
+    """The CPUs of the first workers, which the others follow in turn; None if nobody is pinned.
+
+    Raises:
+        ValueError: if it is none of what it may be, names a CPU that this process may not use, or can't be done here.
+    """
+    if affinity is None:
+        return None
+    if not hasattr(os, "sched_setaffinity"):
+        raise ValueError(f"cpu_affinity: this platform can't pin processes to CPUs; leave it out (got {affinity!r})")
+    usable = sorted(os.sched_getaffinity(0))
+    if isinstance(affinity, str):
+        if affinity != "spread":
+            raise ValueError(f'cpu_affinity: expected "spread", CPUs, sets of CPUs or None, got {affinity!r}')
+        return tuple((cpu,) for cpu in usable)
+    try:
+        each = [(cpus,) if isinstance(cpus, (int, np.integer)) else tuple(cpus) for cpus in affinity]
+        numbers = [cpu for cpus in each for cpu in cpus]
+        plain = all(isinstance(cpu, (int, np.integer)) and not isinstance(cpu, bool) for cpu in numbers)
+    except TypeError:
+        plain = False
+    if not plain or not each or not all(each):
+        raise ValueError(f"cpu_affinity: expected one or more CPUs, or sets of CPUs, one a worker; got {affinity!r}")
+    if strange := sorted({int(cpu) for cpu in numbers}.difference(usable)):
+        raise ValueError(f"cpu_affinity: this process may use CPUs {usable}, got {strange}")
+    return tuple(tuple(sorted({int(cpu) for cpu in cpus})) for cpus in each)
 
 
 def check_observation_mode(mode: Any) -> None:
