@@ -13,12 +13,14 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from aioenv import sync as sync
+    from aioenv.engine.record import Rollout as Rollout
     from aioenv.engine.results import Ready as Ready
     from aioenv.engine.results import ResetResult as ResetResult
     from aioenv.engine.results import StepResult as StepResult
     from aioenv.engine.snapshot import EnvState as EnvState
     from aioenv.engine.snapshot import load as load
     from aioenv.engine.snapshot import save as save
+    from aioenv.engine.waits import Stats as Stats
     from aioenv.errors import ActionError as ActionError
     from aioenv.errors import AioenvError as AioenvError
     from aioenv.errors import ClosedError as ClosedError
@@ -53,6 +55,8 @@ _HOME = {
     **dict.fromkeys(("Ready", "ResetResult", "StepResult"), "aioenv.engine.results"),
     **dict.fromkeys(("EnvState", "load", "save"), "aioenv.engine.snapshot"),
     "AsyncVectorEnv": "aioenv.vector_env",
+    "Rollout": "aioenv.engine.record",
+    "Stats": "aioenv.engine.waits",
     "RenderConfig": "aioenv.rendering.config",
     "RestartPolicy": "aioenv.workers.restart",
     "make_vec": "aioenv.make",
