@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from aioenv.batching.layout import Arrays, byte_view
-from aioenv.engine.batch import Exchange, Part, Sent
+from aioenv.batching.plane import COPIED
+from aioenv.engine.batch import Exchange, Exchanges, Part, Sent
 from aioenv.engine.fleet import Member, spread
 from aioenv.engine.results import StepResult
 from aioenv.engine.schedule import Schedule
@@ -57,6 +58,7 @@ class Group:
         self.slots.flags.writeable = False
         self._schedule = schedule
         self._exchange: Exchange | None = None
+        self._exchanges = Exchanges(self._make, in_turn=False)
         shares = [(member, slots[order]) for member, order in schedule.fleet.shares(slots)]
         self._shares = shares
         # the same for every step, unless actions are objects
@@ -72,17 +74,19 @@ class Group:
         schedule, n = self._schedule, len(self.slots)
         arrays, objects = schedule.fleet.actions.take_apart(actions, n)
         schedule.table.check_send(self.slots, "rollout", reset=False)
-        parts = self._parts(self._shares)
-        tails = self._tails
+        exchange = self._exchanges.take()
+        parts, tails = exchange.parts, self._tails
         if objects:
             columns = [[column[part.start : part.stop] for column in objects] for part in parts]
             tails = [step_tail(rows, mine) for rows, mine in zip(self._rows, columns, strict=True)]
-        views = [(byte_view(array), array.nbytes // n) for array in arrays]
-        sent = [
-            Sent(Kind.STEP, [view[part.start * size : part.stop * size] for view, size in views], tail, part.slots)
-            for part, tail in zip(parts, tails, strict=True)
-        ]
-        self._begin(parts, sent, stepped=True)
+        shared = schedule._dispatch.shared_actions
+        views = [(byte_view(array), array.nbytes // n) for i, array in enumerate(arrays) if i not in shared]
+        requests = []
+        for part, tail in zip(parts, tails, strict=True):
+            fixed = [view[part.start * size : part.stop * size] for view, size in views]
+            placed = {i: arrays[i][part.start : part.stop] for i in shared}
+            requests.append(Sent(Kind.STEP, fixed, tail, part.slots, placed))
+        self._begin(exchange, requests, stepped=True)
         return arrays, objects
 
     def send_reset(self, slots: Slots) -> None:
@@ -91,9 +95,9 @@ class Group:
         tails = [reset_tail(m, mine.tolist(), [None] * len(mine), None, whole=False) for m, mine in shares]
         self._schedule.table.check_send(slots, "rollout", reset=True)
         self._schedule.table.note_reset(slots)
-        parts = self._parts(shares)
-        sent = [Sent(Kind.RESET, (), tail, part.slots) for part, tail in zip(parts, tails, strict=True)]
-        self._begin(parts, sent, stepped=False)
+        exchange = self._make(COPIED, shares)
+        sent = [Sent(Kind.RESET, (), tail, part.slots) for part, tail in zip(exchange.parts, tails, strict=True)]
+        self._begin(exchange, sent, stepped=False)
 
     def send_look(self) -> None:
         """Ask for the observations as they are: a reset of nothing. The group must be of all slots.
@@ -105,19 +109,21 @@ class Group:
         none = self.slots[:0]
         self._schedule.table.check_send(self.slots, "rollout", reset=True)
         tails = [reset_tail(member, [], [], None, whole=True) for member, _ in self._shares]
-        self._begin(self._parts(self._shares), [Sent(Kind.RESET, (), tail, none) for tail in tails], stepped=False)
+        self._begin(self._make(COPIED), [Sent(Kind.RESET, (), tail, none) for tail in tails], stepped=False)
 
-    def _parts(self, shares: list[tuple[Member, Slots]]) -> list[Part]:
-        parts, start = [], 0
+    def _make(self, lane: int, shares: list[tuple[Member, Slots]] | None = None) -> Exchange:
+        """An exchange of all slots, or of some, with a row for each; what is shared it takes from `COPIED`."""
+        shares = self._shares if shares is None else shares
+        dispatch = self._schedule._dispatch
+        batch = dispatch._new_batch(sum(len(slots) for _, slots in shares), COPIED)
+        parts: list[Part] = []
         for member, slots in shares:
-            parts.append(Part(member, slots, start))
-            start += len(slots)
-        return parts
+            parts.append(Part(member, slots, parts[-1].stop if parts else 0, batch))
+        return Exchange(batch, parts, self._schedule._loop)
 
-    def _begin(self, parts: list[Part], requests: list[Sent], *, stepped: bool) -> None:
+    def _begin(self, exchange: Exchange, requests: list[Sent], *, stepped: bool) -> None:
         schedule = self._schedule
-        batch = schedule._new_batch(parts[-1].stop)
-        exchange = Exchange(batch, parts, stepped=stepped, waiting=True, loop=schedule._loop)
+        exchange.begin(stepped=stepped, waiting=True)
         # replies to several exchanges may come in one read: whoever handles one must not read on, as polling for the
         # rest of its exchange would, into rows that are promised to the next
         exchange.polled = True
@@ -126,8 +132,8 @@ class Group:
         if schedule._images is not None:
             exchange.images = schedule._images.begin(slots)
         self._exchange = exchange
-        for part, sent in zip(parts, requests, strict=True):
-            schedule._submit(exchange, part, sent)
+        for part, sent in zip(exchange.parts, requests, strict=True):
+            schedule._dispatch.submit(exchange, part, sent)
 
     async def recv(self) -> tuple[Exchange, SlotError | None]:
         """Wait for what was sent; its results, and what went wrong in some slots.

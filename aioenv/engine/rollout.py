@@ -145,7 +145,7 @@ class _Run:
             return
         exchange, error = await self._recv(turn)
         batch = exchange.batch
-        turn.obs, turn.objects = batch.obs, objects_of(self._observations, exchange)
+        turn.obs, turn.objects = list(batch.obs), objects_of(self._observations, exchange)
         valid = ~turn.due
         if self._schedule.restarter is not None:
             for columns in (c for part in exchange.parts for c in part.columns):
