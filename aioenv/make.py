@@ -44,6 +44,7 @@ def make_vec(
     log_prefix: str | None = None,
     worker_env: Mapping[str, str] | Sequence[Mapping[str, str] | None] | None = None,
     render: RenderConfig | None = None,
+    cpu_affinity: str | Sequence[int | Iterable[int]] | None = None,
     **env_kwargs: Any,
 ) -> AsyncVectorEnv:
     """Make a vector env of copies of one env.
@@ -82,6 +83,7 @@ def make_vec(
         log_prefix=log_prefix,
         worker_env=worker_env,
         render=render,
+        cpu_affinity=cpu_affinity,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -60,6 +61,7 @@ class FleetConfig(NamedTuple):
     worker_env: Sequence[Mapping[str, str] | None]  # one a worker
     find_sources: bool
     restart: RestartPolicy | None = None
+    cpu_affinity: tuple[tuple[int, ...], ...] | None = None
     transport: str = "auto"
     num_lanes: int = 2  # of shared memory, if any arrays lie there
 
@@ -103,7 +105,9 @@ class Fleet:
         registry = capture_registry()
         same: dict[Schema, Schema] = {}
         # with fewer CPUs than workers, one that polls keeps another from its work
-        poll_s = MAX_POLL_S if config.num_workers <= usable_cpus() else 0.0
+        affinity = config.cpu_affinity
+        cpus = usable_cpus() if affinity is None else len({*chain(*affinity[: config.num_workers])})
+        poll_s = MAX_POLL_S if config.num_workers <= cpus else 0.0
         resume = config.restart is not None and config.restart.resume
         for index, (start, stop) in enumerate(spans):
             factories = config.factories[start:stop]
@@ -121,6 +125,7 @@ class Fleet:
                 needed=config.needed,
                 registry=registry,
                 start_timeout_s=config.start_timeout_s,
+                cpus=affinity[index % len(affinity)] if affinity is not None else None,
             )
             self.members.append(Member(worker, start, stop, SchemaTable(same)))
 
