@@ -16,8 +16,8 @@ import aioenv
 HOUSE = Path(aioenv.__file__).parent
 # top to bottom
 ROOMS = (
-    "cli testing adapters sync loops make vector_env engine rendering workers host native envs stats creator assign "
-    "batching memory wire trace errors"
+    "cli testing adapters sync loops make native_vector_env vector_env engine rendering workers host native envs "
+    "stats creator assign batching memory wire trace errors"
 ).split()
 STRANGERS = {"workers", "host"}
 # modules that a room has no business with, in any function of it

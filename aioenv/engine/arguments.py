@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
-from gymnasium import Env, Space
+from gymnasium import Space
 
 from aioenv.engine.patience import ON_TIMEOUT
 from aioenv.wire.messages import dump_code
@@ -23,7 +23,7 @@ __all__ = [
 ]
 
 
-def pickle_factories(env_fns: Iterable[Callable[[], Env[Any, Any]]]) -> list[bytes]:
+def pickle_factories(env_fns: Iterable[Callable[..., Any]]) -> list[bytes]:
     """Every factory as bytes; the same function is pickled once.
 
     Raises:

@@ -22,6 +22,7 @@ from aioenv.host.env_service import EnvDescription, EnvService
 from aioenv.host.mujoco_source import MujocoSource
 from aioenv.host.polling import MAX_POLL_S
 from aioenv.host.registry import capture_registry
+from aioenv.host.vector_service import VectorService
 from aioenv.wire.messages import dump_code
 from aioenv.workers.environment import usable_cpus
 from aioenv.workers.restart import RestartPolicy
@@ -58,6 +59,7 @@ class FleetConfig(NamedTuple):
     worker_env: Mapping[str, str] | None
     find_sources: bool
     restart: RestartPolicy | None = None
+    vectorized: bool = False  # a factory makes one vector env of all slots of a worker
 
 
 def spread(num_envs: int, num_workers: int) -> list[tuple[int, int]]:
@@ -107,7 +109,9 @@ class Fleet:
         resume = config.restart is not None and config.restart.resume
         for index, (start, stop) in enumerate(spans):
             factories = config.factories[start:stop]
-            service = partial(EnvService, factories, config.autoreset_mode, config.find_sources, resume)
+            service: Any = partial(EnvService, factories, config.autoreset_mode, config.find_sources, resume)
+            if config.vectorized:
+                service = partial(VectorService, factories[0], stop - start)
             worker = Worker(
                 dump_code(service),
                 index=index,
@@ -188,7 +192,9 @@ class Fleet:
             member.worker.description = None
         first = descriptions[0]
         n = len(descriptions)
-        self.metadata = {**first.metadata, "autoreset_mode": self._config.autoreset_mode}
+        self.metadata = {**first.metadata}
+        if not self._config.vectorized:  # a vector env has a mode of its own
+            self.metadata["autoreset_mode"] = self._config.autoreset_mode
         self.render_mode = first.render_mode
         self.spec = first.spec
         self.sources = [d.source for d in descriptions]
