@@ -11,6 +11,8 @@ import numpy.typing as npt
 from gymnasium import Space
 from gymnasium.vector.utils import concatenate, create_empty_array, iterate
 
+from aioenv.batching.layout import Layout
+
 __all__ = ["gather_infos", "gather_obs", "own"]
 
 # A copy of so few bytes takes no longer than to find out whether it is needed.
@@ -63,6 +65,9 @@ def gather_obs(single: Space[Any], batched: Space[Any], pieces: Sequence[tuple[A
     for obs, rows in pieces:
         each = list(iterate(batched, obs))
         elements += [each[row] for row in rows.tolist()]
+    if not elements:
+        layout = Layout(single)
+        return layout.assemble(layout.empty(0), layout.no_objects(0))
     elements = [elements[i] for i in order.tolist()]
     return concatenate(single, elements, create_empty_array(single, n=len(elements)))  # type: ignore[arg-type]
 

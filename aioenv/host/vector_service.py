@@ -238,7 +238,9 @@ class InfoPacker:
             elif value.dtype.hasobject:
                 columns.append((Column(here, None, ()), list(value), mask))
             else:
-                columns.append((Column(here, value.dtype, value.shape[1:]), value, mask))
+                # as Gymnasium merges them, an array of bool was made of Python's own
+                python = value.dtype == np.bool_ and value.ndim == 1
+                columns.append((Column(here, value.dtype, value.shape[1:], is_python=python), value, mask))
         return columns
 
     def _group(self, run: list[tuple[Column, Any]], mask: npt.NDArray[np.bool_]) -> list[Group]:
