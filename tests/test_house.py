@@ -138,7 +138,10 @@ def test_the_check_finds_nothing_where_nothing_is(file, source):
     assert complaints(file, source) == []
 
 
-@pytest.mark.parametrize("module", ["aioenv", "aioenv.host.boot", "aioenv.host.worker", "aioenv.host.env_service", "aioenv.host.vector_service"])
+@pytest.mark.parametrize(
+    "module",
+    ["aioenv", "aioenv.host.boot", "aioenv.host.worker", "aioenv.host.env_service", "aioenv.host.vector_service"],
+)
 def test_a_worker_imports_no_asyncio(module):
     code = f"import sys, {module}; print(sorted({{'asyncio', 'uvloop', 'mujoco', '{module}'}} & {{*sys.modules}}))"
     env = {**os.environ, "PYTHONPATH": str(HOUSE.parent)}

@@ -81,7 +81,11 @@ class Flights:
     def settle(self, flight: Flight) -> None:
         """Its result is handed out: the slots are free again."""
         self._open.discard(flight)
-        self._table.move(flight.slots, SlotState.IDLE)
+        self.release(flight.slots)
+
+    def release(self, slots: Slots | slice) -> None:
+        """These slots are free again."""
+        self._table.move(slots, SlotState.IDLE)
         self._arrival.set()  # there may be nothing left to wait for
 
     def abandon(self, flight: Flight) -> None:

@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -23,12 +23,14 @@ from aioenv.batching.layout import Layout
 from aioenv.engine.flights import Flight, Flights
 from aioenv.engine.pieces import own
 from aioenv.engine.results import Ready, ResetResult, StepResult
-from aioenv.engine.slots import SlotTable
-from aioenv.engine.threads import TURN_S, EnvThread, Pace
+from aioenv.engine.slots import SlotState, SlotTable
+from aioenv.engine.threads import TURN_S, EnvThread, Pace, turn
 from aioenv.errors import ClosedError, EnvError, NoAsyncCallError, RenderError, StepTimeout, WorkerStartError
 from aioenv.host.vector_access import call_vector_env, make_vector_env, reset_vector_env, set_vector_attr
 
 __all__ = ["RUN_IN", "Solo"]
+
+Result = TypeVar("Result", StepResult, ResetResult)
 
 _log = logging.getLogger("aioenv")
 
@@ -205,10 +207,7 @@ class Solo:
             value = self._step(batch, self._copy)
             if self._last - self._last_turn > TURN_S:
                 await self._turn(value, stepped=True)
-            if isinstance(value, EnvError):
-                self.table.fail(value)
-                raise value
-            return value
+            return self._good(value)
         flight = self._flights.begin(self._all, stepped=True, waiting=True)
         self._submit(flight, partial(self._step, batch, True))
         return await self._outcome(flight, timeout_s)  # type: ignore[no-any-return]
@@ -225,10 +224,7 @@ class Solo:
             value = self._reset(seed, mask, options, self._copy)
             if perf_counter() - self._last_turn > TURN_S:
                 await self._turn(value, stepped=False)
-            if isinstance(value, EnvError):
-                self.table.fail(value)
-                raise value
-            return value
+            return self._good(value)
         flight = self._flights.begin(self._all, stepped=False, waiting=True)
         self._submit(flight, partial(self._reset, seed, mask, options, True))
         return await self._outcome(flight, timeout_s)  # type: ignore[no-any-return]
@@ -289,23 +285,24 @@ class Solo:
 
     async def _turn(self, value: Any, *, stepped: bool) -> None:
         """Let the loop do something else, with a result in hand; a cancellation leaves it to `recv`."""
-        flight = self._flights.begin(self._all, stepped=stepped, waiting=True)
-        flight.value = value
+        self.table.move(_ALL, SlotState.IN_FLIGHT)
         try:
-            await asyncio.sleep(0)
+            await turn()
         except BaseException:
+            flight = self._flights.begin(self._all, stepped=stepped, waiting=False)
             if not self._copy:  # the next step may be made before this is taken
-                flight.value = value if isinstance(value, EnvError) else type(value)(*map(own, value))
+                value = value if isinstance(value, EnvError) else type(value)(*map(own, value))
             self._flights.abandon(flight)
+            self._flights.arrive(flight, value)
             raise
         finally:
             self._last_turn = perf_counter()
-        self._settle(flight)
+        self._check_open()
+        self._flights.release(_ALL)
 
-    def _settle(self, flight: Flight) -> None:
+    def _check_open(self) -> None:
         if self._closing:
             raise ClosedError("the vector env was closed while this was in flight")
-        self._flights.settle(flight)
 
     async def _outcome(self, flight: Flight, timeout_s: float | None) -> Any:
         """Wait for the thread; a cancellation or timeout leaves the result to `recv`."""
@@ -315,15 +312,20 @@ class Solo:
             self._flights.abandon(flight)
             raise
         self._last_turn = perf_counter()
-        self._settle(flight)
-        if isinstance(flight.value, EnvError):
-            self.table.fail(flight.value)
-            raise flight.value
-        return flight.value
+        self._check_open()
+        self._flights.settle(flight)
+        return self._good(flight.value)  # type: ignore[type-var]
+
+    def _good(self, value: Result | EnvError) -> Result:
+        if isinstance(value, EnvError):
+            self.table.fail(value)
+            raise value
+        return value
 
     async def _drain(self, timeout_s: float | None) -> None:
         for flight in list(self._flights.abandoned):
             await self._patiently(asyncio.shield(flight.done), timeout_s, _LOST_NOTHING)
+        self._check_open()
         if ended := self._flights.drop_abandoned():
             _log.warning(
                 "the result of a cancelled or timed-out step was dropped, and with it the ends of the episodes in "
@@ -393,7 +395,7 @@ class Solo:
         wanted = min_slots if max_slots is None else min(min_slots, max_slots)
         if perf_counter() - self._last_turn > TURN_S:
             self._last_turn = perf_counter()
-            await asyncio.sleep(0)
+            await turn()
         if not self._flights.has(wanted):
             enough = partial(self._flights.wait, wanted)
             if deadline_s is None:
@@ -406,8 +408,7 @@ class Solo:
                     if isinstance(exc, StepTimeout):
                         raise
             self._last_turn = perf_counter()
-        if self._closing:
-            raise ClosedError("the vector env was closed while recv() waited")
+        self._check_open()
         ready, errors = self._flights.take(max_slots, self.single_observation_space, self.observation_space)
         for error in errors:
             self.table.fail(error)

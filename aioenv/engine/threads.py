@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Generator
 from queue import SimpleQueue
 from time import perf_counter
 from typing import Any
 
-__all__ = ["TURN_S", "EnvThread", "Pace"]
+__all__ = ["TURN_S", "EnvThread", "Pace", "turn"]
 
 # How long work may keep the loop from its other tasks, in seconds; what takes less may be done on the loop itself.
 TURN_S = 200e-6
@@ -170,3 +171,9 @@ class Pace:
             self.mean_s = mean_s = max(seconds, _BEGIN * self.limit_s)
         if self._chooses:
             self.inline = mean_s < (2 * self.limit_s if self.inline else self.limit_s)
+
+
+@types.coroutine
+def turn() -> Generator[None, None, None]:
+    """Let the loop do something else: what `asyncio.sleep(0)` does, and no more."""
+    yield
