@@ -35,6 +35,7 @@ def make_vec(
     num_workers: int | None = None,
     start: str | None = None,
     channel: str = "auto",
+    transport: str = "auto",
     wrappers: Sequence[Callable[[Env[Any, Any]], Env[Any, Any]]] = (),
     preload: Iterable[str] = (),
     copy: bool = True,
@@ -81,6 +82,7 @@ def make_vec(
             autoreset_mode=autoreset_mode not in (AutoresetMode.NEXT_STEP, AutoresetMode.NEXT_STEP.value),
             restart=restart is not None,
             render=render is not None,
+            transport=transport == "shared",
         )
         return NativeVectorEnv(
             vector_env_factory(env, env_kwargs),
@@ -102,6 +104,7 @@ def make_vec(
         num_workers=num_workers,
         start=start,
         channel=channel,
+        transport=transport,
         preload=preload,
         copy=copy,
         observation_mode=observation_mode,

@@ -135,6 +135,7 @@ class NativeVectorEnv(AsyncVectorEnv):
             log_prefix=log_prefix,
             worker_env=dict(worker_env) if worker_env else None,
             find_sources=False,
+            transport="frames",
             vectorized=True,
         )
 

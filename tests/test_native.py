@@ -12,7 +12,7 @@ import pytest
 from gymnasium import spaces
 from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
-from native_kit import EVERYWHERE, HERE, OK, Batch, cartpole, everywhere, here
+from native_kit import HERE, OK, Batch, cartpole, everywhere, here
 from parity.compare import assert_same
 from zoo import SPACES, Sampler
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.asyncio
 # ---------------------------------------------------------------- results
 
 
-@pytest.mark.parametrize("where", [{}, *EVERYWHERE, {"num_workers": 2}], ids=str)
+@pytest.mark.parametrize("where", [{}, *HERE, {"num_workers": 2}], ids=str)
 async def test_the_same_as_the_vector_env_itself(where):
     shares = 2 if where.get("num_workers") == 2 else 1
     direct = [cartpole(6 // shares) for _ in range(shares)]
@@ -59,8 +59,11 @@ class Steady(Sampler):
         return info
 
 
-@pytest.mark.parametrize("where", [{"run_in": "thread"}, {"num_workers": 2}], ids=str)
-@pytest.mark.parametrize("space", ["box", "nested", "graph"])
+@pytest.mark.parametrize(
+    ("space", "where"),
+    [("box", HERE[1]), ("nested", HERE[1]), ("graph", HERE[1]), ("nested", {"num_workers": 2})],
+    ids=str,
+)
 async def test_every_sort_of_space_and_info(space, where):
     assert space in SPACES
     make = partial(Steady, space, space)

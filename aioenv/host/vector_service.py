@@ -13,6 +13,7 @@ from gymnasium import Space
 
 from aioenv.batching.infos import MAX_SCHEMAS, Column, Group, Path, Schema
 from aioenv.batching.layout import Layout, byte_view
+from aioenv.batching.plane import Plane
 from aioenv.errors import ActionError
 from aioenv.host.env_service import EnvDescription
 from aioenv.host.service import Reply
@@ -64,14 +65,16 @@ class VectorService:
         state_size: int,
         draws_late: bool,
         checkpoint_size: int = 0,
+        plane: Plane | None = None,
+        start: int = 0,
     ) -> None:
         """Lay out the arrays that both sides agree on (see `EnvService.configure`).
 
         Raises:
-            ValueError: if states or images are asked for, which a vector env does not have.
+            ValueError: if something is asked for that a vector env does not have.
         """
-        if state_size or draws_late or checkpoint_size:
-            raise ValueError("a vector env has no physics states, late images or checkpoints")
+        if state_size or draws_late or checkpoint_size or plane is not None:
+            raise ValueError("a vector env has no physics states, late images, checkpoints or shared memory")
         self._observations = Layout(observation_space)
         self._actions = Layout(action_space)
         self._action_arrays = self._actions.zeros(self._n)
