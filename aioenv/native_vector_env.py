@@ -27,6 +27,7 @@ from aioenv.engine.seeds import split_reset_options
 from aioenv.engine.session import Session
 from aioenv.engine.snapshot import EnvState
 from aioenv.errors import ResumeError
+from aioenv.host.vector_access import make_registered
 from aioenv.vector_env import AsyncVectorEnv
 from aioenv.workers.channel import check_channel
 from aioenv.workers.launch import check_start
@@ -351,4 +352,4 @@ def vector_env_factory(
         if not callable(env):
             raise TypeError(f"env: expected an id, an EnvSpec or a function that makes a vector env, got {env!r}")
         return partial(env, **env_kwargs) if env_kwargs else env
-    return partial(gymnasium.make_vec, env, vectorization_mode="vector_entry_point", **env_kwargs)
+    return partial(make_registered, env, dict(env_kwargs))

@@ -20,6 +20,7 @@ import aioenv
 from aioenv import sync
 from aioenv.batching.infos import SchemaTable, merge
 from aioenv.host.vector_service import InfoPacker
+from aioenv.native import cartpole as cartpole_module
 from aioenv.wire.messages import dump, load
 
 pytestmark = pytest.mark.asyncio
@@ -158,6 +159,29 @@ async def test_without_copies_results_are_the_envs():
         assert (await envs.step(OK)).obs is envs._solo._env.obs
         envs.send(OK)
         assert not np.shares_memory((await envs.recv()).obs, envs._solo._env.obs), "recv always gives what is yours"
+
+
+@pytest.mark.parametrize("kwargs", [{}, {"sutton_barto_reward": True}, {"max_episode_steps": 7}], ids=str)
+async def test_our_cartpole_is_gymnasiums(kwargs):
+    ours, theirs = (kind(9, **kwargs) for kind in (cartpole_module.CartPoleVectorEnv, CartPoleVectorEnv))
+    ours.action_space.seed(1)
+    for env in (ours, theirs):
+        env.reset(seed=1)
+    for step in range(400):
+        if step == 200:
+            for env in (ours, theirs):
+                env.gravity, env.x_threshold, env.tau = 20.0, 0.3, 0.01
+        if step == 300:
+            for env in (ours, theirs):
+                env.kinematics_integrator = "semi-implicit"
+        actions = ours.action_space.sample()
+        assert_same(ours.step(actions), theirs.step(actions))
+        assert_same([ours.state, ours.steps, ours.prev_done], [theirs.state, theirs.steps, theirs.prev_done])
+    for wrong in (np.full(9, 2), np.full(9, -1), np.zeros(8, int), np.zeros(9)):
+        with pytest.raises(AssertionError):
+            ours.step(wrong)
+    async with aioenv.make_vec("CartPole-v1", 9, backend="native", **kwargs) as envs:
+        assert type(envs._solo._env) is cartpole_module.CartPoleVectorEnv and envs.spec.id == "CartPole-v1"
 
 
 # ---------------------------------------------------------------- some slots, calls

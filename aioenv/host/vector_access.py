@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import copy
+import importlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import gymnasium
 import numpy as np
 import numpy.typing as npt
+from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import VectorEnv
 
-__all__ = ["call_vector_env", "make_vector_env", "reset_vector_env", "set_vector_attr"]
+__all__ = ["call_vector_env", "make_registered", "make_vector_env", "reset_vector_env", "set_vector_attr"]
 
 AnyVectorEnv = VectorEnv[Any, Any, Any]
+
+# What is registered, and what gives the very same results faster.
+_FASTER = {
+    "gymnasium.envs.classic_control.cartpole:CartPoleVectorEnv": "aioenv.native.cartpole:CartPoleVectorEnv",
+}
 
 
 def make_vector_env(factory: Callable[..., Any], num_envs: int) -> AnyVectorEnv:
@@ -37,6 +46,19 @@ def make_vector_env(factory: Callable[..., Any], num_envs: int) -> AnyVectorEnv:
         env.close()
         raise ValueError(f"{factory!r}: {problem}")
     return env
+
+
+def make_registered(env: str | EnvSpec, env_kwargs: dict[str, Any], *, num_envs: int) -> AnyVectorEnv:
+    """Make what is registered for an id, "module:id" or spec as a vector env, or ours with the same results."""
+    if isinstance(env, str):
+        module, _, env_id = env.rpartition(":")
+        if module:
+            importlib.import_module(module)
+        env = gymnasium.spec(env_id)
+    if isinstance(env.vector_entry_point, str):
+        env = copy.deepcopy(env)
+        env.vector_entry_point = _FASTER.get(env.vector_entry_point, env.vector_entry_point)  # type: ignore[arg-type]
+    return gymnasium.make_vec(env, num_envs, vectorization_mode="vector_entry_point", **env_kwargs)
 
 
 class _Options(dict[str, Any]):
