@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from aioenv.errors import WorkerStartError as WorkerStartError
     from aioenv.make import make_vec as make_vec
     from aioenv.make import run as run
+    from aioenv.native_vector_env import NativeVectorEnv as NativeVectorEnv
     from aioenv.rendering.config import RenderConfig as RenderConfig
     from aioenv.stats import EpisodeCounter as EpisodeCounter
     from aioenv.stats import SharedRunningStats as SharedRunningStats
@@ -64,6 +65,7 @@ _HOME = {
     "AsyncVectorEnv": "aioenv.vector_env",
     "Rollout": "aioenv.engine.record",
     "Stats": "aioenv.engine.waits",
+    "NativeVectorEnv": "aioenv.native_vector_env",
     "RenderConfig": "aioenv.rendering.config",
     "RestartPolicy": "aioenv.workers.restart",
     "make_vec": "aioenv.make",

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from gymnasium import Env, Space
+from gymnasium import Space
 
 from aioenv.engine.patience import ON_TIMEOUT
 from aioenv.memory import AVAILABLE
@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 
-def pickle_factories(env_fns: Iterable[Callable[[], Env[Any, Any]]]) -> list[bytes]:
+def pickle_factories(env_fns: Iterable[Callable[..., Any]]) -> list[bytes]:
     """Every factory as bytes; the same function is pickled once.
 
     Raises:

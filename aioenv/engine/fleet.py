@@ -24,6 +24,7 @@ from aioenv.host.env_service import EnvDescription, EnvService
 from aioenv.host.mujoco_source import MujocoSource
 from aioenv.host.polling import MAX_POLL_S
 from aioenv.host.registry import capture_registry
+from aioenv.host.vector_service import VectorService
 from aioenv.memory import Shared
 from aioenv.wire.messages import dump_code
 from aioenv.workers.environment import usable_cpus
@@ -64,6 +65,7 @@ class FleetConfig(NamedTuple):
     cpu_affinity: tuple[tuple[int, ...], ...] | None = None
     transport: str = "auto"
     num_lanes: int = 2  # of shared memory, if any arrays lie there
+    vectorized: bool = False  # a factory makes one vector env of all slots of a worker
 
 
 class Fleet:
@@ -111,7 +113,9 @@ class Fleet:
         resume = config.restart is not None and config.restart.resume
         for index, (start, stop) in enumerate(spans):
             factories = config.factories[start:stop]
-            service = partial(EnvService, factories, config.autoreset_mode, config.find_sources, resume)
+            service: Any = partial(EnvService, factories, config.autoreset_mode, config.find_sources, resume)
+            if config.vectorized:
+                service = partial(VectorService, factories[0], stop - start)
             worker = Worker(
                 dump_code(service),
                 index=index,
@@ -231,7 +235,9 @@ class Fleet:
             member.worker.description = None
         first = descriptions[0]
         n = len(descriptions)
-        self.metadata = {**first.metadata, "autoreset_mode": self._config.autoreset_mode}
+        self.metadata = {**first.metadata}
+        if not self._config.vectorized:  # a vector env has a mode of its own
+            self.metadata["autoreset_mode"] = self._config.autoreset_mode
         self.render_mode = first.render_mode
         self.spec = first.spec
         self.sources = [d.source for d in descriptions]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+import gymnasium
 from gymnasium import Env
 from gymnasium.envs.registration import EnvSpec
 
@@ -136,6 +137,10 @@ class VectorEnv(Facade):
         self._end(grace_s)
 
 
-def make_vec(env: str | EnvSpec | Callable[..., Env[Any, Any]], num_envs: int = 1, **kwargs: Any) -> VectorEnv:
+def make_vec(
+    env: str | EnvSpec | Callable[..., Env[Any, Any]] | Callable[..., gymnasium.vector.VectorEnv[Any, Any, Any]],
+    num_envs: int = 1,
+    **kwargs: Any,
+) -> VectorEnv:
     """Make and start a vector env of copies of one env, for blocking code; arguments as for `aioenv.make_vec`."""
     return VectorEnv._over(make.make_vec(env, num_envs, **kwargs))

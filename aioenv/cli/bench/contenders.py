@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import gymnasium
 import numpy as np
 
 import aioenv
@@ -209,6 +210,28 @@ def envpool(task: Task) -> Measured:
         return clock_blocking(task, start)
 
 
+def aioenv_native(task: Task) -> Measured:
+    """The async API over the env's own vectorized version, on uvloop.
+
+    Raises:
+        NotApplicable: if it has none.
+    """
+    spec = None if task.env in SYNTHETIC else gymnasium.spec(task.env)
+    if spec is None or spec.vector_entry_point is None:
+        raise NotApplicable(f"nobody has written {task.env} as one vector env")
+
+    async def measure() -> Measured:
+        async with aioenv.make_vec(task.env, task.num_envs, backend="native") as envs:
+
+            async def start() -> Any:
+                await envs.reset(seed=0)
+                return envs.step
+
+            return await clock_async(task, start)
+
+    return aioenv.run(measure())
+
+
 CONTENDERS: dict[str, Contender] = {
     "aioenv": Contender("aioenv (uvloop)", "uvloop", aioenv_default),
     "aioenv-asyncio": Contender("aioenv (asyncio)", "aioenv", aioenv_asyncio),
@@ -220,4 +243,5 @@ CONTENDERS: dict[str, Contender] = {
     "tianshou-subproc": Contender("Tianshou SubprocVectorEnv", "tianshou", tianshou_subproc),
     "envpool": Contender("EnvPool", "envpool", envpool),
     "bare": Contender("bare loop, one env", "gymnasium", bare_loop),
+    "aioenv-native": Contender("aioenv native (uvloop)", "uvloop", aioenv_native),
 }
