@@ -16,6 +16,7 @@ from aioenv.engine.arguments import (
     check_on_timeout,
     check_seconds,
     check_timeout,
+    check_worker_env,
     pickle_factories,
 )
 from aioenv.engine.fleet import FleetConfig
@@ -95,7 +96,7 @@ class NativeVectorEnv(AsyncVectorEnv):
         preload: Iterable[str] = (),
         start_timeout_s: float = 60.0,
         log_prefix: str | None = None,
-        worker_env: Mapping[str, str] | None = None,
+        worker_env: Mapping[str, str] | Sequence[Mapping[str, str] | None] | None = None,
     ) -> None:
         if isinstance(num_envs, bool) or not isinstance(num_envs, (int, np.integer)) or num_envs < 1:
             raise ValueError(f"num_envs: expected a positive int, got {num_envs!r}")
@@ -134,7 +135,7 @@ class NativeVectorEnv(AsyncVectorEnv):
             autoreset_mode=AutoresetMode.NEXT_STEP,  # not used: the vector env has its own
             start_timeout_s=check_seconds("start_timeout_s", start_timeout_s),
             log_prefix=log_prefix,
-            worker_env=dict(worker_env) if worker_env else None,
+            worker_env=check_worker_env(worker_env, workers),
             find_sources=False,
             transport="frames",
             vectorized=True,

@@ -148,7 +148,7 @@ def test_the_check_finds_nothing_where_nothing_is(file, source):
         "aioenv.host.env_service",
         "aioenv.host.vector_service",
         "aioenv.stats",
-    ],  # fmt: skip
+    ],
 )
 def test_a_worker_imports_no_asyncio(module):
     code = f"import sys, {module}; print(sorted({{'asyncio', 'uvloop', 'mujoco', '{module}'}} & {{*sys.modules}}))"
