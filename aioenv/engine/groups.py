@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from aioenv.assign import spread
 from aioenv.batching.layout import Arrays, byte_view
 from aioenv.batching.plane import COPIED
 from aioenv.engine.batch import Exchange, Exchanges, Part, Sent
-from aioenv.engine.fleet import Member, spread
+from aioenv.engine.fleet import Member
 from aioenv.engine.results import StepResult
 from aioenv.engine.schedule import Schedule
 from aioenv.engine.slots import SlotState
