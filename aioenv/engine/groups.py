@@ -80,7 +80,7 @@ class Group:
         if objects:
             columns = [[column[part.start : part.stop] for column in objects] for part in parts]
             tails = [step_tail(rows, mine) for rows, mine in zip(self._rows, columns, strict=True)]
-        shared = schedule._dispatch.shared_actions
+        shared = schedule.dispatch.shared_actions
         views = [(byte_view(array), array.nbytes // n) for i, array in enumerate(arrays) if i not in shared]
         requests = []
         for part, tail in zip(parts, tails, strict=True):
@@ -115,12 +115,12 @@ class Group:
     def _make(self, lane: int, shares: list[tuple[Member, Slots]] | None = None) -> Exchange:
         """An exchange of all slots, or of some, with a row for each; what is shared it takes from `COPIED`."""
         shares = self._shares if shares is None else shares
-        dispatch = self._schedule._dispatch
-        batch = dispatch._new_batch(sum(len(slots) for _, slots in shares), COPIED)
+        dispatch = self._schedule.dispatch
+        batch = dispatch.new_batch(sum(len(slots) for _, slots in shares), COPIED)
         parts: list[Part] = []
         for member, slots in shares:
             parts.append(Part(member, slots, parts[-1].stop if parts else 0, batch))
-        return Exchange(batch, parts, self._schedule._loop)
+        return Exchange(batch, parts, self._schedule.loop)
 
     def _begin(self, exchange: Exchange, requests: list[Sent], *, stepped: bool) -> None:
         schedule = self._schedule
@@ -130,11 +130,11 @@ class Group:
         exchange.polled = True
         slots = _slots(exchange)
         schedule.table.move(slots, SlotState.IN_FLIGHT)
-        if schedule._images is not None:
-            exchange.images = schedule._images.begin(slots)
+        if schedule.images is not None:
+            exchange.images = schedule.images.begin(slots)
         self._exchange = exchange
         for part, sent in zip(exchange.parts, requests, strict=True):
-            schedule._dispatch.submit(exchange, part, sent)
+            schedule.dispatch.submit(exchange, part, sent)
 
     async def recv(self) -> tuple[Exchange, SlotError | None]:
         """Wait for what was sent; its results, and what went wrong in some slots.
@@ -148,7 +148,7 @@ class Group:
         exchange, self._exchange = self._exchange, None
         assert exchange is not None
         try:
-            await self._schedule._outcome(exchange, self._settle, None)
+            await self._schedule.outcome(exchange, self._settle, None)
         except SlotError as error:
             return exchange, error
         return exchange, None
@@ -162,7 +162,7 @@ class Group:
         """Nobody will wait for what is in flight: the next step, reset or rollout drops it, unless `recv` takes it."""
         exchange, self._exchange = self._exchange, None
         if exchange is not None:
-            self._schedule._abandon(exchange)
+            self._schedule.abandon(exchange)
 
     def _settle(self, exchange: Exchange) -> StepResult:
         schedule, batch, slots = self._schedule, exchange.batch, _slots(exchange)
@@ -171,8 +171,8 @@ class Group:
             schedule.table.note_ends(slots, batch.terminated | batch.truncated)
         for error in exchange.errors():
             schedule.table.fail(error)
-        if exchange.images is not None and schedule._images is not None:
-            schedule._images.show(exchange.images, slots)
+        if exchange.images is not None and schedule.images is not None:
+            schedule.images.show(exchange.images, slots)
         return StepResult(None, batch.reward, batch.terminated, batch.truncated, {})
 
 
