@@ -110,6 +110,7 @@ class Dispatch:
         return exchange
 
     def new_batch(self, n: int, lane: int) -> Batch:
+        """A batch of n rows, whose shared arrays lie in a lane, or are copied from it if that is `COPIED`."""
         fleet = self._fleet
         shared: Any = fleet.lanes[lane].observations if fleet.lanes else {}
         return Batch(fleet.observations, n, self._state_size, fleet.checkpoint_size, shared, lane)
