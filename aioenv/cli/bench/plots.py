@@ -13,6 +13,7 @@ __all__ = ["draw"]
 BAR = 0.11  # inches
 OURS = "C0"
 COLORS = {name: f"C{1 + i % 9}" for i, name in enumerate(n for n in CONTENDERS if not n.startswith("aioenv"))}
+COLORS["bare-all"] = "0.3"
 # Ours that would be too many bars beside the first.
 LEFT_OUT = {"aioenv-asyncio", "aioenv-sync", "bare"}
 
@@ -58,7 +59,7 @@ def _tasks(content: dict[str, Any]) -> Any:
     blocks = [block for block in blocks if block[1]]
     if not blocks:
         return None
-    height = BAR * sum(len(bars) + 2 for _, bars in blocks)
+    height = BAR * sum(len(bars) + 1 for _, bars in blocks)
     figure = Figure(figsize=(8, height + 1.6), layout="constrained")
     panel = figure.subplots()
     place, ticks, known = 0, [], set()
@@ -76,7 +77,7 @@ def _tasks(content: dict[str, Any]) -> Any:
             )
             known.add(label)
             place += 1
-        place += 2
+        place += 1
     panel.set_yticks(ticks, [title for title, _ in blocks])
     panel.invert_yaxis()
     panel.margins(y=0.01)

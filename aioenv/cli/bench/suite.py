@@ -97,7 +97,7 @@ ROWS: dict[str, Row] = {row.key: row for row in _rows()}
 _IMPORTS_S = 1.3
 _HEAVY_IMPORTS_S = {"sb3-subproc": 4.0, "sb3-dummy": 4.0, "tianshou-subproc": 4.5, "torchrl-parallel": 5.0}
 _A_PROCESS_S = {"torchrl-parallel": 0.06, "tianshou-subproc": 0.03, "sb3-subproc": 0.015, "gymnasium-async": 0.012}
-_AN_ENV_S = 0.003
+_AN_ENV_S = 0.001
 _FIGURE_S = {
     "startup: gymnasium-forkserver": 12.0,
     "startup: aioenv-spawn": 14.0,
