@@ -107,6 +107,7 @@ def run(args: argparse.Namespace) -> int:
     import gymnasium
 
     from aioenv.cli.bench import report
+    from aioenv.cli.bench.ours import registered
     from aioenv.cli.bench.rounds import foreign_load
     from aioenv.cli.bench.tasks import SYNTHETIC
 
@@ -114,7 +115,7 @@ def run(args: argparse.Namespace) -> int:
         return _refuse("--rounds: one round says nothing about noise; expected at least 2")
     try:
         if args.env not in SYNTHETIC:
-            gymnasium.spec(args.env)
+            registered(args.env)
     except (gymnasium.error.Error, ImportError) as exc:
         return _refuse(f"{args.env}: {exc}")
     found = dimensions(args.env, args.num_envs)

@@ -74,11 +74,14 @@ def _settings(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _chosen(args: argparse.Namespace) -> list[Row]:
-    unknown = [name for name in args.rows or () if not any(key.startswith(name) for key in ROWS)]
-    if unknown:
-        raise Unusable(f"--rows: no rows {unknown}; there are {list(ROWS)}, and beginnings of these will do")
-    rows = [row for row in ROWS.values() if row.quick or not args.quick]
-    return [row for row in rows if not args.rows or any(row.key.startswith(name) for name in args.rows)]
+    chosen = set(ROWS)
+    if args.rows:
+        # "cost-4" is that row, and not "cost-4096" too; "cost" is all of them
+        found = {name: [name] if name in ROWS else [key for key in ROWS if key.startswith(name)] for name in args.rows}
+        if unknown := [name for name, keys in found.items() if not keys]:
+            raise Unusable(f"--rows: no rows {unknown}; there are {list(ROWS)}, and beginnings of these will do")
+        chosen = {key for keys in found.values() for key in keys}
+    return [row for row in ROWS.values() if row.key in chosen and (row.quick or not args.quick)]
 
 
 def _names(args: argparse.Namespace, row: Row) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 import inspect
 import time
 from dataclasses import replace
@@ -11,6 +12,7 @@ from functools import partial
 from typing import Any
 
 import gymnasium
+from gymnasium.envs.registration import EnvSpec
 
 import aioenv
 from aioenv.cli.bench.common import NotApplicable, stepped
@@ -25,6 +27,7 @@ __all__ = [
     "as_told",
     "has_groups",
     "has_native",
+    "registered",
 ]
 
 ROLLOUT_STEPS = 64  # between two looks at the clock; the groups run dry at the end of each rollout
@@ -126,4 +129,17 @@ def has_native(env: str) -> bool:
     """Whether `make_vec` can step a vectorised version of this env, and there is one."""
     if env in SYNTHETIC or "backend" not in inspect.signature(aioenv.make_vec).parameters:
         return False
-    return gymnasium.spec(env).vector_entry_point is not None
+    return registered(env).vector_entry_point is not None
+
+
+def registered(env: str) -> EnvSpec:
+    """What is registered under an id, or under `module:id` once that module is imported.
+
+    Raises:
+        gymnasium.error.Error: if nothing is.
+        ImportError: if there is no such module.
+    """
+    module, _, name = env.rpartition(":")
+    if module:
+        importlib.import_module(module)
+    return gymnasium.spec(name)

@@ -128,7 +128,8 @@ def run_contender(name: str, task: Task) -> dict[str, Any]:
             if before is not None and (after := _cpu_seconds_of_others()) is not None:
                 result["others_cpus"] = max(0.0, after - before) / (time.perf_counter() - began)
             return result
-    last = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]
+    said = [line.strip(" |+-") for line in done.stderr.splitlines()]  # without the frames of exception groups
+    last = ([line for line in said if line] or ["it printed nothing"])[-1]
     raise Failed(f"failed with status {done.returncode}: {last}")
 
 
