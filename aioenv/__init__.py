@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from aioenv.errors import SlotError as SlotError
     from aioenv.errors import SlotErrorGroup as SlotErrorGroup
     from aioenv.errors import SpaceMismatchError as SpaceMismatchError
+    from aioenv.errors import StaleViewWarning as StaleViewWarning
     from aioenv.errors import StepTimeout as StepTimeout
     from aioenv.errors import WireError as WireError
     from aioenv.errors import WorkerDied as WorkerDied
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
 _ERRORS = (
     "ActionError", "AioenvError", "ClosedError", "EnvError", "LoopError", "NoAsyncCallError",
     "PendingCallError", "RenderError", "ResetNeededError", "ResumeError", "SlotError", "SlotErrorGroup",
-    "SpaceMismatchError", "StepTimeout", "WireError", "WorkerDied", "WorkerStartError",
+    "SpaceMismatchError", "StaleViewWarning", "StepTimeout", "WireError", "WorkerDied", "WorkerStartError",
 )  # fmt: skip
 
 _HOME = {

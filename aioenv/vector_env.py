@@ -17,8 +17,10 @@ from aioenv.engine.arguments import (
     check_on_timeout,
     check_seconds,
     check_timeout,
+    check_transport,
     pickle_factories,
 )
+from aioenv.engine.batch import KEPT, TURNS
 from aioenv.engine.fleet import FleetConfig
 from aioenv.engine.images import stack_images
 from aioenv.engine.imports import modules_needed
@@ -61,10 +63,13 @@ class AsyncVectorEnv(States, Lifecycle):
             need), "spawn" (a new interpreter each), or None for "forkserver" where the platform has it.
         channel: how frames travel: "scatter" (a socket, read straight into the batch), "streams" (pipes under
             asyncio's streams, the portable reference), or "auto" for the fastest that the platform has.
+        transport: where arrays travel: "frames" (through the channel), "shared" (anonymous memory that all workers
+            map; a frame says where), or "auto": large ones, images say, in shared memory.
         preload: names of modules that a worker imports before it unpickles a factory; a fork server imports them
             once for all.
-        copy: whether results are arrays of your own; with False they are views into two batches used in turn,
-            valid until the second next step.
+        copy: whether results are arrays of your own (their memory is used again once you have let go of them and of
+            every view); with False they are views into two batches used in turn, valid until the second next step: in
+            asyncio's debug mode a `StaleViewWarning` says if they are still in use then.
         observation_mode: "same" (all observation spaces are equal), "different" (bounds may differ), or a tuple
             `(batched space, single space)`, as in Gymnasium.
         autoreset_mode: an `AutoresetMode` of Gymnasium, or its value.
@@ -97,6 +102,7 @@ class AsyncVectorEnv(States, Lifecycle):
         num_workers: int | None = None,
         start: str | None = None,
         channel: str = "auto",
+        transport: str = "auto",
         preload: Iterable[str] = (),
         copy: bool = True,
         observation_mode: str | tuple[Space[Any], Space[Any]] = "same",
@@ -125,6 +131,8 @@ class AsyncVectorEnv(States, Lifecycle):
             num_workers=check_num_workers(num_workers, self.num_envs),
             start=check_start(start),
             channel=check_channel(channel),
+            transport=check_transport(transport),
+            num_lanes=1 + (KEPT if copy else TURNS),
             preload=(preload,) if isinstance(preload, str) else tuple(preload),
             needed=modules_needed(env_fns),
             observation_mode=observation_mode,

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from aioenv.batching.infos import Group
 from aioenv.errors import ActionError
-from aioenv.wire.messages import ResetRequest, StepReply, StepRequest, dump
+from aioenv.wire.messages import ResetRequest, StepReply, StepRequest, dump, load, load_usual
 
 if TYPE_CHECKING:
     from aioenv.engine.batch import Part
@@ -48,15 +49,27 @@ def reset_tail(
         raise TypeError(f"options: expected what can be pickled, got {type(exc).__name__}: {exc}") from exc
 
 
-def read_tail(part: Part, reply: StepReply) -> None:
-    """Put what a worker has said beyond the arrays into its part: infos, objects, errors."""
+def read_tail(part: Part, tail: memoryview) -> None:
+    """Put what a worker has said beyond the arrays into its part: infos, objects, errors.
+
+    Raises:
+        Exception: if it can't be understood.
+    """
     member = part.member
+    usual = load_usual(tail)
+    if usual is not None:
+        number, data = usual
+        whole_part = slice(part.start, part.stop)
+        part.columns = [member.schemas.unpack(Group(number, None, data, []), whole_part, len(part.slots))]
+        return
+    reply: StepReply = load(tail)
     member.schemas.learn(reply.schemas)
     part.objects = reply.objects
     part.errors = [member.worker.failure(failure) for failure in reply.failures]
     # where each of the worker's rows stands in the batch
     first = int(part.slots[0]) - member.start
     whole = len(part.slots) == member.stop - member.start
+    columns = []
     for group in reply.infos:
         if group.rows is None:
             positions: Any = slice(part.start, part.stop)
@@ -68,4 +81,5 @@ def read_tail(part: Part, reply: StepReply) -> None:
                 positions = rows - first + part.start
             else:
                 positions = np.searchsorted(part.slots, rows + member.start) + part.start
-        part.columns.append(member.schemas.unpack(group, positions, count))
+        columns.append(member.schemas.unpack(group, positions, count))
+    part.columns = columns
