@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import inspect
 import json
 import statistics
 import sys
@@ -58,8 +57,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def dimensions(env: str, num_envs: int) -> list[Dimension]:
     """What there is to choose, in the order in which it is tried."""
-    import aioenv
     from aioenv.cli.bench.ours import has_groups, has_native
+    from aioenv.memory import AVAILABLE
     from aioenv.workers.channel import CHANNELS, check_channel
     from aioenv.workers.environment import usable_cpus
 
@@ -67,12 +66,11 @@ def dimensions(env: str, num_envs: int) -> list[Dimension]:
     workers = [min(cpus, num_envs), *(n for n in (1, 2 * cpus, 4 * cpus) if n <= num_envs), min(num_envs, MAX_WORKERS)]
     channel = check_channel("auto")
     found = [
-        Dimension("backend", ("python", "native") if has_native(env) else ("python",)),
+        Dimension("backend", ("workers", "native") if has_native(env) else ("workers",)),
         Dimension("num_workers", tuple(dict.fromkeys(workers))),
         Dimension("channel", (channel, *(other for other in CHANNELS if other != channel))),
+        Dimension("transport", ("auto", "frames", "shared") if AVAILABLE else ("auto",)),
     ]
-    if "transport" in inspect.signature(aioenv.AsyncVectorEnv).parameters:
-        found.append(Dimension("transport", ("auto", "frames", "shared")))
     if has_groups() and num_envs > 1:
         found.append(Dimension("groups", (1, 2)))
     if importlib.util.find_spec("uvloop") is not None:

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from aioenv.cli.bench import others, ours
-from aioenv.cli.bench.common import closing, refuse_many_processes, stepped
+from aioenv.cli.bench.common import NotApplicable, closing, refuse_many_processes, stepped
 from aioenv.cli.bench.tasks import Measured, Task, clock_blocking
 from aioenv.workers.environment import usable_cpus
 
-__all__ = ["CONTENDERS", "Contender"]
+__all__ = ["CONTENDERS", "Contender", "NotApplicable"]
 
 BARRIER_S = 60.0  # until all loops must be ready to begin
 

@@ -40,10 +40,9 @@ def as_told(task: Task) -> Measured:
 
 
 def _make(task: Task) -> Any:
-    if task.keywords.get("backend", "python") != "python":
+    if "backend" in task.keywords:
         return aioenv.make_vec(task.env, task.num_envs, **task.options)
-    keywords = {name: value for name, value in task.options.items() if name != "backend"}
-    return aioenv.AsyncVectorEnv([task.make_env] * task.num_envs, **keywords)
+    return aioenv.AsyncVectorEnv([task.make_env] * task.num_envs, **task.options)
 
 
 async def _steps(task: Task) -> Measured:
@@ -111,7 +110,7 @@ def aioenv_native(task: Task) -> Measured:
         NotApplicable: if they registered none.
     """
     if not has_native(task.env):
-        raise NotApplicable("has no vectorised version")
+        raise NotApplicable(f"nobody has written {task.env} as one vector env")
     return as_told(replace(task, start=None, channel="auto", keywords={**task.keywords, "backend": "native"}))
 
 
