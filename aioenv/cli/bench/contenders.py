@@ -85,11 +85,11 @@ def bare_loops(task: Task) -> Measured:
     barrier = multiprocessing.Barrier(cpus)
     running = []
     for _ in range(cpus):
-        ours, theirs = multiprocessing.Pipe(duplex=False)
-        process = multiprocessing.Process(target=_one_of_the_loops, args=(task, barrier, theirs))
+        reading, writing = multiprocessing.Pipe(duplex=False)
+        process = multiprocessing.Process(target=_one_of_the_loops, args=(task, barrier, writing))
         process.start()
-        theirs.close()  # so that the end of the process ends the wait for its result
-        running.append((process, ours))
+        writing.close()  # so that the end of the process ends the wait for its result
+        running.append((process, reading))
     results: list[Measured] = []
     for process, pipe in running:
         results.append(pipe.recv())
