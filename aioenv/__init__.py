@@ -13,6 +13,8 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from aioenv import sync as sync
+    from aioenv.assign import construct_envs as construct_envs
+    from aioenv.assign import plan_workers as plan_workers
     from aioenv.engine.results import Ready as Ready
     from aioenv.engine.results import ResetResult as ResetResult
     from aioenv.engine.results import StepResult as StepResult
@@ -40,6 +42,8 @@ if TYPE_CHECKING:
     from aioenv.make import make_vec as make_vec
     from aioenv.make import run as run
     from aioenv.rendering.config import RenderConfig as RenderConfig
+    from aioenv.stats import EpisodeCounter as EpisodeCounter
+    from aioenv.stats import SharedRunningStats as SharedRunningStats
     from aioenv.vector_env import AsyncVectorEnv as AsyncVectorEnv
     from aioenv.workers.restart import RestartPolicy as RestartPolicy
 
@@ -53,6 +57,8 @@ _HOME = {
     **dict.fromkeys(_ERRORS, "aioenv.errors"),
     **dict.fromkeys(("Ready", "ResetResult", "StepResult"), "aioenv.engine.results"),
     **dict.fromkeys(("EnvState", "load", "save"), "aioenv.engine.snapshot"),
+    **dict.fromkeys(("construct_envs", "plan_workers"), "aioenv.assign"),
+    **dict.fromkeys(("EpisodeCounter", "SharedRunningStats"), "aioenv.stats"),
     "AsyncVectorEnv": "aioenv.vector_env",
     "RenderConfig": "aioenv.rendering.config",
     "RestartPolicy": "aioenv.workers.restart",

@@ -42,7 +42,7 @@ def make_vec(
     restart: RestartPolicy | None = None,
     start_timeout_s: float = 60.0,
     log_prefix: str | None = None,
-    worker_env: Mapping[str, str] | None = None,
+    worker_env: Mapping[str, str] | Sequence[Mapping[str, str] | None] | None = None,
     render: RenderConfig | None = None,
     **env_kwargs: Any,
 ) -> AsyncVectorEnv:

@@ -18,6 +18,7 @@ from aioenv.engine.arguments import (
     check_seconds,
     check_timeout,
     check_transport,
+    check_worker_env,
     pickle_factories,
 )
 from aioenv.engine.batch import KEPT, TURNS
@@ -83,7 +84,7 @@ class AsyncVectorEnv(States, Lifecycle):
         log_prefix: goes before each line that envs print. What they print becomes log records of the logger
             "aioenv.workers".
         worker_env: environment variables for the workers, over those of this process and over the limit of one
-            thread for each numeric library.
+            thread for each numeric library. A list has one mapping (or None) for each of `num_workers` workers.
         render: draw images of every returned state while the next steps run; None draws nothing by itself.
 
     Attributes:
@@ -112,7 +113,7 @@ class AsyncVectorEnv(States, Lifecycle):
         restart: RestartPolicy | None = None,
         start_timeout_s: float = 60.0,
         log_prefix: str | None = None,
-        worker_env: Mapping[str, str] | None = None,
+        worker_env: Mapping[str, str] | Sequence[Mapping[str, str] | None] | None = None,
         render: RenderConfig | None = None,
     ) -> None:
         env_fns = list(env_fns)
@@ -126,9 +127,10 @@ class AsyncVectorEnv(States, Lifecycle):
         self._must_reset = self.autoreset_mode is AutoresetMode.DISABLED  # Gymnasium's AsyncVectorEnv does not ask
         self._timeout_s = check_timeout(timeout_s)
         self._on_timeout = check_on_timeout(on_timeout, restart)
+        workers = check_num_workers(num_workers, self.num_envs)
         self._config = FleetConfig(
             factories=factories,
-            num_workers=check_num_workers(num_workers, self.num_envs),
+            num_workers=workers,
             start=check_start(start),
             channel=check_channel(channel),
             transport=check_transport(transport),
@@ -139,7 +141,7 @@ class AsyncVectorEnv(States, Lifecycle):
             autoreset_mode=self.autoreset_mode,
             start_timeout_s=check_seconds("start_timeout_s", start_timeout_s),
             log_prefix=log_prefix,
-            worker_env=dict(worker_env) if worker_env else None,
+            worker_env=check_worker_env(worker_env, workers),
             find_sources=render is not None,
             restart=restart,
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ __all__ = [
     "check_seconds",
     "check_timeout",
     "check_transport",
+    "check_worker_env",
     "pickle_factories",
 ]
 
@@ -59,6 +60,32 @@ def check_num_workers(num_workers: int | None, num_envs: int) -> int:
     if isinstance(num_workers, bool) or not isinstance(num_workers, (int, np.integer)) or num_workers < 1:
         raise ValueError(f"num_workers: expected a positive int or None, got {num_workers!r}")
     return min(int(num_workers), num_envs)
+
+
+def check_worker_env(worker_env: Any, num_workers: int) -> list[dict[str, str] | None]:
+    """The environment variables of each worker; one mapping is that of all."""
+    if worker_env is None or isinstance(worker_env, Mapping):
+        worker_env = [worker_env] * num_workers
+    elif not isinstance(worker_env, Sequence) or isinstance(worker_env, (str, bytes)):
+        raise ValueError(f"worker_env: expected a mapping, or a list of one a worker, got {worker_env!r}")
+    elif len(worker_env) != num_workers:
+        raise ValueError(
+            f"worker_env: expected one mapping for each of {num_workers} workers, got {len(worker_env)}; "
+            "pass num_workers= too"
+        )
+    for variables in worker_env:
+        for name, value in _items(variables):
+            if not isinstance(name, str) or not isinstance(value, str):
+                raise ValueError(f"worker_env: expected names and values as str, got {name!r}: {value!r}")
+    return [dict(variables) if variables else None for variables in worker_env]
+
+
+def _items(variables: Any) -> Iterable[tuple[Any, Any]]:
+    if variables is None:
+        return ()
+    if not isinstance(variables, Mapping):
+        raise ValueError(f"worker_env: expected a mapping for each worker, got {variables!r}")
+    return variables.items()
 
 
 def check_observation_mode(mode: Any) -> None:
