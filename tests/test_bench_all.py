@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -107,8 +108,9 @@ def test_goals_are_judged_by_floor_and_target():
 
 
 @pytest.mark.skipif(usable_cpus() < 2, reason="takes two CPUs")
-def test_bare_loops_run_at_once():
-    task = Task("uneven", 8, 0.5)  # it sleeps, so that it does not matter what else the machine does
+def test_bare_loops_run_at_once(monkeypatch):
+    monkeypatch.chdir(Path(__file__).parent)
+    task = Task("sleepy:Sleepy-v0", 2, 0.3, warm_up_s=0.01)
     alone, together = (run_contender(name, task) for name in ("bare", "bare-all"))
     rates = [result["env_steps"] / result["seconds"] for result in (alone, together)]
     assert rates[1] / rates[0] == pytest.approx(usable_cpus(), rel=0.4)

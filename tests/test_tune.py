@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -40,16 +41,18 @@ def test_dimensions_begin_with_the_default_and_repeat_nothing():
 
 
 def test_tune_finds_what_is_faster_and_confirms_it(monkeypatch, tmp_path, capfd):
+    monkeypatch.chdir(Path(__file__).parent)  # where `sleepy` is found: one worker each is the fastest by far
     monkeypatch.setattr(tune, "CONFIRM_ROUNDS", 2)
-    # envs that sleep: one worker each is the fastest by far
     monkeypatch.setattr(tune, "dimensions", lambda env, n: [tune.Dimension("num_workers", (min(usable_cpus(), n), n))])
     n, file = 2 * usable_cpus(), tmp_path / "tune.json"
-    args = ["tune", "uneven", "--num-envs", str(n), "--rounds", "2", "--seconds", "0.3"]
+    args = ["tune", "sleepy:Sleepy-v0", "--num-envs", str(n), "--rounds", "2", "--seconds", "0.3"]
     assert main([*args, "--json", str(file)]) == 0
     output = capfd.readouterr().out
     content = json.loads(file.read_text())
     assert content["best"] == {"num_workers": n}
-    assert f"envs = aioenv.make_vec('uneven', num_envs={n}, num_workers={n})" in output and "\nBest: " in output
+    assert (
+        f"envs = aioenv.make_vec('sleepy:Sleepy-v0', num_envs={n}, num_workers={n})" in output and "\nBest: " in output
+    )
     search, confirmation = content["stages"]
     assert search["setting"] == "num_workers" and confirmation["candidates"][1]["settings"] == {"num_workers": n}
     for stage in content["stages"]:
