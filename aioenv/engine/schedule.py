@@ -23,7 +23,7 @@ from aioenv.engine.images import Images
 from aioenv.engine.patience import Patience
 from aioenv.engine.results import Ready, ResetResult, StepResult
 from aioenv.engine.slots import SlotState, SlotTable
-from aioenv.engine.tails import reset_tail, step_tail
+from aioenv.engine.tails import compact, reset_tail, step_tail
 from aioenv.errors import ClosedError, NoAsyncCallError, SlotError, StaleViewWarning, StepTimeout
 from aioenv.wire.frames import Kind
 from aioenv.workers.environment import usable_cpus
@@ -241,7 +241,7 @@ class Schedule:
         self.table.check_send(numbers, "send", reset=False)
         requests = []
         for member, order in self.fleet.shares(numbers):
-            rows = tuple((numbers[order] - member.start).tolist())
+            rows = compact((numbers[order] - member.start).tolist())
             whole = len(rows) == member.stop - member.start
             picked = [[column[i] for i in order.tolist()] for column in objects]
             requests.append((member, order, step_tail(None if whole else rows, picked)))

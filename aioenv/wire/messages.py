@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pickle
 import struct
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import cloudpickle
@@ -65,7 +66,7 @@ class ResetRequest(NamedTuple):
 class StepRequest(NamedTuple):
     """STEP, when its tail is not empty: which rows, and the parts of their actions that are objects."""
 
-    rows: tuple[int, ...] | None  # None: all
+    rows: Sequence[int] | None  # None: all
     objects: list[Any] | None
     given: list[Any] | None = None  # in place of all actions: one a row, which its env gets as it is
 
