@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from aioenv.errors import NoAsyncCallError as NoAsyncCallError
     from aioenv.errors import PendingCallError as PendingCallError
     from aioenv.errors import RenderError as RenderError
+    from aioenv.errors import RenderTimeout as RenderTimeout
     from aioenv.errors import ResetNeededError as ResetNeededError
     from aioenv.errors import ResumeError as ResumeError
     from aioenv.errors import SlotError as SlotError
@@ -39,13 +40,20 @@ if TYPE_CHECKING:
     from aioenv.make import make_vec as make_vec
     from aioenv.make import run as run
     from aioenv.rendering.config import RenderConfig as RenderConfig
+    from aioenv.rendering.modders.base import Modder as Modder
+    from aioenv.rendering.modders.camera import CameraModder as CameraModder
+    from aioenv.rendering.modders.light import LightModder as LightModder
+    from aioenv.rendering.modders.material import MaterialModder as MaterialModder
+    from aioenv.rendering.modders.texture import TextureModder as TextureModder
+    from aioenv.rendering.quality import RenderQuality as RenderQuality
+    from aioenv.rendering.render_pool import RenderPool as RenderPool
     from aioenv.vector_env import AsyncVectorEnv as AsyncVectorEnv
     from aioenv.workers.restart import RestartPolicy as RestartPolicy
 
 _ERRORS = (
     "ActionError", "AioenvError", "ClosedError", "EnvError", "LoopError", "NoAsyncCallError",
-    "PendingCallError", "RenderError", "ResetNeededError", "ResumeError", "SlotError", "SlotErrorGroup",
-    "SpaceMismatchError", "StepTimeout", "WireError", "WorkerDied", "WorkerStartError",
+    "PendingCallError", "RenderError", "RenderTimeout", "ResetNeededError", "ResumeError", "SlotError",
+    "SlotErrorGroup", "SpaceMismatchError", "StepTimeout", "WireError", "WorkerDied", "WorkerStartError",
 )  # fmt: skip
 
 _HOME = {
@@ -53,7 +61,14 @@ _HOME = {
     **dict.fromkeys(("Ready", "ResetResult", "StepResult"), "aioenv.engine.results"),
     **dict.fromkeys(("EnvState", "load", "save"), "aioenv.engine.snapshot"),
     "AsyncVectorEnv": "aioenv.vector_env",
+    "CameraModder": "aioenv.rendering.modders.camera",
+    "LightModder": "aioenv.rendering.modders.light",
+    "MaterialModder": "aioenv.rendering.modders.material",
+    "Modder": "aioenv.rendering.modders.base",
     "RenderConfig": "aioenv.rendering.config",
+    "RenderPool": "aioenv.rendering.render_pool",
+    "RenderQuality": "aioenv.rendering.quality",
+    "TextureModder": "aioenv.rendering.modders.texture",
     "RestartPolicy": "aioenv.workers.restart",
     "make_vec": "aioenv.make",
     "run": "aioenv.make",

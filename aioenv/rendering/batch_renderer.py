@@ -30,7 +30,7 @@ class SourceRenderer:
 
     def __init__(self, source: MujocoSource, config: RenderConfig) -> None:
         self._size = (config.width, config.height)
-        self._model = load_model(source)
+        self._model = load_model(source.model)
         self._data = mujoco.MjData(self._model)
         self._view = of_source(self._model, source.view, config.camera)
         self._option = mujoco.MjvOption()

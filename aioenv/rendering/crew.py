@@ -33,6 +33,7 @@ class Crew:
         restart: start workers again that died; None: they are lost.
 
     Attributes:
+        count: how many workers.
         workers: the workers, once started.
         restarter: what starts them again, if anything does.
         backend: the OpenGL backend in use, once started.
@@ -60,7 +61,7 @@ class Crew:
         self.renderer = ""
         self.on_death: Callable[[Worker], None] = self.bring_back
         self._service = service
-        self._count = count
+        self.count = count
         self._backends = backends
         self._devices = devices
         self._start_method = start
@@ -117,7 +118,7 @@ class Crew:
                 needed=self._needed,
                 start_timeout_s=self._start_timeout_s,
             )
-            for index in range(self._count)
+            for index in range(self.count)
         ]
         try:
             await workers[0].start()
