@@ -102,9 +102,9 @@ class BatchRenderer:
 def opengl_name() -> str:
     """The name of the OpenGL implementation whose context is current, if it can be had."""
     try:
-        from OpenGL import GL
+        from OpenGL.raw.GL.VERSION.GL_1_0 import GL_RENDERER, glGetString  # OpenGL.GL takes 0.1 s to import
 
-        name = GL.glGetString(GL.GL_RENDERER)
+        name = glGetString(GL_RENDERER)
         return str(name.decode() if isinstance(name, bytes) else name)
     except Exception:  # a convenience, not worth a failure to start
         return "unknown"

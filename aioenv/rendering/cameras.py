@@ -16,8 +16,8 @@ Camera: TypeAlias = "str | int | mujoco.MjvCamera | None"
 # What travels: attributes of an `MjvCamera`, arrays as tuples.
 View: TypeAlias = "tuple[tuple[str, Any], ...]"
 
-_SETTINGS = ("lookat", "distance", "azimuth", "elevation")
-_ATTRIBUTES = ("type", "fixedcamid", "trackbodyid", "orthographic", *_SETTINGS)
+_SETTINGS = ("orthographic", "lookat", "distance", "azimuth", "elevation")
+_ATTRIBUTES = ("type", "fixedcamid", "trackbodyid", *_SETTINGS)
 
 
 def find_camera(model: mujoco.MjModel, asked: Camera) -> View:

@@ -9,6 +9,8 @@ from aioenv.errors import RenderError, SlotError, WorkerStartError
 from aioenv.rendering.backends import INSTALL_HINT, environment
 from aioenv.wire.frames import Frame, Kind
 from aioenv.wire.messages import load
+from aioenv.workers.channel import check_channel
+from aioenv.workers.launch import check_start
 from aioenv.workers.restart import RestartPolicy
 from aioenv.workers.restarter import Restarter
 from aioenv.workers.supervisor import Worker
@@ -64,8 +66,8 @@ class Crew:
         self.count = count
         self._backends = backends
         self._devices = devices
-        self._start_method = start
-        self._channel = channel
+        self._start_method = check_start(start)
+        self._channel = check_channel(channel)
         self._needed = needed
         self._log_prefix = log_prefix
         self._start_timeout_s = start_timeout_s
@@ -160,6 +162,8 @@ def error_of(worker: Worker, outcome: Frame | SlotError) -> RenderError | None:
     if isinstance(outcome, SlotError):
         error = RenderError(f"render worker {worker.index} is gone: {outcome}")
         error.__cause__ = outcome
+        for note in getattr(outcome, "__notes__", ()):
+            error.add_note(note)
         return error
     if outcome.kind is Kind.FAILURE:
         failure = load(outcome.tail)

@@ -143,7 +143,7 @@ class Lane:
         self._again: deque[_Piece] = deque()
         self._flying: deque[_Piece] = deque()
         self._down = False  # it has died, and is being started again
-        self._lost: Exception | None = None  # it is not started again
+        self._lost: WorkerDied | None = None  # it is not started again
         self._overdue = False  # it was killed for being late
         self._blamed = False  # the piece that it died over is known
         self._timer: asyncio.TimerHandle | None = None
@@ -152,7 +152,7 @@ class Lane:
     def add(self, call: RenderCall, rows: Rows) -> None:
         """Have these rows of a call drawn."""
         if self._lost is not None:
-            call.fail(self._lost)
+            call.fail(self._error(self._lost))
             return
         self._shares.append((call, rows))
         self._pump()
@@ -218,7 +218,7 @@ class Lane:
         if self._restarter is not None and (not guilty or (self._retry and piece.deaths == 1)):
             self._again.append(piece)
         else:
-            piece.call.fail(self._late_error() if self._overdue else error_of(self._worker, death) or death)
+            piece.call.fail(self._late_error() if self._overdue else self._error(death))
 
     # ------------------------------------------------------------ time
 
@@ -260,10 +260,11 @@ class Lane:
         self._pump()
 
     def _on_lost(self, death: WorkerDied) -> None:
-        error = error_of(self._worker, death)
-        assert error is not None
-        self._lost = error
-        self.drop(error)
+        self._lost = death
+        self.drop(self._error(death))
+
+    def _error(self, death: WorkerDied) -> Exception:
+        return error_of(self._worker, death) or death
 
     def drop(self, error: Exception) -> None:
         """Nothing is drawn any more: end every wait."""

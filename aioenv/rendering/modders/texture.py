@@ -21,8 +21,6 @@ _KINDS = {
 }
 # In a material's list of textures: where the one is that colours it.
 _ROLES = (int(mujoco.mjtTextureRole.mjTEXROLE_RGB), int(mujoco.mjtTextureRole.mjTEXROLE_RGBA))
-# How bright each colour seems, for textures of one channel (ITU-R BT.601).
-_LUMINANCE = np.array([0.299, 0.587, 0.114])
 
 Bitmap = npt.NDArray[np.uint8]
 Colour = npt.NDArray[np.uint8]
@@ -36,7 +34,7 @@ class Texture(NamedTuple):
         type: "2d", "cube" or "skybox". The last two are six squares, one below the other.
         height: in texels.
         width: in texels.
-        channels: 1 (grey), 3 or 4 (with opacity).
+        channels: 3, or 4 with opacity.
         bitmap: uint8 of shape `(height, width, channels)`, a view of the model.
     """
 
@@ -51,8 +49,8 @@ class Texture(NamedTuple):
 class TextureModder(Modder):
     """Paints textures, addressed by a geom that shows them, by its name or number; "skybox" is the sky.
 
-    Geoms that share a texture change together (`geoms_sharing`). Grey textures get the brightness of colours; opacity
-    stays as it is.
+    Geoms that share a texture change together (`geoms_sharing`). Opacity stays as it is. Textures of one channel are
+    refused: the renderer does not show them.
 
     Args:
         model, seed, renderer: as `Modder`.
@@ -133,8 +131,8 @@ class TextureModder(Modder):
         """Why a texture can't be painted; None if it can."""
         if self.model.tex_adr[texture] < 0:
             return "the model only refers to it; embed it first, with mujoco.mj_embedAssets"
-        if (channels := int(self.model.tex_nchannel[texture])) not in (1, 3, 4):
-            return f"it has {channels} channels; those of 1, 3 or 4 can"
+        if (channels := int(self.model.tex_nchannel[texture])) not in (3, 4):
+            return f"it has nchannel={channels}, and MuJoCo's classic renderer shows only textures of 3 or 4"
         return None
 
     def geoms_sharing(self, name: Name) -> list[int]:
@@ -201,9 +199,7 @@ class TextureModder(Modder):
         texture = self.get_texture(name)
         colours = np.broadcast_to(picture(texture), (texture.height, texture.width, 3))
         self._edit_texture(texture.id)
-        if texture.channels == 1:
-            colours = (colours @ _LUMINANCE)[..., None]
-        texture.bitmap[..., : colours.shape[-1]] = np.rint(colours)
+        texture.bitmap[..., :3] = np.rint(colours)
         self._tell(texture.id)
         return texture.bitmap
 
