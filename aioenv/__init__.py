@@ -13,6 +13,8 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from aioenv import sync as sync
+    from aioenv.assign import construct_envs as construct_envs
+    from aioenv.assign import plan_workers as plan_workers
     from aioenv.engine.results import Ready as Ready
     from aioenv.engine.results import ResetResult as ResetResult
     from aioenv.engine.results import StepResult as StepResult
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from aioenv.errors import SlotError as SlotError
     from aioenv.errors import SlotErrorGroup as SlotErrorGroup
     from aioenv.errors import SpaceMismatchError as SpaceMismatchError
+    from aioenv.errors import StaleViewWarning as StaleViewWarning
     from aioenv.errors import StepTimeout as StepTimeout
     from aioenv.errors import WireError as WireError
     from aioenv.errors import WorkerDied as WorkerDied
@@ -47,19 +50,24 @@ if TYPE_CHECKING:
     from aioenv.rendering.modders.texture import TextureModder as TextureModder
     from aioenv.rendering.quality import RenderQuality as RenderQuality
     from aioenv.rendering.render_pool import RenderPool as RenderPool
+    from aioenv.stats import EpisodeCounter as EpisodeCounter
+    from aioenv.stats import SharedRunningStats as SharedRunningStats
     from aioenv.vector_env import AsyncVectorEnv as AsyncVectorEnv
     from aioenv.workers.restart import RestartPolicy as RestartPolicy
 
 _ERRORS = (
     "ActionError", "AioenvError", "ClosedError", "EnvError", "LoopError", "NoAsyncCallError",
     "PendingCallError", "RenderError", "RenderTimeout", "ResetNeededError", "ResumeError", "SlotError",
-    "SlotErrorGroup", "SpaceMismatchError", "StepTimeout", "WireError", "WorkerDied", "WorkerStartError",
+    "SlotErrorGroup", "SpaceMismatchError", "StaleViewWarning", "StepTimeout", "WireError", "WorkerDied",
+    "WorkerStartError",
 )  # fmt: skip
 
 _HOME = {
     **dict.fromkeys(_ERRORS, "aioenv.errors"),
     **dict.fromkeys(("Ready", "ResetResult", "StepResult"), "aioenv.engine.results"),
     **dict.fromkeys(("EnvState", "load", "save"), "aioenv.engine.snapshot"),
+    **dict.fromkeys(("construct_envs", "plan_workers"), "aioenv.assign"),
+    **dict.fromkeys(("EpisodeCounter", "SharedRunningStats"), "aioenv.stats"),
     "AsyncVectorEnv": "aioenv.vector_env",
     "CameraModder": "aioenv.rendering.modders.camera",
     "LightModder": "aioenv.rendering.modders.light",

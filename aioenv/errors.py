@@ -28,6 +28,7 @@ __all__ = [
     "SlotError",
     "SlotErrorGroup",
     "SpaceMismatchError",
+    "StaleViewWarning",
     "StepTimeout",
     "WireError",
     "WorkerDied",
@@ -271,3 +272,7 @@ def describe_exit(returncode: int | None) -> str:
         except ValueError:
             return f"was killed by signal {-returncode}"
     return f"exited with code {returncode}"
+
+
+class StaleViewWarning(RuntimeWarning):
+    """With `copy=False`, and the loop in debug mode: a result is about to be overwritten that is still in use."""

@@ -17,8 +17,11 @@ from aioenv.engine.arguments import (
     check_on_timeout,
     check_seconds,
     check_timeout,
+    check_transport,
+    check_worker_env,
     pickle_factories,
 )
+from aioenv.engine.batch import KEPT, TURNS
 from aioenv.engine.fleet import FleetConfig
 from aioenv.engine.images import stack_images
 from aioenv.engine.imports import modules_needed
@@ -61,10 +64,13 @@ class AsyncVectorEnv(States, Lifecycle):
             need), "spawn" (a new interpreter each), or None for "forkserver" where the platform has it.
         channel: how frames travel: "scatter" (a socket, read straight into the batch), "streams" (pipes under
             asyncio's streams, the portable reference), or "auto" for the fastest that the platform has.
+        transport: where arrays travel: "frames" (through the channel), "shared" (anonymous memory that all workers
+            map; a frame says where), or "auto": large ones, images say, in shared memory.
         preload: names of modules that a worker imports before it unpickles a factory; a fork server imports them
             once for all.
-        copy: whether results are arrays of your own; with False they are views into two batches used in turn,
-            valid until the second next step.
+        copy: whether results are arrays of your own (their memory is used again once you have let go of them and of
+            every view); with False they are views into two batches used in turn, valid until the second next step: in
+            asyncio's debug mode a `StaleViewWarning` says if they are still in use then.
         observation_mode: "same" (all observation spaces are equal), "different" (bounds may differ), or a tuple
             `(batched space, single space)`, as in Gymnasium.
         autoreset_mode: an `AutoresetMode` of Gymnasium, or its value.
@@ -78,7 +84,7 @@ class AsyncVectorEnv(States, Lifecycle):
         log_prefix: goes before each line that envs print. What they print becomes log records of the logger
             "aioenv.workers".
         worker_env: environment variables for the workers, over those of this process and over the limit of one
-            thread for each numeric library.
+            thread for each numeric library. A list has one mapping (or None) for each of `num_workers` workers.
         render: draw images of every returned state while the next steps run; None draws nothing by itself.
 
     Attributes:
@@ -97,6 +103,7 @@ class AsyncVectorEnv(States, Lifecycle):
         num_workers: int | None = None,
         start: str | None = None,
         channel: str = "auto",
+        transport: str = "auto",
         preload: Iterable[str] = (),
         copy: bool = True,
         observation_mode: str | tuple[Space[Any], Space[Any]] = "same",
@@ -106,7 +113,7 @@ class AsyncVectorEnv(States, Lifecycle):
         restart: RestartPolicy | None = None,
         start_timeout_s: float = 60.0,
         log_prefix: str | None = None,
-        worker_env: Mapping[str, str] | None = None,
+        worker_env: Mapping[str, str] | Sequence[Mapping[str, str] | None] | None = None,
         render: RenderConfig | None = None,
     ) -> None:
         env_fns = list(env_fns)
@@ -120,18 +127,21 @@ class AsyncVectorEnv(States, Lifecycle):
         self._must_reset = self.autoreset_mode is AutoresetMode.DISABLED  # Gymnasium's AsyncVectorEnv does not ask
         self._timeout_s = check_timeout(timeout_s)
         self._on_timeout = check_on_timeout(on_timeout, restart)
+        workers = check_num_workers(num_workers, self.num_envs)
         self._config = FleetConfig(
             factories=factories,
-            num_workers=check_num_workers(num_workers, self.num_envs),
+            num_workers=workers,
             start=check_start(start),
             channel=check_channel(channel),
+            transport=check_transport(transport),
+            num_lanes=1 + (KEPT if copy else TURNS),
             preload=(preload,) if isinstance(preload, str) else tuple(preload),
             needed=modules_needed(env_fns),
             observation_mode=observation_mode,
             autoreset_mode=self.autoreset_mode,
             start_timeout_s=check_seconds("start_timeout_s", start_timeout_s),
             log_prefix=log_prefix,
-            worker_env=dict(worker_env) if worker_env else None,
+            worker_env=check_worker_env(worker_env, workers),
             find_sources=render is not None,
             restart=restart,
         )

@@ -19,6 +19,7 @@ for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
 # workers, and scripts that tests start, find the package and the tests whatever directory they run in
 sys.path.insert(0, str(Path(__file__).parent))
 
+from aioenv.batching import plane  # noqa: E402
 from aioenv.workers import channel as channels  # noqa: E402
 from aioenv.workers import launch  # noqa: E402
 from aioenv.workers.channel import CHANNELS  # noqa: E402
@@ -30,6 +31,8 @@ LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 
 # every way to start a worker and to talk to it
 WAYS = [(start, channel) for start in launch.START_METHODS for channel in CHANNELS]
+# in these even small arrays go through shared memory: each way to start, and each channel, meets it once
+SHARED = [("spawn", "scatter"), ("forkserver", "streams")]
 
 
 @pytest.fixture(params=WAYS, ids="-".join)
@@ -38,6 +41,8 @@ def way(request, monkeypatch):
     start, channel = request.param
     monkeypatch.setattr(launch, "START_METHODS", (*launch.START_METHODS, start))
     monkeypatch.setattr(channels, "CHANNELS", (*CHANNELS, channel))
+    if (start, channel) in SHARED:
+        monkeypatch.setattr(plane, "SHARED_BYTES", 1)
     return start, channel
 
 

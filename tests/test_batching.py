@@ -157,7 +157,7 @@ def test_what_a_layout_writes_and_assembles_is_what_gymnasium_concatenates(name)
     items = [space.sample() for _ in range(n)]
     layout = Layout(space)
     arrays, objects = layout.zeros(n), layout.no_objects(n)
-    write = layout.writer(arrays, objects)
+    write = layout.writer(arrays, objects).write
     for row, item in enumerate(items):
         write(row, item)
     assert_same(layout.assemble(arrays, objects), concatenate(space, items, create_empty_array(space, n)))
@@ -211,7 +211,7 @@ def test_actions_that_fit_are_cast():
 def test_an_observation_that_does_not_fit_is_refused(value, error):
     layout = Layout(SPACES["box"])
     with pytest.raises(error, match="observation: expected"):
-        layout.writer(layout.zeros(1), [])(0, value)
+        layout.writer(layout.zeros(1), []).write(0, value)
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.bool_, np.complex64, np.uint8, np.float64])

@@ -5,7 +5,7 @@ The same rules as `gymnasium.vector.SyncVectorEnv` 1.4 (https://farama.org/Vecto
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from gymnasium import Env
@@ -22,19 +22,27 @@ class Stepped:
     """What came of stepping some rows, in their order; a row that failed has reward 0 and flags False.
 
     Attributes:
-        rewards, terminated, truncated: one value a row, as its env gave it.
+        observations, rewards, terminated, truncated: one value a row, as its env gave it; the observation of a row
+            that failed is None.
         infos: rows with an info dict that is not empty; under SAME_STEP a row may stand here twice.
-        failures: rows whose env raised, or gave an observation that does not fit, with the exception.
+        failures: rows whose env raised, with the exception.
     """
 
-    __slots__ = ("failures", "infos", "rewards", "terminated", "truncated")
+    __slots__ = ("failures", "infos", "observations", "rewards", "terminated", "truncated")
 
     def __init__(self) -> None:
+        self.observations: list[Any] = []
         self.rewards: list[Any] = []
         self.terminated: list[Any] = []
         self.truncated: list[Any] = []
         self.infos: list[tuple[int, dict[str, Any]]] = []
         self.failures: list[tuple[int, Exception]] = []
+
+    def spoil(self, index: int, row: int, exc: Exception) -> None:
+        """The observation at `index` is of no use: that row has failed."""
+        self.rewards[index], self.terminated[index], self.truncated[index] = 0.0, False, False
+        self.infos = [(r, info) for r, info in self.infos if r != row]
+        self.failures.append((row, exc))
 
 
 class Autoreset:
@@ -116,11 +124,12 @@ class Autoreset:
         self.due[row] = _RESET if self.resets_next_step else _NOT
         return obs, 0.0, False, True, info, None
 
-    def step(self, rows: Iterable[int], actions: Iterable[Any], write: Callable[[int, Any], None]) -> Stepped:
-        """Step rows with one action each; `write(row, observation)` takes the observations."""
+    def step(self, rows: Iterable[int], actions: Iterable[Any]) -> Stepped:
+        """Step rows with one action each."""
         out = Stepped()
         steps, due, mark = self._steps, self.due, self._mark
         rewards, terminated, truncated, infos = out.rewards, out.terminated, out.truncated, out.infos
+        observations = out.observations
         for row, action in zip(rows, actions, strict=True):
             reward: Any
             final = None
@@ -136,10 +145,10 @@ class Autoreset:
                         elif self._same_step:
                             final = {"final_obs": obs, "final_info": info}
                             obs, info = self._resets[row]()
-                write(row, obs)
             except Exception as exc:
                 out.failures.append((row, exc))
-                reward, ends, cut, info, final = 0.0, False, False, None, None
+                obs, reward, ends, cut, info, final = None, 0.0, False, False, {}, None
+            observations.append(obs)
             rewards.append(reward)
             terminated.append(ends)
             truncated.append(cut)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -51,8 +52,13 @@ class Group(NamedTuple):
 
     schema: int
     rows: tuple[int, ...] | None  # of the request, None: all, in order
-    data: bytes  # the typed columns, one after the other
+    data: bytes | memoryview  # the typed columns, one after the other
     objects: list[list[Any]]  # the others
+
+    @property
+    def is_usual(self) -> bool:
+        """Whether there is nothing to it but typed columns of all rows."""
+        return self.rows is None and not self.objects
 
 
 class Columns(NamedTuple):
@@ -71,6 +77,8 @@ class _Known(NamedTuple):
 
     number: int
     schema: Schema
+    keys: list[Any]
+    types: list[type]
     arrays: tuple[tuple[Any, np.dtype[Any], tuple[int, ...]], ...]  # whose dtypes and shapes must be looked at
 
     def fits(self, info: Mapping[Any, Any]) -> bool:
@@ -85,16 +93,36 @@ class Gatherer:
         self._known: dict[tuple[Any, Any], _Known] = {}
         self._ids: dict[Schema, int] = {}
         self._news: list[tuple[int, Schema]] = []
+        self._usual: _Known | None = None  # all float scalars: what a whole batch is compared with first
 
     def gather(self, infos: Sequence[tuple[int, Mapping[Any, Any]]], num_rows: int) -> list[Group]:
         """Group info dicts, given with their rows in the order in which Gymnasium would add them."""
+        if self._usual is not None and len(infos) == num_rows:
+            group = self._gather_alike(self._usual, infos, num_rows)
+            if group is not None:
+                return [group]
         if len(self._ids) >= MAX_SCHEMAS:  # here, where no group has a number yet
             self._ids.clear()
             self._known.clear()
+            self._usual = None
         try:
             return self._gather(infos, num_rows, self._known)
         except OverflowError:  # an int past 64 bits among dicts that are known by their types alone
             return self._gather(infos, num_rows, None)
+
+    def _gather_alike(
+        self, usual: _Known, infos: Sequence[tuple[int, Mapping[Any, Any]]], num_rows: int
+    ) -> Group | None:
+        """One group of all rows, if every dict is of the usual sort: compared as a whole, and never one by one."""
+        rows, dicts = zip(*infos, strict=True)
+        if rows != tuple(range(num_rows)) or set(map(type, dicts)) != {dict}:
+            return None
+        if list(chain.from_iterable(dicts)) != usual.keys * num_rows:
+            return None
+        values = list(chain.from_iterable(map(dict.values, dicts)))
+        if list(map(type, values)) != usual.types * num_rows:
+            return None
+        return Group(usual.number, None, np.array(values, np.float64).reshape(num_rows, -1).tobytes("F"), [])
 
     def _gather(
         self,
@@ -111,14 +139,16 @@ class Gatherer:
             keys, types = tuple(info), tuple(map(type, info.values()))
             if sorts is not None and (keys, types) != last:
                 known = sorts.get((keys, types))
-            if known is not None and known.fits(info):
-                number, schema, _ = known
+            if known is not None and (not known.arrays or known.fits(info)):
+                number, schema = known.number, known.schema
                 values: Iterable[Any] = info.values()
             else:
                 number, schema = self._lookup(info)
                 if sorts is not None and _is_flat(schema, info):
                     arrays = tuple((c.path[0], c.dtype, c.shape) for c in schema.columns if c.shape)
-                    sorts[keys, types] = _Known(number, schema, arrays)  # type: ignore[arg-type]
+                    known = sorts[keys, types] = _Known(number, schema, list(keys), list(types), arrays)  # type: ignore[arg-type]
+                    if schema.floats:
+                        self._usual = known
                 values = [_value(info, column) for column in schema.columns]
                 keys = None
             group = groups.get(number)

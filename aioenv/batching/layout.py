@@ -7,13 +7,14 @@ step. A space is a tree; its leaves are of two sorts:
   the fixed part of a frame.
 * *object leaves* (Text, Graph, Sequence, OneOf, custom spaces): a list of n Python objects a batch.
 
-`Reader` takes the actions of a whole batch apart, `Writer` puts one env's observation into its row,
+`Layout.take_apart` takes the actions of a whole batch apart, `Writer` puts observations into their rows,
 `Layout.assemble` makes of arrays and objects what `gymnasium.vector` would have made of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
@@ -22,7 +23,7 @@ from gymnasium.vector.utils import concatenate, create_empty_array
 
 from aioenv.errors import ActionError
 
-__all__ = ["Arrays", "Layout", "Leaf", "byte_view"]
+__all__ = ["Arrays", "Layout", "Leaf", "Writer", "byte_view"]
 
 Arrays: TypeAlias = "list[np.ndarray[Any, Any]]"
 Objects: TypeAlias = "list[Sequence[Any]]"
@@ -92,9 +93,14 @@ class Layout:
         self.num_objects += 1
         return _ObjectNode(self.num_objects - 1, space)
 
-    def empty(self, n: int) -> Arrays:
-        """New arrays for n elements: one of shape `(n, *shape)` for each array leaf, not initialised."""
-        return [np.empty((n, *leaf.shape), leaf.dtype) for leaf in self.leaves]
+    def empty(self, n: int, without: Container[int] = ()) -> Arrays:
+        """New arrays for n elements: one of shape `(n, *shape)` for each array leaf, not initialised.
+
+        Args:
+            n: how many elements.
+            without: numbers of leaves whose arrays shall have no elements.
+        """
+        return [np.empty((0 if i in without else n, *leaf.shape), leaf.dtype) for i, leaf in enumerate(self.leaves)]
 
     def zeros(self, n: int) -> Arrays:
         """As `empty`, but zero."""
@@ -140,11 +146,14 @@ class Layout:
             case _TupleNode(children):
                 return list(zip(*(self._rows(c, arrays, objects) for c in children), strict=True))
 
-    def split(self, data: bytes, n: int) -> Arrays:
-        """The arrays of n elements out of their bytes, one after the other; copies."""
+    def split(self, data: bytes, n: int, here: Mapping[int, np.ndarray[Any, Any]] | None = None) -> Arrays:
+        """The arrays of n elements: those of `here` by number of leaf, the others out of their bytes, as copies."""
         arrays: Arrays = []
         offset = 0
-        for leaf in self.leaves:
+        for number, leaf in enumerate(self.leaves):
+            if here and number in here:
+                arrays.append(here[number])
+                continue
             size = n * int(np.prod(leaf.shape, dtype=np.int64))
             array = np.frombuffer(data, leaf.dtype, size, offset).reshape((n, *leaf.shape)).copy()
             offset += array.nbytes
@@ -194,30 +203,67 @@ class Layout:
                 for i, child in enumerate(children):
                     self._take_apart(child, value[i], n, f"{path}[{i}]", arrays, objects)
 
-    def writer(self, arrays: Arrays, objects: list[list[Any]]) -> Callable[[int, Any], None]:
-        """A function `write(row, value)` that puts one element into its row of `arrays` and `objects`.
+    def writer(self, arrays: Arrays, objects: list[list[Any]]) -> Writer:
+        """What puts elements into rows of `arrays` and `objects`."""
+        return Writer(self._root, self.leaves, arrays, objects)
 
-        It raises ValueError or TypeError if the element does not fit the space's shape, dtype or structure.
+
+class Writer:
+    """Puts elements of a space into rows: one by one, or a run of them at a fraction of the cost."""
+
+    def __init__(self, root: _Node, leaves: Sequence[Leaf], arrays: Arrays, objects: list[list[Any]]) -> None:
+        self._leaves = leaves
+        self._arrays = arrays
+        self._objects = objects
+        self._one = self._plan(root, _array_writer, _set_item)
+        self._run = self._plan(root, _array_run_writer, _set_items)
+
+    def write(self, row: int, value: Any) -> None:
+        """Put one element into its row.
+
+        Raises:
+            ValueError, TypeError: if it does not fit the space's shape, dtype or structure.
         """
-        return self._writer(self._root, arrays, objects)
+        self._one(row, value)
 
-    def _writer(self, node: _Node, arrays: Arrays, objects: list[list[Any]]) -> Callable[[int, Any], None]:
+    def write_run(self, start: int, values: Sequence[Any]) -> None:
+        """Put elements into successive rows.
+
+        Raises:
+            Exception: if one of them does not fit, or may not; `write` says which, and why.
+        """
+        self._run(start, values)
+
+    def _plan(self, node: _Node, of_array: Any, of_objects: Any) -> Callable[[int, Any], None]:
         match node:
             case _ArrayNode(index):
-                return _array_writer(arrays[index], self.leaves[index])
+                write: Callable[[int, Any], None] = of_array(self._arrays[index], self._leaves[index])
+                return write
             case _ObjectNode(index, _):
-                return objects[index].__setitem__
+                return partial(of_objects, self._objects[index])
             case _DictNode(children):
-                items = [(key, self._writer(child, arrays, objects)) for key, child in children.items()]
-                return lambda row, value: _write_all(row, value, items)
+                items = [(key, self._plan(child, of_array, of_objects)) for key, child in children.items()]
             case _TupleNode(children):
-                items = [(i, self._writer(child, arrays, objects)) for i, child in enumerate(children)]
-                return lambda row, value: _write_all(row, value, items)
+                items = [(i, self._plan(child, of_array, of_objects)) for i, child in enumerate(children)]
+        return partial(_write_all_of_run if of_array is _array_run_writer else _write_all, items)
 
 
-def _write_all(row: int, value: Any, items: list[tuple[Any, Callable[[int, Any], None]]]) -> None:
+def _write_all(items: list[tuple[Any, Callable[[int, Any], None]]], row: int, value: Any) -> None:
     for key, write in items:
         write(row, value[key])
+
+
+def _write_all_of_run(items: list[tuple[Any, Callable[[int, Any], None]]], start: int, values: Sequence[Any]) -> None:
+    for key, write in items:
+        write(start, [value[key] for value in values])
+
+
+def _set_item(column: list[Any], row: int, value: Any) -> None:
+    column[row] = value
+
+
+def _set_items(column: list[Any], start: int, values: Sequence[Any]) -> None:
+    column[start : start + len(values)] = values
 
 
 def _array_writer(array: np.ndarray[Any, Any], leaf: Leaf) -> Callable[[int, Any], None]:
@@ -233,6 +279,31 @@ def _array_writer(array: np.ndarray[Any, Any], leaf: Leaf) -> Callable[[int, Any
         if value.shape != shape:
             raise ValueError(f"observation{path}: expected shape {shape}, got {value.shape}")
         array[row] = value
+
+    return write
+
+
+def _array_run_writer(array: np.ndarray[Any, Any], leaf: Leaf) -> Callable[[int, Any], None]:
+    """One call of numpy for all rows; it refuses, for `_array_writer` to look at, whatever is not the usual."""
+    path, shape, dtype = leaf
+    if not shape:
+
+        def write_scalars(start: int, values: Sequence[Any]) -> None:
+            new = np.array(values)
+            if new.shape != (len(values),) or not np.can_cast(new.dtype, dtype, "same_kind"):
+                raise TypeError(f"observation{path}: expected numbers of {dtype}")
+            array[start : start + len(values)] = new
+
+        return write_scalars
+
+    length = shape[0]
+    flat = array.reshape(len(array) * length, *shape[1:])
+
+    def write(start: int, values: Sequence[Any]) -> None:
+        # rows that are too long could make up for others that are too short
+        if set(map(len, values)) != {length}:
+            raise ValueError(f"observation{path}: expected shape {shape}")
+        np.concatenate(values, out=flat[start * length : (start + len(values)) * length])
 
     return write
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from gymnasium import Env, Space
 
 from aioenv.engine.patience import ON_TIMEOUT
+from aioenv.memory import AVAILABLE
 from aioenv.wire.messages import dump_code
 from aioenv.workers.environment import usable_cpus
 from aioenv.workers.restart import RestartPolicy
@@ -19,6 +20,8 @@ __all__ = [
     "check_on_timeout",
     "check_seconds",
     "check_timeout",
+    "check_transport",
+    "check_worker_env",
     "pickle_factories",
 ]
 
@@ -59,6 +62,32 @@ def check_num_workers(num_workers: int | None, num_envs: int) -> int:
     return min(int(num_workers), num_envs)
 
 
+def check_worker_env(worker_env: Any, num_workers: int) -> list[dict[str, str] | None]:
+    """The environment variables of each worker; one mapping is that of all."""
+    if worker_env is None or isinstance(worker_env, Mapping):
+        worker_env = [worker_env] * num_workers
+    elif not isinstance(worker_env, Sequence) or isinstance(worker_env, (str, bytes)):
+        raise ValueError(f"worker_env: expected a mapping, or a list of one a worker, got {worker_env!r}")
+    elif len(worker_env) != num_workers:
+        raise ValueError(
+            f"worker_env: expected one mapping for each of {num_workers} workers, got {len(worker_env)}; "
+            "pass num_workers= too"
+        )
+    for variables in worker_env:
+        for name, value in _items(variables):
+            if not isinstance(name, str) or not isinstance(value, str):
+                raise ValueError(f"worker_env: expected names and values as str, got {name!r}: {value!r}")
+    return [dict(variables) if variables else None for variables in worker_env]
+
+
+def _items(variables: Any) -> Iterable[tuple[Any, Any]]:
+    if variables is None:
+        return ()
+    if not isinstance(variables, Mapping):
+        raise ValueError(f"worker_env: expected a mapping for each worker, got {variables!r}")
+    return variables.items()
+
+
 def check_observation_mode(mode: Any) -> None:
     """Raise unless `mode` is one of Gymnasium's, worded as there."""
     if isinstance(mode, tuple) and len(mode) == 2:
@@ -81,6 +110,15 @@ def check_on_timeout(on_timeout: str, restart: RestartPolicy | None) -> str:
     if on_timeout == "restart" and restart is None:
         raise ValueError('on_timeout="restart" takes a policy: pass restart=aioenv.RestartPolicy() too')
     return on_timeout
+
+
+def check_transport(transport: str) -> str:
+    """How large arrays reach the other side; ValueError if it is unknown, or the platform does not have it."""
+    if transport not in ("auto", "frames", "shared"):
+        raise ValueError(f"transport: expected 'auto', 'frames' or 'shared', got {transport!r}")
+    if transport == "shared" and not AVAILABLE:
+        raise ValueError('transport="shared": this platform has no memory without a name to share; use "auto"')
+    return transport
 
 
 def check_timeout(timeout_s: float | None) -> float | None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from sys import getrefcount
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,62 +12,120 @@ import numpy.typing as npt
 
 from aioenv.batching.infos import Columns
 from aioenv.batching.layout import Layout, byte_view
+from aioenv.batching.plane import COPIED
 from aioenv.errors import SlotError
-from aioenv.wire.frames import Kind
+from aioenv.wire.frames import Buffer, Kind
+from aioenv.workers.connection import OnReply
 
 if TYPE_CHECKING:
     from aioenv.engine.fleet import Member
 
-__all__ = ["Batch", "Exchange", "Part", "Ring", "Sent"]
+__all__ = ["KEPT", "TURNS", "Batch", "Exchange", "Exchanges", "Part", "Sent"]
+
+# How many batches there are with copy=False; and how many are kept for when the caller has let go of them: one is
+# with the caller, one in flight, one ready for the next step, and one more for whoever looks back a step.
+TURNS, KEPT = 2, 4
 
 
-@dataclass(frozen=True, slots=True)
 class Sent:
     """A request, as it went to one worker.
 
     Attributes:
+        kind: STEP or RESET.
+        fixed: arrays of actions, but for those in shared memory.
+        tail: what varies in length.
         slots: those that it steps or resets, in the order of the request.
+        shared: the arrays of actions that go into shared memory, by number of leaf.
     """
 
-    kind: Kind
-    fixed: Sequence[memoryview]
-    tail: bytes
-    slots: npt.NDArray[np.int64]
+    __slots__ = ("fixed", "kind", "shared", "slots", "tail")
+
+    def __init__(
+        self,
+        kind: Kind,
+        fixed: Sequence[Buffer],
+        tail: bytes,
+        slots: npt.NDArray[np.int64],
+        shared: Mapping[int, npt.NDArray[Any]] | None = None,
+    ) -> None:
+        self.kind = kind
+        self.fixed = fixed
+        self.tail = tail
+        self.slots = slots
+        self.shared = shared
 
 
 class Batch:
     """Arrays for the results of n rows.
+
+    Args:
+        layout: of the observations.
+        n: how many rows.
+        state_size, checkpoint_size: of one row, in float64.
+        shared: the arrays of the lane of shared memory that the workers write into, by number of leaf.
+        lane: the number of that lane. What they write into `COPIED` is copied from there, other lanes are the arrays.
 
     Attributes:
         obs: the observations' array leaves, each `(n, *shape)`.
         reward: float64 `(n,)`; `terminated`, `truncated`: bool `(n,)`.
         state: float64 `(n, state_size)`, the physics state for images.
         checkpoint: float64 `(n, checkpoint_size)`, what a slot is resumed from.
+        lane: as given.
     """
 
-    def __init__(self, layout: Layout, n: int, state_size: int, checkpoint_size: int) -> None:
-        self.obs = layout.empty(n)
+    def __init__(
+        self,
+        layout: Layout,
+        n: int,
+        state_size: int,
+        checkpoint_size: int,
+        shared: Mapping[int, npt.NDArray[Any]],
+        lane: int,
+    ) -> None:
+        self.lane = lane
+        self.obs = layout.empty(n, () if lane == COPIED else shared)
+        self._copies: list[tuple[npt.NDArray[Any], npt.NDArray[Any]]] = []
+        for number, array in shared.items():
+            if lane == COPIED:
+                self._copies.append((self.obs[number], array))
+            else:
+                self.obs[number] = array  # itself: views of a view would not count as references to that
         self.reward: npt.NDArray[np.float64] = np.empty(n)
         self.terminated: npt.NDArray[np.bool_] = np.empty(n, np.bool_)
         self.truncated: npt.NDArray[np.bool_] = np.empty(n, np.bool_)
         self.state: npt.NDArray[np.float64] = np.empty((n, state_size))
-        flags = [self.reward, self.terminated, self.truncated]
         self.checkpoint: npt.NDArray[np.float64] = np.empty((n, checkpoint_size))
+        flags = [self.reward, self.terminated, self.truncated]
         state = [array for array in (self.state, self.checkpoint) if array.shape[1]]
+        framed = [array for number, array in enumerate(self.obs) if number not in shared]
         # one view of bytes for each array, and how many bytes a row is: a worker's share is a slice
-        self._reset_views = [(byte_view(array), array.nbytes // n) for array in (*self.obs, *state)]
-        obs, rest = self._reset_views[: len(self.obs)], self._reset_views[len(self.obs) :]
+        self._reset_views = [(byte_view(array), array.nbytes // n) for array in (*framed, *state)]
+        obs, rest = self._reset_views[: len(framed)], self._reset_views[len(framed) :]
         self._step_views = [*obs, *((byte_view(array), array.itemsize) for array in flags), *rest]
-        self._rows: dict[tuple[int, int, bool], list[memoryview]] = {}
+        self._arrays = (*self.obs, *flags, *state)
+        self._when_unused: list[int] = []
+
+    def _references(self) -> list[int]:
+        return [getrefcount(array) for array in self._arrays]
+
+    @property
+    def unused(self) -> bool:
+        """Whether nobody but the batch itself has its arrays, or views of them, any more."""
+        return self._references() == self._when_unused
+
+    def note_unused(self) -> None:
+        """To be called once, when nobody else has seen the arrays."""
+        self._when_unused = self._references()
 
     def rows(self, start: int, stop: int, *, stepped: bool) -> list[memoryview]:
         """The memory that the reply for rows start to stop is read into, in the order of the wire."""
-        rows = self._rows.get((start, stop, stepped))
-        if rows is None:
-            views = self._step_views if stepped else self._reset_views
-            rows = [view[start * size : stop * size] for view, size in views]
-            self._rows[start, stop, stepped] = rows
-        return rows
+        views = self._step_views if stepped else self._reset_views
+        return [view[start * size : stop * size] for view, size in views]
+
+    def copy_out(self, start: int, slots: Any) -> None:
+        """Copy what the workers of `slots` have written into the lane `COPIED`, from row `start` on."""
+        for mine, theirs in self._copies:
+            mine[start : start + len(slots)] = theirs[slots]
 
     def clear(self, start: int, stop: int) -> None:
         """Reward 0 and flags False: what a failed row, or one that was only reset, has."""
@@ -76,38 +134,19 @@ class Batch:
         self.truncated[start:stop] = False
 
 
-class Ring:
-    """Where the next batch comes from: new arrays each time, or (copy=False) two in turn.
-
-    Args:
-        make: makes a batch.
-        reuse: whether to use two batches in turn.
-    """
-
-    def __init__(self, make: Callable[[], Batch], *, reuse: bool) -> None:
-        self._make = make
-        self._batches = [make(), make()] if reuse else []
-        self._next = 0
-
-    def take(self) -> Batch:
-        """The batch to read the next step into."""
-        if not self._batches:
-            return self._make()
-        self._next ^= 1
-        return self._batches[self._next]
-
-    def replace(self, batch: Batch) -> None:
-        """A batch is still being read into (its step was cancelled): don't hand it out again."""
-        self._batches = [self._make() if b is batch else b for b in self._batches]
-
-
 class Part:
     """One worker's share of an exchange, and what came back.
 
-    Attributes:
+    Args:
         member: the worker.
         slots: int64 `(k,)`, ascending.
-        start: where its k rows begin in the exchange's batch.
+        start: where its k rows begin in the batch.
+        batch: where they are read into.
+
+    Attributes:
+        stop: where its rows end.
+        into: the memory that replies are read into, after a step and after a reset.
+        on_reply: what takes its reply, if that is the same each time.
         columns: info columns, with positions in the batch.
         objects: the observations' object leaves, each of k objects.
         errors: what went wrong.
@@ -117,24 +156,29 @@ class Part:
         untaken: which of its slots nobody has taken yet; None until it is ready for `recv`.
     """
 
-    __slots__ = ("arrived", "columns", "errors", "member", "objects", "request", "sent", "slots", "start", "untaken")
+    __slots__ = (
+        "arrived", "columns", "errors", "into", "member", "objects", "on_reply", "request", "sent", "slots", "start",
+        "stop", "untaken",
+    )  # fmt: skip
 
-    def __init__(self, member: Member, slots: npt.NDArray[np.int64], start: int) -> None:
+    def __init__(self, member: Member, slots: npt.NDArray[np.int64], start: int, batch: Batch) -> None:
         self.member = member
         self.slots = slots
         self.start = start
-        self.columns: list[Columns] = []
+        self.stop = start + len(slots)
+        self.into = batch.rows(start, self.stop, stepped=True), batch.rows(start, self.stop, stepped=False)
+        self.on_reply: OnReply | None = None
+        self.begin()
+
+    def begin(self) -> None:
+        """Be as new."""
+        self.columns: Sequence[Columns] = ()
         self.objects: Sequence[Sequence[Any]] = ()
-        self.errors: list[SlotError] = []
+        self.errors: Sequence[SlotError] = ()
         self.sent: Sent | None = None
         self.request: int | None = None
         self.arrived = False
         self.untaken: npt.NDArray[np.bool_] | None = None
-
-    @property
-    def stop(self) -> int:
-        """Where its rows end in the exchange's batch."""
-        return self.start + len(self.slots)
 
 
 class Exchange:
@@ -146,26 +190,29 @@ class Exchange:
         stepped: whether it is a step (else a reset).
         waiting: whether somebody awaits the whole; otherwise its parts are ready one by one, for `recv`.
         polled: whether its replies have been polled for, which is done once at most.
+        open: how many replies have yet to come.
         done: resolved when the last reply is in.
+        images: of its slots, if images are drawn.
+        idle: whether it is over: its results have been given to whoever wanted them.
     """
 
-    def __init__(
-        self,
-        batch: Batch,
-        parts: list[Part],
-        *,
-        stepped: bool,
-        waiting: bool,
-        loop: asyncio.AbstractEventLoop,
-    ) -> None:
+    def __init__(self, batch: Batch, parts: list[Part], loop: asyncio.AbstractEventLoop) -> None:
         self.batch = batch
         self.parts = parts
+        self._loop = loop
+        self.idle = True
+
+    def begin(self, *, stepped: bool, waiting: bool) -> None:
+        """Be as new."""
         self.stepped = stepped
         self.waiting = waiting
-        self.open = len(parts)
-        self.done: asyncio.Future[None] = loop.create_future()
-        self.images: Any = None
         self.polled = False
+        self.open = len(self.parts)
+        self.done: asyncio.Future[None] = self._loop.create_future()
+        self.images: Any = None
+        self.idle = False
+        for part in self.parts:
+            part.begin()
 
     def arrived(self) -> None:
         """One more reply is in."""
@@ -193,3 +240,48 @@ class Exchange:
     def errors(self) -> list[SlotError]:
         """What went wrong."""
         return [error for part in self.parts for error in part.errors]
+
+
+class Exchanges:
+    """Exchanges with all workers, and their batches, used again and again: a step allocates next to nothing.
+
+    Args:
+        make: makes an exchange whose batch is on a lane of shared memory (of which `COPIED` takes any number).
+        in_turn: whether two are used in turn, whoever still looks at their arrays (copy=False); else one is used
+            again when nobody has its arrays any more.
+    """
+
+    def __init__(self, make: Callable[[int], Exchange], *, in_turn: bool) -> None:
+        self._make = make
+        self._in_turn = in_turn
+        self._most = TURNS if in_turn else KEPT
+        self._kept: list[Exchange] = []
+        self._turn = 0
+
+    def take(self) -> Exchange:
+        """One for the next step or reset."""
+        kept = self._kept
+        if self._in_turn:
+            turn = self._turn
+            self._turn = (turn + 1) % TURNS
+            if len(kept) == TURNS:
+                exchange = kept[turn]
+                # else a cancelled step is still being read into it
+                return exchange if exchange.idle else self._make(COPIED)
+        else:
+            for exchange in kept:
+                if exchange.idle and exchange.batch.unused:
+                    return exchange
+        if len(kept) == self._most:
+            return self._make(COPIED)
+        exchange = self._make(len(kept) + 1)
+        exchange.batch.note_unused()
+        kept.append(exchange)
+        return exchange
+
+    def clear(self) -> None:
+        """Let go of all, so that their memory goes with its last user, not with a later garbage collection."""
+        kept, self._kept = self._kept, []
+        for exchange in kept:
+            for part in exchange.parts:
+                part.on_reply = None

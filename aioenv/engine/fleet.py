@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from functools import partial
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,19 +14,22 @@ from gymnasium.spaces.utils import is_space_dtype_shape_equiv
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_differing_spaces, batch_space
 
+from aioenv.assign import spread
 from aioenv.batching.infos import Schema, SchemaTable
 from aioenv.batching.layout import Layout
+from aioenv.batching.plane import Lane, Plane, choose_plane
 from aioenv.errors import ResumeError, SpaceMismatchError
 from aioenv.host.env_service import EnvDescription, EnvService
 from aioenv.host.mujoco_source import MujocoSource
 from aioenv.host.polling import MAX_POLL_S
 from aioenv.host.registry import capture_registry
+from aioenv.memory import Shared
 from aioenv.wire.messages import dump_code
 from aioenv.workers.environment import usable_cpus
 from aioenv.workers.restart import RestartPolicy
 from aioenv.workers.supervisor import Worker
 
-__all__ = ["Fleet", "FleetConfig", "Member", "spread"]
+__all__ = ["Fleet", "FleetConfig", "Member"]
 
 ObservationMode = str | tuple[Space[Any], Space[Any]]
 
@@ -55,18 +57,11 @@ class FleetConfig(NamedTuple):
     autoreset_mode: AutoresetMode
     start_timeout_s: float
     log_prefix: str | None
-    worker_env: Mapping[str, str] | None
+    worker_env: Sequence[Mapping[str, str] | None]  # one a worker
     find_sources: bool
     restart: RestartPolicy | None = None
-
-
-def spread(num_envs: int, num_workers: int) -> list[tuple[int, int]]:
-    """Split slots into runs (start, stop) of even length, the first ones longer by one if need be."""
-    base, extra = divmod(num_envs, num_workers)
-    bounds = [0]
-    for index in range(num_workers):
-        bounds.append(bounds[-1] + base + (index < extra))
-    return list(pairwise(bounds))
+    transport: str = "auto"
+    num_lanes: int = 2  # of shared memory, if any arrays lie there
 
 
 class Fleet:
@@ -80,6 +75,7 @@ class Fleet:
         sources: one MuJoCo source a slot, or None where a slot has none (or none were asked for).
         first_checkpoints: of the envs as they were made, float64 `(k, checkpoint_size)`, or None.
         checkpoint_size: how many float64 of checkpoint each reply carries a row; 0 if slots are not resumed.
+        lanes: this side's views of what lies in shared memory; empty if nothing does.
     """
 
     members: list[Member]
@@ -95,10 +91,14 @@ class Fleet:
     sources: list[MujocoSource | None]
     checkpoint_size: int
     first_checkpoints: dict[Member, Any]
+    lanes: list[Lane]
 
     def __init__(self, config: FleetConfig) -> None:
         self._config = config
         self.members = []
+        self.lanes = []
+        self._plane: Plane | None = None
+        self._memory: Shared | None = None
         spans = spread(len(config.factories), config.num_workers)
         registry = capture_registry()
         same: dict[Schema, Schema] = {}
@@ -115,7 +115,7 @@ class Fleet:
                 start=config.start,
                 channel=config.channel,
                 poll_s=poll_s,
-                env=config.worker_env,
+                env=config.worker_env[index],
                 log_prefix=config.log_prefix,
                 preload=config.preload,
                 needed=config.needed,
@@ -132,6 +132,10 @@ class Fleet:
             SpaceMismatchError: if the envs' spaces can't be batched.
         """
         try:
+            if self._config.transport != "frames":
+                self._memory = Shared.create()
+                for member in self.members:
+                    member.worker.memory = self._memory
             starts = [asyncio.ensure_future(member.worker.start()) for member in self.members]
             try:
                 await asyncio.wait(starts, return_when=asyncio.FIRST_EXCEPTION)
@@ -148,18 +152,43 @@ class Fleet:
             self._agree()
         except BaseException:
             await asyncio.gather(*(member.worker.kill() for member in self.members))
+            self._free()
             raise
 
     async def configure(self, state_size: int, draws_late: bool) -> None:
         """Tell the workers what their replies are made of (see `EnvService.configure`)."""
         spaces = (self.single_observation_space, self.single_action_space)
-        self._configuration = (*spaces, state_size, draws_late, self.checkpoint_size)
+        self._lay_out_memory()
+        self._configuration = (*spaces, state_size, draws_late, self.checkpoint_size, self._plane)
         first = await asyncio.gather(*(self.configure_worker(member.worker) for member in self.members))
         self.first_checkpoints = dict(zip(self.members, first, strict=True))
 
     async def configure_worker(self, worker: Worker) -> Any:
         """Tell one of them, which has been started again, once more; gives the first checkpoints of its envs."""
-        return await worker.call("configure", *self._configuration)
+        return await worker.call("configure", *self._configuration, worker.slots[0])
+
+    def _lay_out_memory(self) -> None:
+        """Decide which arrays lie in shared memory, and make our views of them."""
+        if self._memory is None:
+            return
+        observations, actions = self.observations, self.actions
+        num_envs, num_workers = self.members[-1].stop, len(self.members)
+        plane = choose_plane(
+            self._config.transport, observations, actions, num_envs, num_workers, self._config.num_lanes
+        )
+        if plane is None:
+            self._free()
+            return
+        self._plane = plane
+        self.lanes = plane.lanes(self._memory.allocate(plane.size(observations, actions)), observations, actions)
+
+    def _free(self) -> None:
+        """Let go of the memory: what is mapped lives as long as anybody has an array of it."""
+        self.lanes = []
+        if self._memory is not None:
+            self._memory.close()
+        for member in self.members:
+            member.worker.memory = None  # or its next process would be given a descriptor that is closed
 
     def shares(self, numbers: npt.NDArray[np.int64]) -> list[tuple[Member, npt.NDArray[np.int64]]]:
         """The workers that hold some of these slots, and where those stand in `numbers`, by ascending slot."""
@@ -172,7 +201,16 @@ class Fleet:
 
     async def close(self, grace_s: float) -> None:
         """End all workers, side by side."""
-        await asyncio.gather(*(member.worker.close(grace_s) for member in self.members))
+        try:
+            await asyncio.gather(*(member.worker.close(grace_s) for member in self.members))
+        finally:
+            self._free()
+
+    def abandon(self) -> None:
+        """Kill all workers without waiting."""
+        for member in self.members:
+            member.worker.abandon()
+        self._free()
 
     def _agree(self) -> None:
         """Find the spaces that all envs share, or say which ones differ."""

@@ -126,7 +126,7 @@ class History:
         if given is not None:
             return "step", given[index]
         actions = self._fleet.actions
-        arrays = actions.split(b"".join(sent.fixed), len(slots))
+        arrays = actions.split(b"".join(sent.fixed), len(slots), sent.shared)
         return "step", actions.rows(arrays, objects or ())[index]
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from time import perf_counter
 from typing import Any, TypeVar
 
@@ -15,24 +15,19 @@ from gymnasium.vector import AutoresetMode
 
 from aioenv.batching.infos import merge
 from aioenv.batching.layout import byte_view
-from aioenv.engine.batch import Batch, Exchange, Part, Ring, Sent
+from aioenv.engine.batch import Exchange, Exchanges, Part, Sent
+from aioenv.engine.dispatch import Dispatch
 from aioenv.engine.fleet import Fleet, Member
 from aioenv.engine.harvest import harvest
-from aioenv.engine.history import History
 from aioenv.engine.images import Images
 from aioenv.engine.patience import Patience
-from aioenv.engine.recovery import Recovery
 from aioenv.engine.results import Ready, ResetResult, StepResult
 from aioenv.engine.slots import SlotState, SlotTable
-from aioenv.engine.tails import read_tail, reset_tail, step_tail
-from aioenv.errors import ClosedError, NoAsyncCallError, SlotError, StepTimeout, WireError, WorkerDied
-from aioenv.host.polling import MAX_POLL_S, Poller
-from aioenv.wire.frames import Frame, Kind
-from aioenv.wire.messages import load
+from aioenv.engine.tails import compact, reset_tail, step_tail
+from aioenv.errors import ClosedError, NoAsyncCallError, SlotError, StaleViewWarning, StepTimeout
+from aioenv.wire.frames import Kind
 from aioenv.workers.environment import usable_cpus
 from aioenv.workers.restart import RestartPolicy
-from aioenv.workers.restarter import Restarter
-from aioenv.workers.supervisor import Worker
 
 __all__ = ["Schedule"]
 
@@ -40,9 +35,10 @@ _log = logging.getLogger("aioenv")
 
 # Steps whose replies come while we poll don't wait for the loop; others have their turn at least so often, in seconds.
 _TURN_S = 200e-6
-# How long to poll for the last replies of a step once there are CPUs without a worker in flight, in seconds: workers
-# with equal shares are done at nearly the same time.
-_REST_S = 150e-6
+_STALE = (
+    "with copy=False results are valid until the second next step, which is now; an array of one, or a view of it, is "
+    "still in use: copy what you keep, or let copy be True"
+)
 
 Seeds = Sequence[int | None]
 Slots = npt.NDArray[np.int64]
@@ -85,39 +81,25 @@ class Schedule:
         self.fleet = fleet
         self._images = images
         self.num_envs = fleet.members[-1].stop
-        self._state_size = state_size
         self._loop = asyncio.get_running_loop()
-        self._ring = Ring(lambda: self._new_batch(self.num_envs), reuse=not copy)
+        self._copy = copy
         self._abandoned: list[Exchange] = []  # cancelled or timed out: their results wait for `recv`
         self._ready: list[tuple[Exchange, Part]] = []
         self._arrival = asyncio.Event()
         self.closing = False
         self._all_slots = np.arange(self.num_envs)
-        self._part_slots = [self._all_slots[m.start : m.stop] for m in fleet.members]
         self._must_reset = must_reset
         self._cpus = usable_cpus()
-        self._poller = Poller(MAX_POLL_S)
-        self._rest_poller = Poller(_REST_S)
         self._last_turn = 0.0  # when the loop could last do something else, by `perf_counter`
         self.table = SlotTable(self.num_envs, must_reset=must_reset)
-        self.history: History | None = None
-        self.restarter: Restarter | None = None
-        if restart is not None:
-            self.history = History(fleet, self.num_envs, resets_at_once=mode is AutoresetMode.SAME_STEP)
-            self.restarter = Restarter(
-                [member.worker for member in fleet.members],
-                restart,
-                meaning="its slots resume" if restart.resume else "the episodes of its slots are truncated",
-                restore=Recovery(fleet, self.history, resume=restart.resume).restore,
-                lost=lambda worker, error: self._fail(error),
-            )
+        self._dispatch = Dispatch(
+            fleet, images, self.table, state_size=state_size, mode=mode, restart=restart, offer=self._offer
+        )
+        self.history = self._dispatch.history
+        self.restarter = self._dispatch.restarter
+        self._exchanges = Exchanges(self._dispatch.whole, in_turn=not copy)
         self.patience = Patience(fleet, timeout_s, on_timeout, self.restarter)
         self._next = self._prepare()
-        for member in fleet.members:
-            member.worker.on_death = self._on_death
-
-    def _new_batch(self, n: int) -> Batch:
-        return Batch(self.fleet.observations, n, self._state_size, self.fleet.checkpoint_size)
 
     # ------------------------------------------------------------ whole batches
 
@@ -129,22 +111,27 @@ class Schedule:
             given: `actions` is a list of one action a slot instead, which its env gets as it is.
             timeout_s: instead of the one for all calls.
         """
-        members = self.fleet.members
         arrays, objects = ([], []) if given else self.fleet.actions.take_apart(actions, self.num_envs)
-        if given:
-            tails = [step_tail(None, (), actions[m.start : m.stop]) for m in members]
-        else:
-            tails = [step_tail(None, [o[m.start : m.stop] for o in objects]) for m in members]
+        if given or objects:
+            tails = [self._tail_of(member, objects, actions if given else None) for member in self.fleet.members]
         if self._abandoned:
             await self.drain()
         self.table.check_send(slice(None), "step", reset=False)
         exchange = self._whole(stepped=True)
-        views = [(byte_view(a), a.nbytes // self.num_envs) for a in arrays]
-        for part, tail in zip(exchange.parts, tails, strict=True):
+        shared = self._dispatch.shared_actions
+        views = [(byte_view(a), a.nbytes // self.num_envs) for i, a in enumerate(arrays) if i not in shared]
+        for index, part in enumerate(exchange.parts):
             fixed = [view[part.start * size : part.stop * size] for view, size in views]
-            self._submit(exchange, part, Sent(Kind.STEP, fixed, tail, part.slots))
+            placed = {i: arrays[i][part.start : part.stop] for i in shared} if shared and not given else None
+            tail = tails[index] if given or objects else b""
+            self._dispatch.submit(exchange, part, Sent(Kind.STEP, fixed, tail, part.slots, placed))
         self._next = self._prepare()
         return await self._outcome(exchange, self._step_result, timeout_s)
+
+    @staticmethod
+    def _tail_of(member: Member, objects: Sequence[Sequence[Any]], given: Any) -> bytes:
+        mine = slice(member.start, member.stop)
+        return step_tail(None, [column[mine] for column in objects], None if given is None else given[mine])
 
     async def reset(
         self,
@@ -167,22 +154,21 @@ class Schedule:
         exchange = self._whole(stepped=False)
         self._note_reset(slots, {slot: seeds[slot] for slot in slots.tolist()})
         for part, sent in zip(exchange.parts, requests, strict=True):
-            self._submit(exchange, part, sent)
+            self._dispatch.submit(exchange, part, sent)
         self._next = self._prepare()
         return await self._outcome(exchange, self._reset_result, timeout_s)
 
     def _prepare(self) -> Exchange:
-        """The next step's exchange: made while the workers are busy, rather than when they wait for it."""
-        members = self.fleet.members
-        parts = [Part(m, slots, m.start) for m, slots in zip(members, self._part_slots, strict=True)]
-        exchange = Exchange(self._ring.take(), parts, stepped=True, waiting=True, loop=self._loop)
-        for part in parts:
-            exchange.batch.rows(part.start, part.stop, stepped=True)
+        """The next exchange: made ready while the workers are busy, rather than when they wait for it."""
+        exchange = self._exchanges.take()
+        exchange.begin(stepped=True, waiting=True)
         return exchange
 
     def _whole(self, *, stepped: bool) -> Exchange:
         exchange = self._next
         exchange.stepped = stepped
+        if not self._copy and self._loop.get_debug() and not exchange.batch.unused:
+            warnings.warn(_STALE, StaleViewWarning, stacklevel=2)
         self.table.move(slice(None), SlotState.IN_FLIGHT)
         if self._images is not None:
             exchange.images = self._images.begin(self._all_slots)
@@ -193,12 +179,10 @@ class Schedule:
     ) -> Result:
         """Wait for all replies; a cancellation or timeout leaves them to `recv`."""
         try:
-            if exchange.open < self._cpus:
-                if perf_counter() - self._last_turn > _TURN_S:
-                    self._last_turn = perf_counter()
-                    await asyncio.sleep(0)
-                exchange.polled = True
-                self._poller.wait(exchange.poll)
+            if perf_counter() - self._last_turn > _TURN_S and exchange.open < self._cpus:
+                self._last_turn = perf_counter()
+                await asyncio.sleep(0)
+            self._dispatch.poll(exchange)
             if exchange.open:
                 await self.patience.wait_for(exchange, timeout_s)
                 self._last_turn = perf_counter()
@@ -208,6 +192,7 @@ class Schedule:
         if self.closing:
             raise ClosedError("the vector env was closed while this was in flight")
         value = result(exchange)
+        exchange.idle = True
         if errors := exchange.errors():
             raise SlotError.join(errors, value)
         return value
@@ -256,14 +241,16 @@ class Schedule:
         self.table.check_send(numbers, "send", reset=False)
         requests = []
         for member, order in self.fleet.shares(numbers):
-            rows = tuple((numbers[order] - member.start).tolist())
+            rows = compact((numbers[order] - member.start).tolist())
             whole = len(rows) == member.stop - member.start
             picked = [[column[i] for i in order.tolist()] for column in objects]
             requests.append((member, order, step_tail(None if whole else rows, picked)))
         for member, order, tail in requests:
             exchange = self._single(member, numbers[order], stepped=True)
-            fixed = [byte_view(np.ascontiguousarray(a[order])) for a in arrays]
-            self._submit(exchange, exchange.parts[0], Sent(Kind.STEP, fixed, tail, numbers[order]))
+            chosen = [np.ascontiguousarray(array[order]) for array in arrays]
+            fixed = [byte_view(array) for i, array in enumerate(chosen) if i not in self._dispatch.shared_actions]
+            placed = {i: chosen[i] for i in self._dispatch.shared_actions}
+            self._dispatch.submit(exchange, exchange.parts[0], Sent(Kind.STEP, fixed, tail, numbers[order], placed))
 
     def send_reset(
         self, slots: Iterable[int] | None, seeds: Callable[[Slots], Seeds], options: dict[str, Any] | None
@@ -280,7 +267,7 @@ class Schedule:
         self._note_reset(numbers, by_slot)
         for member, mine, tail in requests:
             exchange = self._single(member, mine, stepped=False)
-            self._submit(exchange, exchange.parts[0], Sent(Kind.RESET, (), tail, mine))
+            self._dispatch.submit(exchange, exchange.parts[0], Sent(Kind.RESET, (), tail, mine))
 
     def _note_reset(self, slots: Slots, seeds: Mapping[int, int | None]) -> None:
         self.table.note_reset(slots)
@@ -288,8 +275,7 @@ class Schedule:
             self.history.note_seeds(seeds)
 
     def _single(self, member: Member, slots: Slots, *, stepped: bool) -> Exchange:
-        part = Part(member, slots, 0)
-        exchange = Exchange(self._new_batch(len(slots)), [part], stepped=stepped, waiting=False, loop=self._loop)
+        exchange = self._dispatch.single(member, slots, stepped=stepped)
         self.table.move(slots, SlotState.IN_FLIGHT)
         if self._images is not None:
             exchange.images = self._images.begin(slots)
@@ -325,6 +311,13 @@ class Schedule:
         """The workers are about to be closed: whoever waits gets a ClosedError when they are gone."""
         self.closing = True
 
+    def free(self) -> None:
+        """The workers are gone: let go of the memory that they wrote into."""
+        self._exchanges.clear()
+        self._abandoned.clear()
+        self._ready.clear()
+        del self._next
+
     @property
     def outstanding(self) -> bool:
         """Whether anything is in flight or ready."""
@@ -341,7 +334,9 @@ class Schedule:
         for exchange, slots in taken:
             if exchange.images is not None and self._images is not None:
                 self._images.show(exchange.images, slots)
-        self._abandoned = [e for e in self._abandoned if e.open or any(e is r for r, _ in self._ready)]
+        for exchange in self._abandoned:
+            exchange.idle = not exchange.open and not any(exchange is other for other, _ in self._ready)
+        self._abandoned = [exchange for exchange in self._abandoned if not exchange.idle]
         self.table.note_ends(ready.slots, ready.terminated | ready.truncated)
         for error in errors:
             self.table.fail(error)
@@ -349,94 +344,11 @@ class Schedule:
             raise SlotError.join(errors, ready)
         return ready
 
-    # ------------------------------------------------------------ replies
-
-    def _submit(self, exchange: Exchange, part: Part, sent: Sent) -> None:
-        part.sent = sent
-        if self.restarter is not None and self._hold(exchange, part, None):
-            return
-        into = exchange.batch.rows(part.start, part.stop, stepped=exchange.stepped)
-
-        on_reply = partial(self._on_reply, exchange, part)
-        if not exchange.stepped:
-            exchange.batch.clear(part.start, part.stop)
-        try:
-            part.request = part.member.worker.submit(sent.kind, sent.fixed, sent.tail, into=into, on_reply=on_reply)
-        except SlotError as error:
-            on_reply(error)
-        except WireError as exc:
-            on_reply(part.member.worker.failure_here(str(exc), part.slots.tolist()))
-        else:
-            if exchange.images is not None and self._images is not None:
-                self._images.expect(part.member.worker, part.request, exchange.images, part.slots)
-
-    def _hold(self, exchange: Exchange, part: Part, error: WorkerDied | None) -> bool:
-        """Keep a request until its worker is back, if it is being started again (see `Restarter.hold`)."""
-        if self.restarter is None or part.sent is None:
-            return False
-        again = partial(self._submit, exchange, part, part.sent)
-        return self.restarter.hold(part.member.worker, error, again, partial(self._on_reply, exchange, part))
-
-    def _on_reply(self, exchange: Exchange, part: Part, outcome: Frame | SlotError) -> None:
-        worker = part.member.worker
-        if isinstance(outcome, WorkerDied) and self._hold(exchange, part, outcome):
-            if self._images is not None:
-                self._images.forget(worker, part.request)
-            part.request = None
-            return
-        part.arrived = True
-        if isinstance(outcome, SlotError):
-            exchange.fail(part, self.fleet.observations, outcome)
-        elif outcome.kind is Kind.FAILURE:
-            exchange.fail(part, self.fleet.observations, worker.failure(load(outcome.tail)))
-        elif len(outcome.tail):
-            try:
-                read_tail(part, load(outcome.tail))
-            except Exception as exc:
-                error = worker.failure_here(
-                    f"its reply can't be read: {type(exc).__name__}: {exc}", part.slots.tolist()
-                )
-                exchange.fail(part, self.fleet.observations, error)
-        if exchange.images is not None and self._images is not None:
-            if not isinstance(outcome, Frame) or outcome.kind is Kind.FAILURE:
-                self._images.give_up(worker, part.request, exchange.images, part.slots, part.errors[0])
-            elif self._state_size:
-                self._images.draw(exchange.images, part.slots, exchange.batch.state[part.start : part.stop])
-        if self.history is not None and isinstance(outcome, Frame):
-            self.history.note(exchange, part)
-        exchange.arrived()
-        if not exchange.waiting:
-            self._offer(exchange, part)
-        elif exchange.stepped:
-            self._poll_rest(exchange)
-
-    def _poll_rest(self, exchange: Exchange) -> None:
-        """The first replies of a step are in: the last may be about to come."""
-        if 0 < exchange.open < self._cpus and not exchange.polled:
-            exchange.polled = True
-            self._rest_poller.wait(exchange.poll)
-
-    def _on_death(self, worker: Worker) -> None:
-        """A worker has ended: it is started again, or its slots can't be used any more."""
-        error = worker.death()
-        if self._images is not None:
-            self._images.lose(worker, error)
-        if self.restarter is None or not self.restarter.begin(worker, error):
-            self._fail(error)
-
-    def _fail(self, error: WorkerDied) -> None:
-        # what slots had in flight is told by the replies
-        told = (SlotState.IN_FLIGHT, SlotState.READY)
-        if slots := tuple(slot for slot in error.slots if self.table.state(slot) not in told):
-            error.concern(slots)
-            self.table.fail(error)
-
     # ------------------------------------------------------------ what nobody waits for any more
 
     def _abandon(self, exchange: Exchange) -> None:
         """Nobody awaits this step any more; its parts become ready for `recv`, one by one."""
         exchange.waiting = False
-        self._ring.replace(exchange.batch)
         self._abandoned.append(exchange)
         if exchange.done.cancelled():
             exchange.done = self._loop.create_future()
@@ -458,6 +370,8 @@ class Schedule:
         for exchange in self._abandoned:
             await self.patience.wait_for(exchange, shielded=True)
         abandoned, self._abandoned = self._abandoned, []
+        for exchange in abandoned:
+            exchange.idle = True
         dropped = [(e, p) for e, p in self._ready if e in abandoned]
         self._ready = [(e, p) for e, p in self._ready if e not in abandoned]
         ended: list[int] = []

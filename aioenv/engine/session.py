@@ -126,6 +126,8 @@ class Session:
         if self.images is not None:
             self.images.fail_all(ClosedError("the vector env was closed"))
         await self._end(grace_s)
+        if self.schedule is not None:
+            self.schedule.free()
 
     async def _end(self, grace_s: float = CLOSE_GRACE_S) -> None:
         ends = [self.fleet.close(grace_s)]
@@ -140,7 +142,6 @@ class Session:
 
     def abandon(self) -> None:
         """Kill every process without waiting."""
-        for member in self.fleet.members:
-            member.worker.abandon()
+        self.fleet.abandon()
         if self._pool is not None:
             self._pool.abandon()

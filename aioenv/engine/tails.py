@@ -7,19 +7,26 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from aioenv.batching.infos import Group
 from aioenv.errors import ActionError
-from aioenv.wire.messages import ResetRequest, StepReply, StepRequest, dump
+from aioenv.wire.messages import ResetRequest, StepReply, StepRequest, dump, load, load_usual
 
 if TYPE_CHECKING:
     from aioenv.engine.batch import Part
     from aioenv.engine.fleet import Member
 
-__all__ = ["read_tail", "reset_tail", "step_tail"]
+__all__ = ["compact", "read_tail", "reset_tail", "step_tail"]
 
 # Those of requests are made before anything is sent or marked: what they carry may not pickle.
 
 
-def step_tail(rows: tuple[int, ...] | None, objects: Sequence[Sequence[Any]], given: list[Any] | None = None) -> bytes:
+def compact(rows: list[int]) -> Sequence[int]:
+    """Ascending rows as a range, if they follow one another: it travels faster, and so do their results."""
+    run = range(rows[0], rows[-1] + 1)
+    return run if len(run) == len(rows) else tuple(rows)
+
+
+def step_tail(rows: Sequence[int] | None, objects: Sequence[Sequence[Any]], given: list[Any] | None = None) -> bytes:
     """The tail of a STEP: which rows (None: all), and actions or parts of them that are no arrays.
 
     Raises:
@@ -48,15 +55,27 @@ def reset_tail(
         raise TypeError(f"options: expected what can be pickled, got {type(exc).__name__}: {exc}") from exc
 
 
-def read_tail(part: Part, reply: StepReply) -> None:
-    """Put what a worker has said beyond the arrays into its part: infos, objects, errors."""
+def read_tail(part: Part, tail: memoryview) -> None:
+    """Put what a worker has said beyond the arrays into its part: infos, objects, errors.
+
+    Raises:
+        Exception: if it can't be understood.
+    """
     member = part.member
+    usual = load_usual(tail)
+    if usual is not None:
+        number, data = usual
+        whole_part = slice(part.start, part.stop)
+        part.columns = [member.schemas.unpack(Group(number, None, data, []), whole_part, len(part.slots))]
+        return
+    reply: StepReply = load(tail)
     member.schemas.learn(reply.schemas)
     part.objects = reply.objects
     part.errors = [member.worker.failure(failure) for failure in reply.failures]
     # where each of the worker's rows stands in the batch
     first = int(part.slots[0]) - member.start
     whole = len(part.slots) == member.stop - member.start
+    columns = []
     for group in reply.infos:
         if group.rows is None:
             positions: Any = slice(part.start, part.stop)
@@ -68,4 +87,5 @@ def read_tail(part: Part, reply: StepReply) -> None:
                 positions = rows - first + part.start
             else:
                 positions = np.searchsorted(part.slots, rows + member.start) + part.start
-        part.columns.append(member.schemas.unpack(group, positions, count))
+        columns.append(member.schemas.unpack(group, positions, count))
+    part.columns = columns

@@ -27,8 +27,8 @@ def secure_descriptors(read_fd: int, write_fd: int) -> tuple[int, int]:
     Returns:
         The private descriptors of both; neither survives an exec.
     """
-    private_read = _move(read_fd)
-    private_write = _move(write_fd) if write_fd != read_fd else private_read
+    private_read = move_high(read_fd)
+    private_write = move_high(write_fd) if write_fd != read_fd else private_read
     for fd in {read_fd, write_fd} - {0, 1}:
         os.close(fd)
     null = os.open(os.devnull, os.O_RDONLY)
@@ -40,7 +40,8 @@ def secure_descriptors(read_fd: int, write_fd: int) -> tuple[int, int]:
     return private_read, private_write
 
 
-def _move(fd: int) -> int:
+def move_high(fd: int) -> int:
+    """A copy of a descriptor, out of the way."""
     try:
         import fcntl
 
@@ -70,8 +71,10 @@ def die_with_parent(parent_pid: int) -> None:
         os._exit(1)
 
 
-def work(read_fd: int, write_fd: int, marker_fd: int | None) -> None:
-    """Be a worker on a channel until the parent closes it, then end the process; `marker_fd`: see `memory.Marker`.
+def work(read_fd: int, write_fd: int, marker_fd: int | None, memory_fd: int | None) -> None:
+    """Be a worker on a channel until the parent closes it, then end the process.
+
+    The other descriptors are of a `memory.Marker` and a `memory.Shared`.
 
     Exit handlers run, but the interpreter is not taken down piece by piece: that would copy what a forked worker
     shares, and wait for threads that envs have left behind.
@@ -79,7 +82,7 @@ def work(read_fd: int, write_fd: int, marker_fd: int | None) -> None:
     fds = secure_descriptors(read_fd, write_fd)
     from aioenv.host.worker import run
 
-    run(*fds, marker_fd)
+    run(*fds, marker_fd, memory_fd)
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
@@ -87,7 +90,7 @@ def work(read_fd: int, write_fd: int, marker_fd: int | None) -> None:
     os._exit(0)
 
 
-def main(parent_pid: int, read_fd: int, write_fd: int, marker_fd: int | None) -> None:
+def main(parent_pid: int, read_fd: int, write_fd: int, marker_fd: int | None, memory_fd: int | None) -> None:
     """What a spawned worker does."""
     die_with_parent(parent_pid)
-    work(read_fd, write_fd, marker_fd)
+    work(read_fd, write_fd, marker_fd, memory_fd)

@@ -18,19 +18,19 @@ from gymnasium.vector import AutoresetMode
 from aioenv.batching.autoreset import Autoreset
 from aioenv.batching.infos import Gatherer
 from aioenv.batching.layout import Arrays, Layout, byte_view
+from aioenv.batching.plane import Lane, Plane
 from aioenv.host import running
 from aioenv.host.checkpoint import Checkpoints, RowCheckpoint
 from aioenv.host.mujoco_source import MujocoSource, find_source, read_state
+from aioenv.host.rows import Rows
 from aioenv.host.service import Reply
+from aioenv.host.shared import mapped
 from aioenv.host.snapshot import Misfit, RawState, read_snapshot, write_snapshot
 from aioenv.host.worker import StartFailed, describe_failure
-from aioenv.wire.frames import Buffer, Frame, Header, Kind
-from aioenv.wire.messages import Failure, LostRow, ResetRequest, StepReply, dump, load, load_code
+from aioenv.wire.frames import Frame, Header, Kind
+from aioenv.wire.messages import Failure, LostRow, ResetRequest, StepReply, dump, dump_usual, load, load_code
 
 __all__ = ["EnvDescription", "EnvService"]
-
-
-_ALL = slice(None)
 
 
 class EnvDescription(NamedTuple):
@@ -110,6 +110,8 @@ class EnvService:
         state_size: int,
         draws_late: bool,
         checkpoint_size: int = 0,
+        plane: Plane | None = None,
+        start: int = 0,
     ) -> npt.NDArray[np.float64] | None:
         """Lay out the arrays that both sides agree on.
 
@@ -120,6 +122,8 @@ class EnvService:
             draws_late: whether to render each row after the reply to a step or reset has gone out.
             checkpoint_size: how many float64 of checkpoint ride on each reply and row, after the physics state: at
                 least the largest of `describe`; 0 for none.
+            plane: what lies in shared memory; None: nothing.
+            start: the slot of the first row.
 
         Returns:
             The first checkpoints, float64 of shape `(rows, checkpoint_size)`: what a first reset starts from, which
@@ -129,26 +133,29 @@ class EnvService:
             ValueError: if a row can't be resumed, or needs a larger checkpoint.
         """
         n = len(self._envs)
-        self._observations = Layout(observation_space)
         self._actions = Layout(action_space)
-        self._obs = self._observations.zeros(n)
-        self._obs_objects = self._observations.no_objects(n)
-        self._write = self._observations.writer(self._obs, self._obs_objects)
-        self._reward = np.zeros(n, np.float64)
-        self._terminated = np.zeros(n, np.bool_)
-        self._truncated = np.zeros(n, np.bool_)
+        observations = Layout(observation_space)
+        self._checkpoints = self._lay_out_checkpoints(checkpoint_size) if checkpoint_size else None
         self._state = np.zeros((n, state_size), np.float64)
         self._draws_late = draws_late
-        self._action_arrays = self._actions.zeros(n)
-        self._action_views = [byte_view(array) for array in self._action_arrays]
-        state = [self._state] if state_size else []
-        self._checkpoints = self._lay_out_checkpoints(checkpoint_size) if checkpoint_size else None
+        riding = [self._state] if state_size else []
         if self._checkpoints is not None:
-            state.append(self._checkpoints.array)
-        self._reset_arrays: Arrays = [*self._obs, *state]
-        self._step_arrays: Arrays = [*self._obs, self._reward, self._terminated, self._truncated, *state]
-        self._reset_views: list[Buffer] = [byte_view(array) for array in self._reset_arrays]
-        self._step_views: list[Buffer] = [byte_view(array) for array in self._step_arrays]
+            riding.append(self._checkpoints.array)
+        lanes = [Lane({}, {})]
+        if plane is not None:
+            lanes = plane.lanes(mapped(plane.size(observations, self._actions)), observations, self._actions)
+        mine = slice(start, start + n)
+        self._rows = Rows(
+            observations, n, [{i: a[mine] for i, a in lane.observations.items()} for lane in lanes], riding
+        )
+        own = self._actions.zeros(n)
+        self._action_lanes = [
+            [lane.actions[i][mine] if i in lane.actions else a for i, a in enumerate(own)] for lane in lanes
+        ]
+        self._shared_actions = set(lanes[0].actions)
+        self._lane = bytearray(plane is not None)  # which one the request that was just read is about
+        framed = [byte_view(a) for i, a in enumerate(own) if i not in lanes[0].actions]
+        self._action_views = [memoryview(self._lane), *framed] if plane is not None else framed
         # what is here now stays: full collections need not look at it again
         gc.collect()
         gc.freeze()
@@ -179,80 +186,95 @@ class EnvService:
         if frame.kind is Kind.STEP:
             return self._step(frame)
         if frame.kind is Kind.RESET:
-            return self._reset(load(frame.tail))
+            return self._reset(frame)
         raise ValueError(f"an env worker has no answer to {frame.kind.name}")
 
     def _step(self, frame: Frame) -> Reply:
         rows: Sequence[int] = self._all_rows
         chosen, action_objects, given = load(frame.tail) if len(frame.tail) else (None, None, None)
+        # else it was read into the usual place: a few rows' may be as long as all rows', if there is but the lane
+        data = b"" if frame.fixed is self._action_views else self._read_lane(frame)
+        lane = self._lane[0] if self._lane else 0
         if given is not None:
             arrays = []
         elif chosen is None:
             # a copy: envs may keep their action, and the next one is read into the same memory
-            arrays = [array.copy() for array in self._action_arrays]
+            arrays = [array.copy() for array in self._action_lanes[lane]]
         else:
             rows = chosen
-            arrays = self._actions.split(b"".join(frame.fixed), len(rows))
+            arrays = self._some_actions(lane, list(rows), data)
         actions = given or self._actions.rows(arrays, action_objects or ())
-        out = self._stepper.step(rows, actions, self._write)
+        out = self._stepper.step(rows, actions)
+        self._rows.store(lane, rows, out)
         failures = [describe_failure(exc, row) for row, exc in out.failures]
-        where: Any = _ALL if chosen is None else list(rows)
-        try:
-            self._reward[where] = out.rewards
-            self._terminated[where] = out.terminated
-            self._truncated[where] = out.truncated
-        except (TypeError, ValueError):
-            failures += _store_one_by_one("reward", self._reward, rows, out.rewards)
-            failures += _store_one_by_one("terminated", self._terminated, rows, out.terminated)
-            failures += _store_one_by_one("truncated", self._truncated, rows, out.truncated)
-        return self._reply(rows, chosen is None, True, out.infos, failures)
+        return self._reply(rows, True, out.infos, failures, rows)
 
-    def _reset(self, request: ResetRequest) -> Reply:
+    def _read_lane(self, frame: Frame) -> bytes:
+        """Take note of the lane of a request that was not read into the usual place; gives what follows it."""
+        data = b"".join(frame.fixed)
+        size = len(self._lane)
+        self._lane[:] = data[:size]
+        return data[size:]
+
+    def _some_actions(self, lane: int, rows: list[int], data: bytes) -> Arrays:
+        """Copies of the actions of some rows: what travelled, and what stands in shared memory."""
+        shared = self._action_lanes[lane] if self._lane else []
+        here = {i: array[rows] for i, array in enumerate(shared) if i in self._shared_actions}
+        return self._actions.split(data, len(rows), here)
+
+    def _reset(self, frame: Frame) -> Reply:
+        request: ResetRequest = load(frame.tail)
+        self._read_lane(frame)
+        lane = self._lane[0] if self._lane else 0
         infos: list[tuple[int, dict[str, Any]]] = []
         failures: list[Failure] = []
         for row, seed in zip(request.rows, request.seeds, strict=True):
             try:
                 obs, info = self._stepper.reset(row, seed, request.options)
-                self._write(row, obs)
+                self._rows.keep(lane, row, obs)
             except Exception as exc:
                 failures.append(describe_failure(exc, row))
                 continue
             if info:
                 infos.append((row, info))
-        return self._reply(request.rows, request.whole, False, infos, failures)
+        rows: Sequence[int] = self._all_rows if request.whole else request.rows
+        reset = set(request.rows).difference(failure.row for failure in failures)
+        self._rows.show(lane, [row for row in rows if row not in reset])
+        return self._reply(rows, False, infos, failures, request.rows)
 
     def _reply(
         self,
         rows: Sequence[int],
-        whole: bool,
         stepped: bool,
         infos: list[tuple[int, dict[str, Any]]],
         failures: list[Failure],
+        touched: Sequence[int],
     ) -> Reply:
-        """What has come to stand in the arrays, as a reply: all rows, or just the ones asked for."""
+        """What has come to stand in the rows, as a reply: all of them, or just the ones asked for.
+
+        Args:
+            touched: those that were stepped or reset; the others are as they were.
+        """
         if self._state.shape[1]:
-            for row in rows:
+            for row in touched:
                 base = self._bases[row]
                 read_state(base.model, base.data, self._state[row])
         if self._checkpoints is not None:
-            self._checkpoints.capture(rows)
+            self._checkpoints.capture(touched)
         if self._draws_late:
-            self._late = list(rows)
-        fixed: Sequence[Buffer]
-        objects: list[list[Any]]
-        if whole:
-            fixed = self._step_views if stepped else self._reset_views
-            objects = self._obs_objects
-        else:
-            index = list(rows)
-            arrays = self._step_arrays if stepped else self._reset_arrays
-            fixed = [byte_view(array[index]) for array in arrays]
-            objects = [[column[row] for row in index] for column in self._obs_objects]
+            self._late = list(touched)
+        fixed = self._rows.buffers(rows, stepped=stepped)
+        objects = self._rows.objects
+        if len(rows) < len(self._envs):
+            objects = [[column[row] for row in rows] for column in objects]
         if not infos and not failures and not objects:
             return Reply(fixed)
         try:
             groups = self._gatherer.gather(infos, len(self._envs)) if infos else []
-            tail = dump(StepReply(self._gatherer.take_news(), groups, objects, failures))
+            news = self._gatherer.take_news()
+            if len(groups) == 1 and not (news or failures or objects) and (usual := groups[0]).is_usual:
+                return Reply(fixed, dump_usual(usual.schema, usual.data))
+            tail = dump(StepReply(news, groups, objects, failures))
         except Exception:
             tail = self._without_unpicklable(infos, objects, failures)
         return Reply(fixed, tail)
@@ -336,10 +358,11 @@ class EnvService:
                 if np.array(before).view(np.uint64).any():  # as bits: small integers are subnormal floats
                     due[row] = checkpoint.restore(before)
                 obs, _ = self._stepper.reset(row, seed, options)
-                self._write(row, obs)
+                self._rows.keep(0, row, obs)
             case ("step", action):
                 due[row] = checkpoint.restore(before)
-                out = self._stepper.step([row], [action], self._write)
+                out = self._stepper.step([row], [action])
+                self._rows.store(0, [row], out)
                 if out.failures:
                     raise out.failures[0][1]
         if not checkpoint.replays:
@@ -350,6 +373,7 @@ class EnvService:
     def begin_anew(self, rows: Sequence[LostRow]) -> None:
         """Another process had these rows and died: say so in their next step, and reset them then as the mode wants."""
         for row, seed, obs, over in rows:
+            self._rows.keep(0, row, obs)
             self._stepper.begin_anew(row, seed, None if over else obs)
 
     # ------------------------------------------------------------ calls
@@ -410,21 +434,6 @@ class EnvService:
         for row, env in enumerate(envs):
             with contextlib.suppress(Exception), running.row(row):
                 env.close()
-
-
-def _store_one_by_one(
-    name: str, array: np.ndarray[Any, Any], rows: Sequence[int], values: Sequence[Any]
-) -> list[Failure]:
-    """Store rewards or flags of which at least one is not a number; say whose."""
-    failures: list[Failure] = []
-    for row, value in zip(rows, values, strict=True):
-        try:
-            array[row] = value
-        except (TypeError, ValueError) as exc:
-            array[row] = 0
-            exc.add_note(f"{name}: expected a number, got {value!r}")
-            failures.append(describe_failure(exc, row))
-    return failures
 
 
 def _or_text(function: Callable[..., Any], *args: Any) -> Any:

@@ -26,7 +26,7 @@ from aioenv.wire.orders import SIZE, Exited, Fork, Forked, Guard, Release, Unfit
 
 __all__ = ["main"]
 
-_MAX_FDS = 5
+_MAX_FDS = 6
 
 
 class Ends(NamedTuple):
@@ -36,6 +36,7 @@ class Ends(NamedTuple):
     write: int
     output: int
     marker: int | None  # see `memory.Marker`
+    memory: int | None  # see `memory.Shared`
 
 
 class Server:
@@ -102,10 +103,10 @@ class Server:
                 self._guarded.add(pid)
             case Release(pid):
                 self._guarded.discard(pid)
-            case Fork(preload, sys_path, marked):
+            case Fork(preload, sys_path, marked, shares):
                 sys.path[:] = sys_path
                 self._preload(preload)
-                return self._fork(fds, marked)
+                return self._fork(fds, marked, shares)
         return None
 
     def _preload(self, modules: Sequence[str]) -> None:
@@ -130,9 +131,10 @@ class Server:
             gc.collect()
             gc.freeze()  # or the first full collection of each worker copies all of it
 
-    def _fork(self, fds: Sequence[int], marked: bool) -> Ends | None:
+    def _fork(self, fds: Sequence[int], marked: bool, shares: bool) -> Ends | None:
         """Fork a worker; returns its descriptors in it, and None here."""
         *rest, status_fd = fds
+        memory = rest.pop() if shares else None
         marker = rest.pop() if marked else None
         *channel, output = rest
         status = socket.socket(fileno=status_fd)
@@ -149,7 +151,7 @@ class Server:
         if pid == 0:
             status.close()
             self._become_worker(server_pid)
-            return Ends(channel[0], channel[-1], output, marker)
+            return Ends(channel[0], channel[-1], output, marker, memory)
         with contextlib.suppress(OSError):
             os.setpgid(pid, pid)  # here too, so that it is done when the parent hears of it
         for fd in fds[:-1]:
@@ -223,4 +225,4 @@ def main(parent_pid: int, control_fd: int) -> None:
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         numpy.random.seed()  # or all workers would draw the same from numpy's global generator
-    boot.work(ends.read, ends.write, ends.marker)
+    boot.work(ends.read, ends.write, ends.marker, ends.memory)

@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Sequence
 
 from aioenv.errors import WireError
-from aioenv.host import running
+from aioenv.host import running, shared
 from aioenv.host.link import Link
 from aioenv.host.mujoco_gl import choose_backend_late
 from aioenv.host.mujoco_log import divert_warnings
@@ -126,9 +126,10 @@ class StartFailed(Exception):
         self.failure = failure
 
 
-def run(read_fd: int, write_fd: int, marker_fd: int | None) -> None:
+def run(read_fd: int, write_fd: int, marker_fd: int | None, memory_fd: int | None) -> None:
     """Serve until the parent says CLOSE or closes the stream, then exit."""
     running.share(marker_fd)
+    shared.keep(memory_fd)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
     divert_warnings()
     try:

@@ -7,6 +7,8 @@ ends of a private pipe; nothing here is fit for bytes from strangers.
 from __future__ import annotations
 
 import pickle
+import struct
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import cloudpickle
@@ -25,8 +27,10 @@ __all__ = [
     "dump",
     "dump_code",
     "dump_exception",
+    "dump_usual",
     "load",
     "load_code",
+    "load_usual",
 ]
 
 
@@ -62,7 +66,7 @@ class ResetRequest(NamedTuple):
 class StepRequest(NamedTuple):
     """STEP, when its tail is not empty: which rows, and the parts of their actions that are objects."""
 
-    rows: tuple[int, ...] | None  # None: all
+    rows: Sequence[int] | None  # None: all
     objects: list[Any] | None
     given: list[Any] | None = None  # in place of all actions: one a row, which its env gets as it is
 
@@ -74,6 +78,23 @@ class StepReply(NamedTuple):
     infos: list[Any]  # groups of columns
     objects: list[list[Any]]  # the observations' object leaves
     failures: list[Failure]
+
+
+# The usual reply with infos has one group of columns for all rows, known to the parent: its number, and its data.
+_USUAL = struct.Struct("<cI")
+_USUAL_TAG = b"I"  # no pickle begins with it
+
+
+def dump_usual(schema: int, data: Buffer) -> bytes:
+    """The tail of a reply that has nothing but the typed columns of one group of all rows, without a pickle."""
+    return b"".join((_USUAL.pack(_USUAL_TAG, schema), data))
+
+
+def load_usual(tail: memoryview) -> tuple[int, memoryview] | None:
+    """Schema and data, if `dump_usual` made this tail."""
+    if tail[:1] != _USUAL_TAG or len(tail) < _USUAL.size:
+        return None
+    return _USUAL.unpack_from(tail)[1], tail[_USUAL.size :]
 
 
 class LostRow(NamedTuple):

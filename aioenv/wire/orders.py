@@ -16,11 +16,12 @@ SIZE = struct.Struct("<I")
 
 
 class Fork(NamedTuple):
-    """To the server: fork a worker. Beside it descriptors: of its channel (one or two), output, marker and status."""
+    """To the server: fork a worker. With descriptors: of its channel (one or two), output, marker, memory, status."""
 
     preload: tuple[str, ...]  # modules to import first, if they can be
     sys_path: tuple[str, ...]  # where from
     marked: bool  # whether there is a marker (see `memory.Marker`)
+    shares: bool  # whether there is memory to share (see `memory.Shared`)
 
 
 class Guard(NamedTuple):

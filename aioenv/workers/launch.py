@@ -61,7 +61,9 @@ def check_start(start: str | None) -> str:
     return start
 
 
-async def launch(start: str, channel: str, environ: Mapping[str, str], preload: Sequence[str]) -> Process:
+async def launch(
+    start: str, channel: str, environ: Mapping[str, str], preload: Sequence[str], memory: int | None = None
+) -> Process:
     """Start a worker process.
 
     If this is cancelled, nothing is left of it.
@@ -71,6 +73,7 @@ async def launch(start: str, channel: str, environ: Mapping[str, str], preload: 
         channel: one of `channel.CHANNELS`.
         environ: its environment variables; a forked worker must still be told (START).
         preload: modules for a fork server to import first.
+        memory: a descriptor of memory that it shares (see `memory.Shared`); None: it shares none.
 
     Raises:
         WorkerStartError: if it can't be started.
@@ -79,9 +82,9 @@ async def launch(start: str, channel: str, environ: Mapping[str, str], preload: 
         raise WorkerStartError("sys.executable is empty: no Python interpreter to start a worker with")
     try:
         if start == "spawn":
-            return await _spawn(channel, environ)
+            return await _spawn(channel, environ, memory)
         while True:
-            process = await _fork(channel, environ, preload)
+            process = await _fork(channel, environ, preload, memory)
             if isinstance(process, Unfit):
                 _unfit_modules.add(process.module)
                 continue
@@ -90,7 +93,7 @@ async def launch(start: str, channel: str, environ: Mapping[str, str], preload: 
         raise WorkerStartError(f"a worker process can't be started: {exc}") from exc
 
 
-async def _spawn(channel: str, environ: Mapping[str, str]) -> Process:
+async def _spawn(channel: str, environ: Mapping[str, str], memory: int | None) -> Process:
     guardian = ForkServer.acquire(None) if forkserver.AVAILABLE else None
     worker = mine = theirs = marker = None
     shared = Marker.create()
@@ -101,7 +104,7 @@ async def _spawn(channel: str, environ: Mapping[str, str]) -> Process:
         if channel == "scatter":
             mine, theirs = _socketpair()
             read_fd = write_fd = theirs.fileno()
-        code = BOOTSTRAP.format(module="boot", arguments=f"{os.getpid()}, {read_fd}, {write_fd}, {shared}")
+        code = BOOTSTRAP.format(module="boot", arguments=f"{os.getpid()}, {read_fd}, {write_fd}, {shared}, {memory}")
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-c",
@@ -112,7 +115,7 @@ async def _spawn(channel: str, environ: Mapping[str, str]) -> Process:
             env=environ,
             limit=_OUTPUT_LIMIT if theirs else _STREAM_LIMIT,  # asyncio has one for both streams
             start_new_session=True,
-            pass_fds=[fd for fd in (theirs.fileno() if theirs else None, shared) if fd is not None],
+            pass_fds=[fd for fd in (theirs.fileno() if theirs else None, shared, memory) if fd is not None],
         )
         if mine is not None:
             ends: Streams = mine
@@ -142,7 +145,9 @@ async def _spawn(channel: str, environ: Mapping[str, str]) -> Process:
             os.close(shared)
 
 
-async def _fork(channel: str, environ: Mapping[str, str], preload: Sequence[str]) -> Process | Unfit:
+async def _fork(
+    channel: str, environ: Mapping[str, str], preload: Sequence[str], memory: int | None
+) -> Process | Unfit:
     loop = asyncio.get_running_loop()
     server = ForkServer.acquire(server_environment(environ))
     closers: list[Callable[[], object]] = []  # of this side, should anything fail
@@ -169,12 +174,14 @@ async def _fork(channel: str, environ: Mapping[str, str], preload: Sequence[str]
             theirs.append(shared)
             marker = Marker(shared)
             closers.append(marker.close)
+        if memory is not None:
+            theirs.append(os.dup(memory))
         status, other = socket.socketpair(type=socket.SOCK_SEQPACKET)  # its few messages keep their bounds
         status.setblocking(False)
         closers.append(status.close)
         theirs.append(other.detach())
         modules = tuple(name for name in (*_PRELOAD, *preload) if name not in _unfit_modules)
-        await server.order(Fork(modules, tuple(sys.path), marker is not None), theirs)
+        await server.order(Fork(modules, tuple(sys.path), marker is not None, memory is not None), theirs)
         for fd in theirs:
             os.close(fd)
         theirs = []

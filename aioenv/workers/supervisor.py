@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from aioenv.errors import EnvError, SlotError, WireError, WorkerDied, describe_exit
+from aioenv.memory import Shared
 from aioenv.wire.frames import Buffer, Frame, Kind
 from aioenv.wire.messages import Call, Failure, Start, dump_code, load
 from aioenv.workers import faults
@@ -45,6 +46,7 @@ class Worker:
         state: where it is in its life.
         generation: how often it has been restarted; its frames carry it.
         description: what the service told about itself, once started.
+        memory: what its processes share with this one; to be set before the start.
         on_images: called with each IMAGES frame.
         on_death: called when a process of it has ended without having been asked to.
     """
@@ -71,6 +73,7 @@ class Worker:
         self.state = WorkerState.NEW
         self.generation = 0
         self.description: Any = None
+        self.memory: Shared | None = None
         self.on_images: Callable[[Frame], None] | None = None
         self.on_death: Callable[[Worker], None] | None = None
         self._label = f"{role} {index}"
@@ -144,7 +147,8 @@ class Worker:
         connection = self._connection = None
         try:
             async with asyncio.timeout(self._start_timeout_s):
-                process = await launch(self._start, self._channel_kind, self._environ, self._imports)
+                memory = self.memory.fd if self.memory is not None else None
+                process = await launch(self._start, self._channel_kind, self._environ, self._imports, memory)
                 output = OutputLog(self._label, process.pid, self.slots, self._log_prefix)
                 connection = self._connection = Connection(
                     process,

@@ -46,6 +46,8 @@ AXES = {
     "loop": list(LOOPS),
 }
 
+TRANSPORTS = ["frames", "shared"]
+
 
 @pytest.fixture(scope="module", autouse=True)
 def one_fork_server():
@@ -63,10 +65,14 @@ def grid(full: bool):
     points = list(itertools.product(*AXES.values()))
     for number, env in enumerate(ENVS):
         # 35 has no factor in common with the 72 points: neighbours differ in every axis
-        chosen = points if full else [points[number * 35 % len(points)]]
-        for point in chosen:
-            name = "-".join(str(getattr(p, "value", p)) for p in (env, *point))
-            yield pytest.param(env, dict(zip(AXES, point, strict=True)), id=name)
+        chosen = range(len(points)) if full else [number * 35 % len(points)]
+        for index in chosen:
+            # not an axis, which would double the grid: neighbours take turns, and in the sample each env meets both
+            turn = (number + index) % 2
+            for transport in TRANSPORTS[turn : turn + 1] if full else TRANSPORTS:
+                point = {**dict(zip(AXES, points[index], strict=True)), "transport": transport}
+                name = "-".join(str(getattr(p, "value", p)) for p in (env, *point.values()))
+                yield pytest.param(env, point, id=name)
 
 
 async def compare(make, autoreset_mode, **options):

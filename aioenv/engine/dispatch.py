@@ -1,0 +1,215 @@
+"""Requests on their way out, replies on their way in: between the exchanges and the workers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from gymnasium.vector import AutoresetMode
+
+from aioenv.batching.plane import COPIED, LANE_BYTES
+from aioenv.engine.batch import Batch, Exchange, Part, Sent
+from aioenv.engine.fleet import Fleet, Member
+from aioenv.engine.history import History
+from aioenv.engine.images import Images
+from aioenv.engine.recovery import Recovery
+from aioenv.engine.slots import SlotState, SlotTable
+from aioenv.engine.tails import read_tail
+from aioenv.errors import SlotError, WireError, WorkerDied
+from aioenv.host.polling import MAX_POLL_S, Poller
+from aioenv.wire.frames import Frame, Kind
+from aioenv.wire.messages import load
+from aioenv.workers.environment import usable_cpus
+from aioenv.workers.restart import RestartPolicy
+from aioenv.workers.restarter import Restarter
+from aioenv.workers.supervisor import Worker
+
+__all__ = ["Dispatch"]
+
+# How long to poll for the last replies of a step once there are CPUs without a worker in flight, in seconds: workers
+# with equal shares are done at nearly the same time.
+_REST_S = 150e-6
+
+
+class Dispatch:
+    """Sends the parts of exchanges to their workers, and puts what comes back into the exchanges.
+
+    Args:
+        fleet: started and configured workers.
+        images: where states and late renders go; None if nobody wants images.
+        table: the states of the slots.
+        state_size: how many float64 of physics state come with each row.
+        mode: the autoreset mode.
+        restart: whether and how workers that died are started again.
+        offer: called with each part whose reply is in while nobody awaits the exchange as a whole.
+
+    Attributes:
+        restarter: who starts workers again; None if nobody does.
+        history: what they go on from.
+        shared_actions: the numbers of the action leaves that lie in shared memory.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        images: Images | None,
+        table: SlotTable,
+        *,
+        state_size: int,
+        mode: AutoresetMode,
+        restart: RestartPolicy | None,
+        offer: Callable[[Exchange, Part], None],
+    ) -> None:
+        self._fleet = fleet
+        self._images = images
+        self._table = table
+        self._state_size = state_size
+        self._offer = offer
+        self._loop = asyncio.get_running_loop()
+        self._num_envs = fleet.members[-1].stop
+        self._all_slots = np.arange(self._num_envs)
+        self._cpus = usable_cpus()
+        self._poller = Poller(MAX_POLL_S)
+        self._rest_poller = Poller(_REST_S)
+        self.shared_actions = tuple(fleet.lanes[COPIED].actions) if fleet.lanes else ()
+        self.history: History | None = None
+        self.restarter: Restarter | None = None
+        if restart is not None:
+            self.history = History(fleet, self._num_envs, resets_at_once=mode is AutoresetMode.SAME_STEP)
+            self.restarter = Restarter(
+                [member.worker for member in fleet.members],
+                restart,
+                meaning="its slots resume" if restart.resume else "the episodes of its slots are truncated",
+                restore=Recovery(fleet, self.history, resume=restart.resume).restore,
+                lost=lambda worker, error: self._fail(error),
+            )
+        for member in fleet.members:
+            member.worker.on_death = self._on_death
+
+    # ------------------------------------------------------------ exchanges
+
+    def whole(self, lane: int) -> Exchange:
+        """An exchange with all workers."""
+        batch = self._new_batch(self._num_envs, lane)
+        parts = [Part(m, self._all_slots[m.start : m.stop], m.start, batch) for m in self._fleet.members]
+        exchange = Exchange(batch, parts, self._loop)
+        if lane != COPIED:  # it is kept, and may point to itself
+            for part in parts:
+                part.on_reply = partial(self._on_reply, exchange, part)
+        return exchange
+
+    def single(self, member: Member, slots: npt.NDArray[np.int64], *, stepped: bool) -> Exchange:
+        """An exchange with one worker about some of its slots, begun."""
+        batch = self._new_batch(len(slots), COPIED)
+        exchange = Exchange(batch, [Part(member, slots, 0, batch)], self._loop)
+        exchange.begin(stepped=stepped, waiting=False)
+        return exchange
+
+    def _new_batch(self, n: int, lane: int) -> Batch:
+        fleet = self._fleet
+        shared: Any = fleet.lanes[lane].observations if fleet.lanes else {}
+        return Batch(fleet.observations, n, self._state_size, fleet.checkpoint_size, shared, lane)
+
+    # ------------------------------------------------------------ out and in
+
+    def submit(self, exchange: Exchange, part: Part, sent: Sent) -> None:
+        """Send a part's request; what becomes of it the exchange is told, whatever happens."""
+        part.sent = sent
+        if self.restarter is not None and self._hold(exchange, part, None):
+            return
+        on_reply = part.on_reply or partial(self._on_reply, exchange, part)
+        if not exchange.stepped:
+            exchange.batch.clear(part.start, part.stop)
+        fixed = sent.fixed
+        if lanes := self._fleet.lanes:
+            lane = exchange.batch.lane
+            fixed = [LANE_BYTES[lane], *fixed]
+            for number, actions in (sent.shared or {}).items():
+                lanes[lane].actions[number][sent.slots] = actions
+        into = part.into[0 if exchange.stepped else 1]
+        try:
+            part.request = part.member.worker.submit(sent.kind, fixed, sent.tail, into=into, on_reply=on_reply)
+        except SlotError as error:
+            on_reply(error)
+        except WireError as exc:
+            on_reply(part.member.worker.failure_here(str(exc), part.slots.tolist()))
+        else:
+            if exchange.images is not None and self._images is not None:
+                self._images.expect(part.member.worker, part.request, exchange.images, part.slots)
+
+    def _hold(self, exchange: Exchange, part: Part, error: WorkerDied | None) -> bool:
+        """Keep a request until its worker is back, if it is being started again (see `Restarter.hold`)."""
+        if self.restarter is None or part.sent is None:
+            return False
+        again = partial(self.submit, exchange, part, part.sent)
+        on_reply = part.on_reply or partial(self._on_reply, exchange, part)
+        return self.restarter.hold(part.member.worker, error, again, on_reply)
+
+    def _on_reply(self, exchange: Exchange, part: Part, outcome: Frame | SlotError) -> None:
+        worker = part.member.worker
+        if isinstance(outcome, WorkerDied) and self._hold(exchange, part, outcome):
+            if self._images is not None:
+                self._images.forget(worker, part.request)
+            part.request = None
+            return
+        part.arrived = True
+        if isinstance(outcome, SlotError):
+            exchange.fail(part, self._fleet.observations, outcome)
+        elif outcome.kind is Kind.FAILURE:
+            exchange.fail(part, self._fleet.observations, worker.failure(load(outcome.tail)))
+        else:
+            if exchange.batch.lane == COPIED:
+                exchange.batch.copy_out(part.start, part.slots)
+            if len(outcome.tail):
+                self._read_tail(exchange, part, outcome.tail)
+        if exchange.images is not None and self._images is not None:
+            if not isinstance(outcome, Frame) or outcome.kind is Kind.FAILURE:
+                self._images.give_up(worker, part.request, exchange.images, part.slots, part.errors[0])
+            elif self._state_size:
+                self._images.draw(exchange.images, part.slots, exchange.batch.state[part.start : part.stop])
+        if self.history is not None and isinstance(outcome, Frame):
+            self.history.note(exchange, part)
+        exchange.arrived()
+        if not exchange.waiting:
+            self._offer(exchange, part)
+        elif exchange.stepped:
+            self._poll_rest(exchange)
+
+    def poll(self, exchange: Exchange) -> None:
+        """Before the loop sleeps: its replies may be about to come, while there are CPUs that no worker needs."""
+        if exchange.open < self._cpus:
+            exchange.polled = True
+            self._poller.wait(exchange.poll)
+
+    def _read_tail(self, exchange: Exchange, part: Part, tail: memoryview) -> None:
+        worker = part.member.worker
+        try:
+            read_tail(part, tail)
+        except Exception as exc:
+            error = worker.failure_here(f"its reply can't be read: {type(exc).__name__}: {exc}", part.slots.tolist())
+            exchange.fail(part, self._fleet.observations, error)
+
+    def _poll_rest(self, exchange: Exchange) -> None:
+        """The first replies of a step are in: the last may be about to come."""
+        if 0 < exchange.open < self._cpus and not exchange.polled:
+            exchange.polled = True
+            self._rest_poller.wait(exchange.poll)
+
+    def _on_death(self, worker: Worker) -> None:
+        """A worker has ended: it is started again, or its slots can't be used any more."""
+        error = worker.death()
+        if self._images is not None:
+            self._images.lose(worker, error)
+        if self.restarter is None or not self.restarter.begin(worker, error):
+            self._fail(error)
+
+    def _fail(self, error: WorkerDied) -> None:
+        # what slots had in flight is told by the replies
+        told = (SlotState.IN_FLIGHT, SlotState.READY)
+        if slots := tuple(slot for slot in error.slots if self._table.state(slot) not in told):
+            error.concern(slots)
+            self._table.fail(error)

@@ -1,0 +1,129 @@
+"""Where a worker's results stand, row by row: in its own arrays, which travel in frames, or in shared memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from aioenv.batching.autoreset import Stepped
+from aioenv.batching.layout import Arrays, Layout, byte_view
+from aioenv.wire.frames import Buffer
+
+__all__ = ["Rows", "run_of"]
+
+
+class Rows:
+    """The latest results of n rows.
+
+    Args:
+        layout: of the observations.
+        n: how many rows.
+        shared: for each lane of shared memory, the rows' part of its observation arrays by number of leaf; one empty
+            dict without shared memory.
+        state: arrays of n rows that ride on every reply.
+
+    Attributes:
+        objects: the observations' object leaves, each a list of n.
+    """
+
+    def __init__(self, layout: Layout, n: int, shared: Sequence[dict[int, Any]], state: Arrays) -> None:
+        self.objects = layout.no_objects(n)
+        own = [np.zeros((0 if i in shared[0] else n, *leaf.shape), leaf.dtype) for i, leaf in enumerate(layout.leaves)]
+        self._writers = [
+            layout.writer([lane.get(i, array) for i, array in enumerate(own)], self.objects) for lane in shared
+        ]
+        self._reward = np.zeros(n, np.float64)
+        self._terminated = np.zeros(n, np.bool_)
+        self._truncated = np.zeros(n, np.bool_)
+        framed = [array for i, array in enumerate(own) if i not in shared[0]]
+        self._reset_arrays: Arrays = [*framed, *state]
+        self._step_arrays: Arrays = [*framed, self._reward, self._terminated, self._truncated, *state]
+        # observations, as the envs gave them: a lane of shared memory holds those of another step
+        self._last: list[Any] = [None] * n
+        self._views: dict[tuple[bool, int, int], Sequence[Buffer]] = {}
+
+    def store(self, lane: int, rows: Sequence[int], out: Stepped) -> None:
+        """Put in what a step gave; a row whose values don't fit is added to `out.failures`."""
+        start = run_of(rows)
+        if not out.failures and start is not None:
+            try:
+                self._writers[lane].write_run(start, out.observations)
+                self._last[start : start + len(rows)] = out.observations
+            except Exception:
+                start = None
+        if out.failures or start is None:
+            self._store_one_by_one(lane, rows, out)
+        where: Any = list(rows) if start is None else slice(start, start + len(rows))
+        try:
+            self._reward[where] = out.rewards
+            self._terminated[where] = out.terminated
+            self._truncated[where] = out.truncated
+        except (TypeError, ValueError):
+            for name, array, values in (
+                ("reward", self._reward, out.rewards),
+                ("terminated", self._terminated, out.terminated),
+                ("truncated", self._truncated, out.truncated),
+            ):
+                _store_numbers(name, array, rows, values, out)
+
+    def _store_one_by_one(self, lane: int, rows: Sequence[int], out: Stepped) -> None:
+        failed = {row for row, _ in out.failures}
+        for index, row in enumerate(rows):
+            if row not in failed:
+                try:
+                    self.keep(lane, row, out.observations[index])
+                    continue
+                except Exception as exc:
+                    out.spoil(index, row, exc)
+            self.show(lane, [row])
+
+    def keep(self, lane: int, row: int, obs: Any) -> None:
+        """Put in one observation.
+
+        Raises:
+            ValueError, TypeError: if it does not fit.
+        """
+        self._writers[lane].write(row, obs)
+        self._last[row] = obs
+
+    def show(self, lane: int, rows: Sequence[int]) -> None:
+        """Put in, once more, the last observations that fitted."""
+        write = self._writers[lane].write
+        for row in rows:
+            if self._last[row] is not None:
+                write(row, self._last[row])
+
+    def buffers(self, rows: Sequence[int], *, stepped: bool) -> Sequence[Buffer]:
+        """What travels of some rows, after a step or after a reset."""
+        arrays = self._step_arrays if stepped else self._reset_arrays
+        start = run_of(rows)
+        if start is None:
+            return [byte_view(array[list(rows)]) for array in arrays]
+        key = stepped, start, len(rows)
+        views = self._views.get(key)
+        if views is None:
+            views = self._views[key] = [byte_view(array[start : start + len(rows)]) for array in arrays]
+        return views
+
+
+def run_of(rows: Sequence[int]) -> int | None:
+    """Where rows begin, if they follow one another; else None."""
+    if isinstance(rows, range):
+        return rows.start
+    start = rows[0] if rows else 0
+    return start if list(rows) == list(range(start, start + len(rows))) else None
+
+
+def _store_numbers(
+    name: str, array: np.ndarray[Any, Any], rows: Sequence[int], values: list[Any], out: Stepped
+) -> None:
+    """Store rewards or flags of which at least one is not a number; say whose."""
+    for row, value in zip(rows, values, strict=True):
+        try:
+            array[row] = value
+        except (TypeError, ValueError) as exc:
+            array[row] = 0
+            exc.add_note(f"{name}: expected a number, got {value!r}")
+            out.failures.append((row, exc))
