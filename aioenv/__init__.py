@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from aioenv.errors import NoAsyncCallError as NoAsyncCallError
     from aioenv.errors import PendingCallError as PendingCallError
     from aioenv.errors import RenderError as RenderError
+    from aioenv.errors import RenderTimeout as RenderTimeout
     from aioenv.errors import ResetNeededError as ResetNeededError
     from aioenv.errors import ResumeError as ResumeError
     from aioenv.errors import SlotError as SlotError
@@ -45,6 +46,13 @@ if TYPE_CHECKING:
     from aioenv.make import run as run
     from aioenv.native_vector_env import NativeVectorEnv as NativeVectorEnv
     from aioenv.rendering.config import RenderConfig as RenderConfig
+    from aioenv.rendering.modders.base import Modder as Modder
+    from aioenv.rendering.modders.camera import CameraModder as CameraModder
+    from aioenv.rendering.modders.light import LightModder as LightModder
+    from aioenv.rendering.modders.material import MaterialModder as MaterialModder
+    from aioenv.rendering.modders.texture import TextureModder as TextureModder
+    from aioenv.rendering.quality import RenderQuality as RenderQuality
+    from aioenv.rendering.render_pool import RenderPool as RenderPool
     from aioenv.stats import EpisodeCounter as EpisodeCounter
     from aioenv.stats import SharedRunningStats as SharedRunningStats
     from aioenv.vector_env import AsyncVectorEnv as AsyncVectorEnv
@@ -52,8 +60,9 @@ if TYPE_CHECKING:
 
 _ERRORS = (
     "ActionError", "AioenvError", "ClosedError", "EnvError", "LoopError", "NoAsyncCallError",
-    "PendingCallError", "RenderError", "ResetNeededError", "ResumeError", "SlotError", "SlotErrorGroup",
-    "SpaceMismatchError", "StaleViewWarning", "StepTimeout", "WireError", "WorkerDied", "WorkerStartError",
+    "PendingCallError", "RenderError", "RenderTimeout", "ResetNeededError", "ResumeError", "SlotError",
+    "SlotErrorGroup", "SpaceMismatchError", "StaleViewWarning", "StepTimeout", "WireError", "WorkerDied",
+    "WorkerStartError",
 )  # fmt: skip
 
 _HOME = {
@@ -66,7 +75,14 @@ _HOME = {
     "Rollout": "aioenv.engine.record",
     "Stats": "aioenv.engine.waits",
     "NativeVectorEnv": "aioenv.native_vector_env",
+    "CameraModder": "aioenv.rendering.modders.camera",
+    "LightModder": "aioenv.rendering.modders.light",
+    "MaterialModder": "aioenv.rendering.modders.material",
+    "Modder": "aioenv.rendering.modders.base",
     "RenderConfig": "aioenv.rendering.config",
+    "RenderPool": "aioenv.rendering.render_pool",
+    "RenderQuality": "aioenv.rendering.quality",
+    "TextureModder": "aioenv.rendering.modders.texture",
     "RestartPolicy": "aioenv.workers.restart",
     "make_vec": "aioenv.make",
     "run": "aioenv.make",

@@ -22,6 +22,7 @@ __all__ = [
     "NoAsyncCallError",
     "PendingCallError",
     "RenderError",
+    "RenderTimeout",
     "ResetNeededError",
     "ResumeError",
     "SlotError",
@@ -43,7 +44,7 @@ class WireError(AioenvError):
     """Bytes on the wire are not a valid frame. The connection that they came from can't be used any more."""
 
 
-class ClosedError(AioenvError, gym_error.ClosedEnvironmentError):
+class ClosedError(AioenvError, gym_error.ClosedEnvironmentError, RuntimeError):
     """An operation was asked of a vector env (or pool) after `close()`."""
 
 
@@ -106,6 +107,10 @@ class ResumeError(AioenvError, ValueError):
 
 class RenderError(AioenvError, RuntimeError):
     """Images can't be had: no OpenGL, no render mode, or a render worker failed."""
+
+
+class RenderTimeout(RenderError, TimeoutError):
+    """A render worker finished nothing for `timeout_s`. It is killed, and started again if it may be."""
 
 
 class WorkerStartError(AioenvError, RuntimeError):

@@ -21,7 +21,7 @@ import aioenv
 from aioenv.cli.options import positive_int, size
 from aioenv.cli.video import TiledVideo
 from aioenv.host.mujoco_source import MujocoSource, find_source, read_state
-from aioenv.rendering.pool import RenderPool
+from aioenv.rendering.late_pool import LatePool
 from aioenv.workers.environment import usable_cpus
 
 __all__ = ["HELP", "add_arguments", "run"]
@@ -198,7 +198,7 @@ async def images_alone(plan: Plan, stack: contextlib.AsyncExitStack) -> Run:
     n = plan.num_envs
     slots = np.arange(n)
     ahead = slots * max(1, len(states) // n)
-    pool = RenderPool([source], [0] * n, plan.render)
+    pool = LatePool([source], [0] * n, plan.render)
     await pool.start()
     stack.push_async_callback(pool.close)
 
@@ -240,7 +240,7 @@ async def overlapped(plan: Plan, stack: contextlib.AsyncExitStack, video: TiledV
     return Run("both overlapped", chunk, physics=True, images=True, after=encode)
 
 
-async def draw_states(pool: RenderPool, slots: list[int], states: npt.NDArray[np.float64]) -> None:
+async def draw_states(pool: LatePool, slots: list[int], states: npt.NDArray[np.float64]) -> None:
     """Have the pool draw one state a slot.
 
     Raises:

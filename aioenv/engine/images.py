@@ -33,7 +33,7 @@ MAX_ACTIVE = 2
 
 
 class Pool(Protocol):
-    """What `Images` needs of `rendering.RenderPool`."""
+    """What `Images` needs of `rendering.LatePool`."""
 
     @property
     def image_shape(self) -> tuple[int, int, int]:

@@ -13,7 +13,7 @@ from aioenv.errors import ClosedError, RenderError
 
 if TYPE_CHECKING:
     from aioenv.rendering.config import RenderConfig
-    from aioenv.rendering.pool import RenderPool
+    from aioenv.rendering.late_pool import LatePool
 
 __all__ = ["CLOSE_GRACE_S", "Session"]
 
@@ -43,7 +43,7 @@ class Session:
         self.fleet = Fleet(config)
         self.schedule: Schedule | None = None
         self.images: Images | None = None
-        self._pool: RenderPool | None = None
+        self._pool: LatePool | None = None
         self._pid = os.getpid()
         self._config = config
         self._render = render
@@ -96,10 +96,10 @@ class Session:
                 )
             self.images = Images(num_envs, None)
             return 0, True
-        from aioenv.rendering.pool import RenderPool
+        from aioenv.rendering.late_pool import LatePool
 
         distinct = list(dict.fromkeys(sources))
-        self._pool = RenderPool(
+        self._pool = LatePool(
             distinct,
             [distinct.index(source) for source in sources],
             config,

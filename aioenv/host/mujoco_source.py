@@ -15,7 +15,7 @@ import numpy.typing as npt
 if TYPE_CHECKING:
     import mujoco
 
-__all__ = ["CameraView", "MujocoSource", "find_source", "load_model", "read_state", "write_state"]
+__all__ = ["CameraView", "MujocoSource", "dump_model", "find_source", "load_model", "read_state", "write_state"]
 
 
 @dataclass(frozen=True)
@@ -61,12 +61,10 @@ def find_source(env: Any) -> MujocoSource | None:
     model, data = getattr(base, "model", None), getattr(base, "data", None)
     if mujoco is None or not isinstance(model, mujoco.MjModel) or not isinstance(data, mujoco.MjData):
         return None
-    buffer = np.empty(mujoco.mj_sizeModel(model), np.uint8)
-    mujoco.mj_saveModel(model, None, buffer)
     renderer = getattr(base, "mujoco_renderer", None)
     options = getattr(renderer, "_vopt", None) or {}
     return MujocoSource(
-        model=buffer.tobytes(),
+        model=dump_model(model),
         view=_view(model, renderer, mujoco),
         visual_options=tuple(sorted((int(flag), bool(value)) for flag, value in options.items())),
         max_geom=max(_MIN_GEOM, int(getattr(renderer, "max_geom", 0) or 0)),
@@ -122,8 +120,17 @@ def write_state(model: mujoco.MjModel, data: mujoco.MjData, row: npt.NDArray[np.
     mujoco.mj_setState(model, data, row, _signature(mujoco))
 
 
-def load_model(source: MujocoSource) -> mujoco.MjModel:
-    """The model of a source, a new one each time."""
+def dump_model(model: mujoco.MjModel) -> bytes:
+    """A model as the bytes of an MJB file, as it is now."""
     import mujoco
 
-    return mujoco.MjModel.from_binary_path("model.mjb", {"model.mjb": source.model})
+    buffer = np.empty(mujoco.mj_sizeModel(model), np.uint8)
+    mujoco.mj_saveModel(model, None, buffer)
+    return buffer.tobytes()
+
+
+def load_model(data: bytes) -> mujoco.MjModel:
+    """The model of the bytes of an MJB file, a new one each time."""
+    import mujoco
+
+    return mujoco.MjModel.from_binary_path("model.mjb", {"model.mjb": data})

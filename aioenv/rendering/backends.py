@@ -21,11 +21,19 @@ def candidates(backend: str | None) -> tuple[str, ...]:
     return (chosen,) if chosen in BACKENDS else ("egl", "osmesa")
 
 
-def environment(backend: str) -> dict[str, str]:
-    """Environment variables for a render worker."""
-    return {
+def environment(backend: str, device: int | None = None) -> dict[str, str]:
+    """Environment variables for a render worker.
+
+    Args:
+        backend: the OpenGL backend.
+        device: the GPU to draw on, as MuJoCo counts them; None for the first that works.
+    """
+    variables = {
         "MUJOCO_GL": backend,
         "PYOPENGL_PLATFORM": backend if backend in ("egl", "osmesa") else "",
         # llvmpipe draws in the calling thread: its own threads would fight the other workers for the CPUs
         "LP_NUM_THREADS": "0",
     }
+    if device is not None:
+        variables["MUJOCO_EGL_DEVICE_ID"] = str(device)
+    return variables

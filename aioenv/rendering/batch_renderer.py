@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import mujoco
 import numpy as np
@@ -12,11 +11,13 @@ import numpy.typing as npt
 from aioenv.batching.layout import byte_view
 from aioenv.host.mujoco_source import MujocoSource, load_model, write_state
 from aioenv.host.service import Reply
+from aioenv.rendering.cameras import make_camera, of_source
+from aioenv.rendering.canvas import Canvas
 from aioenv.rendering.config import RenderConfig
-from aioenv.rendering.quality import prepare_model, prepare_scene
+from aioenv.rendering.quality import parse_quality
 from aioenv.wire.frames import Frame, Header, Kind
 
-__all__ = ["BatchRenderer", "RenderService"]
+__all__ = ["BatchRenderer", "RenderService", "opengl_name"]
 
 
 class SourceRenderer:
@@ -24,71 +25,31 @@ class SourceRenderer:
 
     Raises:
         ValueError: if the model has no such camera; the message lists those that it has.
+        RenderError: if there is no OpenGL context to be had.
     """
 
     def __init__(self, source: MujocoSource, config: RenderConfig) -> None:
-        fast = config.quality == "fast"
-        self._model = load_model(source)
-        prepare_model(self._model, config.width, config.height, fast=fast)
+        self._size = (config.width, config.height)
+        self._model = load_model(source.model)
         self._data = mujoco.MjData(self._model)
-        self._camera = _camera(self._model, source, config.camera)
+        self._view = of_source(self._model, source.view, config.camera)
         self._option = mujoco.MjvOption()
         for flag, value in source.visual_options:
             self._option.flags[flag] = value
-        self._renderer = mujoco.Renderer(self._model, config.height, config.width, source.max_geom)
-        try:
-            prepare_scene(self._renderer.scene, fast=fast)
-            # the first image of a new context can differ from all later ones
-            mujoco.mj_forward(self._model, self._data)
-            self._draw(np.empty((config.height, config.width, 3), np.uint8))
-        except BaseException:
-            self._renderer.close()
-            raise
+        self._canvas = Canvas(self._model, parse_quality(config.quality), source.max_geom)
 
     def draw(self, state: npt.NDArray[np.float64], out: npt.NDArray[np.uint8]) -> None:
         """Draw one state into `out`, uint8 of shape (height, width, 3)."""
         write_state(self._model, self._data, state)
         # all derived quantities, tendons, flexes and lights included; a tenth of the cost of the smallest image
         mujoco.mj_forward(self._model, self._data)
-        self._draw(out)
-
-    def _draw(self, out: npt.NDArray[np.uint8]) -> None:
-        # a tracking camera's object is written to by each scene: start from the same one every time
-        camera = mujoco.MjvCamera()
-        for name, value in self._camera.items():
-            if isinstance(value, tuple):
-                getattr(camera, name)[:] = value
-            else:
-                setattr(camera, name, value)
-        self._renderer.update_scene(self._data, camera, self._option)
-        self._renderer.render(out=out)
+        self._canvas.make_current()
+        self._canvas.look(self._data, make_camera(self._view), self._option, *self._size)
+        self._canvas.draw(out)
 
     def close(self) -> None:
         """Free the OpenGL context."""
-        self._renderer.close()
-
-
-def _camera(model: mujoco.MjModel, source: MujocoSource, asked: str | int | None) -> dict[str, Any]:
-    """Attributes of the `MjvCamera` to draw from."""
-    fixed = source.view.fixed
-    settings = dict(source.view.settings)
-    if isinstance(asked, str):
-        fixed = mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_CAMERA, asked)
-        if fixed == -1:
-            names = [model.camera(i).name for i in range(model.ncam)]
-            raise ValueError(f"camera: the model has no camera {asked!r}; it has {names}")
-    elif asked is not None:
-        if not -1 <= asked < model.ncam:
-            raise ValueError(f"camera: expected a number from -1 to {model.ncam - 1}, got {asked}")
-        fixed = asked
-        if fixed == -1:
-            free = mujoco.MjvCamera()
-            mujoco.mjv_defaultFreeCamera(model, free)
-            names_ = ("lookat", "distance", "azimuth", "elevation")
-            settings = {n: tuple(v) if np.ndim(v := getattr(free, n)) else v for n in names_}
-    if fixed >= 0:
-        return {"type": mujoco.mjtCamera.mjCAMERA_FIXED, "fixedcamid": fixed}
-    return {"type": mujoco.mjtCamera.mjCAMERA_FREE, "fixedcamid": -1, **settings}
+        self._canvas.close()
 
 
 class BatchRenderer:
@@ -138,6 +99,17 @@ class BatchRenderer:
             renderer.close()
 
 
+def opengl_name() -> str:
+    """The name of the OpenGL implementation whose context is current, if it can be had."""
+    try:
+        from OpenGL.raw.GL.VERSION.GL_1_0 import GL_RENDERER, glGetString  # OpenGL.GL takes 0.1 s to import
+
+        name = glGetString(GL_RENDERER)
+        return str(name.decode() if isinstance(name, bytes) else name)
+    except Exception:  # a convenience, not worth a failure to start
+        return "unknown"
+
+
 class RenderService:
     """A `BatchRenderer` as the service of a render worker.
 
@@ -152,13 +124,7 @@ class RenderService:
 
     def describe(self) -> str:
         """The name of the OpenGL implementation, if it can be had."""
-        try:
-            from OpenGL import GL
-
-            name = GL.glGetString(GL.GL_RENDERER)
-            return str(name.decode() if isinstance(name, bytes) else name)
-        except Exception:  # a convenience, not worth a failure to start
-            return "unknown"
+        return opengl_name()
 
     def place(self, header: Header) -> Sequence[memoryview] | None:
         """States may be read anywhere."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
-__all__ = ["BACKENDS", "RenderConfig"]
+from aioenv.rendering.quality import Quality, parse_quality
+
+__all__ = ["BACKENDS", "MAX_SIDE", "RenderConfig", "check_int"]
 
 BACKENDS = ("egl", "osmesa", "glfw")
-QUALITIES = ("exact", "fast")
 
 # What one render target may measure in each direction; more than any OpenGL implementation here allows.
 MAX_SIDE = 16_384
@@ -27,7 +28,8 @@ class RenderConfig:
         height: of an image, in pixels.
         camera: a camera of the model by name or number, -1 for the free camera; None for the env's own view.
         quality: "exact" gives the pixels of `mujoco.Renderer`; "fast" leaves out shadows, reflections and
-            multisampling, which cost software OpenGL up to 40 times the rest of the image.
+            multisampling, which cost software OpenGL up to 40 times the rest of the image. A `RenderQuality` has
+            each switch by name.
         num_workers: how many render workers; None for one a usable CPU, at most four and at most one an env.
             (Eight processes that draw on one GPU have been seen to hang, mujoco issue 3444.)
         backend: "egl", "osmesa" or "glfw"; None for `MUJOCO_GL` if it is set, else EGL, else OSMesa.
@@ -39,23 +41,23 @@ class RenderConfig:
     width: int = 256
     height: int = 256
     camera: str | int | None = None
-    quality: Literal["exact", "fast"] = "exact"
+    quality: Quality = "exact"
     num_workers: int | None = None
     backend: str | None = None
 
     def __post_init__(self) -> None:
-        _check_int("width", self.width, MAX_SIDE)
-        _check_int("height", self.height, MAX_SIDE)
+        check_int("width", self.width, MAX_SIDE)
+        check_int("height", self.height, MAX_SIDE)
         if self.num_workers is not None:
-            _check_int("num_workers", self.num_workers, 1024)
-        if self.quality not in QUALITIES:
-            raise ValueError(f"quality: expected one of {QUALITIES}, got {self.quality!r}")
+            check_int("num_workers", self.num_workers, 1024)
+        parse_quality(self.quality)
         if self.backend is not None and self.backend not in BACKENDS:
             raise ValueError(f"backend: expected one of {BACKENDS} or None, got {self.backend!r}")
         if isinstance(self.camera, bool) or not isinstance(self.camera, (str, int, type(None))):
             raise ValueError(f"camera: expected a name, a number or None, got {self.camera!r}")
 
 
-def _check_int(name: str, value: Any, maximum: int) -> None:
+def check_int(name: str, value: Any, maximum: int) -> None:
+    """Raise a ValueError unless it is an int from 1 to the maximum."""
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= maximum:
         raise ValueError(f"{name}: expected an int from 1 to {maximum}, got {value!r}")

@@ -1,8 +1,24 @@
-"""The same vector envs for blocking code: `gymnasium.vector.VectorEnv`s on a loop thread of their own."""
+"""The same things for blocking code: vector envs as `gymnasium.vector.VectorEnv`s, and a render pool.
+
+Each runs on a loop thread of its own.
+"""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 from aioenv.sync.gymnasium import AsyncVectorEnv
 from aioenv.sync.vector_env import VectorEnv, make_vec
 
-__all__ = ["AsyncVectorEnv", "VectorEnv", "make_vec"]
+if TYPE_CHECKING:
+    from aioenv.sync.render_pool import RenderPool as RenderPool
+
+__all__ = ["AsyncVectorEnv", "RenderPool", "VectorEnv", "make_vec"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "RenderPool":  # it imports MuJoCo, which not everybody needs
+        from aioenv.sync.render_pool import RenderPool
+
+        return RenderPool
+    raise AttributeError(f"module 'aioenv.sync' has no attribute {name!r}")

@@ -1,0 +1,85 @@
+"""Cameras: from what users write to what MuJoCo draws from."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import mujoco
+import numpy as np
+
+from aioenv.host.mujoco_source import CameraView
+
+__all__ = ["Camera", "View", "find_camera", "make_camera", "of_source"]
+
+# What users write: a camera of the model by name or number (-1 or None: the free one), or one of their own.
+Camera: TypeAlias = "str | int | mujoco.MjvCamera | None"
+# What travels: attributes of an `MjvCamera`, arrays as tuples.
+View: TypeAlias = "tuple[tuple[str, Any], ...]"
+
+_SETTINGS = ("orthographic", "lookat", "distance", "azimuth", "elevation")
+_ATTRIBUTES = ("type", "fixedcamid", "trackbodyid", *_SETTINGS)
+
+
+def find_camera(model: mujoco.MjModel, asked: Camera) -> View:
+    """The view of a camera of the model, by name or number; None or -1 for the free camera.
+
+    Raises:
+        ValueError: if the model has no such camera; the message lists those that it has.
+    """
+    if isinstance(asked, mujoco.MjvCamera):
+        if asked.fixedcamid >= model.ncam or asked.trackbodyid >= model.nbody:
+            raise ValueError(
+                f"camera: fixedcamid {asked.fixedcamid} or trackbodyid {asked.trackbodyid} is not of this model, which "
+                f"has {model.ncam} cameras and {model.nbody} bodies"
+            )
+        return _describe(asked, _ATTRIBUTES)
+    number = -1 if asked is None else asked
+    if isinstance(number, str):
+        number = mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_CAMERA, number)
+        if number == -1:
+            names = [model.camera(i).name for i in range(model.ncam)]
+            raise ValueError(f"camera: the model has no camera {asked!r}; it has {names}")
+    elif isinstance(number, bool) or not isinstance(number, (int, np.integer)):
+        raise ValueError(f"camera: expected a name, a number, an MjvCamera or None, got {asked!r}")
+    if not -1 <= number < model.ncam:
+        raise ValueError(f"camera: expected a number from -1 to {model.ncam - 1}, got {asked}")
+    if number >= 0:
+        return _fixed(int(number))
+    free = mujoco.MjvCamera()
+    mujoco.mjv_defaultFreeCamera(model, free)
+    return _free(_describe(free, _SETTINGS))
+
+
+def of_source(model: mujoco.MjModel, view: CameraView, asked: str | int | None) -> View:
+    """The view of a vector env's slot: the camera asked for, or for None the env's own.
+
+    Raises:
+        ValueError: as `find_camera`.
+    """
+    if asked is not None:
+        return find_camera(model, asked)
+    return _fixed(view.fixed) if view.fixed >= 0 else _free(view.settings)
+
+
+def make_camera(view: View) -> mujoco.MjvCamera:
+    """A new camera object. (One that tracks is written to whenever a scene is made: none is used twice.)"""
+    camera = mujoco.MjvCamera()
+    for name, value in view:
+        if isinstance(value, tuple):
+            getattr(camera, name)[:] = value
+        else:
+            setattr(camera, name, value)
+    return camera
+
+
+def _fixed(number: int) -> View:
+    return (("type", int(mujoco.mjtCamera.mjCAMERA_FIXED)), ("fixedcamid", number))
+
+
+def _free(settings: View) -> View:
+    return (("type", int(mujoco.mjtCamera.mjCAMERA_FREE)), ("fixedcamid", -1), *settings)
+
+
+def _describe(camera: mujoco.MjvCamera, names: tuple[str, ...]) -> View:
+    values = ((name, getattr(camera, name)) for name in names)
+    return tuple((name, tuple(np.asarray(v).tolist()) if np.ndim(v) else v) for name, v in values)

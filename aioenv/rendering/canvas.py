@@ -1,0 +1,172 @@
+"""One OpenGL context and what is drawn in it, pixel by pixel as `mujoco.Renderer` would."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mujoco
+import numpy as np
+import numpy.typing as npt
+
+from aioenv.errors import RenderError
+from aioenv.rendering.quality import RenderQuality
+
+__all__ = ["MAX_GEOM", "Canvas"]
+
+# mujoco.Renderer's own default; past it geoms are left out in silence.
+MAX_GEOM = 10_000
+
+_FLAGS_BY_ID = (mujoco.mjtRndFlag.mjRND_SEGMENT, mujoco.mjtRndFlag.mjRND_IDCOLOR)
+
+
+class Canvas:
+    """Draws states of one model, in an OpenGL context of its own. All calls must come from one thread.
+
+    Unlike `mujoco.Renderer` it changes its size without a new context, gives depth and segmentation of one drawing,
+    and takes edited textures.
+
+    Args:
+        model: the model; `quality` writes into it, and edits of it show in what is drawn afterwards.
+        quality: what is drawn.
+        max_geom: how many geoms a scene may hold.
+
+    Attributes:
+        model: the model.
+
+    Raises:
+        RenderError: if there is no OpenGL context to be had; its cause says why.
+    """
+
+    def __init__(self, model: mujoco.MjModel, quality: RenderQuality, max_geom: int = MAX_GEOM) -> None:
+        self.model = model
+        self._quality = quality
+        self._least = (1, 1)
+        if quality.buffer == "model":
+            self._least = (model.vis.global_.offwidth, model.vis.global_.offheight)
+        quality.prepare_model(model)
+        self._scene = mujoco.MjvScene(model, max_geom)
+        quality.prepare_scene(self._scene)
+        self._gl: Any = None
+        self._context: Any = None
+        try:
+            # the window behind a context is never drawn on: its size does not matter
+            self._gl = mujoco.GLContext(64, 64)
+            self._gl.make_current()
+            model.vis.global_.offwidth, model.vis.global_.offheight = self._least
+            self._context = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_150.value)
+            mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN.value, self._context)
+        except Exception as exc:
+            self.close()
+            raise RenderError(f"no OpenGL context: {type(exc).__name__}: {exc}") from exc
+        self._context.readDepthMap = mujoco.mjtDepthMap.mjDEPTH_ZEROFAR
+        self._warm = False
+        self._resize(*self._least)
+
+    def _resize(self, width: int, height: int) -> None:
+        self._size = (width, height)
+        self._rect = mujoco.MjrRect(0, 0, width, height)
+        self._rgb = np.empty((height, width, 3), np.uint8)
+        self._depth = np.empty((height, width), np.float32)
+        wanted = (max(width, self._least[0]), max(height, self._least[1]))
+        if wanted != (self._context.offWidth, self._context.offHeight):
+            self.make_current()
+            mujoco.mjr_resizeOffscreen(*wanted, self._context)
+
+    def make_current(self) -> None:
+        """Make this thread draw here: needed where it has several contexts, before anything else."""
+        self._gl.make_current()
+
+    def look(
+        self, data: mujoco.MjData, camera: mujoco.MjvCamera, option: mujoco.MjvOption, width: int, height: int
+    ) -> None:
+        """Take in a state, whose derived quantities must be up to date: what is drawn next shows it.
+
+        Args:
+            data: the state.
+            camera: where it is seen from; a tracking one is written to.
+            option: what is visible.
+            width: of the images that follow, in pixels.
+            height: likewise.
+        """
+        if self._size != (width, height):
+            self._resize(width, height)
+        mujoco.mjv_updateScene(self.model, data, option, None, camera, mujoco.mjtCatBit.mjCAT_ALL.value, self._scene)
+        if not self._warm:  # the first image of a new context can differ from all later ones
+            self._warm = True
+            mujoco.mjr_render(self._rect, self._scene, self._context)
+            mujoco.mjr_readPixels(self._rgb, None, self._rect, self._context)
+
+    def draw(self, out: npt.NDArray[np.uint8]) -> None:
+        """Draw colours into `out`, uint8 of shape (height, width, 3)."""
+        mujoco.mjr_render(self._rect, self._scene, self._context)
+        mujoco.mjr_readPixels(self._rgb, None, self._rect, self._context)
+        out[:] = self._rgb[::-1]  # OpenGL has the bottom row first
+
+    def measure(self, depth: npt.NDArray[np.float32] | None, segmentation: npt.NDArray[np.int32] | None) -> None:
+        """Draw distances and what is where.
+
+        Args:
+            depth: float32 of shape (height, width), filled with distances from the camera's plane, in metres.
+            segmentation: int32 of shape (height, width, 2), filled with the id of the object seen and its type
+                (`mujoco.mjtObj`); -1 and -1 where nothing is.
+        """
+        scene = self._scene
+        before = scene.flags.copy()
+        for flag in _FLAGS_BY_ID:
+            scene.flags[flag] = True
+        try:
+            mujoco.mjr_render(self._rect, scene, self._context)
+        finally:
+            scene.flags[:] = before
+        colours = self._rgb if segmentation is not None else None
+        mujoco.mjr_readPixels(colours, self._depth if depth is not None else None, self._rect, self._context)
+        if depth is not None:
+            depth[:] = self._metres(self._depth[::-1])
+        if segmentation is not None:
+            segmentation[:] = self._objects()[_numbers(self._rgb[::-1])]
+
+    def _metres(self, stored: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
+        """Distances from a depth buffer that holds 1 at the near plane and 0 at the far one.
+
+        OpenGL computes its projection in float32, so the planes' terms are rounded likewise: the result is then that of
+        `mujoco.Renderer`, bit by bit.
+        """
+        extent = self.model.stat.extent
+        near = np.float32(self.model.vis.map.znear * extent)
+        far = np.float32(self.model.vis.map.zfar * extent)
+        z = stored.astype(np.float64)
+        if self._scene.camera[0].orthographic:
+            return np.asarray(far - z * (far - near), np.float64)
+        half = np.float32(0.5)
+        numerator = half * (np.float32(2) * far * near / (far - near))
+        offset = half * ((far + near) / (far - near)) - half
+        return np.asarray(numerator / (z + offset), np.float64)
+
+    def _objects(self) -> npt.NDArray[np.int32]:
+        """(id, type) of what each number stands for; number 0 is the background."""
+        scene = self._scene
+        table = np.full((scene.ngeom + 1, 2), -1, np.int32)
+        for geom in scene.geoms[: scene.ngeom]:
+            if geom.segid != -1:
+                table[geom.segid + 1] = geom.objid, geom.objtype
+        return table
+
+    def upload_texture(self, texture: int) -> None:
+        """Show the edits of a texture: OpenGL has a copy of its own."""
+        mujoco.mjr_uploadTexture(self.model, self._context, texture)
+
+    def close(self) -> None:
+        """Free the OpenGL context. Idempotent."""
+        context, self._context = self._context, None
+        gl, self._gl = self._gl, None
+        if gl is not None:
+            if context is not None:
+                gl.make_current()  # or it would free another context's objects
+                context.free()
+            gl.free()
+
+
+def _numbers(rgb: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint32]:
+    """Numbers that were drawn as colours."""
+    parts = rgb.astype(np.uint32)
+    return np.asarray(parts[..., 0] | parts[..., 1] << 8 | parts[..., 2] << 16, np.uint32)

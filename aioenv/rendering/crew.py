@@ -1,0 +1,172 @@
+"""The render workers of a pool: how they come up on an OpenGL backend that works, are started again, and end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from aioenv.errors import RenderError, SlotError, WorkerStartError
+from aioenv.rendering.backends import INSTALL_HINT, environment
+from aioenv.wire.frames import Frame, Kind
+from aioenv.wire.messages import load
+from aioenv.workers.channel import check_channel
+from aioenv.workers.launch import check_start
+from aioenv.workers.restart import RestartPolicy
+from aioenv.workers.restarter import Restarter
+from aioenv.workers.supervisor import Worker
+
+__all__ = ["MAX_DEFAULT_WORKERS", "Crew", "error_of"]
+
+MAX_DEFAULT_WORKERS = 4
+
+
+class Crew:
+    """Render workers, all with the same service.
+
+    Args:
+        service: a pickled callable that makes the service (`messages.dump_code`).
+        count: how many workers.
+        backends: OpenGL backends to try, in order.
+        devices: for each worker, the device that it is to draw on, or None to let MuJoCo choose.
+        start, channel: how workers are started and reached (see `AsyncVectorEnv`).
+        needed: modules that the service will import.
+        log_prefix: goes before what the workers print.
+        start_timeout_s: how long they may take to come up, in seconds.
+        restart: start workers again that died; None: they are lost.
+
+    Attributes:
+        count: how many workers.
+        workers: the workers, once started.
+        restarter: what starts them again, if anything does.
+        backend: the OpenGL backend in use, once started.
+        renderer: the name of the OpenGL implementation, once started.
+        on_death: called with each worker that has died by itself, after its requests have failed.
+    """
+
+    def __init__(
+        self,
+        service: bytes,
+        count: int,
+        *,
+        backends: Sequence[str],
+        devices: Sequence[int] | None = None,
+        start: str | None = None,
+        channel: str = "auto",
+        needed: Sequence[str] = (),
+        log_prefix: str | None = None,
+        start_timeout_s: float = 60.0,
+        restart: RestartPolicy | None = None,
+    ) -> None:
+        self.workers: list[Worker] = []
+        self.restarter: Restarter | None = None
+        self.backend = ""
+        self.renderer = ""
+        self.on_death: Callable[[Worker], None] = self.bring_back
+        self._service = service
+        self.count = count
+        self._backends = backends
+        self._devices = devices
+        self._start_method = check_start(start)
+        self._channel = check_channel(channel)
+        self._needed = needed
+        self._log_prefix = log_prefix
+        self._start_timeout_s = start_timeout_s
+        self._restart = restart
+
+    @property
+    def pids(self) -> tuple[int | None, ...]:
+        """The process ids of the workers."""
+        return tuple(worker.pid for worker in self.workers)
+
+    async def start(self) -> None:
+        """Start the workers, on the first backend that works. If this is cancelled, they are ended.
+
+        Raises:
+            RenderError: if no backend works; the message says what each one reported, and what to install.
+            ValueError: if a worker raised that: arguments that only it could check.
+            WorkerStartError: if a worker did not come up for a reason that is not OpenGL's; it has the traceback.
+        """
+        reasons: list[str] = []
+        last: WorkerStartError | None = None
+        for backend in self._backends:
+            try:
+                await self._start_all(backend)
+            except WorkerStartError as exc:
+                cause = exc.__cause__
+                if isinstance(cause, ValueError):
+                    raise cause from None
+                if exc.traceback and not isinstance(cause, RenderError):
+                    raise
+                last = exc
+                reasons.append(f"{backend}: {cause or (str(exc).splitlines() or ['?'])[0]}")
+            else:
+                self.backend = backend
+                self.renderer = str(self.workers[0].description)
+                return
+        listed = "\n".join(f"  {reason}" for reason in reasons)
+        raise RenderError(f"no OpenGL backend works here:\n{listed}\n{INSTALL_HINT}") from last
+
+    async def _start_all(self, backend: str) -> None:
+        """Start the first worker, to see whether the backend works, and then the others."""
+        workers = [
+            Worker(
+                self._service,
+                index=index,
+                role="render worker",
+                start=self._start_method,
+                channel=self._channel,
+                env=environment(backend, self._devices[index] if self._devices is not None else None),
+                log_prefix=self._log_prefix,
+                needed=self._needed,
+                start_timeout_s=self._start_timeout_s,
+            )
+            for index in range(self.count)
+        ]
+        try:
+            await workers[0].start()
+            await asyncio.gather(*(worker.start() for worker in workers[1:]))
+        except BaseException:
+            await asyncio.gather(*(worker.kill() for worker in workers))
+            raise
+        self.workers = workers
+        if self._restart is not None:
+            self.restarter = Restarter(
+                workers, self._restart, meaning="what it drew is drawn again", restore=_nothing, lost=lambda *_: None
+            )
+        for worker in workers:
+            worker.on_death = lambda worker: self.on_death(worker)
+
+    def bring_back(self, worker: Worker) -> None:
+        """Start a worker again that has died, if that is to be done."""
+        if self.restarter is not None:
+            self.restarter.begin(worker, worker.death())
+
+    async def close(self) -> None:
+        """End the workers. Idempotent; if this is cancelled, they are killed at once."""
+        if self.restarter is not None:
+            await self.restarter.close()
+        await asyncio.gather(*(worker.close() for worker in self.workers))
+
+    def abandon(self) -> None:
+        """Kill the workers without waiting."""
+        for worker in self.workers:
+            worker.abandon()
+
+
+async def _nothing(worker: Worker) -> None:
+    """A render worker knows nothing that its start does not tell it."""
+
+
+def error_of(worker: Worker, outcome: Frame | SlotError) -> RenderError | None:
+    """What a reply says went wrong, if anything did."""
+    if isinstance(outcome, SlotError):
+        error = RenderError(f"render worker {worker.index} is gone: {outcome}")
+        error.__cause__ = outcome
+        for note in getattr(outcome, "__notes__", ()):
+            error.add_note(note)
+        return error
+    if outcome.kind is Kind.FAILURE:
+        failure = load(outcome.tail)
+        text = f"{failure.type_name}: {failure.message}\n{failure.traceback}"
+        return RenderError(f"render worker {worker.index} failed: {text}")
+    return None

@@ -1,0 +1,279 @@
+"""How the images of a `RenderPool` are ordered: calls are shared out among workers, and each share goes in pieces.
+
+A worker has at most two pieces: one that it draws, one to go on with. A piece is small, so that what the loop does
+for it is short, and a worker that hangs is found out soon.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from aioenv.batching.layout import byte_view
+from aioenv.errors import RenderTimeout, SlotError, WorkerDied
+from aioenv.rendering.crew import error_of
+from aioenv.rendering.drawing import Drawing, Images, allocate
+from aioenv.wire.frames import Frame, Kind
+from aioenv.wire.messages import dump
+from aioenv.workers.restarter import Restarter
+from aioenv.workers.supervisor import Worker
+
+__all__ = ["Lane", "RenderCall"]
+
+Rows = npt.NDArray[np.int64]
+
+# To take this much from a worker costs the loop some 100 µs.
+PIECE_BYTES = 256 << 10
+MAX_FLYING = 2
+
+
+class RenderCall:
+    """One call: the states, how they are drawn, and where the images go.
+
+    Args:
+        states: float64 of shape `(N, nstate)`, the call's own.
+        drawing: how all of them are drawn, with looks and edits of all.
+        images: filled row by row; a reply is read straight into them.
+        out: images that a user holds, filled as each piece is there; None if `images` are handed out. Nothing is
+            written to them once the call has ended, however it has.
+        future: gets its result, of `finish`, when all images are there, or the first error.
+        finish: gives the result.
+
+    Attributes:
+        flying: how many pieces are with workers: as long as there are any, `images` may be written to.
+    """
+
+    def __init__(
+        self,
+        states: npt.NDArray[np.float64],
+        drawing: Drawing,
+        images: Images | None,
+        out: Images | None,
+        future: asyncio.Future[Any],
+        finish: Callable[[], Any],
+    ) -> None:
+        self.future = future
+        self.flying = 0
+        self._states = states
+        self._drawing = drawing
+        self._images = images
+        self._out = out
+        self._finish = finish
+        self._open = len(states)
+        image = drawing.width * drawing.height * len(drawing.views)
+        a_row = image * (3 + 4 * drawing.depth + 8 * drawing.segmentation)
+        self.piece_rows = max(1, PIECE_BYTES // a_row)
+
+    def pack(self, rows: Rows) -> tuple[memoryview, bytes, list[memoryview], Images | None]:
+        """A piece, ready to be sent.
+
+        Returns:
+            Its states; the drawing; where its images go; and the images, if `land` is to be called with them.
+        """
+        drawing = self._drawing
+        if drawing.looks is not None:
+            looks = drawing.looks
+            drawing = drawing._replace(looks=[looks[row] for row in rows.tolist()])
+        if drawing.edits is not None:
+            drawing = drawing._replace(edits={name: values[rows] for name, values in drawing.edits.items()})
+        if self._images is None:
+            shape = (len(rows), len(drawing.views), drawing.height, drawing.width)
+            staged = allocate(shape, depth=drawing.depth, segmentation=drawing.segmentation)
+            into = [byte_view(array) for array in staged.arrays]
+        else:
+            staged = None
+            first, stop = int(rows[0]), int(rows[-1]) + 1
+            if stop - first == len(rows):
+                into = [byte_view(array[first:stop]) for array in self._images.arrays]
+            else:
+                into = [byte_view(array[row]) for array in self._images.arrays for row in rows.tolist()]
+        return byte_view(self._states[rows]), dump(drawing), into, staged
+
+    def land(self, rows: Rows, staged: Images | None) -> None:
+        """The images of these rows are there."""
+        if self.future.done():
+            return
+        if staged is not None:
+            assert self._out is not None
+            for target, array in zip(self._out.arrays, staged.arrays, strict=True):
+                target[rows] = array.reshape(len(rows), *target.shape[1:])
+        self._open -= len(rows)
+        if self._open == 0:
+            self.future.set_result(self._finish())
+
+    def fail(self, error: Exception) -> None:
+        """It can't be completed."""
+        if not self.future.done():
+            self.future.set_exception(error)
+
+
+class _Piece:
+    """Some rows of a call, for one worker."""
+
+    __slots__ = ("call", "deaths", "rows")
+
+    def __init__(self, call: RenderCall, rows: Rows) -> None:
+        self.call = call
+        self.rows = rows
+        self.deaths = 0  # how many processes have died over it
+
+
+class Lane:
+    """The pieces of one worker.
+
+    Args:
+        worker: the worker.
+        restarter: what starts it again; None if nothing does.
+        timeout_s: how long it may take over a piece before it is killed, in seconds; None for ever.
+        retry: have its replacement draw, once, what it died over; otherwise those calls fail.
+    """
+
+    def __init__(self, worker: Worker, restarter: Restarter | None, timeout_s: float | None, retry: bool) -> None:
+        self._worker = worker
+        self._restarter = restarter
+        self._timeout_s = timeout_s
+        self._retry = retry
+        self._shares: deque[tuple[RenderCall, Rows]] = deque()
+        self._again: deque[_Piece] = deque()
+        self._flying: deque[_Piece] = deque()
+        self._down = False  # it has died, and is being started again
+        self._lost: WorkerDied | None = None  # it is not started again
+        self._overdue = False  # it was killed for being late
+        self._blamed = False  # the piece that it died over is known
+        self._timer: asyncio.TimerHandle | None = None
+        self._loop = asyncio.get_running_loop()
+
+    def add(self, call: RenderCall, rows: Rows) -> None:
+        """Have these rows of a call drawn."""
+        if self._lost is not None:
+            call.fail(self._error(self._lost))
+            return
+        self._shares.append((call, rows))
+        self._pump()
+
+    def _pump(self) -> None:
+        while not self._down and len(self._flying) < MAX_FLYING and (piece := self._next()) is not None:
+            self._send(piece)
+
+    def _next(self) -> _Piece | None:
+        """The next piece that anybody waits for."""
+        while self._again:
+            piece = self._again.popleft()
+            if not piece.call.future.done():
+                return piece
+        while self._shares:
+            call, rows = self._shares.popleft()
+            if call.future.done():
+                continue
+            count = call.piece_rows
+            if len(rows) > count:
+                self._shares.appendleft((call, rows[count:]))
+            return _Piece(call, rows[:count])
+        return None
+
+    def _send(self, piece: _Piece) -> None:
+        call = piece.call
+        try:
+            states, tail, into, staged = call.pack(piece.rows)
+            on_reply = partial(self._on_outcome, piece, staged)
+            self._worker.submit(Kind.RENDER, [states], tail, into=into, on_reply=on_reply)
+        except WorkerDied:  # its death is not known here yet
+            self._again.appendleft(piece)
+            self._down = True
+            return
+        except Exception as exc:
+            call.fail(exc)
+            return
+        self._flying.append(piece)
+        call.flying += 1
+        if len(self._flying) == 1:
+            self._watch()
+
+    def _on_outcome(self, piece: _Piece, staged: Images | None, outcome: Frame | SlotError) -> None:
+        self._flying.remove(piece)
+        call = piece.call
+        call.flying -= 1
+        if isinstance(outcome, WorkerDied):
+            self._on_death_over(piece, outcome)
+            return
+        self._watch()
+        error = error_of(self._worker, outcome)
+        if error is not None:
+            call.fail(error)
+        else:
+            call.land(piece.rows, staged)
+        self._pump()
+
+    def _on_death_over(self, piece: _Piece, death: WorkerDied) -> None:
+        self._down = True
+        # it draws one piece after the other: those behind the first had not begun
+        guilty, self._blamed = not self._blamed, True
+        piece.deaths += guilty
+        if self._restarter is not None and (not guilty or (self._retry and piece.deaths == 1)):
+            self._again.append(piece)
+        else:
+            piece.call.fail(self._late_error() if self._overdue else self._error(death))
+
+    # ------------------------------------------------------------ time
+
+    def _watch(self) -> None:
+        """Something has been sent or has come: the time begins anew."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._timeout_s is not None and self._flying:
+            self._timer = self._loop.call_later(self._timeout_s, self._expire)
+
+    def _expire(self) -> None:
+        self._timer = None
+        self._overdue = True
+        piece = self._flying[0]
+        if not self._retry or piece.deaths:
+            piece.call.fail(self._late_error())  # now, not when the process is gone
+        self._worker.strike(f"it finished no image for timeout_s={self._timeout_s}")
+
+    def _late_error(self) -> RenderTimeout:
+        again = "" if self._restarter is None else "; it is replaced"
+        return RenderTimeout(
+            f"render worker {self._worker.index} (pid {self._worker.pid}) finished no image for "
+            f"timeout_s={self._timeout_s}{again}"
+        )
+
+    # ------------------------------------------------------------ the worker's end
+
+    def on_death(self, worker: Worker) -> None:
+        """The worker has died; its requests have failed."""
+        self._down = True
+        self._watch()
+        death = worker.death()
+        if self._restarter is None or not self._restarter.hold(worker, death, self._on_back, self._on_lost):
+            self._on_lost(death)
+
+    def _on_back(self) -> None:
+        self._down = self._overdue = self._blamed = False
+        self._pump()
+
+    def _on_lost(self, death: WorkerDied) -> None:
+        self._lost = death
+        self.drop(self._error(death))
+
+    def _error(self, death: WorkerDied) -> Exception:
+        return error_of(self._worker, death) or death
+
+    def drop(self, error: Exception) -> None:
+        """Nothing is drawn any more: end every wait."""
+        for piece in (*self._again, *self._flying):
+            piece.call.fail(error)
+        for call, _ in self._shares:
+            call.fail(error)
+        self._again.clear()
+        self._shares.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

@@ -1,0 +1,1 @@
+"""Modders: how a model looks, changed at random or by hand, and back."""

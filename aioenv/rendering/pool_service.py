@@ -1,0 +1,160 @@
+"""What runs in a worker of a `RenderPool`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import mujoco
+import numpy as np
+import numpy.typing as npt
+
+from aioenv.batching.layout import byte_view
+from aioenv.host.mujoco_source import load_model
+from aioenv.host.service import Reply
+from aioenv.rendering.batch_renderer import opengl_name
+from aioenv.rendering.cameras import make_camera
+from aioenv.rendering.canvas import Canvas
+from aioenv.rendering.drawing import Drawing, Images, allocate
+from aioenv.rendering.quality import RenderQuality
+from aioenv.wire.frames import Frame, Header, Kind
+from aioenv.wire.messages import load
+
+__all__ = ["PoolService", "Wardrobe"]
+
+
+class Wardrobe:
+    """The looks that modders give a model, one at a time.
+
+    A look is a function of the pool's seed, the slot and how often the slot was randomised: it depends neither on what
+    was drawn before nor on which worker draws.
+
+    Args:
+        modders: makes each modder, from the model and what is to be told of edited textures.
+        canvas: what is drawn with.
+        seed: the pool's.
+    """
+
+    def __init__(self, modders: Sequence[Callable[..., Any]], canvas: Canvas, seed: int) -> None:
+        self._seed = seed
+        self._canvas = canvas
+        self._edited: set[int] = set()  # textures that OpenGL does not know of yet
+        self._modders = [modder(canvas.model, renderer=self._edited.add) for modder in modders]
+        for modder in self._modders:
+            for method in ("reseed", "randomize", "restore"):
+                if not callable(getattr(modder, method, None)):
+                    raise TypeError(
+                        f"modder: expected an aioenv.Modder, got {type(modder).__name__} without {method}()"
+                    )
+        self._worn: tuple[int, int] | None = (0, 0)  # slot and count; None: some, but which?
+
+    def wear(self, slot: int, count: int) -> None:
+        """Give the model the look of a slot that was randomised so often; 0: its own."""
+        if not self._modders:
+            return
+        look = (slot, count) if count else (0, 0)
+        if look != self._worn:
+            self._worn = None
+            for modder in reversed(self._modders):
+                modder.restore()
+            if count:
+                for number, modder in enumerate(self._modders):
+                    modder.reseed((self._seed, slot, count, number))
+                    modder.randomize()
+            self._worn = look
+        while self._edited:
+            self._canvas.upload_texture(self._edited.pop())
+
+
+class PoolService:
+    """Draws states of one model: the service of a `RenderPool`'s workers.
+
+    Args:
+        model: the bytes of an MJB file.
+        state_spec: which parts of the state come, of `mujoco.mjtState`.
+        quality: what is drawn.
+        modders: makes the modders.
+        seed: of the modders.
+    """
+
+    def __init__(
+        self,
+        model: bytes,
+        state_spec: int,
+        quality: RenderQuality,
+        modders: Sequence[Callable[..., Any]],
+        seed: int,
+    ) -> None:
+        self._model = load_model(model)
+        self._data = mujoco.MjData(self._model)
+        self._option = mujoco.MjvOption()
+        self._spec = state_spec
+        self._state_size = mujoco.mj_stateSize(self._model, state_spec)
+        self._canvas = Canvas(self._model, quality)
+        try:
+            self._wardrobe = Wardrobe(modders, self._canvas, seed)
+        except BaseException:
+            self._canvas.close()
+            raise
+
+    def describe(self) -> str:
+        """The name of the OpenGL implementation, if it can be had."""
+        return opengl_name()
+
+    def place(self, header: Header) -> Sequence[memoryview] | None:
+        """States may be read anywhere."""
+        return None
+
+    def expect(self) -> None:
+        """Nothing: how many states come differs."""
+
+    def handle(self, frame: Frame) -> Reply:
+        """Answer a RENDER (see `drawing`)."""
+        if frame.kind is not Kind.RENDER:
+            raise ValueError(f"a render worker has no answer to {frame.kind.name}")
+        drawing: Drawing = load(frame.tail)
+        data = b"".join(frame.fixed)
+        states = np.frombuffer(data, np.float64).reshape(len(data) // (8 * self._state_size), self._state_size)
+        shape = (len(states), len(drawing.views), drawing.height, drawing.width)
+        images = allocate(shape, depth=drawing.depth, segmentation=drawing.segmentation)
+        for row, state in enumerate(states):
+            if drawing.looks is not None:
+                self._wardrobe.wear(*drawing.looks[row])
+            with self._edited(drawing.edits, row):
+                self._draw(state, drawing, row, images)
+        return Reply([byte_view(array) for array in images.arrays])
+
+    def _draw(self, state: npt.NDArray[np.float64], drawing: Drawing, row: int, images: Images) -> None:
+        mujoco.mj_setState(self._model, self._data, state, self._spec)
+        # all derived quantities, tendons, flexes and lights included; a tenth of the cost of the smallest image
+        mujoco.mj_forward(self._model, self._data)
+        canvas = self._canvas
+        rgb, depth, segmentation = images
+        for number, view in enumerate(drawing.views):
+            canvas.look(self._data, make_camera(view), self._option, drawing.width, drawing.height)
+            canvas.draw(rgb[row, number])
+            if depth is not None or segmentation is not None:
+                canvas.measure(
+                    None if depth is None else depth[row, number],
+                    None if segmentation is None else segmentation[row, number],
+                )
+
+    @contextmanager
+    def _edited(self, edits: dict[str, npt.NDArray[Any]] | None, row: int) -> Iterator[None]:
+        """The model with the edits of one state, taken back afterwards."""
+        before = {name: getattr(self._model, name).copy() for name in edits or ()}
+        try:
+            for name, rows in (edits or {}).items():
+                getattr(self._model, name)[:] = rows[row]
+            yield
+        finally:
+            for name, value in before.items():
+                getattr(self._model, name)[:] = value
+
+    def afterwards(self) -> None:
+        """Nothing waits."""
+
+    def close(self) -> None:
+        """Free the OpenGL context."""
+        self._canvas.close()

@@ -1,0 +1,137 @@
+"""`RenderPool` for blocking code."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import weakref
+from concurrent.futures import Future, InvalidStateError
+from typing import Any, Self
+
+from aioenv.rendering.render_pool import RenderPool as AsyncRenderPool
+from aioenv.sync.portal import Portal
+
+__all__ = ["RenderPool"]
+
+
+_TELLING = frozenset("model state_spec state_size num_workers devices backend renderer pids get_state".split())
+
+
+class RenderPool:
+    """`aioenv.RenderPool` for blocking code: it runs on a loop thread of its own::
+
+        with aioenv.sync.RenderPool(model, workers_per_device=2) as pool:
+            images = pool.render(states, width=84, height=84)
+
+    The constructor starts the workers. One that is forgotten is closed when it is collected, or at the end of the
+    program.
+
+    Args:
+        model: as `aioenv.RenderPool`, as are the keyword arguments, and all errors.
+
+    Attributes:
+        closed: whether `close` has been called.
+    """
+
+    closed = True  # until there is something to close
+
+    def __init__(self, model: Any, **arguments: Any) -> None:
+        self._pool = AsyncRenderPool(model, **arguments)
+        self._pid = os.getpid()
+        self._portal = Portal()
+        try:
+            self._portal.call(self._pool._ensure_started)
+        except BaseException:
+            self._portal.close()
+            raise
+        self.closed = False
+        _open.add(self)
+
+    def __getattr__(self, name: str) -> Any:
+        """Attributes of `aioenv.RenderPool` that tell of it: `num_workers`, `state_size`, `get_state`, …"""
+        if name in _TELLING:
+            return getattr(self._pool, name)
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def render(self, states: Any = None, **how: Any) -> Any:
+        """Draw states, and wait for the images: see `aioenv.RenderPool.render`.
+
+        If the wait is interrupted (Ctrl-C), what no worker has begun is not drawn.
+        """
+        return self._portal.call(self._pool.render, states, **how)
+
+    def submit(self, states: Any = None, **how: Any) -> Future[Any]:
+        """Have states drawn, and go on: gives a future of what `render` returns.
+
+        Its `result(timeout)` waits; to cancel it drops what no worker has begun.
+
+        Raises:
+            ValueError: if an argument is wrong; nothing is sent then. What goes wrong later comes out of the future.
+        """
+        outcome: Future[Any] = Future()
+        self._portal.run_soon(_submit, self._pool, states, how, outcome)
+        return outcome
+
+    def close(self) -> None:
+        """End the workers and the loop thread. Idempotent."""
+        if self.closed:
+            return
+        self.closed = True
+        _open.discard(self)
+        self._portal.call(self._pool.close)
+        self._portal.close()
+
+    def _forget(self) -> None:
+        """Nobody has closed this, and nobody will."""
+        if self.closed or self._pid != os.getpid():  # a forked copy has no such thread, either
+            return
+        if self._portal.is_here:  # collected there: it can't wait for itself
+            self.closed = True
+            self._pool.closed = True
+            self._pool._crew.abandon()
+            self._portal.close()
+        else:
+            self.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self._forget()
+
+
+def _submit(pool: AsyncRenderPool, states: Any, how: dict[str, Any], outcome: Future[Any]) -> None:
+    """On the loop's thread: submit, and have both futures end together."""
+    inner = pool.submit(states, **how)
+    loop = inner.get_loop()
+
+    def on_done(inner: Any) -> None:
+        error = None if inner.cancelled() else inner.exception()
+        with contextlib.suppress(InvalidStateError):  # it was cancelled meanwhile, by another thread
+            if inner.cancelled():
+                outcome.cancel()
+            elif error is not None:
+                outcome.set_exception(error)
+            else:
+                outcome.set_result(inner.result())
+
+    def on_outcome(outcome: Future[Any]) -> None:
+        if outcome.cancelled() and not loop.is_closed():
+            loop.call_soon_threadsafe(inner.cancel)
+
+    inner.add_done_callback(on_done)
+    outcome.add_done_callback(on_outcome)
+
+
+_open: weakref.WeakSet[RenderPool] = weakref.WeakSet()
+
+
+@atexit.register
+def _forget_all() -> None:
+    """At the end of the program, while threads and modules still work."""
+    for pool in list(_open):
+        pool._forget()

@@ -1,0 +1,323 @@
+"""Modders: every set_, get_ and rand_, and back again; the names of lines are those of the reference (RP14)."""
+
+from __future__ import annotations
+
+import mujoco
+import numpy as np
+import pytest
+
+import aioenv
+from aioenv import CameraModder, LightModder, MaterialModder, Modder, TextureModder
+
+ROOM = """
+<mujoco>
+  <asset>
+    <texture name="grid" type="2d" builtin="checker" rgb1="1 0 0" rgb2="0 1 0" width="33" height="36"/>
+    <texture name="cube" type="cube" builtin="flat" rgb1=".5 .5 .5" width="7" height="42"/>
+    <texture name="sky" type="skybox" builtin="gradient" rgb1=".4 .6 .8" rgb2="0 0 0" width="32" height="32"/>
+    <material name="grid" texture="grid" texuniform="true"/>
+    <material name="cube" texture="cube" rgba=".2 .2 1 1"/>
+    <material name="red" texture="grid" rgba="1 0 0 .5"/>
+    <material name="plain"/>
+  </asset>
+  <worldbody>
+    <light name="lamp" pos="0 0 3" dir="0 0 -1"/>
+    <geom name="floor" type="plane" size="2 2 .1" material="grid"/>
+    <geom name="box" type="box" pos="0 0 .5" size=".3 .3 .3" material="cube"/>
+    <geom name="ball" type="sphere" pos="1 0 .5" size=".3" material="red"/>
+    <geom name="bare" pos="-1 0 .5" size=".2"/>
+    <geom name="plain" pos="-1 1 .5" size=".2" material="plain"/>
+    <camera name="still" pos="0 -3 1" xyaxes="1 0 0 0 .3 1"/>
+    <body pos="0 0 1" euler="0 0 90">
+      <freejoint/>
+      <geom size=".1"/>
+      <camera name="track" mode="trackcom" pos="0 -3 0" quat="1 1 0 0"/>
+      <camera name="sensor" pos="0 -1 0" sensorsize=".01 .01" focal=".01 .01" resolution="10 10"/>
+      <light name="follower" mode="track" pos="0 0 1" dir="0 .5 -1"/>
+    </body>
+  </worldbody>
+</mujoco>
+"""
+
+FIELDS = [
+    name
+    for name in dir(mujoco.MjModel)
+    if name.startswith(("mat_", "tex_", "light_", "cam_", "geom_")) and not name.startswith("geom_plugin")
+]
+
+
+def room() -> mujoco.MjModel:
+    return mujoco.MjModel.from_xml_string(ROOM)
+
+
+def snapshot(model) -> dict[str, np.ndarray]:
+    return {name: np.array(getattr(model, name)) for name in FIELDS}
+
+
+def changed(model, before) -> set[str]:
+    return {name for name, value in before.items() if not np.array_equal(getattr(model, name), value)}
+
+
+ALL = (TextureModder, LightModder, CameraModder, MaterialModder)
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_rp14_randomize_is_seeded_and_restore_takes_everything_back(kind):
+    model = room()
+    before = snapshot(model)
+    modder = kind(model, seed=7)
+    modder.randomize()
+    first = snapshot(model)
+    assert changed(model, before)
+    modder.randomize()
+    assert changed(model, first)
+    modder.restore()
+    assert changed(model, before) == set()
+    modder.reseed(7)
+    modder.randomize()
+    assert changed(model, first) == set()
+    modder.restore()
+    modder.restore()
+    assert changed(model, before) == set()
+
+
+def test_rp14_light():
+    model = room()
+    before = snapshot(model)
+    lights = LightModder(model, seed=0)
+    assert lights.get_lightid("follower") == 1 == lights.get_lightid(1)
+    for field, value in (
+        ("pos", [1, 2, 3]),
+        ("ambient", [0.1, 0.2, 0.3]),
+        ("diffuse", [1, 0, 0]),
+        ("specular", [0, 1, 0]),
+    ):
+        getattr(lights, f"set_{field}")("lamp", value)
+        assert np.allclose(getattr(lights, f"get_{field}")("lamp"), value)
+        assert np.allclose(getattr(model, f"light_{field}")[0], value)
+        with pytest.raises(ValueError, match=f"{field}: expected"):
+            getattr(lights, f"set_{field}")("lamp", [1, 2])
+    lights.set_dir("lamp", [0, 3, 4])
+    assert np.allclose(lights.get_dir("lamp"), [0, 0.6, 0.8])
+    for value in (False, True):
+        lights.set_active("lamp", value)
+        lights.set_castshadow("lamp", value)
+        assert lights.get_active("lamp") is value and lights.get_castshadow("lamp") is value
+    for name in ("lamp", "follower"):
+        for field in ("pos", "dir", "ambient", "diffuse", "specular"):
+            old = getattr(lights, f"get_{field}")(name)
+            new = getattr(lights, f"rand_{field}")(name)
+            assert not np.array_equal(old, new) and np.array_equal(new, getattr(lights, f"get_{field}")(name))
+    assert {lights.rand_castshadow("lamp") for _ in range(40)} == {True, False}
+    old = lights.get_dir("lamp")
+    assert old @ lights.rand_dir("lamp", 10.0) >= np.cos(np.radians(10.0)) - 1e-9
+    for wrong in ("lantern", 2, -1, True, 1.5):
+        with pytest.raises(ValueError, match=r"'lamp', 'follower'|number of 2"):
+            lights.set_active(wrong, True)
+    with pytest.raises(ValueError, match="zeros"):
+        lights.set_dir("lamp", [0, 0, 0])
+    with pytest.raises(ValueError, match="from 0 to 1"):
+        lights.set_diffuse("lamp", [0, 0, 2])
+    lights.restore()
+    assert changed(model, before) == set()
+
+
+def test_rp14_camera():
+    model = room()
+    before = snapshot(model)
+    cameras = CameraModder(model, seed=0)
+    assert cameras.get_camid("track") == 1
+    cameras.set_fovy("still", 30.5)
+    assert cameras.get_fovy("still") == 30.5 == model.cam_fovy[0]
+    for wrong in (0, 180, -3, np.nan):
+        with pytest.raises(ValueError, match="less than 180"):
+            cameras.set_fovy("still", wrong)
+    with pytest.raises(ValueError, match="has a sensor"):
+        cameras.set_fovy("sensor", 50)
+    cameras.set_pos("still", [1, 2, 3])
+    assert np.array_equal(cameras.get_pos("still"), [1, 2, 3])
+    cameras.set_quat("still", [0, 0, 2, 0])
+    assert np.array_equal(cameras.get_quat("still"), [0, 0, 1, 0])
+    with pytest.raises(ValueError, match="quat"):
+        cameras.set_quat("still", [1, 0, 0])
+    with pytest.raises(ValueError, match="'still', 'track', 'sensor'"):
+        cameras.get_pos("nowhere")
+    assert 27.4 <= cameras.rand_fovy("still") <= 33.6
+    old = cameras.get_pos("still")
+    assert 0 < np.abs(cameras.rand_pos("still", 0.5) - old).max() <= 0.5
+    old = cameras.get_quat("still")
+    assert np.cos(np.radians(5)) - 1e-9 <= 2 * (old @ cameras.rand_quat("still")) ** 2 - 1 < 1
+    for name in ("still", "track", "sensor"):
+        cameras.rand_all(name)
+    cameras.restore()
+    assert changed(model, before) == set()
+
+
+def test_rp14_what_follows_a_body_is_moved_too():
+    """MuJoCo then draws from fields that it derived from the others when it made the model."""
+    model = room()
+    cameras, lights = CameraModder(model), LightModder(model)
+
+    def seen():
+        data = mujoco.MjData(model)
+        mujoco.mj_forward(model, data)
+        return [np.array(a) for a in (data.cam_xpos[1], data.cam_xmat[1], data.light_xpos[1], data.light_xdir[1])]
+
+    def as_made_anew():
+        spec = mujoco.MjSpec.from_string(ROOM)
+        spec.camera("track").pos, spec.camera("track").quat = cameras.get_pos("track"), cameras.get_quat("track")
+        spec.light("follower").pos, spec.light("follower").dir = lights.get_pos("follower"), lights.get_dir("follower")
+        anew = spec.compile()
+        data = mujoco.MjData(anew)
+        mujoco.mj_forward(anew, data)
+        return [np.array(a) for a in (data.cam_xpos[1], data.cam_xmat[1], data.light_xpos[1], data.light_xdir[1])]
+
+    before = seen()
+    cameras.set_pos("track", [0.5, -2, 0.25])
+    cameras.set_quat("track", [0.5, 0.5, 0.1, 0.2])
+    lights.set_pos("follower", [0.3, 0.1, 2])
+    lights.set_dir("follower", [1, 1, -1])
+    for now, anew, once in zip(seen(), as_made_anew(), before, strict=True):
+        assert np.allclose(now, anew, atol=1e-6) and not np.allclose(now, once)
+    cameras.restore()
+    lights.restore()
+    assert all(np.array_equal(now, once) for now, once in zip(seen(), before, strict=True))
+
+
+def test_rp14_material():
+    model = room()
+    before = snapshot(model)
+    materials = MaterialModder(model, seed=0)
+    assert materials.get_mat_id("box") == 1
+    for field, low, high in (("specularity", 0.1, 0.3), ("shininess", 0.1, 0.6), ("reflectance", 0.1, 0.6)):
+        getattr(materials, f"set_{field}")("ball", 0.75)
+        assert getattr(materials, f"get_{field}")("ball") == 0.75
+        drawn = [getattr(materials, f"rand_{field}")("ball") for _ in range(20)]
+        assert low <= min(drawn) < max(drawn) <= high + 1e-6
+        for wrong in (-0.1, 1.1, np.nan):
+            with pytest.raises(ValueError, match=f"{field}: expected a number from 0 to 1"):
+                getattr(materials, f"set_{field}")("ball", wrong)
+    materials.set_texrepeat("floor", 2, 3)
+    assert materials.get_texrepeat("floor") == (2.0, 3.0) and not model.mat_texuniform[0]
+    assert {n for _ in range(60) for n in materials.rand_texrepeat("floor", 3)} == {1, 2, 3}
+    with pytest.raises(ValueError, match="texrepeat"):
+        materials.set_texrepeat("floor", 0, 1)
+    assert changed(model, before) >= {"mat_specular", "mat_shininess", "mat_reflectance", "mat_texrepeat"}
+    with pytest.raises(ValueError, match="geom 'bare' has no material"):
+        materials.set_shininess("bare", 0.5)
+    with pytest.raises(ValueError, match="no geom 'wall'"):
+        materials.get_mat_id("wall")
+    materials.restore()
+    assert changed(model, before) == set()
+    materials.randomize()
+    # the last material is not the one of geoms that have none
+    assert np.array_equal(model.mat_specular != before["mat_specular"], [True] * 4)
+
+
+def test_rp14_texture_paints():
+    model = room()
+    told: list[int] = []
+    textures = TextureModder(model, seed=0, renderer=told.append)
+    floor = textures.get_texture("floor")
+    assert floor[:5] == (0, "2d", 36, 33, 3) and floor.bitmap.shape == (36, 33, 3)
+    assert textures.get_texture("box")[:5] == (1, "cube", 42, 7, 3)
+    assert textures.get_texture("skybox").type == "skybox"
+    red, blue = [255, 0, 0], [10, 20, 200]
+    assert (textures.set_rgb("floor", red) == red).all() and (floor.bitmap == red).all()
+    assert told == [0]
+    bitmap = textures.set_checker("floor", red, blue)
+    first, second = textures.get_checker_matrices("floor")
+    assert (bitmap[first] == red).all() and (bitmap[second] == blue).all()
+    assert first[0, 0] and second[0, 1] and second[1, 0] and first[1, 1] and (first ^ second).all()
+    for vertical in (True, False):
+        bitmap = textures.set_gradient("box", [0, 100, 255], [250, 100, 5], vertical)
+        lines = bitmap if vertical else bitmap.transpose(1, 0, 2)
+        assert (
+            (lines == lines[:, :1]).all() and (lines[0] == [0, 100, 255]).all() and (lines[-1] == [250, 100, 5]).all()
+        )
+        assert (np.diff(lines[:, 0, 0].astype(int)) > 0).all() and (np.diff(lines[:, 0, 2].astype(int)) < 0).all()
+    bitmap = textures.set_noise("skybox", red, blue, 0.25)
+    share = (bitmap == blue).all(axis=-1)
+    assert 0.2 < share.mean() < 0.3 and (bitmap[~share] == red).all()
+    for wrong in ([0, 0], [0, 0, 256], [-1, 0, 0]):
+        with pytest.raises(ValueError, match="rgb: expected three numbers from 0 to 255"):
+            textures.set_rgb("floor", wrong)
+    with pytest.raises(ValueError, match="fraction"):
+        textures.set_noise("floor", red, blue, 1.5)
+    colour = textures.get_rand_rgb()
+    assert colour.shape == (3,) and colour.dtype == np.uint8 and len(textures.get_rand_rgb(4)) == 4
+    for painter in ("rgb", "checker", "gradient", "noise", "all"):
+        before = floor.bitmap.copy()
+        assert not np.array_equal(getattr(textures, f"rand_{painter}")("floor"), before)
+    told.clear()
+    textures.upload_texture("box")
+    textures.restore()
+    assert told[0] == 1 and set(told[1:]) == {0, 1, 2}
+    assert np.array_equal(model.tex_data, room().tex_data)
+
+
+def test_rp14_texture_sharing_and_refusals():
+    model = room()
+    textures = TextureModder(model, seed=0)
+    assert textures.geoms_sharing("floor") == [0, 2] == textures.geoms_sharing("ball")
+    assert textures.get_texture("ball").id == textures.get_texture("floor").id
+    with pytest.raises(ValueError, match="geom 'bare' has no material"):
+        textures.set_rgb("bare", [1, 2, 3])
+    with pytest.raises(ValueError, match="'plain' has no texture"):
+        textures.set_rgb("plain", [1, 2, 3])
+    textures.whiten_materials(["ball"])
+    assert (model.mat_rgba[2] == 1).all() and not (model.mat_rgba[1] == 1).all()
+    with pytest.raises(ValueError, match="no material"):
+        textures.whiten_materials(["bare"])
+    textures.whiten_materials()
+    assert (model.mat_rgba == 1).all()
+    textures.restore()
+    assert np.array_equal(model.mat_rgba, room().mat_rgba)
+    textures.randomize()
+    assert (model.mat_rgba[:3] == 1).all() and np.array_equal(model.mat_rgba[3], room().mat_rgba[3])
+    one = TextureModder(model, names=["box"])
+    before = snapshot(model)
+    one.randomize()
+    assert (textures.get_texture("floor").bitmap.reshape(-1) == before["tex_data"][: 36 * 33 * 3]).all()
+    with pytest.raises(ValueError, match="no geom 'wall'"):
+        TextureModder(model, names=["wall"])
+    bare = mujoco.MjModel.from_xml_string("<mujoco><worldbody><geom size='1'/></worldbody></mujoco>")
+    for kind in ALL:
+        kind(bare, seed=0).randomize()  # nothing to do
+    with pytest.raises(ValueError, match="no skybox"):
+        TextureModder(bare).set_rgb("skybox", [0, 0, 0])
+    with pytest.raises(TypeError, match=r"renderer: expected a mujoco\.Renderer"):
+        TextureModder(model, renderer=3)
+    with pytest.raises(NotImplementedError, match="write randomize"):
+        Modder(model).randomize()
+
+
+def test_rp14_channels():
+    """Opacity stays; textures that the renderer does not show, or that the model only refers to, are refused."""
+    spec = mujoco.MjSpec()
+    for channels in (1, 3, 4):
+        texture = spec.add_texture(name=f"t{channels}", type=mujoco.mjtTexture.mjTEXTURE_2D, width=5, height=4)
+        texture.nchannel = channels
+        texture.data = bytes(range(20 * channels))
+        roles = [""] * 10
+        roles[mujoco.mjtTextureRole.mjTEXROLE_RGBA if channels == 4 else mujoco.mjtTextureRole.mjTEXROLE_RGB] = (
+            texture.name
+        )
+        spec.add_material(name=f"m{channels}").textures = roles
+        spec.worldbody.add_geom(name=f"g{channels}", size=[1, 1, 1], material=f"m{channels}")
+    model = spec.compile()
+    textures = TextureModder(model)
+    bitmap = textures.set_rgb("g4", [1, 2, 3])
+    assert (bitmap[..., :3] == [1, 2, 3]).all() and bitmap[..., 3].tolist() == np.arange(3, 80, 4).reshape(
+        4, 5
+    ).tolist()
+    with pytest.raises(ValueError, match="'g1' can't be painted: it has nchannel=1"):
+        textures.set_rgb("g1", [1, 2, 3])
+    model.tex_adr[1] = -1
+    with pytest.raises(ValueError, match="'g3' can't be painted: the model only refers to it"):
+        textures.get_texture("g3")
+    TextureModder(model, seed=1).randomize()
+
+
+def test_their_names_are_public():
+    assert all(issubclass(kind, aioenv.Modder) for kind in ALL)
