@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -29,6 +29,8 @@ from aioenv.workers.restarter import Restarter
 from aioenv.workers.supervisor import Worker
 
 __all__ = ["Dispatch"]
+
+Slots = npt.NDArray[np.int64]
 
 # How long to poll for the last replies of a step once there are CPUs without a worker in flight, in seconds: workers
 # with equal shares are done at nearly the same time.
@@ -102,10 +104,13 @@ class Dispatch:
                 part.on_reply = partial(self._on_reply, exchange, part)
         return exchange
 
-    def single(self, member: Member, slots: npt.NDArray[np.int64], *, stepped: bool) -> Exchange:
-        """An exchange with one worker about some of its slots, begun."""
-        batch = self.new_batch(len(slots), COPIED)
-        exchange = Exchange(batch, [Part(member, slots, 0, batch)], self._loop)
+    def some(self, shares: Sequence[tuple[Member, Slots]], *, stepped: bool) -> Exchange:
+        """An exchange with some workers about some of their slots, begun; its parts are ready one by one."""
+        batch = self.new_batch(sum(len(slots) for _, slots in shares), COPIED)
+        parts: list[Part] = []
+        for member, slots in shares:
+            parts.append(Part(member, slots, parts[-1].stop if parts else 0, batch))
+        exchange = Exchange(batch, parts, self._loop)
         exchange.begin(stepped=stepped, waiting=False)
         return exchange
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from functools import partial
-from itertools import chain
+from itertools import chain, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -105,6 +105,7 @@ class Fleet:
         self._memory: Shared | None = None
         spans = spread(len(config.factories), config.num_workers)
         registry = capture_registry()
+        self._owners = np.repeat(np.arange(len(spans)), [stop - start for start, stop in spans])  # by slot
         same: dict[Schema, Schema] = {}
         # with fewer CPUs than workers, one that polls keeps another from its work
         affinity = config.cpu_affinity
@@ -201,12 +202,12 @@ class Fleet:
 
     def shares(self, numbers: npt.NDArray[np.int64]) -> list[tuple[Member, npt.NDArray[np.int64]]]:
         """The workers that hold some of these slots, and where those stand in `numbers`, by ascending slot."""
-        shares = []
-        for member in self.members:
-            order = np.flatnonzero((numbers >= member.start) & (numbers < member.stop))
-            if len(order):
-                shares.append((member, order[np.argsort(numbers[order])]))
-        return shares
+        if not len(numbers):
+            return []
+        order = np.argsort(numbers)
+        owners = self._owners[numbers[order]]
+        ends = [*(np.flatnonzero(np.diff(owners)) + 1).tolist(), len(order)]
+        return [(self.members[owners[start]], order[start:end]) for start, end in pairwise([0, *ends])]
 
     async def close(self, grace_s: float) -> None:
         """End all workers, side by side."""

@@ -89,6 +89,7 @@ class Schedule:
         self._abandoned: list[Exchange] = []  # cancelled or timed out: their results wait for `recv`
         self._ready: list[tuple[Exchange, Part]] = []
         self._arrival = asyncio.Event()
+        self._wanted: list[int] = []  # how many ready slots whoever waits for arrivals is content with
         self.closing = False
         self._all_slots = np.arange(self.num_envs)
         self._must_reset = must_reset
@@ -250,18 +251,20 @@ class Schedule:
         numbers = self.table.named(slots)
         arrays, objects = self.fleet.actions.take_apart(actions, len(numbers))
         self.table.check_send(numbers, "send", reset=False)
-        requests = []
-        for member, order in self.fleet.shares(numbers):
+        shares = self.fleet.shares(numbers)
+        tails = []
+        for member, order in shares:
             rows = compact((numbers[order] - member.start).tolist())
             whole = len(rows) == member.stop - member.start
             picked = [[column[i] for i in order.tolist()] for column in objects]
-            requests.append((member, order, step_tail(None if whole else rows, picked)))
-        for member, order, tail in requests:
-            exchange = self._single(member, numbers[order], stepped=True)
-            chosen = [np.ascontiguousarray(array[order]) for array in arrays]
-            fixed = [byte_view(array) for i, array in enumerate(chosen) if i not in self.dispatch.shared_actions]
-            placed = {i: chosen[i] for i in self.dispatch.shared_actions}
-            self.dispatch.submit(exchange, exchange.parts[0], Sent(Kind.STEP, fixed, tail, numbers[order], placed))
+            tails.append(step_tail(None if whole else rows, picked))
+        shared = self.dispatch.shared_actions
+        parts = self._begin(shares, numbers, stepped=True)
+        for (exchange, part), (_, order), tail in zip(parts, shares, tails, strict=True):
+            chosen = [array[order] for array in arrays]
+            fixed = [byte_view(array) for i, array in enumerate(chosen) if i not in shared]
+            placed = {i: chosen[i] for i in shared}
+            self.dispatch.submit(exchange, part, Sent(Kind.STEP, fixed, tail, part.slots, placed))
 
     def send_reset(
         self, slots: Iterable[int] | None, seeds: Callable[[Slots], Seeds], options: dict[str, Any] | None
@@ -270,27 +273,34 @@ class Schedule:
         numbers = self.table.named(slots)
         by_slot = dict(zip(numbers.tolist(), seeds(numbers), strict=True))
         self.table.check_send(numbers, "send_reset", reset=True)
-        requests = []
-        for member, order in self.fleet.shares(numbers):
+        shares = self.fleet.shares(numbers)
+        tails = []
+        for member, order in shares:
             chosen = numbers[order].tolist()
-            tail = reset_tail(member, chosen, [by_slot[slot] for slot in chosen], options, whole=False)
-            requests.append((member, numbers[order], tail))
+            tails.append(reset_tail(member, chosen, [by_slot[slot] for slot in chosen], options, whole=False))
         self._note_reset(numbers, by_slot)
-        for member, mine, tail in requests:
-            exchange = self._single(member, mine, stepped=False)
-            self.dispatch.submit(exchange, exchange.parts[0], Sent(Kind.RESET, (), tail, mine))
+        for (exchange, part), tail in zip(self._begin(shares, numbers, stepped=False), tails, strict=True):
+            self.dispatch.submit(exchange, part, Sent(Kind.RESET, (), tail, part.slots))
 
     def _note_reset(self, slots: Slots, seeds: Mapping[int, int | None]) -> None:
         self.table.note_reset(slots)
         if self.history is not None:
             self.history.note_seeds(seeds)
 
-    def _single(self, member: Member, slots: Slots, *, stepped: bool) -> Exchange:
-        exchange = self.dispatch.single(member, slots, stepped=stepped)
-        self.table.move(slots, SlotState.IN_FLIGHT)
-        if self.images is not None:
-            exchange.images = self.images.begin(slots)
-        return exchange
+    def _begin(
+        self, shares: Sequence[tuple[Member, Slots]], numbers: Slots, *, stepped: bool
+    ) -> list[tuple[Exchange, Part]]:
+        """Parts for requests to some workers, each with its exchange, which it may have in common with others."""
+        self.table.move(numbers, SlotState.IN_FLIGHT)
+        mine = [(member, numbers[order]) for member, order in shares]
+        parts: list[tuple[Exchange, Part]] = []
+        # with images each has its own: those of an exchange are shown when all are drawn
+        for together in [mine] if self.images is None else [[share] for share in mine]:
+            exchange = self.dispatch.some(together, stepped=stepped)
+            if self.images is not None:
+                exchange.images = self.images.begin(together[0][1])
+            parts += [(exchange, part) for part in exchange.parts]
+        return parts
 
     async def recv(self, min_slots: int, max_slots: int | None, deadline_s: float | None) -> Ready:
         """Take results as they come (see `AsyncVectorEnv.recv`)."""
@@ -301,9 +311,13 @@ class Schedule:
 
         async def enough() -> None:
             # what is in flight may shrink while we wait (another recv, a death)
-            while self.table.count(SlotState.READY) < min(min_slots, self._reachable()):
+            while self.table.count(SlotState.READY) < (wanted := min(min_slots, self._reachable())):
                 self._arrival.clear()
-                await self._arrival.wait()
+                self._wanted.append(wanted)
+                try:
+                    await self._arrival.wait()
+                finally:
+                    self._wanted.remove(wanted)
                 if self.closing:
                     raise ClosedError("the vector env was closed while recv() waited")
 
@@ -342,6 +356,7 @@ class Schedule:
         ready, taken, errors, rest = harvest(self.fleet.observations, self._ready, max_slots)
         self._ready = rest
         self.table.move(ready.slots, SlotState.IDLE)
+        self._arrival.set()  # another may wait for more than there will be
         for exchange, slots in taken:
             if exchange.images is not None and self.images is not None:
                 self.images.show(exchange.images, slots)
@@ -374,7 +389,8 @@ class Schedule:
         part.untaken = np.ones(len(part.slots), np.bool_)
         self._ready.append((exchange, part))
         self.table.move(part.slots, SlotState.READY)
-        self._arrival.set()
+        if self._wanted and self.table.count(SlotState.READY) >= min(self._wanted):
+            self._arrival.set()
 
     async def drain(self) -> None:
         """Wait for the replies of abandoned exchanges, then drop what nobody took of them."""
