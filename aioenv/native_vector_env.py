@@ -204,6 +204,10 @@ class NativeVectorEnv(AsyncVectorEnv):
         if solo is None:
             return await super().step(actions, timeout_s=timeout_s)
         self._running  # noqa: B018 (checks who calls, and when)
+        if timeout_s is None and (result := solo.step_now(actions)) is not None:
+            if solo.is_due():
+                await solo.turn(result)
+            return result
         return await solo.step(actions, timeout_s=None if timeout_s is None else check_timeout(timeout_s))
 
     async def render(self) -> Any:
