@@ -13,12 +13,16 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from aioenv import sync as sync
+    from aioenv.assign import construct_envs as construct_envs
+    from aioenv.assign import plan_workers as plan_workers
+    from aioenv.engine.record import Rollout as Rollout
     from aioenv.engine.results import Ready as Ready
     from aioenv.engine.results import ResetResult as ResetResult
     from aioenv.engine.results import StepResult as StepResult
     from aioenv.engine.snapshot import EnvState as EnvState
     from aioenv.engine.snapshot import load as load
     from aioenv.engine.snapshot import save as save
+    from aioenv.engine.waits import Stats as Stats
     from aioenv.errors import ActionError as ActionError
     from aioenv.errors import AioenvError as AioenvError
     from aioenv.errors import ClosedError as ClosedError
@@ -41,6 +45,8 @@ if TYPE_CHECKING:
     from aioenv.make import run as run
     from aioenv.native_vector_env import NativeVectorEnv as NativeVectorEnv
     from aioenv.rendering.config import RenderConfig as RenderConfig
+    from aioenv.stats import EpisodeCounter as EpisodeCounter
+    from aioenv.stats import SharedRunningStats as SharedRunningStats
     from aioenv.vector_env import AsyncVectorEnv as AsyncVectorEnv
     from aioenv.workers.restart import RestartPolicy as RestartPolicy
 
@@ -54,7 +60,11 @@ _HOME = {
     **dict.fromkeys(_ERRORS, "aioenv.errors"),
     **dict.fromkeys(("Ready", "ResetResult", "StepResult"), "aioenv.engine.results"),
     **dict.fromkeys(("EnvState", "load", "save"), "aioenv.engine.snapshot"),
+    **dict.fromkeys(("construct_envs", "plan_workers"), "aioenv.assign"),
+    **dict.fromkeys(("EpisodeCounter", "SharedRunningStats"), "aioenv.stats"),
     "AsyncVectorEnv": "aioenv.vector_env",
+    "Rollout": "aioenv.engine.record",
+    "Stats": "aioenv.engine.waits",
     "NativeVectorEnv": "aioenv.native_vector_env",
     "RenderConfig": "aioenv.rendering.config",
     "RestartPolicy": "aioenv.workers.restart",

@@ -46,8 +46,9 @@ def make_vec(
     restart: RestartPolicy | None = None,
     start_timeout_s: float = 60.0,
     log_prefix: str | None = None,
-    worker_env: Mapping[str, str] | None = None,
+    worker_env: Mapping[str, str] | Sequence[Mapping[str, str] | None] | None = None,
     render: RenderConfig | None = None,
+    cpu_affinity: str | Sequence[int | Iterable[int]] | None = None,
     **env_kwargs: Any,
 ) -> AsyncVectorEnv:
     """Make a vector env of copies of one env.
@@ -116,6 +117,7 @@ def make_vec(
         log_prefix=log_prefix,
         worker_env=worker_env,
         render=render,
+        cpu_affinity=cpu_affinity,
     )
 
 

@@ -16,16 +16,20 @@ from aioenv.engine.arguments import (
     check_on_timeout,
     check_seconds,
     check_timeout,
+    check_worker_env,
     pickle_factories,
 )
 from aioenv.engine.fleet import FleetConfig
 from aioenv.engine.images import stack_images
 from aioenv.engine.imports import modules_needed
 from aioenv.engine.inline import RUN_IN, Solo
+from aioenv.engine.record import Rollout
 from aioenv.engine.results import ResetResult, StepResult
+from aioenv.engine.rollout import Policy
 from aioenv.engine.seeds import split_reset_options
 from aioenv.engine.session import Session
 from aioenv.engine.snapshot import EnvState
+from aioenv.engine.waits import Clock
 from aioenv.errors import ResumeError
 from aioenv.host.vector_access import make_registered
 from aioenv.vector_env import AsyncVectorEnv
@@ -95,7 +99,7 @@ class NativeVectorEnv(AsyncVectorEnv):
         preload: Iterable[str] = (),
         start_timeout_s: float = 60.0,
         log_prefix: str | None = None,
-        worker_env: Mapping[str, str] | None = None,
+        worker_env: Mapping[str, str] | Sequence[Mapping[str, str] | None] | None = None,
     ) -> None:
         if isinstance(num_envs, bool) or not isinstance(num_envs, (int, np.integer)) or num_envs < 1:
             raise ValueError(f"num_envs: expected a positive int, got {num_envs!r}")
@@ -122,6 +126,7 @@ class NativeVectorEnv(AsyncVectorEnv):
         self._run_in = run_in
         self._render_config = None
         self._must_reset = False
+        self._clock = Clock()
         workers = check_num_workers(num_workers, self.num_envs) if split else 0
         self._config = FleetConfig(
             factories=pickle_factories([make_vector_env]) * self.num_envs if split else [],
@@ -134,7 +139,7 @@ class NativeVectorEnv(AsyncVectorEnv):
             autoreset_mode=AutoresetMode.NEXT_STEP,  # not used: the vector env has its own
             start_timeout_s=check_seconds("start_timeout_s", start_timeout_s),
             log_prefix=log_prefix,
-            worker_env=dict(worker_env) if worker_env else None,
+            worker_env=check_worker_env(worker_env, workers),
             find_sources=False,
             transport="frames",
             vectorized=True,
@@ -192,7 +197,11 @@ class NativeVectorEnv(AsyncVectorEnv):
         if (solo := self._here) is None:
             return await super().reset(seed=seed, options=options, timeout_s=timeout_s)
         mask, rest = split_reset_options(options, self.num_envs)
-        return await solo.reset(seed, mask, rest, check_timeout(timeout_s))
+        wait = self._clock.envs.begin()
+        try:
+            return await solo.reset(seed, mask, rest, check_timeout(timeout_s))
+        finally:
+            wait.end()
 
     async def step(self, actions: Any, *, timeout_s: float | None = None) -> StepResult:
         """Step every slot; see `AsyncVectorEnv.step`.
@@ -204,11 +213,18 @@ class NativeVectorEnv(AsyncVectorEnv):
         if solo is None:
             return await super().step(actions, timeout_s=timeout_s)
         self._running  # noqa: B018 (checks who calls, and when)
-        if timeout_s is None and (result := solo.step_now(actions)) is not None:
-            if solo.is_due():
+        clock = self._clock
+        wait = clock.envs.begin()
+        try:
+            result = solo.step_now(actions) if timeout_s is None else None
+            if result is None:
+                result = await solo.step(actions, timeout_s=check_timeout(timeout_s))
+            elif solo.is_due():
                 await solo.turn(result)
+            clock.env_steps += self.num_envs
             return result
-        return await solo.step(actions, timeout_s=None if timeout_s is None else check_timeout(timeout_s))
+        finally:
+            wait.end()
 
     async def render(self) -> Any:
         """What the env draws of the state that it is in; other than `AsyncVectorEnv` nothing is drawn beforehand.
@@ -224,7 +240,11 @@ class NativeVectorEnv(AsyncVectorEnv):
         """
         if (solo := self._here) is None:
             return await super().render()
-        images = await solo.render()
+        wait = self._clock.images.begin()
+        try:
+            images = await solo.render()
+        finally:
+            wait.end()
         return images if isinstance(images, np.ndarray) else stack_images(images)
 
     # ------------------------------------------------------------ some slots, whoever is first
@@ -240,6 +260,7 @@ class NativeVectorEnv(AsyncVectorEnv):
         """
         if (solo := self._here) is not None:
             solo.send(actions, slots)
+            self._clock.env_steps += self.num_envs
             return
         if slots is not None:
             slots = self._running.table.named(slots)
@@ -270,7 +291,17 @@ class NativeVectorEnv(AsyncVectorEnv):
             raise ValueError('send_reset: name the slots instead of options["reset_mask"]')
         solo.send_reset(slots, seed, options)
 
-    # recv, ready and outstanding are AsyncVectorEnv's
+    # recv, ready, outstanding and stats are AsyncVectorEnv's
+
+    async def rollout(self, policy: Policy, steps: int, groups: int = 2) -> Rollout:
+        """Not to be had: its slots can't be split into groups that step while the others' policy runs.
+
+        Raises:
+            ValueError: always.
+        """
+        raise ValueError(
+            'rollout: a vector env steps all of its slots at once; step() it in a loop, or use backend="workers"'
+        )
 
     # ------------------------------------------------------------ calls
 

@@ -198,6 +198,7 @@ LAUNCHERS = ["gymnasium-forkserver", "gymnasium-preload", *(f"aioenv-{start}" fo
         ("latency", ["gymnasium-async", "aioenv", "aioenv-asyncio", "aioenv-streams"], 1, ["p50 µs", "p99 µs"]),
         ("startup", LAUNCHERS, 2, ["ready s"]),
         ("memory", LAUNCHERS, 2, ["worker MiB"]),
+        ("uneven", ["gymnasium-async", "aioenv-step", "aioenv-recv"], 2, ["env-steps/s", "least share", "most share"]),
     ],
 )
 def test_bench_measures_figures(figure, contenders, baselines, keys, tmp_path, capfd):

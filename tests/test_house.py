@@ -25,6 +25,7 @@ FORBIDDEN = {
     "wire": {"asyncio", "os", "socket", "subprocess", "gymnasium", "mujoco"},
     "batching": {"asyncio", "os", "socket", "subprocess", "mujoco"},
     "host": {"asyncio"},
+    "stats": {"asyncio"},
 }
 FILES = {str(path.relative_to(HOUSE)): path for path in sorted(HOUSE.rglob("*.py"))}
 
@@ -140,7 +141,14 @@ def test_the_check_finds_nothing_where_nothing_is(file, source):
 
 @pytest.mark.parametrize(
     "module",
-    ["aioenv", "aioenv.host.boot", "aioenv.host.worker", "aioenv.host.env_service", "aioenv.host.vector_service"],
+    [
+        "aioenv",
+        "aioenv.host.boot",
+        "aioenv.host.worker",
+        "aioenv.host.env_service",
+        "aioenv.host.vector_service",
+        "aioenv.stats",
+    ],
 )
 def test_a_worker_imports_no_asyncio(module):
     code = f"import sys, {module}; print(sorted({{'asyncio', 'uvloop', 'mujoco', '{module}'}} & {{*sys.modules}}))"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,12 +16,14 @@ from aioenv.workers.environment import usable_cpus
 from aioenv.workers.restart import RestartPolicy
 
 __all__ = [
+    "check_cpu_affinity",
     "check_num_workers",
     "check_observation_mode",
     "check_on_timeout",
     "check_seconds",
     "check_timeout",
     "check_transport",
+    "check_worker_env",
     "pickle_factories",
 ]
 
@@ -59,6 +62,60 @@ def check_num_workers(num_workers: int | None, num_envs: int) -> int:
     if isinstance(num_workers, bool) or not isinstance(num_workers, (int, np.integer)) or num_workers < 1:
         raise ValueError(f"num_workers: expected a positive int or None, got {num_workers!r}")
     return min(int(num_workers), num_envs)
+
+
+def check_worker_env(worker_env: Any, num_workers: int) -> list[dict[str, str] | None]:
+    """The environment variables of each worker; one mapping is that of all."""
+    if worker_env is None or isinstance(worker_env, Mapping):
+        worker_env = [worker_env] * num_workers
+    elif not isinstance(worker_env, Sequence) or isinstance(worker_env, (str, bytes)):
+        raise ValueError(f"worker_env: expected a mapping, or a list of one a worker, got {worker_env!r}")
+    elif len(worker_env) != num_workers:
+        raise ValueError(
+            f"worker_env: expected one mapping for each of {num_workers} workers, got {len(worker_env)}; "
+            "pass num_workers= too"
+        )
+    for variables in worker_env:
+        for name, value in _items(variables):
+            if not isinstance(name, str) or not isinstance(value, str):
+                raise ValueError(f"worker_env: expected names and values as str, got {name!r}: {value!r}")
+    return [dict(variables) if variables else None for variables in worker_env]
+
+
+def _items(variables: Any) -> Iterable[tuple[Any, Any]]:
+    if variables is None:
+        return ()
+    if not isinstance(variables, Mapping):
+        raise ValueError(f"worker_env: expected a mapping for each worker, got {variables!r}")
+    return variables.items()
+
+
+def check_cpu_affinity(affinity: str | Sequence[int | Iterable[int]] | None) -> tuple[tuple[int, ...], ...] | None:
+    """The CPUs of the first workers, which the others follow in turn; None if nobody is pinned.
+
+    Raises:
+        ValueError: if it is none of what it may be, names a CPU that this process may not use, or can't be done here.
+    """
+    if affinity is None:
+        return None
+    if not hasattr(os, "sched_setaffinity"):
+        raise ValueError(f"cpu_affinity: this platform can't pin processes to CPUs; leave it out (got {affinity!r})")
+    usable = sorted(os.sched_getaffinity(0))
+    if isinstance(affinity, str):
+        if affinity != "spread":
+            raise ValueError(f'cpu_affinity: expected "spread", CPUs, sets of CPUs or None, got {affinity!r}')
+        return tuple((cpu,) for cpu in usable)
+    try:
+        each = [(cpus,) if isinstance(cpus, (int, np.integer)) else tuple(cpus) for cpus in affinity]
+        numbers = [cpu for cpus in each for cpu in cpus]
+        plain = all(isinstance(cpu, (int, np.integer)) and not isinstance(cpu, bool) for cpu in numbers)
+    except TypeError:
+        plain = False
+    if not plain or not each or not all(each):
+        raise ValueError(f"cpu_affinity: expected one or more CPUs, or sets of CPUs, one a worker; got {affinity!r}")
+    if strange := sorted({int(cpu) for cpu in numbers}.difference(usable)):
+        raise ValueError(f"cpu_affinity: this process may use CPUs {usable}, got {strange}")
+    return tuple(tuple(sorted({int(cpu) for cpu in cpus})) for cpus in each)
 
 
 def check_observation_mode(mode: Any) -> None:

@@ -94,7 +94,7 @@ class Dispatch:
 
     def whole(self, lane: int) -> Exchange:
         """An exchange with all workers."""
-        batch = self._new_batch(self._num_envs, lane)
+        batch = self.new_batch(self._num_envs, lane)
         parts = [Part(m, self._all_slots[m.start : m.stop], m.start, batch) for m in self._fleet.members]
         exchange = Exchange(batch, parts, self._loop)
         if lane != COPIED:  # it is kept, and may point to itself
@@ -104,12 +104,13 @@ class Dispatch:
 
     def single(self, member: Member, slots: npt.NDArray[np.int64], *, stepped: bool) -> Exchange:
         """An exchange with one worker about some of its slots, begun."""
-        batch = self._new_batch(len(slots), COPIED)
+        batch = self.new_batch(len(slots), COPIED)
         exchange = Exchange(batch, [Part(member, slots, 0, batch)], self._loop)
         exchange.begin(stepped=stepped, waiting=False)
         return exchange
 
-    def _new_batch(self, n: int, lane: int) -> Batch:
+    def new_batch(self, n: int, lane: int) -> Batch:
+        """A batch of n rows, whose shared arrays lie in a lane, or are copied from it if that is `COPIED`."""
         fleet = self._fleet
         shared: Any = fleet.lanes[lane].observations if fleet.lanes else {}
         return Batch(fleet.observations, n, self._state_size, fleet.checkpoint_size, shared, lane)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from functools import partial
-from itertools import pairwise
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,6 +15,7 @@ from gymnasium.spaces.utils import is_space_dtype_shape_equiv
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_differing_spaces, batch_space
 
+from aioenv.assign import spread
 from aioenv.batching.infos import Schema, SchemaTable
 from aioenv.batching.layout import Layout
 from aioenv.batching.plane import Lane, Plane, choose_plane
@@ -30,7 +31,7 @@ from aioenv.workers.environment import usable_cpus
 from aioenv.workers.restart import RestartPolicy
 from aioenv.workers.supervisor import Worker
 
-__all__ = ["Fleet", "FleetConfig", "Member", "spread"]
+__all__ = ["Fleet", "FleetConfig", "Member"]
 
 ObservationMode = str | tuple[Space[Any], Space[Any]]
 
@@ -58,21 +59,13 @@ class FleetConfig(NamedTuple):
     autoreset_mode: AutoresetMode
     start_timeout_s: float
     log_prefix: str | None
-    worker_env: Mapping[str, str] | None
+    worker_env: Sequence[Mapping[str, str] | None]  # one a worker
     find_sources: bool
     restart: RestartPolicy | None = None
+    cpu_affinity: tuple[tuple[int, ...], ...] | None = None
     transport: str = "auto"
     num_lanes: int = 2  # of shared memory, if any arrays lie there
     vectorized: bool = False  # a factory makes one vector env of all slots of a worker
-
-
-def spread(num_envs: int, num_workers: int) -> list[tuple[int, int]]:
-    """Split slots into runs (start, stop) of even length, the first ones longer by one if need be."""
-    base, extra = divmod(num_envs, num_workers)
-    bounds = [0]
-    for index in range(num_workers):
-        bounds.append(bounds[-1] + base + (index < extra))
-    return list(pairwise(bounds))
 
 
 class Fleet:
@@ -114,7 +107,9 @@ class Fleet:
         registry = capture_registry()
         same: dict[Schema, Schema] = {}
         # with fewer CPUs than workers, one that polls keeps another from its work
-        poll_s = MAX_POLL_S if config.num_workers <= usable_cpus() else 0.0
+        affinity = config.cpu_affinity
+        cpus = usable_cpus() if affinity is None else len({*chain(*affinity[: config.num_workers])})
+        poll_s = MAX_POLL_S if config.num_workers <= cpus else 0.0
         resume = config.restart is not None and config.restart.resume
         for index, (start, stop) in enumerate(spans):
             factories = config.factories[start:stop]
@@ -128,12 +123,13 @@ class Fleet:
                 start=config.start,
                 channel=config.channel,
                 poll_s=poll_s,
-                env=config.worker_env,
+                env=config.worker_env[index],
                 log_prefix=config.log_prefix,
                 preload=config.preload,
                 needed=config.needed,
                 registry=registry,
                 start_timeout_s=config.start_timeout_s,
+                cpus=affinity[index % len(affinity)] if affinity is not None else None,
             )
             self.members.append(Member(worker, start, stop, SchemaTable(same)))
 
@@ -200,6 +196,8 @@ class Fleet:
         self.lanes = []
         if self._memory is not None:
             self._memory.close()
+        for member in self.members:
+            member.worker.memory = None  # or its next process would be given a descriptor that is closed
 
     def shares(self, numbers: npt.NDArray[np.int64]) -> list[tuple[Member, npt.NDArray[np.int64]]]:
         """The workers that hold some of these slots, and where those stand in `numbers`, by ascending slot."""

@@ -214,9 +214,9 @@ class Lifecycle:
 
     @property
     def workers(self) -> tuple[WorkerInfo, ...]:
-        """The worker processes: pid, state ("running", "dead", …), slots and memory."""
+        """The worker processes: pid, state ("running", "dead", …), slots, CPUs and memory."""
         members = self._session.fleet.members if self._session is not None else []
-        return tuple(WorkerInfo(m.worker.pid, m.worker.state.value, m.worker.slots) for m in members)
+        return tuple(WorkerInfo(m.worker.pid, m.worker.state.value, m.worker.slots, m.worker.cpus) for m in members)
 
 
 # Started and not closed: at the end of the program, before modules are taken down, their workers are killed.

@@ -23,7 +23,7 @@ from aioenv.engine.images import Images
 from aioenv.engine.patience import Patience
 from aioenv.engine.results import Ready, ResetResult, StepResult
 from aioenv.engine.slots import SlotState, SlotTable
-from aioenv.engine.tails import reset_tail, step_tail
+from aioenv.engine.tails import compact, reset_tail, step_tail
 from aioenv.errors import ClosedError, NoAsyncCallError, SlotError, StaleViewWarning, StepTimeout
 from aioenv.wire.frames import Kind
 from aioenv.workers.environment import usable_cpus
@@ -62,6 +62,9 @@ class Schedule:
     Attributes:
         num_envs: how many slots there are.
         table: their states.
+        images, loop: as given, and the one that runs.
+        dispatch: sends requests and takes in replies.
+        patience: waits for them.
         restarter: who starts workers again; None if nobody does. history: what they go on from.
     """
 
@@ -79,9 +82,9 @@ class Schedule:
         restart: RestartPolicy | None = None,
     ) -> None:
         self.fleet = fleet
-        self._images = images
+        self.images = images
         self.num_envs = fleet.members[-1].stop
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
         self._copy = copy
         self._abandoned: list[Exchange] = []  # cancelled or timed out: their results wait for `recv`
         self._ready: list[tuple[Exchange, Part]] = []
@@ -92,12 +95,12 @@ class Schedule:
         self._cpus = usable_cpus()
         self._last_turn = 0.0  # when the loop could last do something else, by `perf_counter`
         self.table = SlotTable(self.num_envs, must_reset=must_reset)
-        self._dispatch = Dispatch(
+        self.dispatch = Dispatch(
             fleet, images, self.table, state_size=state_size, mode=mode, restart=restart, offer=self._offer
         )
-        self.history = self._dispatch.history
-        self.restarter = self._dispatch.restarter
-        self._exchanges = Exchanges(self._dispatch.whole, in_turn=not copy)
+        self.history = self.dispatch.history
+        self.restarter = self.dispatch.restarter
+        self._exchanges = Exchanges(self.dispatch.whole, in_turn=not copy)
         self.patience = Patience(fleet, timeout_s, on_timeout, self.restarter)
         self._next = self._prepare()
 
@@ -118,15 +121,15 @@ class Schedule:
             await self.drain()
         self.table.check_send(slice(None), "step", reset=False)
         exchange = self._whole(stepped=True)
-        shared = self._dispatch.shared_actions
+        shared = self.dispatch.shared_actions
         views = [(byte_view(a), a.nbytes // self.num_envs) for i, a in enumerate(arrays) if i not in shared]
         for index, part in enumerate(exchange.parts):
             fixed = [view[part.start * size : part.stop * size] for view, size in views]
             placed = {i: arrays[i][part.start : part.stop] for i in shared} if shared and not given else None
             tail = tails[index] if given or objects else b""
-            self._dispatch.submit(exchange, part, Sent(Kind.STEP, fixed, tail, part.slots, placed))
+            self.dispatch.submit(exchange, part, Sent(Kind.STEP, fixed, tail, part.slots, placed))
         self._next = self._prepare()
-        return await self._outcome(exchange, self._step_result, timeout_s)
+        return await self.outcome(exchange, self._step_result, timeout_s)
 
     @staticmethod
     def _tail_of(member: Member, objects: Sequence[Sequence[Any]], given: Any) -> bytes:
@@ -154,9 +157,9 @@ class Schedule:
         exchange = self._whole(stepped=False)
         self._note_reset(slots, {slot: seeds[slot] for slot in slots.tolist()})
         for part, sent in zip(exchange.parts, requests, strict=True):
-            self._dispatch.submit(exchange, part, sent)
+            self.dispatch.submit(exchange, part, sent)
         self._next = self._prepare()
-        return await self._outcome(exchange, self._reset_result, timeout_s)
+        return await self.outcome(exchange, self._reset_result, timeout_s)
 
     def _prepare(self) -> Exchange:
         """The next exchange: made ready while the workers are busy, rather than when they wait for it."""
@@ -167,27 +170,35 @@ class Schedule:
     def _whole(self, *, stepped: bool) -> Exchange:
         exchange = self._next
         exchange.stepped = stepped
-        if not self._copy and self._loop.get_debug() and not exchange.batch.unused:
+        if not self._copy and self.loop.get_debug() and not exchange.batch.unused:
             warnings.warn(_STALE, StaleViewWarning, stacklevel=2)
         self.table.move(slice(None), SlotState.IN_FLIGHT)
-        if self._images is not None:
-            exchange.images = self._images.begin(self._all_slots)
+        if self.images is not None:
+            exchange.images = self.images.begin(self._all_slots)
         return exchange
 
-    async def _outcome(
+    async def outcome(
         self, exchange: Exchange, result: Callable[[Exchange], Result], timeout_s: float | None
     ) -> Result:
-        """Wait for all replies; a cancellation or timeout leaves them to `recv`."""
+        """Wait for all replies, and hand out what `result` makes of them.
+
+        A cancellation or timeout leaves them to `recv`.
+
+        Raises:
+            ClosedError: if the vector env was closed meanwhile.
+            StepTimeout: if `timeout_s` passed.
+            SlotError: if something went wrong in some slots; the result is its `partial`.
+        """
         try:
             if perf_counter() - self._last_turn > _TURN_S and exchange.open < self._cpus:
                 self._last_turn = perf_counter()
                 await asyncio.sleep(0)
-            self._dispatch.poll(exchange)
+            self.dispatch.poll(exchange)
             if exchange.open:
                 await self.patience.wait_for(exchange, timeout_s)
                 self._last_turn = perf_counter()
         except BaseException:
-            self._abandon(exchange)
+            self.abandon(exchange)
             raise
         if self.closing:
             raise ClosedError("the vector env was closed while this was in flight")
@@ -229,8 +240,8 @@ class Schedule:
             self.table.note_ends(slice(None), exchange.batch.terminated | exchange.batch.truncated)
         for error in exchange.errors():
             self.table.fail(error)
-        if exchange.images is not None and self._images is not None:
-            self._images.show(exchange.images, self._all_slots)
+        if exchange.images is not None and self.images is not None:
+            self.images.show(exchange.images, self._all_slots)
 
     # ------------------------------------------------------------ some slots
 
@@ -241,16 +252,16 @@ class Schedule:
         self.table.check_send(numbers, "send", reset=False)
         requests = []
         for member, order in self.fleet.shares(numbers):
-            rows = tuple((numbers[order] - member.start).tolist())
+            rows = compact((numbers[order] - member.start).tolist())
             whole = len(rows) == member.stop - member.start
             picked = [[column[i] for i in order.tolist()] for column in objects]
             requests.append((member, order, step_tail(None if whole else rows, picked)))
         for member, order, tail in requests:
             exchange = self._single(member, numbers[order], stepped=True)
             chosen = [np.ascontiguousarray(array[order]) for array in arrays]
-            fixed = [byte_view(array) for i, array in enumerate(chosen) if i not in self._dispatch.shared_actions]
-            placed = {i: chosen[i] for i in self._dispatch.shared_actions}
-            self._dispatch.submit(exchange, exchange.parts[0], Sent(Kind.STEP, fixed, tail, numbers[order], placed))
+            fixed = [byte_view(array) for i, array in enumerate(chosen) if i not in self.dispatch.shared_actions]
+            placed = {i: chosen[i] for i in self.dispatch.shared_actions}
+            self.dispatch.submit(exchange, exchange.parts[0], Sent(Kind.STEP, fixed, tail, numbers[order], placed))
 
     def send_reset(
         self, slots: Iterable[int] | None, seeds: Callable[[Slots], Seeds], options: dict[str, Any] | None
@@ -267,7 +278,7 @@ class Schedule:
         self._note_reset(numbers, by_slot)
         for member, mine, tail in requests:
             exchange = self._single(member, mine, stepped=False)
-            self._dispatch.submit(exchange, exchange.parts[0], Sent(Kind.RESET, (), tail, mine))
+            self.dispatch.submit(exchange, exchange.parts[0], Sent(Kind.RESET, (), tail, mine))
 
     def _note_reset(self, slots: Slots, seeds: Mapping[int, int | None]) -> None:
         self.table.note_reset(slots)
@@ -275,10 +286,10 @@ class Schedule:
             self.history.note_seeds(seeds)
 
     def _single(self, member: Member, slots: Slots, *, stepped: bool) -> Exchange:
-        exchange = self._dispatch.single(member, slots, stepped=stepped)
+        exchange = self.dispatch.single(member, slots, stepped=stepped)
         self.table.move(slots, SlotState.IN_FLIGHT)
-        if self._images is not None:
-            exchange.images = self._images.begin(slots)
+        if self.images is not None:
+            exchange.images = self.images.begin(slots)
         return exchange
 
     async def recv(self, min_slots: int, max_slots: int | None, deadline_s: float | None) -> Ready:
@@ -332,8 +343,8 @@ class Schedule:
         self._ready = rest
         self.table.move(ready.slots, SlotState.IDLE)
         for exchange, slots in taken:
-            if exchange.images is not None and self._images is not None:
-                self._images.show(exchange.images, slots)
+            if exchange.images is not None and self.images is not None:
+                self.images.show(exchange.images, slots)
         for exchange in self._abandoned:
             exchange.idle = not exchange.open and not any(exchange is other for other, _ in self._ready)
         self._abandoned = [exchange for exchange in self._abandoned if not exchange.idle]
@@ -346,12 +357,12 @@ class Schedule:
 
     # ------------------------------------------------------------ what nobody waits for any more
 
-    def _abandon(self, exchange: Exchange) -> None:
+    def abandon(self, exchange: Exchange) -> None:
         """Nobody awaits this step any more; its parts become ready for `recv`, one by one."""
         exchange.waiting = False
         self._abandoned.append(exchange)
         if exchange.done.cancelled():
-            exchange.done = self._loop.create_future()
+            exchange.done = self.loop.create_future()
             if exchange.open == 0:
                 exchange.done.set_result(None)
         for part in exchange.parts:

@@ -15,12 +15,18 @@ if TYPE_CHECKING:
     from aioenv.engine.batch import Part
     from aioenv.engine.fleet import Member
 
-__all__ = ["read_tail", "reset_tail", "step_tail"]
+__all__ = ["compact", "read_tail", "reset_tail", "step_tail"]
 
 # Those of requests are made before anything is sent or marked: what they carry may not pickle.
 
 
-def step_tail(rows: tuple[int, ...] | None, objects: Sequence[Sequence[Any]], given: list[Any] | None = None) -> bytes:
+def compact(rows: list[int]) -> Sequence[int]:
+    """Ascending rows as a range, if they follow one another: it travels faster, and so do their results."""
+    run = range(rows[0], rows[-1] + 1)
+    return run if len(run) == len(rows) else tuple(rows)
+
+
+def step_tail(rows: Sequence[int] | None, objects: Sequence[Sequence[Any]], given: list[Any] | None = None) -> bytes:
     """The tail of a STEP: which rows (None: all), and actions or parts of them that are no arrays.
 
     Raises:

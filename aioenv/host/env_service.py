@@ -207,7 +207,7 @@ class EnvService:
         out = self._stepper.step(rows, actions)
         self._rows.store(lane, rows, out)
         failures = [describe_failure(exc, row) for row, exc in out.failures]
-        return self._reply(rows, True, out.infos, failures)
+        return self._reply(rows, True, out.infos, failures, rows)
 
     def _read_lane(self, frame: Frame) -> bytes:
         """Take note of the lane of a request that was not read into the usual place; gives what follows it."""
@@ -240,7 +240,7 @@ class EnvService:
         rows: Sequence[int] = self._all_rows if request.whole else request.rows
         reset = set(request.rows).difference(failure.row for failure in failures)
         self._rows.show(lane, [row for row in rows if row not in reset])
-        return self._reply(rows, False, infos, failures)
+        return self._reply(rows, False, infos, failures, request.rows)
 
     def _reply(
         self,
@@ -248,16 +248,21 @@ class EnvService:
         stepped: bool,
         infos: list[tuple[int, dict[str, Any]]],
         failures: list[Failure],
+        touched: Sequence[int],
     ) -> Reply:
-        """What has come to stand in the rows, as a reply: all of them, or just the ones asked for."""
+        """What has come to stand in the rows, as a reply: all of them, or just the ones asked for.
+
+        Args:
+            touched: those that were stepped or reset; the others are as they were.
+        """
         if self._state.shape[1]:
-            for row in rows:
+            for row in touched:
                 base = self._bases[row]
                 read_state(base.model, base.data, self._state[row])
         if self._checkpoints is not None:
-            self._checkpoints.capture(rows)
+            self._checkpoints.capture(touched)
         if self._draws_late:
-            self._late = list(rows)
+            self._late = list(touched)
         fixed = self._rows.buffers(rows, stepped=stepped)
         objects = self._rows.objects
         if len(rows) < len(self._envs):
@@ -387,6 +392,10 @@ class EnvService:
     def set_attr(self, rows: Sequence[int], name: str, values: Sequence[Any]) -> tuple[list[bytes], list[Failure]]:
         """Set an attribute of envs, where it exists in the stack of wrappers, else on the env itself."""
         return self._for_each(rows, [lambda env, v=v: env.set_wrapper_attr(name, v) for v in values])  # type: ignore[misc]
+
+    def resets_due(self, rows: Sequence[int]) -> tuple[list[bytes], list[Failure]]:
+        """For each row whether its next step will be a reset instead."""
+        return self._for_each(rows, [lambda _, row=row: self._stepper.due[row] == 1 for row in rows])  # type: ignore[misc]
 
     def get_states(self, rows: Sequence[int]) -> tuple[list[bytes], list[Failure]]:
         """The state of each env, or, as a text, why it can't be had."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pickle
 import struct
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import cloudpickle
@@ -43,6 +44,7 @@ class Start(NamedTuple):
     environ: dict[str, str] | None  # all environment variables; None: they are as they should be
     directory: str | None  # the working directory; likewise
     poll_s: float  # how long to poll for a request before the process sleeps, in seconds
+    cpus: tuple[int, ...] | None  # the CPUs to be pinned to; None: as it comes
 
 
 class Call(NamedTuple):
@@ -65,7 +67,7 @@ class ResetRequest(NamedTuple):
 class StepRequest(NamedTuple):
     """STEP, when its tail is not empty: which rows, and the parts of their actions that are objects."""
 
-    rows: tuple[int, ...] | None  # None: all
+    rows: Sequence[int] | None  # None: all
     objects: list[Any] | None
     given: list[Any] | None = None  # in place of all actions: one a row, which its env gets as it is
 

@@ -28,6 +28,8 @@ class WorkerState(Enum):
     CLOSING = "closing"
     CLOSED = "closed"
 
+    __hash__ = object.__hash__  # that of Enum is Python code; four look-ups a step and worker
+
 
 class Event(Enum):
     """What can happen to a worker."""
@@ -40,6 +42,8 @@ class Event(Enum):
     EXIT = "exit"  # its process has ended, and all that it wrote has been read
     RESTART = "restart"  # a new process is being started
     CLOSE = "close"  # it is told to end
+
+    __hash__ = object.__hash__
 
 
 def _table() -> dict[WorkerState, dict[Event, WorkerState]]:

@@ -1,0 +1,148 @@
+"""`EpisodeCounter`: numbers for episodes, no two of which are equal in any process."""
+
+from __future__ import annotations
+
+from typing import Any, SupportsFloat
+
+from gymnasium import Env, Wrapper
+
+from aioenv.errors import ResetNeededError
+from aioenv.stats.block import SharedBlock
+
+__all__ = ["CountEpisodes", "EpisodeCounter", "SlotCounter"]
+
+
+class EpisodeCounter:
+    """Hands out numbers from 0, each once, to all processes that get it, or one of its slots, in a factory.
+
+    With slots, slot i gets i, i + num_slots, i + 2 num_slots …: the same numbers for any number of workers, also after
+    a worker was started again. Without, the numbers are consecutive, in the order in which processes happen to come.
+
+    Keep it (and don't close it) for as long as workers may start.
+
+    Args:
+        num_slots: how many slots there are, or None.
+
+    Raises:
+        ValueError: if `num_slots` is neither a positive int nor None.
+        RuntimeError: if the platform has no memory that can be shared without a name.
+    """
+
+    def __init__(self, num_slots: int | None = None) -> None:
+        if num_slots is not None and (isinstance(num_slots, bool) or not isinstance(num_slots, int) or num_slots < 1):
+            raise ValueError(f"num_slots: expected a positive int or None, got {num_slots!r}")
+        self._set_up(num_slots, SharedBlock(8 * (num_slots or 1)))
+
+    def _set_up(self, num_slots: int | None, block: SharedBlock) -> None:
+        self.num_slots = num_slots
+        self._block = block
+        self._cells: Any = block.data.cast("q")
+
+    def at(self, slot: int) -> SlotCounter:
+        """The counter of a slot, for its factory.
+
+        Raises:
+            ValueError: if there is no such slot. A counter without slots takes any.
+        """
+        if isinstance(slot, bool) or not isinstance(slot, int) or not 0 <= slot < (self.num_slots or slot + 1):
+            raise ValueError(f"slot: expected 0 … {(self.num_slots or 0) - 1}, got {slot!r}")
+        return SlotCounter(self, slot)
+
+    def next_id(self) -> int:
+        """The next number; only without slots.
+
+        Raises:
+            ValueError: if there are slots.
+            ClosedError: if this is closed.
+        """
+        if self.num_slots is not None:
+            raise ValueError("this counter has slots: ask counter.at(slot)")
+        return self._count(0)
+
+    def _count(self, cell: int) -> int:
+        with self._block.locked():
+            number: int = self._cells[cell]
+            self._cells[cell] = number + 1
+        return number
+
+    @property
+    def count(self) -> int:
+        """How many numbers were handed out."""
+        return sum(self._cells)
+
+    def close(self) -> None:
+        """Let go of the memory in this process; workers keep theirs."""
+        self._cells = memoryview(bytes(self._cells)).cast("q")
+        self._block.close()
+        self._block.data.release()
+
+    def __enter__(self) -> EpisodeCounter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (self.num_slots, self._block)
+
+
+def _rebuild(num_slots: int | None, block: SharedBlock) -> EpisodeCounter:
+    counter = EpisodeCounter.__new__(EpisodeCounter)
+    counter._set_up(num_slots, block)
+    return counter
+
+
+class SlotCounter:
+    """One slot of an `EpisodeCounter`, made by `EpisodeCounter.at`."""
+
+    def __init__(self, counter: EpisodeCounter, slot: int) -> None:
+        self.counter = counter
+        self.slot = slot
+
+    def next_id(self) -> int:
+        """The next number of this slot."""
+        slots = self.counter.num_slots
+        if slots is None:
+            return self.counter.next_id()
+        return self.slot + slots * self.counter._count(self.slot)
+
+
+class CountEpisodes(Wrapper[Any, Any, Any, Any]):
+    """Puts the number of the episode into each info dict, as "episode_id".
+
+    Args:
+        env: any env.
+        counter: where numbers come from.
+    """
+
+    def __init__(self, env: Env[Any, Any], counter: EpisodeCounter | SlotCounter) -> None:
+        super().__init__(env)
+        if isinstance(counter, EpisodeCounter) and counter.num_slots is not None:
+            raise ValueError("counter: expected that of a slot, got that of all; pass counter.at(slot)")
+        self._counter = counter
+        self._id: int | None = None
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Begin an episode, with the next number."""
+        obs, info = self.env.reset(seed=seed, options=options)
+        self._id = self._counter.next_id()
+        return obs, {**info, "episode_id": self._id}
+
+    def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
+        """Step.
+
+        Raises:
+            ResetNeededError: if no episode has begun.
+        """
+        if self._id is None:
+            raise ResetNeededError("step before reset: the episode has no number yet")
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        return obs, reward, terminated, truncated, {**info, "episode_id": self._id}
+
+    def get_state(self) -> dict[str, Any]:
+        """The number of the episode, -1 before the first."""
+        return {"episode_id": -1 if self._id is None else self._id}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Go on with a state of `get_state`."""
+        self._id = None if state["episode_id"] < 0 else int(state["episode_id"])

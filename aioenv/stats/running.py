@@ -1,0 +1,357 @@
+"""`SharedRunningStats`: mean and variance of what envs in many processes see."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from aioenv.stats.block import SharedBlock, can_share
+from aioenv.stats.cells import Table
+from aioenv.stats.moments import Floats, Moments, combine, merge, moments_of
+
+__all__ = ["SharedRunningStats", "SlotStats"]
+
+_STATE = ("count", "weight", "mean", "m2")
+
+
+class SharedRunningStats:
+    """Mean, variance and count of samples, shared by all processes that get it or one of its slots in a factory.
+
+    With slots, which is the default, each slot's samples wait in memory of its own until `merge` adds them to the
+    whole, in the order of slots: called once a step, it gives the same bits for any number of workers. With
+    `live=True` samples count at once, in the order in which processes happen to come: that is not reproducible.
+
+    Keep it (and don't close it) for as long as workers may start. It pickles only to processes of this machine. A
+    writer that dies, at whatever moment, blocks nobody and leaves the statistics as they were before its sample.
+
+    Args:
+        shape: of one sample.
+        num_slots: how many slots there are; None only with `live`.
+        live: whether samples count at once.
+        decay: what a sample's weight is multiplied by with each later one; 1 for infinite memory.
+        shared: whether in shared memory; None: if the platform has it. Without, each worker has a copy, and
+            `exchange` carries what is new to the parent and back.
+
+    Attributes:
+        shape, num_slots, live, decay, shared: as above; `num_slots` is 0 without slots.
+
+    Raises:
+        ValueError: if an argument is none of the values it may have.
+        RuntimeError: if memory can't be shared, and must be.
+    """
+
+    def __init__(
+        self,
+        shape: int | Sequence[int] = (),
+        num_slots: int | None = None,
+        *,
+        live: bool = False,
+        decay: float = 1.0,
+        shared: bool | None = None,
+    ) -> None:
+        lengths = (shape,) if isinstance(shape, int) else tuple(shape)
+        if any(isinstance(n, bool) or not isinstance(n, (int, np.integer)) or n < 1 for n in lengths):
+            raise ValueError(f"shape: expected positive ints, got {shape!r}")
+        if num_slots is None and not live:
+            raise ValueError(
+                "num_slots: expected how many envs there are, got None; samples are merged in their order, and only "
+                "with live=True as they come"
+            )
+        if num_slots is not None and (isinstance(num_slots, bool) or not isinstance(num_slots, int) or num_slots < 1):
+            raise ValueError(f"num_slots: expected a positive int, got {num_slots!r}")
+        if isinstance(decay, bool) or not 0 < decay <= 1:
+            raise ValueError(f"decay: expected a number above 0 and up to 1, got {decay!r}")
+        if shared is None:
+            shared = can_share()
+        elif shared and not can_share():
+            raise RuntimeError("shared=True: this platform has no memory without a name that workers can open")
+        if live and not shared:
+            raise RuntimeError("live=True takes shared memory: use slots, and `exchange` once a step")
+        lengths = tuple(map(int, lengths))
+        block = SharedBlock(Table.size(lengths, num_slots or 0), shared=shared)
+        self._set_up(lengths, num_slots or 0, live, float(decay), block)
+
+    def _set_up(self, shape: tuple[int, ...], num_slots: int, live: bool, decay: float, block: SharedBlock) -> None:
+        self.shape = shape
+        self.num_slots = num_slots
+        self.live = live
+        self.decay = decay
+        self.shared = block.shared
+        self._table = Table(shape, num_slots, block)
+
+    def __repr__(self) -> str:
+        kind = "live" if self.live else f"{self.num_slots} slots"
+        return f"<{type(self).__name__} of shape {self.shape}, {kind}, {self.count} samples>"
+
+    # ------------------------------------------------------------ what it knows
+
+    @property
+    def reproducible(self) -> bool:
+        """Whether the same samples give the same bits, however many workers there are."""
+        return not self.live
+
+    @property
+    def moments(self) -> Moments:
+        """Count, weight, mean and sum of squares at one moment; arrays of your own."""
+        return self._table.whole.read()[0]
+
+    @property
+    def count(self) -> int:
+        """How many samples there were."""
+        return int(self.moments.count)
+
+    @property
+    def mean(self) -> Floats:
+        """The mean, float64 of the samples' shape; 0 without samples."""
+        return self.moments.mean
+
+    @property
+    def var(self) -> Floats:
+        """The variance, likewise; 1 without samples."""
+        return self.moments.var
+
+    @property
+    def std(self) -> Floats:
+        """The standard deviation, likewise."""
+        return self.moments.std
+
+    def normalize(self, x: Any, *, epsilon: float = 1e-8, clip: float | None = None) -> Floats:
+        """See `Moments.normalize`."""
+        return self.moments.normalize(x, epsilon=epsilon, clip=clip)
+
+    def denormalize(self, y: Any, *, epsilon: float = 1e-8) -> Floats:
+        """See `Moments.denormalize`."""
+        return self.moments.denormalize(y, epsilon=epsilon)
+
+    # ------------------------------------------------------------ what it is told
+
+    def at(self, slot: int) -> SlotStats:
+        """What the env of a slot writes to; for its factory.
+
+        Raises:
+            ValueError: if there is no such slot. Live statistics take any.
+        """
+        if isinstance(slot, bool) or not isinstance(slot, (int, np.integer)):
+            raise ValueError(f"slot: expected an int, got {slot!r}")
+        if not self.live and not 0 <= slot < self.num_slots:
+            raise ValueError(f"slot: expected 0 … {self.num_slots - 1}, got {slot}")
+        return SlotStats(self, int(slot))
+
+    def update(self, x: Any) -> None:
+        """Add a sample, or a batch of them, to the whole at once; nothing happens while frozen.
+
+        Args:
+            x: of the samples' shape, or `(n, *shape)`. In a batch all have the same weight.
+
+        Raises:
+            ValueError: if it has another shape, or is not finite.
+            ClosedError: if this is closed.
+        """
+        self._add(x, None)
+
+    def _add(self, x: Any, slot: int | None) -> None:
+        table = self._table
+        block = table.block
+        if type(x) is not np.ndarray:
+            x = np.asarray(x)
+        one = x.shape == self.shape
+        if not one and (x.ndim != len(self.shape) + 1 or x.shape[1:] != self.shape or not len(x)):
+            raise ValueError(f"expected a sample of shape {self.shape} or a batch of them, got shape {x.shape}")
+        cell, decay = (table.whole, self.decay) if slot is None else (table.slots[slot], 1.0)
+        block.acquire()
+        try:
+            if table.flag[0]:
+                return
+            epoch = table.whole.epoch
+            if one:
+                cell.add(x, decay, epoch)
+                return
+            if not np.isfinite(x).all():
+                raise ValueError("expected finite numbers, got others: they would stay in the statistics")
+            old, old_epoch = cell.copy()
+            if old_epoch != epoch:
+                old = self._nothing
+            cell.write(combine(old, moments_of(x), decay), epoch)
+        finally:
+            block.release()
+
+    @property
+    def _nothing(self) -> Moments:
+        return Moments(0.0, 0.0, np.zeros(self.shape), np.zeros(self.shape))
+
+    def merge(self) -> int:
+        """Add to the whole what slots have seen since the last time, in their order; returns how many samples.
+
+        To be called between steps: it is what makes the outcome the same for any number of workers.
+
+        Raises:
+            TimeoutError: if a worker that hangs, or is stopped, holds the lock; nothing has changed then.
+            ClosedError: if this is closed.
+        """
+        with self._table.block.locked():
+            return self._merge()
+
+    def _merge(self) -> int:
+        whole = self._table.whole
+        old, epoch = whole.copy()
+        pending = self._table.pending(epoch)
+        if pending is None or self._table.flag[0]:
+            return 0
+        new = merge(*pending)
+        whole.write(combine(old, new, self.decay), epoch + 1)
+        return int(new.count)
+
+    async def exchange(self, envs: Any, kind: str = "observation") -> int:
+        """`merge`, and if memory is not shared fetch what the workers have, and give them the outcome.
+
+        To be awaited between steps. If this is cancelled, samples since the last time may be missing.
+
+        Args:
+            envs: a vector env whose `call` is awaited, with `NormalizeObservation` or `NormalizeReward` in each slot.
+            kind: "observation" or "reward": whose statistics these are.
+
+        Returns:
+            How many samples were new.
+        """
+        if self.shared:
+            return self.merge()
+        taken = await envs.call(f"take_{kind}_moments")
+        for cell, moments in zip(self._table.slots, taken, strict=True):
+            cell.write(moments, self._table.whole.epoch)
+        number = self.merge()
+        await envs.call(f"load_{kind}_stats", self.state_dict())
+        return number
+
+    # ------------------------------------------------------------ as a whole
+
+    @property
+    def frozen(self) -> bool:
+        """Whether samples are ignored, in every process."""
+        return bool(self._table.flag[0])
+
+    def freeze(self) -> None:
+        """Merge, and from now on ignore samples, in every process."""
+        with self._table.block.locked():
+            self._merge()
+            self._table.flag[0] = 1
+
+    def unfreeze(self) -> None:
+        """Count samples again."""
+        with self._table.block.locked():
+            self._table.flag[0] = 0
+
+    def frozen_copy(self) -> Moments:
+        """The moments as they are now, which nothing changes any more; wrappers take them in place of statistics."""
+        moments = self.moments
+        for array in (moments.mean, moments.m2):
+            array.flags.writeable = False
+        return moments
+
+    def state_dict(self) -> dict[str, Any]:
+        """What has been merged: `count`, `weight`, `mean`, `m2` and `frozen`; arrays of your own."""
+        with self._table.block.locked():
+            moments, _ = self._table.whole.copy()
+            return {**{name: getattr(moments, name) for name in _STATE}, "frozen": self.frozen}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go to the state of a `state_dict`, in every process; samples that were not merged are dropped.
+
+        Raises:
+            ValueError: if it is of samples of another shape, or no such state.
+        """
+        try:
+            count, weight, mean, m2 = (np.asarray(state[name], np.float64) for name in _STATE)
+            frozen = bool(state["frozen"])
+        except (KeyError, TypeError, ValueError) as exc:
+            raise ValueError(f"expected a state of state_dict(), got one without {exc}") from exc
+        if mean.shape != self.shape or m2.shape != self.shape or count.shape or weight.shape:
+            raise ValueError(f"expected the state of samples of shape {self.shape}, got {mean.shape}")
+        with self._table.block.locked():
+            whole = self._table.whole
+            whole.write(Moments(float(count), float(weight), mean, m2), whole.epoch + 1)
+            self._table.flag[0] = frozen
+
+    def close(self) -> None:
+        """Let go of the memory in this process. What is known can still be read here; workers keep theirs."""
+        old = self._table
+        if old.block.closed:
+            return
+        block = SharedBlock(Table.size(self.shape, self.num_slots), shared=False)
+        self._table = Table(self.shape, self.num_slots, block)
+        self._table.whole.write(old.whole.read()[0], 0)
+        self._table.flag[0] = old.flag[0]
+        block.close()
+        old.block.close()
+
+    def __enter__(self) -> SharedRunningStats:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        options = (self.shape, self.num_slots, self.live, self.decay)
+        if self.shared:
+            return _rebuild, (*options, self._table.block, None)
+        return _rebuild, (*options, None, self.state_dict())
+
+
+def _rebuild(
+    shape: tuple[int, ...],
+    num_slots: int,
+    live: bool,
+    decay: float,
+    block: SharedBlock | None,
+    state: dict[str, Any] | None,
+) -> SharedRunningStats:
+    stats = SharedRunningStats.__new__(SharedRunningStats)
+    if block is None:
+        block = SharedBlock(Table.size(shape, num_slots), shared=False)
+    stats._set_up(shape, num_slots, live, decay, block)
+    if state is not None:
+        stats.load_state_dict(state)
+    return stats
+
+
+class SlotStats:
+    """What the env of one slot sees of `SharedRunningStats`: the whole, and its own samples since the last merge.
+
+    Made by `SharedRunningStats.at`; it goes into the slot's factory.
+
+    Attributes:
+        stats: the whole.
+        slot: the number of the slot.
+    """
+
+    def __init__(self, stats: SharedRunningStats, slot: int) -> None:
+        self.stats = stats
+        self.slot = slot
+
+    def __repr__(self) -> str:
+        return f"<slot {self.slot} of {self.stats!r}>"
+
+    def update(self, x: Any) -> None:
+        """As `SharedRunningStats.update`; without `live` it counts for other slots once it is merged."""
+        self.stats._add(x, None if self.stats.live else self.slot)
+
+    @property
+    def moments(self) -> Moments:
+        """The whole and this slot's own samples together: no other slot's since the last merge."""
+        table = self.stats._table
+        whole, epoch = table.whole.read()
+        if self.stats.live:
+            return whole
+        own, own_epoch = table.slots[self.slot].read()
+        return combine(whole, own, self.stats.decay) if own_epoch == epoch else whole
+
+    def take(self) -> Moments:
+        """This slot's own samples, which it then has no more."""
+        table = self.stats._table
+        nothing = self.stats._nothing
+        with table.block.locked():
+            cell, epoch = table.slots[self.slot], table.whole.epoch
+            own, own_epoch = cell.copy()
+            cell.write(nothing, epoch)
+            return own if own_epoch == epoch else nothing

@@ -1,0 +1,147 @@
+"""Where the microseconds of one step go: the table in docs/performance.md.
+
+    python scripts/step_profile.py CartPole-v1 64
+
+The parent's stages are clocked in a real run with two workers; a worker's in this process, over a socketpair, where
+nothing has to be woken. What is left of a step is waiting: for envs, for the kernel to wake processes, and, where CPUs
+are fewer than processes, for a CPU.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import statistics
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ[_name] = "1"
+
+import numpy as np
+from gymnasium.vector import AutoresetMode
+
+import aioenv
+from aioenv.batching.layout import Layout, byte_view
+from aioenv.cli.bench.tasks import ACTION_BATCHES, Task
+from aioenv.engine.dispatch import Dispatch
+from aioenv.engine.schedule import Schedule
+from aioenv.host.env_service import EnvService
+from aioenv.host.link import Link
+from aioenv.wire.frames import Encoder, Kind
+from aioenv.wire.messages import ResetRequest, dump, dump_code
+from aioenv.workers.channel import ScatterChannel
+
+STEPS = 3000
+WORKERS = 2
+
+
+class Clock:
+    """Seconds by stage."""
+
+    def __init__(self) -> None:
+        self.spent: dict[str, list[float]] = defaultdict(list)
+
+    def wrap(self, owner: Any, name: str, stage: str) -> None:
+        """Clock a method."""
+        inner: Callable[..., Any] = getattr(owner, name)
+        spent = self.spent[stage]
+
+        def clocked(*args: Any, **kwargs: Any) -> Any:
+            began = time.perf_counter()
+            try:
+                return inner(*args, **kwargs)
+            finally:
+                spent.append(time.perf_counter() - began)
+
+        setattr(owner, name, clocked)
+
+    def a_step(self, stage: str, steps: int) -> float:
+        """Microseconds a step: the median call, times the calls a step."""
+        times = self.spent[stage]
+        return statistics.median(times) * len(times) / steps * 1e6 if times else 0.0
+
+
+async def parent(task: Task) -> None:
+    """Clock the parent's stages."""
+    clock = Clock()
+    clock.wrap(Layout, "take_apart", "check and copy the actions")
+    clock.wrap(Dispatch, "submit", "frame and send the requests (in the kernel: wake the workers)")
+    clock.wrap(ScatterChannel, "send", "  of which the system call")
+    clock.wrap(Schedule, "_prepare", "pick the next batch (workers are busy)")
+    clock.wrap(Dispatch, "_on_reply", "take in the replies")
+    clock.wrap(Schedule, "_step_result", "hand out the result")
+    actions = task.actions()
+    envs = aioenv.AsyncVectorEnv([task.make_env] * task.num_envs, num_workers=WORKERS)
+    async with envs:
+        await envs.reset(seed=0)
+        for number in range(300):
+            await envs.step(actions[number % ACTION_BATCHES])
+        for times in clock.spent.values():
+            times.clear()
+        whole = []
+        for number in range(STEPS):
+            began = time.perf_counter()
+            await envs.step(actions[number % ACTION_BATCHES])
+            whole.append(time.perf_counter() - began)
+    print(f"| one step, start to end | {statistics.median(whole) * 1e6:.0f} |")
+    for stage in clock.spent:
+        print(f"| parent: {stage} | {clock.a_step(stage, STEPS):.0f} |")
+
+
+def worker(task: Task) -> None:
+    """Clock a worker's stages, with its share of the envs, in this process."""
+    rows = task.num_envs // WORKERS
+    service = EnvService([dump_code(task.make_env)] * rows, AutoresetMode.NEXT_STEP, False)
+    first = service.describe()[0]
+    assert first.observation_space is not None and first.action_space is not None
+    service.configure(first.observation_space, first.action_space, 0, False)
+    mine, theirs = socket.socketpair()
+    for sock in (mine, theirs):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 22)
+    link = Link(theirs.fileno(), theirs.fileno(), service.place, service.expect)
+    encoder = Encoder()
+    clock = Clock()
+    whole = []
+    clock.wrap(link, "read", "read the request")
+    clock.wrap(service._stepper, "step", "step the envs")
+    clock.wrap(service, "handle", "all of the service")
+    clock.wrap(link, "write", "frame and write the reply")
+
+    def serve(kind: Kind, fixed: Any, tail: bytes) -> None:
+        os.writev(mine.fileno(), encoder.encode(kind, 0, 0, fixed, tail))
+        began = time.perf_counter()
+        frame = link.read()
+        assert frame is not None
+        reply = service.handle(frame)
+        link.write(Kind.RESULT, 0, 0, reply.fixed, reply.tail)
+        whole.append(time.perf_counter() - began)
+        mine.recv(1 << 24)
+
+    serve(Kind.RESET, (), dump(ResetRequest(tuple(range(rows)), tuple(range(rows)), None, True)))
+    layout = Layout(first.action_space)
+    for times in clock.spent.values():
+        times.clear()
+    for actions in (task.actions() * (STEPS // ACTION_BATCHES + 1))[:STEPS]:
+        arrays, _ = layout.take_apart(np.asarray(actions)[:rows], rows)
+        serve(Kind.STEP, [byte_view(array) for array in arrays], b"")
+    print(f"| a worker's share of {rows} envs, alone | {statistics.median(whole) * 1e6:.0f} |")
+    stepping = clock.a_step("step the envs", STEPS)
+    service_s = clock.a_step("all of the service", STEPS)
+    print(f"| worker: read the request | {clock.a_step('read the request', STEPS):.0f} |")
+    print(f"| worker: step the envs, autoresets among it | {stepping:.0f} |")
+    print(f"| worker: store observations, rewards, flags, infos | {service_s - stepping:.0f} |")
+    print(f"| worker: frame and write the reply | {clock.a_step('frame and write the reply', STEPS):.0f} |")
+    mine.close()
+    theirs.close()
+    service.close()
+
+
+if __name__ == "__main__":
+    ENV, NUM_ENVS = sys.argv[1], int(sys.argv[2])
+    print(f"| {ENV} x {NUM_ENVS}, {WORKERS} workers | µs |\n|---|---|")
+    aioenv.run(parent(Task(ENV, NUM_ENVS, 1.0)))
+    worker(Task(ENV, NUM_ENVS, 1.0))

@@ -1,0 +1,24 @@
+"""The examples of docs/sharing.md run, and print what the page says."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from aioenv.stats.block import can_share
+
+PAGE = (Path(__file__).parent.parent / "docs" / "sharing.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.skipif(not can_share(), reason="no memory without a name here")
+def test_the_examples_run(capsys):
+    names = {"__name__": "__main__"}
+    for code in re.findall(r"```python\n(.*?)```", PAGE, re.S):
+        exec(code, names)
+    (table,) = re.findall(r"```\n(eval.*?)```", PAGE, re.S)
+    printed = capsys.readouterr().out
+    assert printed.startswith(table)
+    assert "[0, 4, 8]" in printed
+    assert "\n808 [" in printed  # 8 resets, 100 steps of 8
