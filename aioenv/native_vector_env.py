@@ -23,10 +23,13 @@ from aioenv.engine.fleet import FleetConfig
 from aioenv.engine.images import stack_images
 from aioenv.engine.imports import modules_needed
 from aioenv.engine.inline import RUN_IN, Solo
+from aioenv.engine.record import Rollout
 from aioenv.engine.results import ResetResult, StepResult
+from aioenv.engine.rollout import Policy
 from aioenv.engine.seeds import split_reset_options
 from aioenv.engine.session import Session
 from aioenv.engine.snapshot import EnvState
+from aioenv.engine.waits import Clock
 from aioenv.errors import ResumeError
 from aioenv.host.vector_access import make_registered
 from aioenv.vector_env import AsyncVectorEnv
@@ -123,6 +126,7 @@ class NativeVectorEnv(AsyncVectorEnv):
         self._run_in = run_in
         self._render_config = None
         self._must_reset = False
+        self._clock = Clock()
         workers = check_num_workers(num_workers, self.num_envs) if split else 0
         self._config = FleetConfig(
             factories=pickle_factories([make_vector_env]) * self.num_envs if split else [],
@@ -193,7 +197,11 @@ class NativeVectorEnv(AsyncVectorEnv):
         if (solo := self._here) is None:
             return await super().reset(seed=seed, options=options, timeout_s=timeout_s)
         mask, rest = split_reset_options(options, self.num_envs)
-        return await solo.reset(seed, mask, rest, check_timeout(timeout_s))
+        wait = self._clock.envs.begin()
+        try:
+            return await solo.reset(seed, mask, rest, check_timeout(timeout_s))
+        finally:
+            wait.end()
 
     async def step(self, actions: Any, *, timeout_s: float | None = None) -> StepResult:
         """Step every slot; see `AsyncVectorEnv.step`.
@@ -205,7 +213,18 @@ class NativeVectorEnv(AsyncVectorEnv):
         if solo is None:
             return await super().step(actions, timeout_s=timeout_s)
         self._running  # noqa: B018 (checks who calls, and when)
-        return await solo.step(actions, timeout_s=None if timeout_s is None else check_timeout(timeout_s))
+        clock = self._clock
+        wait = clock.envs.begin()
+        try:
+            result = solo.step_now(actions) if timeout_s is None else None
+            if result is None:
+                result = await solo.step(actions, timeout_s=check_timeout(timeout_s))
+            elif solo.is_due():
+                await solo.turn(result)
+            clock.env_steps += self.num_envs
+            return result
+        finally:
+            wait.end()
 
     async def render(self) -> Any:
         """What the env draws of the state that it is in; other than `AsyncVectorEnv` nothing is drawn beforehand.
@@ -221,7 +240,11 @@ class NativeVectorEnv(AsyncVectorEnv):
         """
         if (solo := self._here) is None:
             return await super().render()
-        images = await solo.render()
+        wait = self._clock.images.begin()
+        try:
+            images = await solo.render()
+        finally:
+            wait.end()
         return images if isinstance(images, np.ndarray) else stack_images(images)
 
     # ------------------------------------------------------------ some slots, whoever is first
@@ -237,6 +260,7 @@ class NativeVectorEnv(AsyncVectorEnv):
         """
         if (solo := self._here) is not None:
             solo.send(actions, slots)
+            self._clock.env_steps += self.num_envs
             return
         if slots is not None:
             slots = self._running.table.named(slots)
@@ -267,7 +291,17 @@ class NativeVectorEnv(AsyncVectorEnv):
             raise ValueError('send_reset: name the slots instead of options["reset_mask"]')
         solo.send_reset(slots, seed, options)
 
-    # recv, ready and outstanding are AsyncVectorEnv's
+    # recv, ready, outstanding and stats are AsyncVectorEnv's
+
+    async def rollout(self, policy: Policy, steps: int, groups: int = 2) -> Rollout:
+        """Not to be had: its slots can't be split into groups that step while the others' policy runs.
+
+        Raises:
+            ValueError: always.
+        """
+        raise ValueError(
+            'rollout: a vector env steps all of its slots at once; step() it in a loop, or use backend="workers"'
+        )
 
     # ------------------------------------------------------------ calls
 

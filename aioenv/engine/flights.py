@@ -31,11 +31,10 @@ class Flight:
         done: resolved when the value is there.
     """
 
-    __slots__ = ("done", "slots", "stepped", "untaken", "value", "waiting")
+    __slots__ = ("done", "slots", "untaken", "value", "waiting")
 
-    def __init__(self, slots: Slots, done: asyncio.Future[None], *, stepped: bool, waiting: bool) -> None:
+    def __init__(self, slots: Slots, done: asyncio.Future[None], *, waiting: bool) -> None:
         self.slots = slots
-        self.stepped = stepped
         self.waiting = waiting
         self.value: StepResult | ResetResult | EnvError | None = None
         self.untaken = np.ones(len(slots), np.bool_)
@@ -63,9 +62,9 @@ class Flights:
         self._arrival = asyncio.Event()
         self._closing = False
 
-    def begin(self, slots: Slots, *, stepped: bool, waiting: bool) -> Flight:
+    def begin(self, slots: Slots, *, waiting: bool) -> Flight:
         """Something is asked of these slots."""
-        flight = Flight(slots, self._loop.create_future(), stepped=stepped, waiting=waiting)
+        flight = Flight(slots, self._loop.create_future(), waiting=waiting)
         self._table.move(slots, SlotState.IN_FLIGHT)
         self._open.add(flight)
         return flight

@@ -18,15 +18,17 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 from gymnasium import Space
+from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 
 from aioenv.batching.layout import Layout
 from aioenv.engine.flights import Flight, Flights
 from aioenv.engine.pieces import own
 from aioenv.engine.results import Ready, ResetResult, StepResult
 from aioenv.engine.slots import SlotState, SlotTable
-from aioenv.engine.threads import TURN_S, EnvThread, Pace, turn
-from aioenv.errors import ClosedError, EnvError, NoAsyncCallError, RenderError, StepTimeout, WorkerStartError
-from aioenv.host.vector_access import call_vector_env, make_vector_env, reset_vector_env, set_vector_attr
+from aioenv.engine.solo_calls import SoloCalls
+from aioenv.engine.threads import SHORT_S, TURN_S, EnvThread, Pace, yield_to_loop
+from aioenv.errors import ClosedError, EnvError, NoAsyncCallError, StepTimeout, WorkerStartError
+from aioenv.host.vector_access import make_vector_env, reset_vector_env
 
 __all__ = ["RUN_IN", "Solo"]
 
@@ -43,7 +45,7 @@ _MOST_S = 1e-3
 _END_S = 1.0
 
 
-class Solo:
+class Solo(SoloCalls):
     """A vector env, started, stepped and closed; its session, its fleet and its schedule in one.
 
     Args:
@@ -141,9 +143,12 @@ class Solo:
         self.single_action_space, self.action_space = env.single_action_space, env.action_space
         self.metadata, self.spec, self.render_mode = dict(env.metadata), env.spec, env.render_mode
         self._actions = Layout(self.single_action_space)
+        plain = isinstance(self.single_action_space, (Box, Discrete, MultiBinary, MultiDiscrete))
+        self._dtype = self._actions.leaves[0].dtype if plain else None
+        self._shape = (self.num_envs, *self._actions.leaves[0].shape) if plain else None
         # what draws is tied to its thread, and only a thread can be waited for with a timeout
         inline = None if self.hop_s is not None else self._run_in == "inline"
-        limit_s = min(max(self.hop_s or 0.0, TURN_S), _MOST_S)
+        limit_s = min(max(self.hop_s or 0.0, SHORT_S), _MOST_S)
         self.steps, self.resets = Pace(limit_s, inline), Pace(limit_s, inline)
         self.schedule = self
 
@@ -196,19 +201,33 @@ class Solo:
 
     # ------------------------------------------------------------ whole batches
 
+    def step_now(self, actions: Any) -> StepResult | None:
+        """Step all slots as plainly as can be (then `turn` if it `is_due`); None: nothing was done, `step` has to."""
+        thread = self._thread
+        if not self.steps.inline or (thread is not None and thread.jobs) or self._flights.abandoned:
+            return None
+        batch = self._fit(actions)
+        self.table.check_send(_ALL, "step", reset=False)
+        return self._good(self._step(batch, self._copy))
+
+    def _fit(self, actions: Any) -> Any:
+        """A checked copy of a batch of actions."""
+        if type(actions) is np.ndarray and actions.shape == self._shape and actions.dtype == self._dtype:
+            return actions.copy()
+        return self._actions.assemble(*self._actions.take_apart(actions, self.num_envs))
+
     async def step(self, actions: Any, *, timeout_s: float | None = None) -> StepResult:
         """Step all slots (see `AsyncVectorEnv.step`)."""
-        layout = self._actions
-        batch = layout.assemble(*layout.take_apart(actions, self.num_envs))
+        batch = self._fit(actions)
         if self._flights.abandoned:
             await self._drain(timeout_s)
         self.table.check_send(_ALL, "step", reset=False)
         if self._is_here(self.steps, timeout_s):
             value = self._step(batch, self._copy)
-            if self._last - self._last_turn > TURN_S:
-                await self._turn(value, stepped=True)
+            if self.is_due():
+                await self.turn(value)
             return self._good(value)
-        flight = self._flights.begin(self._all, stepped=True, waiting=True)
+        flight = self._flights.begin(self._all, waiting=True)
         self._submit(flight, partial(self._step, batch, True))
         return await self._outcome(flight, timeout_s)  # type: ignore[no-any-return]
 
@@ -223,9 +242,9 @@ class Solo:
         if self._is_here(self.resets, timeout_s):
             value = self._reset(seed, mask, options, self._copy)
             if perf_counter() - self._last_turn > TURN_S:
-                await self._turn(value, stepped=False)
+                await self.turn(value)
             return self._good(value)
-        flight = self._flights.begin(self._all, stepped=False, waiting=True)
+        flight = self._flights.begin(self._all, waiting=True)
         self._submit(flight, partial(self._reset, seed, mask, options, True))
         return await self._outcome(flight, timeout_s)  # type: ignore[no-any-return]
 
@@ -251,11 +270,8 @@ class Solo:
                 np.array(truncated, _BOOL),
                 own(info) if info else {},
             )
-        except Exception as exc:
-            return self._error(exc)
         except BaseException as exc:
-            self.table.fail(self._error(exc))
-            raise
+            return self._failure(exc)
 
     def _reset(
         self, seed: Any, mask: npt.NDArray[np.bool_] | None, options: dict[str, Any] | None, copy: bool
@@ -265,11 +281,16 @@ class Solo:
             obs, info = reset_vector_env(self._env, seed, mask, options)
             self.resets.note(perf_counter() - began)
             return ResetResult(own(obs) if copy else obs, own(info) if info else {})
-        except Exception as exc:
-            return self._error(exc)
         except BaseException as exc:
-            self.table.fail(self._error(exc))
-            raise
+            return self._failure(exc)
+
+    def _failure(self, exc: BaseException) -> EnvError:
+        """What an env has raised, as an error; Ctrl-C and the like go on, and leave failed slots."""
+        error = self._error(exc)
+        if not isinstance(exc, Exception):
+            self.table.fail(error)
+            raise exc
+        return error
 
     def _error(self, exc: BaseException) -> EnvError:
         text = "".join(traceback.format_exception(exc))
@@ -283,13 +304,17 @@ class Solo:
         error.__cause__ = exc
         return error
 
-    async def _turn(self, value: Any, *, stepped: bool) -> None:
+    def is_due(self) -> bool:
+        """Whether the loop has been kept for long enough, now that a step is made."""
+        return self._last - self._last_turn > TURN_S
+
+    async def turn(self, value: Any) -> None:
         """Let the loop do something else, with a result in hand; a cancellation leaves it to `recv`."""
         self.table.move(_ALL, SlotState.IN_FLIGHT)
         try:
-            await turn()
+            await yield_to_loop()
         except BaseException:
-            flight = self._flights.begin(self._all, stepped=stepped, waiting=False)
+            flight = self._flights.begin(self._all, waiting=False)
             if not self._copy:  # the next step may be made before this is taken
                 value = value if isinstance(value, EnvError) else type(value)(*map(own, value))
             self._flights.abandon(flight)
@@ -358,12 +383,8 @@ class Solo:
         order = np.argsort(numbers)
         picked = [[column[i] for i in order.tolist()] for column in objects]
         batch = self._actions.assemble([array[order] for array in arrays], picked)
-        flight = self._flights.begin(self._all, stepped=True, waiting=False)
-        work = partial(self._step, batch, True)
-        if self._is_here(self.steps, None):
-            self._flights.arrive(flight, work())
-        else:
-            self._submit(flight, work)
+        flight = self._flights.begin(self._all, waiting=False)
+        self._launch(flight, self.steps, partial(self._step, batch, True))
 
     def send_reset(
         self, slots: Iterable[int] | None, seed: int | Sequence[int | None] | None, options: dict[str, Any] | None
@@ -381,9 +402,11 @@ class Solo:
             mask = np.zeros(self.num_envs, np.bool_)
             mask[numbers] = True
         self.table.note_reset(numbers)
-        flight = self._flights.begin(np.sort(numbers), stepped=False, waiting=False)
-        work = partial(self._reset, seed, mask, options, True)
-        if self._is_here(self.resets, None):
+        flight = self._flights.begin(np.sort(numbers), waiting=False)
+        self._launch(flight, self.resets, partial(self._reset, seed, mask, options, True))
+
+    def _launch(self, flight: Flight, pace: Pace, work: Callable[[], Any]) -> None:
+        if self._is_here(pace, None):
             self._flights.arrive(flight, work())
         else:
             self._submit(flight, work)
@@ -395,7 +418,7 @@ class Solo:
         wanted = min_slots if max_slots is None else min(min_slots, max_slots)
         if perf_counter() - self._last_turn > TURN_S:
             self._last_turn = perf_counter()
-            await turn()
+            await yield_to_loop()
         if not self._flights.has(wanted):
             enough = partial(self._flights.wait, wanted)
             if deadline_s is None:
@@ -420,46 +443,6 @@ class Solo:
     def outstanding(self) -> bool:
         """Whether anything is in flight or ready."""
         return self._flights.outstanding
-
-    # ------------------------------------------------------------ calls
-
-    async def call(self, slots: Sequence[int] | None, name: str, args: tuple[Any, ...], kwargs: Any) -> tuple[Any, ...]:
-        """Call a method, or read an attribute (see `call_vector_env`)."""
-        numbers = self.table.named(slots)
-        work = partial(self._call, np.sort(numbers).tolist(), name, args, kwargs)
-        return tuple(await self._ask(f"call({name!r})", work))
-
-    def _call(self, *args: Any) -> Any:
-        return call_vector_env(self._env, *args)
-
-    async def set_attr(self, name: str, values: Any) -> None:
-        """Set an attribute (see `set_vector_attr`); a list or tuple has one value a slot."""
-        if not isinstance(values, (list, tuple)):
-            values = [values] * self.num_envs
-        if len(values) != self.num_envs:
-            raise ValueError(
-                "Values must be a list or tuple with length equal to the number of environments. "
-                f"Got `{len(values)}` values for {self.num_envs} environments."
-            )
-        await self._ask(f"set_attr({name!r})", lambda: set_vector_attr(self._env, name, values))
-
-    async def render(self) -> Any:
-        """What the env's own `render` gives: images of the state that it is in."""
-        if self.render_mode is None:
-            raise RenderError("render: the vector env was made without a render_mode")
-        return await self._ask("render", lambda: self._env.render())
-
-    async def _ask(self, what: str, work: Callable[[], Any]) -> Any:
-        self.table.check_call(self._all, what)
-        try:
-            if self._thread is None:
-                return work()
-            result = asyncio.shield(self._thread.ask(work))
-            return await self._patiently(result, None, f"{what} goes on, but its result is dropped")
-        except (StepTimeout, ClosedError):
-            raise
-        except Exception as exc:
-            raise self._error(exc) from exc
 
     def _submit(self, flight: Flight, work: Callable[[], Any]) -> None:
         """Do the work of a flight on the thread."""

@@ -15,20 +15,17 @@ from aioenv.batching.layout import Layout
 
 __all__ = ["gather_infos", "gather_obs", "own"]
 
-# A copy of so few bytes takes no longer than to find out whether it is needed.
-_SMALL = 1 << 15
-
 Rows = npt.NDArray[np.int64]
 
 
 def own(value: Any) -> Any:
     """The same batch in arrays that nobody else holds: copied, unless the env has let go of them.
 
-    Only large arrays are worth the question: one that owns its memory, and that nobody but our caller refers to, is
-    the caller's. What is no array is handed out as it is.
+    An array that owns its memory, and that nobody but our caller refers to, is the caller's. What is no array is handed
+    out as it is.
     """
     if isinstance(value, np.ndarray):
-        if value.nbytes > _SMALL and value.flags.owndata and _holders(value) <= _FREE:
+        if value.flags.owndata and _holders(value) <= _FREE:
             return value
         return value.copy()
     if isinstance(value, Mapping):

@@ -11,10 +11,11 @@ from queue import SimpleQueue
 from time import perf_counter
 from typing import Any
 
-__all__ = ["TURN_S", "EnvThread", "Pace", "turn"]
+__all__ = ["SHORT_S", "TURN_S", "EnvThread", "Pace", "yield_to_loop"]
 
-# How long work may keep the loop from its other tasks, in seconds; what takes less may be done on the loop itself.
-TURN_S = 200e-6
+# What takes less may be done on the loop itself; after so much of it the loop turns to its other tasks. In seconds.
+SHORT_S = 200e-6
+TURN_S = 500e-6
 # What takes so long is moved to the thread at once, in seconds.
 _LONG_S = 10e-3
 # The moving mean: what the newest weighs, how many times the mean it may count (one that was preempted says nothing
@@ -174,6 +175,6 @@ class Pace:
 
 
 @types.coroutine
-def turn() -> Generator[None, None, None]:
+def yield_to_loop() -> Generator[None, None, None]:
     """Let the loop do something else: what `asyncio.sleep(0)` does, and no more."""
     yield

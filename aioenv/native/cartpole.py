@@ -27,6 +27,7 @@ class CartPoleVectorEnv(cartpole.CartPoleVectorEnv):
         self._slope = np.empty((4, n))  # of x, its speed, the angle, and its speed
         self._scratch = tuple(np.empty(n) for _ in range(5))
         self._distances = np.empty((2, n))
+        self._ones = np.ones(n, np.float32)
         self._beyond = np.empty((2, n), np.bool_)
         self._parameters: tuple[float, ...] = ()
         self._adopt(self._read_parameters())
@@ -77,16 +78,16 @@ class CartPoleVectorEnv(cartpole.CartPoleVectorEnv):
         steps, over = self.steps, self.prev_done
         steps += 1
         truncated = steps >= self.max_episode_steps
-        if np.count_nonzero(over):
+        if count := np.count_nonzero(over):
             goes_on = np.logical_not(over)
             reward = goes_on.astype(np.float32)
             # drawn in the very order of Gymnasium's
-            state[:, over] = self.np_random.uniform(self.low, self.high, (4, len(over) - np.count_nonzero(goes_on)))
+            state[:, over] = self.np_random.uniform(self.low, self.high, (4, count))
             steps *= goes_on
             terminated &= goes_on
             truncated &= goes_on
         else:
-            reward = np.ones(self.num_envs, np.float32)
+            reward = self._ones.copy()
         self.prev_done = np.logical_or(terminated, truncated)
         return state.T.astype(np.float32), reward, terminated, truncated, {}
 
@@ -94,7 +95,7 @@ class CartPoleVectorEnv(cartpole.CartPoleVectorEnv):
         """One Euler step of all poles."""
         multiply, divide, subtract = np.multiply, np.divide, np.subtract
         slope = self._slope
-        _, speed, angle, spin = state
+        angle, spin = state[2:]
         cos, sin, pull, force, rest = self._scratch
         total_mass, leverage = self._total_mass, self._leverage
         np.cos(angle, cos)
@@ -122,7 +123,6 @@ class CartPoleVectorEnv(cartpole.CartPoleVectorEnv):
         multiply(rest, cos, rest)
         divide(rest, total_mass, rest)
         subtract(pull, rest, slope[1])
-        slope[0] = speed
-        slope[2] = spin
+        slope[::2] = state[1::2]
         multiply(self._tau, slope, slope)
         return np.add(state, slope)
