@@ -386,7 +386,7 @@ class Schedule:
                 self._offer(exchange, part)
 
     def _offer(self, exchange: Exchange, part: Part) -> None:
-        part.untaken = np.ones(len(part.slots), np.bool_)
+        part.untaken = list(range(len(part.slots)))
         self._ready.append((exchange, part))
         self.table.move(part.slots, SlotState.READY)
         if self._wanted and self.table.count(SlotState.READY) >= min(self._wanted):
@@ -404,9 +404,10 @@ class Schedule:
         ended: list[int] = []
         for exchange, part in dropped:
             assert part.untaken is not None
-            self.table.move(part.slots[part.untaken], SlotState.IDLE)
+            left = part.slots[part.untaken]
+            self.table.move(left, SlotState.IDLE)
             ends = exchange.batch.terminated[part.start : part.stop] | exchange.batch.truncated[part.start : part.stop]
-            ended += part.slots[part.untaken & ends].tolist()
+            ended += left[ends[part.untaken]].tolist()
             self.table.note_ends(part.slots, ends)
             for error in part.errors:
                 self.table.fail(error)

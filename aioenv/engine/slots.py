@@ -62,7 +62,8 @@ class SlotTable:
 
     def count(self, state: SlotState) -> int:
         """How many slots are in a state."""
-        return int(np.count_nonzero(self._states == state))
+        # a third of the time of numpy's count, let alone with an IntEnum
+        return self._states.tobytes().count(int(state))
 
     def check_send(self, slots: Slots | slice, name: str, *, reset: bool) -> None:
         """Raise unless a request may be sent to all these slots.
@@ -134,7 +135,7 @@ class SlotTable:
             states = self._states[slots]
             self._states[slots] = np.where(states == SlotState.DEAD, states, state)
         else:
-            self._states[slots] = state
+            self._states[slots] = int(state)  # numpy takes ten times as long for an enum
 
     def fail(self, error: SlotError) -> None:
         """Take note that slots can't be stepped: until a reset (EnvError), or for good (WorkerDied)."""
