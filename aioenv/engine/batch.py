@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from sys import getrefcount
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,8 @@ __all__ = ["KEPT", "TURNS", "Batch", "Exchange", "Exchanges", "Part", "Sent"]
 # How many batches there are with copy=False; and how many are kept for when the caller has let go of them: one is
 # with the caller, one in flight, one ready for the next step, and one more for whoever looks back a step.
 TURNS, KEPT = 2, 4
+# Without a GIL reference counts say nothing: then every step gets arrays of its own.
+_COUNTABLE = getattr(sys, "_is_gil_enabled", lambda: True)()
 
 
 class Sent:
@@ -111,7 +114,7 @@ class Batch:
     @property
     def unused(self) -> bool:
         """Whether nobody but the batch itself has its arrays, or views of them, any more."""
-        return self._references() == self._when_unused
+        return _COUNTABLE and self._references() == self._when_unused
 
     def note_unused(self) -> None:
         """To be called once, when nobody else has seen the arrays."""
