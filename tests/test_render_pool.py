@@ -610,6 +610,39 @@ async def test_ten_thousand_states_take_the_loop_little_at_a_time():
         assert np.quantile(spans, 0.99) < 0.5e-3
 
 
+def resident(pid: int | str) -> int:
+    """Bytes of memory that a process holds."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.stress
+@pytest.mark.asyncio
+@pytest.mark.timeout(600)
+async def test_memory_stays_flat_over_twenty_thousand_batches():
+    async with pool_of(modder=aioenv.TextureModder) as pool:
+        states = some_states(pool, 2)
+        sizes = []
+        for count in (4_000, 16_000):
+            for number in range(count):
+                await pool.render(states, **SMALL, randomize=number % 10 == 0)
+            sizes.append([resident(pid) for pid in ("self", *pool.pids)])
+        assert all(after < before * 1.02 for before, after in zip(*sizes, strict=True)), sizes
+
+
+@pytest.mark.stress
+@pytest.mark.asyncio
+@pytest.mark.timeout(900)
+async def test_memory_stays_flat_over_two_hundred_pools():
+    sizes = []
+    for count in (20, 180):
+        for _ in range(count):
+            async with pool_of(workers_per_device=1) as pool:
+                await pool.render(**SMALL)
+        gc.collect()
+        sizes.append(resident("self"))
+    assert sizes[1] < sizes[0] * 1.02, sizes
+
+
 def test_models_in_every_form(tmp_path):
     model = mujoco.MjModel.from_xml_string(PLAIN)
     (tmp_path / "model.xml").write_text(PLAIN)
