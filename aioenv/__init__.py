@@ -15,12 +15,14 @@ if TYPE_CHECKING:
     from aioenv import sync as sync
     from aioenv.assign import construct_envs as construct_envs
     from aioenv.assign import plan_workers as plan_workers
+    from aioenv.engine.record import Rollout as Rollout
     from aioenv.engine.results import Ready as Ready
     from aioenv.engine.results import ResetResult as ResetResult
     from aioenv.engine.results import StepResult as StepResult
     from aioenv.engine.snapshot import EnvState as EnvState
     from aioenv.engine.snapshot import load as load
     from aioenv.engine.snapshot import save as save
+    from aioenv.engine.waits import Stats as Stats
     from aioenv.errors import ActionError as ActionError
     from aioenv.errors import AioenvError as AioenvError
     from aioenv.errors import ClosedError as ClosedError
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
     from aioenv.errors import WorkerStartError as WorkerStartError
     from aioenv.make import make_vec as make_vec
     from aioenv.make import run as run
+    from aioenv.native_vector_env import NativeVectorEnv as NativeVectorEnv
     from aioenv.rendering.config import RenderConfig as RenderConfig
     from aioenv.rendering.modders.base import Modder as Modder
     from aioenv.rendering.modders.camera import CameraModder as CameraModder
@@ -69,6 +72,9 @@ _HOME = {
     **dict.fromkeys(("construct_envs", "plan_workers"), "aioenv.assign"),
     **dict.fromkeys(("EpisodeCounter", "SharedRunningStats"), "aioenv.stats"),
     "AsyncVectorEnv": "aioenv.vector_env",
+    "Rollout": "aioenv.engine.record",
+    "Stats": "aioenv.engine.waits",
+    "NativeVectorEnv": "aioenv.native_vector_env",
     "CameraModder": "aioenv.rendering.modders.camera",
     "LightModder": "aioenv.rendering.modders.light",
     "MaterialModder": "aioenv.rendering.modders.material",

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import gymnasium
 from gymnasium import Env, Space
 from gymnasium.envs.registration import EnvSpec
-from gymnasium.vector import AutoresetMode
+from gymnasium.vector import AutoresetMode, VectorEnv
 
+from aioenv.native_vector_env import NativeVectorEnv, vector_env_factory
 from aioenv.vector_env import AsyncVectorEnv
 
 if TYPE_CHECKING:
@@ -23,11 +24,14 @@ __all__ = ["env_factory", "make_vec", "new_event_loop", "run"]
 
 T = TypeVar("T")
 
+BACKENDS = ("workers", "native")
+
 
 def make_vec(
-    env: str | EnvSpec | Callable[..., Env[Any, Any]],
+    env: str | EnvSpec | Callable[..., Env[Any, Any]] | Callable[..., VectorEnv[Any, Any, Any]],
     num_envs: int = 1,
     *,
+    backend: str = "workers",
     num_workers: int | None = None,
     start: str | None = None,
     channel: str = "auto",
@@ -44,6 +48,7 @@ def make_vec(
     log_prefix: str | None = None,
     worker_env: Mapping[str, str] | Sequence[Mapping[str, str] | None] | None = None,
     render: RenderConfig | None = None,
+    cpu_affinity: str | Sequence[int | Iterable[int]] | None = None,
     **env_kwargs: Any,
 ) -> AsyncVectorEnv:
     """Make a vector env of copies of one env.
@@ -51,6 +56,10 @@ def make_vec(
     Args:
         env: an id of Gymnasium's registry, an `EnvSpec`, or a function that makes an env.
         num_envs: how many copies.
+        backend: "workers" steps single envs in worker processes. "native" takes the env's own vectorized version: what
+            Gymnasium has registered as its `vector_entry_point`, or, as `env`, a function that is called with
+            `num_envs` and makes a `gymnasium.vector.VectorEnv`. It lives in this process, or, with `num_workers`,
+            split over as many (see `NativeVectorEnv`); it keeps its own autoreset mode and its own seeding.
         wrappers: applied to each env in the worker, the first one innermost.
         **env_kwargs: passed to `gymnasium.make`, or to the function. With `render` given, an id or a spec gets
             `render_mode="rgb_array"` unless you say otherwise.
@@ -61,9 +70,35 @@ def make_vec(
         A vector env that is not started yet: `async with` it, or await it.
 
     Raises:
-        ValueError: if `num_envs` is not positive, or an argument is none of the values it may have.
+        ValueError: if `num_envs` is not positive, or an argument is none of the values it may have; if `backend` is
+            "native" and the env has no vectorized version, or an argument is for single envs.
         gymnasium.error.Error: if the id is malformed or not registered.
     """
+    if backend not in BACKENDS:
+        raise ValueError(f"backend: expected one of {', '.join(map(repr, BACKENDS))}, got {backend!r}")
+    if backend == "native":
+        _refuse_native(
+            wrappers=bool(wrappers),
+            observation_mode=observation_mode != "same",
+            autoreset_mode=autoreset_mode not in (AutoresetMode.NEXT_STEP, AutoresetMode.NEXT_STEP.value),
+            restart=restart is not None,
+            render=render is not None,
+            transport=transport == "shared",
+        )
+        return NativeVectorEnv(
+            vector_env_factory(env, env_kwargs),
+            num_envs,
+            num_workers=0 if num_workers is None else num_workers,
+            copy=copy,
+            timeout_s=timeout_s,
+            on_timeout=on_timeout,
+            start=start,
+            channel=channel,
+            preload=preload,
+            start_timeout_s=start_timeout_s,
+            log_prefix=log_prefix,
+            worker_env=worker_env,
+        )
     factory = env_factory(env, num_envs, wrappers, render is not None, env_kwargs)
     return AsyncVectorEnv(
         [factory] * num_envs,
@@ -82,11 +117,22 @@ def make_vec(
         log_prefix=log_prefix,
         worker_env=worker_env,
         render=render,
+        cpu_affinity=cpu_affinity,
     )
 
 
+def _refuse_native(**given: bool) -> None:
+    """Raise if arguments were given that are about single envs."""
+    wrong = [name for name, is_given in given.items() if is_given]
+    if wrong:
+        raise ValueError(
+            f'{", ".join(wrong)}: not with backend="native", whose env is one vector env with a mode and spaces of its '
+            "own. Pass a function that makes it as you want it, wrapped in gymnasium.wrappers.vector, say"
+        )
+
+
 def env_factory(
-    env: str | EnvSpec | Callable[..., Env[Any, Any]],
+    env: str | EnvSpec | Callable[..., Any],
     num_envs: int,
     wrappers: Sequence[Callable[[Env[Any, Any]], Env[Any, Any]]],
     images: bool,

@@ -12,6 +12,7 @@ from gymnasium.vector import AutoresetMode
 from aioenv.batching.autoreset import parse_mode
 from aioenv.engine import calls
 from aioenv.engine.arguments import (
+    check_cpu_affinity,
     check_num_workers,
     check_observation_mode,
     check_on_timeout,
@@ -26,9 +27,12 @@ from aioenv.engine.fleet import FleetConfig
 from aioenv.engine.images import stack_images
 from aioenv.engine.imports import modules_needed
 from aioenv.engine.lifecycle import Lifecycle
+from aioenv.engine.record import Rollout
 from aioenv.engine.results import Ready, ResetResult, StepResult, WorkerInfo
+from aioenv.engine.rollout import Policy, roll_out
 from aioenv.engine.seeds import split_reset_options, spread_seeds
 from aioenv.engine.states import States
+from aioenv.engine.waits import Clock, Stats
 from aioenv.workers.channel import check_channel
 from aioenv.workers.launch import check_start
 
@@ -86,6 +90,9 @@ class AsyncVectorEnv(States, Lifecycle):
         worker_env: environment variables for the workers, over those of this process and over the limit of one
             thread for each numeric library. A list has one mapping (or None) for each of `num_workers` workers.
         render: draw images of every returned state while the next steps run; None draws nothing by itself.
+        cpu_affinity: which CPUs the workers may use: "spread" pins each to one of those that this process may use, in
+            turn; a sequence of CPU numbers, or of sets of them, gives worker i element `i % len`; None leaves it to
+            the system, and to what this process may use.
 
     Attributes:
         num_envs: how many slots there are.
@@ -115,6 +122,7 @@ class AsyncVectorEnv(States, Lifecycle):
         log_prefix: str | None = None,
         worker_env: Mapping[str, str] | Sequence[Mapping[str, str] | None] | None = None,
         render: RenderConfig | None = None,
+        cpu_affinity: str | Sequence[int | Iterable[int]] | None = None,
     ) -> None:
         env_fns = list(env_fns)
         factories = pickle_factories(env_fns)
@@ -128,6 +136,7 @@ class AsyncVectorEnv(States, Lifecycle):
         self._timeout_s = check_timeout(timeout_s)
         self._on_timeout = check_on_timeout(on_timeout, restart)
         workers = check_num_workers(num_workers, self.num_envs)
+        self._clock = Clock()
         self._config = FleetConfig(
             factories=factories,
             num_workers=workers,
@@ -144,6 +153,7 @@ class AsyncVectorEnv(States, Lifecycle):
             worker_env=check_worker_env(worker_env, workers),
             find_sources=render is not None,
             restart=restart,
+            cpu_affinity=check_cpu_affinity(cpu_affinity),
         )
 
     # ------------------------------------------------------------ whole batches
@@ -174,7 +184,11 @@ class AsyncVectorEnv(States, Lifecycle):
         schedule = self._running
         mask, rest = split_reset_options(options, self.num_envs)
         seeds = spread_seeds(seed, np.arange(self.num_envs), self.num_envs)
-        return await schedule.reset(seeds, mask, rest, check_timeout(timeout_s))
+        wait = self._clock.envs.begin()
+        try:
+            return await schedule.reset(seeds, mask, rest, check_timeout(timeout_s))
+        finally:
+            wait.end()
 
     async def step(self, actions: Any, *, timeout_s: float | None = None) -> StepResult:
         """Step every slot.
@@ -200,7 +214,14 @@ class AsyncVectorEnv(States, Lifecycle):
             WorkerDied: if a worker ended.
             StepTimeout: if `timeout_s` passed.
         """
-        return await self._running.step(actions, timeout_s=check_timeout(timeout_s))
+        schedule, clock = self._running, self._clock
+        wait = clock.envs.begin()
+        try:
+            result = await schedule.step(actions, timeout_s=check_timeout(timeout_s))
+            clock.env_steps += self.num_envs
+            return result
+        finally:
+            wait.end()
 
     async def render(self) -> Any:
         """Images of the states that `reset` and `step` (or `recv`) returned last.
@@ -220,9 +241,63 @@ class AsyncVectorEnv(States, Lifecycle):
         """
         schedule = self._running
         assert self._session is not None
-        if self._session.images is not None:
-            return await self._session.images.render(schedule.patience)
-        return stack_images(await calls.call_envs(schedule, None, "render", (), {}))
+        wait = self._clock.images.begin()
+        try:
+            if self._session.images is not None:
+                return await self._session.images.render(schedule.patience)
+            return stack_images(await calls.call_envs(schedule, None, "render", (), {}))
+        finally:
+            wait.end()
+
+    # ------------------------------------------------------------ many steps
+
+    async def rollout(self, policy: Policy, steps: int, groups: int = 2) -> Rollout:
+        """Collect `steps` steps of every slot, with the envs of one group stepping while the policy of another runs.
+
+        The slots of every worker are split into `groups` groups, so that a worker which is done with one group finds
+        the next one's actions waiting; with 1 it is lock-step. Trajectories do not depend on `groups`, as long as the
+        policy treats row by row. It begins with the envs as they are: `reset` first; a second rollout goes on where
+        the first one stopped. Under `AutoresetMode.DISABLED` it resets, without a seed, each slot whose episode is
+        over before its next step; the episode's last observation is in `infos[t]["final_obs"]`, as under SAME_STEP.
+
+        If this is cancelled, or the policy raises, or a timeout passes, what is in flight is left as by a cancelled
+        `step`: the envs do step, `recv` takes the results, and a later `step`, `reset` or `rollout` first waits for
+        them and drops them, with a warning if an episode ended in one.
+
+        Args:
+            policy: `policy(obs)` gives a batch of actions for a batch of observations, those of a group's k slots;
+                or `(actions, extras)`, a dict of arrays of shape `(k, …)` to be kept, values and log-probabilities
+                say, with the same keys each time. (Not where an action is itself a pair whose second element is a
+                Dict: there it is all actions.) If it has a parameter `slots`, it gets the slot numbers too, int64 of
+                shape `(k,)`, ascending, always one of the same `groups` arrays: a recurrent policy keeps its state by
+                them. It may be a coroutine function. A plain function holds up the loop, while workers go on.
+            steps: how many, of each slot.
+            groups: how many; at most as many as the worker with the fewest slots has, more are so many.
+
+        Returns:
+            Arrays `(steps, num_envs, …)`; `valid` says which rows to learn from (see `Rollout`).
+
+        Raises:
+            ResetNeededError: if a slot has no observation yet: never reset, or just put into a state.
+            ActionError: if actions don't fit the action space; the message names the group.
+            PendingCallError: if a slot has a request in flight. Nothing was sent.
+            EnvError: if an env raised; `error.partial` is a `Rollout` of what was collected, all groups' last steps
+                included. The slot must be reset; the others are in order.
+            WorkerDied: likewise, if a worker ended.
+            StepTimeout: if a group's step took longer than `timeout_s`; `error.partial` as above.
+        """
+        return await roll_out(self._running, self._clock, self.autoreset_mode, policy, steps, groups)
+
+    def stats(self, *, reset: bool = False) -> Stats:
+        """How long the run waited for envs, for images and for the policy; `print` it.
+
+        Args:
+            reset: count anew from here.
+        """
+        stats = self._clock.stats(self.num_envs)
+        if reset:
+            self._clock.start_anew()
+        return stats
 
     # ------------------------------------------------------------ some slots, whoever is first
 
@@ -236,7 +311,10 @@ class AsyncVectorEnv(States, Lifecycle):
         Raises:
             ActionError, PendingCallError, ResetNeededError, EnvError, WorkerDied: as for `step`. Nothing was sent.
         """
+        if slots is not None and not isinstance(slots, np.ndarray):
+            slots = list(slots)
         self._running.send(actions, slots)
+        self._clock.env_steps += self.num_envs if slots is None else len(slots)
 
     def send_reset(
         self,
@@ -279,7 +357,12 @@ class AsyncVectorEnv(States, Lifecycle):
         """
         if min_slots < 1 or (max_slots is not None and max_slots < 1):
             raise ValueError(f"recv: expected min_slots and max_slots ≥ 1, got {min_slots} and {max_slots}")
-        return await self._running.recv(min_slots, max_slots, deadline_s)
+        schedule = self._running
+        wait = self._clock.envs.begin()
+        try:
+            return await schedule.recv(min_slots, max_slots, deadline_s)
+        finally:
+            wait.end()
 
     async def ready(
         self, min_slots: int = 1, max_slots: int | None = None, *, deadline_s: float | None = None

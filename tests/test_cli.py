@@ -18,7 +18,7 @@ import aioenv
 from aioenv.cli import main
 from aioenv.cli.bench import report, rounds
 from aioenv.cli.bench.contender import LOOP_TIME
-from aioenv.cli.bench.contenders import CONTENDERS
+from aioenv.cli.bench.contenders import CONTENDERS, NotApplicable
 from aioenv.cli.bench.figures import FIGURES
 from aioenv.cli.bench.loop_time import CallbackClock, loop_time
 from aioenv.cli.bench.rounds import Failed, Outcomes, run_contender
@@ -198,6 +198,7 @@ LAUNCHERS = ["gymnasium-forkserver", "gymnasium-preload", *(f"aioenv-{start}" fo
         ("latency", ["gymnasium-async", "aioenv", "aioenv-asyncio", "aioenv-streams"], 1, ["p50 µs", "p99 µs"]),
         ("startup", LAUNCHERS, 2, ["ready s"]),
         ("memory", LAUNCHERS, 2, ["worker MiB"]),
+        ("uneven", ["gymnasium-async", "aioenv-step", "aioenv-recv"], 2, ["env-steps/s", "least share", "most share"]),
     ],
 )
 def test_bench_measures_figures(figure, contenders, baselines, keys, tmp_path, capfd):
@@ -349,3 +350,11 @@ def test_callback_clock_counts_callbacks_and_not_waiting():
     busy, later = asyncio.run(measured())
     assert 0.06 <= busy < 0.075
     assert later == 0  # nothing is measured any more
+
+
+def test_bench_native_takes_a_vectorized_env():
+    task = Task("CartPole-v1", num_envs=4, seconds=0.05, warm_up_s=0.05)
+    assert CONTENDERS["aioenv-native"].measure(task).env_steps >= 4
+    for env in ("noop", "Ant-v5"):
+        with pytest.raises(NotApplicable, match=env):
+            CONTENDERS["aioenv-native"].measure(Task(env, num_envs=4, seconds=0.05))

@@ -16,8 +16,8 @@ import aioenv
 HOUSE = Path(aioenv.__file__).parent
 # top to bottom
 ROOMS = (
-    "cli testing adapters sync loops make vector_env engine rendering workers host native envs stats creator assign "
-    "batching memory wire trace errors"
+    "cli testing adapters sync loops make native_vector_env vector_env engine rendering workers host native envs "
+    "stats creator assign batching memory wire trace errors"
 ).split()
 STRANGERS = {"workers", "host"}
 # modules that a room has no business with, in any function of it
@@ -140,7 +140,15 @@ def test_the_check_finds_nothing_where_nothing_is(file, source):
 
 
 @pytest.mark.parametrize(
-    "module", ["aioenv", "aioenv.host.boot", "aioenv.host.worker", "aioenv.host.env_service", "aioenv.stats"]
+    "module",
+    [
+        "aioenv",
+        "aioenv.host.boot",
+        "aioenv.host.worker",
+        "aioenv.host.env_service",
+        "aioenv.host.vector_service",
+        "aioenv.stats",
+    ],
 )
 def test_a_worker_imports_no_asyncio(module):
     code = f"import sys, {module}; print(sorted({{'asyncio', 'uvloop', 'mujoco', '{module}'}} & {{*sys.modules}}))"

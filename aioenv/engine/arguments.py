@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from gymnasium import Env, Space
+from gymnasium import Space
 
 from aioenv.engine.patience import ON_TIMEOUT
 from aioenv.memory import AVAILABLE
@@ -15,6 +16,7 @@ from aioenv.workers.environment import usable_cpus
 from aioenv.workers.restart import RestartPolicy
 
 __all__ = [
+    "check_cpu_affinity",
     "check_num_workers",
     "check_observation_mode",
     "check_on_timeout",
@@ -26,7 +28,7 @@ __all__ = [
 ]
 
 
-def pickle_factories(env_fns: Iterable[Callable[[], Env[Any, Any]]]) -> list[bytes]:
+def pickle_factories(env_fns: Iterable[Callable[..., Any]]) -> list[bytes]:
     """Every factory as bytes; the same function is pickled once.
 
     Raises:
@@ -86,6 +88,34 @@ def _items(variables: Any) -> Iterable[tuple[Any, Any]]:
     if not isinstance(variables, Mapping):
         raise ValueError(f"worker_env: expected a mapping for each worker, got {variables!r}")
     return variables.items()
+
+
+def check_cpu_affinity(affinity: str | Sequence[int | Iterable[int]] | None) -> tuple[tuple[int, ...], ...] | None:
+    """The CPUs of the first workers, which the others follow in turn; None if nobody is pinned.
+
+    Raises:
+        ValueError: if it is none of what it may be, names a CPU that this process may not use, or can't be done here.
+    """
+    if affinity is None:
+        return None
+    if not hasattr(os, "sched_setaffinity"):
+        raise ValueError(f"cpu_affinity: this platform can't pin processes to CPUs; leave it out (got {affinity!r})")
+    usable = sorted(os.sched_getaffinity(0))
+    if isinstance(affinity, str):
+        if affinity != "spread":
+            raise ValueError(f'cpu_affinity: expected "spread", CPUs, sets of CPUs or None, got {affinity!r}')
+        return tuple((cpu,) for cpu in usable)
+    try:
+        each = [(cpus,) if isinstance(cpus, (int, np.integer)) else tuple(cpus) for cpus in affinity]
+        numbers = [cpu for cpus in each for cpu in cpus]
+        plain = all(isinstance(cpu, (int, np.integer)) and not isinstance(cpu, bool) for cpu in numbers)
+    except TypeError:
+        plain = False
+    if not plain or not each or not all(each):
+        raise ValueError(f"cpu_affinity: expected one or more CPUs, or sets of CPUs, one a worker; got {affinity!r}")
+    if strange := sorted({int(cpu) for cpu in numbers}.difference(usable)):
+        raise ValueError(f"cpu_affinity: this process may use CPUs {usable}, got {strange}")
+    return tuple(tuple(sorted({int(cpu) for cpu in cpus})) for cpus in each)
 
 
 def check_observation_mode(mode: Any) -> None:

@@ -153,7 +153,7 @@ class Part:
         sent: what was sent; None before.
         request: the id of that; None while nothing is in flight.
         arrived: whether its reply is in.
-        untaken: which of its slots nobody has taken yet; None until it is ready for `recv`.
+        untaken: those of its rows that nobody has taken yet; None until it is ready for `recv`.
     """
 
     __slots__ = (
@@ -178,7 +178,7 @@ class Part:
         self.sent: Sent | None = None
         self.request: int | None = None
         self.arrived = False
-        self.untaken: npt.NDArray[np.bool_] | None = None
+        self.untaken: list[int] | None = None
 
 
 class Exchange:

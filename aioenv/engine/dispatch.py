@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -29,6 +29,8 @@ from aioenv.workers.restarter import Restarter
 from aioenv.workers.supervisor import Worker
 
 __all__ = ["Dispatch"]
+
+Slots = npt.NDArray[np.int64]
 
 # How long to poll for the last replies of a step once there are CPUs without a worker in flight, in seconds: workers
 # with equal shares are done at nearly the same time.
@@ -94,7 +96,7 @@ class Dispatch:
 
     def whole(self, lane: int) -> Exchange:
         """An exchange with all workers."""
-        batch = self._new_batch(self._num_envs, lane)
+        batch = self.new_batch(self._num_envs, lane)
         parts = [Part(m, self._all_slots[m.start : m.stop], m.start, batch) for m in self._fleet.members]
         exchange = Exchange(batch, parts, self._loop)
         if lane != COPIED:  # it is kept, and may point to itself
@@ -102,14 +104,18 @@ class Dispatch:
                 part.on_reply = partial(self._on_reply, exchange, part)
         return exchange
 
-    def single(self, member: Member, slots: npt.NDArray[np.int64], *, stepped: bool) -> Exchange:
-        """An exchange with one worker about some of its slots, begun."""
-        batch = self._new_batch(len(slots), COPIED)
-        exchange = Exchange(batch, [Part(member, slots, 0, batch)], self._loop)
+    def some(self, shares: Sequence[tuple[Member, Slots]], *, stepped: bool) -> Exchange:
+        """An exchange with some workers about some of their slots, begun; its parts are ready one by one."""
+        batch = self.new_batch(sum(len(slots) for _, slots in shares), COPIED)
+        parts: list[Part] = []
+        for member, slots in shares:
+            parts.append(Part(member, slots, parts[-1].stop if parts else 0, batch))
+        exchange = Exchange(batch, parts, self._loop)
         exchange.begin(stepped=stepped, waiting=False)
         return exchange
 
-    def _new_batch(self, n: int, lane: int) -> Batch:
+    def new_batch(self, n: int, lane: int) -> Batch:
+        """A batch of n rows, whose shared arrays lie in a lane, or are copied from it if that is `COPIED`."""
         fleet = self._fleet
         shared: Any = fleet.lanes[lane].observations if fleet.lanes else {}
         return Batch(fleet.observations, n, self._state_size, fleet.checkpoint_size, shared, lane)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import chain, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,6 +24,7 @@ from aioenv.host.env_service import EnvDescription, EnvService
 from aioenv.host.mujoco_source import MujocoSource
 from aioenv.host.polling import MAX_POLL_S
 from aioenv.host.registry import capture_registry
+from aioenv.host.vector_service import VectorService
 from aioenv.memory import Shared
 from aioenv.wire.messages import dump_code
 from aioenv.workers.environment import usable_cpus
@@ -60,8 +62,10 @@ class FleetConfig(NamedTuple):
     worker_env: Sequence[Mapping[str, str] | None]  # one a worker
     find_sources: bool
     restart: RestartPolicy | None = None
+    cpu_affinity: tuple[tuple[int, ...], ...] | None = None
     transport: str = "auto"
     num_lanes: int = 2  # of shared memory, if any arrays lie there
+    vectorized: bool = False  # a factory makes one vector env of all slots of a worker
 
 
 class Fleet:
@@ -101,13 +105,18 @@ class Fleet:
         self._memory: Shared | None = None
         spans = spread(len(config.factories), config.num_workers)
         registry = capture_registry()
+        self._owners = np.repeat(np.arange(len(spans)), [stop - start for start, stop in spans])  # by slot
         same: dict[Schema, Schema] = {}
         # with fewer CPUs than workers, one that polls keeps another from its work
-        poll_s = MAX_POLL_S if config.num_workers <= usable_cpus() else 0.0
+        affinity = config.cpu_affinity
+        cpus = usable_cpus() if affinity is None else len({*chain(*affinity[: config.num_workers])})
+        poll_s = MAX_POLL_S if config.num_workers <= cpus else 0.0
         resume = config.restart is not None and config.restart.resume
         for index, (start, stop) in enumerate(spans):
             factories = config.factories[start:stop]
-            service = partial(EnvService, factories, config.autoreset_mode, config.find_sources, resume)
+            service: Any = partial(EnvService, factories, config.autoreset_mode, config.find_sources, resume)
+            if config.vectorized:
+                service = partial(VectorService, factories[0], stop - start)
             worker = Worker(
                 dump_code(service),
                 index=index,
@@ -121,6 +130,7 @@ class Fleet:
                 needed=config.needed,
                 registry=registry,
                 start_timeout_s=config.start_timeout_s,
+                cpus=affinity[index % len(affinity)] if affinity is not None else None,
             )
             self.members.append(Member(worker, start, stop, SchemaTable(same)))
 
@@ -192,12 +202,12 @@ class Fleet:
 
     def shares(self, numbers: npt.NDArray[np.int64]) -> list[tuple[Member, npt.NDArray[np.int64]]]:
         """The workers that hold some of these slots, and where those stand in `numbers`, by ascending slot."""
-        shares = []
-        for member in self.members:
-            order = np.flatnonzero((numbers >= member.start) & (numbers < member.stop))
-            if len(order):
-                shares.append((member, order[np.argsort(numbers[order])]))
-        return shares
+        if not len(numbers):
+            return []
+        order = np.argsort(numbers)
+        owners = self._owners[numbers[order]]
+        ends = [*(np.flatnonzero(np.diff(owners)) + 1).tolist(), len(order)]
+        return [(self.members[owners[start]], order[start:end]) for start, end in pairwise([0, *ends])]
 
     async def close(self, grace_s: float) -> None:
         """End all workers, side by side."""
@@ -226,7 +236,9 @@ class Fleet:
             member.worker.description = None
         first = descriptions[0]
         n = len(descriptions)
-        self.metadata = {**first.metadata, "autoreset_mode": self._config.autoreset_mode}
+        self.metadata = {**first.metadata}
+        if not self._config.vectorized:  # a vector env has a mode of its own
+            self.metadata["autoreset_mode"] = self._config.autoreset_mode
         self.render_mode = first.render_mode
         self.spec = first.spec
         self.sources = [d.source for d in descriptions]

@@ -49,44 +49,51 @@ def harvest(
         The results; the exchanges they come from with the slots taken of each; the errors among the slots taken;
         and the parts of which something is left.
     """
-    taken: list[tuple[Exchange, Part, Any]] = []  # with the rows of the part
+    taken: list[tuple[Exchange, Part, list[int]]] = []  # with rows of the part
     rest: Parts = []
     room = sum(len(part.slots) for _, part in parts) if max_slots is None else max_slots
     for exchange, part in parts:
         assert part.untaken is not None
-        rows = np.flatnonzero(part.untaken)[: max(room, 0)]
+        rows, part.untaken = part.untaken[:room], part.untaken[room:]
         room -= len(rows)
-        part.untaken[rows] = False
-        if len(rows):
+        if rows:
             taken.append((exchange, part, rows))
-        if part.untaken.any():
+        if part.untaken:
             rest.append((exchange, part))
-    slots = np.concatenate([part.slots[rows] for _, part, rows in taken] or [np.zeros(0, np.int64)])
+    slots = np.array([slot for _, part, rows in taken for slot in part.slots[rows].tolist()], np.int64)
     order = np.argsort(slots)
-    place = np.empty_like(order)  # where the i-th taken row stands in the result
-    place[order] = np.arange(len(order))
     n = len(slots)
+    place = np.empty_like(order)  # where the i-th taken row stands in the result
+    place[order] = np.arange(n)
     obs = layout.empty(n)
     objects = layout.no_objects(n)
     reward, terminated, truncated = np.empty(n), np.empty(n, np.bool_), np.empty(n, np.bool_)
     columns: list[Columns] = []
     errors: list[SlotError] = []
+    moves: dict[Exchange, tuple[list[int], list[int]]] = {}  # rows of its batch, and rows of the result
     begin = 0
     for exchange, part, rows in taken:
-        batch, source = exchange.batch, rows + part.start
-        target = place[begin : begin + len(rows)]
+        source = [row + part.start for row in rows]
+        target = place[begin : begin + len(rows)].tolist()
         begin += len(rows)
-        for mine, theirs in zip(obs, batch.obs, strict=True):
-            mine[target] = theirs[source]
-        reward[target] = batch.reward[source]
-        terminated[target] = batch.terminated[source]
-        truncated[target] = batch.truncated[source]
-        for mine_, theirs_ in zip(objects, part.objects, strict=False):
+        theirs, mine = moves.setdefault(exchange, ([], []))
+        theirs += source
+        mine += target
+        for column, items in zip(objects, part.objects, strict=False):
             for row, index in zip(rows, target, strict=True):
-                mine_[index] = theirs_[row]
-        columns += [c for c in (_chosen(c, source, target) for c in part.columns) if c is not None]
-        numbers = set(part.slots[rows].tolist())
-        errors += [error for error in part.errors if numbers.intersection(error.slots)]
+                column[index] = items[row]
+        if part.columns:
+            columns += [c for c in (_chosen(c, source, target) for c in part.columns) if c is not None]
+        if part.errors:
+            numbers = set(part.slots[rows].tolist())
+            errors += [error for error in part.errors if numbers.intersection(error.slots)]
+    for exchange, (theirs, mine) in moves.items():
+        batch = exchange.batch
+        for array, other in zip(obs, batch.obs, strict=True):
+            array[mine] = other[theirs]
+        reward[mine] = batch.reward[theirs]
+        terminated[mine] = batch.terminated[theirs]
+        truncated[mine] = batch.truncated[theirs]
     ready = Ready(slots[order], layout.assemble(obs, objects), reward, terminated, truncated, merge(columns, n))
     exchanges = [(exchange, part.slots[rows]) for exchange, part, rows in taken]
     return ready, exchanges, errors, rest

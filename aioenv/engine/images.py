@@ -87,6 +87,7 @@ class Images:
         self._loop = asyncio.get_running_loop()
         self._newest: list[deque[Shot]] = [deque() for _ in range(num_envs)]
         self._shown: list[Shot | None] = [None] * num_envs
+        self._latest: list[Any] = [None] * num_envs  # what the workers drew last
         self._queue: deque[Shot] = deque()
         self._active = 0
         self._late: dict[tuple[int, int], tuple[Shot, Slots]] = {}
@@ -180,14 +181,20 @@ class Images:
                 self._dispatch(following, slots, states)
 
     def _on_images(self, worker: Worker, frame: Frame) -> None:
-        shot, slots = self._late.pop((worker.index, frame.request))
+        known = self._late.pop((worker.index, frame.request), None)
+        if known is None:  # nobody asked
+            return
+        shot, slots = known
         try:
-            _, images, failures = load(frame.tail)
+            rows, images, failures = load(frame.tail)
         except WireError as exc:
             shot.finish(len(slots), exc)
             return
-        for row, image in zip(shot.rows(slots), images, strict=True):
-            shot.images[row] = image
+        for row, image in zip(rows, images, strict=True):
+            self._latest[worker.slots[row]] = image
+        # slots that a reset left as they were look as before
+        for slot, row in zip(slots.tolist(), shot.rows(slots), strict=True):
+            shot.images[row] = self._latest[slot]
         failed: list[Failure] = failures
         error = None
         if failed:

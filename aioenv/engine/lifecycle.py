@@ -70,14 +70,7 @@ class Lifecycle:
         loop = asyncio.get_running_loop()
         if self._loop is None:
             self._loop = loop
-            self._session = Session(
-                self._config,
-                self._render_config,
-                copy=self.copy,
-                must_reset=self._must_reset,
-                timeout_s=self._timeout_s,
-                on_timeout=self._on_timeout,
-            )
+            self._session = self._make_session()
             _open.add(self)
             self._starting = loop.create_task(self._session.start())
         self._check_loop()
@@ -95,6 +88,16 @@ class Lifecycle:
         assert self._session is not None
         self._schedule = self._session.schedule
         return self
+
+    def _make_session(self) -> Session:
+        return Session(
+            self._config,
+            self._render_config,
+            copy=self.copy,
+            must_reset=self._must_reset,
+            timeout_s=self._timeout_s,
+            on_timeout=self._on_timeout,
+        )
 
     async def close(self, *, grace_s: float = CLOSE_GRACE_S) -> None:
         """End the workers: each may close its envs for `grace_s`, then gets SIGTERM, a second later SIGKILL.
@@ -211,9 +214,9 @@ class Lifecycle:
 
     @property
     def workers(self) -> tuple[WorkerInfo, ...]:
-        """The worker processes: pid, state ("running", "dead", …), slots and memory."""
+        """The worker processes: pid, state ("running", "dead", …), slots, CPUs and memory."""
         members = self._session.fleet.members if self._session is not None else []
-        return tuple(WorkerInfo(m.worker.pid, m.worker.state.value, m.worker.slots) for m in members)
+        return tuple(WorkerInfo(m.worker.pid, m.worker.state.value, m.worker.slots, m.worker.cpus) for m in members)
 
 
 # Started and not closed: at the end of the program, before modules are taken down, their workers are killed.

@@ -70,11 +70,13 @@ class WorkerInfo(NamedTuple):
         state: "starting", "ready", "busy", "draining" (busy, but nobody waits for the result any more), "restarting",
             "dead", "closing" or "closed".
         slots: the slots that it holds.
+        cpus: the CPUs that it is pinned to (`cpu_affinity`); None if it is not.
     """
 
     pid: int | None
     state: str
     slots: tuple[int, ...]
+    cpus: tuple[int, ...] | None = None
 
     @property
     def memory(self) -> ProcessMemory | None:

@@ -62,6 +62,9 @@ class Schedule:
     Attributes:
         num_envs: how many slots there are.
         table: their states.
+        images, loop: as given, and the one that runs.
+        dispatch: sends requests and takes in replies.
+        patience: waits for them.
         restarter: who starts workers again; None if nobody does. history: what they go on from.
     """
 
@@ -79,25 +82,26 @@ class Schedule:
         restart: RestartPolicy | None = None,
     ) -> None:
         self.fleet = fleet
-        self._images = images
+        self.images = images
         self.num_envs = fleet.members[-1].stop
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
         self._copy = copy
         self._abandoned: list[Exchange] = []  # cancelled or timed out: their results wait for `recv`
         self._ready: list[tuple[Exchange, Part]] = []
         self._arrival = asyncio.Event()
+        self._wanted: list[int] = []  # how many ready slots whoever waits for arrivals is content with
         self.closing = False
         self._all_slots = np.arange(self.num_envs)
         self._must_reset = must_reset
         self._cpus = usable_cpus()
         self._last_turn = 0.0  # when the loop could last do something else, by `perf_counter`
         self.table = SlotTable(self.num_envs, must_reset=must_reset)
-        self._dispatch = Dispatch(
+        self.dispatch = Dispatch(
             fleet, images, self.table, state_size=state_size, mode=mode, restart=restart, offer=self._offer
         )
-        self.history = self._dispatch.history
-        self.restarter = self._dispatch.restarter
-        self._exchanges = Exchanges(self._dispatch.whole, in_turn=not copy)
+        self.history = self.dispatch.history
+        self.restarter = self.dispatch.restarter
+        self._exchanges = Exchanges(self.dispatch.whole, in_turn=not copy)
         self.patience = Patience(fleet, timeout_s, on_timeout, self.restarter)
         self._next = self._prepare()
 
@@ -118,15 +122,15 @@ class Schedule:
             await self.drain()
         self.table.check_send(slice(None), "step", reset=False)
         exchange = self._whole(stepped=True)
-        shared = self._dispatch.shared_actions
+        shared = self.dispatch.shared_actions
         views = [(byte_view(a), a.nbytes // self.num_envs) for i, a in enumerate(arrays) if i not in shared]
         for index, part in enumerate(exchange.parts):
             fixed = [view[part.start * size : part.stop * size] for view, size in views]
             placed = {i: arrays[i][part.start : part.stop] for i in shared} if shared and not given else None
             tail = tails[index] if given or objects else b""
-            self._dispatch.submit(exchange, part, Sent(Kind.STEP, fixed, tail, part.slots, placed))
+            self.dispatch.submit(exchange, part, Sent(Kind.STEP, fixed, tail, part.slots, placed))
         self._next = self._prepare()
-        return await self._outcome(exchange, self._step_result, timeout_s)
+        return await self.outcome(exchange, self._step_result, timeout_s)
 
     @staticmethod
     def _tail_of(member: Member, objects: Sequence[Sequence[Any]], given: Any) -> bytes:
@@ -154,9 +158,9 @@ class Schedule:
         exchange = self._whole(stepped=False)
         self._note_reset(slots, {slot: seeds[slot] for slot in slots.tolist()})
         for part, sent in zip(exchange.parts, requests, strict=True):
-            self._dispatch.submit(exchange, part, sent)
+            self.dispatch.submit(exchange, part, sent)
         self._next = self._prepare()
-        return await self._outcome(exchange, self._reset_result, timeout_s)
+        return await self.outcome(exchange, self._reset_result, timeout_s)
 
     def _prepare(self) -> Exchange:
         """The next exchange: made ready while the workers are busy, rather than when they wait for it."""
@@ -167,27 +171,35 @@ class Schedule:
     def _whole(self, *, stepped: bool) -> Exchange:
         exchange = self._next
         exchange.stepped = stepped
-        if not self._copy and self._loop.get_debug() and not exchange.batch.unused:
+        if not self._copy and self.loop.get_debug() and not exchange.batch.unused:
             warnings.warn(_STALE, StaleViewWarning, stacklevel=2)
         self.table.move(slice(None), SlotState.IN_FLIGHT)
-        if self._images is not None:
-            exchange.images = self._images.begin(self._all_slots)
+        if self.images is not None:
+            exchange.images = self.images.begin(self._all_slots)
         return exchange
 
-    async def _outcome(
+    async def outcome(
         self, exchange: Exchange, result: Callable[[Exchange], Result], timeout_s: float | None
     ) -> Result:
-        """Wait for all replies; a cancellation or timeout leaves them to `recv`."""
+        """Wait for all replies, and hand out what `result` makes of them.
+
+        A cancellation or timeout leaves them to `recv`.
+
+        Raises:
+            ClosedError: if the vector env was closed meanwhile.
+            StepTimeout: if `timeout_s` passed.
+            SlotError: if something went wrong in some slots; the result is its `partial`.
+        """
         try:
             if perf_counter() - self._last_turn > _TURN_S and exchange.open < self._cpus:
                 self._last_turn = perf_counter()
                 await asyncio.sleep(0)
-            self._dispatch.poll(exchange)
+            self.dispatch.poll(exchange)
             if exchange.open:
                 await self.patience.wait_for(exchange, timeout_s)
                 self._last_turn = perf_counter()
         except BaseException:
-            self._abandon(exchange)
+            self.abandon(exchange)
             raise
         if self.closing:
             raise ClosedError("the vector env was closed while this was in flight")
@@ -229,8 +241,8 @@ class Schedule:
             self.table.note_ends(slice(None), exchange.batch.terminated | exchange.batch.truncated)
         for error in exchange.errors():
             self.table.fail(error)
-        if exchange.images is not None and self._images is not None:
-            self._images.show(exchange.images, self._all_slots)
+        if exchange.images is not None and self.images is not None:
+            self.images.show(exchange.images, self._all_slots)
 
     # ------------------------------------------------------------ some slots
 
@@ -239,18 +251,20 @@ class Schedule:
         numbers = self.table.named(slots)
         arrays, objects = self.fleet.actions.take_apart(actions, len(numbers))
         self.table.check_send(numbers, "send", reset=False)
-        requests = []
-        for member, order in self.fleet.shares(numbers):
+        shares = self.fleet.shares(numbers)
+        tails = []
+        for member, order in shares:
             rows = compact((numbers[order] - member.start).tolist())
             whole = len(rows) == member.stop - member.start
             picked = [[column[i] for i in order.tolist()] for column in objects]
-            requests.append((member, order, step_tail(None if whole else rows, picked)))
-        for member, order, tail in requests:
-            exchange = self._single(member, numbers[order], stepped=True)
-            chosen = [np.ascontiguousarray(array[order]) for array in arrays]
-            fixed = [byte_view(array) for i, array in enumerate(chosen) if i not in self._dispatch.shared_actions]
-            placed = {i: chosen[i] for i in self._dispatch.shared_actions}
-            self._dispatch.submit(exchange, exchange.parts[0], Sent(Kind.STEP, fixed, tail, numbers[order], placed))
+            tails.append(step_tail(None if whole else rows, picked))
+        shared = self.dispatch.shared_actions
+        parts = self._begin(shares, numbers, stepped=True)
+        for (exchange, part), (_, order), tail in zip(parts, shares, tails, strict=True):
+            chosen = [array[order] for array in arrays]
+            fixed = [byte_view(array) for i, array in enumerate(chosen) if i not in shared]
+            placed = {i: chosen[i] for i in shared}
+            self.dispatch.submit(exchange, part, Sent(Kind.STEP, fixed, tail, part.slots, placed))
 
     def send_reset(
         self, slots: Iterable[int] | None, seeds: Callable[[Slots], Seeds], options: dict[str, Any] | None
@@ -259,27 +273,34 @@ class Schedule:
         numbers = self.table.named(slots)
         by_slot = dict(zip(numbers.tolist(), seeds(numbers), strict=True))
         self.table.check_send(numbers, "send_reset", reset=True)
-        requests = []
-        for member, order in self.fleet.shares(numbers):
+        shares = self.fleet.shares(numbers)
+        tails = []
+        for member, order in shares:
             chosen = numbers[order].tolist()
-            tail = reset_tail(member, chosen, [by_slot[slot] for slot in chosen], options, whole=False)
-            requests.append((member, numbers[order], tail))
+            tails.append(reset_tail(member, chosen, [by_slot[slot] for slot in chosen], options, whole=False))
         self._note_reset(numbers, by_slot)
-        for member, mine, tail in requests:
-            exchange = self._single(member, mine, stepped=False)
-            self._dispatch.submit(exchange, exchange.parts[0], Sent(Kind.RESET, (), tail, mine))
+        for (exchange, part), tail in zip(self._begin(shares, numbers, stepped=False), tails, strict=True):
+            self.dispatch.submit(exchange, part, Sent(Kind.RESET, (), tail, part.slots))
 
     def _note_reset(self, slots: Slots, seeds: Mapping[int, int | None]) -> None:
         self.table.note_reset(slots)
         if self.history is not None:
             self.history.note_seeds(seeds)
 
-    def _single(self, member: Member, slots: Slots, *, stepped: bool) -> Exchange:
-        exchange = self._dispatch.single(member, slots, stepped=stepped)
-        self.table.move(slots, SlotState.IN_FLIGHT)
-        if self._images is not None:
-            exchange.images = self._images.begin(slots)
-        return exchange
+    def _begin(
+        self, shares: Sequence[tuple[Member, Slots]], numbers: Slots, *, stepped: bool
+    ) -> list[tuple[Exchange, Part]]:
+        """Parts for requests to some workers, each with its exchange, which it may have in common with others."""
+        self.table.move(numbers, SlotState.IN_FLIGHT)
+        mine = [(member, numbers[order]) for member, order in shares]
+        parts: list[tuple[Exchange, Part]] = []
+        # with images each has its own: those of an exchange are shown when all are drawn
+        for together in [mine] if self.images is None else [[share] for share in mine]:
+            exchange = self.dispatch.some(together, stepped=stepped)
+            if self.images is not None:
+                exchange.images = self.images.begin(together[0][1])
+            parts += [(exchange, part) for part in exchange.parts]
+        return parts
 
     async def recv(self, min_slots: int, max_slots: int | None, deadline_s: float | None) -> Ready:
         """Take results as they come (see `AsyncVectorEnv.recv`)."""
@@ -290,9 +311,13 @@ class Schedule:
 
         async def enough() -> None:
             # what is in flight may shrink while we wait (another recv, a death)
-            while self.table.count(SlotState.READY) < min(min_slots, self._reachable()):
+            while self.table.count(SlotState.READY) < (wanted := min(min_slots, self._reachable())):
                 self._arrival.clear()
-                await self._arrival.wait()
+                self._wanted.append(wanted)
+                try:
+                    await self._arrival.wait()
+                finally:
+                    self._wanted.remove(wanted)
                 if self.closing:
                     raise ClosedError("the vector env was closed while recv() waited")
 
@@ -331,9 +356,10 @@ class Schedule:
         ready, taken, errors, rest = harvest(self.fleet.observations, self._ready, max_slots)
         self._ready = rest
         self.table.move(ready.slots, SlotState.IDLE)
+        self._arrival.set()  # another may wait for more than there will be
         for exchange, slots in taken:
-            if exchange.images is not None and self._images is not None:
-                self._images.show(exchange.images, slots)
+            if exchange.images is not None and self.images is not None:
+                self.images.show(exchange.images, slots)
         for exchange in self._abandoned:
             exchange.idle = not exchange.open and not any(exchange is other for other, _ in self._ready)
         self._abandoned = [exchange for exchange in self._abandoned if not exchange.idle]
@@ -346,12 +372,12 @@ class Schedule:
 
     # ------------------------------------------------------------ what nobody waits for any more
 
-    def _abandon(self, exchange: Exchange) -> None:
+    def abandon(self, exchange: Exchange) -> None:
         """Nobody awaits this step any more; its parts become ready for `recv`, one by one."""
         exchange.waiting = False
         self._abandoned.append(exchange)
         if exchange.done.cancelled():
-            exchange.done = self._loop.create_future()
+            exchange.done = self.loop.create_future()
             if exchange.open == 0:
                 exchange.done.set_result(None)
         for part in exchange.parts:
@@ -360,10 +386,11 @@ class Schedule:
                 self._offer(exchange, part)
 
     def _offer(self, exchange: Exchange, part: Part) -> None:
-        part.untaken = np.ones(len(part.slots), np.bool_)
+        part.untaken = list(range(len(part.slots)))
         self._ready.append((exchange, part))
         self.table.move(part.slots, SlotState.READY)
-        self._arrival.set()
+        if self._wanted and self.table.count(SlotState.READY) >= min(self._wanted):
+            self._arrival.set()
 
     async def drain(self) -> None:
         """Wait for the replies of abandoned exchanges, then drop what nobody took of them."""
@@ -377,9 +404,10 @@ class Schedule:
         ended: list[int] = []
         for exchange, part in dropped:
             assert part.untaken is not None
-            self.table.move(part.slots[part.untaken], SlotState.IDLE)
+            left = part.slots[part.untaken]
+            self.table.move(left, SlotState.IDLE)
             ends = exchange.batch.terminated[part.start : part.stop] | exchange.batch.truncated[part.start : part.stop]
-            ended += part.slots[part.untaken & ends].tolist()
+            ended += left[ends[part.untaken]].tolist()
             self.table.note_ends(part.slots, ends)
             for error in part.errors:
                 self.table.fail(error)

@@ -51,6 +51,9 @@ class SlotTable:
         self._any_failed = False
         self._errors: dict[int, SlotError] = {}
         self._any_dead = False
+        # whose observation nobody knows: never reset, or put into a state
+        self._unseen = np.ones(num_envs, np.bool_)
+        self._any_unseen = True
 
     def state(self, slot: int) -> SlotState:
         """What one slot is doing."""
@@ -59,7 +62,8 @@ class SlotTable:
 
     def count(self, state: SlotState) -> int:
         """How many slots are in a state."""
-        return int(np.count_nonzero(self._states == state))
+        # a third of the time of numpy's count, let alone with an IntEnum
+        return self._states.tobytes().count(int(state))
 
     def check_send(self, slots: Slots | slice, name: str, *, reset: bool) -> None:
         """Raise unless a request may be sent to all these slots.
@@ -81,6 +85,8 @@ class SlotTable:
                 f"{name}: the episodes of slots {over} are over and autoreset is disabled; reset them first, with "
                 'reset(options={"reset_mask": mask})'
             )
+        if self._any_unseen and not reset:
+            self._see(slots)
 
     def check_call(self, slots: Slots, name: str) -> None:
         """Raise unless the envs of all these slots can be called; that a slot has failed does not matter.
@@ -129,7 +135,7 @@ class SlotTable:
             states = self._states[slots]
             self._states[slots] = np.where(states == SlotState.DEAD, states, state)
         else:
-            self._states[slots] = state
+            self._states[slots] = int(state)  # numpy takes ten times as long for an enum
 
     def fail(self, error: SlotError) -> None:
         """Take note that slots can't be stepped: until a reset (EnvError), or for good (WorkerDied)."""
@@ -154,6 +160,26 @@ class SlotTable:
         self._ended[slots] = False
         self._failed[slots] = False
         self._any_failed = bool(self._failed.any())
+        self._see(slots)
+
+    def _see(self, slots: Slots | slice) -> None:
+        self._unseen[slots] = False
+        self._any_unseen = bool(self._unseen.any())
+
+    def note_states(self, slots: Slots) -> None:
+        """These slots were put into states: whatever was wrong is over, and their observations come with a step."""
+        self.note_reset(slots)
+        self._unseen[slots] = True
+        self._any_unseen = bool(self._unseen.any())
+
+    def unseen(self) -> Slots:
+        """The slots that have neither been reset nor stepped since they were made, or put into a state."""
+        return np.flatnonzero(self._unseen)
+
+    def over(self, slots: Slots) -> npt.NDArray[np.bool_]:
+        """Which of these slots must be reset before they are stepped: their episodes are over (autoreset disabled)."""
+        over: npt.NDArray[np.bool_] = self._ended[slots]
+        return over
 
     def named(self, slots: Iterable[int] | None) -> Slots:
         """Slots as the caller names them, checked and as an array; None stands for all.

@@ -72,7 +72,7 @@ class States:
         replies = await for_each(schedule, numbers, "set_state", "set_states", lambda mine: ([raw[s] for s in mine],))
         by_slot = dict(zip(np.sort(numbers).tolist(), replies, strict=True))
         done = {slot: reply for slot, reply in by_slot.items() if not isinstance(reply, str)}
-        schedule.table.note_reset(np.array(list(done), np.int64))
+        schedule.table.note_states(np.array(list(done), np.int64))
         if schedule.history is not None:
             schedule.history.note_states({slot: (raw[slot], checkpoint) for slot, checkpoint in done.items()})
         _refuse_misfits(by_slot)

@@ -393,6 +393,10 @@ class EnvService:
         """Set an attribute of envs, where it exists in the stack of wrappers, else on the env itself."""
         return self._for_each(rows, [lambda env, v=v: env.set_wrapper_attr(name, v) for v in values])  # type: ignore[misc]
 
+    def resets_due(self, rows: Sequence[int]) -> tuple[list[bytes], list[Failure]]:
+        """For each row whether its next step will be a reset instead."""
+        return self._for_each(rows, [lambda _, row=row: self._stepper.due[row] == 1 for row in rows])  # type: ignore[misc]
+
     def get_states(self, rows: Sequence[int]) -> tuple[list[bytes], list[Failure]]:
         """The state of each env, or, as a text, why it can't be had."""
         due = self._stepper.due

@@ -87,6 +87,8 @@ class _Loop:
 
     def _start(self, frame: Frame) -> bytes:
         start: Start = load(frame.tail)
+        if start.cpus is not None:
+            os.sched_setaffinity(0, start.cpus)
         settle_in(start)
         self._link.poll(start.poll_s)
         sys.path[:] = start.sys_path

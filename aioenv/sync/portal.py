@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from aioenv.errors import ClosedError, LoopError
 from aioenv.make import new_event_loop
 
-__all__ = ["Call", "Portal"]
+__all__ = ["LOOK_S", "Call", "Portal"]
 
 T = TypeVar("T")
 
@@ -97,6 +97,10 @@ class Portal:
 
         return self.call(run)
 
+    def post(self, function: Callable[..., object], *args: Any) -> None:
+        """Have a plain function run on the loop's thread, without waiting for it."""
+        self._loop.call_soon_threadsafe(function, *args)
+
     def close(self) -> None:
         """Stop the loop and end the thread. Idempotent."""
         if self._closed:
@@ -108,7 +112,7 @@ class Portal:
 
 
 # How often a thread that waits looks for signals: one that comes just before it blocks is not seen until it wakes.
-_LOOK_S = 0.5
+LOOK_S = 0.5
 
 
 class Call:
@@ -158,16 +162,16 @@ class Call:
         begun.acquire()
         # callbacks run in turn: `_start` first, then the task's first step, then this
         self._loop.call_soon_threadsafe(lambda: self._loop.call_soon(begun.release))
-        while not begun.acquire(timeout=_LOOK_S):
+        while not begun.acquire(timeout=LOOK_S):
             pass
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait for the end, at most `timeout_s`; whether it has come."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        patience = _LOOK_S
+        patience = LOOK_S
         while not self._ended:  # an interrupted wait may have kept the lock
             if deadline is not None:
-                patience = max(0.0, min(_LOOK_S, deadline - time.monotonic()))
+                patience = max(0.0, min(LOOK_S, deadline - time.monotonic()))
             if self._finished.acquire(timeout=patience):
                 self._finished.release()  # for whoever waits again
                 return True

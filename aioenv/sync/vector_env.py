@@ -5,14 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+import gymnasium
 from gymnasium import Env
 from gymnasium.envs.registration import EnvSpec
 
 from aioenv import make
+from aioenv.engine.record import Rollout
 from aioenv.engine.results import Ready, ResetResult, StepResult
+from aioenv.engine.rollout import Policy, takes_slots
 from aioenv.engine.session import CLOSE_GRACE_S
 from aioenv.engine.snapshot import EnvState
+from aioenv.engine.waits import Stats
 from aioenv.sync.facade import Facade
+from aioenv.sync.rollout import roll_out
 from aioenv.vector_env import AsyncVectorEnv
 
 __all__ = ["VectorEnv", "make_vec"]
@@ -64,6 +69,18 @@ class VectorEnv(Facade):
     def render(self) -> tuple[Any, ...]:
         """One image a slot, of the states that were returned last (see `AsyncVectorEnv.render`)."""
         return tuple(self._portal.call(self._envs.render))
+
+    def rollout(self, policy: Policy, steps: int, groups: int = 2) -> Rollout:
+        """Collect `steps` steps of every slot (see `AsyncVectorEnv.rollout`).
+
+        The policy, a plain function, runs on the caller's thread. If it raises, or Ctrl-C is pressed, the rollout is
+        cancelled.
+        """
+        return roll_out(self._portal, self._envs, policy, steps, groups, takes_slots(policy))
+
+    def stats(self, *, reset: bool = False) -> Stats:
+        """How long the run waited for envs, for images and for the policy (see `AsyncVectorEnv.stats`)."""
+        return self._envs.stats(reset=reset)
 
     def send(self, actions: Any, slots: Iterable[int] | None = None) -> None:
         """Send actions to some slots, without waiting for results (see `AsyncVectorEnv.send`)."""
@@ -120,6 +137,10 @@ class VectorEnv(Facade):
         self._end(grace_s)
 
 
-def make_vec(env: str | EnvSpec | Callable[..., Env[Any, Any]], num_envs: int = 1, **kwargs: Any) -> VectorEnv:
+def make_vec(
+    env: str | EnvSpec | Callable[..., Env[Any, Any]] | Callable[..., gymnasium.vector.VectorEnv[Any, Any, Any]],
+    num_envs: int = 1,
+    **kwargs: Any,
+) -> VectorEnv:
     """Make and start a vector env of copies of one env, for blocking code; arguments as for `aioenv.make_vec`."""
     return VectorEnv._over(make.make_vec(env, num_envs, **kwargs))

@@ -44,6 +44,7 @@ class Start(NamedTuple):
     environ: dict[str, str] | None  # all environment variables; None: they are as they should be
     directory: str | None  # the working directory; likewise
     poll_s: float  # how long to poll for a request before the process sleeps, in seconds
+    cpus: tuple[int, ...] | None  # the CPUs to be pinned to; None: as it comes
 
 
 class Call(NamedTuple):

@@ -127,6 +127,7 @@ class ScatterChannel:
         self._on_frame: Callable[[Frame], None] = lambda frame: None
         self._ended: asyncio.Future[None] = self._loop.create_future()
         self._unsent: deque[memoryview] = deque()
+        self._handling = False
 
     def send(self, buffers: Sequence[Buffer]) -> None:
         """Write a frame's buffers (see `Channel`)."""
@@ -176,8 +177,10 @@ class ScatterChannel:
 
     def poll(self) -> None:
         """Take what has come already (see `Channel`)."""
-        if self._fd < 0:
+        # whoever handles a frame may poll: frames that came with it would be overtaken, and read over
+        if self._fd < 0 or self._handling:
             return
+        self._handling = True
         decoder = self._decoder
         try:
             count = os.readv(self._fd, decoder.buffers()[:_IOV_MAX])
@@ -193,6 +196,8 @@ class ScatterChannel:
             self._end(None)
         except Exception as exc:
             self._end(exc)
+        finally:
+            self._handling = False
 
     def _end(self, exc: Exception | None) -> None:
         self._loop.remove_reader(self._fd)

@@ -41,6 +41,7 @@ class Worker:
         needed: modules that its service will import, for a fork server to do it once for all.
         registry: Gymnasium's registry, as `host.registry.capture_registry` gives it.
         start_timeout_s: how long it may take to come up, in seconds.
+        cpus: the CPUs that each of its processes is pinned to; None: as it comes.
 
     Attributes:
         state: where it is in its life.
@@ -67,9 +68,11 @@ class Worker:
         needed: Sequence[str] = (),
         registry: dict[str, tuple[str, bytes]] | None = None,
         start_timeout_s: float = 60.0,
+        cpus: tuple[int, ...] | None = None,
     ) -> None:
         self.index = index
         self.slots = slots
+        self.cpus = cpus
         self.state = WorkerState.NEW
         self.generation = 0
         self.description: Any = None
@@ -91,6 +94,7 @@ class Worker:
             self._environ if forked else None,
             os.getcwd() if forked else None,
             poll_s,
+            cpus,
         )
         self._start_timeout_s = start_timeout_s
         self._connection: Connection | None = None  # with its latest process

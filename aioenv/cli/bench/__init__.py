@@ -1,4 +1,6 @@
-"""Compare vector envs: each in a process of its own, in turn, several rounds; medians and ratios."""
+"""Compare vector envs: each in a process of its own, in turn, several rounds; medians and ratios.
+
+With --all, everything that docs/performance.md shows."""
 
 from __future__ import annotations
 
@@ -24,6 +26,7 @@ HELP = "compare with other vector envs, side by side"
 
 # The bar that a step must stay below, in milliseconds of the loop's thread (p99 at 64 envs).
 LOOP_TIME_BAR_MS = 0.5
+SUITE_ONLY = ("quick", "rows", "resume", "again-if-noisy", "markdown")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,15 +34,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--env", nargs="+", help="ids, or noop, or pixels (84x84x4 uint8) (default: CartPole-v1)")
     add("--num-envs", type=positive_int, help="(default: 64)")
-    add("--rounds", type=positive_int, default=5, help="(default: 5)")
-    add("--seconds", type=positive_float, default=1.0, help="with the clock running, a round (default: 1)")
+    add("--rounds", type=positive_int, help="(default: 5; with --all 3, with --quick 1)")
+    add(
+        "--seconds",
+        type=positive_float,
+        help="with the clock running, a round (default: 1; with --all 0.6, with --quick 0.2)",
+    )
     add("--start", choices=START_METHODS, help="how aioenv starts its workers")
     add("--channel", choices=("auto", *CHANNELS), default="auto", help="how aioenv talks to them")
     add("--only", nargs="+", metavar="NAME", help="these contenders; --list shows them")
     add("--list", action="store_true", help="show the contenders, and which of them are installed")
     add("--json", type=Path, metavar="FILE", help="write every measurement there")
-    add("--plot", type=Path, metavar="FILE", help="draw a plot there (takes matplotlib)")
+    add("--plot", type=Path, metavar="FILE", help="draw a plot there, with --all two (takes matplotlib)")
+    suite = parser.add_argument_group("the whole suite").add_argument
+    suite("--quick", action="store_true", help="with --all: fewer rows, and figures that are good for a look alone")
+    suite("--rows", nargs="+", metavar="ROW", help="with --all: these rows, by their beginnings; --list shows them")
+    suite("--resume", type=Path, metavar="FILE", help="with --all: as --json, but rows in FILE are not measured again")
+    suite("--again-if-noisy", action="store_true", help="with --resume: but for rows measured under foreign load")
+    suite("--markdown", type=Path, metavar="FILE", help="with --all: write tables there, between the page's markers")
     add = parser.add_mutually_exclusive_group().add_argument
+    add("--all", action="store_true", help="instead: all rows of the suite, which takes a while (it says how long)")
     add(
         "--loop-time",
         action="store_true",
@@ -49,6 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("latency", "the round trip of one step (default: of noop, with --num-envs 1)"),
         ("startup", "how long it takes until every env is built (default: HalfCheetah-v5)"),
         ("memory", "the private memory of a worker (default: HalfCheetah-v5, with --num-envs 8, which is the least)"),
+        ("uneven", "steps that take unevenly long: recv against step (default: uneven, with --num-envs 32)"),
     ):
         add(f"--{name}", action="store_const", const=name, dest="figure", help=f"instead: {help}")
 
@@ -62,6 +77,12 @@ def run(args: argparse.Namespace) -> int:
     from aioenv.cli.bench.figures import FIGURES
     from aioenv.cli.bench.tasks import SYNTHETIC
 
+    if args.all:
+        return _run_all(args)
+    in_vain = [name for name in SUITE_ONLY if getattr(args, name.replace("-", "_"))]
+    if in_vain:
+        return _refuse(f"--{in_vain[0]} goes with --all")
+    args.rounds, args.seconds = args.rounds or 5, args.seconds or 1.0
     figure = FIGURES.get(args.figure)
     names = list(figure.measures if figure else CONTENDERS)
     if args.list:
@@ -139,6 +160,27 @@ def _run_comparison(args: argparse.Namespace, names: list[str]) -> int:
     if args.plot is not None:
         report.plot(args.plot, rows, title)
     return int(any(name.startswith("aioenv") for name in broken))
+
+
+def _run_all(args: argparse.Namespace) -> int:
+    from aioenv.cli.bench import marathon
+    from aioenv.cli.bench.contenders import CONTENDERS
+
+    if args.list:
+        marathon.print_rows()
+        return 0
+    if args.env or args.num_envs:
+        return _refuse("--all has envs of its own: choose with --rows, not with --env or --num-envs")
+    if unknown := [name for name in args.only or () if name not in marathon.contender_names()]:
+        return _refuse(f"no contenders {unknown}; there are {list(CONTENDERS)}, and those of the figures")
+    if args.plot is not None and importlib.util.find_spec("matplotlib") is None:
+        return _refuse("--plot takes matplotlib: pip install 'aioenv[bench]'")
+    args.rounds = args.rounds or (1 if args.quick else 3)
+    args.seconds = args.seconds or (0.2 if args.quick else 0.6)
+    try:
+        return marathon.run_all(args, _progress)
+    except marathon.Unusable as exc:
+        return _refuse(str(exc))
 
 
 def _run_loop_time(args: argparse.Namespace, rounds: Any) -> int:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import dataclasses
 import json
 
-from aioenv.cli.bench.contenders import CONTENDERS, NotApplicable
+from aioenv.cli.bench.common import NotApplicable
+from aioenv.cli.bench.contenders import CONTENDERS
 from aioenv.cli.bench.figures import FIGURES
 from aioenv.cli.bench.loop_time import loop_time
 from aioenv.cli.bench.tasks import Task

@@ -1,25 +1,21 @@
-"""The vector envs that are compared. Each is started and stepped as its own documentation shows, with defaults."""
+"""The vector envs that are compared, and the bare loops that they are measured by."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import importlib.util
-from collections.abc import Callable, Iterator
+import multiprocessing
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
-import numpy as np
-
-import aioenv
-from aioenv.cli.bench.tasks import SYNTHETIC, Measured, Task, clock_async, clock_blocking
+from aioenv.cli.bench import others, ours
+from aioenv.cli.bench.common import NotApplicable, closing, refuse_many_processes, stepped
+from aioenv.cli.bench.tasks import Measured, Task, clock_blocking
+from aioenv.workers.environment import usable_cpus
 
 __all__ = ["CONTENDERS", "Contender", "NotApplicable"]
 
-
-class NotApplicable(Exception):
-    """This contender does not have this env; the message says so."""
+BARRIER_S = 60.0  # until all loops must be ready to begin
 
 
 @dataclass(frozen=True)
@@ -42,80 +38,34 @@ class Contender:
         return importlib.util.find_spec(self.package) is not None
 
 
-@contextlib.contextmanager
-def closing(opened: list[Any]) -> Iterator[None]:
-    """Close what was opened, if anything was."""
-    try:
-        yield
-    finally:
-        for envs in opened:
-            envs.close()
-
-
-async def _aioenv(task: Task) -> Measured:
-    async with contextlib.AsyncExitStack() as stack:
-
-        async def start() -> Any:
-            envs = await stack.enter_async_context(
-                aioenv.AsyncVectorEnv([task.make_env] * task.num_envs, **task.options)
-            )
-            await envs.reset(seed=0)
-            return envs.step
-
-        return await clock_async(task, start)
-
-
-def aioenv_default(task: Task) -> Measured:
-    """The async API on the loop that `aioenv.run` picks: uvloop."""
-    return aioenv.run(_aioenv(task))
-
-
-def aioenv_asyncio(task: Task) -> Measured:
-    """The async API on asyncio's own loop."""
-    return asyncio.run(_aioenv(task))
-
-
-def _gymnasium_like(task: Task, make: Callable[[list[Any]], Any]) -> Measured:
-    opened: list[Any] = []
-
-    def start() -> Callable[[Any], Any]:
-        envs = make([task.make_env] * task.num_envs)
-        opened.append(envs)
-        envs.reset(seed=0)
-        step: Callable[[Any], Any] = envs.step
-        return step
-
-    with closing(opened):
-        return clock_blocking(task, start)
-
-
-def aioenv_sync(task: Task) -> Measured:
-    """The blocking API."""
-    return _gymnasium_like(task, partial(aioenv.sync.VectorEnv, **task.options))
-
-
 def gymnasium_async(task: Task) -> Measured:
     """Gymnasium's, one process an env."""
     from gymnasium.vector import AsyncVectorEnv
 
-    return _gymnasium_like(task, AsyncVectorEnv)
+    refuse_many_processes(task)
+    return stepped(task, AsyncVectorEnv)
 
 
 def gymnasium_sync(task: Task) -> Measured:
     """Gymnasium's, all envs in this process."""
     from gymnasium.vector import SyncVectorEnv
 
-    return _gymnasium_like(task, SyncVectorEnv)
+    return stepped(task, SyncVectorEnv)
 
 
 def bare_loop(task: Task) -> Measured:
     """One env, stepped without any vector env, reset when its episode is over."""
+    return _bare(task, lambda: None)
+
+
+def _bare(task: Task, ready: Callable[[], Any]) -> Measured:
     opened: list[Any] = []
 
     def start() -> Callable[[Any], Any]:
         env = task.make_env()
         opened.append(env)
         env.reset(seed=0)
+        ready()
 
         def step(actions: Any) -> None:
             for action in actions:
@@ -129,95 +79,50 @@ def bare_loop(task: Task) -> Measured:
         return clock_blocking(task, start)
 
 
-def _sb3(task: Task, make: Callable[[list[Any]], Any]) -> Measured:
-    opened: list[Any] = []
-
-    def start() -> Callable[[Any], Any]:
-        envs = make([task.make_env] * task.num_envs)
-        opened.append(envs)
-        envs.seed(0)
-        envs.reset()
-        step: Callable[[Any], Any] = envs.step
-        return step
-
-    with closing(opened):
-        return clock_blocking(task, start)
-
-
-def sb3_subproc(task: Task) -> Measured:
-    """Stable-Baselines3's, one process an env.
-
-    Forked, which is not its default: with that, every process imports torch, which takes minutes for 64 envs on two
-    CPUs. It makes no difference to how fast they step.
-    """
-    from stable_baselines3.common.vec_env import SubprocVecEnv
-
-    return _sb3(task, lambda env_fns: SubprocVecEnv(env_fns, start_method="fork"))
-
-
-def sb3_dummy(task: Task) -> Measured:
-    """Stable-Baselines3's, all envs in this process."""
-    from stable_baselines3.common.vec_env import DummyVecEnv
-
-    return _sb3(task, DummyVecEnv)
+def bare_loops(task: Task) -> Measured:
+    """A bare loop for each usable CPU, all at once: what the machine gives when CPUs share a core, or a clock."""
+    cpus = usable_cpus()
+    barrier = multiprocessing.Barrier(cpus)
+    running = []
+    for _ in range(cpus):
+        reading, writing = multiprocessing.Pipe(duplex=False)
+        process = multiprocessing.Process(target=_one_of_the_loops, args=(task, barrier, writing))
+        process.start()
+        writing.close()  # so that the end of the process ends the wait for its result
+        running.append((process, reading))
+    results: list[Measured] = []
+    for process, pipe in running:
+        results.append(pipe.recv())
+        process.join()
+    seconds = max(result.seconds for result in results)
+    rate = sum(result.env_steps / result.seconds for result in results)
+    return Measured(
+        steps=sum(result.steps for result in results),
+        seconds=seconds,
+        env_steps=round(rate * seconds),
+        start_s=max(result.start_s for result in results),
+    )
 
 
-def tianshou_subproc(task: Task) -> Measured:
-    """Tianshou's, one process an env. It leaves resets to the caller."""
-    from tianshou.env import SubprocVectorEnv
-
-    opened: list[Any] = []
-
-    def start() -> Callable[[Any], Any]:
-        envs = SubprocVectorEnv([task.make_env] * task.num_envs)
-        opened.append(envs)
-        envs.seed(0)
-        envs.reset()
-
-        def step(actions: Any) -> None:
-            _, _, terminated, truncated, _ = envs.step(actions)
-            over = np.flatnonzero(terminated | truncated)
-            if len(over):
-                envs.reset(over)
-
-        return step
-
-    with closing(opened):
-        return clock_blocking(task, start)
-
-
-def envpool(task: Task) -> Measured:
-    """EnvPool's own C++ envs, on threads.
-
-    Raises:
-        NotApplicable: if it does not have this env.
-    """
-    import envpool as package
-
-    if task.env in SYNTHETIC or task.env not in package.list_all_envs():
-        raise NotApplicable(f"has no {task.env}")
-    opened: list[Any] = []
-
-    def start() -> Callable[[Any], Any]:
-        envs = package.make(task.env, env_type="gymnasium", num_envs=task.num_envs, seed=0)
-        opened.append(envs)
-        envs.reset()
-        step: Callable[[Any], Any] = envs.step
-        return step
-
-    with closing(opened):
-        return clock_blocking(task, start)
+def _one_of_the_loops(task: Task, barrier: Any, pipe: Any) -> None:
+    pipe.send(_bare(task, lambda: barrier.wait(BARRIER_S)))
 
 
 CONTENDERS: dict[str, Contender] = {
-    "aioenv": Contender("aioenv (uvloop)", "uvloop", aioenv_default),
-    "aioenv-asyncio": Contender("aioenv (asyncio)", "aioenv", aioenv_asyncio),
-    "aioenv-sync": Contender("aioenv.sync", "aioenv", aioenv_sync),
+    "aioenv": Contender("aioenv (uvloop)", "uvloop", ours.as_told),
+    "aioenv-asyncio": Contender("aioenv (asyncio)", "aioenv", ours.aioenv_asyncio),
+    "aioenv-views": Contender("aioenv (copy=False)", "aioenv", ours.aioenv_views),
+    "aioenv-groups": Contender("aioenv (groups=2)", "aioenv", ours.aioenv_groups),
+    "aioenv-native": Contender("aioenv (backend=native)", "aioenv", ours.aioenv_native),
+    "aioenv-sync": Contender("aioenv.sync", "aioenv", ours.aioenv_sync),
     "gymnasium-async": Contender("gymnasium AsyncVectorEnv", "gymnasium", gymnasium_async),
     "gymnasium-sync": Contender("gymnasium SyncVectorEnv", "gymnasium", gymnasium_sync),
-    "sb3-subproc": Contender("SB3 SubprocVecEnv", "stable_baselines3", sb3_subproc),
-    "sb3-dummy": Contender("SB3 DummyVecEnv", "stable_baselines3", sb3_dummy),
-    "tianshou-subproc": Contender("Tianshou SubprocVectorEnv", "tianshou", tianshou_subproc),
-    "envpool": Contender("EnvPool", "envpool", envpool),
+    "sb3-subproc": Contender("SB3 SubprocVecEnv", "stable_baselines3", others.sb3_subproc),
+    "sb3-dummy": Contender("SB3 DummyVecEnv", "stable_baselines3", others.sb3_dummy),
+    "tianshou-subproc": Contender("Tianshou SubprocVectorEnv", "tianshou", others.tianshou_subproc),
+    "torchrl-parallel": Contender("TorchRL ParallelEnv", "torchrl", others.torchrl_parallel),
+    "pufferlib": Contender("PufferLib Multiprocessing", "pufferlib", others.pufferlib),
+    "envpool": Contender("EnvPool", "envpool", others.envpool),
     "bare": Contender("bare loop, one env", "gymnasium", bare_loop),
+    "bare-all": Contender("bare loops, one a CPU", "gymnasium", bare_loops),
 }

@@ -1,4 +1,4 @@
-"""What a vector env costs beside its throughput: a round trip, a start, a worker's memory."""
+"""What a vector env costs beside its throughput: a round trip, a start, a worker's memory; and who waits for whom."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 
 import aioenv
-from aioenv.cli.bench.contenders import NotApplicable, closing
+from aioenv.cli.bench.common import NotApplicable, closing
 from aioenv.cli.bench.tasks import ACTION_BATCHES, Task
+from aioenv.cli.bench.uneven import uneven_gymnasium, uneven_recv, uneven_step
 from aioenv.workers.launch import START_METHODS
 from aioenv.workers.memory import process_memory
 
@@ -251,5 +252,13 @@ FIGURES: dict[str, Figure] = {
         _LAUNCHERS,
         env="HalfCheetah-v5",
         num_envs=MIN_WORKERS,
+    ),
+    "uneven": Figure(
+        "Steps that take unevenly long, one worker a slot",
+        ("env-steps/s", "least share", "most share"),
+        {"gymnasium-async": uneven_gymnasium, "aioenv-step": uneven_step, "aioenv-recv": uneven_recv},
+        {"x async": "gymnasium-async", "x lock-step": "aioenv-step"},
+        env="uneven",
+        num_envs=32,
     ),
 }

@@ -8,6 +8,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import aioenv
 from aioenv.cli.bench.contenders import CONTENDERS
 from aioenv.cli.bench.figures import Figure
 from aioenv.cli.bench.rounds import Outcomes
@@ -15,7 +16,10 @@ from aioenv.workers.environment import usable_cpus
 
 __all__ = [
     "BASELINES",
+    "NOISY_CPUS",
     "figure_summary",
+    "load",
+    "load_mark",
     "machine",
     "plot",
     "print_figures",
@@ -27,14 +31,23 @@ __all__ = [
 # How many CPUs others may use before figures mean little.
 NOISY_CPUS = 0.1
 
-# Column → the contender that it compares with.
-BASELINES = {"x async": "gymnasium-async", "x sync": "gymnasium-sync"}
+# Column → the contender that it compares with, and how often that is counted. One bare loop could run on each CPU; how
+# fast they are at once, when CPUs share a core, is what the other one says.
+BASELINES: dict[str, tuple[str, int]] = {
+    "x async": ("gymnasium-async", 1),
+    "x sync": ("gymnasium-sync", 1),
+    f"of {usable_cpus()} bare": ("bare", usable_cpus()),
+    "of all": ("bare-all", 1),
+}
 
 
 def machine() -> dict[str, Any]:
     """What the figures depend on."""
-    packages = ("aioenv", "gymnasium", "mujoco", "numpy", "uvloop", "stable-baselines3", "tianshou", "envpool")
-    versions = {}
+    packages = (
+        "gymnasium", "mujoco", "numpy", "uvloop",
+        "stable-baselines3", "tianshou", "torchrl", "pufferlib", "envpool",
+    )  # fmt: skip
+    versions = {"aioenv": aioenv.__version__}
     for name in packages:
         try:
             versions[name] = metadata.version(name)
@@ -43,6 +56,7 @@ def machine() -> dict[str, Any]:
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
+        "system": f"{platform.system()} {platform.machine()}",
         "usable_cpus": usable_cpus(),
         "packages": versions,
     }
@@ -53,8 +67,9 @@ def summary(env: str, outcomes: dict[str, Outcomes]) -> list[dict[str, Any]]:
 
     Returns:
         For each: "env", "contender", "problem", "rounds" (as measured) and, if there are any, the median, least and
-        most env-steps/s, the median start-up in seconds, and the ratios to `BASELINES`: the median over rounds of
-        the ratio within a round, so that a machine that changes its speed between rounds does not show.
+        most env-steps/s, the median start-up in seconds, how many CPUs others used (median; None if that is unknown),
+        and the ratios to all contenders: the median over rounds of the ratio within a round, so that a machine that
+        changes its speed between rounds does not show.
     """
     rates = {name: [r["env_steps"] / r["seconds"] for r in o.rounds] for name, o in outcomes.items()}
     rows = []
@@ -69,28 +84,48 @@ def summary(env: str, outcomes: dict[str, Outcomes]) -> list[dict[str, Any]]:
                 "min": min(own),
                 "max": max(own),
                 "start_s": statistics.median(r["start_s"] for r in outcome.rounds),
-                "ratios": {},
+                "others_cpus": load(outcome.rounds),
+                "ratios": _ratios(own, rates),
             }
-            for baseline in BASELINES.values():
-                pairs = list(zip(own, rates.get(baseline, []), strict=False))
-                if pairs:
-                    row["ratios"][baseline] = statistics.median(a / b for a, b in pairs)
         rows.append(row)
     return rows
 
 
+def _ratios(own: list[float], of_others: dict[str, list[float]]) -> dict[str, float]:
+    ratios = {}
+    for other, numbers in of_others.items():
+        pairs = list(zip(own, numbers, strict=False))
+        if pairs:
+            ratios[other] = statistics.median(a / b for a, b in pairs)
+    return ratios
+
+
+def load(rounds: list[dict[str, Any]]) -> float | None:
+    """How many CPUs other processes used during these rounds (median); None if that is unknown."""
+    known = [r["others_cpus"] for r in rounds if "others_cpus" in r]
+    return statistics.median(known) if known else None
+
+
+def load_mark(row: dict[str, Any]) -> str:
+    """A star if this row was measured while others used the machine."""
+    return " *" if (row.get("others_cpus") or 0.0) > NOISY_CPUS else ""
+
+
 def print_table(title: str, rows: list[dict[str, Any]]) -> None:
     """The rows of one env."""
-    heads = "".join(f"{head:>9}" for head in BASELINES)
-    print(f"\n{title}\n{'':<27}{'env-steps/s':>12}{'[min - max]':>20}{heads}{'start s':>9}")
+    heads = "".join(f"{head:>11}" for head in BASELINES)
+    print(f"\n{title}\n{'':<27}{'env-steps/s':>12}{'[min - max]':>25}{heads}{'start s':>9}")
     for row in rows:
         label = CONTENDERS[row["contender"]].label
         if "env_steps_per_s" not in row:
             print(f"{label:<27}{row['problem']}")
             continue
         spread = f"[{row['min']:,.0f} - {row['max']:,.0f}]"
-        ratios = "".join(f"{row['ratios'][b]:>9.2f}" if b in row["ratios"] else f"{'-':>9}" for b in BASELINES.values())
-        print(f"{label:<27}{row['env_steps_per_s']:>12,.0f}{spread:>20}{ratios}{row['start_s']:>9.2f}")
+        ratios = "".join(
+            f"{row['ratios'][name] / times:>11.2f}" if name in row["ratios"] else f"{'-':>11}"
+            for name, times in BASELINES.values()
+        )
+        print(f"{label:<27}{row['env_steps_per_s']:>12,.0f}{spread:>25}{ratios}{row['start_s']:>9.2f}{load_mark(row)}")
         if row["problem"]:
             print(f"{'':<27}after {len(row['rounds'])} rounds: {row['problem']}")
 
@@ -110,18 +145,16 @@ def figure_summary(env: str, figure: Figure, outcomes: dict[str, Outcomes]) -> l
         }  # fmt: skip
         if outcome.rounds:
             row |= {key: statistics.median(r[key] for r in outcome.rounds) for key in figure.keys}
-            row["ratios"] = {}
-            for baseline in figure.baselines.values():
-                pairs = list(zip(own[name], own.get(baseline, []), strict=False))
-                if pairs:
-                    row["ratios"][baseline] = statistics.median(a / b for a, b in pairs)
+            row["others_cpus"] = load(outcome.rounds)
+            ratios = _ratios(own[name], own)
+            row["ratios"] = {base: ratios[base] for base in figure.baselines.values() if base in ratios}
         rows.append(row)
     return rows
 
 
 def print_figures(title: str, figure: Figure, rows: list[dict[str, Any]]) -> None:
     """The rows of one env."""
-    heads = "".join(f"{key:>12}" for key in figure.keys) + "".join(f"{head:>11}" for head in figure.baselines)
+    heads = "".join(f"{key:>12}" for key in figure.keys) + "".join(f"{head:>13}" for head in figure.baselines)
     print(f"\n{title:<27}{heads}")
     for row in rows:
         if "ratios" not in row:
@@ -129,8 +162,8 @@ def print_figures(title: str, figure: Figure, rows: list[dict[str, Any]]) -> Non
             continue
         numbers = "".join(f"{row[key]:>12,.2f}" for key in figure.keys)
         ratios = row["ratios"]
-        columns = (f"{ratios[b]:>11.3f}" if b in ratios else f"{'-':>11}" for b in figure.baselines.values())
-        print(f"{row['contender']:<27}{numbers}{''.join(columns)}")
+        columns = (f"{ratios[b]:>13.3f}" if b in ratios else f"{'-':>13}" for b in figure.baselines.values())
+        print(f"{row['contender']:<27}{numbers}{''.join(columns)}{load_mark(row)}")
         if row["problem"]:
             print(f"{'':<27}after {len(row['rounds'])} rounds: {row['problem']}")
 
@@ -142,6 +175,8 @@ def print_noise(results: list[dict[str, Any]]) -> None:
         middle = statistics.median(others)
         print(f"\nOther processes meanwhile used {middle:.2f} CPUs (median), {max(others):.2f} at most.", end="")
         print(" Not quiet: measure again." if middle > NOISY_CPUS else "")
+        if any(number > NOISY_CPUS for number in others):
+            print(f"* others used more than {NOISY_CPUS} CPUs in half of these rounds")
 
 
 def plot(path: Path, rows: list[dict[str, Any]], title: str) -> None:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import aioenv
 from aioenv.cli.bench.contender import MARK
 from aioenv.cli.bench.tasks import Task
 
-__all__ = ["Failed", "Outcomes", "play", "run_contender"]
+__all__ = ["Failed", "Outcomes", "foreign_load", "play", "play_tasks", "run_contender"]
 
 # Threads inside an env or a numeric library would fight the contender's own processes for the CPUs.
 THREAD_LIMITS = dict.fromkeys(
@@ -48,7 +48,9 @@ class Outcomes:
     broken: bool = False
 
 
-def play(task: Task, names: Sequence[str], rounds: int, progress: Callable[[str], None]) -> dict[str, Outcomes]:
+def play(
+    task: Task, names: Iterable[str], rounds: int, progress: Callable[[str], None], *, once: Collection[str] = ()
+) -> dict[str, Outcomes]:
     """A B C A B C …, so that what else the machine does falls on all alike.
 
     A contender that fails is not tried again.
@@ -57,13 +59,31 @@ def play(task: Task, names: Sequence[str], rounds: int, progress: Callable[[str]
         task: what to step.
         names: the contenders.
         progress: called before each measurement, with what it is.
+        once: contenders that take part in the first round alone.
     """
-    outcomes = {name: Outcomes() for name in names}
+    return play_tasks({name: (name, task) for name in names}, rounds, progress, once=once)
+
+
+def play_tasks(
+    entries: Mapping[str, tuple[str, Task]],
+    rounds: int,
+    progress: Callable[[str], None],
+    *,
+    once: Collection[str] = (),
+    outcomes: dict[str, Outcomes] | None = None,
+) -> dict[str, Outcomes]:
+    """As `play`, for entries that differ in their task: label → contender and task.
+
+    Args:
+        outcomes: those of rounds that these are to follow; they are added to.
+    """
+    outcomes = {} if outcomes is None else outcomes
     for number in range(rounds):
-        for name, outcome in outcomes.items():
-            if outcome.problem:
+        for label, (name, task) in entries.items():
+            outcome = outcomes.setdefault(label, Outcomes())
+            if outcome.problem or (number and label in once):
                 continue
-            progress(f"{task.env}, round {number + 1} of {rounds}: {name}")
+            progress(f"{task.env} x {task.num_envs}, round {number + 1} of {rounds}: {label}")
             try:
                 result = run_contender(name, task)
             except Failed as exc:
@@ -108,8 +128,19 @@ def run_contender(name: str, task: Task) -> dict[str, Any]:
             if before is not None and (after := _cpu_seconds_of_others()) is not None:
                 result["others_cpus"] = max(0.0, after - before) / (time.perf_counter() - began)
             return result
-    last = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]
+    said = [line.strip(" |+-") for line in done.stderr.splitlines()]  # without the frames of exception groups
+    last = ([line for line in said if line] or ["it printed nothing"])[-1]
     raise Failed(f"failed with status {done.returncode}: {last}")
+
+
+def foreign_load(seconds: float) -> float | None:
+    """How many CPUs other processes use, on average over so many seconds from now; None where that can't be known."""
+    began, before = time.perf_counter(), _cpu_seconds_of_others()
+    time.sleep(seconds)
+    after = _cpu_seconds_of_others()
+    if before is None or after is None:
+        return None
+    return max(0.0, after - before) / (time.perf_counter() - began)
 
 
 def _cpu_seconds_of_others() -> float | None:

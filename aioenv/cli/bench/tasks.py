@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -14,10 +14,11 @@ import numpy.typing as npt
 from gymnasium import spaces
 from gymnasium.vector.utils import batch_space
 
-__all__ = ["SYNTHETIC", "Measured", "NoOp", "Pixels", "Task", "clock_async", "clock_blocking"]
+__all__ = ["SYNTHETIC", "Measured", "NoOp", "Pixels", "Task", "Uneven", "clock_async", "clock_blocking"]
 
 # Different batches of actions, used in turn.
 ACTION_BATCHES = 64
+MEAN_SLEEP_S = 2e-3
 
 
 class NoOp(gymnasium.Env[Any, Any]):
@@ -56,7 +57,21 @@ class Pixels(gymnasium.Env[Any, Any]):
         return self._obs, 0.0, False, False, {}
 
 
-SYNTHETIC: dict[str, Callable[[], gymnasium.Env[Any, Any]]] = {"noop": NoOp, "pixels": Pixels}
+class Uneven(NoOp):
+    """Sleeps in each step, for 2 ms on average, exponentially distributed: most steps are short, and a few long."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        """Zeros; the seed decides how long the steps take."""
+        gymnasium.Env.reset(self, seed=seed)
+        return self._obs, {}
+
+    def step(self, action: Any) -> Any:
+        """The same again, later."""
+        time.sleep(self.np_random.exponential(MEAN_SLEEP_S))
+        return super().step(action)
+
+
+SYNTHETIC: dict[str, Callable[[], gymnasium.Env[Any, Any]]] = {"noop": NoOp, "pixels": Pixels, "uneven": Uneven}
 
 
 @dataclass(frozen=True)
@@ -86,6 +101,9 @@ class Task:
         seconds: for how long to step with the clock running.
         warm_up_s: for how long before that.
         start, channel: how aioenv starts its workers and talks to them; nobody else does.
+        keywords: more arguments of `aioenv.make_vec`, by name.
+        groups: in how many groups aioenv steps the slots, in turn.
+        loop: aioenv's event loop, "uvloop" or "asyncio".
     """
 
     env: str
@@ -94,11 +112,14 @@ class Task:
     warm_up_s: float = 0.3
     start: str | None = None
     channel: str = "auto"
+    keywords: dict[str, Any] = field(default_factory=dict)
+    groups: int = 1
+    loop: str = "uvloop"
 
     @property
     def options(self) -> dict[str, Any]:
         """Keywords for aioenv's own vector envs."""
-        return {"start": self.start, "channel": self.channel}
+        return {"start": self.start, "channel": self.channel, **self.keywords}
 
     @property
     def make_env(self) -> Callable[[], Any]:

@@ -1,0 +1,143 @@
+"""What aioenv must reach, and what a run of the suite found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from aioenv.cli.bench.report import load_mark
+
+__all__ = ["Goal", "goals", "judged", "print_goals"]
+
+Rows = dict[str, Any]
+# The number, and the results that it is made of; None if it was not measured.
+Found = tuple[float, list[dict[str, Any]]] | None
+
+
+@dataclass(frozen=True)
+class Goal:
+    """One promise.
+
+    Attributes:
+        text: what it is about.
+        floor: what it must reach, or stay below.
+        target: what it should.
+        find: the number, from the rows of a run.
+        at_most: whether less is better.
+    """
+
+    text: str
+    floor: float
+    target: float
+    find: Callable[[Rows], Found]
+    at_most: bool = False
+
+    def met(self, value: float, bar: float) -> bool:
+        """Whether a number is as good as the bar."""
+        return value <= bar if self.at_most else value >= bar
+
+
+def _result(rows: Rows, row: str, contender: str) -> dict[str, Any] | None:
+    for result in rows.get(row, {}).get("results", ()):
+        if result["contender"] == contender and result["rounds"]:
+            return dict(result)
+    return None
+
+
+def _ratio(row: str, ours: str, other: str) -> Callable[[Rows], Found]:
+    def find(rows: Rows) -> Found:
+        result, base = _result(rows, row, ours), _result(rows, row, other)
+        if result is None or base is None:
+            return None
+        return result["ratios"][other], [result, base]
+
+    return find
+
+
+def _of_cpus_bare(row: str, cpus: int) -> Callable[[Rows], Found]:
+    def find(rows: Rows) -> Found:
+        found = _ratio(row, "aioenv", "bare")(rows)
+        return found and (found[0] / cpus, found[1])
+
+    return find
+
+
+def _cost(row: str, base: str) -> Callable[[Rows], Found]:
+    """The cost of an env-step in one row over that in another."""
+
+    def find(rows: Rows) -> Found:
+        result, other = _result(rows, row, "aioenv"), _result(rows, base, "aioenv")
+        if result is None or other is None:
+            return None
+        return other["env_steps_per_s"] / result["env_steps_per_s"], [result, other]
+
+    return find
+
+
+def _number(row: str, contender: str, key: str) -> Callable[[Rows], Found]:
+    def find(rows: Rows) -> Found:
+        result = _result(rows, row, contender)
+        return None if result is None else (result[key], [result])
+
+    return find
+
+
+def goals(cpus: int) -> list[Goal]:
+    """The promises, on a machine of so many CPUs (they were made for 2)."""
+    bare = f"of {cpus} x the bare loop"
+    mujoco = (("Ant", 0.90, 0.93), ("Humanoid", 0.90, 0.93), ("Hopper", 0.88, 0.92), ("HalfCheetah", 0.83, 0.88))
+    found = [
+        Goal("CartPole-v1 x 64, x Async", 10, 12, _ratio("cartpole-64", "aioenv", "gymnasium-async")),
+        Goal("CartPole-v1 x 64, x Sync", 1.5, 1.6, _ratio("cartpole-64", "aioenv", "gymnasium-sync")),
+        Goal(f"CartPole-v1 x 64, {bare}", 0.70, 0.75, _of_cpus_bare("cartpole-64", cpus)),
+        Goal("CartPole-v1 x 8, x Async", 4, 5, _ratio("cartpole-8", "aioenv", "gymnasium-async")),
+        Goal("CartPole-v1, cost per env x 1024 over x 64", 1.1, 1.0, _cost("cartpole-1024", "cartpole-64"), True),
+        Goal("CartPole-v1 x 64 native, x EnvPool", 2, 2, _ratio("cartpole-64", "aioenv-native", "envpool")),
+    ]
+    for name, floor, target in mujoco:
+        found.append(Goal(f"{name}-v5 x 64, {bare}", floor, target, _of_cpus_bare(f"{name.lower()}-64", cpus)))
+    for name, _, _ in mujoco:
+        better = _ratio(f"{name.lower()}-64", "aioenv-groups", "aioenv")
+        found.append(Goal(f"{name}-v5 x 64, two groups, x lock-step", 1, 1, better))
+    found += [
+        Goal("(84, 84, 4) uint8 x 64, x Async", 7, 8, _ratio("pixels-64", "aioenv", "gymnasium-async")),
+        Goal("the same with copy=False, x Async", 10, 10, _ratio("pixels-64", "aioenv-views", "gymnasium-async")),
+        Goal("no-op x 64, x Async", 25, 30, _ratio("noop-64", "aioenv", "gymnasium-async")),
+        Goal("round trip of one no-op, x Async", 0.6, 0.6, _ratio("latency", "aioenv", "gymnasium-async"), True),
+        Goal("uneven x 32, recv x lock-step", 1.8, 1.8, _ratio("uneven", "aioenv-recv", "aioenv-step")),
+        Goal("uneven x 32, least share of a slot", 0.5, 0.5, _number("uneven", "aioenv-recv", "least share")),
+    ]
+    return found
+
+
+def judged(content: dict[str, Any]) -> list[dict[str, Any]]:
+    """What a run found of each goal: "goal", "floor", "target", "found" (None if not measured), "verdict", "mark"."""
+    rows = []
+    for goal in goals(content["machine"]["usable_cpus"]):
+        found = goal.find(content["rows"])
+        sign = "≤" if goal.at_most else "≥"
+        row: dict[str, Any] = {
+            "goal": goal.text,
+            "floor": f"{sign} {goal.floor:g}",
+            "target": f"{sign} {goal.target:g}",
+        }
+        if found is None:
+            rows.append({**row, "found": None, "verdict": "not measured", "mark": ""})
+            continue
+        value, results = found
+        met = "target" if goal.met(value, goal.target) else "floor" if goal.met(value, goal.floor) else "MISSED"
+        rows.append({**row, "found": value, "verdict": met, "mark": max(map(load_mark, results))})
+    return rows
+
+
+def print_goals(content: dict[str, Any]) -> None:
+    """A line for each goal that was measured."""
+    rows = [row for row in judged(content) if row["found"] is not None]
+    if not rows:
+        return
+    print(f"\n{'':<46}{'floor':>8}{'target':>8}{'found':>8}")
+    for row in rows:
+        print(
+            f"{row['goal']:<46}{row['floor']:>8}{row['target']:>8}{row['found']:>8.2f}  {row['verdict']}{row['mark']}"
+        )

@@ -1,0 +1,167 @@
+"""`aioenv bench --all`: every row of the suite, one after the other, kept in a file from which a run can be resumed."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from aioenv.cli.bench import markdown, plots, report
+from aioenv.cli.bench.figures import FIGURES
+from aioenv.cli.bench.goals import print_goals
+from aioenv.cli.bench.rounds import Outcomes, foreign_load, play
+from aioenv.cli.bench.suite import ROWS, Row, estimate_s
+from aioenv.cli.bench.tasks import Task
+
+__all__ = ["Unusable", "contender_names", "print_rows", "run_all"]
+
+IDLE_CHECK_S = 3.0
+
+
+class Unusable(Exception):
+    """What was asked for can't be done; the message says why."""
+
+
+def run_all(args: argparse.Namespace, progress: Callable[[str], None]) -> int:
+    """Measure what is not measured yet.
+
+    Returns:
+        1 if one of aioenv's own contenders could not be measured.
+
+    Raises:
+        Unusable: if the file to resume from, or the one to write a table into, is none of ours.
+    """
+    content: dict[str, Any] = {"machine": report.machine(), "settings": _settings(args), "idle": [], "rows": {}}
+    if args.resume is not None and args.resume.exists():
+        content = _resumed(args.resume, content)
+    if args.markdown is not None:
+        try:
+            markdown.check(args.markdown)
+        except ValueError as exc:
+            raise Unusable(f"--markdown {exc}") from None
+    files = [path for path in (args.json, args.resume) if path is not None]
+    rows = [row for row in _chosen(args) if _names(args, row)]
+    todo = [row for row in rows if not _done(content, row, args.again_if_noisy)]
+    left_s = {row.key: estimate_s(row, args.rounds, args.seconds) for row in todo}
+    print(
+        f"{len(rows)} rows, {len(rows) - len(todo)} of them measured already; the rest takes about "
+        f"{sum(left_s.values()) / 60:.0f} minutes: {args.rounds} rounds of {args.seconds:g} s on "
+        f"{content['machine']['usable_cpus']} CPUs"
+    )
+    if todo:
+        _check_idle(content)
+    broken = False
+    for number, row in enumerate(todo, 1):
+        minutes = sum(left_s[other.key] for other in todo[number - 1 :]) / 60
+        print(f"\n[{number}/{len(todo)}, about {minutes:.0f} min left] {row.key}", flush=True)
+        broken |= _measure(args, row, content, progress)
+        for path in files:
+            _write(path, content)
+    print_goals(content)
+    if args.markdown is not None or args.plot is not None:
+        images = plots.draw(args.plot, content) if args.plot is not None else []
+        if args.markdown is not None:
+            markdown.write(args.markdown, content, images)
+    return int(broken)
+
+
+def _settings(args: argparse.Namespace) -> dict[str, Any]:
+    names = ("rounds", "seconds", "start", "channel", "only")
+    return {name: getattr(args, name) for name in names}
+
+
+def _chosen(args: argparse.Namespace) -> list[Row]:
+    chosen = set(ROWS)
+    if args.rows:
+        # "cost-4" is that row, and not "cost-4096" too; "cost" is all of them
+        found = {name: [name] if name in ROWS else [key for key in ROWS if key.startswith(name)] for name in args.rows}
+        if unknown := [name for name, keys in found.items() if not keys]:
+            raise Unusable(f"--rows: no rows {unknown}; there are {list(ROWS)}, and beginnings of these will do")
+        chosen = {key for keys in found.values() for key in keys}
+    return [row for row in ROWS.values() if row.key in chosen and (row.quick or not args.quick)]
+
+
+def _names(args: argparse.Namespace, row: Row) -> list[str]:
+    return [name for name in row.entries if not args.only or name.rpartition(": ")[2] in args.only]
+
+
+def _resumed(path: Path, fresh: dict[str, Any]) -> dict[str, Any]:
+    try:
+        content: dict[str, Any] = json.loads(path.read_text())
+        old = {name: content[name] for name in ("machine", "settings")}
+        assert isinstance(content["rows"], dict)
+    except (ValueError, KeyError, TypeError, AssertionError):
+        raise Unusable(f"--resume {path}: no file that `aioenv bench --all` wrote") from None
+    for part, now in (("machine", fresh["machine"]), ("settings", fresh["settings"])):
+        differing = {key: (old[part].get(key), now[key]) for key in now if old[part].get(key) != now[key]}
+        if differing:
+            told = "; ".join(f"{key} was {was} and is {is_} now" for key, (was, is_) in differing.items())
+            raise Unusable(f"--resume {path}: measured with another {part}: {told}. Begin a new file")
+    return content
+
+
+def _done(content: dict[str, Any], row: Row, again_if_noisy: bool) -> bool:
+    measured = content["rows"].get(row.key)
+    return measured is not None and not (again_if_noisy and measured["foreign_load"])
+
+
+def _check_idle(content: dict[str, Any]) -> None:
+    used = foreign_load(IDLE_CHECK_S)
+    content["idle"].append({"at": _now(), "others_cpus": used})
+    if used is None:
+        print("Whether others use this machine can't be known here.")
+    elif used > report.NOISY_CPUS:
+        print(f"NOT idle: others use {used:.2f} CPUs. Rows are marked, and worth little, while they do.")
+    else:
+        print(f"Idle: others use {used:.2f} CPUs.")
+
+
+def _measure(args: argparse.Namespace, row: Row, content: dict[str, Any], progress: Callable[[str], None]) -> bool:
+    """Measure a row, print it, and put it into the content; whether one of ours is broken."""
+    task = Task(row.env, row.num_envs, args.seconds, start=args.start, channel=args.channel)
+    began = time.perf_counter()
+    outcomes = play(task, _names(args, row), args.rounds, progress, once=row.once)
+    progress("")
+    outcomes |= {name: Outcomes(problem="not installed") for name in row.missing if not args.only or name in args.only}
+    if row.timed:
+        results = report.summary(row.env, outcomes)
+        report.print_table(f"{row.env} x {row.num_envs}", results)
+    else:
+        results = report.figure_summary(row.env, FIGURES[row.figure], outcomes)
+        report.print_figures(f"{row.env} x {row.num_envs}", FIGURES[row.figure], results)
+    content["rows"][row.key] = {
+        "env": row.env,
+        "num_envs": row.num_envs,
+        "figure": row.figure,
+        "at": _now(),
+        "took_s": round(time.perf_counter() - began, 1),
+        "foreign_load": any(report.load_mark(result) for result in results),
+        "results": results,
+    }
+    return any(outcome.broken and "aioenv" in name for name, outcome in outcomes.items())
+
+
+def _write(path: Path, content: dict[str, Any]) -> None:
+    """Replace the file as a whole, so that it is never half written."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(path.name + ".new")
+    draft.write_text(json.dumps(content, indent=1) + "\n")
+    draft.replace(path)
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.gmtime()) + " UTC"
+
+
+def print_rows() -> None:
+    """The rows that there are, for `--all --list`."""
+    for row in ROWS.values():
+        print(f"{row.key:<28}{row.env} x {row.num_envs}, {row.figure}")
+
+
+def contender_names() -> set[str]:
+    """Everybody who takes part in a row."""
+    return {name for row in ROWS.values() for name in row.contenders}

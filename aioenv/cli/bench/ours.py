@@ -1,0 +1,144 @@
+"""aioenv's own contenders: the same vector env, used in several ways."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import inspect
+import time
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import gymnasium
+from gymnasium.envs.registration import EnvSpec
+
+import aioenv
+from aioenv.cli.bench.common import NotApplicable, stepped
+from aioenv.cli.bench.tasks import ACTION_BATCHES, SYNTHETIC, Measured, Task, clock_async
+
+__all__ = [
+    "aioenv_asyncio",
+    "aioenv_groups",
+    "aioenv_native",
+    "aioenv_sync",
+    "aioenv_views",
+    "as_told",
+    "has_groups",
+    "has_native",
+    "registered",
+]
+
+ROLLOUT_STEPS = 64  # between two looks at the clock; the groups run dry at the end of each rollout
+
+
+def as_told(task: Task) -> Measured:
+    """The async API on the loop, with the groups and the arguments that the task says."""
+    work = _rollouts(task) if task.groups > 1 else _steps(task)
+    return asyncio.run(work) if task.loop == "asyncio" else aioenv.run(work)
+
+
+def _make(task: Task) -> Any:
+    if "backend" in task.keywords:
+        return aioenv.make_vec(task.env, task.num_envs, **task.options)
+    return aioenv.AsyncVectorEnv([task.make_env] * task.num_envs, **task.options)
+
+
+async def _steps(task: Task) -> Measured:
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def start() -> Any:
+            envs = await stack.enter_async_context(_make(task))
+            await envs.reset(seed=0)
+            return envs.step
+
+        return await clock_async(task, start)
+
+
+async def _rollouts(task: Task) -> Measured:
+    actions = task.actions()
+    count = 0
+
+    def policy(obs: Any, slots: Any) -> Any:
+        nonlocal count
+        count += 1
+        return actions[count % ACTION_BATCHES][slots]
+
+    began = time.perf_counter()
+    async with _make(task) as envs:
+        await envs.reset(seed=0)
+        start_s = time.perf_counter() - began
+        steps = 0
+        for budget in (task.warm_up_s, task.seconds):
+            steps = 0
+            began = time.perf_counter()
+            end = began + budget
+            while (now := time.perf_counter()) < end or not steps:
+                await envs.rollout(policy, ROLLOUT_STEPS, groups=task.groups)
+                steps += ROLLOUT_STEPS
+    return Measured(steps, now - began, steps * task.num_envs, start_s)
+
+
+def aioenv_asyncio(task: Task) -> Measured:
+    """The async API on asyncio's own loop."""
+    return as_told(replace(task, loop="asyncio"))
+
+
+def aioenv_views(task: Task) -> Measured:
+    """The async API whose results are views into two batches, used in turn."""
+    return as_told(replace(task, keywords={**task.keywords, "copy": False}))
+
+
+def aioenv_groups(task: Task) -> Measured:
+    """The async API with two groups of slots, one of which steps while the other's actions are chosen.
+
+    Raises:
+        NotApplicable: if there is nothing to split.
+    """
+    if not has_groups():
+        raise NotApplicable("has no rollout")
+    if task.num_envs < 2:
+        raise NotApplicable("takes two envs")
+    return as_told(replace(task, groups=2))
+
+
+def aioenv_native(task: Task) -> Measured:
+    """The async API over the vector env that the env's authors registered.
+
+    Raises:
+        NotApplicable: if they registered none.
+    """
+    if not has_native(task.env):
+        raise NotApplicable(f"nobody has written {task.env} as one vector env")
+    return as_told(replace(task, start=None, channel="auto", keywords={**task.keywords, "backend": "native"}))
+
+
+def aioenv_sync(task: Task) -> Measured:
+    """The blocking API."""
+    return stepped(task, partial(aioenv.sync.VectorEnv, **task.options))
+
+
+def has_groups() -> bool:
+    """Whether slots can be stepped in groups."""
+    return hasattr(aioenv.AsyncVectorEnv, "rollout")
+
+
+def has_native(env: str) -> bool:
+    """Whether `make_vec` can step a vectorised version of this env, and there is one."""
+    if env in SYNTHETIC or "backend" not in inspect.signature(aioenv.make_vec).parameters:
+        return False
+    return registered(env).vector_entry_point is not None
+
+
+def registered(env: str) -> EnvSpec:
+    """What is registered under an id, or under `module:id` once that module is imported.
+
+    Raises:
+        gymnasium.error.Error: if nothing is.
+        ImportError: if there is no such module.
+    """
+    module, _, name = env.rpartition(":")
+    if module:
+        importlib.import_module(module)
+    return gymnasium.spec(name)

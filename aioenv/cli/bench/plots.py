@@ -1,0 +1,117 @@
+"""A run of the suite as two plots: throughput by task, and what an env costs as they become many."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from aioenv.cli.bench.contenders import CONTENDERS
+from aioenv.cli.bench.suite import COST_ENVS
+
+__all__ = ["draw"]
+
+BAR = 0.11  # inches
+OURS = "C0"
+COLORS = {name: f"C{1 + i % 9}" for i, name in enumerate(n for n in CONTENDERS if not n.startswith("aioenv"))}
+COLORS["bare-all"] = "0.3"
+# Ours that would be too many bars beside the first.
+LEFT_OUT = {"aioenv-asyncio", "aioenv-sync", "bare"}
+
+
+def draw(path: Path, content: dict[str, Any]) -> list[Path]:
+    """Draw what was measured.
+
+    Args:
+        path: `bench.svg` makes `bench-tasks.svg` and `bench-cost.svg`; the suffix says which format.
+        content: a run of the suite.
+
+    Returns:
+        The files.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    written = []
+    for name, plot in (("tasks", _tasks), ("cost", _cost)):
+        figure = plot(content)
+        if figure is not None:
+            file = path.with_name(f"{path.stem}-{name}{path.suffix}")
+            figure.savefig(file, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None)
+            written.append(file)
+    return written
+
+
+def _tasks(content: dict[str, Any]) -> Any:
+    """Bars, a block for each task: env-steps/s over what bare loops on all CPUs would make."""
+    from matplotlib.figure import Figure
+
+    cpus = content["machine"]["usable_cpus"]
+    blocks = []
+    for row in content["rows"].values():
+        if row["figure"] == "throughput":
+            bars = [
+                (r["contender"], r["ratios"]["bare"] / cpus)
+                for r in row["results"]
+                if r["rounds"] and "bare" in r["ratios"] and r["contender"] not in LEFT_OUT
+            ]
+            blocks.append((f"{row['env']} x {row['num_envs']}", bars))
+    blocks = [block for block in blocks if block[1]]
+    if not blocks:
+        return None
+    height = BAR * sum(len(bars) + 1 for _, bars in blocks)
+    figure = Figure(figsize=(8, height + 1.6), layout="constrained")
+    panel = figure.subplots()
+    place, ticks, known = 0, [], set()
+    for _, bars in blocks:
+        ticks.append(place + (len(bars) - 1) / 2)
+        for contender, value in bars:
+            label = CONTENDERS[contender].label
+            panel.barh(
+                place,
+                value,
+                height=0.9,
+                color=COLORS.get(contender, OURS),
+                alpha=1.0 if contender in ("aioenv", *COLORS) else 0.5,
+                label=None if label in known else label,
+            )
+            known.add(label)
+            place += 1
+        place += 1
+    panel.set_yticks(ticks, [title for title, _ in blocks])
+    panel.invert_yaxis()
+    panel.margins(y=0.01)
+    panel.set_xscale("log")
+    panel.axvline(1, color="0.3", linewidth=0.8)
+    panel.set_xlabel(f"env-steps/s over {cpus} x those of a bare loop")
+    figure.legend(loc="outside upper center", ncols=3, fontsize="small")
+    return figure
+
+
+def _cost(content: dict[str, Any]) -> Any:
+    """Lines: microseconds of an env-step over the number of envs."""
+    from matplotlib.figure import Figure
+
+    points: dict[str, list[tuple[int, float]]] = {}
+    for n in COST_ENVS:
+        for result in content["rows"].get(f"cost-{n}", {}).get("results", ()):
+            if result["rounds"]:
+                points.setdefault(result["contender"], []).append((n, 1e6 / result["env_steps_per_s"]))
+    if not points:
+        return None
+    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    panel = figure.subplots()
+    for contender, line in points.items():
+        ours = contender.startswith("aioenv")
+        style = {
+            "color": OURS if ours else COLORS[contender],
+            "linestyle": "-" if contender != "aioenv-native" else "--",
+        }
+        panel.plot(*zip(*line, strict=True), marker="o", label=CONTENDERS[contender].label, **style)
+    panel.set_xscale("log", base=2)
+    panel.set_yscale("log")
+    panel.set_xticks(COST_ENVS, [f"{n:,}" for n in COST_ENVS])
+    panel.set_xlabel("envs")
+    panel.set_ylabel("µs of an env-step, CartPole-v1")
+    panel.legend()
+    return figure

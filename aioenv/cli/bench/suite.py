@@ -1,0 +1,121 @@
+"""The rows of `aioenv bench --all`: what is stepped, how many of it, and who takes part."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from aioenv.cli.bench.common import MAX_PROCESSES
+from aioenv.cli.bench.contenders import CONTENDERS
+from aioenv.cli.bench.figures import FIGURES
+
+__all__ = ["COST_ENVS", "ROWS", "Row", "estimate_s"]
+
+GYMNASIUM = ("gymnasium-async", "gymnasium-sync")
+BARE = ("bare", "bare-all")
+# Each takes seconds to import, and most of them a process an env.
+SLOW = ("sb3-subproc", "tianshou-subproc", "torchrl-parallel")
+OTHERS = (*SLOW, "pufferlib", "envpool")
+
+# The tasks that Gymnasium has as -v5, those that goals are set for first.
+MUJOCO_GOALS = ("Ant", "Humanoid", "Hopper", "HalfCheetah")
+MUJOCO_MORE = (
+    "HumanoidStandup",
+    "InvertedDoublePendulum",
+    "InvertedPendulum",
+    "Pusher",
+    "Reacher",
+    "Swimmer",
+    "Walker2d",
+)
+COST_ENVS = (1, 4, 16, 64, 256, 1024, 4096)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of the suite.
+
+    Attributes:
+        key: what it is called, in files and with `--rows`.
+        env, num_envs: what is stepped.
+        contenders: who takes part: names in `CONTENDERS`, or all of the figure's.
+        figure: what is measured: "throughput", "cost" (throughput over the number of envs), or a name in `FIGURES`.
+        once: contenders that take part in the first round alone.
+        quick: whether `--quick` measures it too.
+    """
+
+    key: str
+    env: str
+    num_envs: int
+    contenders: tuple[str, ...]
+    figure: str = "throughput"
+    once: tuple[str, ...] = ()
+    quick: bool = True
+
+    @property
+    def timed(self) -> bool:
+        """Whether it counts env-steps/s, as `CONTENDERS` do."""
+        return self.figure not in FIGURES
+
+    @property
+    def entries(self) -> list[str]:
+        """Its contenders as `play` wants them, those left out whose package is missing."""
+        if not self.timed:
+            return [f"{self.figure}: {name}" for name in self.contenders]
+        return [name for name in self.contenders if CONTENDERS[name].installed]
+
+    @property
+    def missing(self) -> list[str]:
+        """Its contenders whose package is missing."""
+        return [name for name in self.contenders if self.timed and not CONTENDERS[name].installed]
+
+
+def _rows() -> Iterable[Row]:
+    everyone = (*GYMNASIUM, *OTHERS, *BARE)
+    for n in (1, 64):
+        yield Row(f"noop-{n}", "noop", n, ("aioenv", *everyone))
+    variants = ("aioenv-asyncio", "aioenv-sync", "aioenv-groups", "aioenv-native")
+    yield Row("cartpole-8", "CartPole-v1", 8, ("aioenv", "aioenv-native", *everyone))
+    yield Row("cartpole-64", "CartPole-v1", 64, ("aioenv", *variants, *everyone, "sb3-dummy"))
+    yield Row("cartpole-1024", "CartPole-v1", 1024, ("aioenv", "aioenv-native", *everyone))
+    for name in MUJOCO_GOALS:
+        yield Row(f"{name.lower()}-64", f"{name}-v5", 64, ("aioenv", "aioenv-groups", *everyone))
+    for name in MUJOCO_MORE:
+        contenders = ("aioenv", "aioenv-groups", *everyone)
+        yield Row(f"{name.lower()}-64", f"{name}-v5", 64, contenders, once=SLOW, quick=False)
+    yield Row("pixels-64", "pixels", 64, ("aioenv", "aioenv-views", *everyone))
+    for n in COST_ENVS:
+        names = ("aioenv", "aioenv-native", *GYMNASIUM, "envpool")
+        yield Row(f"cost-{n}", "CartPole-v1", n, names, figure="cost", quick=n <= 1024)
+    for name, figure in FIGURES.items():
+        yield Row(name, figure.env, figure.num_envs, tuple(figure.measures), figure=name, quick=name != "memory")
+
+
+ROWS: dict[str, Row] = {row.key: row for row in _rows()}
+
+# Seconds on a machine of two CPUs with nothing else to do, for the estimate alone.
+_IMPORTS_S = 1.3
+_HEAVY_IMPORTS_S = {"sb3-subproc": 4.0, "sb3-dummy": 4.0, "tianshou-subproc": 4.5, "torchrl-parallel": 5.0}
+_A_PROCESS_S = {"torchrl-parallel": 0.06, "tianshou-subproc": 0.03, "sb3-subproc": 0.015, "gymnasium-async": 0.012}
+_AN_ENV_S = 0.001
+_FIGURE_S = {
+    "startup: gymnasium-forkserver": 12.0,
+    "startup: aioenv-spawn": 14.0,
+    "memory: gymnasium-forkserver": 4.0,
+    "memory: aioenv-spawn": 4.0,
+}
+
+
+def estimate_s(row: Row, rounds: int, seconds: float) -> float:
+    """About how long a row takes, in seconds."""
+    total = 0.0
+    for name in row.entries:
+        if not row.timed:
+            each = _FIGURE_S.get(name, _IMPORTS_S + 0.5) + (seconds if row.figure in ("latency", "uneven") else 0.0)
+        elif name in _A_PROCESS_S and row.num_envs > MAX_PROCESSES:
+            each = _HEAVY_IMPORTS_S.get(name, _IMPORTS_S)
+        else:
+            each = _HEAVY_IMPORTS_S.get(name, _IMPORTS_S) + 0.3 + seconds
+            each += row.num_envs * _A_PROCESS_S.get(name, _AN_ENV_S)
+        total += each * (1 if name in row.once else rounds)
+    return total

@@ -1,0 +1,92 @@
+"""Envs whose steps take unevenly long: whoever is first, against everybody waiting for the slowest."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+import aioenv
+from aioenv.cli.bench.common import closing
+from aioenv.cli.bench.tasks import ACTION_BATCHES, Task
+
+__all__ = ["uneven_gymnasium", "uneven_recv", "uneven_step"]
+
+MIN_SLOTS = 8  # so many results are taken at once
+
+
+def _figures(counts: npt.NDArray[np.int64], seconds: float) -> dict[str, float]:
+    """Throughput, and how many steps the slots that got least and most of them took, relative to an even share."""
+    even = counts.mean()
+    return {
+        "env-steps/s": float(counts.sum() / seconds),
+        "least share": float(counts.min() / even),
+        "most share": float(counts.max() / even),
+    }
+
+
+def uneven_recv(task: Task) -> dict[str, float]:
+    """Of aioenv, one worker a slot, whose results are taken as soon as some are there."""
+
+    async def main() -> dict[str, float]:
+        actions = task.actions()
+        n = task.num_envs
+        async with aioenv.AsyncVectorEnv([task.make_env] * n, num_workers=n, **task.options) as envs:
+            envs.send_reset(seed=0)
+            counts = np.zeros(n, np.int64)
+            for budget in (task.warm_up_s, task.seconds):
+                counts = np.zeros(n, np.int64)
+                began = time.perf_counter()
+                end = began + budget
+                batch = 0
+                while (now := time.perf_counter()) < end or not counts.any():
+                    ready = await envs.recv(min(MIN_SLOTS, n))
+                    counts[ready.slots] += 1
+                    envs.send(actions[batch % ACTION_BATCHES][ready.slots], ready.slots)
+                    batch += 1
+            return _figures(counts, now - began)
+
+    return aioenv.run(main())
+
+
+def uneven_step(task: Task) -> dict[str, float]:
+    """Of aioenv, one worker a slot, in lock-step."""
+
+    async def main() -> dict[str, float]:
+        actions = task.actions()
+        n = task.num_envs
+        async with aioenv.AsyncVectorEnv([task.make_env] * n, num_workers=n, **task.options) as envs:
+            await envs.reset(seed=0)
+            steps = 0
+            for budget in (task.warm_up_s, task.seconds):
+                steps = 0
+                began = time.perf_counter()
+                end = began + budget
+                while (now := time.perf_counter()) < end or not steps:
+                    await envs.step(actions[steps % ACTION_BATCHES])
+                    steps += 1
+            return _figures(np.full(n, steps), now - began)
+
+    return aioenv.run(main())
+
+
+def uneven_gymnasium(task: Task) -> dict[str, float]:
+    """Of Gymnasium's, which has lock-step alone."""
+    from gymnasium.vector import AsyncVectorEnv
+
+    actions = task.actions()
+    envs = AsyncVectorEnv([task.make_env] * task.num_envs)
+    with closing([envs]):
+        envs.reset(seed=0)
+        step: Callable[[object], object] = envs.step
+        steps = 0
+        for budget in (task.warm_up_s, task.seconds):
+            steps = 0
+            began = time.perf_counter()
+            end = began + budget
+            while (now := time.perf_counter()) < end or not steps:
+                step(actions[steps % ACTION_BATCHES])
+                steps += 1
+    return _figures(np.full(task.num_envs, steps), now - began)

@@ -1,0 +1,292 @@
+"""Find the settings that step an env fastest on this machine: one setting after the other, against the noise."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import statistics
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from aioenv.cli.options import positive_float, positive_int
+
+if TYPE_CHECKING:
+    from aioenv.cli.bench.rounds import Outcomes
+    from aioenv.cli.bench.tasks import Task
+
+__all__ = ["HELP", "Dimension", "add_arguments", "dimensions", "paste", "run", "verdict"]
+
+HELP = "find the settings that step an env fastest here"
+
+MARGIN = 0.02  # a smaller difference is nobody's business
+CONFIRM_ROUNDS = 5
+MAX_WORKERS = 64
+_A_MEASUREMENT_S = 1.8  # imports, start and warm-up, for the estimate alone
+
+Settings = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Dimension:
+    """A setting, and what it may be; the first value is the default.
+
+    Attributes:
+        name: an argument of `make_vec`, or "groups" or "loop".
+        values: what to try.
+    """
+
+    name: str
+    values: tuple[Any, ...]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add this command's arguments."""
+    add = parser.add_argument
+    add("env", metavar="ENV", help="an id (module:id imports the module first), or noop, pixels, uneven")
+    add("--num-envs", type=positive_int, default=64, help="(default: 64)")
+    add("--rounds", type=positive_int, default=3, help="for each setting, at least 2 (default: 3)")
+    add("--seconds", type=positive_float, default=0.6, help="with the clock running, a round (default: 0.6)")
+    add("--only", nargs="+", metavar="SETTING", help="try these settings alone; --list shows them")
+    add("--list", action="store_true", help="show what would be tried")
+    add("--json", type=Path, metavar="FILE", help="write every measurement there")
+
+
+def dimensions(env: str, num_envs: int) -> list[Dimension]:
+    """What there is to choose, in the order in which it is tried."""
+    from aioenv.cli.bench.ours import has_groups, has_native
+    from aioenv.memory import AVAILABLE
+    from aioenv.workers.channel import CHANNELS, check_channel
+    from aioenv.workers.environment import usable_cpus
+
+    cpus = usable_cpus()
+    workers = [min(cpus, num_envs), *(n for n in (1, 2 * cpus, 4 * cpus) if n <= num_envs), min(num_envs, MAX_WORKERS)]
+    channel = check_channel("auto")
+    found = [
+        Dimension("backend", ("workers", "native") if has_native(env) else ("workers",)),
+        Dimension("num_workers", tuple(dict.fromkeys(workers))),
+        Dimension("channel", (channel, *(other for other in CHANNELS if other != channel))),
+        Dimension("transport", ("auto", "frames", "shared") if AVAILABLE else ("auto",)),
+    ]
+    if has_groups() and num_envs > 1:
+        found.append(Dimension("groups", (1, 2)))
+    if importlib.util.find_spec("uvloop") is not None:
+        found.append(Dimension("loop", ("uvloop", "asyncio")))
+    found.append(Dimension("copy", (True, False)))
+    return [dimension for dimension in found if len(dimension.values) > 1]
+
+
+def verdict(ratios: Sequence[float]) -> str:
+    """What ratios of single rounds say: "better" or "worse" if all of them agree and it matters, else "noise"."""
+    middle = statistics.median(ratios)
+    if min(ratios) > 1 and middle >= 1 + MARGIN:
+        return "better"
+    if max(ratios) < 1 and middle <= 1 - MARGIN:
+        return "worse"
+    return "noise"
+
+
+def paste(env: str, num_envs: int, settings: Settings) -> list[str]:
+    """Lines of Python that use these settings; what is a default is left out."""
+    keywords = "".join(f", {name}={value!r}" for name, value in settings.items() if name not in ("groups", "loop"))
+    lines = [f"envs = aioenv.make_vec({env!r}, num_envs={num_envs}{keywords})"]
+    if settings.get("groups", 1) > 1:
+        lines.append(f"await envs.rollout(policy, steps, groups={settings['groups']})  # instead of step after step")
+    if settings.get("loop") == "asyncio":
+        lines.append("asyncio.run(main())  # instead of aioenv.run(main())")
+    return lines
+
+
+def run(args: argparse.Namespace) -> int:
+    """Search; 1 if the env can't be stepped with the defaults."""
+    import gymnasium
+
+    from aioenv.cli.bench import report
+    from aioenv.cli.bench.ours import registered
+    from aioenv.cli.bench.rounds import foreign_load
+    from aioenv.cli.bench.tasks import SYNTHETIC
+
+    if args.rounds < 2:
+        return _refuse("--rounds: one round says nothing about noise; expected at least 2")
+    try:
+        if args.env not in SYNTHETIC:
+            registered(args.env)
+    except (gymnasium.error.Error, ImportError) as exc:
+        return _refuse(f"{args.env}: {exc}")
+    found = dimensions(args.env, args.num_envs)
+    if unknown := [name for name in args.only or () if name not in {dimension.name for dimension in found}]:
+        return _refuse(f"--only: nothing to choose for {unknown}; there are {[d.name for d in found]}")
+    found = [dimension for dimension in found if not args.only or dimension.name in args.only]
+    if args.list:
+        for dimension in found:
+            print(f"{dimension.name:<14}{', '.join(map(_shown, dimension.values))}")
+        return 0
+    runs = args.rounds * sum(len(d.values) for d in found) + 2 * CONFIRM_ROUNDS
+    print(
+        f"{args.env} x {args.num_envs}, {report.machine()['usable_cpus']} CPUs; "
+        f"takes about {runs * (_A_MEASUREMENT_S + args.seconds) / 60:.1f} minutes"
+    )
+    if (load := foreign_load(1.0) or 0.0) > report.NOISY_CPUS:
+        print(f"NOT idle: others use {load:.2f} CPUs. Expect noise.")
+    search = _Search(args)
+    try:
+        best = search.run(found)
+        settings = search.confirm(best)
+    except _Broken as exc:
+        print(f"aioenv tune: with the defaults, {args.env} {exc}", file=sys.stderr)
+        return 1
+    print("\n" + "\n".join(f"    {line}" for line in paste(args.env, args.num_envs, settings)))
+    for name, note in NOTES.items():
+        if name in settings and settings[name] == note[0]:
+            print(f"\n{note[1]}")
+    report.print_noise(search.measured)
+    if args.json is not None:
+        args.json.parent.mkdir(parents=True, exist_ok=True)
+        content = {"machine": report.machine(), "env": args.env, "num_envs": args.num_envs, "best": settings}
+        args.json.write_text(json.dumps({**content, "stages": search.stages}, indent=1) + "\n")
+    return 0
+
+
+# What to know of a setting before it is used.
+NOTES: dict[str, tuple[Any, str]] = {
+    "copy": (False, "copy=False: results are views, valid until the second next step."),
+    "backend": ("native", 'backend="native": the env\'s own vectorised version, which may seed and reset differently.'),
+}
+
+
+def _refuse(message: str) -> int:
+    print(f"aioenv tune: {message}", file=sys.stderr)
+    return 2
+
+
+def _shown(value: Any) -> str:
+    return value if isinstance(value, str) else repr(value)
+
+
+class _Broken(Exception):
+    """The defaults can't be measured; the message says why."""
+
+
+class _Search:
+    """One setting after the other, each candidate against the best so far, in the same rounds.
+
+    Attributes:
+        stages: what was measured, for the file.
+        measured: all rounds.
+    """
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self._args = args
+        self.stages: list[dict[str, Any]] = []
+        self.measured: list[dict[str, Any]] = []
+
+    def run(self, found: Iterable[Dimension]) -> Settings:
+        """The best settings found, those that are no defaults."""
+        best: Settings = {}
+        for dimension in found:
+            if best.get("backend") == "native" and dimension.name != "loop":
+                continue  # the others are about workers
+            base = dimension.values[0]
+            candidates = {_shown(base): best} | {_shown(v): {**best, dimension.name: v} for v in dimension.values[1:]}
+            ratios = self._stage(dimension.name, candidates, self._args.rounds)
+            better = {label: statistics.median(r) for label, r in ratios.items() if verdict(r) == "better"}
+            if better:
+                best = candidates[max(better, key=better.__getitem__)]
+        return best
+
+    def confirm(self, best: Settings) -> Settings:
+        """Measure the best against the defaults once more: the best of many is partly luck.
+
+        Returns:
+            The best if it is better indeed, else the defaults.
+        """
+        if not best:
+            print("\nNothing was faster than the defaults, beyond the noise:")
+            return {}
+        label = ", ".join(f"{name}={_shown(value)}" for name, value in best.items())
+        rounds = max(CONFIRM_ROUNDS, self._args.rounds)
+        ratios = self._stage("once more", {"defaults": {}, label: best}, rounds).get(label)
+        if ratios is None:
+            print("\nWhat was best could not be measured once more; the defaults:")
+            return {}
+        told = f"{statistics.median(ratios):.2f} times the defaults ({min(ratios):.2f} to {max(ratios):.2f} in rounds)"
+        if verdict(ratios) == "better":
+            print(f"\nBest: {told}:")
+            return best
+        print(f"\nAfter all the difference is noise: {told}. The defaults are as good:")
+        return {}
+
+    def _stage(self, title: str, candidates: dict[str, Settings], rounds: int) -> dict[str, list[float]]:
+        """Measure some candidates in turn, print them, and compare them with the first.
+
+        Returns:
+            Label → ratios to the first, one a round, of those that could be measured.
+
+        Raises:
+            _Broken: if the first could not.
+        """
+        from aioenv.cli.bench.rounds import play_tasks
+
+        entries = {label: ("aioenv", self._task(settings)) for label, settings in candidates.items()}
+        outcomes = play_tasks(entries, rounds, _progress(title))
+        _progress("")("")
+        base = next(iter(outcomes.values()))
+        if base.problem:
+            raise _Broken(base.problem)
+        rates = {
+            label: [r["env_steps"] / r["seconds"] for r in o.rounds] for label, o in outcomes.items() if not o.problem
+        }
+        first, *others = rates
+        ratios = {label: [a / b for a, b in zip(rates[label], rates[first], strict=True)] for label in others}
+        _print_stage(title, outcomes, rates, ratios)
+        self.measured += [result for outcome in outcomes.values() for result in outcome.rounds]
+        self.stages.append(
+            {
+                "setting": title,
+                "candidates": [
+                    {
+                        "label": label,
+                        "settings": candidates[label],
+                        "problem": outcome.problem,
+                        "rounds": outcome.rounds,
+                        "ratios": ratios.get(label, []),
+                    }
+                    for label, outcome in outcomes.items()
+                ],
+            }
+        )
+        return ratios
+
+    def _task(self, settings: Settings) -> Task:
+        from aioenv.cli.bench.tasks import Task
+
+        keywords = {name: value for name, value in settings.items() if name not in ("channel", "groups", "loop")}
+        plain = {name: settings[name] for name in ("channel", "groups", "loop") if name in settings}
+        return Task(self._args.env, self._args.num_envs, self._args.seconds, keywords=keywords, **plain)
+
+
+def _progress(title: str) -> Callable[[str], None]:
+    def show(text: str) -> None:
+        if sys.stderr.isatty():
+            print(f"\r\033[K{title} {text}" if text else "\r\033[K", end="", file=sys.stderr, flush=True)
+
+    return show
+
+
+def _print_stage(
+    title: str, outcomes: dict[str, Outcomes], rates: dict[str, list[float]], ratios: dict[str, list[float]]
+) -> None:
+    print(f"\n{title:<28}{'env-steps/s':>12}{'[min - max]':>25}{'ratio':>8}{'[min - max]':>16}")
+    for label, outcome in outcomes.items():
+        if outcome.problem:
+            print(f"  {label:<26}{outcome.problem}")
+            continue
+        own = rates[label]
+        line = f"  {label:<26}{statistics.median(own):>12,.0f}{f'[{min(own):,.0f} - {max(own):,.0f}]':>25}"
+        if label in ratios:
+            r = ratios[label]
+            line += f"{statistics.median(r):>8.2f}{f'[{min(r):.2f} - {max(r):.2f}]':>16}  {verdict(r)}"
+        print(line, flush=True)

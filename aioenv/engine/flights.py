@@ -1,0 +1,196 @@
+"""What was asked of a vector env in this process, and the results that nobody has taken yet."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from gymnasium import Space
+
+from aioenv.engine.pieces import gather_infos, gather_obs
+from aioenv.engine.results import Ready, ResetResult, StepResult
+from aioenv.engine.slots import SlotState, SlotTable
+from aioenv.errors import ClosedError, EnvError
+
+__all__ = ["Flight", "Flights"]
+
+Slots = npt.NDArray[np.int64]
+
+
+class Flight:
+    """One step or reset.
+
+    Attributes:
+        slots: int64, ascending: those whose results it gives. The value is a batch of all slots all the same.
+        waiting: whether somebody awaits it; otherwise `recv` takes it.
+        value: the result, or the error; None until it is there.
+        untaken: bool `(len(slots),)`, which of them nobody has taken yet.
+        done: resolved when the value is there.
+    """
+
+    __slots__ = ("done", "slots", "untaken", "value", "waiting")
+
+    def __init__(self, slots: Slots, done: asyncio.Future[None], *, waiting: bool) -> None:
+        self.slots = slots
+        self.waiting = waiting
+        self.value: StepResult | ResetResult | EnvError | None = None
+        self.untaken = np.ones(len(slots), np.bool_)
+        self.done = done
+
+
+class Flights:
+    """The flights of one vector env.
+
+    Args:
+        table: the states of its slots, kept up to date here.
+        num_envs: how many there are.
+
+    Attributes:
+        abandoned: cancelled or timed out; their results wait for `recv`.
+    """
+
+    def __init__(self, table: SlotTable, num_envs: int) -> None:
+        self._table = table
+        self._n = num_envs
+        self._loop = asyncio.get_running_loop()
+        self._ready: list[Flight] = []
+        self._open: set[Flight] = set()  # in flight
+        self.abandoned: list[Flight] = []
+        self._arrival = asyncio.Event()
+        self._closing = False
+
+    def begin(self, slots: Slots, *, waiting: bool) -> Flight:
+        """Something is asked of these slots."""
+        flight = Flight(slots, self._loop.create_future(), waiting=waiting)
+        self._table.move(slots, SlotState.IN_FLIGHT)
+        self._open.add(flight)
+        return flight
+
+    def arrive(self, flight: Flight, value: Any) -> None:
+        """Its result is there."""
+        flight.value = value
+        if not flight.done.done():
+            flight.done.set_result(None)
+        if not flight.waiting:
+            self._offer(flight)
+
+    def settle(self, flight: Flight) -> None:
+        """Its result is handed out: the slots are free again."""
+        self._open.discard(flight)
+        self.release(flight.slots)
+
+    def release(self, slots: Slots | slice) -> None:
+        """These slots are free again."""
+        self._table.move(slots, SlotState.IDLE)
+        self._arrival.set()  # there may be nothing left to wait for
+
+    def abandon(self, flight: Flight) -> None:
+        """Nobody awaits it any more."""
+        flight.waiting = False
+        self.abandoned.append(flight)
+        if flight.value is not None:
+            if not flight.done.done():
+                flight.done.set_result(None)
+            self._offer(flight)
+
+    def close(self) -> None:
+        """Nothing comes any more: end every wait."""
+        self._closing = True
+        self._arrival.set()
+        for flight in self._open:
+            if not flight.done.done():
+                flight.done.set_result(None)
+
+    def _offer(self, flight: Flight) -> None:
+        self._open.discard(flight)
+        self._ready.append(flight)
+        self._table.move(flight.slots, SlotState.READY)
+        self._arrival.set()
+
+    def drop_abandoned(self) -> list[int]:
+        """Forget the results of what was abandoned, all of which is there; gives slots whose episodes ended in it."""
+        ended: list[int] = []
+        for flight in self.abandoned:
+            if flight not in self._ready:
+                continue
+            self._ready.remove(flight)
+            left = flight.slots[flight.untaken]
+            self._table.move(left, SlotState.IDLE)
+            if isinstance(flight.value, EnvError):
+                self._table.fail(flight.value)
+            elif isinstance(flight.value, StepResult):
+                ended += left[(flight.value.terminated | flight.value.truncated)[left]].tolist()
+        self.abandoned = []
+        return sorted(ended)
+
+    @property
+    def outstanding(self) -> bool:
+        """Whether anything is in flight or ready."""
+        return bool(self._ready) or self._table.count(SlotState.IN_FLIGHT) > 0
+
+    def has(self, min_slots: int) -> bool:
+        """Whether so many slots are ready, or all that can be."""
+        ready = self._table.count(SlotState.READY)
+        return ready >= min(min_slots, ready + self._table.count(SlotState.IN_FLIGHT))
+
+    async def wait(self, min_slots: int) -> None:
+        """Wait until it is so.
+
+        Raises:
+            ClosedError: if the vector env is closed meanwhile.
+        """
+        while not self.has(min_slots):
+            self._arrival.clear()
+            await self._arrival.wait()
+            if self._closing:
+                raise ClosedError("the vector env was closed while recv() waited")
+
+    def take(self, max_slots: int | None, single: Space[Any], batched: Space[Any]) -> tuple[Ready, Sequence[EnvError]]:
+        """The results of up to `max_slots` slots, oldest first, in the order of slots; and the errors among them."""
+        room = self._n if max_slots is None else max_slots
+        taken: list[tuple[Flight, Slots]] = []
+        for flight in self._ready:
+            rows = np.flatnonzero(flight.untaken)[:room]
+            if len(rows):
+                room -= len(rows)
+                flight.untaken[rows] = False
+                taken.append((flight, flight.slots[rows]))
+        self._ready = [flight for flight in self._ready if flight.untaken.any()]
+        self.abandoned = [flight for flight in self.abandoned if flight.value is None or flight.untaken.any()]
+        for _, mine in taken:
+            self._table.move(mine, SlotState.IDLE)
+        errors = [flight.value for flight, _ in taken if isinstance(flight.value, EnvError)]
+        good = [(flight, mine) for flight, mine in taken if not isinstance(flight.value, EnvError)]
+        return self._ready_of(good, single, batched), errors
+
+    def _ready_of(self, taken: list[tuple[Flight, Slots]], single: Space[Any], batched: Space[Any]) -> Ready:
+        if len(taken) == 1 and len(taken[0][1]) == self._n:
+            return self._whole(*taken[0])
+        slots = np.concatenate([mine for _, mine in taken] or [np.zeros(0, np.int64)])
+        order = np.argsort(slots)
+        where = np.argsort(order)  # where the i-th taken slot stands in the result
+        n = len(slots)
+        reward, terminated, truncated = np.zeros(n), np.zeros(n, np.bool_), np.zeros(n, np.bool_)
+        place: list[Slots] = []
+        for flight, mine in taken:
+            place.append(where[: len(mine)])
+            where = where[len(mine) :]
+            if isinstance(flight.value, StepResult):
+                reward[place[-1]] = flight.value.reward[mine]
+                terminated[place[-1]] = flight.value.terminated[mine]
+                truncated[place[-1]] = flight.value.truncated[mine]
+        values: list[Any] = [flight.value for flight, _ in taken]
+        obs = gather_obs(single, batched, [(v.obs, mine) for v, (_, mine) in zip(values, taken, strict=True)], order)
+        infos = [(v.info, mine) for v, (_, mine) in zip(values, taken, strict=True)]
+        return Ready(slots[order], obs, reward, terminated, truncated, gather_infos(infos, self._n, place, n))
+
+    def _whole(self, flight: Flight, slots: Slots) -> Ready:
+        value = flight.value
+        if isinstance(value, StepResult):
+            return Ready(slots.copy(), *value)
+        assert isinstance(value, ResetResult)
+        none, never = np.zeros(self._n), np.zeros(self._n, np.bool_)
+        return Ready(slots.copy(), value.obs, none, never, never.copy(), value.info)

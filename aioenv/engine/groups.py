@@ -1,0 +1,185 @@
+"""Groups: some slots of every worker, stepped by one exchange while the exchanges of other groups are in flight.
+
+A group is the schedule's other half for rollouts: it makes exchanges of its own slots and hands them to the schedule,
+which sends them, waits for them and, if nobody does any more, abandons them as it does a cancelled step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from aioenv.assign import spread
+from aioenv.batching.layout import Arrays, byte_view
+from aioenv.batching.plane import COPIED
+from aioenv.engine.batch import Exchange, Exchanges, Part, Sent
+from aioenv.engine.fleet import Member
+from aioenv.engine.results import StepResult
+from aioenv.engine.schedule import Schedule
+from aioenv.engine.slots import SlotState
+from aioenv.engine.tails import compact, reset_tail, step_tail
+from aioenv.errors import SlotError
+from aioenv.wire.frames import Kind
+
+__all__ = ["Group", "split"]
+
+Slots = npt.NDArray[np.int64]
+
+
+def split(schedule: Schedule, groups: int) -> list[Group]:
+    """Split the slots of every worker evenly into so many groups, or into as many as its smallest worker has slots.
+
+    So every group keeps every worker busy, and a worker that is done with one finds the next one's request there.
+    """
+    members = schedule.fleet.members
+    groups = min(groups, *(member.stop - member.start for member in members))
+    runs: list[list[Slots]] = [[] for _ in range(groups)]
+    for member in members:
+        for mine, (start, stop) in zip(runs, spread(member.stop - member.start, groups), strict=True):
+            mine.append(np.arange(member.start + start, member.start + stop))
+    return [Group(schedule, np.concatenate(mine)) for mine in runs]
+
+
+class Group:
+    """Some slots, one request in flight at a time.
+
+    Args:
+        schedule: what sends and waits.
+        slots: ascending; those of one worker next to each other.
+
+    Attributes:
+        slots: int64 `(k,)`, not to be written to.
+    """
+
+    def __init__(self, schedule: Schedule, slots: Slots) -> None:
+        self.slots = slots
+        self.slots.flags.writeable = False
+        self._schedule = schedule
+        self._exchange: Exchange | None = None
+        self._exchanges = Exchanges(self._make, in_turn=False)
+        shares = [(member, slots[order]) for member, order in schedule.fleet.shares(slots)]
+        self._shares = shares
+        # the same for every step, unless actions are objects
+        self._rows = [None if _whole(m, mine) else compact((mine - m.start).tolist()) for m, mine in shares]
+        self._tails = [step_tail(rows, ()) for rows in self._rows]
+
+    def send(self, actions: Any) -> tuple[Arrays, Sequence[Sequence[Any]]]:
+        """Step all slots; gives the actions as the layout takes them apart.
+
+        Raises:
+            ActionError, PendingCallError, ResetNeededError, EnvError, WorkerDied: as `AsyncVectorEnv.send`.
+        """
+        schedule, n = self._schedule, len(self.slots)
+        arrays, objects = schedule.fleet.actions.take_apart(actions, n)
+        schedule.table.check_send(self.slots, "rollout", reset=False)
+        exchange = self._exchanges.take()
+        parts, tails = exchange.parts, self._tails
+        if objects:
+            columns = [[column[part.start : part.stop] for column in objects] for part in parts]
+            tails = [step_tail(rows, mine) for rows, mine in zip(self._rows, columns, strict=True)]
+        shared = schedule.dispatch.shared_actions
+        views = [(byte_view(array), array.nbytes // n) for i, array in enumerate(arrays) if i not in shared]
+        requests = []
+        for part, tail in zip(parts, tails, strict=True):
+            fixed = [view[part.start * size : part.stop * size] for view, size in views]
+            placed = {i: arrays[i][part.start : part.stop] for i in shared}
+            requests.append(Sent(Kind.STEP, fixed, tail, part.slots, placed))
+        self._begin(exchange, requests, stepped=True)
+        return arrays, objects
+
+    def send_reset(self, slots: Slots) -> None:
+        """Reset some of the slots, without a seed."""
+        shares = [(member, slots[order]) for member, order in self._schedule.fleet.shares(slots)]
+        tails = [reset_tail(m, mine.tolist(), [None] * len(mine), None, whole=False) for m, mine in shares]
+        self._schedule.table.check_send(slots, "rollout", reset=True)
+        self._schedule.table.note_reset(slots)
+        exchange = self._make(COPIED, shares)
+        sent = [Sent(Kind.RESET, (), tail, part.slots) for part, tail in zip(exchange.parts, tails, strict=True)]
+        self._begin(exchange, sent, stepped=False)
+
+    def send_look(self) -> None:
+        """Ask for the observations as they are: a reset of nothing. The group must be of all slots.
+
+        Raises:
+            PendingCallError: if a slot has a request in flight, or a result that nobody took.
+            WorkerDied: if a worker is gone.
+        """
+        none = self.slots[:0]
+        self._schedule.table.check_send(self.slots, "rollout", reset=True)
+        tails = [reset_tail(member, [], [], None, whole=True) for member, _ in self._shares]
+        self._begin(self._make(COPIED), [Sent(Kind.RESET, (), tail, none) for tail in tails], stepped=False)
+
+    def _make(self, lane: int, shares: list[tuple[Member, Slots]] | None = None) -> Exchange:
+        """An exchange of all slots, or of some, with a row for each; what is shared it takes from `COPIED`."""
+        shares = self._shares if shares is None else shares
+        dispatch = self._schedule.dispatch
+        batch = dispatch.new_batch(sum(len(slots) for _, slots in shares), COPIED)
+        parts: list[Part] = []
+        for member, slots in shares:
+            parts.append(Part(member, slots, parts[-1].stop if parts else 0, batch))
+        return Exchange(batch, parts, self._schedule.loop)
+
+    def _begin(self, exchange: Exchange, requests: list[Sent], *, stepped: bool) -> None:
+        schedule = self._schedule
+        exchange.begin(stepped=stepped, waiting=True)
+        # replies to several exchanges may come in one read: whoever handles one must not read on, as polling for the
+        # rest of its exchange would, into rows that are promised to the next
+        exchange.polled = True
+        slots = _slots(exchange)
+        schedule.table.move(slots, SlotState.IN_FLIGHT)
+        if schedule.images is not None:
+            exchange.images = schedule.images.begin(slots)
+        self._exchange = exchange
+        for part, sent in zip(exchange.parts, requests, strict=True):
+            schedule.dispatch.submit(exchange, part, sent)
+
+    async def recv(self) -> tuple[Exchange, SlotError | None]:
+        """Wait for what was sent; its results, and what went wrong in some slots.
+
+        If this is cancelled, or times out, the exchange is abandoned.
+
+        Raises:
+            StepTimeout: if `timeout_s` passed.
+            ClosedError: if the vector env was closed.
+        """
+        exchange, self._exchange = self._exchange, None
+        assert exchange is not None
+        try:
+            await self._schedule.outcome(exchange, self._settle, None)
+        except SlotError as error:
+            return exchange, error
+        return exchange, None
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether something was sent that nobody has waited for."""
+        return self._exchange is not None
+
+    def abandon(self) -> None:
+        """Nobody will wait for what is in flight: the next step, reset or rollout drops it, unless `recv` takes it."""
+        exchange, self._exchange = self._exchange, None
+        if exchange is not None:
+            self._schedule.abandon(exchange)
+
+    def _settle(self, exchange: Exchange) -> StepResult:
+        schedule, batch, slots = self._schedule, exchange.batch, _slots(exchange)
+        schedule.table.move(slots, SlotState.IDLE)
+        if exchange.stepped:
+            schedule.table.note_ends(slots, batch.terminated | batch.truncated)
+        for error in exchange.errors():
+            schedule.table.fail(error)
+        if exchange.images is not None and schedule.images is not None:
+            schedule.images.show(exchange.images, slots)
+        return StepResult(None, batch.reward, batch.terminated, batch.truncated, {})
+
+
+def _whole(member: Member, slots: Slots) -> bool:
+    return len(slots) == member.stop - member.start
+
+
+def _slots(exchange: Exchange) -> Slots:
+    slots: Slots = np.concatenate([part.slots for part in exchange.parts])
+    return slots

@@ -1,0 +1,114 @@
+"""Batches that a vector env has made: whose arrays they are, and taking some slots out of them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from gymnasium import Space
+from gymnasium.vector.utils import concatenate, create_empty_array, iterate
+
+from aioenv.batching.layout import Layout
+
+__all__ = ["gather_infos", "gather_obs", "own"]
+
+Rows = npt.NDArray[np.int64]
+
+
+def own(value: Any) -> Any:
+    """The same batch in arrays that nobody else holds: copied, unless the env has let go of them.
+
+    An array that owns its memory, and that nobody but our caller refers to, is the caller's. What is no array is handed
+    out as it is.
+    """
+    if isinstance(value, np.ndarray):
+        if value.flags.owndata and _holders(value) <= _FREE:
+            return value
+        return value.copy()
+    if isinstance(value, Mapping):
+        return {key: own(item) for key, item in value.items()}
+    if type(value) is tuple:
+        return tuple(own(item) for item in value)
+    return value
+
+
+def _holders(value: Any) -> int:
+    return sys.getrefcount(value)
+
+
+def _own_of_nobody(value: Any) -> int:
+    return _holders(value)
+
+
+def _count_free() -> int:
+    """How many references an array has in `own` if its env has none: counted in calls that are alike."""
+    value, _ = _fresh()
+    return _own_of_nobody(value)
+
+
+def _fresh() -> tuple[Any, Any]:
+    return np.empty(0), None
+
+
+_FREE = _count_free()
+
+
+def gather_obs(single: Space[Any], batched: Space[Any], pieces: Sequence[tuple[Any, Rows]], order: Rows) -> Any:
+    """Some rows of some batches of observations, as one batch; element i of it is element `order[i]` of the pieces."""
+    elements: list[Any] = []
+    for obs, rows in pieces:
+        each = list(iterate(batched, obs))
+        elements += [each[row] for row in rows.tolist()]
+    if not elements:
+        layout = Layout(single)
+        return layout.assemble(layout.empty(0), layout.no_objects(0))
+    elements = [elements[i] for i in order.tolist()]
+    return concatenate(single, elements, create_empty_array(single, n=len(elements)))  # type: ignore[arg-type]
+
+
+def gather_infos(
+    pieces: Sequence[tuple[Mapping[Any, Any], Rows]], num_envs: int, place: Sequence[Rows], n: int
+) -> dict[Any, Any]:
+    """Some rows of some infos, as the info of a batch of n.
+
+    Args:
+        pieces: infos of batches of `num_envs`, and which rows of each.
+        place: where those rows stand in the result.
+    """
+    result: dict[Any, Any] = {}
+    for (info, rows), target in zip(pieces, place, strict=True):
+        for key, value in info.items():
+            if isinstance(value, Mapping):
+                earlier = result.get(key, {})
+                inner = gather_infos([(value, rows)], num_envs, [target], n)
+                result[key] = _overlay(earlier, inner, target) if earlier else inner
+            elif isinstance(value, np.ndarray) and value.ndim and len(value) == num_envs:
+                array = result.get(key)
+                if (
+                    not isinstance(array, np.ndarray)
+                    or array.dtype != value.dtype
+                    or array.shape[1:] != value.shape[1:]
+                ):
+                    fill: Any = None if value.dtype.hasobject else 0
+                    array = np.full((n, *value.shape[1:]), fill, value.dtype)
+                    result[key] = array
+                array[target] = value[rows]
+            else:
+                result[key] = value
+    return result
+
+
+def _overlay(earlier: dict[Any, Any], later: dict[Any, Any], rows: Rows) -> dict[Any, Any]:
+    """`earlier`, with the rows of `later` put in."""
+    for key, value in later.items():
+        known = earlier.get(key)
+        if isinstance(value, dict) and isinstance(known, dict):
+            _overlay(known, value, rows)
+        elif isinstance(value, np.ndarray) and isinstance(known, np.ndarray) and known.shape == value.shape:
+            known[rows] = value[rows]
+        else:
+            earlier[key] = value
+    return earlier

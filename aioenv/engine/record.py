@@ -1,0 +1,233 @@
+"""What a rollout collects: arrays that fill step by step, group by group."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from aioenv.batching.infos import Columns, merge
+from aioenv.batching.layout import Arrays, Layout, _ObjectNode
+from aioenv.engine.groups import Group
+
+if TYPE_CHECKING:
+    from aioenv.engine.batch import Exchange
+    from aioenv.engine.schedule import Schedule
+
+__all__ = ["Infos", "Record", "Rollout", "Turn", "objects_of"]
+
+Slots = npt.NDArray[np.int64]
+
+
+class Infos(Sequence[dict[str, Any]]):
+    """The info dict of each step, as `step` would have given it; merged when it is looked at."""
+
+    def __init__(self, columns: list[list[Columns]], num_envs: int) -> None:
+        self._columns = columns
+        self._num_envs = num_envs
+        self._merged: dict[int, dict[str, Any]] = {}
+
+    def __len__(self) -> int:
+        return len(self._columns)
+
+    @overload
+    def __getitem__(self, step: int) -> dict[str, Any]: ...
+    @overload
+    def __getitem__(self, step: slice) -> list[dict[str, Any]]: ...
+    def __getitem__(self, step: int | slice) -> dict[str, Any] | list[dict[str, Any]]:
+        if isinstance(step, slice):
+            return [self[i] for i in range(len(self))[step]]
+        step = range(len(self))[step]
+        if step not in self._merged:
+            columns = sorted(self._columns[step], key=_first_position)
+            self._merged[step] = merge(columns, self._num_envs)
+        return self._merged[step]
+
+
+class Rollout(NamedTuple):
+    """What `rollout` has collected: `[t, i]` is of the t-th step of slot i. The arrays are yours.
+
+    Where a space is a Dict or Tuple, so are `obs` and `actions`, of arrays; leaves that are no arrays (Text, Graph,
+    Sequence) are object arrays of shape `(steps, num_envs)`.
+
+    Attributes:
+        obs: `(steps, num_envs, *shape)`, what the policy saw.
+        actions: `(steps, num_envs, *shape)`, what it did, in the action space's dtype.
+        reward: float64, `(steps, num_envs)`.
+        terminated: bool, `(steps, num_envs)`.
+        truncated: bool, `(steps, num_envs)`.
+        valid: bool, `(steps, num_envs)`: whether the env was stepped with that action. It was not where NEXT_STEP
+            reset it instead (the step after the last one of an episode: reward 0), where a worker that was restarted
+            told the end of an episode it had lost, and where, in an error's `partial`, there is no result. Learn from
+            rows where it is True alone.
+        last_obs: `(num_envs, *shape)`, after the last step.
+        infos: a sequence of `steps` info dicts, as `step` gives them.
+        extras: what the policy gave beside actions, by name, `(steps, num_envs, …)`.
+    """
+
+    obs: Any
+    actions: Any
+    reward: npt.NDArray[np.float64]
+    terminated: npt.NDArray[np.bool_]
+    truncated: npt.NDArray[np.bool_]
+    valid: npt.NDArray[np.bool_]
+    last_obs: Any
+    infos: Infos
+    extras: dict[str, npt.NDArray[Any]]
+
+
+class Turn:
+    """A group, and where it is.
+
+    Attributes:
+        group: the group.
+        name: it, in errors.
+        obs, objects: its observations as they are, of its k slots.
+        due: bool `(k,)`, whose next step will be a reset instead.
+        over: bool `(k,)`, whose episode is over and must be reset first.
+        acted, taken: how many steps it was sent, and how many came back.
+    """
+
+    def __init__(self, group: Group, name: str) -> None:
+        self.group = group
+        self.name = name
+        self.obs: Arrays = []
+        self.objects: list[list[Any]] = []
+        none = np.zeros(len(group.slots), np.bool_)
+        self.due, self.over = none, none
+        self.acted = self.taken = 0
+
+
+class Record:
+    """The arrays of a rollout, as they fill.
+
+    Attributes:
+        columns: info columns by step, at positions that are slots.
+    """
+
+    def __init__(self, schedule: Schedule, steps: int) -> None:
+        self._num_envs = n = schedule.num_envs
+        self._steps = steps
+        self._observations = _Stacked(schedule.fleet.observations.space)
+        self._action_layout = _Stacked(schedule.fleet.actions.space)
+        self._obs, self._obs_objects = self._observations.history(steps, n)
+        self._actions, self._action_objects = self._action_layout.history(steps, n)
+        self._reward = np.zeros((steps, n))
+        self._terminated = np.zeros((steps, n), np.bool_)
+        self._truncated = np.zeros((steps, n), np.bool_)
+        self._valid = np.zeros((steps, n), np.bool_)
+        self._extras: dict[str, npt.NDArray[Any]] = {}
+        self._asked = False  # whether the policy has answered yet
+        self.columns: list[list[Columns]] = [[] for _ in range(steps)]
+
+    def extras_of(self, turn: Turn, extras: dict[str, Any]) -> None:
+        """What a policy gave beside actions; the same names and shapes every time."""
+        step, slots = turn.acted, turn.group.slots
+        if self._asked and extras.keys() != self._extras.keys():
+            raise ValueError(f"extras: expected {sorted(self._extras)} as before, got {sorted(extras)}")
+        self._asked = True
+        for name, value in extras.items():
+            array = np.asarray(value)
+            known = self._extras.get(name)
+            expected = (len(slots), *(known.shape[2:] if known is not None else array.shape[1:]))
+            if array.shape != expected:
+                raise ValueError(f"extras[{name!r}]: expected shape {expected}, one row a slot, got {array.shape}")
+            if known is None:
+                shape = (self._steps, self._num_envs, *expected[1:])
+                known = self._extras[name] = np.zeros(shape, array.dtype)
+            known[step, slots] = array
+
+    def saw(self, turn: Turn) -> None:
+        """What a group's policy is about to see; it may write to it."""
+        _put(self._obs, self._obs_objects, turn.acted, turn.group.slots, turn.obs, turn.objects)
+
+    def did(self, turn: Turn, actions: Arrays, objects: Sequence[Sequence[Any]]) -> None:
+        """What a group was sent."""
+        _put(self._actions, self._action_objects, turn.acted, turn.group.slots, actions, objects)
+
+    def received(self, turn: Turn, exchange: Exchange, valid: npt.NDArray[np.bool_]) -> None:
+        """What came of it."""
+        step, slots, batch = turn.taken, turn.group.slots, exchange.batch
+        self._reward[step, slots] = batch.reward
+        self._terminated[step, slots] = batch.terminated
+        self._truncated[step, slots] = batch.truncated
+        self._valid[step, slots] = valid
+        self.columns[step] += [
+            columns._replace(positions=_positions(columns, slots))
+            for part in exchange.parts
+            for columns in part.columns
+        ]
+
+    def result(self, turns: Sequence[Turn]) -> Rollout:
+        """All of it; or, if it ended before time, the steps of which some slots came back: zeros where none did."""
+        steps = max(turn.taken for turn in turns)
+        last, last_objects = self._observations.zeros(self._num_envs), self._observations.no_objects(self._num_envs)
+        for turn in turns:
+            slots = turn.group.slots
+            for array, mine in zip(last, turn.obs, strict=False):
+                array[slots] = mine
+            for column, items in zip(last_objects, turn.objects, strict=False):
+                for slot, item in zip(slots.tolist(), items, strict=True):
+                    column[slot] = item
+            for array in (*self._obs, *self._actions):
+                array[turn.taken : steps, slots] = 0
+            for array in (*self._obs_objects, *self._action_objects):
+                array[turn.taken : steps, slots] = None
+        return Rollout(
+            self._observations.assemble(_cut(self._obs, steps), _cut(self._obs_objects, steps)),
+            self._action_layout.assemble(_cut(self._actions, steps), _cut(self._action_objects, steps)),
+            self._reward[:steps],
+            self._terminated[:steps],
+            self._truncated[:steps],
+            self._valid[:steps],
+            Layout(self._observations.space).assemble(last, last_objects),
+            Infos(self.columns[:steps], self._num_envs),
+            {name: array[:steps] for name, array in self._extras.items()},
+        )
+
+
+class _Stacked(Layout):
+    """A layout whose batches have the steps before the slots, and whose object leaves are arrays of objects."""
+
+    def history(self, steps: int, n: int) -> tuple[Arrays, Arrays]:
+        """New arrays for so many steps: of array leaves, not initialised, and of object leaves."""
+        arrays = [np.empty((steps, n, *leaf.shape), leaf.dtype) for leaf in self.leaves]
+        return arrays, [np.full((steps, n), None, object) for _ in range(self.num_objects)]
+
+    def _assemble(self, node: Any, arrays: Any, objects: Any) -> Any:
+        return objects[node.number] if isinstance(node, _ObjectNode) else super()._assemble(node, arrays, objects)
+
+
+def _put(arrays: Arrays, object_arrays: Arrays, step: int, slots: Slots, rows: Arrays, objects: Any) -> None:
+    for array, mine in zip(arrays, rows, strict=True):
+        array[step, slots] = mine
+    for array, items in zip(object_arrays, objects, strict=True):
+        for slot, item in zip(slots.tolist(), items, strict=True):
+            array[step, slot] = item
+
+
+def _cut(arrays: Arrays, steps: int) -> Any:
+    return [array[:steps] for array in arrays]
+
+
+def objects_of(layout: Layout, exchange: Exchange) -> list[list[Any]]:
+    """The object leaves of all rows of an exchange."""
+    objects: list[list[Any]] = layout.no_objects(len(exchange.batch.reward))
+    for part in exchange.parts:
+        for column, items in zip(objects, part.objects, strict=False):
+            column[part.start : part.stop] = items
+    return objects
+
+
+def _positions(columns: Columns, slots: Slots) -> Any:
+    """The slots that info columns are of; a slice where they stand next to each other, which merges faster."""
+    mine = slots[columns.positions]
+    first, last = int(mine[0]), int(mine[-1])
+    return slice(first, last + 1) if last - first + 1 == len(mine) else mine
+
+
+def _first_position(columns: Columns) -> int:
+    positions = columns.positions
+    return int(positions.start if isinstance(positions, slice) else positions[0])

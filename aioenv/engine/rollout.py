@@ -1,0 +1,225 @@
+"""Rollouts: many steps of every slot, with one group's policy running while the other groups' envs step."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode
+
+from aioenv.batching.infos import Column, Columns, Schema
+from aioenv.engine.calls import for_each
+from aioenv.engine.groups import Group, split
+from aioenv.engine.record import Record, Rollout, Turn, objects_of
+from aioenv.errors import ActionError, ResetNeededError, SlotError, StepTimeout
+
+if TYPE_CHECKING:
+    from aioenv.engine.batch import Exchange
+    from aioenv.engine.schedule import Schedule
+    from aioenv.engine.waits import Clock
+
+__all__ = ["Policy", "roll_out", "takes_slots"]
+
+Policy = Callable[..., Any | Awaitable[Any]]
+
+# What an episode's last observation is told as where the rollout itself resets (DISABLED), as SAME_STEP tells it.
+_FINAL_OBS = Schema((Column(("final_obs",), None, ()),), False, False)
+
+
+async def roll_out(
+    schedule: Schedule, clock: Clock, mode: AutoresetMode, policy: Policy, steps: int, groups: int
+) -> Rollout:
+    """Collect steps of every slot (see `AsyncVectorEnv.rollout`)."""
+    for name, value in (("steps", steps), ("groups", groups)):
+        if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
+            raise ValueError(f"rollout: {name}: expected a positive int, got {value!r}")
+    if not callable(policy):
+        raise TypeError(f"rollout: policy: expected a function of observations, got {policy!r}")
+    if len(unseen := schedule.table.unseen()):
+        raise ResetNeededError(
+            f"rollout: slots {unseen.tolist()} have no observation to begin with: they were never reset, or a "
+            "state was set since; reset() or step() them first"
+        )
+    return await _Run(schedule, clock, mode, policy, int(steps), int(groups)).run()
+
+
+class _Run:
+    """One rollout."""
+
+    def __init__(
+        self, schedule: Schedule, clock: Clock, mode: AutoresetMode, policy: Policy, steps: int, groups: int
+    ) -> None:
+        self._schedule = schedule
+        self._clock = clock
+        self._mode = mode
+        self._policy = policy
+        self._takes_slots = takes_slots(policy)
+        self._steps = steps
+        self._observations = schedule.fleet.observations
+        found = split(schedule, groups)
+        self._turns = [
+            Turn(group, f"group {i} of {len(found)} ({len(group.slots)} slots)") for i, group in enumerate(found)
+        ]
+        self._record = Record(schedule, steps)
+        space = schedule.fleet.single_action_space
+        self._actions_are_pairs = isinstance(space, spaces.Tuple) and [type(s) for s in space][1:] == [spaces.Dict]
+
+    async def run(self) -> Rollout:
+        try:
+            await self._look()
+            for _ in range(self._steps):
+                for turn in self._turns:
+                    await self._take(turn)
+                    await self._act(turn)
+            for turn in self._turns:
+                await self._take(turn)
+        except SlotError as error:
+            raise await self._stop(error) from error.__cause__
+        except BaseException as error:
+            self._abandon()
+            if isinstance(error, StepTimeout):
+                error.partial = self._record.result(self._turns)
+            raise
+        return self._record.result(self._turns)
+
+    async def _look(self) -> None:
+        """Find out what the envs are at: observations, and where an automatic reset is due."""
+        schedule, num_envs = self._schedule, self._schedule.num_envs
+        wait = self._clock.envs.begin()
+        try:
+            await schedule.drain()
+            everyone = Group(schedule, np.arange(num_envs))
+            everyone.send_look()
+            exchange, error = await everyone.recv()
+            if error is not None:
+                raise error
+            due: Any = np.zeros(num_envs, np.bool_)
+            if self._mode is AutoresetMode.NEXT_STEP:
+                replies = await for_each(schedule, None, "rollout", "resets_due", lambda _: ())
+                due = np.array(replies, np.bool_)
+        finally:
+            wait.end()
+        objects = objects_of(self._observations, exchange)
+        for turn in self._turns:
+            slots = turn.group.slots
+            turn.obs = [array[slots] for array in exchange.batch.obs]
+            turn.objects = [[column[slot] for slot in slots.tolist()] for column in objects]
+            turn.due = due[slots]
+            turn.over = schedule.table.over(slots)
+
+    # ------------------------------------------------------------ one step of one group
+
+    async def _act(self, turn: Turn) -> None:
+        """Let the policy choose, and send what it chose."""
+        if turn.over.any():
+            await self._reset(turn)
+        self._record.saw(turn)
+        try:
+            actions, extras = self._split(await self._ask(turn))
+            self._record.extras_of(turn, extras)
+        except Exception as exc:
+            exc.add_note(f"in the policy of a rollout: {turn.name}, step {turn.acted}")
+            raise
+        try:
+            arrays, objects = turn.group.send(actions)
+        except ActionError as exc:
+            raise ActionError(f"rollout, {turn.name}, step {turn.acted}: {exc}") from exc
+        self._record.did(turn, arrays, objects)
+        turn.acted += 1
+
+    async def _ask(self, turn: Turn) -> Any:
+        obs = self._observations.assemble(turn.obs, turn.objects)
+        answer = self._policy(obs, slots=turn.group.slots) if self._takes_slots else self._policy(obs)
+        return await answer if inspect.isawaitable(answer) else answer
+
+    def _split(self, answer: Any) -> tuple[Any, dict[str, Any]]:
+        pair = type(answer) is tuple and len(answer) == 2 and isinstance(answer[1], dict)
+        return answer if pair and not self._actions_are_pairs else (answer, {})
+
+    async def _take(self, turn: Turn) -> None:
+        """Wait for the results of what was sent last, if anything was."""
+        if not turn.group.in_flight:
+            return
+        exchange, error = await self._recv(turn)
+        batch = exchange.batch
+        turn.obs, turn.objects = list(batch.obs), objects_of(self._observations, exchange)
+        valid = ~turn.due
+        if self._schedule.restarter is not None:
+            for columns in (c for part in exchange.parts for c in part.columns):
+                if any(column.path == ("restarted",) for column in columns.schema.columns):
+                    valid[columns.positions] = False
+        if error is not None:
+            failed = [slot for one in exchange.errors() for slot in one.slots]
+            valid &= ~np.isin(turn.group.slots, failed)
+        self._record.received(turn, exchange, valid)
+        self._clock.env_steps += len(valid)
+        turn.taken += 1
+        ended = batch.terminated | batch.truncated
+        if self._mode is AutoresetMode.NEXT_STEP:
+            turn.due = ended
+        elif self._mode is AutoresetMode.DISABLED:
+            turn.over = ended
+        if error is not None:
+            raise error
+
+    async def _recv(self, turn: Turn) -> tuple[Exchange, SlotError | None]:
+        wait = self._clock.envs.begin()
+        try:
+            return await turn.group.recv()
+        finally:
+            wait.end()
+
+    async def _reset(self, turn: Turn) -> None:
+        """Reset the slots whose episodes are over, where nothing else does (DISABLED)."""
+        rows = np.flatnonzero(turn.over)
+        slots = turn.group.slots[rows]
+        if turn.taken:
+            terminal = self._observations.rows(
+                [array[rows].copy() for array in turn.obs], [[column[i] for i in rows] for column in turn.objects]
+            )
+            self._record.columns[turn.taken - 1].append(Columns(slots, _FINAL_OBS, [terminal]))
+        turn.over = np.zeros_like(turn.over)
+        turn.group.send_reset(slots)
+        exchange, error = await self._recv(turn)
+        # others may hold these
+        turn.obs = [array.copy() for array in turn.obs]
+        turn.objects = [list(column) for column in turn.objects]
+        for array, fresh in zip(turn.obs, exchange.batch.obs, strict=True):
+            array[rows] = fresh
+        for column, items in zip(turn.objects, objects_of(self._observations, exchange), strict=True):
+            for row, item in zip(rows.tolist(), items, strict=True):
+                column[row] = item
+        if error is not None:
+            raise error
+
+    # ------------------------------------------------------------ the end before time
+
+    async def _stop(self, error: SlotError) -> SlotError:
+        """Some slots have failed: take what is in flight, send nothing more; gives the error of all."""
+        errors = list(error.errors)
+        try:
+            for turn in self._turns:
+                try:
+                    await self._take(turn)
+                except SlotError as another:
+                    errors += another.errors
+        except BaseException:
+            self._abandon()
+            raise
+        return SlotError.join(errors, self._record.result(self._turns))
+
+    def _abandon(self) -> None:
+        for turn in self._turns:
+            turn.group.abandon()
+
+
+def takes_slots(policy: Policy) -> bool:
+    """Whether a policy has a parameter `slots`."""
+    try:
+        parameter = inspect.signature(policy).parameters.get("slots")
+    except (TypeError, ValueError):  # a function of C that does not tell
+        return False
+    return parameter is not None and parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD)

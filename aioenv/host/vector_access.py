@@ -1,0 +1,195 @@
+"""A `gymnasium.vector.VectorEnv` as one env of many slots: how it is made, reset, called. Wherever it lives."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+import numpy.typing as npt
+from gymnasium.envs.registration import EnvSpec
+from gymnasium.vector import VectorEnv
+
+__all__ = ["call_vector_env", "make_registered", "make_vector_env", "reset_vector_env", "set_vector_attr"]
+
+AnyVectorEnv = VectorEnv[Any, Any, Any]
+
+# What is registered, and what gives the very same results faster.
+_FASTER = {
+    "gymnasium.envs.classic_control.cartpole:CartPoleVectorEnv": "aioenv.native.cartpole:CartPoleVectorEnv",
+}
+
+
+def make_vector_env(factory: Callable[..., Any], num_envs: int) -> AnyVectorEnv:
+    """Call `factory(num_envs=num_envs)`, and see that a vector env of so many slots comes of it.
+
+    Raises:
+        TypeError: if it is something else.
+        ValueError: if it has another number of slots, or lacks a space.
+    """
+    env = factory(num_envs=num_envs)
+    if not isinstance(env, VectorEnv):
+        raise TypeError(
+            f"expected a function that makes a gymnasium.vector.VectorEnv, got {type(env).__name__} from it; "
+            'for single envs use backend="workers" (aioenv.AsyncVectorEnv)'
+        )
+    problem = None
+    if env.num_envs != num_envs:
+        problem = f"it was called with num_envs={num_envs} and made a vector env of {env.num_envs} slots"
+    for name in ("single_observation_space", "observation_space", "single_action_space", "action_space"):
+        if getattr(env, name, None) is None:
+            problem = f"the vector env that it made has no {name}"
+    if problem is not None:
+        env.close()
+        raise ValueError(f"{factory!r}: {problem}")
+    return env
+
+
+def make_registered(env: str | EnvSpec, env_kwargs: dict[str, Any], *, num_envs: int) -> AnyVectorEnv:
+    """Make what is registered for an id, "module:id" or spec as a vector env, or ours with the same results."""
+    if isinstance(env, str):
+        module, _, env_id = env.rpartition(":")
+        if module:
+            importlib.import_module(module)
+        env = gymnasium.spec(env_id)
+    if isinstance(env.vector_entry_point, str):
+        env = copy.deepcopy(env)
+        env.vector_entry_point = _FASTER.get(env.vector_entry_point, env.vector_entry_point)  # type: ignore[arg-type]
+    return gymnasium.make_vec(env, num_envs, vectorization_mode="vector_entry_point", **env_kwargs)
+
+
+class _Options(dict[str, Any]):
+    """Reset options that notice whether anybody looked for the mask: an env that does not has reset every slot."""
+
+    looked = False
+
+    def _look(self, key: Any) -> None:
+        self.looked = self.looked or key == "reset_mask"
+
+    def __getitem__(self, key: str) -> Any:
+        self._look(key)
+        return super().__getitem__(key)
+
+    def __contains__(self, key: object) -> bool:
+        self._look(key)
+        return super().__contains__(key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self._look(key)
+        return super().get(key, default)
+
+    def pop(self, key: str, *default: Any) -> Any:
+        self._look(key)
+        return super().pop(key, *default)
+
+    # whoever takes all of it has the mask too
+    def __iter__(self) -> Iterator[str]:
+        self.looked = True
+        return super().__iter__()
+
+    def keys(self) -> Any:
+        self.looked = True
+        return super().keys()
+
+    def items(self) -> Any:
+        self.looked = True
+        return super().items()
+
+    def copy(self) -> dict[str, Any]:
+        self.looked = True
+        return super().copy()
+
+
+def reset_vector_env(
+    env: AnyVectorEnv, seed: Any, mask: npt.NDArray[np.bool_] | None, options: dict[str, Any] | None
+) -> tuple[Any, dict[str, Any]]:
+    """Reset a vector env, or those of its slots that a mask names.
+
+    Raises:
+        ValueError: if a mask is given and the env did not look at it: all of its slots have been reset.
+    """
+    if mask is None:
+        return env.reset(seed=seed, options=options)
+    masked = _Options({**(options or {}), "reset_mask": mask})
+    result = env.reset(seed=seed, options=masked)
+    if not masked.looked:
+        raise ValueError(
+            f"{type(env.unwrapped).__name__} can't reset some of its slots: it did not look at options['reset_mask'] "
+            'and has reset all of them. Call reset() for all, or use backend="workers"'
+        )
+    return result
+
+
+def call_vector_env(env: AnyVectorEnv, rows: Sequence[int], name: str, args: Sequence[Any], kwargs: Any) -> list[Any]:
+    """Call a method, or read an attribute: one result for each of `rows`.
+
+    A vector env that has a `call` of its own (as Gymnasium's SyncVectorEnv) is asked by that. Of any other it is the
+    vector env's own method or attribute: an array, list or tuple of `num_envs` has one result a slot, anything else is
+    every slot's.
+
+    Raises:
+        ValueError: if some slots alone can't be asked.
+    """
+    whole = len(rows) == env.num_envs
+    per_slot = _find(env, "call", None)
+    if not whole:
+        single = getattr(env.unwrapped, "envs", None)
+        if isinstance(single, (list, tuple)) and len(single) == env.num_envs:
+            values = [single[row].get_wrapper_attr(name) for row in rows]
+            return [value(*args, **kwargs) if callable(value) else value for value in values]
+        if callable(per_slot) or callable(_find(env, name)):
+            raise ValueError(
+                f"call_at: {type(env.unwrapped).__name__} is one env of {env.num_envs} slots, of which none can be "
+                f"called alone; call({name!r}) calls it for all"
+            )
+    if callable(per_slot):
+        value = per_slot(name, *args, **kwargs)
+    else:
+        value = _find(env, name)
+        value = value(*args, **kwargs) if callable(value) else value
+    each = _each(value, env.num_envs)
+    return [each[row] for row in rows]
+
+
+_ERROR = object()
+
+
+def _find(env: AnyVectorEnv, name: str, default: Any = _ERROR) -> Any:
+    """An attribute, of the outermost layer of wrappers that has it: vector wrappers don't pass on what they lack."""
+    layer: Any = env
+    while layer is not env.unwrapped and not hasattr(layer, name):
+        layer = layer.env
+    return getattr(layer, name) if default is _ERROR else getattr(layer, name, default)
+
+
+def _each(value: Any, num_envs: int) -> Sequence[Any]:
+    if isinstance(value, np.ndarray) and value.ndim and len(value) == num_envs:
+        return list(value)
+    if isinstance(value, (list, tuple)) and len(value) == num_envs:
+        return value
+    return [value] * num_envs
+
+
+def set_vector_attr(env: AnyVectorEnv, name: str, values: Sequence[Any]) -> None:
+    """Set an attribute, given one value a slot: by the env's own `set_attr` if it has one, else on the vector env.
+
+    Raises:
+        ValueError: if the env has one such attribute for all slots, and the values are not one.
+    """
+    per_slot = _find(env, "set_attr", None)
+    if callable(per_slot):
+        per_slot(name, list(values))
+        return
+    first = values[0]
+    if not all(value is first or bool(np.array_equal(value, first)) for value in values):
+        raise ValueError(
+            f"set_attr: {type(env.unwrapped).__name__} has one {name!r} for all of its slots; "
+            "pass one value, not a list"
+        )
+    layer: Any = env
+    while layer is not env.unwrapped and name not in vars(layer):
+        layer = layer.env
+    setattr(layer, name, first)

@@ -1,0 +1,1 @@
+"""Tasks that are stepped as one batch; nothing is imported here."""

@@ -1,0 +1,128 @@
+"""CartPole as one vector env: Gymnasium's, bit for bit, in about half of its time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from gymnasium.envs.classic_control import cartpole
+
+__all__ = ["CartPoleVectorEnv"]
+
+_INT64 = np.dtype(np.int64)
+
+
+class CartPoleVectorEnv(cartpole.CartPoleVectorEnv):
+    """Gymnasium's `CartPoleVectorEnv` with another `step`: the same operations on the same numbers, in cheaper calls.
+
+    A batch of 64 is so small that a call costs more than its arithmetic, and one with a Python number twice as much. So
+    intermediate results and parameters stand in arrays that are there already, all four components of the state are
+    integrated at once, and actions are checked by one reduction.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        n = self.num_envs
+        self._slope = np.empty((4, n))  # of x, its speed, the angle, and its speed
+        self._scratch = tuple(np.empty(n) for _ in range(5))
+        self._distances = np.empty((2, n))
+        self._ones = np.ones(n, np.float32)
+        self._beyond = np.empty((2, n), np.bool_)
+        self._parameters: tuple[float, ...] = ()
+        self._adopt(self._read_parameters())
+
+    def _read_parameters(self) -> tuple[float, ...]:
+        """What `set_attr` may change, in the order of `_adopt`."""
+        return (
+            self.gravity,
+            self.masspole,
+            self.total_mass,
+            self.length,
+            self.polemass_length,
+            self.force_mag,
+            self.tau,
+            self.x_threshold,
+            self.theta_threshold_radians,
+        )
+
+    def _adopt(self, parameters: tuple[float, ...]) -> None:
+        self._parameters = parameters
+        n = self.num_envs
+        gravity, masspole, total_mass, length, leverage, force, tau, x, angle = parameters
+        self._gravity, self._masspole = np.full(n, gravity), np.full(n, masspole)
+        self._total_mass, self._leverage = np.full(n, total_mass), np.full(n, leverage)
+        self._length, self._four_thirds = np.full(n, length), np.full(n, 4.0 / 3.0)
+        self._forces = np.array([-force, force], np.float64)
+        self._tau = np.full((4, n), tau, np.float64)
+        self._limits = np.stack((np.full(n, x, np.float64), np.full(n, angle, np.float64)))
+
+    def step(self, action: npt.NDArray[Any]) -> Any:
+        """As Gymnasium's: observations float32 `(n, 4)`, rewards float32, flags bool, no infos."""
+        fits = type(action) is np.ndarray and action.dtype == _INT64 and action.shape == (self.num_envs,)
+        if not fits or not 0 <= int(np.bitwise_or.reduce(action)) <= 1:  # of zeros and ones alone it is 0 or 1
+            return super().step(action)
+        if self.kinematics_integrator != "euler" or self._sutton_barto_reward:
+            return super().step(action)
+        state = self.state
+        assert state is not None, "Call reset before using step method."
+        parameters = self._read_parameters()
+        if parameters != self._parameters:
+            self._adopt(parameters)
+        state = self._integrate(state, action)
+        self.state: Any = state
+        distances, beyond = self._distances, self._beyond
+        np.abs(state[::2], distances)
+        np.greater(distances, self._limits, beyond)
+        terminated = np.logical_or(beyond[0], beyond[1])
+        steps, over = self.steps, self.prev_done
+        steps += 1
+        truncated = steps >= self.max_episode_steps
+        if count := np.count_nonzero(over):
+            goes_on = np.logical_not(over)
+            reward = goes_on.astype(np.float32)
+            # drawn in the very order of Gymnasium's
+            state[:, over] = self.np_random.uniform(self.low, self.high, (4, count))
+            steps *= goes_on
+            terminated &= goes_on
+            truncated &= goes_on
+        else:
+            reward = self._ones.copy()
+        self.prev_done = np.logical_or(terminated, truncated)
+        return state.T.astype(np.float32), reward, terminated, truncated, {}
+
+    def _integrate(self, state: npt.NDArray[np.float64], action: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+        """One Euler step of all poles."""
+        multiply, divide, subtract = np.multiply, np.divide, np.subtract
+        slope = self._slope
+        angle, spin = state[2:]
+        cos, sin, pull, force, rest = self._scratch
+        total_mass, leverage = self._total_mass, self._leverage
+        np.cos(angle, cos)
+        np.sin(angle, sin)
+        self._forces.take(action, out=force, mode="clip")
+        # what pulls at the cart: (force + leverage * spin² * sin) / total_mass
+        np.square(spin, pull)
+        multiply(leverage, pull, pull)
+        multiply(pull, sin, pull)
+        np.add(force, pull, pull)
+        divide(pull, total_mass, pull)
+        # how the angle accelerates: (g * sin - cos * pull) / (length * (4/3 - masspole * cos² / total_mass))
+        turning = slope[3]
+        multiply(self._gravity, sin, turning)
+        multiply(cos, pull, rest)
+        subtract(turning, rest, turning)
+        np.square(cos, rest)
+        multiply(self._masspole, rest, rest)
+        divide(rest, total_mass, rest)
+        subtract(self._four_thirds, rest, rest)
+        multiply(self._length, rest, rest)
+        divide(turning, rest, turning)
+        # and the cart: pull - leverage * turning * cos / total_mass
+        multiply(leverage, turning, rest)
+        multiply(rest, cos, rest)
+        divide(rest, total_mass, rest)
+        subtract(pull, rest, slope[1])
+        slope[::2] = state[1::2]
+        multiply(self._tau, slope, slope)
+        return np.add(state, slope)

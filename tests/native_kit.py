@@ -1,0 +1,86 @@
+"""Vector envs for the tests of NativeVectorEnv, and the places where they live."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+
+HERE = [{"run_in": "inline"}, {"run_in": "thread"}]
+EVERYWHERE = [*HERE, {"num_workers": 1}]
+here = pytest.mark.parametrize("where", HERE, ids=lambda where: where["run_in"])
+everywhere = pytest.mark.parametrize("where", EVERYWHERE, ids=lambda where: where.get("run_in", "workers"))
+
+
+class Batch(VectorEnv):
+    """Counts its steps in one array that it gives away each time; action 1 of slot 0 makes it misbehave."""
+
+    metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012
+
+    def __init__(self, num_envs, width=2, misbehave=None, render_mode=None, fresh=False):
+        self.num_envs = num_envs
+        self.single_observation_space = spaces.Box(0, 1e9, (width,), np.float32)
+        self.observation_space = batch_space(self.single_observation_space, num_envs)
+        self.single_action_space = spaces.Discrete(2)
+        self.action_space = batch_space(self.single_action_space, num_envs)
+        self.render_mode = render_mode
+        self.misbehave = misbehave
+        self.fresh = fresh
+        self.obs = np.zeros((num_envs, width), np.float32)
+        self.flags = np.zeros(num_envs, np.bool_)
+        self.threads = {threading.get_ident()}
+        self.level = 7
+        self.closed_on = None
+
+    def give(self):
+        self.threads.add(threading.get_ident())
+        return self.obs.copy() if self.fresh else self.obs
+
+    def reset(self, *, seed=None, options=None):
+        self.obs[:] = 0
+        return self.give(), {}
+
+    def step(self, actions):
+        if actions[0] == 1:
+            self.misbehave()
+        self.obs += 1
+        return self.give(), np.ones(self.num_envs, np.float32), self.flags, self.flags, {"buffer": self.obs}
+
+    def render(self):
+        self.threads.add(threading.get_ident())
+        return tuple(np.full((4, 5, 3), int(row[0]), np.uint8) for row in self.obs)
+
+    def close_extras(self, **kwargs):
+        self.closed_on = threading.get_ident()
+
+
+class Gate:
+    """Something that a step waits for."""
+
+    def __init__(self):
+        self.entered = threading.Event()
+        self.opened = threading.Event()
+
+    def __call__(self):
+        self.entered.set()
+        assert self.opened.wait(30)
+
+    async def is_reached(self):
+        assert await asyncio.to_thread(self.entered.wait, 30)
+
+
+def fail():
+    raise ValueError("as it was told")
+
+
+def cartpole(num_envs):
+    return gym.make_vec("CartPole-v1", num_envs, vectorization_mode="vector_entry_point")
+
+
+OK, BAD = np.zeros(3, np.int64), np.array([1, 0, 0])  # what a Batch of three is given

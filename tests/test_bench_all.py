@@ -1,0 +1,140 @@
+"""`aioenv bench --all`: rows, resuming, tables and goals."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from aioenv.cli import main
+from aioenv.cli.bench import marathon, markdown
+from aioenv.cli.bench.contenders import CONTENDERS
+from aioenv.cli.bench.figures import FIGURES
+from aioenv.cli.bench.goals import goals, judged
+from aioenv.cli.bench.rounds import run_contender
+from aioenv.cli.bench.suite import ROWS, estimate_s
+from aioenv.cli.bench.tasks import SYNTHETIC, Task
+from aioenv.workers.environment import usable_cpus
+
+SMALL = ["bench", "--all", "--rounds", "1", "--seconds", "0.05"]
+
+
+def test_all_measures_rows_fills_the_page_and_resumes(monkeypatch, tmp_path, capfd):
+    monkeypatch.setattr(marathon, "IDLE_CHECK_S", 0.2)
+    file, page = tmp_path / "new" / "all.json", tmp_path / "page.md"
+    page.write_text(f"before\n{markdown.BEGIN}\nold\n{markdown.END}\nafter\n")
+    only = ["--only", "aioenv", "gymnasium-sync", "bare", "pufferlib"]
+    args = [*SMALL, *only, "--resume", str(file), "--markdown", str(page), "--rows"]
+    assert main([*args, "noop-1"]) == 0
+    output = capfd.readouterr().out
+    assert "1 rows, 0 of them measured already" in output and "others use" in output.lower()
+    content = json.loads(file.read_text())
+    (key, row), *more = content["rows"].items()
+    results = {result["contender"]: result for result in row["results"]}
+    assert (key, more) == ("noop-1", []) and {"aioenv", "gymnasium-sync", "bare"} <= set(results)
+    assert content["settings"]["rounds"] == 1 and len(content["idle"]) == 1
+    if not CONTENDERS["pufferlib"].installed:
+        assert results["pufferlib"]["problem"] == "not installed"
+    ratio = results["aioenv"]["env_steps_per_s"] / results["gymnasium-sync"]["env_steps_per_s"]
+    assert results["aioenv"]["ratios"]["gymnasium-sync"] == pytest.approx(ratio)
+    assert main([*args, "noop-1", "cost-4"]) == 0
+    assert "2 rows, 1 of them measured already" in capfd.readouterr().out
+    resumed = json.loads(file.read_text())
+    assert resumed["rows"]["noop-1"] == row and list(resumed["rows"]) == ["noop-1", "cost-4"]
+    text = page.read_text()
+    assert text.startswith("before\n") and text.endswith("after\n") and "old" not in text
+    cost = next(r for r in resumed["rows"]["cost-4"]["results"] if r["contender"] == "aioenv")
+    for number in (f"{results['aioenv']['env_steps_per_s']:,.0f}", f"{1e6 / cost['env_steps_per_s']:.2f}"):
+        assert f"| {number}" in text
+    assert main([*SMALL[:-1], "0.06", *only, "--resume", str(file)]) == 2
+    assert "seconds was 0.05 and is 0.06 now" in capfd.readouterr().err
+
+
+def test_all_refuses_what_would_be_ignored_or_overwritten(tmp_path, capfd):
+    (page := tmp_path / "page.md").write_text("nothing of ours")
+    (other := tmp_path / "other.json").write_text("{}")
+    for wrong, told in (
+        ([*SMALL, "--markdown", str(page)], "expected one line"),
+        ([*SMALL, "--resume", str(other)], "no file that"),
+        ([*SMALL, "--rows", "nosuch"], "nosuch"),
+        ([*SMALL, "--only", "nobody"], "nobody"),
+        ([*SMALL, "--env", "noop"], "--rows"),
+        (["bench", "--quick"], "--quick goes with --all"),
+        (["bench", "--resume", "x.json"], "--resume goes with --all"),
+    ):
+        assert main(wrong) == 2
+        assert told in capfd.readouterr().err
+    assert page.read_text() == "nothing of ours" and other.read_text() == "{}"
+
+
+def test_rows_name_what_there_is(capfd):
+    import gymnasium
+
+    assert main(["bench", "--all", "--list"]) == 0
+    assert capfd.readouterr().out.count("\n") == len(ROWS)
+    v5 = {
+        spec
+        for spec in gymnasium.registry
+        if spec.endswith("-v5") and "mujoco" in str(gymnasium.spec(spec).entry_point)
+    }
+    assert len(v5) == 11 and v5 == {row.env for row in ROWS.values() if row.env.endswith("-v5") and row.timed}
+    for row in ROWS.values():
+        assert set(row.contenders) <= set(CONTENDERS if row.timed else FIGURES[row.figure].measures)
+        assert set(row.once) <= set(row.contenders) and estimate_s(row, 3, 0.6) > estimate_s(row, 1, 0.6) > 0
+        if row.env not in SYNTHETIC:
+            gymnasium.spec(row.env)
+
+
+def rows_of(row: str, ours: str, ratios: dict[str, float], **numbers: float) -> dict[str, dict]:
+    rounds = [{"others_cpus": 0.0}]
+    others = [{"contender": name, "rounds": rounds, "others_cpus": 0.5, "ratios": {}} for name in ratios]
+    own = {"contender": ours, "rounds": rounds, "others_cpus": 0.0, "ratios": ratios, **numbers}
+    return {row: {"results": [own, *others]}}
+
+
+def test_goals_are_judged_by_floor_and_target():
+    rows = rows_of("cartpole-64", "aioenv", {"gymnasium-async": 12.5, "gymnasium-sync": 1.55, "bare": 1.3})
+    rows |= rows_of("latency", "aioenv", {"gymnasium-async": 0.5})
+    verdicts = {row["goal"]: row for row in judged({"machine": {"usable_cpus": 2}, "rows": rows})}
+    assert len(verdicts) == len(goals(2))
+    found = {goal: (row["found"], row["verdict"], row["mark"]) for goal, row in verdicts.items() if row["found"]}
+    assert found == {
+        "CartPole-v1 x 64, x Async": (12.5, "target", " *"),
+        "CartPole-v1 x 64, x Sync": (1.55, "floor", " *"),
+        "CartPole-v1 x 64, of 2 x the bare loop": (0.65, "MISSED", " *"),
+        "round trip of one no-op, x Async": (0.5, "target", " *"),
+    }
+
+
+@pytest.mark.skipif(usable_cpus() < 2, reason="takes two CPUs")
+def test_bare_loops_run_at_once(monkeypatch):
+    monkeypatch.chdir(Path(__file__).parent)
+    task = Task("sleepy:Sleepy-v0", 2, 0.3, warm_up_s=0.01)
+    alone, together = (run_contender(name, task) for name in ("bare", "bare-all"))
+    rates = [result["env_steps"] / result["seconds"] for result in (alone, together)]
+    assert rates[1] / rates[0] == pytest.approx(usable_cpus(), rel=0.4)
+
+
+@pytest.mark.parametrize("name", ["torchrl-parallel", "pufferlib"])
+def test_contenders_of_other_libraries_step(name):
+    if not CONTENDERS[name].installed:
+        pytest.skip(f"no {CONTENDERS[name].package} here")
+    assert run_contender(name, Task("CartPole-v1", 2, 0.05))["env_steps"] > 0
+    assert "more than 64" in run_contender("torchrl-parallel", Task("CartPole-v1", 65, 0.05))["not_applicable"]
+
+
+def test_plots_are_drawn(tmp_path):
+    pytest.importorskip("matplotlib")
+    from aioenv.cli.bench import plots
+
+    result = {"contender": "aioenv", "rounds": [{}], "ratios": {"bare": 1.5}, "env_steps_per_s": 1e5}
+    rows = {
+        "cartpole-8": {"env": "CartPole-v1", "num_envs": 8, "figure": "throughput", "results": [result]},
+        "cost-4": {"env": "CartPole-v1", "num_envs": 4, "figure": "cost", "results": [result]},
+    }
+    content = {"machine": {"usable_cpus": 2}, "rows": rows}
+    files = plots.draw(tmp_path / "plots" / "bench.svg", content)
+    assert [file.name for file in files] == ["bench-tasks.svg", "bench-cost.svg"]
+    assert all(b"<svg" in file.read_bytes() for file in files)
+    assert plots.draw(tmp_path / "bench.svg", {**content, "rows": {}}) == []

@@ -1,0 +1,98 @@
+"""`aioenv tune`: what it tries, how it judges, what it prints."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from aioenv.cli import main, tune
+from aioenv.workers.environment import usable_cpus
+
+
+@pytest.mark.parametrize(
+    ("ratios", "expected"),
+    [
+        ([1.1, 1.2, 1.05], "better"),
+        ([1.4, 0.99, 1.3], "noise"),  # the rounds don't agree
+        ([1.01, 1.005, 1.01], "noise"),  # they do, but it is nothing
+        ([0.9, 0.8, 0.95], "worse"),
+        ([0.995, 0.99, 0.999], "noise"),
+    ],
+)
+def test_a_difference_counts_if_all_rounds_agree(ratios, expected):
+    assert tune.verdict(ratios) == expected
+
+
+def test_lines_to_paste_have_what_differs_from_the_defaults():
+    assert tune.paste("Ant-v5", 8, {}) == ["envs = aioenv.make_vec('Ant-v5', num_envs=8)"]
+    lines = tune.paste("Ant-v5", 8, {"num_workers": 4, "copy": False, "groups": 2, "loop": "asyncio"})
+    assert lines[0] == "envs = aioenv.make_vec('Ant-v5', num_envs=8, num_workers=4, copy=False)"
+    assert "groups=2" in lines[1] and "asyncio.run(" in lines[2]
+
+
+def test_dimensions_begin_with_the_default_and_repeat_nothing():
+    found = {dimension.name: dimension.values for dimension in tune.dimensions("CartPole-v1", 64)}
+    assert found["num_workers"][0] == min(usable_cpus(), 64) and 1 in found["num_workers"]
+    assert {"num_workers", "channel", "copy"} <= set(found)
+    assert all(len(values) == len(set(values)) > 1 for values in found.values())
+    assert "num_workers" not in {dimension.name for dimension in tune.dimensions("CartPole-v1", 1)}
+
+
+def test_tune_finds_what_is_faster_and_confirms_it(monkeypatch, tmp_path, capfd):
+    monkeypatch.chdir(Path(__file__).parent)  # where `sleepy` is found: one worker each is the fastest by far
+    monkeypatch.setattr(tune, "CONFIRM_ROUNDS", 2)
+    monkeypatch.setattr(tune, "dimensions", lambda env, n: [tune.Dimension("num_workers", (min(usable_cpus(), n), n))])
+    n, file = 2 * usable_cpus(), tmp_path / "tune.json"
+    args = ["tune", "sleepy:Sleepy-v0", "--num-envs", str(n), "--rounds", "2", "--seconds", "0.3"]
+    assert main([*args, "--json", str(file)]) == 0
+    output = capfd.readouterr().out
+    content = json.loads(file.read_text())
+    assert content["best"] == {"num_workers": n}
+    assert (
+        f"envs = aioenv.make_vec('sleepy:Sleepy-v0', num_envs={n}, num_workers={n})" in output and "\nBest: " in output
+    )
+    search, confirmation = content["stages"]
+    assert search["setting"] == "num_workers" and confirmation["candidates"][1]["settings"] == {"num_workers": n}
+    for stage in content["stages"]:
+        base = stage["candidates"][0]
+        for candidate in stage["candidates"][1:]:
+            assert len(candidate["rounds"]) == 2
+            pairs = zip(candidate["rounds"], base["rounds"], strict=True)
+            expected = [a["env_steps"] / a["seconds"] / (b["env_steps"] / b["seconds"]) for a, b in pairs]
+            assert candidate["ratios"] == pytest.approx(expected)
+
+
+def test_tune_refuses_early(capfd):
+    for wrong, told in (
+        (["NoSuchEnv-v0"], "NoSuchEnv"),
+        (["noop", "--rounds", "1"], "at least 2"),
+        (["noop", "--only", "colour"], "colour"),
+        (["noop", "--num-envs", "1", "--only", "num_workers"], "num_workers"),
+    ):
+        assert main(["tune", *wrong]) == 2
+        assert told in capfd.readouterr().err
+    assert main(["tune", "noop", "--list"]) == 0
+    assert "num_workers" in capfd.readouterr().out
+
+
+BROKEN = """
+import gymnasium
+
+class Broken(gymnasium.Env):
+    observation_space = action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        raise RuntimeError("it is out of order")
+
+gymnasium.register("Broken-v0", entry_point=Broken)
+"""
+
+
+def test_tune_says_if_the_env_can_not_be_stepped(tmp_path, monkeypatch, capfd):
+    (tmp_path / "brokenenv.py").write_text(BROKEN)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert main(["tune", "brokenenv:Broken-v0", "--num-envs", "2", "--only", "copy"]) == 1
+    assert "out of order" in capfd.readouterr().err
