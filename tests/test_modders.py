@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import mujoco
 import numpy as np
 import pytest
+from test_workers import environment
 
 import aioenv
 from aioenv import CameraModder, LightModder, MaterialModder, Modder, TextureModder
@@ -317,6 +321,37 @@ def test_rp14_channels():
     with pytest.raises(ValueError, match="'g3' can't be painted: the model only refers to it"):
         textures.get_texture("g3")
     TextureModder(model, seed=1).randomize()
+
+
+# In a process of its own: OpenGL starts threads, which no test may leave.
+ALONE = """
+import sys
+import mujoco, numpy as np
+import aioenv
+model = mujoco.MjModel.from_xml_string(sys.stdin.read())
+data = mujoco.MjData(model)
+mujoco.mj_forward(model, data)
+with mujoco.Renderer(model, 18, 24) as renderer:
+    def draw():
+        renderer.update_scene(data, "still")
+        return renderer.render().copy()
+    draw()
+    images = [draw()]
+    textures = aioenv.TextureModder(model, renderer=renderer)
+    textures.set_rgb("floor", (0, 0, 255))
+    images.append(draw())
+    textures.restore()
+    images.append(draw())
+print(np.array_equal(images[0], images[2]), np.array_equal(images[0], images[1]), *images[1][-1, 12])
+"""
+
+
+def test_rp14_without_a_pool_a_renderer_sees_what_is_painted_and_taken_back():
+    env = {**environment(), "MUJOCO_GL": "egl", "LP_NUM_THREADS": "0"}
+    done = subprocess.run([sys.executable, "-c", ALONE], input=ROOM, capture_output=True, text=True, env=env)
+    assert done.returncode == 0, done.stderr
+    restored, unchanged, red, green, blue = done.stdout.split()[-5:]
+    assert (restored, unchanged) == ("True", "False") and int(blue) > 50 > max(int(red), int(green))
 
 
 def test_their_names_are_public():

@@ -125,7 +125,7 @@ FLEX = """
   <worldbody>
     <light pos="0 0 3"/>
     <camera name="side" pos="0 -3 1" xyaxes="1 0 0 0 .3 1"/>
-    <geom type="plane" size="2 2 .1" reflectance=".4"/>
+    <geom type="plane" size="2 2 .1" rgba=".3 .3 .5 1"/>
     <flexcomp name="cloth" type="grid" count="5 5 1" spacing=".2 .2 .1" pos="0 0 1" radius=".02" rgba="0 .7 .7 1">
       <edge equality="true"/>
     </flexcomp>
@@ -166,7 +166,7 @@ async def check_exact(name: str, backend: str, quality: str, sizes, least=(1, 1)
     for ours, theirs in zip(drawn, expected, strict=True):
         for kind, other in zip(ours, theirs, strict=True):
             assert kind.dtype == other.dtype and np.array_equal(kind, other)
-        assert len(np.unique(ours[0])) > 20 and differ(ours[0])
+    assert len(np.unique(drawn[0][0])) > 20 and differ(drawn[0][0])
 
 
 @pytest.mark.asyncio
@@ -182,7 +182,7 @@ async def test_pixels_depth_and_segmentation_are_those_of_mujocos_renderer(name,
 @pytest.mark.asyncio
 @pytest.mark.parametrize("quality", ["exact", "fast"])
 @pytest.mark.parametrize("backend", ["egl", "osmesa"])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [name for name in MODELS if name != "small"])
 async def test_pixels_of_every_model_and_size(name, backend, quality):
     await check_exact(name, backend, quality, [(101, 103), (84, 84), (1, 1), (240, 7), (101, 103)], (640, 480))
 
@@ -608,6 +608,39 @@ async def test_ten_thousand_states_take_the_loop_little_at_a_time():
         images = await pool.render(states, width=84, height=84)
         assert np.array_equal(images[:10], images[-10:]) and differ(images[:10])
         assert np.quantile(spans, 0.99) < 0.5e-3
+
+
+def resident(pid: int | str) -> int:
+    """Bytes of memory that a process holds."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.stress
+@pytest.mark.asyncio
+@pytest.mark.timeout(600)
+async def test_memory_stays_flat_over_twenty_thousand_batches():
+    async with pool_of(modder=aioenv.TextureModder) as pool:
+        states = some_states(pool, 2)
+        sizes = []
+        for count in (4_000, 16_000):
+            for number in range(count):
+                await pool.render(states, **SMALL, randomize=number % 10 == 0)
+            sizes.append([resident(pid) for pid in ("self", *pool.pids)])
+        assert all(after < before * 1.02 for before, after in zip(*sizes, strict=True)), sizes
+
+
+@pytest.mark.stress
+@pytest.mark.asyncio
+@pytest.mark.timeout(900)
+async def test_memory_stays_flat_over_two_hundred_pools():
+    sizes = []
+    for count in (20, 180):
+        for _ in range(count):
+            async with pool_of(workers_per_device=1) as pool:
+                await pool.render(**SMALL)
+        gc.collect()
+        sizes.append(resident("self"))
+    assert sizes[1] < sizes[0] * 1.02, sizes
 
 
 def test_models_in_every_form(tmp_path):

@@ -15,6 +15,7 @@ from aioenv.rendering.config import MAX_SIDE, check_int
 from aioenv.rendering.drawing import EDITABLE, Images
 
 __all__ = [
+    "MAX_SLOTS",
     "Model",
     "States",
     "check_devices",
@@ -31,6 +32,10 @@ __all__ = [
 
 Model: TypeAlias = "mujoco.MjModel | mujoco.MjSpec | str | os.PathLike[str]"
 States: TypeAlias = "npt.ArrayLike | Sequence[mujoco.MjData]"
+
+
+# Of each slot the pool keeps the last state.
+MAX_SLOTS = 1 << 20
 
 
 def take_model(model: Model) -> mujoco.MjModel:
@@ -119,7 +124,7 @@ def check_slots(slots: Any, count: int | None, max_batch_size: int | None) -> np
     Args:
         slots: what the user gave; not None.
         count: how many states there are; None if they are not given.
-        max_batch_size: slots are smaller; None if there is no such limit.
+        max_batch_size: slots are smaller; None for 2**20.
 
     Raises:
         ValueError: if they are not different ints in range, or not one for each state.
@@ -130,7 +135,7 @@ def check_slots(slots: Any, count: int | None, max_batch_size: int | None) -> np
     numbers = numbers.astype(np.int64)
     if count is not None and len(numbers) != count:
         raise ValueError(f"slots: expected one for each of {count} states, got {len(numbers)}")
-    most = (1 << 31 if max_batch_size is None else max_batch_size) - 1
+    most = (MAX_SLOTS if max_batch_size is None else max_batch_size) - 1
     if numbers.size and not (numbers.min() >= 0 and numbers.max() <= most):
         raise ValueError(f"slots: expected ints from 0 to {most}, got {numbers.tolist()}")
     if len(np.unique(numbers)) != len(numbers):

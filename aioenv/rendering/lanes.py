@@ -232,6 +232,8 @@ class Lane:
 
     def _expire(self) -> None:
         self._timer = None
+        if not self._flying:
+            return
         self._overdue = True
         piece = self._flying[0]
         if not self._retry or piece.deaths:
@@ -268,6 +270,7 @@ class Lane:
 
     def drop(self, error: Exception) -> None:
         """Nothing is drawn any more: end every wait."""
+        self._timeout_s = None
         for piece in (*self._again, *self._flying):
             piece.call.fail(error)
         for call, _ in self._shares:

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from aioenv.host.mujoco_source import dump_model
 from aioenv.rendering.asking import (
+    MAX_SLOTS,
     Model,
     States,
     check_devices,
@@ -59,7 +60,7 @@ class RenderPool(PoolLife):
             `devices[i % len(devices)]` as MUJOCO_EGL_DEVICE_ID), or how many: n for the first n, 1 for the one that
             MuJoCo chooses by itself.
         workers_per_device: how many processes draw on each. Without a GPU, as many as there are CPUs.
-        max_batch_size: how many slots there are; None for any number.
+        max_batch_size: how many slots there are; None for as many as are used, at most 2**20.
         max_image_size: how many pixels an image may have.
         modder: a class, or several, that randomise how the model looks (`aioenv.TextureModder`, say): each worker makes
             its own.
@@ -122,7 +123,7 @@ class RenderPool(PoolLife):
         check_int("workers_per_device", workers_per_device, 1024)
         check_int("max_image_size", max_image_size, 1 << 28)
         if max_batch_size is not None:
-            check_int("max_batch_size", max_batch_size, 1 << 31)
+            check_int("max_batch_size", max_batch_size, MAX_SLOTS)
         if seed is not None and (isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or seed < 0):
             raise ValueError(f"seed: expected an int, 0 or more, or None, got {seed!r}")
         check_timeout("timeout_s", timeout_s)
