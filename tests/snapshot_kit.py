@@ -11,9 +11,10 @@ from gymnasium.vector import AutoresetMode
 
 from aioenv.batching.infos import SchemaTable, merge
 from aioenv.batching.layout import Layout, byte_view
+from aioenv.engine.tails import load_reply
 from aioenv.host.env_service import EnvService
 from aioenv.wire.frames import Frame, Kind
-from aioenv.wire.messages import ResetRequest, StepRequest, dump, load
+from aioenv.wire.messages import ResetRequest, StepRequest, dump
 
 
 class Bench:
@@ -50,7 +51,7 @@ class Bench:
         *arrays, self.checkpoint = arrays
         infos: dict[str, Any] = {}
         if reply.tail:
-            tail = load(reply.tail)
+            tail = load_reply(memoryview(reply.tail))
             assert not tail.failures
             self.table.learn(tail.schemas)
             parts = []

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from aioenv.engine.batch import Part
     from aioenv.engine.fleet import Member
 
-__all__ = ["compact", "read_tail", "reset_tail", "step_tail"]
+__all__ = ["compact", "load_reply", "read_tail", "reset_tail", "step_tail"]
 
 # Those of requests are made before anything is sent or marked: what they carry may not pickle.
 
@@ -55,6 +55,20 @@ def reset_tail(
         raise TypeError(f"options: expected what can be pickled, got {type(exc).__name__}: {exc}") from exc
 
 
+def load_reply(tail: memoryview) -> StepReply:
+    """What a worker has said beyond the arrays.
+
+    Raises:
+        WireError: if it can't be understood.
+    """
+    usual = load_usual(tail)
+    if usual is None:
+        reply: StepReply = load(tail)
+        return reply
+    number, data = usual
+    return StepReply([], [Group(number, None, data, [])], [], [])
+
+
 def read_tail(part: Part, tail: memoryview) -> None:
     """Put what a worker has said beyond the arrays into its part: infos, objects, errors.
 
@@ -62,13 +76,7 @@ def read_tail(part: Part, tail: memoryview) -> None:
         Exception: if it can't be understood.
     """
     member = part.member
-    usual = load_usual(tail)
-    if usual is not None:
-        number, data = usual
-        whole_part = slice(part.start, part.stop)
-        part.columns = [member.schemas.unpack(Group(number, None, data, []), whole_part, len(part.slots))]
-        return
-    reply: StepReply = load(tail)
+    reply = load_reply(tail)
     member.schemas.learn(reply.schemas)
     part.objects = reply.objects
     part.errors = [member.worker.failure(failure) for failure in reply.failures]

@@ -373,7 +373,8 @@ class EnvService:
     def begin_anew(self, rows: Sequence[LostRow]) -> None:
         """Another process had these rows and died: say so in their next step, and reset them then as the mode wants."""
         for row, seed, obs, over in rows:
-            self._rows.keep(0, row, obs)
+            if obs is not None:
+                self._rows.keep(0, row, obs)  # a reset of other rows tells it once more
             self._stepper.begin_anew(row, seed, None if over else obs)
 
     # ------------------------------------------------------------ calls

@@ -103,7 +103,7 @@ class LostRow(NamedTuple):
 
     row: int
     seed: int | None  # for its next reset, unless that is given another
-    obs: Any  # its last observation
+    obs: Any  # its last observation; None if nobody knows
     over: bool  # its episode had ended already: there is nothing to report, and the autoreset is due
 
 
