@@ -147,7 +147,7 @@ def test_python_dash_m_and_wrong_arguments():
 
 def test_bench_compares_in_turn_and_writes_json(tmp_path, capfd):
     file = tmp_path / "bench.json"
-    names = ["aioenv", "aioenv-asyncio", "aioenv-sync", "gymnasium-async", "gymnasium-sync", "bare"]
+    names = ["aioenv", "gymnasium-async", "gymnasium-sync", "bare"]
     args = ["bench", "--num-envs", "2", "--rounds", "2", "--seconds", "0.05", "--only", *names]
     assert main([*args, "--env", "CartPole-v1", "--json", str(file)]) == 0
     output = capfd.readouterr().out
@@ -197,7 +197,7 @@ LAUNCHERS = ["gymnasium-forkserver", "gymnasium-preload", *(f"aioenv-{start}" fo
     [
         ("latency", ["gymnasium-async", "aioenv", "aioenv-asyncio", "aioenv-streams"], 1, ["p50 µs", "p99 µs"]),
         ("startup", LAUNCHERS, 2, ["ready s"]),
-        ("memory", LAUNCHERS, 2, ["worker MiB"]),
+        pytest.param("memory", LAUNCHERS, 2, ["worker MiB"], marks=pytest.mark.stress),
         ("uneven", ["gymnasium-async", "aioenv-step", "aioenv-recv"], 2, ["env-steps/s", "least share", "most share"]),
     ],
 )
@@ -255,7 +255,9 @@ def test_bench_burdens_no_other_contenders_workers(contender, tmp_path):
     assert run_contender(f"startup: {contender}", Task("spies:Spy-v0", 1, 0.01))["ready s"] > 0
 
 
-@pytest.mark.parametrize("contender", ["gymnasium-preload", f"aioenv-{START_METHODS[-1]}"])
+@pytest.mark.parametrize(
+    "contender", [pytest.param("gymnasium-preload", marks=pytest.mark.stress), f"aioenv-{START_METHODS[-1]}"]
+)
 def test_bench_counts_what_a_contenders_workers_use_as_its_own(contender, tmp_path):
     (tmp_path / "burns.py").write_text(BURN)
     before = sum(os.times()[2:4])
