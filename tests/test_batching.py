@@ -41,7 +41,7 @@ def by_workers(steps: list[list[dict]], workers: int) -> list[dict]:
     for infos in steps:
         parts = []
         for (gatherer, table), (start, stop) in zip(ends, spans, strict=True):
-            groups = gatherer.gather(list(enumerate(infos[start:stop])), stop - start)
+            groups = gatherer.gather(list(enumerate(infos[start:stop])), range(stop - start))
             news, groups = load(dump((gatherer.take_news(), groups)))
             table.learn(news)
             for group in groups:
@@ -143,7 +143,7 @@ def test_infos_that_never_repeat_do_not_fill_the_memory():
     gatherer, table = Gatherer(), SchemaTable({})
     for t in range(3 * MAX_SCHEMAS):
         infos = [{"common": t}, {f"key{t}": float(t)}]
-        groups = gatherer.gather(list(enumerate(infos)), 2)
+        groups = gatherer.gather(list(enumerate(infos)), range(2))
         table.learn(gatherer.take_news())
         parts = [table.unpack(g, np.array(g.rows), len(g.rows)) for g in groups]
         assert_same(merge(parts, 2), by_gymnasium(infos))

@@ -95,10 +95,16 @@ class Gatherer:
         self._news: list[tuple[int, Schema]] = []
         self._usual: _Known | None = None  # all float scalars: what a whole batch is compared with first
 
-    def gather(self, infos: Sequence[tuple[int, Mapping[Any, Any]]], num_rows: int) -> list[Group]:
-        """Group info dicts, given with their rows in the order in which Gymnasium would add them."""
-        if self._usual is not None and len(infos) == num_rows:
-            group = self._gather_alike(self._usual, infos, num_rows)
+    def gather(self, infos: Sequence[tuple[int, Mapping[Any, Any]]], rows: Sequence[int]) -> list[Group]:
+        """Group info dicts, given with their rows in the order in which Gymnasium would add them.
+
+        Args:
+            infos: dicts that are not empty, with their rows.
+            rows: all rows of the request.
+        """
+        wanted = tuple(rows)
+        if self._usual is not None and len(infos) == len(wanted):
+            group = self._gather_alike(self._usual, infos, wanted)
             if group is not None:
                 return [group]
         if len(self._ids) >= MAX_SCHEMAS:  # here, where no group has a number yet
@@ -106,28 +112,30 @@ class Gatherer:
             self._known.clear()
             self._usual = None
         try:
-            return self._gather(infos, num_rows, self._known)
+            return self._gather(infos, wanted, self._known)
         except OverflowError:  # an int past 64 bits among dicts that are known by their types alone
-            return self._gather(infos, num_rows, None)
+            return self._gather(infos, wanted, None)
 
     def _gather_alike(
-        self, usual: _Known, infos: Sequence[tuple[int, Mapping[Any, Any]]], num_rows: int
+        self, usual: _Known, infos: Sequence[tuple[int, Mapping[Any, Any]]], wanted: tuple[int, ...]
     ) -> Group | None:
         """One group of all rows, if every dict is of the usual sort: compared as a whole, and never one by one."""
         rows, dicts = zip(*infos, strict=True)
-        if rows != tuple(range(num_rows)) or set(map(type, dicts)) != {dict}:
+        n = len(wanted)
+        if rows != wanted or set(map(type, dicts)) != {dict}:
             return None
-        if list(chain.from_iterable(dicts)) != usual.keys * num_rows:
+        # no dict has a key twice: if they have all of these together, in this order, each has its share
+        if list(chain.from_iterable(dicts)) != usual.keys * n:
             return None
         values = list(chain.from_iterable(map(dict.values, dicts)))
-        if list(map(type, values)) != usual.types * num_rows:
+        if list(map(type, values)) != usual.types * n:
             return None
-        return Group(usual.number, None, np.array(values, np.float64).reshape(num_rows, -1).tobytes("F"), [])
+        return Group(usual.number, None, np.array(values, np.float64).reshape(n, -1).tobytes("F"), [])
 
     def _gather(
         self,
         infos: Sequence[tuple[int, Mapping[Any, Any]]],
-        num_rows: int,
+        wanted: tuple[int, ...],
         sorts: dict[tuple[Any, Any], _Known] | None,
     ) -> list[Group]:
         groups: dict[int, tuple[Schema, list[int], list[Any]]] = {}
@@ -160,7 +168,7 @@ class Gatherer:
             else:
                 group[2].append(values)
         return [
-            Group(number, None if rows == list(range(num_rows)) else tuple(rows), *_pack(schema, rows, values))
+            Group(number, None if tuple(rows) == wanted else tuple(rows), *_pack(schema, rows, values))
             for number, (schema, rows, values) in groups.items()
         ]
 

@@ -20,7 +20,7 @@ from aioenv.engine.recovery import Recovery
 from aioenv.engine.slots import SlotState, SlotTable
 from aioenv.engine.tails import read_tail
 from aioenv.errors import SlotError, WireError, WorkerDied
-from aioenv.host.polling import MAX_POLL_S, Poller
+from aioenv.host.polling import Poller
 from aioenv.wire.frames import Frame, Kind
 from aioenv.wire.messages import load
 from aioenv.workers.environment import usable_cpus
@@ -32,9 +32,10 @@ __all__ = ["Dispatch"]
 
 Slots = npt.NDArray[np.int64]
 
-# How long to poll for the last replies of a step once there are CPUs without a worker in flight, in seconds: workers
-# with equal shares are done at nearly the same time.
-_REST_S = 150e-6
+# How long to poll for replies while there are CPUs without a worker in flight, in seconds: before the loop sleeps, and
+# once the first replies of a step are in, since workers with equal shares are done at nearly the same time. To be woken
+# takes about as long.
+_POLL_S = 150e-6
 
 
 class Dispatch:
@@ -75,8 +76,8 @@ class Dispatch:
         self._num_envs = fleet.members[-1].stop
         self._all_slots = np.arange(self._num_envs)
         self._cpus = usable_cpus()
-        self._poller = Poller(MAX_POLL_S)
-        self._rest_poller = Poller(_REST_S)
+        self._poller = Poller(_POLL_S)
+        self._rest_poller = Poller(_POLL_S)
         self.shared_actions = tuple(fleet.lanes[COPIED].actions) if fleet.lanes else ()
         self.history: History | None = None
         self.restarter: Restarter | None = None

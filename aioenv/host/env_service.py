@@ -270,17 +270,21 @@ class EnvService:
         if not infos and not failures and not objects:
             return Reply(fixed)
         try:
-            groups = self._gatherer.gather(infos, len(self._envs)) if infos else []
+            groups = self._gatherer.gather(infos, rows) if infos else []
             news = self._gatherer.take_news()
             if len(groups) == 1 and not (news or failures or objects) and (usual := groups[0]).is_usual:
                 return Reply(fixed, dump_usual(usual.schema, usual.data))
             tail = dump(StepReply(news, groups, objects, failures))
         except Exception:
-            tail = self._without_unpicklable(infos, objects, failures)
+            tail = self._without_unpicklable(rows, infos, objects, failures)
         return Reply(fixed, tail)
 
     def _without_unpicklable(
-        self, infos: list[tuple[int, dict[str, Any]]], objects: list[list[Any]], failures: list[Failure]
+        self,
+        rows: Sequence[int],
+        infos: list[tuple[int, dict[str, Any]]],
+        objects: list[list[Any]],
+        failures: list[Failure],
     ) -> bytes:
         """Find the rows whose infos can't travel, and report those rows alone as failed."""
         good: list[tuple[int, dict[str, Any]]] = []
@@ -292,7 +296,7 @@ class EnvService:
                 exc.add_note(f"the info dict of this env can't be pickled: {list(info)}")
                 failures.append(describe_failure(exc, row))
         self._gatherer = Gatherer()  # what it believes to have sent, it has not
-        groups = self._gatherer.gather(good, len(self._envs))
+        groups = self._gatherer.gather(good, rows)
         return dump(StepReply(self._gatherer.take_news(), groups, objects, failures))
 
     def afterwards(self) -> Reply | None:

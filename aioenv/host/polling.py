@@ -7,7 +7,7 @@ from time import perf_counter
 
 __all__ = ["MAX_POLL_S", "Poller"]
 
-# The longest that a worker, or the parent, may spin for what comes next, in seconds.
+# The longest that a worker may spin for what comes next, in seconds.
 MAX_POLL_S = 50e-6
 
 _MISSES = 8  # so many in a row, and polling rests
