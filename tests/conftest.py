@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -11,6 +12,9 @@ import pytest
 import uvloop
 
 from aioenv.testing import leak_check
+
+# a shell without job control starts what runs in the background with SIGINT ignored, and some tests are about Ctrl-C
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # before numpy is imported: its threads would count as left behind, and fight the workers
 for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
