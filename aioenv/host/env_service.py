@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,17 +17,18 @@ from gymnasium.vector import AutoresetMode
 
 from aioenv.batching.autoreset import Autoreset
 from aioenv.batching.infos import Gatherer
-from aioenv.batching.layout import Arrays, Layout, byte_view
+from aioenv.batching.layout import Layout
 from aioenv.batching.plane import Lane, Plane
 from aioenv.host import running
+from aioenv.host.actions import Actions
 from aioenv.host.checkpoint import Checkpoints, RowCheckpoint
+from aioenv.host.env_calls import EnvCalls
 from aioenv.host.mujoco_source import MujocoSource, find_source, read_state
 from aioenv.host.rows import Rows
-from aioenv.host.service import Reply
+from aioenv.host.service import Reply, SlotService
 from aioenv.host.shared import mapped
-from aioenv.host.snapshot import Misfit, RawState, read_snapshot, write_snapshot
 from aioenv.host.worker import StartFailed, describe_failure
-from aioenv.wire.frames import Frame, Header, Kind
+from aioenv.wire.frames import Frame
 from aioenv.wire.messages import Failure, LostRow, ResetRequest, StepReply, dump, dump_usual, load, load_code
 
 __all__ = ["EnvDescription", "EnvService"]
@@ -46,7 +47,7 @@ class EnvDescription(NamedTuple):
     checkpoint_obstacle: str | None = None  # why it can't be
 
 
-class EnvService:
+class EnvService(EnvCalls, SlotService):
     """Envs, stepped one after the other.
 
     Args:
@@ -73,7 +74,6 @@ class EnvService:
         self._row_checkpoints = [RowCheckpoint(env) for env in self._envs] if checkpoints else []
         self._checkpoints: Checkpoints | None = None
         self._all_rows = range(len(self._envs))
-        self._action_views: list[memoryview] | None = None
         self._gatherer = Gatherer()
         self._draws_late = False
         self._late: list[int] | None = None
@@ -133,7 +133,7 @@ class EnvService:
             ValueError: if a row can't be resumed, or needs a larger checkpoint.
         """
         n = len(self._envs)
-        self._actions = Layout(action_space)
+        layout = Layout(action_space)
         observations = Layout(observation_space)
         self._checkpoints = self._lay_out_checkpoints(checkpoint_size) if checkpoint_size else None
         self._state = np.zeros((n, state_size), np.float64)
@@ -143,19 +143,14 @@ class EnvService:
             riding.append(self._checkpoints.array)
         lanes = [Lane({}, {})]
         if plane is not None:
-            lanes = plane.lanes(mapped(plane.size(observations, self._actions)), observations, self._actions)
+            lanes = plane.lanes(mapped(plane.size(observations, layout)), observations, layout)
         mine = slice(start, start + n)
         self._rows = Rows(
             observations, n, [{i: a[mine] for i, a in lane.observations.items()} for lane in lanes], riding
         )
-        own = self._actions.zeros(n)
-        self._action_lanes = [
-            [lane.actions[i][mine] if i in lane.actions else a for i, a in enumerate(own)] for lane in lanes
-        ]
-        self._shared_actions = set(lanes[0].actions)
-        self._lane = bytearray(plane is not None)  # which one the request that was just read is about
-        framed = [byte_view(a) for i, a in enumerate(own) if i not in lanes[0].actions]
-        self._action_views = [memoryview(self._lane), *framed] if plane is not None else framed
+        actions = [{i: array[mine] for i, array in lane.actions.items()} for lane in lanes]
+        self._actions = Actions(layout, n, actions, laned=plane is not None)
+        self._action_views = self._actions.views
         # what is here now stays: full collections need not look at it again
         gc.collect()
         gc.freeze()
@@ -173,59 +168,25 @@ class EnvService:
 
     # ------------------------------------------------------------ steps and resets
 
-    def place(self, header: Header) -> Sequence[memoryview] | None:
-        """Actions of all rows go straight into the action arrays."""
-        return self._action_views if header.kind is Kind.STEP else None
-
-    def expect(self) -> Sequence[memoryview] | None:
-        """A step of all rows."""
-        return self._action_views
-
-    def handle(self, frame: Frame) -> Reply:
-        """Answer a STEP or a RESET."""
-        if frame.kind is Kind.STEP:
-            return self._step(frame)
-        if frame.kind is Kind.RESET:
-            return self._reset(frame)
-        raise ValueError(f"an env worker has no answer to {frame.kind.name}")
-
     def _step(self, frame: Frame) -> Reply:
         rows: Sequence[int] = self._all_rows
         chosen, action_objects, given = load(frame.tail) if len(frame.tail) else (None, None, None)
-        # else it was read into the usual place: a few rows' may be as long as all rows', if there is but the lane
-        data = b"" if frame.fixed is self._action_views else self._read_lane(frame)
-        lane = self._lane[0] if self._lane else 0
+        lane, data = self._actions.open(frame)
         if given is not None:
-            arrays = []
+            actions = given
         elif chosen is None:
-            # a copy: envs may keep their action, and the next one is read into the same memory
-            arrays = [array.copy() for array in self._action_lanes[lane]]
+            actions = self._actions.of_all(lane, action_objects or ())
         else:
             rows = chosen
-            arrays = self._some_actions(lane, list(rows), data)
-        actions = given or self._actions.rows(arrays, action_objects or ())
+            actions = self._actions.of_some(lane, rows, data, action_objects or ())
         out = self._stepper.step(rows, actions)
         self._rows.store(lane, rows, out)
         failures = [describe_failure(exc, row) for row, exc in out.failures]
         return self._reply(rows, True, out.infos, failures, rows)
 
-    def _read_lane(self, frame: Frame) -> bytes:
-        """Take note of the lane of a request that was not read into the usual place; gives what follows it."""
-        data = b"".join(frame.fixed)
-        size = len(self._lane)
-        self._lane[:] = data[:size]
-        return data[size:]
-
-    def _some_actions(self, lane: int, rows: list[int], data: bytes) -> Arrays:
-        """Copies of the actions of some rows: what travelled, and what stands in shared memory."""
-        shared = self._action_lanes[lane] if self._lane else []
-        here = {i: array[rows] for i, array in enumerate(shared) if i in self._shared_actions}
-        return self._actions.split(data, len(rows), here)
-
     def _reset(self, frame: Frame) -> Reply:
         request: ResetRequest = load(frame.tail)
-        self._read_lane(frame)
-        lane = self._lane[0] if self._lane else 0
+        lane, _ = self._actions.open(frame)
         infos: list[tuple[int, dict[str, Any]]] = []
         failures: list[Failure] = []
         for row, seed in zip(request.rows, request.seeds, strict=True):
@@ -381,75 +342,12 @@ class EnvService:
                 self._rows.keep(0, row, obs)  # a reset of other rows tells it once more
             self._stepper.begin_anew(row, seed, None if over else obs)
 
-    # ------------------------------------------------------------ calls
-
-    def call_envs(
-        self, rows: Sequence[int], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[list[bytes], list[Failure]]:
-        """Call a method of envs, or read an attribute, wherever in the stack of wrappers it is."""
-
-        def call(env: Env[Any, Any]) -> Any:
-            value = env.get_wrapper_attr(name)
-            return value(*args, **kwargs) if callable(value) else value
-
-        return self._for_each(rows, [call] * len(rows))
-
-    def set_attr(self, rows: Sequence[int], name: str, values: Sequence[Any]) -> tuple[list[bytes], list[Failure]]:
-        """Set an attribute of envs, where it exists in the stack of wrappers, else on the env itself."""
-        return self._for_each(rows, [lambda env, v=v: env.set_wrapper_attr(name, v) for v in values])  # type: ignore[misc]
-
-    def resets_due(self, rows: Sequence[int]) -> tuple[list[bytes], list[Failure]]:
-        """For each row whether its next step will be a reset instead."""
-        return self._for_each(rows, [lambda _, row=row: self._stepper.due[row] == 1 for row in rows])  # type: ignore[misc]
-
-    def get_states(self, rows: Sequence[int]) -> tuple[list[bytes], list[Failure]]:
-        """The state of each env, or, as a text, why it can't be had."""
-        due = self._stepper.due
-        return self._for_each(rows, [lambda env, row=row: _or_text(read_snapshot, env, due[row] == 1) for row in rows])  # type: ignore[misc]
-
-    def set_states(self, rows: Sequence[int], states: Sequence[RawState]) -> tuple[list[bytes], list[Failure]]:
-        """Bring each env into a state; gives its checkpoint, or a text that says why nothing was done."""
-        each = zip(rows, states, strict=True)
-        return self._for_each(rows, [lambda _, r=r, s=s: _or_text(self._set_state, r, s) for r, s in each])  # type: ignore[misc]
-
-    def _set_state(self, row: int, state: RawState) -> npt.NDArray[np.float64] | None:
-        if state[1]["due"] and not self._stepper.resets_next_step:
-            raise Misfit("this state awaits a reset, which only AutoresetMode.NEXT_STEP does: it was taken under it")
-        self._stepper.go_on(row, write_snapshot(self._envs[row], state))
-        if self._checkpoints is None:
-            return None
-        self._checkpoints.capture([row])
-        row_array: npt.NDArray[np.float64] = self._checkpoints.array[row]
-        return row_array
-
-    def _for_each(
-        self, rows: Sequence[int], functions: Sequence[Callable[[Env[Any, Any]], Any]]
-    ) -> tuple[list[bytes], list[Failure]]:
-        """Results, each pickled by itself, so that one that can't be is its own row's failure alone."""
-        results: list[bytes] = []
-        failures: list[Failure] = []
-        for row, function in zip(rows, functions, strict=True):
-            try:
-                with running.row(row):
-                    results.append(dump(function(self._envs[row])))
-            except Exception as exc:
-                results.append(b"")
-                failures.append(describe_failure(exc, row))
-        return results, failures
-
     def close(self) -> None:
         """Close every env; what one of them raises does not keep the others open."""
         envs, self._envs = self._envs, []
         for row, env in enumerate(envs):
             with contextlib.suppress(Exception), running.row(row):
                 env.close()
-
-
-def _or_text(function: Callable[..., Any], *args: Any) -> Any:
-    try:
-        return function(*args)
-    except Misfit as exc:
-        return str(exc)
 
 
 def _picklable(value: Any) -> Any:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
-from aioenv.wire.frames import Buffer, Frame, Header
+from aioenv.wire.frames import Buffer, Frame, Header, Kind
 
-__all__ = ["Reply", "Service"]
+__all__ = ["Reply", "Service", "SlotService"]
 
 
 class Reply(NamedTuple):
@@ -41,3 +41,31 @@ class Service(Protocol):
 
     def close(self) -> None:
         """Let go of everything; called once, at the end."""
+
+
+class SlotService:
+    """What services that are stepped have in common: where requests are read into, and who answers which."""
+
+    _action_views: list[memoryview] | None = None  # where the actions of all rows are read into, once that is known
+
+    def place(self, header: Header) -> Sequence[memoryview] | None:
+        """Actions of all rows go straight into the action arrays."""
+        return self._action_views if header.kind is Kind.STEP else None
+
+    def expect(self) -> Sequence[memoryview] | None:
+        """A step of all rows."""
+        return self._action_views
+
+    def handle(self, frame: Frame) -> Reply:
+        """Answer a STEP or a RESET."""
+        if frame.kind is Kind.STEP:
+            return self._step(frame)
+        if frame.kind is Kind.RESET:
+            return self._reset(frame)
+        raise ValueError(f"{type(self).__name__} has no answer to {frame.kind.name}")
+
+    def _step(self, frame: Frame) -> Reply:
+        raise NotImplementedError
+
+    def _reset(self, frame: Frame) -> Reply:
+        raise NotImplementedError

@@ -16,16 +16,16 @@ from aioenv.batching.layout import Layout, byte_view
 from aioenv.batching.plane import Plane
 from aioenv.errors import ActionError
 from aioenv.host.env_service import EnvDescription
-from aioenv.host.service import Reply
+from aioenv.host.service import Reply, SlotService
 from aioenv.host.vector_access import call_vector_env, make_vector_env, reset_vector_env, set_vector_attr
 from aioenv.host.worker import StartFailed, describe_failure
-from aioenv.wire.frames import Frame, Header, Kind
+from aioenv.wire.frames import Frame
 from aioenv.wire.messages import Failure, ResetRequest, StepReply, dump, load, load_code
 
 __all__ = ["InfoPacker", "VectorService"]
 
 
-class VectorService:
+class VectorService(SlotService):
     """One vector env, which resets and seeds its slots in its own way; speaks the frames of `EnvService`.
 
     What it raises is an error of all of its slots.
@@ -43,7 +43,6 @@ class VectorService:
         self._n = num_envs
         self._closed = False
         self._packer = InfoPacker(num_envs)
-        self._action_views: list[memoryview] | None = None
 
     def describe(self) -> list[EnvDescription]:
         """One description for each row; the first has the spaces."""
@@ -85,22 +84,6 @@ class VectorService:
 
     # ------------------------------------------------------------ steps and resets
 
-    def place(self, header: Header) -> Sequence[memoryview] | None:
-        """Actions of all rows go straight into the action arrays."""
-        return self._action_views if header.kind is Kind.STEP else None
-
-    def expect(self) -> Sequence[memoryview] | None:
-        """A step."""
-        return self._action_views
-
-    def handle(self, frame: Frame) -> Reply:
-        """Answer a STEP or a RESET."""
-        if frame.kind is Kind.STEP:
-            return self._step(frame)
-        if frame.kind is Kind.RESET:
-            return self._reset(load(frame.tail))
-        raise ValueError(f"a vector env has no answer to {frame.kind.name}")
-
     def _step(self, frame: Frame) -> Reply:
         rows, objects, _ = load(frame.tail) if len(frame.tail) else (None, None, None)
         if rows is not None and len(rows) < self._n:
@@ -111,7 +94,8 @@ class VectorService:
         flags = [_column(reward, np.float64, self._n), _column(terminated, np.bool_, self._n)]
         return self._reply(obs, [*flags, _column(truncated, np.bool_, self._n)], info, range(self._n))
 
-    def _reset(self, request: ResetRequest) -> Reply:
+    def _reset(self, frame: Frame) -> Reply:
+        request: ResetRequest = load(frame.tail)
         rows, every = request.rows, range(self._n)
         if not len(rows):  # no slot of this share is in the mask: the latest observations, as they are
             arrays, objects = self._latest

@@ -1,0 +1,88 @@
+"""Calls of the envs of a worker: their methods, attributes and whole states."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from gymnasium import Env
+
+from aioenv.batching.autoreset import Autoreset
+from aioenv.host import running
+from aioenv.host.checkpoint import Checkpoints
+from aioenv.host.snapshot import Misfit, RawState, read_snapshot, write_snapshot
+from aioenv.host.worker import describe_failure
+from aioenv.wire.messages import Failure, dump
+
+__all__ = ["EnvCalls"]
+
+
+class EnvCalls:
+    """What `EnvService` has beside steps and resets."""
+
+    _envs: list[Env[Any, Any]]
+    _stepper: Autoreset
+    _checkpoints: Checkpoints | None
+
+    def call_envs(
+        self, rows: Sequence[int], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[list[bytes], list[Failure]]:
+        """Call a method of envs, or read an attribute, wherever in the stack of wrappers it is."""
+
+        def call(env: Env[Any, Any]) -> Any:
+            value = env.get_wrapper_attr(name)
+            return value(*args, **kwargs) if callable(value) else value
+
+        return self._for_each(rows, [call] * len(rows))
+
+    def set_attr(self, rows: Sequence[int], name: str, values: Sequence[Any]) -> tuple[list[bytes], list[Failure]]:
+        """Set an attribute of envs, where it exists in the stack of wrappers, else on the env itself."""
+        return self._for_each(rows, [lambda env, v=v: env.set_wrapper_attr(name, v) for v in values])  # type: ignore[misc]
+
+    def resets_due(self, rows: Sequence[int]) -> tuple[list[bytes], list[Failure]]:
+        """For each row whether its next step will be a reset instead."""
+        return self._for_each(rows, [lambda _, row=row: self._stepper.due[row] == 1 for row in rows])  # type: ignore[misc]
+
+    def get_states(self, rows: Sequence[int]) -> tuple[list[bytes], list[Failure]]:
+        """The state of each env, or, as a text, why it can't be had."""
+        due = self._stepper.due
+        return self._for_each(rows, [lambda env, row=row: _or_text(read_snapshot, env, due[row] == 1) for row in rows])  # type: ignore[misc]
+
+    def set_states(self, rows: Sequence[int], states: Sequence[RawState]) -> tuple[list[bytes], list[Failure]]:
+        """Bring each env into a state; gives its checkpoint, or a text that says why nothing was done."""
+        each = zip(rows, states, strict=True)
+        return self._for_each(rows, [lambda _, r=r, s=s: _or_text(self._set_state, r, s) for r, s in each])  # type: ignore[misc]
+
+    def _set_state(self, row: int, state: RawState) -> npt.NDArray[np.float64] | None:
+        if state[1]["due"] and not self._stepper.resets_next_step:
+            raise Misfit("this state awaits a reset, which only AutoresetMode.NEXT_STEP does: it was taken under it")
+        self._stepper.go_on(row, write_snapshot(self._envs[row], state))
+        if self._checkpoints is None:
+            return None
+        self._checkpoints.capture([row])
+        row_array: npt.NDArray[np.float64] = self._checkpoints.array[row]
+        return row_array
+
+    def _for_each(
+        self, rows: Sequence[int], functions: Sequence[Callable[[Env[Any, Any]], Any]]
+    ) -> tuple[list[bytes], list[Failure]]:
+        """Results, each pickled by itself, so that one that can't be is its own row's failure alone."""
+        results: list[bytes] = []
+        failures: list[Failure] = []
+        for row, function in zip(rows, functions, strict=True):
+            try:
+                with running.row(row):
+                    results.append(dump(function(self._envs[row])))
+            except Exception as exc:
+                results.append(b"")
+                failures.append(describe_failure(exc, row))
+        return results, failures
+
+
+def _or_text(function: Callable[..., Any], *args: Any) -> Any:
+    try:
+        return function(*args)
+    except Misfit as exc:
+        return str(exc)
