@@ -10,7 +10,6 @@ from gymnasium import Env, Space
 from gymnasium.vector import AutoresetMode
 
 from aioenv.batching.autoreset import parse_mode
-from aioenv.engine import calls
 from aioenv.engine.arguments import (
     check_cpu_affinity,
     check_num_workers,
@@ -23,16 +22,16 @@ from aioenv.engine.arguments import (
     pickle_factories,
 )
 from aioenv.engine.batch import KEPT, TURNS
+from aioenv.engine.calls import Calls, call_envs
 from aioenv.engine.fleet import FleetConfig
 from aioenv.engine.images import stack_images
 from aioenv.engine.imports import modules_needed
 from aioenv.engine.lifecycle import Lifecycle
-from aioenv.engine.record import Rollout
 from aioenv.engine.results import Ready, ResetResult, StepResult, WorkerInfo
-from aioenv.engine.rollout import Policy, roll_out
+from aioenv.engine.rollout import Rollouts
 from aioenv.engine.seeds import split_reset_options, spread_seeds
 from aioenv.engine.states import States
-from aioenv.engine.waits import Clock, Stats
+from aioenv.engine.waits import Clock
 from aioenv.workers.channel import check_channel
 from aioenv.workers.launch import check_start
 
@@ -43,7 +42,7 @@ if TYPE_CHECKING:
 __all__ = ["AsyncVectorEnv", "WorkerInfo"]
 
 
-class AsyncVectorEnv(States, Lifecycle):
+class AsyncVectorEnv(Rollouts, Calls, States, Lifecycle):
     """Many envs, stepped at once in worker processes; every call that waits is awaited.
 
     Nothing is started by the constructor. Use it as an async context manager, or await it and close it::
@@ -245,59 +244,9 @@ class AsyncVectorEnv(States, Lifecycle):
         try:
             if self._session.images is not None:
                 return await self._session.images.render(schedule.patience)
-            return stack_images(await calls.call_envs(schedule, None, "render", (), {}))
+            return stack_images(await call_envs(schedule, None, "render", (), {}))
         finally:
             wait.end()
-
-    # ------------------------------------------------------------ many steps
-
-    async def rollout(self, policy: Policy, steps: int, groups: int = 2) -> Rollout:
-        """Collect `steps` steps of every slot, with the envs of one group stepping while the policy of another runs.
-
-        The slots of every worker are split into `groups` groups, so that a worker which is done with one group finds
-        the next one's actions waiting; with 1 it is lock-step. Trajectories do not depend on `groups`, as long as the
-        policy treats row by row. It begins with the envs as they are: `reset` first; a second rollout goes on where
-        the first one stopped. Under `AutoresetMode.DISABLED` it resets, without a seed, each slot whose episode is
-        over before its next step; the episode's last observation is in `infos[t]["final_obs"]`, as under SAME_STEP.
-
-        If this is cancelled, or the policy raises, or a timeout passes, what is in flight is left as by a cancelled
-        `step`: the envs do step, `recv` takes the results, and a later `step`, `reset` or `rollout` first waits for
-        them and drops them, with a warning if an episode ended in one.
-
-        Args:
-            policy: `policy(obs)` gives a batch of actions for a batch of observations, those of a group's k slots;
-                or `(actions, extras)`, a dict of arrays of shape `(k, …)` to be kept, values and log-probabilities
-                say, with the same keys each time. (Not where an action is itself a pair whose second element is a
-                Dict: there it is all actions.) If it has a parameter `slots`, it gets the slot numbers too, int64 of
-                shape `(k,)`, ascending, always one of the same `groups` arrays: a recurrent policy keeps its state by
-                them. It may be a coroutine function. A plain function holds up the loop, while workers go on.
-            steps: how many, of each slot.
-            groups: how many; at most as many as the worker with the fewest slots has, more are so many.
-
-        Returns:
-            Arrays `(steps, num_envs, …)`; `valid` says which rows to learn from (see `Rollout`).
-
-        Raises:
-            ResetNeededError: if a slot has no observation yet: never reset, or just put into a state.
-            ActionError: if actions don't fit the action space; the message names the group.
-            PendingCallError: if a slot has a request in flight. Nothing was sent.
-            EnvError: if an env raised; `error.partial` is a `Rollout` of what was collected, all groups' last steps
-                included. The slot must be reset; the others are in order.
-            WorkerDied: likewise, if a worker ended.
-            StepTimeout: if a group's step took longer than `timeout_s`; `error.partial` as above.
-        """
-        return await roll_out(self._running, self._clock, self.autoreset_mode, policy, steps, groups)
-
-    def stats(self, *, reset: bool = False) -> Stats:
-        """How long the run waited for envs, for images and for the policy; `print` it.
-
-        Args:
-            reset: count anew from here.
-        """
-        stats = self._clock.stats(self.num_envs)
-        if reset:
-            self._clock.start_anew()
-        return stats
 
     # ------------------------------------------------------------ some slots, whoever is first
 
@@ -375,41 +324,3 @@ class AsyncVectorEnv(States, Lifecycle):
     def outstanding(self) -> bool:
         """Whether anything is in flight, or has come and was not taken: whether `recv` would give something."""
         return self._running.outstanding
-
-    # ------------------------------------------------------------ calls
-
-    async def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-        """Call a method of every env (or read an attribute), through its wrappers.
-
-        If this is cancelled, the envs run it all the same; the results are dropped.
-
-        Returns:
-            One result a slot.
-
-        Raises:
-            PendingCallError: if a slot has a request in flight. Nothing was sent.
-            EnvError: if an env raised; `error.partial` has the others' results.
-            WorkerDied: if a worker ended.
-            StepTimeout: if `timeout_s` passed. The envs run it all the same; the results are dropped.
-        """
-        schedule = self._running
-        return await calls.call_envs(schedule, None, name, args, kwargs)
-
-    async def call_at(self, slot: int, name: str, *args: Any, **kwargs: Any) -> Any:
-        """Call a method of one slot's env (or read an attribute); otherwise as `call`."""
-        schedule = self._running
-        return (await calls.call_envs(schedule, [slot], name, args, kwargs))[0]
-
-    async def get_attr(self, name: str) -> tuple[Any, ...]:
-        """Read an attribute of every env; otherwise as `call`."""
-        return await self.call(name)
-
-    async def set_attr(self, name: str, values: Any) -> None:
-        """Set an attribute of every env: to its element of a list or tuple, else all to the same value.
-
-        Raises:
-            ValueError: if a list has another length than there are slots.
-            PendingCallError, EnvError, WorkerDied: as for `call`.
-        """
-        schedule = self._running
-        await calls.set_attr(schedule, name, values)

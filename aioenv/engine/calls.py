@@ -4,17 +4,64 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from aioenv.engine.fleet import Member
-from aioenv.engine.schedule import Schedule
 from aioenv.errors import SlotError
 from aioenv.wire.frames import Frame, Kind
 from aioenv.wire.messages import Call, dump_code, load
 
-__all__ = ["call_envs", "for_each", "set_attr"]
+if TYPE_CHECKING:
+    from aioenv.engine.schedule import Schedule
+
+__all__ = ["Calls", "call_envs", "for_each", "set_attr"]
+
+
+class Calls:
+    """The part of a vector env that calls what envs have."""
+
+    if TYPE_CHECKING:
+
+        @property
+        def _running(self) -> Schedule: ...
+
+    async def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """Call a method of every env (or read an attribute), through its wrappers.
+
+        If this is cancelled, the envs run it all the same; the results are dropped.
+
+        Returns:
+            One result a slot.
+
+        Raises:
+            PendingCallError: if a slot has a request in flight. Nothing was sent.
+            EnvError: if an env raised; `error.partial` has the others' results.
+            WorkerDied: if a worker ended.
+            StepTimeout: if `timeout_s` passed. The envs run it all the same; the results are dropped.
+        """
+        schedule = self._running
+        return await call_envs(schedule, None, name, args, kwargs)
+
+    async def call_at(self, slot: int, name: str, *args: Any, **kwargs: Any) -> Any:
+        """Call a method of one slot's env (or read an attribute); otherwise as `call`."""
+        schedule = self._running
+        return (await call_envs(schedule, [slot], name, args, kwargs))[0]
+
+    async def get_attr(self, name: str) -> tuple[Any, ...]:
+        """Read an attribute of every env; otherwise as `call`."""
+        return await self.call(name)
+
+    async def set_attr(self, name: str, values: Any) -> None:
+        """Set an attribute of every env: to its element of a list or tuple, else all to the same value.
+
+        Raises:
+            ValueError: if a list has another length than there are slots.
+            PendingCallError, EnvError, WorkerDied: as for `call`.
+        """
+        schedule = self._running
+        await set_attr(schedule, name, values)
 
 
 async def call_envs(

@@ -19,14 +19,75 @@ from aioenv.errors import ActionError, ResetNeededError, SlotError, StepTimeout
 if TYPE_CHECKING:
     from aioenv.engine.batch import Exchange
     from aioenv.engine.schedule import Schedule
-    from aioenv.engine.waits import Clock
+    from aioenv.engine.waits import Clock, Stats
 
-__all__ = ["Policy", "roll_out", "takes_slots"]
+__all__ = ["Policy", "Rollouts", "roll_out", "takes_slots"]
 
 Policy = Callable[..., Any | Awaitable[Any]]
 
 # What an episode's last observation is told as where the rollout itself resets (DISABLED), as SAME_STEP tells it.
 _FINAL_OBS = Schema((Column(("final_obs",), None, ()),), False, False)
+
+
+class Rollouts:
+    """The part of a vector env that collects many steps, and says what they waited for."""
+
+    num_envs: int
+    autoreset_mode: AutoresetMode
+    _clock: Clock
+
+    if TYPE_CHECKING:
+
+        @property
+        def _running(self) -> Schedule: ...
+
+    async def rollout(self, policy: Policy, steps: int, groups: int = 2) -> Rollout:
+        """Collect `steps` steps of every slot, with the envs of one group stepping while the policy of another runs.
+
+        The slots of every worker are split into `groups` groups, so that a worker which is done with one group finds
+        the next one's actions waiting; with 1 it is lock-step. Trajectories do not depend on `groups`, as long as the
+        policy treats row by row. It begins with the envs as they are: `reset` first; a second rollout goes on where
+        the first one stopped. Under `AutoresetMode.DISABLED` it resets, without a seed, each slot whose episode is
+        over before its next step; the episode's last observation is in `infos[t]["final_obs"]`, as under SAME_STEP.
+
+        If this is cancelled, or the policy raises, or a timeout passes, what is in flight is left as by a cancelled
+        `step`: the envs do step, `recv` takes the results, and a later `step`, `reset` or `rollout` first waits for
+        them and drops them, with a warning if an episode ended in one.
+
+        Args:
+            policy: `policy(obs)` gives a batch of actions for a batch of observations, those of a group's k slots;
+                or `(actions, extras)`, a dict of arrays of shape `(k, …)` to be kept, values and log-probabilities
+                say, with the same keys each time. (Not where an action is itself a pair whose second element is a
+                Dict: there it is all actions.) If it has a parameter `slots`, it gets the slot numbers too, int64 of
+                shape `(k,)`, ascending, always one of the same `groups` arrays: a recurrent policy keeps its state by
+                them. It may be a coroutine function. A plain function holds up the loop, while workers go on.
+            steps: how many, of each slot.
+            groups: how many; at most as many as the worker with the fewest slots has, more are so many.
+
+        Returns:
+            Arrays `(steps, num_envs, …)`; `valid` says which rows to learn from (see `Rollout`).
+
+        Raises:
+            ResetNeededError: if a slot has no observation yet: never reset, or just put into a state.
+            ActionError: if actions don't fit the action space; the message names the group.
+            PendingCallError: if a slot has a request in flight. Nothing was sent.
+            EnvError: if an env raised; `error.partial` is a `Rollout` of what was collected, all groups' last steps
+                included. The slot must be reset; the others are in order.
+            WorkerDied: likewise, if a worker ended.
+            StepTimeout: if a group's step took longer than `timeout_s`; `error.partial` as above.
+        """
+        return await roll_out(self._running, self._clock, self.autoreset_mode, policy, steps, groups)
+
+    def stats(self, *, reset: bool = False) -> Stats:
+        """How long the run waited for envs, for images and for the policy; `print` it.
+
+        Args:
+            reset: count anew from here.
+        """
+        stats = self._clock.stats(self.num_envs)
+        if reset:
+            self._clock.start_anew()
+        return stats
 
 
 async def roll_out(
