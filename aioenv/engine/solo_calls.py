@@ -3,37 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from aioenv.engine.slots import SlotTable
-from aioenv.engine.threads import EnvThread
-from aioenv.errors import ClosedError, EnvError, RenderError, StepTimeout
+from aioenv.engine.solo_life import SoloLife
+from aioenv.errors import ClosedError, RenderError, StepTimeout
 from aioenv.host.vector_access import call_vector_env, set_vector_attr
 
 __all__ = ["SoloCalls"]
 
 
-class SoloCalls(ABC):
+class SoloCalls(SoloLife):
     """What `Solo` has beside steps and resets. It always goes to the env's own thread, if there is one."""
-
-    num_envs: int
-    render_mode: str | None
-    table: SlotTable
-    _env: Any
-    _thread: EnvThread | None
-
-    @abstractmethod
-    def _error(self, exc: BaseException) -> EnvError:
-        """What the env has raised, as an error of all slots."""
-
-    @abstractmethod
-    async def _patiently(self, wait: Any, timeout_s: float | None, meaning: str) -> Any:
-        """Wait, until `timeout_s` has passed."""
 
     async def call(self, slots: Sequence[int] | None, name: str, args: tuple[Any, ...], kwargs: Any) -> tuple[Any, ...]:
         """Call a method, or read an attribute (see `call_vector_env`)."""
