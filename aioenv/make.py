@@ -81,8 +81,6 @@ def make_vec(
             wrappers=bool(wrappers),
             observation_mode=observation_mode != "same",
             autoreset_mode=autoreset_mode not in (AutoresetMode.NEXT_STEP, AutoresetMode.NEXT_STEP.value),
-            restart=restart is not None,
-            render=render is not None,
             transport=transport == "shared",
         )
         return NativeVectorEnv(
@@ -95,9 +93,12 @@ def make_vec(
             start=start,
             channel=channel,
             preload=preload,
+            restart=restart,
             start_timeout_s=start_timeout_s,
             log_prefix=log_prefix,
             worker_env=worker_env,
+            render=render,
+            cpu_affinity=cpu_affinity,
         )
     factory = env_factory(env, num_envs, wrappers, render is not None, env_kwargs)
     return AsyncVectorEnv(

@@ -29,7 +29,7 @@ from aioenv.engine.imports import modules_needed
 from aioenv.engine.lifecycle import Lifecycle
 from aioenv.engine.results import Ready, ResetResult, StepResult, WorkerInfo
 from aioenv.engine.rollout import Rollouts
-from aioenv.engine.seeds import split_reset_options, spread_seeds
+from aioenv.engine.seeds import split_reset_options
 from aioenv.engine.states import States
 from aioenv.engine.waits import Clock
 from aioenv.workers.channel import check_channel
@@ -182,10 +182,9 @@ class AsyncVectorEnv(Rollouts, Calls, States, Lifecycle):
         """
         schedule = self._running
         mask, rest = split_reset_options(options, self.num_envs)
-        seeds = spread_seeds(seed, np.arange(self.num_envs), self.num_envs)
         wait = self._clock.envs.begin()
         try:
-            return await schedule.reset(seeds, mask, rest, check_timeout(timeout_s))
+            return await schedule.reset(seed, mask, rest, check_timeout(timeout_s))
         finally:
             wait.end()
 
@@ -286,7 +285,7 @@ class AsyncVectorEnv(Rollouts, Calls, States, Lifecycle):
         schedule = self._running
         if options is not None and "reset_mask" in options:
             raise ValueError('send_reset: name the slots instead of options["reset_mask"]')
-        schedule.send_reset(slots, lambda numbers: spread_seeds(seed, numbers, self.num_envs), options)
+        schedule.send_reset(slots, seed, options)
 
     async def recv(self, min_slots: int = 1, max_slots: int | None = None, *, deadline_s: float | None = None) -> Ready:
         """Take the results of `min_slots` slots or more, as soon as so many are in.

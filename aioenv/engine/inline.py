@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aioenv.engine.flights import Flight
+from aioenv.engine.images import Shot
 from aioenv.engine.pieces import own
 from aioenv.engine.results import Ready, ResetResult, StepResult
 from aioenv.engine.slots import SlotState
@@ -41,15 +42,6 @@ class Solo(SoloCalls):
 
     # ------------------------------------------------------------ whole batches
 
-    def step_now(self, actions: Any) -> StepResult | None:
-        """Step all slots as plainly as can be (then `turn` if it `is_due`); None: nothing was done, `step` has to."""
-        thread = self._thread
-        if not self.steps.inline or (thread is not None and thread.jobs) or self._flights.abandoned:
-            return None
-        batch = self._fit(actions)
-        self.table.check_send(_ALL, "step", reset=False)
-        return self._good(self._step(batch, self._copy))
-
     def _fit(self, actions: Any) -> Any:
         """A checked copy of a batch of actions."""
         if type(actions) is np.ndarray and actions.shape == self._shape and actions.dtype == self._dtype:
@@ -57,35 +49,40 @@ class Solo(SoloCalls):
         return self._actions.assemble(*self._actions.take_apart(actions, self.num_envs))
 
     async def step(self, actions: Any, *, timeout_s: float | None = None) -> StepResult:
-        """Step all slots (see `AsyncVectorEnv.step`)."""
+        """Step all slots (see `AsyncVectorEnv.step`).
+
+        A step that is made on the loop can't be cancelled while it is made; one that is cancelled in the loop's turn
+        after it waits for `recv`, as any other.
+        """
         batch = self._fit(actions)
         if self._flights.abandoned:
             await self._drain(timeout_s)
         self.table.check_send(_ALL, "step", reset=False)
-        if self._is_here(self.steps, timeout_s):
-            value = self._step(batch, self._copy)
-            if self.is_due():
-                await self.turn(value)
+        here = self._is_here(self.steps, timeout_s)
+        if here and self.images is None:
+            value = self._step(batch, self._copy, None)
+            if self._last - self._last_turn > TURN_S:
+                await self._turn(value)
             return self._good(value)
         flight = self._flights.begin(self._all, waiting=True)
-        self._submit(flight, partial(self._step, batch, True))
+        self._launch(flight, here, partial(self._step, batch, True, flight.shot))
         return await self._outcome(flight, timeout_s)  # type: ignore[no-any-return]
 
     async def reset(
-        self, seed: Any, mask: npt.NDArray[np.bool_] | None, options: dict[str, Any] | None, timeout_s: float | None
+        self,
+        seed: Any,
+        mask: npt.NDArray[np.bool_] | None,
+        options: dict[str, Any] | None,
+        timeout_s: float | None = None,
     ) -> ResetResult:
         """Reset all slots, or those of a mask, in the env's own way; seed and options are passed on as they are."""
         if self._flights.abandoned:
             await self._drain(timeout_s)
         self.table.check_send(_ALL, "reset", reset=True)
         self.table.note_reset(self._all if mask is None else np.flatnonzero(mask))
-        if self._is_here(self.resets, timeout_s):
-            value = self._reset(seed, mask, options, self._copy)
-            if perf_counter() - self._last_turn > TURN_S:
-                await self.turn(value)
-            return self._good(value)
         flight = self._flights.begin(self._all, waiting=True)
-        self._submit(flight, partial(self._reset, seed, mask, options, True))
+        here = self._is_here(self.resets, timeout_s)
+        self._launch(flight, here, partial(self._reset, seed, mask, options, True, flight.shot))
         return await self._outcome(flight, timeout_s)  # type: ignore[no-any-return]
 
     def _is_here(self, pace: Pace, timeout_s: float | None) -> bool:
@@ -97,12 +94,14 @@ class Solo(SoloCalls):
             raise ValueError('timeout_s: with run_in="inline" nobody can stop waiting for the env; use run_in="thread"')
         return True
 
-    def _step(self, actions: Any, copy: bool) -> StepResult | EnvError:
+    def _step(self, actions: Any, copy: bool, shot: Shot | None) -> StepResult | EnvError:
         began = perf_counter()
         try:
             obs, reward, terminated, truncated, info = self._env.step(actions)
             self._last = ended = perf_counter()
             self.steps.note(ended - began)
+            if shot is not None:
+                self._read_states(shot)
             return StepResult(
                 own(obs) if copy else obs,
                 np.array(reward, _FLOAT64),
@@ -114,12 +113,19 @@ class Solo(SoloCalls):
             return self._failure(exc)
 
     def _reset(
-        self, seed: Any, mask: npt.NDArray[np.bool_] | None, options: dict[str, Any] | None, copy: bool
+        self,
+        seed: Any,
+        mask: npt.NDArray[np.bool_] | None,
+        options: dict[str, Any] | None,
+        copy: bool,
+        shot: Shot | None,
     ) -> ResetResult | EnvError:
         began = perf_counter()
         try:
             obs, info = reset_vector_env(self._env, seed, mask, options)
             self.resets.note(perf_counter() - began)
+            if shot is not None:
+                self._read_states(shot)
             return ResetResult(own(obs) if copy else obs, own(info) if info else {})
         except BaseException as exc:
             return self._failure(exc)
@@ -132,11 +138,7 @@ class Solo(SoloCalls):
             raise exc
         return error
 
-    def is_due(self) -> bool:
-        """Whether the loop has been kept for long enough, now that a step is made."""
-        return self._last - self._last_turn > TURN_S
-
-    async def turn(self, value: Any) -> None:
+    async def _turn(self, value: Any) -> None:
         """Let the loop do something else, with a result in hand; a cancellation leaves it to `recv`."""
         self.table.move(_ALL, SlotState.IN_FLIGHT)
         try:
@@ -156,11 +158,15 @@ class Solo(SoloCalls):
     async def _outcome(self, flight: Flight, timeout_s: float | None) -> Any:
         """Wait for the thread; a cancellation or timeout leaves the result to `recv`."""
         try:
-            await self._patiently(asyncio.shield(flight.done), timeout_s, _LOST_NOTHING)
+            if not flight.done.done():
+                await self._patiently(asyncio.shield(flight.done), timeout_s, _LOST_NOTHING)
+                self._last_turn = perf_counter()
+            elif perf_counter() - self._last_turn > TURN_S:  # made on the loop
+                await yield_to_loop()
+                self._last_turn = perf_counter()
         except BaseException:
             self._flights.abandon(flight)
             raise
-        self._last_turn = perf_counter()
         self._check_open()
         self._flights.settle(flight)
         return self._good(flight.value)  # type: ignore[type-var]
@@ -198,7 +204,7 @@ class Solo(SoloCalls):
         picked = [[column[i] for i in order.tolist()] for column in objects]
         batch = self._actions.assemble([array[order] for array in arrays], picked)
         flight = self._flights.begin(self._all, waiting=False)
-        self._launch(flight, self.steps, partial(self._step, batch, True))
+        self._launch(flight, self._is_here(self.steps, None), partial(self._step, batch, True, flight.shot))
 
     def send_reset(
         self, slots: Iterable[int] | None, seed: int | Sequence[int | None] | None, options: dict[str, Any] | None
@@ -217,13 +223,22 @@ class Solo(SoloCalls):
             mask[numbers] = True
         self.table.note_reset(numbers)
         flight = self._flights.begin(np.sort(numbers), waiting=False)
-        self._launch(flight, self.resets, partial(self._reset, seed, mask, options, True))
+        here = self._is_here(self.resets, None)
+        self._launch(flight, here, partial(self._reset, seed, mask, options, True, flight.shot))
 
-    def _launch(self, flight: Flight, pace: Pace, work: Callable[[], Any]) -> None:
-        if self._is_here(pace, None):
-            self._flights.arrive(flight, work())
-        else:
+    def _launch(self, flight: Flight, here: bool, work: Callable[[], Any]) -> None:
+        """Do the work of a flight, here or on the thread."""
+        if not here:
             self._submit(flight, work)
+            return
+        try:
+            value = work()
+        except BaseException as exc:  # Ctrl-C, say: the slots have failed
+            self._flights.arrive(flight, self._error(exc))
+            if flight.waiting:
+                self._flights.settle(flight)
+            raise
+        self._flights.arrive(flight, value)
 
     async def recv(self, min_slots: int, max_slots: int | None, deadline_s: float | None) -> Ready:
         """Take results as they come (see `AsyncVectorEnv.recv`)."""

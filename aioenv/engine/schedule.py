@@ -22,6 +22,7 @@ from aioenv.engine.harvest import harvest
 from aioenv.engine.images import Images
 from aioenv.engine.patience import Patience
 from aioenv.engine.results import Ready, ResetResult, StepResult
+from aioenv.engine.seeds import spread_seeds
 from aioenv.engine.slots import SlotState, SlotTable
 from aioenv.engine.tails import compact, reset_tail, step_tail
 from aioenv.errors import ClosedError, NoAsyncCallError, SlotError, StaleViewWarning, StepTimeout
@@ -139,12 +140,13 @@ class Schedule:
 
     async def reset(
         self,
-        seeds: Seeds,
+        seed: int | Seeds | None,
         mask: npt.NDArray[np.bool_] | None,
         options: dict[str, Any] | None,
         timeout_s: float | None = None,
     ) -> ResetResult:
         """Reset all slots, or those of a mask; the others keep their last observations."""
+        seeds = spread_seeds(seed, self._all_slots, self.num_envs)
         if self._abandoned:
             await self.drain()
         slots = self._all_slots if mask is None else np.flatnonzero(mask)
@@ -266,12 +268,10 @@ class Schedule:
             placed = {i: chosen[i] for i in shared}
             self.dispatch.submit(exchange, part, Sent(Kind.STEP, fixed, tail, part.slots, placed))
 
-    def send_reset(
-        self, slots: Iterable[int] | None, seeds: Callable[[Slots], Seeds], options: dict[str, Any] | None
-    ) -> None:
+    def send_reset(self, slots: Iterable[int] | None, seed: int | Seeds | None, options: dict[str, Any] | None) -> None:
         """Begin episodes in some slots; never blocks (see `AsyncVectorEnv.send_reset`)."""
         numbers = self.table.named(slots)
-        by_slot = dict(zip(numbers.tolist(), seeds(numbers), strict=True))
+        by_slot = dict(zip(numbers.tolist(), spread_seeds(seed, numbers, self.num_envs), strict=True))
         self.table.check_send(numbers, "send_reset", reset=True)
         shares = self.fleet.shares(numbers)
         tails = []

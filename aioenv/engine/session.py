@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from aioenv.engine.fleet import Fleet, FleetConfig
@@ -12,13 +13,36 @@ from aioenv.engine.schedule import Schedule
 from aioenv.errors import ClosedError, RenderError
 
 if TYPE_CHECKING:
+    from aioenv.host.mujoco_source import MujocoSource
     from aioenv.rendering.config import RenderConfig
     from aioenv.rendering.late_pool import LatePool
 
-__all__ = ["CLOSE_GRACE_S", "Session"]
+__all__ = ["CLOSE_GRACE_S", "NO_PHYSICS", "Session", "late_pool"]
+
+NO_PHYSICS = (
+    "render: this vector env has no model and physics_states, from which images could be drawn; without "
+    "render=, render() gives what it draws itself"
+)
 
 # How long workers may take to close their envs, where nobody says otherwise.
 CLOSE_GRACE_S = 1.0
+
+
+def late_pool(sources: Sequence[MujocoSource], render: RenderConfig, config: FleetConfig) -> LatePool:
+    """The pool, not started, that draws the states of slots with these sources."""
+    from aioenv.rendering.late_pool import LatePool
+
+    distinct = list(dict.fromkeys(sources))
+    return LatePool(
+        distinct,
+        [distinct.index(source) for source in sources],
+        render,
+        start=config.start,
+        channel=config.channel,
+        log_prefix=config.log_prefix,
+        start_timeout_s=config.start_timeout_s,
+        restart=config.restart,
+    )
 
 
 class Session:
@@ -71,7 +95,7 @@ class Session:
             self.fleet,
             self.images,
             state_size=state_size,
-            mode=self._config.autoreset_mode,
+            mode=self.fleet.metadata.get("autoreset_mode", self._config.autoreset_mode),
             must_reset=self._must_reset,
             copy=self._copy,
             timeout_s=self._timeout_s,
@@ -89,6 +113,8 @@ class Session:
         num_envs = len(fleet.sources)
         sources = [source for source in fleet.sources if source is not None]
         if len(sources) < num_envs:
+            if self._config.vectorized:
+                raise RenderError(NO_PHYSICS)
             if fleet.render_mode != "rgb_array":
                 raise RenderError(
                     "render: these envs are not MuJoCo envs, so they draw themselves, which takes "
@@ -96,22 +122,10 @@ class Session:
                 )
             self.images = Images(num_envs, None)
             return 0, True
-        from aioenv.rendering.late_pool import LatePool
-
-        distinct = list(dict.fromkeys(sources))
-        self._pool = LatePool(
-            distinct,
-            [distinct.index(source) for source in sources],
-            config,
-            start=self._config.start,
-            channel=self._config.channel,
-            log_prefix=self._config.log_prefix,
-            start_timeout_s=self._config.start_timeout_s,
-            restart=self._config.restart,
-        )
+        self._pool = late_pool(sources, config, self._config)
         await self._pool.start()
         self.images = Images(num_envs, self._pool)
-        return max(source.state_size for source in distinct), False
+        return max(source.state_size for source in sources), False
 
     async def close(self, grace_s: float) -> None:
         """End everything; whoever waits for a result gets a ClosedError.

@@ -7,18 +7,26 @@ import logging
 import os
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from gymnasium import Space
 from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 
 from aioenv.batching.layout import Layout
+from aioenv.engine.fleet import FleetConfig
 from aioenv.engine.flights import Flights
+from aioenv.engine.images import Images, Shot
+from aioenv.engine.session import NO_PHYSICS, late_pool
 from aioenv.engine.slots import SlotTable
 from aioenv.engine.threads import SHORT_S, EnvThread, Pace
-from aioenv.errors import ClosedError, EnvError, StepTimeout, WorkerStartError
+from aioenv.errors import ClosedError, EnvError, RenderError, StepTimeout, WorkerStartError
+from aioenv.host.physics_batch import PhysicsReader, find_physics
 from aioenv.host.vector_access import make_vector_env
+
+if TYPE_CHECKING:
+    from aioenv.rendering.config import RenderConfig
+    from aioenv.rendering.late_pool import LatePool
 
 __all__ = ["SoloLife"]
 
@@ -38,15 +46,17 @@ class SoloLife:
         run_in: "inline", "thread", or "auto" to choose while it runs.
         copy: whether results must be the caller's own.
         timeout_s: how long any wait may last, in seconds; None for ever.
-        start_timeout_s: how long the factory may take, in seconds.
+        config: how long the factory may take, and how what draws is started.
+        render: what to draw of every result; None: nothing.
 
     Attributes:
+        images: what draws; None if nobody wants images.
         table: the states of the slots.
         hop_s: how long it takes to have something done on the thread, in seconds; None if it was not measured.
         steps, resets: how long they take, and so where they are made.
     """
 
-    images = None
+    history = None  # nothing here goes on elsewhere
     members: Sequence[Any] = ()  # there are no worker processes
     single_observation_space: Space[Any]
     observation_space: Space[Any]
@@ -64,14 +74,18 @@ class SoloLife:
         run_in: str,
         copy: bool,
         timeout_s: float | None,
-        start_timeout_s: float,
+        config: FleetConfig,
+        render: RenderConfig | None,
     ) -> None:
         self.num_envs = num_envs
         self._factory = factory
         self._run_in = run_in
         self._copy = copy
         self._timeout_s = timeout_s
-        self._start_timeout_s = start_timeout_s
+        self._config = config
+        self._render = render
+        self._physics: PhysicsReader | None = None
+        self._pool: LatePool | None = None
         self._pid = os.getpid()
         self._env: Any = None
         self._thread: EnvThread | None = None
@@ -79,6 +93,7 @@ class SoloLife:
         self._last_turn = 0.0  # when the loop could last do something else, likewise
         self._all = np.arange(num_envs)
         self.table = SlotTable(num_envs, must_reset=False)
+        self.images: Images | None = None
         self._flights = Flights(self.table, num_envs)
         self._closing = False
         self.hop_s: float | None = None
@@ -101,20 +116,32 @@ class SoloLife:
 
         Raises:
             WorkerStartError: if the factory raised, took too long, or made something else.
+            RenderError: if images were asked for and can't be drawn.
         """
+        await self._start_env()
+        if self._render is not None:
+            try:
+                await self._start_images(self._render)
+            except BaseException:
+                await self.close(_END_S)
+                raise
+        self.schedule = self
+
+    async def _start_env(self) -> None:
+        start_timeout_s = self._config.start_timeout_s
         try:
             if self._run_in == "inline":
                 self._make()
             else:
                 self._thread = EnvThread()
-                async with asyncio.timeout(self._start_timeout_s):
+                async with asyncio.timeout(start_timeout_s):
                     await self._thread.ask(self._make)
                 if self._run_in == "auto" and self._env.render_mode is None and self._timeout_s is None:
                     self.hop_s = await self._thread.measure_hop()
         except BaseException as exc:
             self._finish()
             if isinstance(exc, TimeoutError):  # the thread goes on, and ends when the factory does
-                message = f"the vector env was not made within start_timeout_s={self._start_timeout_s}"
+                message = f"the vector env was not made within {start_timeout_s=}"
                 raise self._not_made(message) from exc
             if isinstance(exc, Exception):
                 if self._thread is not None:
@@ -135,10 +162,26 @@ class SoloLife:
         inline = None if self.hop_s is not None else self._run_in == "inline"
         limit_s = min(max(self.hop_s or 0.0, SHORT_S), _MOST_S)
         self.steps, self.resets = Pace(limit_s, inline), Pace(limit_s, inline)
-        self.schedule = self
+
+    async def _start_images(self, render: RenderConfig) -> None:
+        """Have what draws started: from the states of the batch itself."""
+        if self._physics is None:
+            raise RenderError(NO_PHYSICS)
+        self._pool = late_pool([self._physics.source] * self.num_envs, render, self._config)
+        await self._pool.start()
+        self.images = self._flights.images = Images(self.num_envs, self._pool)
+
+    def _read_states(self, shot: Shot) -> None:
+        """Put the states that the env is in now into a shot; where the env is."""
+        assert self._physics is not None
+        some = None if len(shot.slots) == self.num_envs else shot.slots.tolist()
+        shot.states = np.empty((len(shot.slots), self._physics.source.state_size))
+        self._physics.read(some, shot.states)
 
     def _make(self) -> None:
         self._env = make_vector_env(self._factory, self.num_envs)
+        if self._render is not None:
+            self._physics = find_physics(self._env)
 
     def _not_made(self, message: str, text: str = "") -> WorkerStartError:
         return WorkerStartError(message, slots=tuple(self._all.tolist()), pid=self._pid, traceback=text)
@@ -151,7 +194,11 @@ class SoloLife:
                 can't be ended: the thread is left to itself, and closes the env when it comes to that.
         """
         self._flights.close()
+        if self.images is not None:
+            self.images.fail_all(ClosedError("the vector env was closed"))
         self._finish()
+        if self._pool is not None:
+            await self._pool.close()
         if self._thread is not None and not await self._thread.gone(grace_s):
             _log.warning(
                 "the vector env has not ended within grace_s=%s: a thread can't be killed, so it is left to itself "
@@ -163,6 +210,8 @@ class SoloLife:
     def abandon(self) -> None:
         """Have the env closed without waiting for it."""
         self._finish()
+        if self._pool is not None:
+            self._pool.abandon()
         if self._thread is not None:
             self._thread.leave()
 

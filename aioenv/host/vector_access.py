@@ -145,7 +145,9 @@ def call_vector_env(env: AnyVectorEnv, rows: Sequence[int], name: str, args: Seq
                 f"call_at: {type(env.unwrapped).__name__} is one env of {env.num_envs} slots, of which none can be "
                 f"called alone; call({name!r}) calls it for all"
             )
-    if callable(per_slot):
+    if name == "render" and whole:  # the vector env's own, whatever draws in it
+        value = env.render()
+    elif callable(per_slot):
         value = per_slot(name, *args, **kwargs)
     else:
         value = _find(env, name)
