@@ -141,7 +141,9 @@ class Flights:
             if isinstance(flight.value, EnvError):
                 self._table.fail(flight.value)
             elif isinstance(flight.value, StepResult):
-                ended += left[(flight.value.terminated | flight.value.truncated)[left]].tolist()
+                ends = flight.value.terminated | flight.value.truncated
+                self._table.note_ends(flight.slots, ends[flight.slots])
+                ended += left[ends[left]].tolist()
         self.abandoned = []
         return sorted(ended)
 

@@ -175,6 +175,8 @@ class Solo(SoloCalls):
         if isinstance(value, EnvError):
             self.table.fail(value)
             raise value
+        if self.table.must_reset and isinstance(value, StepResult):
+            self.table.note_ends(_ALL, value.terminated | value.truncated)
         return value
 
     async def _drain(self, timeout_s: float | None) -> None:
@@ -262,6 +264,7 @@ class Solo(SoloCalls):
             self._last_turn = perf_counter()
         self._check_open()
         ready, errors = self._flights.take(max_slots, self.single_observation_space, self.observation_space)
+        self.table.note_ends(ready.slots, ready.terminated | ready.truncated)
         for error in errors:
             self.table.fail(error)
         if errors:

@@ -7,6 +7,8 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from gymnasium.vector import AutoresetMode
+
 from aioenv.engine.fleet import Fleet, FleetConfig
 from aioenv.engine.images import Images
 from aioenv.engine.schedule import Schedule
@@ -91,12 +93,13 @@ class Session:
         except BaseException:
             await self._end()
             raise
+        mode = self.fleet.metadata.get("autoreset_mode", self._config.autoreset_mode)  # a vector env has its own
         self.schedule = Schedule(
             self.fleet,
             self.images,
             state_size=state_size,
-            mode=self.fleet.metadata.get("autoreset_mode", self._config.autoreset_mode),
-            must_reset=self._must_reset,
+            mode=mode,
+            must_reset=self._must_reset or (self._config.vectorized and mode is AutoresetMode.DISABLED),
             copy=self._copy,
             timeout_s=self._timeout_s,
             on_timeout=self._on_timeout,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 from gymnasium import Space
 from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
+from gymnasium.vector import AutoresetMode
 
 from aioenv.batching.layout import Layout
 from aioenv.engine.fleet import FleetConfig
@@ -154,6 +155,7 @@ class SoloLife:
         self.single_observation_space, self.observation_space = env.single_observation_space, env.observation_space
         self.single_action_space, self.action_space = env.single_action_space, env.action_space
         self.metadata, self.spec, self.render_mode = dict(env.metadata), env.spec, env.render_mode
+        self.table.must_reset = self.metadata.get("autoreset_mode") is AutoresetMode.DISABLED
         self._actions = Layout(self.single_action_space)
         plain = isinstance(self.single_action_space, (Box, Discrete, MultiBinary, MultiDiscrete))
         self._dtype = self._actions.leaves[0].dtype if plain else None
