@@ -43,8 +43,8 @@ __all__ = ["NativeVectorEnv", "vector_env_factory"]
 class NativeVectorEnv(AsyncVectorEnv):
     """A vector env that steps all of its slots itself, behind the methods and the contract of `AsyncVectorEnv`.
 
-    It lives in this process, on a thread of its own; steps that are shorter than a hop to that thread, or than 200 µs,
-    are made on the loop. Or it is split over worker processes, each with one vector env of its share of the slots.
+    It lives in this process, on a thread of its own; steps that take less than 200 µs are made on the loop. Or it is
+    split over worker processes, each with one vector env of its share of the slots.
 
         async with NativeVectorEnv(CartPoleVectorEnv, 64) as envs:
             obs, info = await envs.reset(seed=0)

@@ -33,8 +33,6 @@ __all__ = ["SoloLife"]
 
 _log = logging.getLogger("aioenv")
 
-# The loop does nothing itself that takes longer, however long a hop takes, in seconds.
-_MOST_S = 1e-3
 # How long a thread with nothing to do may take to end, in seconds.
 _END_S = 1.0
 
@@ -53,7 +51,6 @@ class SoloLife:
     Attributes:
         images: what draws; None if nobody wants images.
         table: the states of the slots.
-        hop_s: how long it takes to have something done on the thread, in seconds; None if it was not measured.
         steps, resets: how long they take, and so where they are made.
     """
 
@@ -97,7 +94,6 @@ class SoloLife:
         self.images: Images | None = None
         self._flights = Flights(self.table, num_envs)
         self._closing = False
-        self.hop_s: float | None = None
         self.schedule: SoloLife | None = None  # itself, once it is started
 
     @property
@@ -137,8 +133,6 @@ class SoloLife:
                 self._thread = EnvThread()
                 async with asyncio.timeout(start_timeout_s):
                     await self._thread.ask(self._make)
-                if self._run_in == "auto" and self._env.render_mode is None and self._timeout_s is None:
-                    self.hop_s = await self._thread.measure_hop()
         except BaseException as exc:
             self._finish()
             if isinstance(exc, TimeoutError):  # the thread goes on, and ends when the factory does
@@ -161,9 +155,9 @@ class SoloLife:
         self._dtype = self._actions.leaves[0].dtype if plain else None
         self._shape = (self.num_envs, *self._actions.leaves[0].shape) if plain else None
         # what draws is tied to its thread, and only a thread can be waited for with a timeout
-        inline = None if self.hop_s is not None else self._run_in == "inline"
-        limit_s = min(max(self.hop_s or 0.0, SHORT_S), _MOST_S)
-        self.steps, self.resets = Pace(limit_s, inline), Pace(limit_s, inline)
+        chooses = self._run_in == "auto" and self.render_mode is None and self._timeout_s is None
+        inline = None if chooses else self._run_in == "inline"
+        self.steps, self.resets = Pace(SHORT_S, inline), Pace(SHORT_S, inline)
 
     async def _start_images(self, render: RenderConfig) -> None:
         """Have what draws started: from the states of the batch itself."""

@@ -24,7 +24,7 @@ from aioenv.host.vector_anew import Anew, Infos
 from aioenv.host.vector_calls import VectorCalls
 from aioenv.host.worker import StartFailed, describe_failure
 from aioenv.wire.frames import Frame
-from aioenv.wire.messages import Failure, LostRow, ResetRequest, StepReply, dump, load, load_code
+from aioenv.wire.messages import Failure, LostRow, ResetRequest, StepReply, dump, dump_usual, load, load_code
 
 __all__ = ["InfoPacker", "VectorService"]
 
@@ -153,7 +153,10 @@ class VectorService(SlotService):
         if not objects and not any(info for info, _ in infos):
             return Reply(fixed)
         groups = [group for info, of in infos if info for group in self._packer.pack(info, of)]
-        return Reply(fixed, dump(StepReply(self._packer.take_news(), groups, [list(o) for o in objects], [])))
+        news = self._packer.take_news()
+        if len(groups) == 1 and not (news or objects) and (usual := groups[0]).is_usual:
+            return Reply(fixed, dump_usual(usual.schema, usual.data))
+        return Reply(fixed, dump(StepReply(news, groups, [list(o) for o in objects], [])))
 
     def afterwards(self) -> Reply | None:
         """Nothing waits."""
@@ -283,7 +286,11 @@ class InfoPacker:
         rows = np.flatnonzero(mask)
         if not len(rows):
             return []
-        schema = Schema(tuple(column for column, _ in run), floats=False, by_row=False)
+        columns = tuple(column for column, _ in run)
+        floats = all(
+            c.dtype == np.float64 and c.shape == () and len(c.path) == 1 for c in columns
+        )  # dicts have no dtype
+        schema = Schema(columns, floats, by_row=False)
         number = self._ids.get(schema)
         if number is None:
             number = self._ids[schema] = len(self._ids)
