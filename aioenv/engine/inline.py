@@ -24,7 +24,7 @@ from aioenv.engine.slots import SlotState
 from aioenv.engine.solo_calls import SoloCalls
 from aioenv.engine.threads import TURN_S, Pace, yield_to_loop
 from aioenv.errors import EnvError, NoAsyncCallError, StepTimeout
-from aioenv.host.vector_access import reset_vector_env
+from aioenv.host.vector_access import reset_vector_env, take_observations
 
 __all__ = ["RUN_IN", "Solo"]
 
@@ -102,11 +102,13 @@ class Solo(SoloCalls):
             self.steps.note(ended - began)
             if shot is not None:
                 self._read_states(shot)
+            if not self._fits(obs):
+                obs = self._fitted(obs)
             return StepResult(
                 own(obs) if copy else obs,
-                np.array(reward, _FLOAT64),
-                np.array(terminated, _BOOL),
-                np.array(truncated, _BOOL),
+                self._column(reward, _FLOAT64),
+                self._column(terminated, _BOOL),
+                self._column(truncated, _BOOL),
                 own(info) if info else {},
             )
         except BaseException as exc:
@@ -126,9 +128,26 @@ class Solo(SoloCalls):
             self.resets.note(perf_counter() - began)
             if shot is not None:
                 self._read_states(shot)
+            if not self._fits(obs):
+                obs = self._fitted(obs)
             return ResetResult(own(obs) if copy else obs, own(info) if info else {})
         except BaseException as exc:
             return self._failure(exc)
+
+    def _fits(self, obs: Any) -> bool:
+        """Whether observations are as the space has them; of spaces of several arrays that is taken for granted."""
+        space = self._obs_space
+        return space is None or (type(obs) is np.ndarray and obs.shape == space.shape and obs.dtype == space.dtype)
+
+    def _fitted(self, obs: Any) -> Any:
+        """Observations in the array that the space has, if they can be had as such."""
+        return self._observations.assemble(*take_observations(self._observations, obs, self.num_envs))
+
+    def _column(self, values: Any, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+        array = np.array(values, dtype)
+        if array.shape != self._one_each:
+            raise ValueError(f"reward and flags: expected shape {self._one_each}, got {array.shape}")
+        return array
 
     def _failure(self, exc: BaseException) -> EnvError:
         """What an env has raised, as an error; Ctrl-C and the like go on, and leave failed slots."""

@@ -33,6 +33,7 @@ __all__ = ["SoloLife"]
 
 _log = logging.getLogger("aioenv")
 
+_PLAIN = (Box, Discrete, MultiBinary, MultiDiscrete)  # spaces of one array
 # How long a thread with nothing to do may take to end, in seconds.
 _END_S = 1.0
 
@@ -151,7 +152,10 @@ class SoloLife:
         self.metadata, self.spec, self.render_mode = dict(env.metadata), env.spec, env.render_mode
         self.table.must_reset = self.metadata.get("autoreset_mode") is AutoresetMode.DISABLED
         self._actions = Layout(self.single_action_space)
-        plain = isinstance(self.single_action_space, (Box, Discrete, MultiBinary, MultiDiscrete))
+        self._observations = Layout(self.single_observation_space)
+        self._obs_space = self.observation_space if isinstance(self.single_observation_space, _PLAIN) else None
+        self._one_each = (self.num_envs,)
+        plain = isinstance(self.single_action_space, _PLAIN)
         self._dtype = self._actions.leaves[0].dtype if plain else None
         self._shape = (self.num_envs, *self._actions.leaves[0].shape) if plain else None
         # what draws is tied to its thread, and only a thread can be waited for with a timeout

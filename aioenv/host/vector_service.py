@@ -15,11 +15,10 @@ from gymnasium import Space
 from aioenv.batching.infos import MAX_SCHEMAS, Column, Group, Path, Schema
 from aioenv.batching.layout import Layout, byte_view
 from aioenv.batching.plane import Plane
-from aioenv.errors import ActionError
 from aioenv.host.env_service import EnvDescription
 from aioenv.host.physics_batch import find_physics
 from aioenv.host.service import Reply, SlotService
-from aioenv.host.vector_access import make_vector_env, reset_vector_env
+from aioenv.host.vector_access import make_vector_env, reset_vector_env, take_observations
 from aioenv.host.vector_anew import Anew, Infos
 from aioenv.host.vector_calls import VectorCalls
 from aioenv.host.worker import StartFailed, describe_failure
@@ -136,10 +135,7 @@ class VectorService(SlotService):
         return self._reply(obs, [], [(info, shown)], shown)
 
     def _reply(self, obs: Any, flags: list[Any], infos: Infos, rows: Sequence[int]) -> Reply:
-        try:
-            arrays, objects = self._observations.take_apart(obs, self._n)
-        except ActionError as exc:
-            raise ValueError(str(exc).replace("actions", "observations", 1)) from None
+        arrays, objects = take_observations(self._observations, obs, self._n)
         self._latest = arrays, objects
         if len(rows) < self._n:
             index = list(rows)
