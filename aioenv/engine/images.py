@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,9 @@ from aioenv.errors import RenderError, WireError
 from aioenv.wire.frames import Frame
 from aioenv.wire.messages import Failure, load
 from aioenv.workers.supervisor import Worker
+
+if TYPE_CHECKING:
+    from aioenv.trace import Trace
 
 __all__ = ["Images", "Pool", "Shot"]
 
@@ -61,6 +64,7 @@ class Shot:
         self.done = done
         self.active = False
         self.waiting: list[tuple[Slots, States]] = []
+        self.step: int | None = None  # its number in the timeline
 
     def rows(self, slots: Slots) -> npt.NDArray[np.int64]:
         """Where slots stand in this shot."""
@@ -91,6 +95,7 @@ class Images:
         self._queue: deque[Shot] = deque()
         self._active = 0
         self._late: dict[tuple[int, int], tuple[Shot, Slots]] = {}
+        self.trace: Trace | None = None  # the timeline that is being collected
 
     # ------------------------------------------------------------ from the schedule
 
@@ -163,6 +168,8 @@ class Images:
 
         # a part's slots stand next to each other: its images are a slice
         images = shot.images[int(rows[0]) : int(rows[0]) + count]
+        if self.trace is not None:
+            self.trace.step = shot.step
         self._pool.submit(slots.tolist(), states, images, on_done)
 
     def _advance(self, shot: Shot) -> None:
