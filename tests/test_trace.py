@@ -78,7 +78,7 @@ def test_images_of_a_step_are_drawn_while_the_next_one_is_made(tmp_path):
 
     async def run():
         render = aioenv.RenderConfig(width=16, height=16, quality="fast", num_workers=1)
-        options = {"num_envs": 4, "num_workers": 1, "frame_skip": 60}
+        options = {"num_envs": 4, "num_workers": 1, "frame_skip": 300}
         async with aioenv.make_vec("HalfCheetah-v5", render=render, **options) as envs:
             actions = np.zeros((4, 6), np.float32)
             await envs.reset(seed=0)
@@ -86,7 +86,7 @@ def test_images_of_a_step_are_drawn_while_the_next_one_is_made(tmp_path):
             await envs.render()
             with envs.trace(path):
                 step = asyncio.ensure_future(envs.step(actions))
-                for _ in range(20):
+                for _ in range(12):
                     await step
                     step = asyncio.ensure_future(envs.step(actions))
                     await envs.render()
@@ -98,8 +98,8 @@ def test_images_of_a_step_are_drawn_while_the_next_one_is_made(tmp_path):
     check_each_line(spans)
     lines = lines_of(spans)
     assert list(lines) == ["loop", "wait for envs", "wait for images", "worker 0: slots 0-3", "render worker 0"]
-    assert steps_of(lines["worker 0: slots 0-3"]) == list(range(1, 22))
-    assert steps_of(lines["render worker 0"], "render") == list(range(1, 22))
+    assert steps_of(lines["worker 0: slots 0-3"]) == list(range(1, 14))
+    assert steps_of(lines["render worker 0"], "render") == list(range(1, 14))
     # the share, from the file's own numbers
     events = json.loads(path.read_text())["traceEvents"]
     step, render = ({e["args"]["step"]: e for e in events if e["name"] == n} for n in ("step", "render"))
@@ -110,7 +110,7 @@ def test_images_of_a_step_are_drawn_while_the_next_one_is_made(tmp_path):
             end = min(span["ts"] + span["dur"], after["ts"] + after["dur"])
             inside += max(0.0, end - max(span["ts"], after["ts"]))
     total = sum(span["dur"] for span in render.values())
-    assert inside / total > 0.3
+    assert inside / total > 0.5
     assert overlap(spans) == pytest.approx((inside / 1e6, total / 1e6))
 
 
