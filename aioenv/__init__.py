@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from aioenv import sync as sync
     from aioenv.assign import construct_envs as construct_envs
     from aioenv.assign import plan_workers as plan_workers
+    from aioenv.creator import EnvCreator as EnvCreator
     from aioenv.engine.record import Rollout as Rollout
     from aioenv.engine.results import Ready as Ready
     from aioenv.engine.results import ResetResult as ResetResult
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
     from aioenv.errors import WorkerStartError as WorkerStartError
     from aioenv.make import make_vec as make_vec
     from aioenv.make import run as run
+    from aioenv.native.mujoco_env import NativeMujocoEnv as NativeMujocoEnv
+    from aioenv.native.sim_pool import SimPool as SimPool
     from aioenv.native_vector_env import NativeVectorEnv as NativeVectorEnv
     from aioenv.rendering.config import RenderConfig as RenderConfig
     from aioenv.rendering.modders.base import Modder as Modder
@@ -72,8 +75,10 @@ _HOME = {
     **dict.fromkeys(("construct_envs", "plan_workers"), "aioenv.assign"),
     **dict.fromkeys(("EpisodeCounter", "SharedRunningStats"), "aioenv.stats"),
     "AsyncVectorEnv": "aioenv.vector_env",
+    "EnvCreator": "aioenv.creator",
     "Rollout": "aioenv.engine.record",
     "Stats": "aioenv.engine.waits",
+    "NativeMujocoEnv": "aioenv.native.mujoco_env",
     "NativeVectorEnv": "aioenv.native_vector_env",
     "CameraModder": "aioenv.rendering.modders.camera",
     "LightModder": "aioenv.rendering.modders.light",
@@ -84,6 +89,7 @@ _HOME = {
     "RenderQuality": "aioenv.rendering.quality",
     "TextureModder": "aioenv.rendering.modders.texture",
     "RestartPolicy": "aioenv.workers.restart",
+    "SimPool": "aioenv.native.sim_pool",
     "make_vec": "aioenv.make",
     "run": "aioenv.make",
 }
