@@ -262,7 +262,7 @@ def test_calls_states_and_images_are_as_before():
             envs.resume(1)
             result = await envs.step(np.zeros((3, 1)))
             assert result.obs[1].tolist() != first[1].tolist()
-            await envs.set_state(states[:2])
+            await envs.set_state(states[:2], [0, 1])
             assert (await envs.step(np.zeros((3, 1)))).obs[0].tolist() == result.obs[1].tolist()
 
     run_on("asyncio", main())
