@@ -15,6 +15,7 @@ from aioenv.engine.arguments import (
     check_num_workers,
     check_observation_mode,
     check_on_timeout,
+    check_render,
     check_seconds,
     check_timeout,
     check_transport,
@@ -32,6 +33,7 @@ from aioenv.engine.rollout import Rollouts
 from aioenv.engine.seeds import split_reset_options, spread_seeds
 from aioenv.engine.states import States
 from aioenv.engine.waits import Clock
+from aioenv.rendering.pixels import with_pixels
 from aioenv.workers.channel import check_channel
 from aioenv.workers.launch import check_start
 
@@ -89,6 +91,7 @@ class AsyncVectorEnv(Rollouts, Calls, States, Lifecycle):
         worker_env: environment variables for the workers, over those of this process and over the limit of one
             thread for each numeric library. A list has one mapping (or None) for each of `num_workers` workers.
         render: draw images of every returned state while the next steps run; None draws nothing by itself.
+        pixels: make images the observations, or one key of them (see `RenderConfig`); None leaves them as they are.
         cpu_affinity: which CPUs the workers may use: "spread" pins each to one of those that this process may use, in
             turn; a sequence of CPU numbers, or of sets of them, gives worker i element `i % len`; None leaves it to
             the system, and to what this process may use.
@@ -121,16 +124,20 @@ class AsyncVectorEnv(Rollouts, Calls, States, Lifecycle):
         log_prefix: str | None = None,
         worker_env: Mapping[str, str] | Sequence[Mapping[str, str] | None] | None = None,
         render: RenderConfig | None = None,
+        pixels: RenderConfig | None = None,
         cpu_affinity: str | Sequence[int | Iterable[int]] | None = None,
     ) -> None:
         env_fns = list(env_fns)
         factories = pickle_factories(env_fns)
+        check_render(render, pixels)
+        if pixels is not None:
+            factories = with_pixels(factories, pixels)
         self.num_envs = len(factories)
         self.closed = False
         self.copy = copy
         self.autoreset_mode = parse_mode(autoreset_mode)
         check_observation_mode(observation_mode)
-        self._render_config = render
+        self._render_config, self._pixels_config = render, pixels
         self._must_reset = self.autoreset_mode is AutoresetMode.DISABLED  # Gymnasium's AsyncVectorEnv does not ask
         self._timeout_s = check_timeout(timeout_s)
         self._on_timeout = check_on_timeout(on_timeout, restart)

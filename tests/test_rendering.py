@@ -157,7 +157,7 @@ def make(name: str):
     ],
 )
 async def test_pixels_are_those_of_mujocos_renderer(name, backend, width, height, camera, quality):
-    config = aioenv.RenderConfig(width, height, camera, quality, num_workers=2, backend=backend)
+    config = aioenv.RenderConfig(width, height, camera, quality, workers=2, backend=backend)
     n = 3
     async with aioenv.make_vec(make, n, name=name, render=config) as envs:
         (model, view), *_ = await envs.call("model_and_view")
@@ -176,7 +176,7 @@ async def test_pixels_are_those_of_mujocos_renderer(name, backend, width, height
     assert np.array_equal(np.concatenate(images), expected)
 
 
-FAST = aioenv.RenderConfig(32, 32, quality="fast", num_workers=2)
+FAST = aioenv.RenderConfig(32, 32, quality="fast", workers=2)
 
 
 @pytest.mark.asyncio
@@ -331,7 +331,7 @@ async def test_an_unknown_camera_is_refused_at_the_start():
         ({"quality": "best"}, "quality"),
         ({"backend": "vulkan"}, "backend"),
         ({"camera": 1.0}, "camera"),
-        ({"num_workers": 0}, "num_workers"),
+        ({"workers": 0}, "workers"),
     ],
 )
 def test_a_config_is_checked_when_it_is_made(arguments, message):
