@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from aioenv import sync as sync
     from aioenv.assign import construct_envs as construct_envs
     from aioenv.assign import plan_workers as plan_workers
+    from aioenv.creator import EnvCreator as EnvCreator
     from aioenv.engine.record import Rollout as Rollout
     from aioenv.engine.results import Ready as Ready
     from aioenv.engine.results import ResetResult as ResetResult
@@ -72,6 +73,7 @@ _HOME = {
     **dict.fromkeys(("construct_envs", "plan_workers"), "aioenv.assign"),
     **dict.fromkeys(("EpisodeCounter", "SharedRunningStats"), "aioenv.stats"),
     "AsyncVectorEnv": "aioenv.vector_env",
+    "EnvCreator": "aioenv.creator",
     "Rollout": "aioenv.engine.record",
     "Stats": "aioenv.engine.waits",
     "NativeVectorEnv": "aioenv.native_vector_env",

@@ -13,6 +13,7 @@ from gymnasium import Env, Space
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, VectorEnv
 
+from aioenv.creator import EnvCreator
 from aioenv.native_vector_env import NativeVectorEnv, vector_env_factory
 from aioenv.vector_env import AsyncVectorEnv
 
@@ -55,7 +56,8 @@ def make_vec(
     """Make a vector env of copies of one env.
 
     Args:
-        env: an id of Gymnasium's registry, an `EnvSpec`, or a function that makes an env.
+        env: an id of Gymnasium's registry, an `EnvSpec`, a function that makes an env, or an `EnvCreator`, which each
+            slot gets as its own.
         num_envs: how many copies.
         backend: "workers" steps single envs in worker processes. "native" takes the env's own vectorized version: what
             Gymnasium has registered as its `vector_entry_point`, or, as `env`, a function that is called with
@@ -103,8 +105,13 @@ def make_vec(
         )
     images = render is not None or pixels is not None
     factory = env_factory(env, num_envs, wrappers, images, env_kwargs)
+    factories = [factory] * num_envs
+    if isinstance(env, EnvCreator):
+        placed = [env.at(slot) for slot in range(num_envs)]
+        if any(one is not env for one in placed):
+            factories = [env_factory(one, 1, wrappers, False, env_kwargs) for one in placed]
     return AsyncVectorEnv(
-        [factory] * num_envs,
+        factories,
         num_workers=num_workers,
         start=start,
         channel=channel,

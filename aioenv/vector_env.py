@@ -10,6 +10,7 @@ from gymnasium import Env, Space
 from gymnasium.vector import AutoresetMode
 
 from aioenv.batching.autoreset import parse_mode
+from aioenv.creator import place_creators
 from aioenv.engine.arguments import (
     check_cpu_affinity,
     check_num_workers,
@@ -62,7 +63,8 @@ class AsyncVectorEnv(Rollouts, Calls, States, Lifecycle):
     `if __name__ == "__main__"` guard is needed.
 
     Args:
-        env_fns: a factory for each slot. Slots are numbered by their place in it.
+        env_fns: a factory for each slot. Slots are numbered by their place in it. An `EnvCreator` is taken as that of
+            its slot.
         num_workers: how many processes; slots are spread over them evenly. Default: as many as this process may
             use CPUs, at most one a slot.
         start: how processes are started: "forkserver" (forked from a process that has imported the modules that they
@@ -127,7 +129,7 @@ class AsyncVectorEnv(Rollouts, Calls, States, Lifecycle):
         pixels: RenderConfig | None = None,
         cpu_affinity: str | Sequence[int | Iterable[int]] | None = None,
     ) -> None:
-        env_fns = list(env_fns)
+        env_fns = place_creators(env_fns)
         factories = pickle_factories(env_fns)
         check_render(render, pixels)
         if pixels is not None:
