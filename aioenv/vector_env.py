@@ -24,11 +24,11 @@ from aioenv.engine.arguments import (
     pickle_factories,
 )
 from aioenv.engine.batch import KEPT, TURNS
-from aioenv.engine.calls import Calls, call_envs
+from aioenv.engine.calls import Calls
 from aioenv.engine.fleet import FleetConfig
-from aioenv.engine.images import stack_images
 from aioenv.engine.imports import modules_needed
 from aioenv.engine.lifecycle import Lifecycle
+from aioenv.engine.pictures import Pictures
 from aioenv.engine.results import Ready, ResetResult, StepResult, WorkerInfo
 from aioenv.engine.rollout import Rollouts
 from aioenv.engine.seeds import split_reset_options, spread_seeds
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 __all__ = ["AsyncVectorEnv", "WorkerInfo"]
 
 
-class AsyncVectorEnv(Rollouts, Calls, States, Lifecycle):
+class AsyncVectorEnv(Pictures, Rollouts, Calls, States, Lifecycle):
     """Many envs, stepped at once in worker processes; every call that waits is awaited.
 
     Nothing is started by the constructor. Use it as an async context manager, or await it and close it::
@@ -228,32 +228,6 @@ class AsyncVectorEnv(Rollouts, Calls, States, Lifecycle):
             result = await schedule.step(actions, timeout_s=check_timeout(timeout_s))
             clock.env_steps += self.num_envs
             return result
-        finally:
-            wait.end()
-
-    async def render(self) -> Any:
-        """Images of the states that `reset` and `step` (or `recv`) returned last.
-
-        With `render=` given to the constructor they are already on their way, drawn from the very state that was
-        returned, and a step may be in flight meanwhile. Without, this is `call("render")`.
-
-        If this is cancelled, the images are drawn all the same.
-
-        Returns:
-            uint8 of shape `(num_envs, height, width, 3)`, row by row from the top; a tuple where the images of
-            the envs differ in shape. The same array again if nothing was returned in between.
-
-        Raises:
-            RenderError: if there is no state yet, or an image could not be drawn.
-            StepTimeout: if `timeout_s` passed. The images are drawn all the same.
-        """
-        schedule = self._running
-        assert self._session is not None
-        wait = self._clock.images.begin()
-        try:
-            if self._session.images is not None:
-                return await self._session.images.render(schedule.patience)
-            return stack_images(await call_envs(schedule, None, "render", (), {}))
         finally:
             wait.end()
 

@@ -9,6 +9,7 @@ third in line is not drawn.
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -17,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aioenv.engine.patience import Patience
+from aioenv.engine.stream import ImageStream
 from aioenv.errors import RenderError, WireError
 from aioenv.wire.frames import Frame
 from aioenv.wire.messages import Failure, load
@@ -93,6 +95,8 @@ class Images:
         self._queue: deque[Shot] = deque()
         self._active = 0
         self._late: dict[tuple[int, int], tuple[Shot, Slots]] = {}
+        self.streams: weakref.WeakSet[ImageStream] = weakref.WeakSet()
+        self._results = 0
 
     # ------------------------------------------------------------ from the schedule
 
@@ -146,6 +150,21 @@ class Images:
         """The results of these slots are handed out: `render` gives their images from now on."""
         for slot in slots.tolist():
             self._shown[slot] = shot
+
+    def publish(self) -> None:
+        """All of a result has been shown: this is one item of each stream."""
+        self._results += 1
+        if self.streams:
+            shots = [shot for shot in self._shown if shot is not None]
+            if len(shots) == len(self._shown):
+                for stream in self.streams:
+                    stream.add(self._results - 1, shots)
+
+    def stream(self, buffer: int) -> ImageStream:
+        """The images of all results from now on."""
+        stream = ImageStream(self, buffer)
+        self.streams.add(stream)
+        return stream
 
     # ------------------------------------------------------------ drawing
 
@@ -228,9 +247,9 @@ class Images:
                 shot.kept -= 1
             if shot.error is not None:
                 raise RenderError(f"render: {shot.error}") from shot.error
-        return self._gather([shot for shot in shots if shot is not None])
+        return self.gather([shot for shot in shots if shot is not None])
 
-    def _gather(self, shots: Sequence[Shot]) -> Any:
+    def gather(self, shots: Sequence[Shot]) -> Any:
         """The images of all slots, of which each has its shot."""
         first = shots[0]
         rows = [int(shot.rows(np.array([slot]))[0]) for slot, shot in enumerate(shots)]
@@ -247,6 +266,8 @@ class Images:
         pending = {id(s): s for newest in self._newest for s in newest if not s.done.done()}
         for shot in pending.values():
             shot.finish(shot.open, error)
+        for stream in self.streams:
+            stream.end()
 
 
 def stack_images(images: Sequence[Any]) -> Any:
