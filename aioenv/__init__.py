@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     from aioenv.errors import WorkerStartError as WorkerStartError
     from aioenv.make import make_vec as make_vec
     from aioenv.make import run as run
+    from aioenv.native.mujoco_env import NativeMujocoEnv as NativeMujocoEnv
+    from aioenv.native.sim_pool import SimPool as SimPool
     from aioenv.native_vector_env import NativeVectorEnv as NativeVectorEnv
     from aioenv.rendering.config import RenderConfig as RenderConfig
     from aioenv.rendering.modders.base import Modder as Modder
@@ -76,6 +78,7 @@ _HOME = {
     "EnvCreator": "aioenv.creator",
     "Rollout": "aioenv.engine.record",
     "Stats": "aioenv.engine.waits",
+    "NativeMujocoEnv": "aioenv.native.mujoco_env",
     "NativeVectorEnv": "aioenv.native_vector_env",
     "CameraModder": "aioenv.rendering.modders.camera",
     "LightModder": "aioenv.rendering.modders.light",
@@ -86,6 +89,7 @@ _HOME = {
     "RenderQuality": "aioenv.rendering.quality",
     "TextureModder": "aioenv.rendering.modders.texture",
     "RestartPolicy": "aioenv.workers.restart",
+    "SimPool": "aioenv.native.sim_pool",
     "make_vec": "aioenv.make",
     "run": "aioenv.make",
 }

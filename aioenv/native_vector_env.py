@@ -32,7 +32,7 @@ from aioenv.engine.session import Session
 from aioenv.engine.snapshot import EnvState
 from aioenv.engine.waits import Clock
 from aioenv.errors import ResumeError
-from aioenv.host.vector_access import make_registered
+from aioenv.host.vector_access import is_native_task, make_registered
 from aioenv.vector_env import AsyncVectorEnv
 from aioenv.workers.channel import check_channel
 from aioenv.workers.launch import check_start
@@ -384,7 +384,7 @@ def vector_env_factory(
     """
     if isinstance(env, EnvSpec) or (isinstance(env, str) and ":" not in env):
         spec = gymnasium.spec(env) if isinstance(env, str) else env
-        if spec.vector_entry_point is None:
+        if spec.vector_entry_point is None and not is_native_task(spec):
             raise ValueError(
                 f'backend="native": {spec.id} has no vector_entry_point, nobody has written it as one vector env; use '
                 'backend="workers", or pass a function that makes a gymnasium.vector.VectorEnv'
