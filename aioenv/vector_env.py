@@ -28,6 +28,8 @@ from aioenv.engine.calls import Calls
 from aioenv.engine.fleet import FleetConfig
 from aioenv.engine.imports import modules_needed
 from aioenv.engine.lifecycle import Lifecycle
+from aioenv.engine.one_slot import OneSlot
+from aioenv.engine.pausing import Pausing
 from aioenv.engine.pictures import Pictures
 from aioenv.engine.results import Ready, ResetResult, StepResult, WorkerInfo
 from aioenv.engine.rollout import Rollouts
@@ -45,7 +47,7 @@ if TYPE_CHECKING:
 __all__ = ["AsyncVectorEnv", "WorkerInfo"]
 
 
-class AsyncVectorEnv(Pictures, Rollouts, Calls, States, Lifecycle):
+class AsyncVectorEnv(Pictures, Rollouts, Pausing, OneSlot, Calls, States, Lifecycle):
     """Many envs, stepped at once in worker processes; every call that waits is awaited.
 
     Nothing is started by the constructor. Use it as an async context manager, or await it and close it::
@@ -194,6 +196,8 @@ class AsyncVectorEnv(Pictures, Rollouts, Calls, States, Lifecycle):
         seeds = spread_seeds(seed, np.arange(self.num_envs), self.num_envs)
         wait = self._clock.envs.begin()
         try:
+            if schedule.table.paused is not None:
+                return await self._live_of(schedule).reset(seeds, mask, rest, check_timeout(timeout_s))
             return await schedule.reset(seeds, mask, rest, check_timeout(timeout_s))
         finally:
             wait.end()
@@ -225,6 +229,10 @@ class AsyncVectorEnv(Pictures, Rollouts, Calls, States, Lifecycle):
         schedule, clock = self._running, self._clock
         wait = clock.envs.begin()
         try:
+            if schedule.table.paused is not None:
+                result = await self._live_of(schedule).step(actions, check_timeout(timeout_s))
+                clock.env_steps += len(schedule.table.live)
+                return result
             result = await schedule.step(actions, timeout_s=check_timeout(timeout_s))
             clock.env_steps += self.num_envs
             return result
