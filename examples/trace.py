@@ -14,7 +14,7 @@ ENVS = 8
 
 
 async def main(steps: int) -> None:
-    render = aioenv.RenderConfig(width=64, height=64, quality="fast", num_workers=1)
+    render = aioenv.RenderConfig(width=64, height=64, quality="fast", workers=1)
     options = {"num_envs": ENVS, "num_workers": 1, "frame_skip": 50}
     async with aioenv.make_vec("Humanoid-v5", render=render, **options) as envs:
         actions = np.zeros((steps + 1, ENVS, 17), np.float32)

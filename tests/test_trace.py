@@ -77,7 +77,7 @@ def test_images_of_a_step_are_drawn_while_the_next_one_is_made(tmp_path):
     path = tmp_path / "run.json"
 
     async def run():
-        render = aioenv.RenderConfig(width=16, height=16, quality="fast", num_workers=1)
+        render = aioenv.RenderConfig(width=16, height=16, quality="fast", workers=1)
         options = {"num_envs": 4, "num_workers": 1, "frame_skip": 300}
         async with aioenv.make_vec("HalfCheetah-v5", render=render, **options) as envs:
             actions = np.zeros((4, 6), np.float32)

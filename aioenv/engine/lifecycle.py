@@ -39,7 +39,8 @@ class Lifecycle(Traces):
     copy: bool
     closed = True  # until there is something to close
     _config: FleetConfig
-    _render_config: RenderConfig | None
+    _render_config: RenderConfig | None = None
+    _pixels_config: RenderConfig | None = None
     _must_reset: bool
     _timeout_s: float | None
     _on_timeout: str
@@ -98,6 +99,7 @@ class Lifecycle(Traces):
         return Session(
             self._config,
             self._render_config,
+            self._pixels_config,
             copy=self.copy,
             must_reset=self._must_reset,
             timeout_s=self._timeout_s,
