@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, NoReturn, Self, cast
 
 import gymnasium
 import numpy as np
@@ -23,7 +23,9 @@ from aioenv.engine.arguments import (
 from aioenv.engine.fleet import FleetConfig
 from aioenv.engine.imports import modules_needed
 from aioenv.engine.inline import RUN_IN, Solo
+from aioenv.engine.pictures import check_mode
 from aioenv.engine.record import Rollout
+from aioenv.engine.results import ResetResult, StepResult
 from aioenv.engine.rollout import Policy
 from aioenv.engine.session import Session
 from aioenv.engine.waits import Clock
@@ -189,17 +191,18 @@ class NativeVectorEnv(AsyncVectorEnv):
             return "workers" if self._config.num_workers else self._run_in
         return "inline" if self._solo.schedule is not None and self._solo.steps.inline else "thread"
 
-    async def render(self) -> Any:
+    async def render(self, mode: str | None = None) -> Any:
         """Images, one a slot; see `AsyncVectorEnv.render`. Without `render=` they are what the env itself draws.
 
         Raises:
             RenderError: if the env has no render mode and no `render=` was given, or an image could not be drawn.
             PendingCallError, EnvError, WorkerDied, StepTimeout: as for `call`.
         """
+        check_mode(mode)
         self._running  # noqa: B018 (checks who calls, and when)
         if self._render_config is None and self.render_mode is None:
             raise RenderError("render: the vector env was made without a render_mode; give it one, or render=")
-        return await super().render()
+        return await super().render(mode)
 
     def send(self, actions: Any, slots: Iterable[int] | None = None) -> None:
         """Send actions to whole vector envs: `slots` are all there are, or all of some workers.
@@ -230,6 +233,27 @@ class NativeVectorEnv(AsyncVectorEnv):
         raise ValueError(
             'rollout: a vector env steps all of its slots at once; step() it in a loop, or use backend="workers"'
         )
+
+    def pause(self, slots: int | Iterable[int]) -> None:
+        """Not to be had: none of its slots is stepped without the others.
+
+        Raises:
+            ValueError: always.
+        """
+        self._refuse_one("pause")
+
+    async def step_at(self, slot: int, action: Any) -> StepResult:
+        """Not to be had, as `pause`."""
+        self._refuse_one("step_at")
+
+    async def reset_at(
+        self, slot: int, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> ResetResult:
+        """Not to be had, as `pause`."""
+        self._refuse_one("reset_at")
+
+    def _refuse_one(self, name: str) -> NoReturn:
+        raise ValueError(f'{name}: a vector env steps all of its slots at once; backend="workers" steps them alone')
 
 
 def vector_env_factory(

@@ -125,6 +125,11 @@ class SoloLife:
                 raise
         self.schedule = self
 
+    @property
+    def render_workers(self) -> Sequence[Any]:
+        """Those that draw states."""
+        return self._pool.workers if self._pool is not None else ()
+
     async def _start_env(self) -> None:
         start_timeout_s = self._config.start_timeout_s
         try:
@@ -169,7 +174,7 @@ class SoloLife:
             raise RenderError(NO_PHYSICS)
         self._pool = late_pool([self._physics.source] * self.num_envs, render, self._config)
         await self._pool.start()
-        self.images = self._flights.images = Images(self.num_envs, self._pool)
+        self.images = self._flights.images = Images(self.num_envs, self._pool, render.max_in_flight)
 
     def _read_states(self, shot: Shot) -> None:
         """Put the states that the env is in now into a shot; where the env is."""
