@@ -18,7 +18,7 @@ from aioenv import sync
 pytestmark = pytest.mark.asyncio
 
 TASK = "InvertedPendulum-v5"
-SMALL = aioenv.RenderConfig(32, 24, quality="fast", num_workers=2)
+SMALL = aioenv.RenderConfig(32, 24, quality="fast", workers=2)
 PLACES = [{}, {"run_in": "inline"}, {"num_workers": 2}]
 STATE = mujoco.mjtState.mjSTATE_INTEGRATION
 

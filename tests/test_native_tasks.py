@@ -19,7 +19,7 @@ from aioenv.native.tasks.runners import Hopper
 
 pytestmark = pytest.mark.asyncio
 
-SMALL = aioenv.RenderConfig(32, 24, quality="fast", num_workers=1)
+SMALL = aioenv.RenderConfig(32, 24, quality="fast", workers=1)
 
 
 def actions_of(envs, steps, seed=1):
