@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from aioenv.errors import EnvError as EnvError
     from aioenv.errors import LoopError as LoopError
     from aioenv.errors import NoAsyncCallError as NoAsyncCallError
+    from aioenv.errors import OutOfStepError as OutOfStepError
     from aioenv.errors import PendingCallError as PendingCallError
     from aioenv.errors import RenderError as RenderError
     from aioenv.errors import RenderTimeout as RenderTimeout
@@ -61,8 +62,8 @@ if TYPE_CHECKING:
 
 _ERRORS = (
     "ActionError", "AioenvError", "ClosedError", "EnvError", "LoopError", "NoAsyncCallError",
-    "PendingCallError", "RenderError", "RenderTimeout", "ResetNeededError", "ResumeError", "SlotError",
-    "SlotErrorGroup", "SpaceMismatchError", "StaleViewWarning", "StepTimeout", "WireError", "WorkerDied",
+    "OutOfStepError", "PendingCallError", "RenderError", "RenderTimeout", "ResetNeededError", "ResumeError",
+    "SlotError", "SlotErrorGroup", "SpaceMismatchError", "StaleViewWarning", "StepTimeout", "WireError", "WorkerDied",
     "WorkerStartError",
 )  # fmt: skip
 

@@ -11,6 +11,7 @@ from gymnasium.vector import AutoresetMode
 
 from aioenv.batching.autoreset import parse_mode
 from aioenv.creator import place_creators
+from aioenv.engine.actors import Actors
 from aioenv.engine.arguments import (
     check_cpu_affinity,
     check_num_workers,
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 __all__ = ["AsyncVectorEnv", "WorkerInfo"]
 
 
-class AsyncVectorEnv(Rollouts, Calls, States, Lifecycle):
+class AsyncVectorEnv(Rollouts, Calls, States, Actors, Lifecycle):
     """Many envs, stepped at once in worker processes; every call that waits is awaited.
 
     Nothing is started by the constructor. Use it as an async context manager, or await it and close it::
