@@ -29,6 +29,8 @@ from aioenv.engine.fleet import FleetConfig
 from aioenv.engine.images import stack_images
 from aioenv.engine.imports import modules_needed
 from aioenv.engine.lifecycle import Lifecycle
+from aioenv.engine.one_slot import OneSlot
+from aioenv.engine.pausing import Pausing
 from aioenv.engine.results import Ready, ResetResult, StepResult, WorkerInfo
 from aioenv.engine.rollout import Rollouts
 from aioenv.engine.seeds import split_reset_options, spread_seeds
@@ -44,7 +46,7 @@ if TYPE_CHECKING:
 __all__ = ["AsyncVectorEnv", "WorkerInfo"]
 
 
-class AsyncVectorEnv(Rollouts, Calls, States, Actors, Lifecycle):
+class AsyncVectorEnv(Rollouts, Pausing, OneSlot, Calls, States, Actors, Lifecycle):
     """Many envs, stepped at once in worker processes; every call that waits is awaited.
 
     Nothing is started by the constructor. Use it as an async context manager, or await it and close it::
@@ -188,6 +190,8 @@ class AsyncVectorEnv(Rollouts, Calls, States, Actors, Lifecycle):
         seeds = spread_seeds(seed, np.arange(self.num_envs), self.num_envs)
         wait = self._clock.envs.begin()
         try:
+            if schedule.table.paused is not None:
+                return await self._live_of(schedule).reset(seeds, mask, rest, check_timeout(timeout_s))
             return await schedule.reset(seeds, mask, rest, check_timeout(timeout_s))
         finally:
             wait.end()
@@ -219,6 +223,10 @@ class AsyncVectorEnv(Rollouts, Calls, States, Actors, Lifecycle):
         schedule, clock = self._running, self._clock
         wait = clock.envs.begin()
         try:
+            if schedule.table.paused is not None:
+                result = await self._live_of(schedule).step(actions, check_timeout(timeout_s))
+                clock.env_steps += len(schedule.table.live)
+                return result
             result = await schedule.step(actions, timeout_s=check_timeout(timeout_s))
             clock.env_steps += self.num_envs
             return result
