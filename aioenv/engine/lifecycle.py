@@ -37,7 +37,8 @@ class Lifecycle:
     copy: bool
     closed = True  # until there is something to close
     _config: FleetConfig
-    _render_config: RenderConfig | None
+    _render_config: RenderConfig | None = None
+    _pixels_config: RenderConfig | None = None
     _must_reset: bool
     _timeout_s: float | None
     _on_timeout: str
@@ -93,6 +94,7 @@ class Lifecycle:
         return Session(
             self._config,
             self._render_config,
+            self._pixels_config,
             copy=self.copy,
             must_reset=self._must_reset,
             timeout_s=self._timeout_s,
