@@ -12,7 +12,7 @@ import asyncio
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,9 @@ from aioenv.errors import RenderError, WireError
 from aioenv.wire.frames import Frame
 from aioenv.wire.messages import Failure, load
 from aioenv.workers.supervisor import Worker
+
+if TYPE_CHECKING:
+    from aioenv.trace import Trace
 
 __all__ = ["Images", "Pool", "Shot"]
 
@@ -63,6 +66,7 @@ class Shot:
         self.done = done
         self.active = False
         self.waiting: list[tuple[Slots, States]] = []
+        self.step: int | None = None  # its number in the timeline
 
     def rows(self, slots: Slots) -> npt.NDArray[np.int64]:
         """Where slots stand in this shot."""
@@ -95,6 +99,7 @@ class Images:
         self._queue: deque[Shot] = deque()
         self._active = 0
         self._late: dict[tuple[int, int], tuple[Shot, Slots]] = {}
+        self.trace: Trace | None = None  # the timeline that is being collected
         self.streams: weakref.WeakSet[ImageStream] = weakref.WeakSet()
         self._results = 0
 
@@ -184,6 +189,8 @@ class Images:
 
         # a part's slots stand next to each other: its images are a slice
         images = [array[int(rows[0]) : int(rows[0]) + count] for array in shot.images]
+        if self.trace is not None:
+            self.trace.step = shot.step
         self._pool.submit(slots.tolist(), states, images, on_done)
 
     def _advance(self, shot: Shot) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from aioenv.engine.fleet import Fleet, FleetConfig
@@ -17,6 +18,7 @@ from aioenv.rendering.pixels import PixelsRefused
 if TYPE_CHECKING:
     from aioenv.rendering.config import RenderConfig
     from aioenv.rendering.late_pool import LatePool
+    from aioenv.workers.supervisor import Worker
 
 __all__ = ["CLOSE_GRACE_S", "Session"]
 
@@ -144,6 +146,11 @@ class Session:
         await self._pool.start()
         self.images = Images(num_envs, self._pool, config.max_in_flight)
         return max(source.state_size for source in distinct), False
+
+    @property
+    def render_workers(self) -> Sequence[Worker]:
+        """Those that draw states."""
+        return self._pool.workers if self._pool is not None else ()
 
     async def close(self, grace_s: float) -> None:
         """End everything; whoever waits for a result gets a ClosedError.

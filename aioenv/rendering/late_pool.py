@@ -87,6 +87,11 @@ class LatePool:
         """The process ids of the render workers."""
         return self._crew.pids
 
+    @property
+    def workers(self) -> Sequence[Worker]:
+        """The render workers, once started."""
+        return self._crew.workers
+
     async def start(self) -> None:
         """Start the workers, on the first backend that works. If this is cancelled, they are ended.
 
