@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from aioenv.errors import EpisodesDone as EpisodesDone
     from aioenv.errors import LoopError as LoopError
     from aioenv.errors import NoAsyncCallError as NoAsyncCallError
+    from aioenv.errors import OutOfStepError as OutOfStepError
     from aioenv.errors import PausedError as PausedError
     from aioenv.errors import PendingCallError as PendingCallError
     from aioenv.errors import RenderError as RenderError
@@ -67,8 +68,9 @@ if TYPE_CHECKING:
 
 _ERRORS = (
     "ActionError", "AioenvError", "ClosedError", "EnvError", "EpisodesDone", "LoopError", "NoAsyncCallError",
-    "PausedError", "PendingCallError", "RenderError", "RenderTimeout", "ResetNeededError", "ResumeError", "SlotError",
-    "SlotErrorGroup", "SpaceMismatchError", "StaleViewWarning", "StepTimeout", "WireError", "WorkerDied",
+    "OutOfStepError", "PausedError", "PendingCallError", "RenderError", "RenderTimeout", "ResetNeededError",
+    "ResumeError", "SlotError", "SlotErrorGroup", "SpaceMismatchError", "StaleViewWarning", "StepTimeout",
+    "WireError", "WorkerDied",
     "WorkerStartError",
 )  # fmt: skip
 
