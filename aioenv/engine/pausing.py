@@ -14,7 +14,6 @@ from aioenv.batching.layout import Arrays
 from aioenv.engine.batch import Exchange, Part, Sent
 from aioenv.engine.groups import Group
 from aioenv.engine.results import ResetResult, StepResult
-from aioenv.engine.seeds import spread_seeds
 from aioenv.engine.tails import reset_tail
 from aioenv.errors import SlotError, StepTimeout
 from aioenv.wire.frames import Kind
@@ -142,8 +141,7 @@ class Live:
         timeout_s: float | None,
     ) -> ResetResult:
         """Reset the slots that are not paused, or those of a mask (see `AsyncVectorEnv.reset`)."""
-        n = self._schedule.num_envs
-        seeds = spread_seeds(seed, np.arange(n), n)
+        seeds = self._schedule.fleet.seeds(seed, np.arange(self._schedule.num_envs), anew=mask is None)
         group = await self._prepare(timeout_s)
         if group is None:
             whole = self._spread(None)

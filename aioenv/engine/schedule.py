@@ -22,7 +22,6 @@ from aioenv.engine.harvest import harvest
 from aioenv.engine.images import Images
 from aioenv.engine.patience import Patience
 from aioenv.engine.results import Ready, ResetResult, StepResult
-from aioenv.engine.seeds import spread_seeds
 from aioenv.engine.slots import SlotState, SlotTable
 from aioenv.engine.tails import compact, reset_tail, step_tail
 from aioenv.errors import ClosedError, NoAsyncCallError, SlotError, StaleViewWarning, StepTimeout
@@ -146,7 +145,7 @@ class Schedule:
         timeout_s: float | None = None,
     ) -> ResetResult:
         """Reset all slots, or those of a mask; the others keep their last observations."""
-        seeds = spread_seeds(seed, self._all_slots, self.num_envs)
+        seeds = self.fleet.seeds(seed, self._all_slots, anew=mask is None)
         if self._abandoned:
             await self.drain()
         slots = self._all_slots if mask is None else np.flatnonzero(mask)
@@ -278,7 +277,8 @@ class Schedule:
     def send_reset(self, slots: Iterable[int] | None, seed: int | Seeds | None, options: dict[str, Any] | None) -> None:
         """Begin episodes in some slots; never blocks (see `AsyncVectorEnv.send_reset`)."""
         numbers = self.table.named(slots)
-        by_slot = dict(zip(numbers.tolist(), spread_seeds(seed, numbers, self.num_envs), strict=True))
+        seeds = self.fleet.seeds(seed, numbers, anew=slots is None)
+        by_slot = dict(zip(numbers.tolist(), seeds, strict=True))
         numbers = numbers[self.table.leave_out_paused(numbers, "send_reset", by_name=slots is not None)]
         if not len(numbers):
             return
