@@ -225,14 +225,17 @@ class NativeVectorEnv(AsyncVectorEnv):
         super().send(actions, slots)
 
     async def rollout(self, policy: Policy, steps: int, groups: int = 2) -> Rollout:
-        """Not to be had: its slots can't be split into groups that step while the others' policy runs.
+        """Collect steps of every slot (see `AsyncVectorEnv.rollout`); over workers, whose slots are a group together.
 
         Raises:
-            ValueError: always.
+            ValueError: if the vector env is in this process: then there is nothing that could step meanwhile.
         """
-        raise ValueError(
-            'rollout: a vector env steps all of its slots at once; step() it in a loop, or use backend="workers"'
-        )
+        if not self._config.num_workers:
+            raise ValueError(
+                "rollout: a vector env in this process steps all of its slots at once; step() it in a loop, or use "
+                "num_workers=2, of which one steps while the policy chooses for the other"
+            )
+        return await super().rollout(policy, steps, groups)
 
     def pause(self, slots: int | Iterable[int]) -> None:
         """Not to be had: none of its slots is stepped without the others.

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode, VectorWrapper
 from gymnasium.wrappers.vector import ClipReward, RecordEpisodeStatistics
-from native_kit import EVERYWHERE, Batch, Walk, everywhere
+from native_kit import Batch, Walk, everywhere
 from parity.compare import assert_same
 
 import aioenv
@@ -19,7 +19,8 @@ from aioenv.wire.messages import LostRow
 pytestmark = pytest.mark.asyncio
 
 MODES = [pytest.param(mode, id=mode.name) for mode in AutoresetMode]
-PLACES = [*EVERYWHERE, {"num_workers": 2}]
+PLACES = [{"run_in": "inline"}, {"run_in": "thread"}, {"num_workers": 2}]
+ENDS = pytest.mark.parametrize("where", [{"run_in": "inline"}, {"num_workers": 1}], ids=str)
 
 
 def actions(n, steps, seed=0):
@@ -29,7 +30,7 @@ def actions(n, steps, seed=0):
 # ---------------------------------------------------------------- states
 
 
-@pytest.mark.parametrize("there", PLACES, ids=str)
+@pytest.mark.parametrize("there", PLACES[1:], ids=str)
 @pytest.mark.parametrize("here", [PLACES[0], PLACES[-1]], ids=str)
 async def test_slots_go_on_elsewhere(here, there, tmp_path):
     async with aioenv.NativeVectorEnv(Walk, 4, **here) as first, aioenv.NativeVectorEnv(Walk, 3, **there) as second:
@@ -50,7 +51,7 @@ async def test_slots_go_on_elsewhere(here, there, tmp_path):
         assert ends > 3
 
 
-@everywhere
+@ENDS
 async def test_states_that_can_not_be_had_or_set(where):
     class Other(Walk):
         pass
@@ -98,7 +99,7 @@ class Miscounting(Walk):
         raise ValueError("as it was told")
 
 
-@everywhere
+@ENDS
 async def test_states_of_an_env_that_fails(where):
     async with aioenv.NativeVectorEnv(Miscounting, 3, **where) as envs:
         await envs.reset(seed=1)

@@ -70,7 +70,9 @@ async def test_without_autoreset_nothing_is_sent_over_an_end():
             await envs.step(actions)
 
 
-@pytest.mark.parametrize("task", ["Hopper-v5", "Ant-v5", "Humanoid-v5", "Reacher-v5"])
+@pytest.mark.parametrize(
+    "task", ["Hopper-v5", "Ant-v5", *(pytest.param(t, marks=pytest.mark.stress) for t in ("Humanoid-v5", "Reacher-v5"))]
+)
 async def test_slots_go_on_elsewhere(task, tmp_path):
     make = partial(aioenv.make_vec, task, backend="native", max_episode_steps=17)
     async with make(4) as first, make(3, num_workers=2) as second:
@@ -152,10 +154,9 @@ async def test_a_worker_that_died_is_started_again(mode):
             assert not result.truncated.any()
 
 
-@pytest.mark.parametrize("num_workers", [0, 2], ids=["here", "workers"])
-async def test_images(num_workers):
+async def test_images():
     make = partial(aioenv.make_vec, "Hopper-v5", 3, render=SMALL)
-    async with make(backend="native", num_workers=num_workers) as envs, make(num_workers=1) as singles:
+    async with make(backend="native") as envs, make(num_workers=1) as singles:
         for each in (envs, singles):
             await each.reset(seed=1)
         for actions in actions_of(envs, 12):

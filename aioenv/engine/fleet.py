@@ -84,6 +84,7 @@ class Fleet:
         checkpoint_size: how many float64 of checkpoint each reply carries a row; 0 if slots are not resumed.
         seed_plan: where the seeds of episodes come from that are given none; None if nowhere in particular.
         lanes: this side's views of what lies in shared memory; empty if nothing does.
+        vectorized: whether the slots of a worker are one vector env.
     """
 
     members: list[Member]
@@ -103,6 +104,7 @@ class Fleet:
 
     def __init__(self, config: FleetConfig) -> None:
         self._config = config
+        self.vectorized = config.vectorized
         self.members = []
         self.lanes = []
         self._plane: Plane | None = None

@@ -34,10 +34,13 @@ def split(schedule: Schedule, groups: int) -> list[Group]:
     """Split the slots of every worker evenly into so many groups, or into as many as its smallest worker has slots.
 
     So every group keeps every worker busy, and a worker that is done with one finds the next one's request there.
-    Slots that are paused are in none.
+    Slots that are paused are in none. A worker's vector env steps at once: then groups are of whole workers.
     """
     live = schedule.table.live
     shares = [live[order] for _, order in schedule.fleet.shares(live)]
+    if schedule.fleet.vectorized:
+        groups = min(groups, len(shares))
+        return [Group(schedule, np.concatenate(shares[start:stop])) for start, stop in spread(len(shares), groups)]
     groups = min([groups, *map(len, shares)])
     runs: list[list[Slots]] = [[] for _ in range(groups if shares else 0)]
     for slots in shares:

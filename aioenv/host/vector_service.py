@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from gymnasium import Space
+from gymnasium.vector import AutoresetMode
 
 from aioenv.batching.infos import MAX_SCHEMAS, Column, Group, Path, Schema
 from aioenv.batching.layout import Layout, byte_view
@@ -49,6 +50,8 @@ class VectorService(SlotService):
         self._closed = False
         self._packer = InfoPacker(num_envs)
         self._calls = VectorCalls(self._env)
+        self._resets_next = self._env.metadata.get("autoreset_mode") is AutoresetMode.NEXT_STEP
+        self._over: npt.NDArray[np.bool_] = np.zeros(num_envs, np.bool_)  # whose episode ended in the last step
         self._anew: Anew | None = None  # in the place of one that died, until all of its rows have begun an episode
 
     def describe(self) -> list[EnvDescription]:
@@ -113,7 +116,9 @@ class VectorService(SlotService):
             if self._anew.is_over:
                 self._anew = None
         flags = [_column(reward, np.float64, self._n), _column(terminated, np.bool_, self._n)]
-        return self._reply(obs, [*flags, _column(truncated, np.bool_, self._n)], infos, range(self._n))
+        flags.append(_column(truncated, np.bool_, self._n))
+        self._over = flags[1] | flags[2]
+        return self._reply(obs, flags, infos, range(self._n))
 
     def _reset(self, frame: Frame) -> Reply:
         request: ResetRequest = load(frame.tail)
@@ -131,6 +136,7 @@ class VectorService(SlotService):
         obs, info = reset(_seed(rows, request.seeds, self._n), mask, request.options)
         if self._anew is not None and self._anew.is_over:
             self._anew = None
+        self._over[list(rows)] = False
         shown = every if request.whole else rows
         return self._reply(obs, [], [(info, shown)], shown)
 
@@ -167,6 +173,10 @@ class VectorService(SlotService):
     def set_attr(self, *args: Any) -> tuple[list[bytes], list[Failure]]:
         """See `VectorCalls.set_attr`."""
         return _dumped(self._calls.set_attr(*args))
+
+    def resets_due(self, rows: Sequence[int]) -> tuple[list[bytes], list[Failure]]:
+        """For each row whether its next step will be a reset instead."""
+        return _dumped([self._resets_next and bool(self._over[row]) for row in rows])
 
     def get_states(self, rows: Sequence[int]) -> tuple[list[bytes], list[Failure]]:
         """See `VectorCalls.get_states`."""
