@@ -140,7 +140,9 @@ async def test_faults_while_it_runs(num_workers):
 async def test_faults_at_its_start(fault, num_workers):
     with pytest.raises(aioenv.WorkerStartError) as caught:
         await aioenv.NativeVectorEnv(partial(Faulty, fault=fault, when="factory"), N, num_workers=num_workers)
-    assert says(fault) in str(caught.value) and caught.value.slots == tuple(range(N // 2 if num_workers else N))
+    assert says(fault) in str(caught.value)
+    # over workers every share fails, and the first to say so is named
+    assert caught.value.slots in ([(0, 1), (2, 3)] if num_workers else [tuple(range(N))])
 
 
 @pytest.mark.parametrize("num_workers", [0, 2], ids=["here", "workers"])
