@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from gymnasium import spaces
+from gymnasium.vector import AutoresetMode
 
 from aioenv.engine.fleet import Fleet, FleetConfig
 from aioenv.engine.images import Images
@@ -25,10 +26,32 @@ if TYPE_CHECKING:
     from aioenv.rendering.late_pool import LatePool
     from aioenv.workers.supervisor import Worker
 
-__all__ = ["CLOSE_GRACE_S", "Session"]
+__all__ = ["CLOSE_GRACE_S", "NO_PHYSICS", "Session", "late_pool"]
+
+NO_PHYSICS = (
+    "render: this vector env has no model and physics_states, from which images could be drawn; without "
+    "render=, render() gives what it draws itself"
+)
 
 # How long workers may take to close their envs, where nobody says otherwise.
 CLOSE_GRACE_S = 1.0
+
+
+def late_pool(sources: Sequence[MujocoSource], render: RenderConfig, config: FleetConfig) -> LatePool:
+    """The pool, not started, that draws the states of slots with these sources."""
+    from aioenv.rendering.late_pool import LatePool
+
+    distinct = list(dict.fromkeys(sources))
+    return LatePool(
+        distinct,
+        [distinct.index(source) for source in sources],
+        render,
+        start=config.start,
+        channel=config.channel,
+        log_prefix=config.log_prefix,
+        start_timeout_s=config.start_timeout_s,
+        restart=config.restart,
+    )
 
 
 class Session:
@@ -51,7 +74,7 @@ class Session:
         timeout_s: float | None,
         on_timeout: str,
     ) -> None:
-        if render is not None and pixels is None:
+        if render is not None and pixels is None and not config.vectorized:
             # for envs that draw themselves
             config = _on_backend(config, candidates(render.backend)[0], render)
         self.fleet = Fleet(config)
@@ -90,12 +113,13 @@ class Session:
         except BaseException:
             await self._end()
             raise
+        mode = self.fleet.metadata.get("autoreset_mode", self._config.autoreset_mode)  # a vector env has its own
         self.schedule = Schedule(
             self.fleet,
             self.images,
             state_size=state_size,
-            mode=self._config.autoreset_mode,
-            must_reset=self._must_reset,
+            mode=mode,
+            must_reset=self._must_reset or (self._config.vectorized and mode is AutoresetMode.DISABLED),
             copy=self._copy,
             timeout_s=self._timeout_s,
             on_timeout=self._on_timeout,
@@ -133,6 +157,8 @@ class Session:
         num_envs = len(fleet.sources)
         sources = [source for source in fleet.sources if source is not None]
         if len(sources) < num_envs:
+            if self._config.vectorized:
+                raise RenderError(NO_PHYSICS)
             if fleet.render_mode != "rgb_array":
                 raise RenderError(
                     "render: these envs are not MuJoCo envs, so they draw themselves, which takes "
@@ -140,7 +166,7 @@ class Session:
                 )
             self.images = Images(num_envs, None)
             return 0, True
-        self._pool = self._make_pool(sources, config)
+        self._pool = late_pool(sources, config, self._config)
         await self._pool.start()
         self.images = Images(num_envs, self._pool, config.max_in_flight)
         return max(source.state_size for source in sources), False
@@ -151,26 +177,11 @@ class Session:
         sources = [source for source in fleet.sources if source is not None]
         if len(sources) < len(fleet.sources):
             return None
-        self._pixels_pool = self._make_pool(sources, config)
+        self._pixels_pool = late_pool(sources, config, self._config)
         await self._pixels_pool.start()
         key = None if config.render_only else config.render_key
         leaf = fleet.receive_instead(key, spaces.Box(0, 255, (*config.shape, 3), np.uint8))
         return Painter(self._pixels_pool, leaf, key)
-
-    def _make_pool(self, sources: Sequence[MujocoSource], config: RenderConfig) -> LatePool:
-        from aioenv.rendering.late_pool import LatePool
-
-        distinct = list(dict.fromkeys(sources))
-        return LatePool(
-            distinct,
-            [distinct.index(source) for source in sources],
-            config,
-            start=self._config.start,
-            channel=self._config.channel,
-            log_prefix=self._config.log_prefix,
-            start_timeout_s=self._config.start_timeout_s,
-            restart=self._config.restart,
-        )
 
     @property
     def render_workers(self) -> Sequence[Worker]:
