@@ -400,6 +400,12 @@ async def test_a_stream_gives_every_result_in_order_while_steps_go_on():
     async with aioenv.make_vec("CartPole-v1", 1) as envs:
         with pytest.raises(aioenv.RenderError, match="pass render="):
             envs.render_stream()
+    async with aioenv.make_vec("HalfCheetah-v5", 2, backend="native", render=FAST) as envs:
+        stream = envs.render_stream()
+        await envs.reset(seed=0)
+        await envs.step(actions[0])
+        items = [await anext(stream), await anext(stream)]
+        assert [step for step, _ in items] == [0, 1] and np.array_equal([images for _, images in items], alone[:2])
 
 
 @pytest.mark.asyncio
