@@ -259,6 +259,9 @@ async def test_render_workers_that_draw_observations():
                 run += [result.obs, *result.info.get("final_obs", [])]
             runs.append(run)
             if workers is None:
+                # what an env draws for itself, in another context of the same process, leaves ours as it is
+                assert (await envs.call("render"))[0].shape == (480, 480, 3)
+                assert np.array_equal((await envs.reset(seed=0)).obs, run[0])
                 continue
             step = asyncio.ensure_future(envs.step(actions[0]))
             await asyncio.sleep(0)
