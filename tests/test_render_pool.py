@@ -21,6 +21,8 @@ from test_rendering import MOCAP
 from test_workers import environment
 
 import aioenv
+from aioenv import memory
+from aioenv.rendering import blocks
 from aioenv.rendering.asking import check_devices
 
 SMALL = {"width": 24, "height": 18}
@@ -196,8 +198,9 @@ async def test_rp1_starts_whatever_way_but_fork():
         pool_of(start="fork")
     same = aioenv.RenderQuality(shadows=False, reflections=False, samples=0, buffer="model")
     drawn = []
-    for start, channel, quality in [("spawn", "streams", "fast"), ("forkserver", "scatter", same)]:
-        async with pool_of(start=start, channel=channel, quality=quality) as pool:
+    ways = [("spawn", "streams", "shared", "fast"), ("forkserver", "scatter", "frames", same)]
+    for start, channel, transport, quality in ways:
+        async with pool_of(start=start, channel=channel, transport=transport, quality=quality) as pool:
             drawn.append(await pool.render(some_states(pool, 3), **SMALL))
             assert pool.backend in ("egl", "osmesa") and pool.renderer and len(set(pool.pids)) == 2
     assert drawn[0].shape == (3, 18, 24, 3) and differ(drawn[0]) and np.array_equal(*drawn)
@@ -229,8 +232,9 @@ async def test_rp2_closed_twice_forgotten_or_cancelled_nothing_is_left():
 
 
 @pytest.mark.asyncio
-async def test_rp3_rp4_rp5_rp6_rp7_shapes_order_cameras_refusals_and_views():
-    async with pool_of(max_batch_size=7, max_image_size=101 * 103) as pool:
+@pytest.mark.parametrize("transport", ["shared", "frames"])
+async def test_rp3_rp4_rp5_rp6_rp7_shapes_order_cameras_refusals_and_views(transport):
+    async with pool_of(max_batch_size=7, max_image_size=101 * 103, transport=transport) as pool:
         states = some_states(pool, 5)
         # RP3
         images, depth = await pool.render(states, width=101, height=103, depth=True)
@@ -307,13 +311,16 @@ async def test_rp3_rp4_rp5_rp6_rp7_shapes_order_cameras_refusals_and_views():
         kept, kept_depths = view.copy(), depths.copy()
         mine = await pool.render(states[::-1], **SMALL, depth=True)
         assert np.array_equal(view, kept) and np.array_equal(depths, kept_depths)
-        again, again_depths = await pool.render(states[::-1], **SMALL, depth=True, copy=False)
+        for _ in range(2):  # two in turn
+            assert np.array_equal(view, kept) and np.array_equal(depths, kept_depths)
+            again, again_depths = await pool.render(states[::-1], **SMALL, depth=True, copy=False)
         assert np.shares_memory(again, view) and np.shares_memory(again_depths, depths)
         assert np.array_equal(view, kept[::-1]) and np.array_equal(depths, kept_depths[::-1])
         assert np.array_equal(mine[0], view) and not np.shares_memory(mine[0], view)
-        two = [pool.submit(states, **SMALL, copy=False), pool.submit(states[::-1], **SMALL, copy=False)]
-        first, second = await asyncio.gather(*two)
-        assert np.array_equal(first, images) and np.array_equal(second, images[::-1])
+        orders = (slice(5), slice(None, None, -1), slice(1, 5), slice(5))
+        at_once = [pool.submit(rows, **SMALL, copy=False) for rows in map(states.__getitem__, orders)]
+        for drawn, order in zip(await asyncio.gather(*at_once), orders, strict=True):
+            assert np.array_equal(drawn, images[order])
         out = np.zeros((10, 18, 24, 3), np.uint8)[::2]
         assert await pool.render(states, **SMALL, out=out) is out and np.array_equal(out, images)
     with pytest.raises(RuntimeError, match="has been closed"):
@@ -322,9 +329,63 @@ async def test_rp3_rp4_rp5_rp6_rp7_shapes_order_cameras_refusals_and_views():
         await pool
 
 
+def held(pool) -> int:
+    """Bytes that a pool's images take in shared memory."""
+    return os.fstat(pool._crew.memory.fd).st_blocks * 512
+
+
+@pytest.mark.asyncio
+async def test_the_memory_of_images_is_used_again_once_nobody_has_them(monkeypatch):
+    async with pool_of(workers_per_device=1) as pool:
+        states = some_states(pool, 4)
+        draw = partial(pool.render, states, **SMALL)
+
+        async def place() -> int:
+            return (await draw()).__array_interface__["data"][0]
+
+        # the last call is let go of when the loop turns again
+        places = [await place() for _ in range(8)]
+        assert len(set(places)) <= 2
+        kept = await draw()
+        row = (await draw())[2, 3:]  # a view is enough to keep it
+        expected = kept.copy()
+        for _ in range(8):
+            other = await pool.render(states[::-1], **SMALL)
+            assert not np.shares_memory(other, kept) and not np.shares_memory(other, row)
+        assert np.array_equal(kept, expected) and np.array_equal(row, expected[2, 3:])
+        # what is too large to be kept, the system has back with the images
+        monkeypatch.setattr(blocks, "KEPT_BYTES", 1 << 20)
+        many = await pool.render(np.tile(states, (50, 1)), width=200, height=200)
+        assert held(pool) > many.nbytes
+        del many
+        await draw()
+        assert held(pool) < 1 << 20
+        last = await draw()
+    assert np.array_equal(kept, expected) and np.array_equal(last, expected)
+
+
+@pytest.mark.asyncio
+async def test_without_memory_to_share_images_travel(monkeypatch):
+    async with pool_of() as pool:
+        states = some_states(pool, 4)
+        shared = await pool.render(states, **SMALL)
+        with monkeypatch.context() as patch:
+            patch.setattr(pool._crew.memory, "fd", -1)  # no more is to be had
+            large = await pool.render(states, width=124, height=118)
+            out = await pool.render(states, width=124, height=118, out=np.empty_like(large))
+        assert np.array_equal(large, out) and differ(large)
+    monkeypatch.setattr(memory, "AVAILABLE", False)
+    with pytest.raises(ValueError, match='transport="shared": this platform has no memory'):
+        pool_of(transport="shared")
+    async with pool_of() as pool:
+        assert pool._crew.memory is None
+        assert np.array_equal(await pool.render(states, **SMALL), shared)
+
+
 @pytest.mark.parametrize(
     ("arguments", "kind", "message"),
     [
+        ({"transport": "pigeon"}, ValueError, "transport: expected 'auto', 'frames' or 'shared'"),
         ({"devices": 0}, ValueError, "devices: expected how many"),
         ({"devices": []}, ValueError, "devices"),
         ({"devices": "01"}, ValueError, "devices"),

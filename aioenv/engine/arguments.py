@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium import Space
 
 from aioenv.engine.patience import ON_TIMEOUT
-from aioenv.memory import AVAILABLE
+from aioenv.memory import check_transport
 from aioenv.wire.messages import dump_code
 from aioenv.workers.environment import usable_cpus
 from aioenv.workers.restart import RestartPolicy
@@ -140,15 +140,6 @@ def check_on_timeout(on_timeout: str, restart: RestartPolicy | None) -> str:
     if on_timeout == "restart" and restart is None:
         raise ValueError('on_timeout="restart" takes a policy: pass restart=aioenv.RestartPolicy() too')
     return on_timeout
-
-
-def check_transport(transport: str) -> str:
-    """How large arrays reach the other side; ValueError if it is unknown, or the platform does not have it."""
-    if transport not in ("auto", "frames", "shared"):
-        raise ValueError(f"transport: expected 'auto', 'frames' or 'shared', got {transport!r}")
-    if transport == "shared" and not AVAILABLE:
-        raise ValueError('transport="shared": this platform has no memory without a name to share; use "auto"')
-    return transport
 
 
 def check_timeout(timeout_s: float | None) -> float | None:

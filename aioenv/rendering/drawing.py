@@ -1,13 +1,17 @@
-"""What a `RenderPool` asks of its workers: the tail of a RENDER. The fixed part is the states, one row each."""
+"""What a `RenderPool` asks of its workers: the tail of a RENDER. The fixed part is the states, one row each.
+
+The images are the fixed part of the reply, unless the request says where in shared memory they shall be.
+"""
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["EDITABLE", "Drawing", "Images", "allocate"]
+__all__ = ["EDITABLE", "Drawing", "Images", "Where", "allocate", "lay_out", "size_of"]
 
 # Fields of a model whose rows can be edited for a single image: what a picture shows, and where it is.
 EDITABLE = (
@@ -20,6 +24,15 @@ EDITABLE = (
 ).split()
 
 
+class Where(NamedTuple):
+    """Where images go: rows of arrays that lie in a block of shared memory (see `lay_out`)."""
+
+    offset: int  # of the block
+    size: int
+    length: int  # how many rows the arrays have
+    rows: list[int]  # of each state
+
+
 class Drawing(NamedTuple):
     """How to draw some states."""
 
@@ -28,8 +41,9 @@ class Drawing(NamedTuple):
     views: tuple[Any, ...]  # see `cameras.View`
     depth: bool
     segmentation: bool
-    looks: list[tuple[int, int]] | None = None  # of each state: its slot, and how often that was randomised
+    looks: list[list[int]] | None = None  # of each state: its slot, and how often that was randomised
     edits: dict[str, npt.NDArray[Any]] | None = None  # fields of the model, one row a state
+    where: Where | None = None
 
 
 class Images(NamedTuple):
@@ -45,10 +59,38 @@ class Images(NamedTuple):
         return tuple(array for array in self if array is not None)
 
 
+def _kinds(shape: tuple[int, ...], depth: bool, segmentation: bool) -> list[tuple[tuple[int, ...], Any] | None]:
+    """Shape and dtype of each kind of images; `shape` is all of a depth image's."""
+    return [
+        ((*shape, 3), np.uint8),
+        (shape, np.float32) if depth else None,
+        ((*shape, 2), np.int32) if segmentation else None,
+    ]
+
+
 def allocate(shape: tuple[int, ...], *, depth: bool, segmentation: bool) -> Images:
     """New images; `shape` is all of a depth image's, with the axes of states and cameras before it."""
-    return Images(
-        np.empty((*shape, 3), np.uint8),
-        np.empty(shape, np.float32) if depth else None,
-        np.empty((*shape, 2), np.int32) if segmentation else None,
-    )
+    return Images(*(kind and np.empty(*kind) for kind in _kinds(shape, depth, segmentation)))  # type: ignore[arg-type]
+
+
+_ALIGNMENT = 64  # of each array in shared memory, in bytes: a cache line
+
+
+def _room(kind: tuple[tuple[int, ...], Any]) -> int:
+    shape, dtype = kind
+    return -(-math.prod(shape) * int(np.dtype(dtype).itemsize) // _ALIGNMENT) * _ALIGNMENT
+
+
+def size_of(shape: tuple[int, ...], *, depth: bool, segmentation: bool) -> int:
+    """How many bytes such images take in shared memory."""
+    return sum(_room(kind) for kind in _kinds(shape, depth, segmentation) if kind is not None)
+
+
+def lay_out(memory: Any, shape: tuple[int, ...], *, depth: bool, segmentation: bool) -> Images:
+    """Images in shared memory; both sides make the same."""
+    arrays: list[Any] = []
+    offset = 0
+    for kind in _kinds(shape, depth, segmentation):
+        arrays.append(kind and np.ndarray(*kind, memory, offset))
+        offset += 0 if kind is None else _room(kind)
+    return Images(*arrays)

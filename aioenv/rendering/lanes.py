@@ -17,8 +17,9 @@ import numpy.typing as npt
 
 from aioenv.batching.layout import byte_view
 from aioenv.errors import RenderTimeout, SlotError, WorkerDied
+from aioenv.rendering.blocks import Blocks
 from aioenv.rendering.crew import error_of
-from aioenv.rendering.drawing import Drawing, Images, allocate
+from aioenv.rendering.drawing import Drawing, Images, Where
 from aioenv.wire.frames import Frame, Kind
 from aioenv.wire.messages import dump
 from aioenv.workers.restarter import Restarter
@@ -28,8 +29,9 @@ __all__ = ["Lane", "RenderCall"]
 
 Rows = npt.NDArray[np.int64]
 
-# To take this much from a worker costs the loop some 100 µs.
+# To take this much from a worker, where it travels, costs the loop some 100 µs; to send so much, as long.
 PIECE_BYTES = 256 << 10
+SENT_BYTES = 64 << 10
 MAX_FLYING = 2
 
 
@@ -38,8 +40,11 @@ class RenderCall:
 
     Args:
         states: float64 of shape `(N, nstate)`, the call's own.
-        drawing: how all of them are drawn, with looks and edits of all.
-        images: filled row by row; a reply is read straight into them.
+        drawing: how all of them are drawn, with edits of all.
+        looks: of each state its slot, and how often that was randomised: int64 of shape `(N, 2)`; None if nothing is.
+        images: filled row by row; None if `out` is.
+        where: where `images` are in shared memory; None: replies are read straight into them.
+        blocks: makes arrays for pieces on their way to `out`.
         out: images that a user holds, filled as each piece is there; None if `images` are handed out. Nothing is
             written to them once the call has ended, however it has.
         future: gets its result, of `finish`, when all images are there, or the first error.
@@ -53,7 +58,10 @@ class RenderCall:
         self,
         states: npt.NDArray[np.float64],
         drawing: Drawing,
+        looks: npt.NDArray[np.int64] | None,
         images: Images | None,
+        where: Where | None,
+        blocks: Blocks,
         out: Images | None,
         future: asyncio.Future[Any],
         finish: Callable[[], Any],
@@ -62,37 +70,44 @@ class RenderCall:
         self.flying = 0
         self._states = states
         self._drawing = drawing
+        self._looks = looks
         self._images = images
+        self._where = where
+        self._blocks = blocks
         self._out = out
         self._finish = finish
         self._open = len(states)
         image = drawing.width * drawing.height * len(drawing.views)
         a_row = image * (3 + 4 * drawing.depth + 8 * drawing.segmentation)
-        self.piece_rows = max(1, PIECE_BYTES // a_row)
+        sent = sum(array[0].nbytes for array in (states, *(drawing.edits or {}).values())) if len(states) else 1
+        self.piece_rows = max(1, min(PIECE_BYTES // a_row, SENT_BYTES // sent))
 
-    def pack(self, rows: Rows) -> tuple[memoryview, bytes, list[memoryview], Images | None]:
+    def pack(self, rows: Rows) -> tuple[memoryview, bytes, list[memoryview] | None, Images | None]:
         """A piece, ready to be sent.
 
         Returns:
-            Its states; the drawing; where its images go; and the images, if `land` is to be called with them.
+            Its states; the drawing; where its images go, if they travel; and the images, if `land` is to be called
+            with them.
         """
-        drawing = self._drawing
-        if drawing.looks is not None:
-            looks = drawing.looks
-            drawing = drawing._replace(looks=[looks[row] for row in rows.tolist()])
+        drawing, images, where, staged = self._drawing, self._images, self._where, None
+        targets = rows
+        if images is None:
+            shape = (len(rows), len(drawing.views), drawing.height, drawing.width)
+            staged, where = self._blocks.images(shape, depth=drawing.depth, segmentation=drawing.segmentation)
+            images, targets = staged, np.arange(len(rows))
+        if where is not None:
+            drawing = drawing._replace(where=where._replace(rows=targets.tolist()))
+            into = None
+        else:
+            first, stop = int(targets[0]), int(targets[-1]) + 1
+            if stop - first == len(targets):
+                into = [byte_view(array[first:stop]) for array in images.arrays]
+            else:
+                into = [byte_view(array[row]) for array in images.arrays for row in targets.tolist()]
+        if self._looks is not None:
+            drawing = drawing._replace(looks=self._looks[rows].tolist())
         if drawing.edits is not None:
             drawing = drawing._replace(edits={name: values[rows] for name, values in drawing.edits.items()})
-        if self._images is None:
-            shape = (len(rows), len(drawing.views), drawing.height, drawing.width)
-            staged = allocate(shape, depth=drawing.depth, segmentation=drawing.segmentation)
-            into = [byte_view(array) for array in staged.arrays]
-        else:
-            staged = None
-            first, stop = int(rows[0]), int(rows[-1]) + 1
-            if stop - first == len(rows):
-                into = [byte_view(array[first:stop]) for array in self._images.arrays]
-            else:
-                into = [byte_view(array[row]) for array in self._images.arrays for row in rows.tolist()]
         return byte_view(self._states[rows]), dump(drawing), into, staged
 
     def land(self, rows: Rows, staged: Images | None) -> None:
