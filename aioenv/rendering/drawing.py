@@ -6,12 +6,27 @@ The images are the fixed part of the reply, unless the request says where in sha
 from __future__ import annotations
 
 import math
+import struct
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["EDITABLE", "Drawing", "Images", "Where", "allocate", "lay_out", "size_of"]
+from aioenv.wire.messages import dump, load
+
+__all__ = [
+    "EDITABLE",
+    "Drawing",
+    "Images",
+    "Rest",
+    "Where",
+    "allocate",
+    "dump_drawing",
+    "dump_rest",
+    "lay_out",
+    "load_request",
+    "size_of",
+]
 
 # Fields of a model whose rows can be edited for a single image: what a picture shows, and where it is.
 EDITABLE = (
@@ -34,16 +49,42 @@ class Where(NamedTuple):
 
 
 class Drawing(NamedTuple):
-    """How to draw some states."""
+    """How the states of a call are drawn."""
 
     width: int
     height: int
     views: tuple[Any, ...]  # see `cameras.View`
     depth: bool
     segmentation: bool
-    looks: list[list[int]] | None = None  # of each state: its slot, and how often that was randomised
+
+
+class Rest(NamedTuple):
+    """What else there is to know of the states of one request."""
+
+    looks: list[list[int]] | None = None  # of each: its slot, and how often that was randomised
     edits: dict[str, npt.NDArray[Any]] | None = None  # fields of the model, one row a state
     where: Where | None = None
+
+
+_LENGTH = struct.Struct("<I")
+
+
+def dump_drawing(drawing: Drawing) -> bytes:
+    """The beginning of the tails of all requests of a call; `dump_rest` gives the other part."""
+    head = dump(drawing)
+    return _LENGTH.pack(len(head)) + head
+
+
+def dump_rest(rest: Rest) -> bytes:
+    """The end of a tail. (To pickle plain tuples takes a sixth of the time of named ones.)"""
+    return dump((rest.looks, rest.edits, rest.where and tuple(rest.where)))
+
+
+def load_request(tail: memoryview) -> tuple[Drawing, Rest]:
+    """What a tail holds."""
+    end = _LENGTH.size + _LENGTH.unpack_from(tail)[0]
+    looks, edits, where = load(tail[end:])
+    return load(tail[_LENGTH.size : end]), Rest(looks, edits, where and Where(*where))
 
 
 class Images(NamedTuple):

@@ -19,9 +19,8 @@ from aioenv.batching.layout import byte_view
 from aioenv.errors import RenderTimeout, SlotError, WorkerDied
 from aioenv.rendering.blocks import Blocks
 from aioenv.rendering.crew import error_of
-from aioenv.rendering.drawing import Drawing, Images, Where
+from aioenv.rendering.drawing import Drawing, Images, Rest, Where, dump_drawing, dump_rest
 from aioenv.wire.frames import Frame, Kind
-from aioenv.wire.messages import dump
 from aioenv.workers.restarter import Restarter
 from aioenv.workers.supervisor import Worker
 
@@ -40,7 +39,8 @@ class RenderCall:
 
     Args:
         states: float64 of shape `(N, nstate)`, the call's own.
-        drawing: how all of them are drawn, with edits of all.
+        drawing: how all of them are drawn.
+        edits: fields of the model, one row a state; None if none is edited.
         looks: of each state its slot, and how often that was randomised: int64 of shape `(N, 2)`; None if nothing is.
         images: filled row by row; None if `out` is.
         where: where `images` are in shared memory; None: replies are read straight into them.
@@ -58,6 +58,7 @@ class RenderCall:
         self,
         states: npt.NDArray[np.float64],
         drawing: Drawing,
+        edits: dict[str, npt.NDArray[Any]] | None,
         looks: npt.NDArray[np.int64] | None,
         images: Images | None,
         where: Where | None,
@@ -70,6 +71,8 @@ class RenderCall:
         self.flying = 0
         self._states = states
         self._drawing = drawing
+        self._head = dump_drawing(drawing)
+        self._edits = edits
         self._looks = looks
         self._images = images
         self._where = where
@@ -79,7 +82,7 @@ class RenderCall:
         self._open = len(states)
         image = drawing.width * drawing.height * len(drawing.views)
         a_row = image * (3 + 4 * drawing.depth + 8 * drawing.segmentation)
-        sent = sum(array[0].nbytes for array in (states, *(drawing.edits or {}).values())) if len(states) else 1
+        sent = sum(array[0].nbytes for array in (states, *(edits or {}).values())) if len(states) else 1
         self.piece_rows = max(1, min(PIECE_BYTES // a_row, SENT_BYTES // sent))
 
     def pack(self, rows: Rows) -> tuple[memoryview, bytes, list[memoryview] | None, Images | None]:
@@ -89,26 +92,22 @@ class RenderCall:
             Its states; the drawing; where its images go, if they travel; and the images, if `land` is to be called
             with them.
         """
-        drawing, images, where, staged = self._drawing, self._images, self._where, None
-        targets = rows
+        images, where, staged, into = self._images, self._where, None, None
+        targets = rows.tolist()
         if images is None:
+            drawing, targets = self._drawing, list(range(len(rows)))
             shape = (len(rows), len(drawing.views), drawing.height, drawing.width)
             staged, where = self._blocks.images(shape, depth=drawing.depth, segmentation=drawing.segmentation)
-            images, targets = staged, np.arange(len(rows))
+            images = staged
         if where is not None:
-            drawing = drawing._replace(where=where._replace(rows=targets.tolist()))
-            into = None
+            where = Where(where.offset, where.size, where.length, targets)
+        elif targets[-1] - targets[0] < len(targets):
+            into = [byte_view(array[targets[0] : targets[-1] + 1]) for array in images.arrays]
         else:
-            first, stop = int(targets[0]), int(targets[-1]) + 1
-            if stop - first == len(targets):
-                into = [byte_view(array[first:stop]) for array in images.arrays]
-            else:
-                into = [byte_view(array[row]) for array in images.arrays for row in targets.tolist()]
-        if self._looks is not None:
-            drawing = drawing._replace(looks=self._looks[rows].tolist())
-        if drawing.edits is not None:
-            drawing = drawing._replace(edits={name: values[rows] for name, values in drawing.edits.items()})
-        return byte_view(self._states[rows]), dump(drawing), into, staged
+            into = [byte_view(array[row]) for array in images.arrays for row in targets]
+        looks = None if self._looks is None else self._looks[rows].tolist()
+        edits = None if self._edits is None else {name: values[rows] for name, values in self._edits.items()}
+        return byte_view(self._states[rows]), self._head + dump_rest(Rest(looks, edits, where)), into, staged
 
     def land(self, rows: Rows, staged: Images | None) -> None:
         """The images of these rows are there."""
@@ -161,7 +160,8 @@ class Lane:
         self._lost: WorkerDied | None = None  # it is not started again
         self._overdue = False  # it was killed for being late
         self._blamed = False  # the piece that it died over is known
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | None = None  # not set anew each time: that would cost more than all else
+        self._since = 0.0
         self._loop = asyncio.get_running_loop()
 
     def add(self, call: RenderCall, rows: Rows) -> None:
@@ -239,15 +239,18 @@ class Lane:
 
     def _watch(self) -> None:
         """Something has been sent or has come: the time begins anew."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        if self._timeout_s is not None and self._flying:
-            self._timer = self._loop.call_later(self._timeout_s, self._expire)
+        if self._timeout_s is not None:
+            self._since = self._loop.time()
+            if self._timer is None and self._flying:
+                self._timer = self._loop.call_at(self._since + self._timeout_s, self._expire)
 
     def _expire(self) -> None:
         self._timer = None
-        if not self._flying:
+        if not self._flying or self._timeout_s is None:
+            return
+        due = self._since + self._timeout_s
+        if self._loop.time() < due:  # it has finished something since the timer was set
+            self._timer = self._loop.call_at(due, self._expire)
             return
         self._overdue = True
         piece = self._flying[0]

@@ -19,10 +19,9 @@ from aioenv.rendering.batch_renderer import opengl_name
 from aioenv.rendering.blocks import KEPT
 from aioenv.rendering.cameras import make_camera
 from aioenv.rendering.canvas import Canvas
-from aioenv.rendering.drawing import Drawing, Images, allocate, lay_out
+from aioenv.rendering.drawing import Drawing, Images, allocate, lay_out, load_request
 from aioenv.rendering.quality import RenderQuality
 from aioenv.wire.frames import Frame, Header, Kind
-from aioenv.wire.messages import load
 
 __all__ = ["PoolService", "Wardrobe"]
 
@@ -134,10 +133,10 @@ class PoolService:
         """Answer a RENDER (see `drawing`)."""
         if frame.kind is not Kind.RENDER:
             raise ValueError(f"a render worker has no answer to {frame.kind.name}")
-        drawing: Drawing = load(frame.tail)
+        drawing, rest = load_request(frame.tail)
         data = b"".join(frame.fixed)
         states = np.frombuffer(data, np.float64).reshape(len(data) // (8 * self._state_size), self._state_size)
-        where = drawing.where
+        where = rest.where
         count, rows = (len(states), range(len(states))) if where is None else (where.length, where.rows)
         shape = (count, len(drawing.views), drawing.height, drawing.width)
         kinds = {"depth": drawing.depth, "segmentation": drawing.segmentation}
@@ -146,9 +145,9 @@ class PoolService:
         else:
             images = lay_out(self._blocks.find(where.offset, where.size), shape, **kinds)
         for number, (state, row) in enumerate(zip(states, rows, strict=True)):
-            if drawing.looks is not None:
-                self._wardrobe.wear(*drawing.looks[number])
-            with self._edited(drawing.edits, number):
+            if rest.looks is not None:
+                self._wardrobe.wear(*rest.looks[number])
+            with self._edited(rest.edits, number):
                 self._draw(state, drawing, row, images)
         return Reply([byte_view(array) for array in images.arrays] if where is None else ())
 

@@ -297,13 +297,15 @@ class RenderPool(PoolLife):
         if self._randomises:
             self._randomised[numbers] += randomize
             looks = np.stack([numbers, self._randomised[numbers]], axis=1)
-        drawing = Drawing(width, height, views, depth, segmentation, edits=checked_edits)
+        drawing = Drawing(width, height, views, depth, segmentation)
         turn = None if copy or filled is not None else self._take_turn((shape, depth, segmentation))
         direct, where = (None, None) if filled is not None else turn or self._blocks.images(shape, **kinds)
         arrays = (filled or direct).arrays  # type: ignore[union-attr]
         result = arrays if len(arrays) > 1 else arrays[0]
         future: asyncio.Future[Any] = loop.create_future()
-        call = RenderCall(rows, drawing, looks, direct, where, self._blocks, filled, future, lambda: result)
+        call = RenderCall(
+            rows, drawing, checked_edits, looks, direct, where, self._blocks, filled, future, lambda: result
+        )
         if not copy and direct is not None:
             self._turns.append(_Turn((shape, depth, segmentation), direct, where, call))
         if not count:
