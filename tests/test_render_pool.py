@@ -23,6 +23,7 @@ from test_workers import environment
 import aioenv
 from aioenv import memory
 from aioenv.cli.bench.loop_time import CallbackClock
+from aioenv.cli.opengl import probe_opengl
 from aioenv.rendering import blocks
 from aioenv.rendering.asking import check_devices
 
@@ -203,7 +204,8 @@ async def test_rp1_starts_whatever_way_but_fork():
     for start, channel, transport, quality in ways:
         async with pool_of(start=start, channel=channel, transport=transport, quality=quality) as pool:
             drawn.append(await pool.render(some_states(pool, 3), **SMALL))
-            assert pool.backend in ("egl", "osmesa") and pool.renderer and len(set(pool.pids)) == 2
+            assert pool.backend in ("egl", "osmesa") and len(set(pool.pids)) == 2
+            assert pool.renderer == probe_opengl(pool.backend).renderer
     assert drawn[0].shape == (3, 18, 24, 3) and differ(drawn[0]) and np.array_equal(*drawn)
 
 
@@ -667,32 +669,82 @@ def resident(pid: int | str) -> int:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
+def holdings() -> tuple[int, int, list[str]]:
+    """How many descriptors, threads and mappings of shared memory this process has."""
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    here = len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
+    return *here, [line for line in maps if "memfd:aioenv" in line]
+
+
 @pytest.mark.stress
 @pytest.mark.asyncio
-@pytest.mark.timeout(600)
-async def test_memory_stays_flat_over_twenty_thousand_batches():
-    async with pool_of(modder=aioenv.TextureModder) as pool:
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("transport", ["shared", "frames"])
+async def test_memory_stays_flat_over_twenty_thousand_batches(transport):
+    async with pool_of(modder=aioenv.TextureModder, transport=transport) as pool:
         states = some_states(pool, 2)
+        out = np.empty((2, 18, 24, 3), np.uint8)
         sizes = []
         for count in (4_000, 16_000):
             for number in range(count):
-                await pool.render(states, **SMALL, randomize=number % 10 == 0)
+                how = ({}, {"copy": False}, {"out": out}, {"depth": True})[number % 4]
+                await pool.render(states, **SMALL, randomize=number % 10 == 0, **how)
             sizes.append([resident(pid) for pid in ("self", *pool.pids)])
+        print(transport, "MiB before, after:", *([round(size / 2**20, 1) for size in some] for some in sizes))
         assert all(after < before * 1.02 for before, after in zip(*sizes, strict=True)), sizes
+        assert transport == "frames" or held(pool) < 1 << 20
 
 
 @pytest.mark.stress
 @pytest.mark.asyncio
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1200)
 async def test_memory_stays_flat_over_two_hundred_pools():
-    sizes = []
+    sizes, held_then = [], []
     for count in (20, 180):
         for _ in range(count):
             async with pool_of(workers_per_device=1) as pool:
                 await pool.render(**SMALL)
         gc.collect()
         sizes.append(resident("self"))
+        held_then.append(holdings())
+    print("MiB before, after:", *(round(size / 2**20, 1) for size in sizes), held_then)
     assert sizes[1] < sizes[0] * 1.02, sizes
+    assert held_then[0] == held_then[1] and held_then[0][2] == []
+
+
+# In a process of its own: makes and frees contexts, and tells what it holds after the first ones and in the end.
+CONTEXTS = """
+import os, sys
+import mujoco, numpy as np
+from aioenv.rendering.canvas import Canvas
+from aioenv.rendering.quality import FAST
+def held():
+    size = int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return size, len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
+model = mujoco.MjModel.from_xml_string(sys.stdin.read())
+data = mujoco.MjData(model)
+mujoco.mj_forward(model, data)
+image = np.empty((18, 24, 3), np.uint8)
+for count in (20, 180):
+    for _ in range(count):
+        canvas = Canvas(model, FAST)
+        canvas.look(data, mujoco.MjvCamera(), mujoco.MjvOption(), 24, 18)
+        canvas.draw(image)
+        canvas.close()
+    print(*held())
+"""
+
+
+@pytest.mark.stress
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("backend", ["egl", "osmesa"])
+def test_two_hundred_contexts_leave_nothing(backend):
+    env = {**environment(), "MUJOCO_GL": backend, "PYOPENGL_PLATFORM": backend, "LP_NUM_THREADS": "0"}
+    done = subprocess.run([sys.executable, "-c", CONTEXTS], input=PLAIN, capture_output=True, text=True, env=env)
+    assert done.returncode == 0, done.stderr
+    (size, *before), (later, *after) = (map(int, line.split()) for line in done.stdout.splitlines())
+    print(backend, "MiB before, after:", round(size / 2**20, 1), round(later / 2**20, 1), before, after)
+    assert later < size * 1.02 and after == before
 
 
 def test_models_in_every_form(tmp_path):

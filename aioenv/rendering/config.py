@@ -7,7 +7,7 @@ from typing import Any
 
 from aioenv.rendering.quality import Quality, parse_quality
 
-__all__ = ["BACKENDS", "MAX_SIDE", "RenderConfig", "check_int"]
+__all__ = ["BACKENDS", "MAX_SIDE", "RenderConfig", "check_backend", "check_int"]
 
 BACKENDS = ("egl", "osmesa", "glfw")
 
@@ -32,7 +32,8 @@ class RenderConfig:
             each switch by name.
         num_workers: how many render workers; None for one a usable CPU, at most four and at most one an env.
             (Eight processes that draw on one GPU have been seen to hang, mujoco issue 3444.)
-        backend: "egl", "osmesa" or "glfw"; None for `MUJOCO_GL` if it is set, else EGL, else OSMesa.
+        backend: "egl", "osmesa" or "glfw"; "auto" for the best that works (EGL, GLFW if there is a display, OSMesa);
+            None for `MUJOCO_GL` if it is set, else "auto".
 
     Raises:
         ValueError: if a size is not a positive int of at most 16384, or a word is none of those above.
@@ -51,8 +52,7 @@ class RenderConfig:
         if self.num_workers is not None:
             check_int("num_workers", self.num_workers, 1024)
         parse_quality(self.quality)
-        if self.backend is not None and self.backend not in BACKENDS:
-            raise ValueError(f"backend: expected one of {BACKENDS} or None, got {self.backend!r}")
+        check_backend(self.backend)
         if isinstance(self.camera, bool) or not isinstance(self.camera, (str, int, type(None))):
             raise ValueError(f"camera: expected a name, a number or None, got {self.camera!r}")
 
@@ -61,3 +61,9 @@ def check_int(name: str, value: Any, maximum: int) -> None:
     """Raise a ValueError unless it is an int from 1 to the maximum."""
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= maximum:
         raise ValueError(f"{name}: expected an int from 1 to {maximum}, got {value!r}")
+
+
+def check_backend(backend: str | None) -> None:
+    """Raise a ValueError unless there is such a backend."""
+    if backend is not None and backend not in (*BACKENDS, "auto"):
+        raise ValueError(f"backend: expected one of {BACKENDS}, 'auto' or None, got {backend!r}")

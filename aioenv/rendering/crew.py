@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import warnings
 from collections.abc import Callable, Sequence
 
-from aioenv.errors import RenderError, SlotError, WorkerStartError
+from aioenv.errors import RenderError, SlotError, SoftwareRenderWarning, WorkerStartError
 from aioenv.memory import Shared
-from aioenv.rendering.backends import INSTALL_HINT, environment
+from aioenv.rendering.backends import INSTALL_HINT, environment, find_gpus, why_software
 from aioenv.wire.frames import Frame, Kind
 from aioenv.wire.messages import load
 from aioenv.workers.channel import check_channel
@@ -87,6 +88,8 @@ class Crew:
     async def start(self) -> None:
         """Start the workers, on the first backend that works. If this is cancelled, they are ended.
 
+        Warns with a SoftwareRenderWarning if the CPU draws though there is a GPU.
+
         Raises:
             RenderError: if no backend works; the message says what each one reported, and what to install.
             ValueError: if a worker raised that: arguments that only it could check.
@@ -116,6 +119,10 @@ class Crew:
             else:
                 self.backend = backend
                 self.renderer = str(self.workers[0].description)
+                # who asked for OSMesa knows; in all other cases it is a GPU that is expected to draw where there is one
+                asked = backend == "osmesa" and len(self._backends) == 1
+                if not asked and (why := why_software(self.renderer, find_gpus())) is not None:
+                    warnings.warn(why, SoftwareRenderWarning, stacklevel=2)
                 return
         listed = "\n".join(f"  {reason}" for reason in reasons)
         raise RenderError(f"no OpenGL backend works here:\n{listed}\n{INSTALL_HINT}") from last

@@ -91,8 +91,8 @@ class RenderPool(PoolLife):
         restart: how often workers are replaced; None: never.
         state_spec: which parts of the state `states` consist of, of `mujoco.mjtState`; None for all that a picture
             can depend on, controls, mocap bodies and userdata included.
-        backend: "egl", "osmesa" or "glfw"; None for `MUJOCO_GL` if it is set, else EGL, else OSMesa (but not OSMesa if
-            `devices` are chosen, as it knows none).
+        backend: "egl", "osmesa" or "glfw"; "auto" for the best that works (EGL, GLFW if there is a display, OSMesa);
+            None for `MUJOCO_GL` if it is set, else "auto". (With `devices` EGL alone, as the others know none.)
         transport: how images come back: "shared" (workers draw into anonymous memory that this process has too),
             "frames" (through the channel), or "auto", which is the first where the platform has it.
         channel, log_prefix, start_timeout_s: as those of `AsyncVectorEnv`.
