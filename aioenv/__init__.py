@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from aioenv import sync as sync
     from aioenv.assign import construct_envs as construct_envs
     from aioenv.assign import plan_workers as plan_workers
+    from aioenv.creator import EnvCreator as EnvCreator
     from aioenv.engine.record import Rollout as Rollout
     from aioenv.engine.results import Ready as Ready
     from aioenv.engine.results import ResetResult as ResetResult
@@ -27,8 +28,10 @@ if TYPE_CHECKING:
     from aioenv.errors import AioenvError as AioenvError
     from aioenv.errors import ClosedError as ClosedError
     from aioenv.errors import EnvError as EnvError
+    from aioenv.errors import EpisodesDone as EpisodesDone
     from aioenv.errors import LoopError as LoopError
     from aioenv.errors import NoAsyncCallError as NoAsyncCallError
+    from aioenv.errors import PausedError as PausedError
     from aioenv.errors import PendingCallError as PendingCallError
     from aioenv.errors import RenderError as RenderError
     from aioenv.errors import RenderTimeout as RenderTimeout
@@ -45,6 +48,8 @@ if TYPE_CHECKING:
     from aioenv.errors import WorkerStartError as WorkerStartError
     from aioenv.make import make_vec as make_vec
     from aioenv.make import run as run
+    from aioenv.native.mujoco_env import NativeMujocoEnv as NativeMujocoEnv
+    from aioenv.native.sim_pool import SimPool as SimPool
     from aioenv.native_vector_env import NativeVectorEnv as NativeVectorEnv
     from aioenv.rendering.config import RenderConfig as RenderConfig
     from aioenv.rendering.modders.base import Modder as Modder
@@ -60,10 +65,10 @@ if TYPE_CHECKING:
     from aioenv.workers.restart import RestartPolicy as RestartPolicy
 
 _ERRORS = (
-    "ActionError", "AioenvError", "ClosedError", "EnvError", "LoopError", "NoAsyncCallError",
-    "PendingCallError", "RenderError", "RenderTimeout", "ResetNeededError", "ResumeError", "SlotError",
-    "SlotErrorGroup", "SoftwareRenderWarning", "SpaceMismatchError", "StaleViewWarning",
-    "StepTimeout", "WireError", "WorkerDied", "WorkerStartError",
+    "ActionError", "AioenvError", "ClosedError", "EnvError", "EpisodesDone", "LoopError", "NoAsyncCallError",
+    "PausedError", "PendingCallError", "RenderError", "RenderTimeout", "ResetNeededError", "ResumeError", "SlotError",
+    "SlotErrorGroup", "SoftwareRenderWarning", "SpaceMismatchError", "StaleViewWarning", "StepTimeout", "WireError",
+    "WorkerDied", "WorkerStartError",
 )  # fmt: skip
 
 _HOME = {
@@ -73,8 +78,10 @@ _HOME = {
     **dict.fromkeys(("construct_envs", "plan_workers"), "aioenv.assign"),
     **dict.fromkeys(("EpisodeCounter", "SharedRunningStats"), "aioenv.stats"),
     "AsyncVectorEnv": "aioenv.vector_env",
+    "EnvCreator": "aioenv.creator",
     "Rollout": "aioenv.engine.record",
     "Stats": "aioenv.engine.waits",
+    "NativeMujocoEnv": "aioenv.native.mujoco_env",
     "NativeVectorEnv": "aioenv.native_vector_env",
     "CameraModder": "aioenv.rendering.modders.camera",
     "LightModder": "aioenv.rendering.modders.light",
@@ -85,6 +92,7 @@ _HOME = {
     "RenderQuality": "aioenv.rendering.quality",
     "TextureModder": "aioenv.rendering.modders.texture",
     "RestartPolicy": "aioenv.workers.restart",
+    "SimPool": "aioenv.native.sim_pool",
     "make_vec": "aioenv.make",
     "run": "aioenv.make",
 }

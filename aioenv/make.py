@@ -13,6 +13,9 @@ from gymnasium import Env, Space
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, VectorEnv
 
+from aioenv.creator import EnvCreator
+from aioenv.host.vector_access import is_native_task
+from aioenv.native.team import usable_cpus
 from aioenv.native_vector_env import NativeVectorEnv, vector_env_factory
 from aioenv.vector_env import AsyncVectorEnv
 
@@ -54,12 +57,14 @@ def make_vec(
     """Make a vector env of copies of one env.
 
     Args:
-        env: an id of Gymnasium's registry, an `EnvSpec`, or a function that makes an env.
+        env: an id of Gymnasium's registry, an `EnvSpec`, a function that makes an env, or an `EnvCreator`, which each
+            slot gets as its own.
         num_envs: how many copies.
-        backend: "workers" steps single envs in worker processes. "native" takes the env's own vectorized version: what
-            Gymnasium has registered as its `vector_entry_point`, or, as `env`, a function that is called with
-            `num_envs` and makes a `gymnasium.vector.VectorEnv`. It lives in this process, or, with `num_workers`,
-            split over as many (see `NativeVectorEnv`); it keeps its own autoreset mode and its own seeding.
+        backend: "workers" steps single envs in worker processes. "native" takes the env's own vectorized version: ours,
+            for Gymnasium's MuJoCo tasks (v5), with the same results; else what Gymnasium has registered as its
+            `vector_entry_point`, or, as `env`, a function that is called with `num_envs` and makes a
+            `gymnasium.vector.VectorEnv`. It lives in this process, or, with `num_workers`, split over as many (see
+            `NativeVectorEnv`). Other than a `NativeMujocoEnv` it keeps its own autoreset mode and its own seeding.
         wrappers: applied to each env in the worker, the first one innermost.
         **env_kwargs: passed to `gymnasium.make`, or to the function. With `render` given, an id or a spec gets
             `render_mode="rgb_array"` unless you say otherwise.
@@ -77,14 +82,19 @@ def make_vec(
     if backend not in BACKENDS:
         raise ValueError(f"backend: expected one of {', '.join(map(repr, BACKENDS))}, got {backend!r}")
     if backend == "native":
+        ours = is_native_task(env)
         _refuse_native(
             wrappers=bool(wrappers),
             observation_mode=observation_mode != "same",
-            autoreset_mode=autoreset_mode not in (AutoresetMode.NEXT_STEP, AutoresetMode.NEXT_STEP.value),
+            autoreset_mode=not ours and autoreset_mode not in (AutoresetMode.NEXT_STEP, AutoresetMode.NEXT_STEP.value),
             restart=restart is not None,
             render=render is not None,
             transport=transport == "shared",
         )
+        if ours:
+            env_kwargs["autoreset_mode"] = AutoresetMode(autoreset_mode)
+            if num_workers:  # they share the CPUs
+                env_kwargs.setdefault("num_threads", max(1, usable_cpus() // num_workers))
         return NativeVectorEnv(
             vector_env_factory(env, env_kwargs),
             num_envs,
@@ -100,8 +110,13 @@ def make_vec(
             worker_env=worker_env,
         )
     factory = env_factory(env, num_envs, wrappers, render is not None, env_kwargs)
+    factories = [factory] * num_envs
+    if isinstance(env, EnvCreator):
+        placed = [env.at(slot) for slot in range(num_envs)]
+        if any(one is not env for one in placed):
+            factories = [env_factory(one, 1, wrappers, False, env_kwargs) for one in placed]
     return AsyncVectorEnv(
-        [factory] * num_envs,
+        factories,
         num_workers=num_workers,
         start=start,
         channel=channel,

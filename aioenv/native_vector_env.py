@@ -19,6 +19,7 @@ from aioenv.engine.arguments import (
     check_worker_env,
     pickle_factories,
 )
+from aioenv.engine.calls import in_order
 from aioenv.engine.fleet import FleetConfig
 from aioenv.engine.images import stack_images
 from aioenv.engine.imports import modules_needed
@@ -31,7 +32,7 @@ from aioenv.engine.session import Session
 from aioenv.engine.snapshot import EnvState
 from aioenv.engine.waits import Clock
 from aioenv.errors import ResumeError
-from aioenv.host.vector_access import make_registered
+from aioenv.host.vector_access import is_native_task, make_registered
 from aioenv.vector_env import AsyncVectorEnv
 from aioenv.workers.channel import check_channel
 from aioenv.workers.launch import check_start
@@ -303,6 +304,27 @@ class NativeVectorEnv(AsyncVectorEnv):
             'rollout: a vector env steps all of its slots at once; step() it in a loop, or use backend="workers"'
         )
 
+    def pause(self, slots: int | Iterable[int]) -> None:
+        """Not to be had: none of its slots is stepped without the others.
+
+        Raises:
+            ValueError: always.
+        """
+        self._refuse_one("pause")
+
+    async def step_at(self, slot: int, action: Any) -> StepResult:
+        """Not to be had, as `pause`."""
+        self._refuse_one("step_at")
+
+    async def reset_at(
+        self, slot: int, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> ResetResult:
+        """Not to be had, as `pause`."""
+        self._refuse_one("reset_at")
+
+    def _refuse_one(self, name: str) -> NoReturn:
+        raise ValueError(f'{name}: a vector env steps all of its slots at once; backend="workers" steps them alone')
+
     # ------------------------------------------------------------ calls
 
     async def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
@@ -323,11 +345,14 @@ class NativeVectorEnv(AsyncVectorEnv):
             return await super().call(name, *args, **kwargs)
         return await solo.call(None, name, args, kwargs)
 
-    async def call_at(self, slot: int, name: str, *args: Any, **kwargs: Any) -> Any:
-        """Read an attribute of one slot; call a method of it only if the vector env has a list `envs`. See `call`."""
+    async def call_at(self, slots: int | Iterable[int], name: str, *args: Any, **kwargs: Any) -> Any:
+        """Read an attribute of one slot, or of some; a method only if the vector env has a list `envs`. See `call`."""
         if (solo := self._here) is None:
-            return await super().call_at(slot, name, *args, **kwargs)
-        return (await solo.call([slot], name, args, kwargs))[0]
+            return await super().call_at(slots, name, *args, **kwargs)
+        if isinstance(slots, (int, np.integer)):
+            return (await solo.call([int(slots)], name, args, kwargs))[0]
+        numbers = solo.table.named(slots)
+        return in_order(numbers, await solo.call(numbers.tolist(), name, args, kwargs))
 
     async def set_attr(self, name: str, values: Any) -> None:
         """Set an attribute: by the vector env's own `set_attr`, if it has one, else one value for all slots.
@@ -378,7 +403,7 @@ def vector_env_factory(
     """
     if isinstance(env, EnvSpec) or (isinstance(env, str) and ":" not in env):
         spec = gymnasium.spec(env) if isinstance(env, str) else env
-        if spec.vector_entry_point is None:
+        if spec.vector_entry_point is None and not is_native_task(spec):
             raise ValueError(
                 f'backend="native": {spec.id} has no vector_entry_point, nobody has written it as one vector env; use '
                 'backend="workers", or pass a function that makes a gymnasium.vector.VectorEnv'

@@ -10,6 +10,7 @@ from gymnasium import Env, Space
 from gymnasium.vector import AutoresetMode
 
 from aioenv.batching.autoreset import parse_mode
+from aioenv.creator import place_creators
 from aioenv.engine.arguments import (
     check_cpu_affinity,
     check_num_workers,
@@ -27,6 +28,8 @@ from aioenv.engine.fleet import FleetConfig
 from aioenv.engine.images import stack_images
 from aioenv.engine.imports import modules_needed
 from aioenv.engine.lifecycle import Lifecycle
+from aioenv.engine.one_slot import OneSlot
+from aioenv.engine.pausing import Pausing
 from aioenv.engine.results import Ready, ResetResult, StepResult, WorkerInfo
 from aioenv.engine.rollout import Rollouts
 from aioenv.engine.seeds import split_reset_options, spread_seeds
@@ -42,7 +45,7 @@ if TYPE_CHECKING:
 __all__ = ["AsyncVectorEnv", "WorkerInfo"]
 
 
-class AsyncVectorEnv(Rollouts, Calls, States, Lifecycle):
+class AsyncVectorEnv(Rollouts, Pausing, OneSlot, Calls, States, Lifecycle):
     """Many envs, stepped at once in worker processes; every call that waits is awaited.
 
     Nothing is started by the constructor. Use it as an async context manager, or await it and close it::
@@ -60,7 +63,8 @@ class AsyncVectorEnv(Rollouts, Calls, States, Lifecycle):
     `if __name__ == "__main__"` guard is needed.
 
     Args:
-        env_fns: a factory for each slot. Slots are numbered by their place in it.
+        env_fns: a factory for each slot. Slots are numbered by their place in it. An `EnvCreator` is taken as that of
+            its slot.
         num_workers: how many processes; slots are spread over them evenly. Default: as many as this process may
             use CPUs, at most one a slot.
         start: how processes are started: "forkserver" (forked from a process that has imported the modules that they
@@ -123,7 +127,7 @@ class AsyncVectorEnv(Rollouts, Calls, States, Lifecycle):
         render: RenderConfig | None = None,
         cpu_affinity: str | Sequence[int | Iterable[int]] | None = None,
     ) -> None:
-        env_fns = list(env_fns)
+        env_fns = place_creators(env_fns)
         factories = pickle_factories(env_fns)
         self.num_envs = len(factories)
         self.closed = False
@@ -185,6 +189,8 @@ class AsyncVectorEnv(Rollouts, Calls, States, Lifecycle):
         seeds = spread_seeds(seed, np.arange(self.num_envs), self.num_envs)
         wait = self._clock.envs.begin()
         try:
+            if schedule.table.paused is not None:
+                return await self._live_of(schedule).reset(seeds, mask, rest, check_timeout(timeout_s))
             return await schedule.reset(seeds, mask, rest, check_timeout(timeout_s))
         finally:
             wait.end()
@@ -216,6 +222,10 @@ class AsyncVectorEnv(Rollouts, Calls, States, Lifecycle):
         schedule, clock = self._running, self._clock
         wait = clock.envs.begin()
         try:
+            if schedule.table.paused is not None:
+                result = await self._live_of(schedule).step(actions, check_timeout(timeout_s))
+                clock.env_steps += len(schedule.table.live)
+                return result
             result = await schedule.step(actions, timeout_s=check_timeout(timeout_s))
             clock.env_steps += self.num_envs
             return result

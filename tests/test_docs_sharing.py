@@ -22,3 +22,4 @@ def test_the_examples_run(capsys):
     assert printed.startswith(table)
     assert "[0, 4, 8]" in printed
     assert "\n808 [" in printed  # 8 resets, 100 steps of 8
+    assert "(4,) CartPole-v1\n44 {'counts': [" in printed  # 4 resets, 10 steps of 4

@@ -16,8 +16,8 @@ import aioenv
 HOUSE = Path(aioenv.__file__).parent
 # top to bottom
 ROOMS = (
-    "cli testing adapters sync loops make native_vector_env vector_env engine rendering workers host native envs "
-    "stats creator assign batching memory wire trace errors"
+    "cli testing adapters sync loops make native_vector_env vector_env creator engine rendering workers host native "
+    "envs stats assign batching memory wire trace errors"
 ).split()
 STRANGERS = {"workers", "host"}
 # modules that a room has no business with, in any function of it
@@ -148,6 +148,7 @@ def test_the_check_finds_nothing_where_nothing_is(file, source):
         "aioenv.host.env_service",
         "aioenv.host.vector_service",
         "aioenv.stats",
+        "aioenv.creator",
     ],
 )
 def test_a_worker_imports_no_asyncio(module):

@@ -289,7 +289,7 @@ async def test_arguments_that_make_no_sense():
         with pytest.raises(ValueError, match=next(iter(wrong))):
             make(**wrong)
     with pytest.raises(ValueError, match=r'no vector_entry_point.*backend="workers"'):
-        aioenv.make_vec("Ant-v5", 2, backend="native")
+        aioenv.make_vec("Ant-v4", 2, backend="native")
     with pytest.raises(ValueError, match="run_in"):
         aioenv.NativeVectorEnv(Batch, 2, run_in="somewhere")
     with pytest.raises(ValueError, match="run_in"):

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium.vector import AutoresetMode
 
+from aioenv.batching.infos import NO_RESULT, Columns
 from aioenv.batching.plane import COPIED, LANE_BYTES
 from aioenv.engine.batch import Batch, Exchange, Part, Sent
 from aioenv.engine.fleet import Fleet, Member
@@ -195,10 +196,17 @@ class Dispatch:
     def _read_tail(self, exchange: Exchange, part: Part, tail: memoryview) -> None:
         worker = part.member.worker
         try:
-            read_tail(part, tail)
+            over = read_tail(part, tail)
         except Exception as exc:
             error = worker.failure_here(f"its reply can't be read: {type(exc).__name__}: {exc}", part.slots.tolist())
             exchange.fail(part, self._fleet.observations, error)
+            return
+        if over:
+            self._table.exhaust(over)
+            batch, rows = exchange.batch, part.start + np.searchsorted(part.slots, over)
+            rows = rows[~(batch.terminated[rows] | batch.truncated[rows])]  # else the last episode ended just now
+            if len(rows):
+                part.columns = [*part.columns, Columns(rows, NO_RESULT, [np.ones(len(rows), np.bool_)])]
 
     def _poll_rest(self, exchange: Exchange) -> None:
         """The first replies of a step are in: the last may be about to come."""

@@ -51,6 +51,9 @@ def _modules(value: Any) -> Iterator[str]:
             yield module
         code = getattr(value, "__code__", None)
         cells = [_contents(cell) for cell in getattr(value, "__closure__", None) or ()]
+        inner = getattr(value, "__wrapped__", None)  # of a decorated function, or of a creator
+        if inner is not None and inner is not value:
+            yield from _modules(inner)
         for seen in (*getattr(code, "co_consts", ()), *(getattr(value, "__defaults__", None) or ()), *cells):
             if isinstance(seen, (str, EnvSpec)):
                 yield from _modules(seen)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -11,15 +12,40 @@ import gymnasium
 import numpy as np
 import numpy.typing as npt
 from gymnasium.envs.registration import EnvSpec
-from gymnasium.vector import VectorEnv
+from gymnasium.vector import AutoresetMode, VectorEnv
 
-__all__ = ["call_vector_env", "make_registered", "make_vector_env", "reset_vector_env", "set_vector_attr"]
+__all__ = [
+    "call_vector_env",
+    "is_native_task",
+    "make_registered",
+    "make_vector_env",
+    "reset_vector_env",
+    "set_vector_attr",
+]
 
 AnyVectorEnv = VectorEnv[Any, Any, Any]
 
 # What is registered, and what gives the very same results faster.
 _FASTER = {
     "gymnasium.envs.classic_control.cartpole:CartPoleVectorEnv": "aioenv.native.cartpole:CartPoleVectorEnv",
+}
+
+# What is registered for single envs, and what steps many of them as one, with the very same results.
+_TASKS = {
+    f"gymnasium.envs.mujoco.{module}_v5:{name}Env": f"aioenv.native.tasks.{ours}:{name}"
+    for module, name, ours in (
+        ("ant", "Ant", "ant"),
+        ("half_cheetah", "HalfCheetah", "runners"),
+        ("hopper", "Hopper", "runners"),
+        ("humanoid", "Humanoid", "humanoid"),
+        ("humanoidstandup", "HumanoidStandup", "humanoid"),
+        ("inverted_double_pendulum", "InvertedDoublePendulum", "pendulums"),
+        ("inverted_pendulum", "InvertedPendulum", "pendulums"),
+        ("pusher", "Pusher", "arms"),
+        ("reacher", "Reacher", "arms"),
+        ("swimmer", "Swimmer", "runners"),
+        ("walker2d", "Walker2d", "runners"),
+    )
 }
 
 
@@ -50,15 +76,41 @@ def make_vector_env(factory: Callable[..., Any], num_envs: int) -> AnyVectorEnv:
 
 def make_registered(env: str | EnvSpec, env_kwargs: dict[str, Any], *, num_envs: int) -> AnyVectorEnv:
     """Make what is registered for an id, "module:id" or spec as a vector env, or ours with the same results."""
-    if isinstance(env, str):
-        module, _, env_id = env.rpartition(":")
-        if module:
-            importlib.import_module(module)
-        env = gymnasium.spec(env_id)
-    if isinstance(env.vector_entry_point, str):
-        env = copy.deepcopy(env)
-        env.vector_entry_point = _FASTER.get(env.vector_entry_point, env.vector_entry_point)  # type: ignore[arg-type]
+    env = copy.deepcopy(_spec(env))
+    if is_native_task(env):
+        env.vector_entry_point = _TASKS[str(env.entry_point)]
+        env_kwargs = {name: value for name, value in env_kwargs.items() if name != "disable_env_checker"}
+        env_kwargs.setdefault("autoreset_mode", AutoresetMode.NEXT_STEP)
+        if env_kwargs.get("max_episode_steps") is None:
+            env_kwargs["max_episode_steps"] = env.max_episode_steps
+    elif isinstance(env.vector_entry_point, str):
+        env.vector_entry_point = _FASTER.get(env.vector_entry_point, env.vector_entry_point)
     return gymnasium.make_vec(env, num_envs, vectorization_mode="vector_entry_point", **env_kwargs)
+
+
+def _spec(env: str | EnvSpec) -> EnvSpec:
+    """The spec of an id or "module:id", whose module is imported."""
+    if isinstance(env, EnvSpec):
+        return env
+    module, _, env_id = env.rpartition(":")
+    if module:
+        importlib.import_module(module)
+    return gymnasium.spec(env_id)
+
+
+def is_native_task(env: Any) -> bool:
+    """Whether this makes a `NativeMujocoEnv`.
+
+    Such are ids and specs of Gymnasium's own MuJoCo tasks, its class and no wrapper, and classes of that kind.
+    """
+    if isinstance(env, type):
+        home = sys.modules.get("aioenv.native.mujoco_env")  # not imported for that: it imports MuJoCo
+        return home is not None and issubclass(env, home.NativeMujocoEnv)
+    if not isinstance(env, EnvSpec):
+        if not isinstance(env, str) or ":" in env:
+            return False
+        env = gymnasium.spec(env)
+    return env.vector_entry_point is None and env.entry_point in _TASKS and not env.additional_wrappers
 
 
 class _Options(dict[str, Any]):

@@ -70,6 +70,34 @@ class EpisodeCounter:
         """How many numbers were handed out."""
         return sum(self._cells)
 
+    def state_dict(self) -> dict[str, Any]:
+        """`counts`: how many numbers each slot was handed out; of a counter without slots a single one."""
+        with self._block.locked():
+            return {"counts": self._cells.tolist()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where a `state_dict` was taken, in every process.
+
+        Raises:
+            ValueError: if it is of a counter with another number of slots, or no such state.
+        """
+        try:
+            counts = [int(count) for count in state["counts"]]
+        except (KeyError, TypeError, ValueError) as exc:
+            raise ValueError(f"expected a state of state_dict(), got one without {exc}") from exc
+        if len(counts) != len(self._cells) or min(counts) < 0:
+            raise ValueError(f"expected {len(self._cells)} counts from 0, got {counts}")
+        with self._block.locked():
+            for cell, count in enumerate(counts):
+                self._cells[cell] = count
+
+    def unshared(self) -> EpisodeCounter:
+        """A copy in the same state that nobody else has: either hands out the same numbers as the other."""
+        other = EpisodeCounter.__new__(EpisodeCounter)
+        other._set_up(self.num_slots, SharedBlock(8 * (self.num_slots or 1), shared=False))
+        other.load_state_dict(self.state_dict())
+        return other
+
     def close(self) -> None:
         """Let go of the memory in this process; workers keep theirs."""
         self._cells = memoryview(bytes(self._cells)).cast("q")

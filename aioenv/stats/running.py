@@ -249,6 +249,10 @@ class SharedRunningStats:
             array.flags.writeable = False
         return moments
 
+    def unshared(self) -> SharedRunningStats:
+        """A copy in the same state that nobody else has: samples of either don't count in the other."""
+        return _rebuild(self.shape, self.num_slots, self.live, self.decay, None, self.state_dict())
+
     def state_dict(self) -> dict[str, Any]:
         """What has been merged: `count`, `weight`, `mean`, `m2` and `frozen`; arrays of your own."""
         with self._table.block.locked():

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import gymnasium
+import numpy as np
+import numpy.typing as npt
 from gymnasium import Env
 from gymnasium.envs.registration import EnvSpec
 
@@ -111,9 +113,41 @@ class VectorEnv(Facade):
         """Call a method of every env, or read an attribute (see `AsyncVectorEnv.call`)."""
         return self._portal.call(self._envs.call, name, *args, **kwargs)
 
-    def call_at(self, slot: int, name: str, *args: Any, **kwargs: Any) -> Any:
-        """Call a method of one slot's env, or read an attribute."""
-        return self._portal.call(self._envs.call_at, slot, name, *args, **kwargs)
+    def call_at(self, slots: int | Iterable[int], name: str, *args: Any, **kwargs: Any) -> Any:
+        """Call a method of one slot's env, or of some slots' (see `AsyncVectorEnv.call_at`)."""
+        return self._portal.call(self._envs.call_at, slots, name, *args, **kwargs)
+
+    def pause(self, slots: int | Iterable[int]) -> None:
+        """Leave slots out of whole batches (see `AsyncVectorEnv.pause`)."""
+        self._portal.run_soon(self._envs.pause, slots)
+
+    def resume(self, slots: int | Iterable[int] | None = None) -> None:
+        """Take slots into whole batches again (see `AsyncVectorEnv.resume`)."""
+        self._portal.run_soon(self._envs.resume, slots)
+
+    def resume_all(self) -> None:
+        """Take all slots into whole batches again."""
+        self.resume()
+
+    @property
+    def active_slots(self) -> npt.NDArray[np.int64]:
+        """The slots that are not paused, ascending."""
+        slots: npt.NDArray[np.int64] = self._portal.run_soon(lambda: self._envs.active_slots)
+        return slots
+
+    @property
+    def exhausted(self) -> tuple[int, ...]:
+        """The slots that were paused because their envs have no further episode (see `AsyncVectorEnv.exhausted`)."""
+        slots: tuple[int, ...] = self._portal.run_soon(lambda: self._envs.exhausted)
+        return slots
+
+    def step_at(self, slot: int, action: Any) -> StepResult:
+        """Step one slot (see `AsyncVectorEnv.step_at`)."""
+        return self._portal.call(self._envs.step_at, slot, action)
+
+    def reset_at(self, slot: int, *, seed: int | None = None, options: dict[str, Any] | None = None) -> ResetResult:
+        """Begin an episode in one slot (see `AsyncVectorEnv.reset_at`)."""
+        return self._portal.call(self._envs.reset_at, slot, seed=seed, options=options)
 
     def set_attr(self, name: str, values: Any) -> None:
         """Set an attribute of every env (see `AsyncVectorEnv.set_attr`)."""

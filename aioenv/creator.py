@@ -1,0 +1,326 @@
+"""`EnvCreator`: how to make an env, in any process, and what all of its envs share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
+
+import gymnasium
+from gymnasium import Env
+from gymnasium.envs.registration import EnvSpec
+
+from aioenv.stats.counter import EpisodeCounter, SlotCounter
+from aioenv.stats.running import SharedRunningStats, SlotStats
+from aioenv.wire.messages import dump_code, load_code
+
+if TYPE_CHECKING:
+    from aioenv.host.metadata import EnvMetadata
+
+__all__ = ["EnvCreator", "Stateful", "place_creators"]
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """Something whose state can be taken and put back, as that of `SharedRunningStats` and `EpisodeCounter`."""
+
+    def state_dict(self) -> Any:
+        """The state."""
+
+    def load_state_dict(self, state: Any) -> None:
+        """Go to a state of `state_dict`."""
+
+
+class _Known:
+    """What a creator knows of its envs; variants whose envs can't differ have it in common."""
+
+    def __init__(self, metadata: EnvMetadata | None = None) -> None:
+        self.metadata = metadata
+
+
+class EnvCreator:
+    """A function that makes an env, with arguments, as one object that pickles and may be called in any process.
+
+    What a process learns of the env (`metadata`) comes from a worker: this never builds one here unless it is called.
+
+    `SharedRunningStats` and `EpisodeCounter` among the arguments, also within dicts, lists and tuples of them, are the
+    same ones in every process. Where they have slots, `AsyncVectorEnv` and `make_vec` hand each env those of
+    its own slot: the function gets `stats.at(slot)`.
+
+    Args:
+        factory: a function that makes an env (a lambda or a closure will do), an id of Gymnasium's registry, an
+            `EnvSpec`, or another creator, whose arguments these are put over.
+        *args: passed to it.
+        share: whether what can be shared is. With False each env gets statistics and counters of its own, in the
+            state that the shared ones are in when it is made. What a function closes over is shared all the same.
+        **kwargs: passed to it.
+
+    Attributes:
+        factory: the function.
+        args, kwargs: copies of what it is called with.
+        share: as above.
+
+    Raises:
+        TypeError: if `factory` is nothing that can be called.
+    """
+
+    def __init__(
+        self,
+        factory: Callable[..., Env[Any, Any]] | EnvSpec | str | EnvCreator,
+        /,
+        *args: Any,
+        share: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        self._known = _Known()
+        self._registered: dict[str, Stateful] = {}
+        if isinstance(factory, EnvCreator):
+            inner = factory
+            if not args and _same(inner._kwargs, {**inner._kwargs, **kwargs}):
+                self._known = inner._known
+            self._registered = {**inner._registered}
+            factory, args, kwargs = inner.factory, (*inner._args, *args), {**inner._kwargs, **kwargs}
+        elif isinstance(factory, (str, EnvSpec)):
+            factory, args = gymnasium.make, (factory, *args)
+        elif not callable(factory):
+            raise TypeError(
+                f"factory: expected a function that makes an env, an id or an EnvSpec, got {type(factory).__name__}; "
+                "pass `lambda: env_class(...)`, not the env itself, which would have to be built in this process"
+            )
+        self.factory: Callable[..., Env[Any, Any]] = factory
+        self._args: tuple[Any, ...] = args
+        self._kwargs: dict[str, Any] = kwargs
+        self.share = share
+
+    @property
+    def args(self) -> tuple[Any, ...]:
+        """What the function is called with."""
+        return self._args
+
+    @property
+    def kwargs(self) -> dict[str, Any]:
+        """Likewise; a copy."""
+        return {**self._kwargs}
+
+    @property
+    def __wrapped__(self) -> Callable[..., Env[Any, Any]]:
+        return partial(self.factory, *self._args, **self._kwargs)
+
+    def __call__(self, **kwargs: Any) -> Env[Any, Any]:
+        """Make an env in this process.
+
+        Args:
+            **kwargs: in place of stored ones of the same names. (In TorchRL the stored ones win.)
+        """
+        args, named = self._args, {**self._kwargs, **kwargs}
+        if not self.share:
+            own: dict[int, Any] = {}
+            args, named = _exchange((args, named), lambda value: _unshared(value, own))
+        return self.factory(*args, **named)
+
+    def __repr__(self) -> str:
+        name = getattr(self.factory, "__qualname__", None) or repr(self.factory)
+        parts = [name, *map(repr, self._args), *(f"{key}={value!r}" for key, value in self._kwargs.items())]
+        return f"{type(self).__name__}({', '.join(parts)})"
+
+    # ------------------------------------------------------------ variants
+
+    def make_variant(self, **kwargs: Any) -> Self:
+        """A creator with some arguments changed; this one stays as it is.
+
+        It shares all statistics and counters that are not changed, and what was registered. It has the same metadata,
+        too, if it differs in nothing but statistics and counters of the same sort; else it asks for its own.
+        """
+        return self._copy(self._args, {**self._kwargs, **kwargs})
+
+    def at(self, slot: int) -> Self:
+        """The variant of one slot: shared objects that have slots are handed over as `object.at(slot)`.
+
+        This very creator if there are none.
+
+        Raises:
+            ValueError: if one of them has no such slot.
+        """
+        args, kwargs = _exchange((self._args, self._kwargs), lambda value: _of_slot(value, slot))
+        if args is self._args and kwargs is self._kwargs:
+            return self
+        return self._copy(args, kwargs)
+
+    def _copy(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Self:
+        other = type(self).__new__(type(self))
+        other._known = self._known if _same((self._args, self._kwargs), (args, kwargs)) else _Known()
+        other._registered = {**self._registered}
+        other.factory = self.factory
+        other._args = args
+        other._kwargs = kwargs
+        other.share = self.share
+        return other
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # by cloudpickle whoever pickles it: plain pickle refuses lambdas
+        parts = (self.factory, self._args, self._kwargs, self.share, self._registered, self._known.metadata)
+        return _restore, (type(self), dump_code(parts))
+
+    # ------------------------------------------------------------ what is known of its envs
+
+    async def metadata(
+        self,
+        *,
+        start: str | None = None,
+        start_timeout_s: float = 60.0,
+        preload: Iterable[str] = (),
+        worker_env: Mapping[str, str] | None = None,
+    ) -> EnvMetadata:
+        """Spaces, spec and the like of its envs, from a worker that makes one and ends; asked once, then remembered.
+
+        The env is made and closed, never reset, so that no shared statistics count it. If this is cancelled, the worker
+        is killed. `aioenv.sync.env_metadata` is the same for blocking code.
+
+        Args:
+            start: as for `AsyncVectorEnv`, like the other arguments.
+            start_timeout_s: how long the worker may take, in seconds.
+            preload: modules that it imports first.
+            worker_env: its environment variables.
+
+        Raises:
+            WorkerStartError: if the env could not be made; it carries the worker's traceback.
+            TypeError: if something that the function refers to does not pickle.
+        """
+        if self._known.metadata is None:
+            from aioenv.engine.describe import describe_env  # it imports asyncio, which workers do without
+
+            self._known.metadata = await describe_env(
+                self.at(0), start=start, start_timeout_s=start_timeout_s, preload=preload, worker_env=worker_env
+            )
+        return self._known.metadata
+
+    # ------------------------------------------------------------ what its envs share
+
+    def register(self, name: str, shared: Stateful) -> None:
+        """Name something shared that the function closes over, so that `state_dict` has it; variants made later, too.
+
+        Raises:
+            TypeError: if it has neither `state_dict` nor `load_state_dict`.
+            ValueError: if the name is taken.
+        """
+        if not isinstance(shared, Stateful):
+            raise TypeError(f"{name}: expected something with state_dict and load_state_dict, got {shared!r}")
+        if name in self._shared():
+            raise ValueError(f"register: expected a name that is not taken, got {name!r}")
+        self._registered[name] = shared
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of each shared object, by the name of its argument (or "args[0]", "config['seen']" …)."""
+        return {name: shared.state_dict() for name, shared in self._shared().items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Bring shared objects into the states of a `state_dict`, in every process.
+
+        Raises:
+            KeyError: if it is of other objects; nothing was changed then.
+            ValueError: if a state does not fit its object.
+        """
+        shared = self._shared()
+        if set(state) != set(shared):
+            raise KeyError(f"load_state_dict: expected states of {sorted(shared)}, got {sorted(state)}")
+        for name, known in shared.items():
+            known.load_state_dict(state[name])
+
+    def _shared(self) -> dict[str, Stateful]:
+        found: dict[str, Stateful] = {}
+        seen: set[int] = set()
+        named = [(f"args[{i}]", value) for i, value in enumerate(self._args)]
+        for start, argument in [*named, *self._kwargs.items()]:
+            for name, value in _walk(start, argument):
+                if id(value) not in seen:
+                    seen.add(id(value))
+                    found[name] = value
+        return {**found, **self._registered}
+
+
+def place_creators(env_fns: Iterable[Any]) -> list[Any]:
+    """Factories by slot, with creators as those of their slots."""
+    return [fn.at(slot) if isinstance(fn, EnvCreator) else fn for slot, fn in enumerate(env_fns)]
+
+
+def _restore(kind: type[EnvCreator], data: bytes) -> EnvCreator:
+    creator = kind.__new__(kind)
+    parts = load_code(data)
+    creator.factory, creator._args, creator._kwargs, creator.share, creator._registered, metadata = parts
+    creator._known = _Known(metadata)
+    return creator
+
+
+# ------------------------------------------------------------ shared objects among arguments
+
+
+def _walk(name: str, value: Any) -> Iterator[tuple[str, Stateful]]:
+    """What is shared in an argument, by where it stands."""
+    if isinstance(value, SlotStats):
+        value = value.stats
+    elif isinstance(value, SlotCounter):
+        value = value.counter
+    if isinstance(value, (SharedRunningStats, EpisodeCounter)):
+        yield name, value
+    elif type(value) is dict:
+        for key, part in value.items():
+            yield from _walk(f"{name}[{key!r}]", part)
+    elif type(value) in (list, tuple):
+        for index, part in enumerate(value):
+            yield from _walk(f"{name}[{index}]", part)
+
+
+def _exchange(value: Any, change: Callable[[Any], Any]) -> Any:
+    """Shared objects in plain dicts, lists and tuples replaced; what holds none stays the very same object."""
+    new = value
+    if isinstance(value, (SharedRunningStats, EpisodeCounter, SlotStats, SlotCounter)):
+        return change(value)
+    if type(value) is dict:
+        new = {key: _exchange(part, change) for key, part in value.items()}
+        changed = any(new[key] is not part for key, part in value.items())
+    elif type(value) in (list, tuple):
+        new = type(value)(_exchange(part, change) for part in value)
+        changed = any(a is not b for a, b in zip(new, value, strict=True))
+    else:
+        return value
+    return new if changed else value
+
+
+def _of_slot(value: Any, slot: int) -> Any:
+    return value.at(slot) if isinstance(value, (SharedRunningStats, EpisodeCounter)) and value.num_slots else value
+
+
+def _unshared(value: Any, own: dict[int, Any]) -> Any:
+    """A copy of one env's own; the same for all mentions of an object, which `own` remembers."""
+    if isinstance(value, SlotStats):
+        return SlotStats(_unshared(value.stats, own), value.slot)
+    if isinstance(value, SlotCounter):
+        return SlotCounter(_unshared(value.counter, own), value.slot)
+    if id(value) not in own:
+        own[id(value)] = value.unshared()
+    return own[id(value)]
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Whether envs made with these arguments are of the same spaces, for all that can be seen."""
+    if a is b or (_sort(a) is not None and _sort(a) == _sort(b)):
+        return True
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(_same(a[key], b[key]) for key in a)
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(_same, a, b))
+    try:
+        return bool(a == b)
+    except Exception:  # arrays, and whatever else does not compare
+        return False
+
+
+def _sort(value: Any) -> Any:
+    """What matters of a shared object to the spaces of an env; None for anything else."""
+    if isinstance(value, SlotStats):
+        value = value.stats
+    if isinstance(value, SharedRunningStats):
+        return "stats", value.shape
+    return "counter" if isinstance(value, (EpisodeCounter, SlotCounter)) else None

@@ -1,0 +1,50 @@
+"""What envs are, asked of a worker that makes one and ends: no env is built in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any
+
+from gymnasium import Env
+
+from aioenv.engine.arguments import check_seconds, check_worker_env, pickle_factories
+from aioenv.engine.imports import modules_needed
+from aioenv.host.metadata import Describer, EnvMetadata
+from aioenv.host.registry import capture_registry
+from aioenv.wire.messages import dump_code
+from aioenv.workers.launch import check_start
+from aioenv.workers.supervisor import Worker
+
+__all__ = ["describe_env"]
+
+
+async def describe_env(
+    factory: Callable[[], Env[Any, Any]],
+    *,
+    start: str | None = None,
+    start_timeout_s: float = 60.0,
+    preload: Iterable[str] = (),
+    worker_env: Mapping[str, str] | None = None,
+) -> EnvMetadata:
+    """What the envs of a factory are. Arguments and errors are those of `EnvCreator.metadata`."""
+    (data,) = pickle_factories([factory])
+    worker = Worker(
+        dump_code(partial(Describer, data)),
+        index=0,
+        slots=(0,),
+        start=check_start(start),
+        env=check_worker_env(worker_env, 1)[0],
+        preload=(preload,) if isinstance(preload, str) else tuple(preload),
+        needed=modules_needed([factory]),
+        registry=capture_registry(),
+        start_timeout_s=check_seconds("start_timeout_s", start_timeout_s),
+    )
+    try:
+        await worker.start()
+        metadata: EnvMetadata = worker.description
+        await worker.close()
+    except BaseException:
+        await worker.kill()
+        raise
+    return metadata

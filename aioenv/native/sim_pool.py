@@ -1,0 +1,247 @@
+"""`SimPool`: many simulations of one model, stepped at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Self
+
+import mujoco
+import numpy as np
+import numpy.typing as npt
+
+from aioenv.errors import ClosedError
+from aioenv.native.engines import STATE, BatchEngine, Engine, LoopEngine
+from aioenv.native.team import usable_cpus
+
+__all__ = ["SimPool", "load_model"]
+
+Array = npt.NDArray[Any]
+
+
+class SimPool:
+    """Many simulations of one model, which are reset, stepped and asked together, on threads.
+
+        with SimPool("robot.xml", 64) as pool:
+            ctrl, qpos = pool.bind("ctrl"), pool.bind("qpos")
+            pool.reset()
+            for _ in range(1000):
+                ctrl[:] = policy(qpos)
+                pool.step()
+
+    Results are those of a loop over one `MjData` each, bit for bit, however many threads there are. All calls block,
+    release the GIL while they compute, and must come from one thread at a time.
+
+    Args:
+        model: an `MjModel`, the path of its XML or MJB file, or XML.
+        num_sims: how many simulations.
+        num_threads: how many threads compute, the caller's among them; None: as many as CPUs this process may use.
+        post_constraint: whether a step ends with `mj_rnePostConstraint`, which computes `cfrc_ext`, `cfrc_int` and
+            `cacc`. Then there is an `MjData` for each simulation; otherwise MuJoCo's own batch, which is faster.
+
+    Attributes:
+        model: the model.
+        num_sims, num_threads: likewise.
+        state_size: how many float64 one state has.
+
+    Raises:
+        ValueError: if a number is not positive.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        num_sims: int,
+        *,
+        num_threads: int | None = None,
+        post_constraint: bool = False,
+    ) -> None:
+        for name, value in (("num_sims", num_sims), ("num_threads", num_threads)):
+            if value is not None and (isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1):
+                raise ValueError(f"{name}: expected a positive int, got {value!r}")
+        self.model = load_model(model)
+        self.num_sims = int(num_sims)
+        self.num_threads = min(usable_cpus() if num_threads is None else int(num_threads), self.num_sims)
+        self.state_size: int = mujoco.mj_stateSize(self.model, STATE)
+        self._fields: dict[str, Array] = {}
+        self._engine_or_none: Engine | None = (
+            LoopEngine(self.model, self.num_sims, self.num_threads, True)
+            if post_constraint
+            else BatchEngine(self.model, self.num_sims, self.num_threads)
+        )
+
+    @property
+    def _engine(self) -> Engine:
+        if self._engine_or_none is None:
+            raise ClosedError("the pool of simulations is closed")
+        return self._engine_or_none
+
+    # ------------------------------------------------------------ computing
+
+    def reset(self, slots: Iterable[int] | None = None, *, n: int | None = None, keyframe: int = -1) -> None:
+        """Reset to the model's defaults or a keyframe, and compute what follows (`mj_forward`).
+
+        Args:
+            slots: which simulations, distinct numbers or a mask; None: all of them.
+            n: instead of `slots`: the first n.
+            keyframe: number of a keyframe; -1 for the defaults.
+
+        Raises:
+            IndexError: if there is no such simulation, or keyframe.
+        """
+        if not -1 <= keyframe < self.model.nkey:
+            raise IndexError(f"keyframe: the model has {self.model.nkey}, got {keyframe}")
+        self._engine.reset(self._pick(slots, n), keyframe, None, None)
+
+    def forward(self, slots: Iterable[int] | None = None, *, n: int | None = None) -> None:
+        """Compute all that follows from the states (`mj_forward`); arguments as of `reset`."""
+        self._engine.forward(self._pick(slots, n))
+
+    def step(self, slots: Iterable[int] | None = None, *, n: int | None = None, nstep: int = 1) -> None:
+        """Step `nstep` times (`mj_step`). As there, derived fields are those before the last of these steps.
+
+        Args:
+            slots, n: as of `reset`.
+            nstep: how many steps.
+        """
+        if nstep < 1:
+            raise ValueError(f"nstep: expected a positive int, got {nstep!r}")
+        self._engine.step(self._pick(slots, n), nstep)
+
+    def advance(self, nstep: int) -> None:
+        """`step` all of them, without a check."""
+        self._engine.step(None, nstep)
+
+    def start(self, slots: npt.NDArray[np.int64] | None, qpos: Array, qvel: Array) -> None:
+        """Reset, then compute what follows from these positions `(k, nq)` and velocities `(k, nv)`."""
+        self._engine.reset(slots, -1, qpos, qvel)
+
+    def start_and_step(
+        self, starts: npt.NDArray[np.int64], qpos: Array, qvel: Array, slots: npt.NDArray[np.int64], nstep: int
+    ) -> None:
+        """`start` some and `step` others, at once where that is possible."""
+        self._engine.reset_and_step(starts, qpos, qvel, slots, nstep)
+
+    # ------------------------------------------------------------ states and fields
+
+    def bind(self, name: str) -> Array:
+        """The live array of a field of `MjData`, shape `(num_sims, ...)`: `qpos`, `ctrl`, `xpos`, `cfrc_ext` and so on.
+
+        What is written to a field of the state is the simulation's at its next call; others are only read. An array of
+        MuJoCo's batch keeps the batch and its threads alive after `close`, until nobody refers to it.
+
+        Raises:
+            ValueError: if there is no such field, or it has not one size in all simulations (contacts, say).
+        """
+        return self._engine.bind(name)
+
+    def get_states(self, slots: Iterable[int] | None = None, out: Array | None = None) -> Array:
+        """The whole states (`mjSTATE_INTEGRATION`), float64 `(k, state_size)`.
+
+        Args:
+            slots: which simulations; None: all of them.
+            out: where to write them.
+        """
+        picked = self.numbers(slots)
+        if out is None:
+            out = np.empty((len(picked), self.state_size))
+        elif out.shape != (len(picked), self.state_size) or out.dtype != np.float64:
+            raise ValueError(
+                f"out: expected float64 of shape {(len(picked), self.state_size)}, got {out.dtype} {out.shape}"
+            )
+        self._engine.get_states(picked, out)
+        return out
+
+    def set_states(self, states: npt.ArrayLike, slots: Iterable[int] | None = None) -> None:
+        """Set whole states, `(k, state_size)`. What follows from them is computed by the next `forward` or `step`."""
+        picked = self.numbers(slots)
+        rows = np.asarray(states, np.float64)
+        if rows.shape != (len(picked), self.state_size):
+            raise ValueError(f"states: expected shape {(len(picked), self.state_size)}, got {rows.shape}")
+        self._engine.set_states(picked, rows)
+
+    def model_field(self, name: str) -> Array:
+        """A field of the model with values for each simulation, `(num_sims, ...)`; write to it to change them.
+
+        From the first call for a field on, its values are taken from this array at every call: `body_mass`,
+        `geom_friction`, `dof_damping`, `opt.gravity`, and so on. Fields from which MuJoCo derives constants need
+        `set_const` after a change.
+
+        Raises:
+            ValueError: if there is no such field, or it can't differ between simulations.
+        """
+        if name not in self._fields:
+            self._fields[name] = self._engine.field(name)
+        return self._fields[name]
+
+    def changed_field(self, name: str) -> Array | None:
+        """The array of `model_field`, if that was called for this field."""
+        return self._fields.get(name)
+
+    def set_const(self, slots: Iterable[int] | None = None) -> None:
+        """Derive constants anew from changed fields of the model (`mj_setConst`)."""
+        self._engine.set_const(self._pick(slots, None))
+
+    # ------------------------------------------------------------ life
+
+    def close(self) -> None:
+        """End the threads. Closing twice does nothing."""
+        engine, self._engine_or_none = self._engine_or_none, None
+        if engine is not None:
+            engine.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"SimPool(num_sims={self.num_sims}, num_threads={self.num_threads})"
+
+    # ------------------------------------------------------------ which
+
+    def _pick(self, slots: Iterable[int] | None, n: int | None) -> npt.NDArray[np.int64] | None:
+        if n is not None:
+            if slots is not None:
+                raise ValueError("give slots or n, not both")
+            if not 0 <= n <= self.num_sims:
+                raise IndexError(f"n: there are {self.num_sims} simulations, got {n}")
+            return None if n == self.num_sims else np.arange(n)
+        return None if slots is None else self.numbers(slots)
+
+    def numbers(self, slots: Iterable[int] | None) -> npt.NDArray[np.int64]:
+        """Distinct numbers of simulations, from an iterable or a mask; None is all of them."""
+        if slots is None:
+            return np.arange(self.num_sims)
+        array = np.asarray(slots if isinstance(slots, np.ndarray) else list(slots))
+        if array.dtype == np.bool_:
+            if array.shape != (self.num_sims,):
+                raise IndexError(f"slots: expected a mask of shape ({self.num_sims},), got {array.shape}")
+            return np.flatnonzero(array)
+        numbers = array.astype(np.int64).reshape(-1)
+        if len(numbers) and not (0 <= numbers.min() and numbers.max() < self.num_sims):
+            raise IndexError(f"slots: expected numbers from 0 to {self.num_sims - 1}, got {numbers.tolist()}")
+        if len(np.unique(numbers)) < len(numbers):
+            raise ValueError(f"slots: each may be named once, got {numbers.tolist()}")
+        return numbers
+
+
+def load_model(model: Any) -> Any:
+    """An `MjModel`: the given one, or what a path or XML says.
+
+    Raises:
+        TypeError: if it is none of these.
+        FileNotFoundError: if there is no such file.
+    """
+    if isinstance(model, mujoco.MjModel):
+        return model
+    if isinstance(model, str) and "<" in model:
+        return mujoco.MjModel.from_xml_string(model)
+    if not isinstance(model, (str, Path)):
+        raise TypeError(f"model: expected an MjModel, the path of a file, or XML, got {type(model).__name__}")
+    path = Path(model).expanduser()
+    if not path.exists():
+        raise FileNotFoundError(f"model: there is no file {path}")
+    load = mujoco.MjModel.from_binary_path if path.suffix == ".mjb" else mujoco.MjModel.from_xml_path
+    return load(str(path))

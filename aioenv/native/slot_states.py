@@ -1,0 +1,105 @@
+"""Whole states of slots: what physics, task and vector env know of each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+from gymnasium.utils import seeding
+
+if TYPE_CHECKING:
+    from aioenv.native.sim_pool import SimPool
+
+__all__ = ["SlotStates"]
+
+Array = npt.NDArray[Any]
+
+
+class SlotStates:
+    """The part of `NativeMujocoEnv` that tells and sets the states of its slots."""
+
+    num_envs: int
+    pool: SimPool
+    _over: npt.NDArray[np.int64]
+    _elapsed: npt.NDArray[np.int64]
+    _begun: npt.NDArray[np.bool_]
+    _all_begun: bool
+    _rngs: list[np.random.Generator | None]
+    _seeds: list[int | None]
+    _memory: dict[str, Array]
+
+    def physics_states(self, slots: Iterable[int] | None = None, out: Array | None = None) -> Array:
+        """The physics alone, to draw it, say: `mjSTATE_INTEGRATION`, float64 `(k, state_size)`.
+
+        Args:
+            slots: which; None: all of them.
+            out: where to write them.
+        """
+        return self.pool.get_states(slots, out)
+
+    def get_state(self, slots: Iterable[int] | None = None) -> list[dict[str, Any]]:
+        """The whole states of slots: whoever sets them goes on exactly as from here.
+
+        Args:
+            slots: which; None: all of them.
+
+        Returns:
+            One dict for each: `physics` (float64 array), `memory` (what the task remembers), `elapsed` (steps of the
+            episode), `over` (whether it has ended), `begun`, `seed`, and `rng` (the state of the bit generator, or
+            None). It pickles.
+        """
+        numbers = self.pool.numbers(slots)
+        physics = self.pool.get_states(numbers)
+        over = set(self._over.tolist())
+        states = []
+        for row, slot in zip(physics, numbers.tolist(), strict=True):
+            rng = self._rngs[slot]
+            states.append(
+                {
+                    "physics": row.copy(),
+                    "memory": {name: array[slot].copy() for name, array in self._memory.items()},
+                    "elapsed": int(self._elapsed[slot]),
+                    "over": slot in over,
+                    "begun": bool(self._begun[slot]),
+                    "seed": self._seeds[slot],
+                    "rng": None if rng is None else rng.bit_generator.state,
+                }
+            )
+        return states
+
+    def set_state(self, states: Sequence[dict[str, Any]], slots: Iterable[int] | None = None) -> None:
+        """Set the whole states of slots, as `get_state` gave them, of whichever slots.
+
+        Args:
+            states: one for each slot.
+            slots: which; None: all of them.
+
+        Raises:
+            ValueError: if there is another number of states, or they are of another task.
+        """
+        numbers = self.pool.numbers(slots)
+        if len(states) != len(numbers):
+            raise ValueError(f"states: expected {len(numbers)}, one a slot, got {len(states)}")
+        sizes = {len(state["physics"]) for state in states}
+        memories = {frozenset(state["memory"]) for state in states}
+        if sizes - {self.pool.state_size} or memories - {frozenset(self._memory)}:
+            raise ValueError("states: they are of another task or model than this one's")
+        self.pool.set_states(
+            np.array([state["physics"] for state in states]).reshape(-1, self.pool.state_size), numbers
+        )
+        over = set(self._over.tolist()) - set(numbers.tolist())
+        for state, slot in zip(states, numbers.tolist(), strict=True):
+            for name, array in self._memory.items():
+                array[slot] = state["memory"][name]
+            self._elapsed[slot], self._begun[slot] = state["elapsed"], state["begun"]
+            self._seeds[slot], self._rngs[slot] = state["seed"], None
+            if state["over"]:
+                over.add(slot)
+            if state["rng"] is not None:
+                rng, _ = seeding.np_random(0)
+                rng.bit_generator.state = state["rng"]
+                self._rngs[slot] = rng
+        self._over = np.array(sorted(over), np.int64)
+        self._all_begun = bool(self._begun.all())

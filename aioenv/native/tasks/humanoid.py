@@ -1,0 +1,228 @@
+"""Humanoid and HumanoidStandup."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from aioenv.native.arithmetic import norm, square_sum
+from aioenv.native.mujoco_env import NativeMujocoEnv
+
+__all__ = ["Humanoid", "HumanoidStandup"]
+
+Array = npt.NDArray[Any]
+
+CAMERA = {"trackbodyid": 1, "distance": 4.0, "lookat": np.array((0.0, 0.0, 2.0)), "elevation": -20.0}
+STANDUP_CAMERA = CAMERA | {"lookat": np.array((0.0, 0.0, 0.8925))}
+
+
+class _Body(NativeMujocoEnv):
+    """What both have in common: what is seen, and where an episode begins."""
+
+    post_constraint = True
+
+    def __init__(
+        self,
+        num_envs: int,
+        xml_file: str,
+        frame_skip: int,
+        reset_noise_scale: float,
+        exclude_current_positions_from_observation: bool,
+        include_cinert_in_observation: bool,
+        include_cvel_in_observation: bool,
+        include_qfrc_actuator_in_observation: bool,
+        include_cfrc_ext_in_observation: bool,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(num_envs, xml_file, frame_skip, **kwargs)
+        self._reset_noise_scale = reset_noise_scale
+        self._forces = self.bind("cfrc_ext").reshape(self.num_envs, -1)
+        self._tendons = self.bind("ten_length"), self.bind("ten_velocity")
+        self._parts = [self.qpos[:, 2:] if exclude_current_positions_from_observation else self.qpos, self.qvel]
+        # of bodies without the world, of joints without the root's
+        for field, skipped, is_seen in (
+            ("cinert", 10, include_cinert_in_observation),
+            ("cvel", 6, include_cvel_in_observation),
+            ("qfrc_actuator", 6, include_qfrc_actuator_in_observation),
+            ("cfrc_ext", 6, include_cfrc_ext_in_observation),
+        ):
+            if is_seen:
+                self._parts.append(self.bind(field).reshape(self.num_envs, -1)[:, skipped:])
+        self.set_observation_size(sum(part.shape[1] for part in self._parts))
+
+    def draw_start(self, slots: npt.NDArray[np.int64]) -> tuple[Array, Array]:
+        """Uniform noise around the model's defaults."""
+        scale, nq = self._reset_noise_scale, self.model.nq
+        noise = self.uniform(slots, -scale, scale, nq + self.model.nv)
+        return self.init_qpos + noise[:, :nq], self.init_qvel + noise[:, nq:]
+
+    def observe(self, slots: Any) -> Array:
+        """Positions, velocities, and whatever the arguments said."""
+        return np.concatenate([part[slots] for part in self._parts], axis=1)
+
+    def start_info(self, slots: Any) -> dict[str, Array]:
+        """Where it is."""
+        length, velocity = self._tendons
+        return {
+            "x_position": self.qpos[slots, 0].copy(),
+            "y_position": self.qpos[slots, 1].copy(),
+            "tendon_length": length[slots].copy(),
+            "tendon_velocity": velocity[slots].copy(),
+        }
+
+    def _costs(self, actions: Array, weight: float, forces_weight: float, limits: tuple[float, float]) -> Any:
+        """What controls and contacts cost; the controls as MuJoCo has them, in float64."""
+        contacts = np.clip(forces_weight * square_sum(self._forces), *limits)
+        return weight * square_sum(actions.astype(np.float64)), contacts
+
+
+class Humanoid(_Body):
+    """`Humanoid-v5`; arguments as of `gymnasium.envs.mujoco.humanoid_v5.HumanoidEnv`."""
+
+    def __init__(
+        self,
+        num_envs: int,
+        xml_file: str = "humanoid.xml",
+        frame_skip: int = 5,
+        default_camera_config: dict[str, Any] | None = CAMERA,
+        forward_reward_weight: float = 1.25,
+        ctrl_cost_weight: float = 0.1,
+        contact_cost_weight: float = 5e-7,
+        contact_cost_range: tuple[float, float] = (-np.inf, 10.0),
+        healthy_reward: float = 5.0,
+        terminate_when_unhealthy: bool = True,
+        healthy_z_range: tuple[float, float] = (1.0, 2.0),
+        reset_noise_scale: float = 1e-2,
+        exclude_current_positions_from_observation: bool = True,
+        include_cinert_in_observation: bool = True,
+        include_cvel_in_observation: bool = True,
+        include_qfrc_actuator_in_observation: bool = True,
+        include_cfrc_ext_in_observation: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(
+            num_envs,
+            xml_file,
+            frame_skip,
+            reset_noise_scale,
+            exclude_current_positions_from_observation,
+            include_cinert_in_observation,
+            include_cvel_in_observation,
+            include_qfrc_actuator_in_observation,
+            include_cfrc_ext_in_observation,
+            default_camera_config=default_camera_config,
+            **kwargs,
+        )
+        self._forward_reward_weight = forward_reward_weight
+        self._ctrl_cost_weight = ctrl_cost_weight
+        self._contact_cost_weight, self._contact_cost_range = contact_cost_weight, contact_cost_range
+        self._healthy_reward = healthy_reward
+        self._terminate_when_unhealthy = terminate_when_unhealthy
+        self._healthy_z_range = healthy_z_range
+        self._xipos = self.bind("xipos")
+        self._centre_before = self.remember("centre", (2,))
+
+    def _centre(self) -> Array:
+        """Centres of mass, x and y, which lag behind qpos by a substep."""
+        masses = self.pool.changed_field("body_mass")
+        if masses is None:
+            masses, spec = self.model.body_mass, "b,nbj->nj"
+            total: Any = masses.sum()
+        else:
+            spec, total = "nb,nbj->nj", masses.sum(axis=1)[:, None]
+        centre: Array = (np.einsum(spec, masses, self._xipos) / total)[:, :2]
+        return centre
+
+    def after_start(self, slots: Any) -> None:
+        """Note where it begins."""
+        self._centre_before[slots] = self._centre()[slots]
+
+    def outcome(self, actions: Array, obs: Array) -> tuple[Array, Array | None, dict[str, Array]]:
+        """Speed, and something for standing, less what controls and contacts cost."""
+        centre = self._centre()
+        velocity = (centre - self._centre_before) / self.dt
+        self._centre_before[...] = centre
+        x_velocity, y_velocity = velocity[:, 0].copy(), velocity[:, 1].copy()
+        low, high = self._healthy_z_range
+        z = self.qpos[:, 2]
+        healthy = (low < z) & (z < high)
+        forward = self._forward_reward_weight * x_velocity
+        survive = healthy * self._healthy_reward
+        ctrl_cost, contact_cost = self._costs(
+            actions, self._ctrl_cost_weight, self._contact_cost_weight, self._contact_cost_range
+        )
+        info = {
+            **self.start_info(slice(None)),
+            "x_velocity": x_velocity,
+            "y_velocity": y_velocity,
+            "reward_survive": survive,
+            "reward_forward": forward,
+            "reward_ctrl": -ctrl_cost,
+            "reward_contact": -contact_cost,
+        }
+        reward = forward + survive - (ctrl_cost + contact_cost)
+        return reward, ~healthy if self._terminate_when_unhealthy else None, info
+
+    def start_info(self, slots: Any) -> dict[str, Array]:
+        """Where it is."""
+        xy = np.ascontiguousarray(self.qpos[slots, :2])
+        return {**super().start_info(slots), "distance_from_origin": norm(xy)}
+
+
+class HumanoidStandup(_Body):
+    """`HumanoidStandup-v5`; arguments as of `gymnasium.envs.mujoco.humanoidstandup_v5.HumanoidStandupEnv`."""
+
+    def __init__(
+        self,
+        num_envs: int,
+        xml_file: str = "humanoidstandup.xml",
+        frame_skip: int = 5,
+        default_camera_config: dict[str, Any] | None = STANDUP_CAMERA,
+        uph_cost_weight: float = 1,
+        ctrl_cost_weight: float = 0.1,
+        impact_cost_weight: float = 0.5e-6,
+        impact_cost_range: tuple[float, float] = (-np.inf, 10.0),
+        reset_noise_scale: float = 1e-2,
+        exclude_current_positions_from_observation: bool = True,
+        include_cinert_in_observation: bool = True,
+        include_cvel_in_observation: bool = True,
+        include_qfrc_actuator_in_observation: bool = True,
+        include_cfrc_ext_in_observation: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(
+            num_envs,
+            xml_file,
+            frame_skip,
+            reset_noise_scale,
+            exclude_current_positions_from_observation,
+            include_cinert_in_observation,
+            include_cvel_in_observation,
+            include_qfrc_actuator_in_observation,
+            include_cfrc_ext_in_observation,
+            default_camera_config=default_camera_config,
+            **kwargs,
+        )
+        # uph_cost_weight is not used, as in Gymnasium's
+        self._ctrl_cost_weight = ctrl_cost_weight
+        self._impact_cost_weight, self._impact_cost_range = impact_cost_weight, impact_cost_range
+
+    def outcome(self, actions: Array, obs: Array) -> tuple[Array, Array | None, dict[str, Array]]:
+        """Height, less what controls and contacts cost."""
+        up = self.qpos[:, 2] / self.model.opt.timestep
+        ctrl_cost, impact_cost = self._costs(
+            actions, self._ctrl_cost_weight, self._impact_cost_weight, self._impact_cost_range
+        )
+        info = {
+            **self.start_info(slice(None)),
+            "reward_linup": up,
+            "reward_quadctrl": -ctrl_cost,
+            "reward_impact": -impact_cost,
+        }
+        return up - ctrl_cost - impact_cost + 1, None, info
+
+    def start_info(self, slots: Any) -> dict[str, Array]:
+        """Where it is."""
+        return {**super().start_info(slots), "z_distance_from_origin": self.qpos[slots, 2] - self.init_qpos[2]}

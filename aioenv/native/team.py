@@ -1,0 +1,91 @@
+"""A few threads that share out pieces of work, the caller's own among them."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from queue import SimpleQueue
+from typing import Any, TypeAlias
+
+__all__ = ["Team", "usable_cpus"]
+
+Job: TypeAlias = "tuple[Callable[[int], Any], Iterator[int]] | None"
+
+
+def usable_cpus() -> int:
+    """How many CPUs this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+class Team:
+    """Threads that pull pieces of work from one iterator, so that none waits while another has more to do.
+
+    Worth it only for work that releases the GIL. Its threads end with `close`, or when nobody refers to it any more.
+
+    Args:
+        num_threads: how many work at once; the caller is one of them.
+    """
+
+    def __init__(self, num_threads: int) -> None:
+        self._jobs: SimpleQueue[Job] = SimpleQueue()
+        self._done: SimpleQueue[BaseException | None] = SimpleQueue()
+        self._threads = [
+            threading.Thread(target=_serve, args=(self._jobs, self._done), name=f"aioenv-sim-{i}", daemon=True)
+            for i in range(num_threads - 1)
+        ]
+        for thread in self._threads:
+            thread.start()
+        self._stop = weakref.finalize(self, _stop, self._jobs, len(self._threads))
+
+    def run(self, work: Callable[[int], Any], items: Sequence[int]) -> None:
+        """Do `work(item)` for all items, in no particular order; ends when all are done.
+
+        Raises:
+            BaseException: the first that a piece of work raised, once every thread has stopped; the others go on with
+                the items that are left.
+        """
+        pending = iter(items)
+        helpers = min(len(self._threads), len(items) - 1)
+        for _ in range(helpers):
+            self._jobs.put((work, pending))
+        errors = [_drain(work, pending)]
+        errors += [self._done.get() for _ in range(helpers)]
+        for error in errors:
+            if error is not None:
+                raise error
+
+    def close(self) -> None:
+        """End the threads; returns when they have ended."""
+        self._stop()
+        for thread in self._threads:
+            thread.join()
+        self._threads = []
+
+
+def _stop(jobs: SimpleQueue[Job], count: int) -> None:
+    for _ in range(count):
+        jobs.put(None)
+
+
+def _serve(jobs: SimpleQueue[Job], done: SimpleQueue[BaseException | None]) -> None:
+    while (job := jobs.get()) is not None:
+        done.put(_drain(*job))
+        job = None
+
+
+def _drain(work: Callable[[int], Any], pending: Iterator[int]) -> BaseException | None:
+    """Do what is left; what was raised, if anything."""
+    failed = None
+    while True:
+        try:
+            for item in pending:
+                work(item)
+            return failed
+        except BaseException as exc:
+            failed = failed or exc
+            if not isinstance(exc, Exception):
+                return failed

@@ -1,0 +1,18 @@
+"""All of Gymnasium's MuJoCo tasks, stepped as one batch: bit for bit what single envs give (`make parity`)."""
+
+from __future__ import annotations
+
+import pytest
+from gymnasium.vector import AutoresetMode
+from mujoco_kit import OTHER_ARGUMENTS, compare
+
+GRID = [(name, arguments) for name, others in OTHER_ARGUMENTS.items() for arguments in ({}, *others)]
+
+
+@pytest.mark.parity
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("mode", list(AutoresetMode), ids=str)
+@pytest.mark.parametrize(("name", "arguments"), GRID, ids=[f"{n}-{len(a)}" for n, a in GRID])
+def test_all_of_it(name, arguments, mode):
+    limit = {} if arguments else {"max_episode_steps": 170}  # the first of each with the registered limit is long
+    assert compare(name, mode, arguments | limit, num_envs=7, steps=1000, mask_every=97)
