@@ -253,6 +253,18 @@ def test_bench_measures_loop_time(env, tmp_path, capfd):
 LAUNCHERS = ["gymnasium-forkserver", "gymnasium-preload", *(f"aioenv-{start}" for start in START_METHODS)]
 
 
+@needs_opengl
+@pytest.mark.parametrize("name", ["images-fast: bare", "images-fast: aioenv", "render-workers: aioenv-2"])
+def test_bench_draws_images(name):
+    task = Task("InvertedPendulum-v5", 4, 0.02, warm_up_s=0.01)
+    result = run_contender(name, task)
+    keys = FIGURES[name.partition(": ")[0]].keys
+    assert set(keys) < set(result) and all(0.1 < result[key] < 1e5 for key in keys)
+    if name == "images-fast: bare":
+        noop = run_contender(name, dataclasses.replace(task, env="noop"))
+        assert noop == {"not_applicable": "noop has no MuJoCo model to draw"} | {"others_cpus": noop["others_cpus"]}
+
+
 @pytest.mark.parametrize(
     ("figure", "contenders", "baselines", "keys"),
     [

@@ -1,0 +1,78 @@
+"""Draw what the docs show of render qualities, docs/images/quality.png, and print the table of what they cost.
+
+Figures are good only where nothing else runs: python scripts/render_qualities.py [--picture-only]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import time
+from pathlib import Path
+
+import imageio.v3 as imageio
+import mujoco
+import numpy as np
+from gymnasium.envs.mujoco import mujoco_env
+
+import aioenv
+from aioenv import RenderQuality
+
+MODEL = Path(mujoco_env.__file__).parent / "assets" / "half_cheetah.xml"
+PICTURE = Path(__file__).parent.parent / "docs" / "images" / "quality.png"
+WIDTH, HEIGHT, SIDE = 200, 150, 84
+# As they stand in the table; those with a number are in the picture, from left to right.
+QUALITIES = {
+    '"exact"': ("exact", 1),
+    "RenderQuality(shadow_map=1024)": (RenderQuality(shadow_map=1024), 2),
+    "RenderQuality(samples=0)": (RenderQuality(samples=0), None),
+    "RenderQuality(reflections=False)": (RenderQuality(reflections=False), None),
+    "RenderQuality(shadows=False)": (RenderQuality(shadows=False), 3),
+    "RenderQuality(shadows=False, reflections=False)": (RenderQuality(shadows=False, reflections=False), None),
+    '"fast"': ("fast", 4),
+    'RenderQuality(…, buffer="model")': (
+        RenderQuality(shadows=False, reflections=False, samples=0, buffer="model"),
+        None,
+    ),
+}
+
+
+def milliseconds(pool: aioenv.sync.RenderPool, states: np.ndarray) -> float:
+    """What an image costs one worker: the median of five batches."""
+    taken = []
+    for _ in range(6):
+        began = time.perf_counter()
+        pool.render(states, width=SIDE, height=SIDE, camera="track")
+        taken.append((time.perf_counter() - began) / len(states) * 1e3)
+    return statistics.median(taken[1:])
+
+
+def main() -> None:
+    """Draw, measure, print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--picture-only", action="store_true", help="measure nothing")
+    measure = not parser.parse_args().picture_only
+    os.environ.setdefault("MUJOCO_GL", "egl")
+    panels, costs, renderer = [], {}, ""
+    for name, (quality, panel) in QUALITIES.items():
+        with aioenv.sync.RenderPool(MODEL, quality=quality, max_image_size=WIDTH * HEIGHT) as pool:
+            data = mujoco.MjData(pool.model)
+            data.qpos[2] = 0.15  # a little tilted, for edges that show multisampling
+            state = pool.get_state(data)
+            renderer = pool.renderer
+            if panel:
+                (image,) = pool.render([data], width=WIDTH, height=HEIGHT, camera="track")
+                panels.append(image)
+            if measure:
+                costs[name] = milliseconds(pool, np.tile(state, (32, 1)))
+    imageio.imwrite(PICTURE, np.concatenate(panels, axis=1), optimize=True)
+    print(f"{PICTURE.name}: {PICTURE.stat().st_size} bytes; drawn by {renderer}")
+    for name, cost in costs.items():
+        panel = QUALITIES[name][1]
+        share = f"{cost / next(iter(costs.values())):.2g}"
+        print(f"| `{name}` | {f'picture {panel}' if panel else ''} | {share} | {cost:.2g} |")
+
+
+if __name__ == "__main__":
+    main()
