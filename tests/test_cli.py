@@ -25,8 +25,9 @@ from aioenv.cli.bench.rounds import Failed, Outcomes, run_contender
 from aioenv.cli.bench.tasks import Task
 from aioenv.cli.doctor import _report_opengl
 from aioenv.cli.opengl import Probe, probe_opengl
-from aioenv.cli.video import TiledVideo, tile
+from aioenv.cli.video import TiledVideo
 from aioenv.rendering import backends, crew
+from aioenv.rendering.tiles import tile
 from aioenv.workers.channel import CHANNELS
 from aioenv.workers.launch import START_METHODS
 

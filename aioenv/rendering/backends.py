@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from aioenv.errors import RenderError
 from aioenv.rendering.config import BACKENDS, check_backend
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "environment",
     "find_gpus",
     "is_software",
+    "no_backend_works",
     "why_software",
 ]
 
@@ -115,3 +117,13 @@ def why_software(renderer: str, gpus: Sequence[str]) -> str | None:
         f"OpenGL draws on the CPU ({renderer}), though there is {gpus[0]}: it is not used. {NVIDIA_HINT} "
         "`aioenv doctor` shows what works."
     )
+
+
+def no_backend_works(reasons: Sequence[str]) -> RenderError:
+    """The error for when every backend that was tried has failed.
+
+    Args:
+        reasons: what each of them reported.
+    """
+    listed = "\n".join(f"  {reason}" for reason in reasons)
+    return RenderError(f"no OpenGL backend works here:\n{listed}\n{INSTALL_HINT}")

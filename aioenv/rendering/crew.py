@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from aioenv.errors import RenderError, SlotError, SoftwareRenderWarning, WorkerStartError
 from aioenv.memory import Shared
-from aioenv.rendering.backends import INSTALL_HINT, environment, find_gpus, why_software
+from aioenv.rendering.backends import environment, find_gpus, no_backend_works, why_software
 from aioenv.wire.frames import Frame, Kind
 from aioenv.wire.messages import load
 from aioenv.workers.channel import check_channel
@@ -124,8 +124,7 @@ class Crew:
                 if not asked and (why := why_software(self.renderer, find_gpus())) is not None:
                     warnings.warn(why, SoftwareRenderWarning, stacklevel=2)
                 return
-        listed = "\n".join(f"  {reason}" for reason in reasons)
-        raise RenderError(f"no OpenGL backend works here:\n{listed}\n{INSTALL_HINT}") from last
+        raise no_backend_works(reasons) from last
 
     async def _start_all(self, backend: str) -> None:
         """Start the first worker, to see whether the backend works, and then the others."""

@@ -306,6 +306,8 @@ class RenderPool(PoolLife):
         call = RenderCall(
             rows, drawing, checked_edits, looks, direct, where, self._blocks, filled, future, lambda: result
         )
+        if self._trace is not None:
+            call.number = self._number()
         if not copy and direct is not None:
             self._turns.append(_Turn((shape, depth, segmentation), direct, where, call))
         if not count:
