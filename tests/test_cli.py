@@ -25,7 +25,7 @@ from aioenv.cli.bench.rounds import Failed, Outcomes, run_contender
 from aioenv.cli.bench.tasks import Task
 from aioenv.cli.doctor import _report_opengl
 from aioenv.cli.opengl import Probe, probe_opengl
-from aioenv.cli.video import TiledVideo
+from aioenv.loops.video import TiledVideo
 from aioenv.rendering import backends, crew
 from aioenv.rendering.tiles import tile
 from aioenv.workers.channel import CHANNELS
@@ -255,13 +255,13 @@ LAUNCHERS = ["gymnasium-forkserver", "gymnasium-preload", *(f"aioenv-{start}" fo
 
 
 @needs_opengl
-@pytest.mark.parametrize("name", ["images-fast: bare", "images-fast: aioenv", "render-workers: aioenv-2"])
+@pytest.mark.parametrize("name", ["pool-fast: bare", "pool-fast: aioenv", "render-workers: aioenv-2"])
 def test_bench_draws_images(name):
     task = Task("InvertedPendulum-v5", 4, 0.02, warm_up_s=0.01)
     result = run_contender(name, task)
     keys = FIGURES[name.partition(": ")[0]].keys
     assert set(keys) < set(result) and all(0.1 < result[key] < 1e5 for key in keys)
-    if name == "images-fast: bare":
+    if name == "pool-fast: bare":
         noop = run_contender(name, dataclasses.replace(task, env="noop"))
         assert noop == {"not_applicable": "noop has no MuJoCo model to draw"} | {"others_cpus": noop["others_cpus"]}
 
@@ -290,6 +290,19 @@ def test_bench_measures_figures(figure, contenders, baselines, keys, tmp_path, c
         assert row["contender"] in output and f"{row[keys[0]]:,.2f}" in output
     assert main(["bench", f"--{figure}", "--list"]) == 0
     assert capfd.readouterr().out.split("\n")[:-1] == contenders
+
+
+@needs_opengl
+@pytest.mark.stress
+def test_bench_measures_images(tmp_path, capfd):
+    common = ["--rounds", "1", "--seconds", "0.05", "--json", str(tmp_path / "figure.json")]
+    assert main(["bench", "--images", "--num-envs", "2", *common]) == 0
+    rows = json.loads((tmp_path / "figure.json").read_text())["images"]
+    assert [row["contender"] for row in rows] == ["gymnasium-async", "aioenv-exact", "aioenv-fast"]
+    assert rows[2]["ratios"]["gymnasium-async"] > 4
+    assert main(["bench", "--overlap", "--env", "HalfCheetah-v5", "--num-envs", "2", *common]) == 0
+    (row,) = json.loads((tmp_path / "figure.json").read_text())["overlap"]
+    assert 0.3 < row["of serial"] and row["physics ms"] > 0 and row["images ms"] > 0
 
 
 SPY = """

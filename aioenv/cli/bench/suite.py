@@ -29,8 +29,8 @@ MUJOCO_MORE = (
     "Walker2d",
 )
 # Figures that count for as long as the clock runs.
-CLOCKED = ("latency", "uneven", "images-fast", "images-exact", "render-workers")
-SLOW_FIGURES = ("memory", "images-exact", "render-workers")
+CLOCKED = ("latency", "uneven", "images", "pool-fast", "pool-exact", "render-workers")
+SLOW_FIGURES = ("memory", "pool-exact", "render-workers")
 COST_ENVS = (1, 4, 16, 64, 256, 1024, 4096)
 
 
@@ -108,6 +108,8 @@ _FIGURE_S = {
     "startup: aioenv-spawn": 14.0,
     "memory: gymnasium-forkserver": 4.0,
     "memory: aioenv-spawn": 4.0,
+    "images: gymnasium-async": 12.0,
+    "overlap: aioenv": 20.0,
     **{f"render-workers: aioenv-{n}": 4.0 + n for n in (1, 2, 4, 8)},
 }
 
