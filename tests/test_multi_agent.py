@@ -20,6 +20,8 @@ import aioenv
 from aioenv import EpisodeCounter, OutOfStepError
 from aioenv.envs import ActorID, PettingZooEnv, SubStepEnv
 
+pytestmark = pytest.mark.usefixtures("fork_server")
+
 PAGE = Path(__file__).parent.parent / "docs" / "multi-agent.md"
 MODES = [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP]
 ENVS = {
