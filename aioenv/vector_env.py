@@ -37,6 +37,7 @@ from aioenv.engine.seeds import split_reset_options, spread_seeds
 from aioenv.engine.states import States
 from aioenv.engine.waits import Clock
 from aioenv.rendering.pixels import with_pixels
+from aioenv.stats.here import collected
 from aioenv.workers.channel import check_channel
 from aioenv.workers.launch import check_start
 
@@ -132,7 +133,8 @@ class AsyncVectorEnv(Pictures, Rollouts, Pausing, OneSlot, Calls, States, Lifecy
         cpu_affinity: str | Sequence[int | Iterable[int]] | None = None,
     ) -> None:
         env_fns = place_creators(env_fns)
-        factories = pickle_factories(env_fns)
+        with collected() as stats:
+            factories = pickle_factories(env_fns)
         check_render(render, pixels)
         if pixels is not None:
             factories = with_pixels(factories, pixels)
@@ -164,6 +166,7 @@ class AsyncVectorEnv(Pictures, Rollouts, Pausing, OneSlot, Calls, States, Lifecy
             find_sources=render is not None,
             restart=restart,
             cpu_affinity=check_cpu_affinity(cpu_affinity),
+            stats=stats,
         )
 
     # ------------------------------------------------------------ whole batches

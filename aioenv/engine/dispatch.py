@@ -17,6 +17,7 @@ from aioenv.engine.batch import Batch, Exchange, Part, Sent
 from aioenv.engine.fleet import Fleet, Member
 from aioenv.engine.history import History
 from aioenv.engine.images import Images
+from aioenv.engine.merging import Merger
 from aioenv.engine.recovery import Recovery
 from aioenv.engine.slots import SlotState, SlotTable
 from aioenv.engine.tails import read_tail
@@ -58,6 +59,7 @@ class Dispatch:
         restarter: who starts workers again; None if nobody does.
         history: what they go on from.
         trace: the timeline that is being collected; None: none is.
+        merger: merges the statistics that the envs share; None: they share none.
         shared_actions: the numbers of the action leaves that lie in shared memory.
     """
 
@@ -87,13 +89,14 @@ class Dispatch:
         self.history: History | None = None
         self.restarter: Restarter | None = None
         self.trace: Trace | None = None
+        self.merger = Merger(fleet) if any(not stats.live for stats in fleet.stats) else None
         if restart is not None:
             self.history = History(fleet, self._num_envs, resets_at_once=mode is AutoresetMode.SAME_STEP)
             self.restarter = Restarter(
                 [member.worker for member in fleet.members],
                 restart,
                 meaning="its slots resume" if restart.resume else "the episodes of its slots are truncated",
-                restore=Recovery(fleet, self.history, resume=restart.resume).restore,
+                restore=Recovery(fleet, self.history, self.merger, resume=restart.resume).restore,
                 lost=lambda worker, error: self._fail(error),
             )
         for member in fleet.members:

@@ -26,6 +26,7 @@ from aioenv.host.polling import MAX_POLL_S
 from aioenv.host.registry import capture_registry
 from aioenv.host.vector_service import VectorService
 from aioenv.memory import Shared
+from aioenv.stats.running import SharedRunningStats
 from aioenv.wire.messages import dump_code
 from aioenv.workers.environment import usable_cpus
 from aioenv.workers.restart import RestartPolicy
@@ -65,6 +66,7 @@ class FleetConfig(NamedTuple):
     cpu_affinity: tuple[tuple[int, ...], ...] | None = None
     transport: str = "auto"
     num_lanes: int = 2  # of shared memory, if any arrays lie there
+    stats: Sequence[SharedRunningStats] = ()  # what the factories refer to
     vectorized: bool = False  # a factory makes one vector env of all slots of a worker
 
 
@@ -80,6 +82,7 @@ class Fleet:
         first_checkpoints: of the envs as they were made, float64 `(k, checkpoint_size)`, or None.
         checkpoint_size: how many float64 of checkpoint each reply carries a row; 0 if slots are not resumed.
         lanes: this side's views of what lies in shared memory; empty if nothing does.
+        stats: statistics that the factories refer to.
     """
 
     members: list[Member]
@@ -101,6 +104,7 @@ class Fleet:
         self._config = config
         self.members = []
         self.lanes = []
+        self.stats = config.stats
         self._plane: Plane | None = None
         self._memory: Shared | None = None
         spans = spread(len(config.factories), config.num_workers)

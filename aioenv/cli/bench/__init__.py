@@ -64,6 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("startup", "how long it takes until every env is built (default: HalfCheetah-v5)"),
         ("memory", "the private memory of a worker (default: HalfCheetah-v5, with --num-envs 8, which is the least)"),
         ("uneven", "steps that take unevenly long: recv against step (default: uneven, with --num-envs 32)"),
+        ("stats", "an update of shared statistics, and their merge (default: --num-envs 64)"),
     ):
         add(f"--{name}", action="store_const", const=name, dest="figure", help=f"instead: {help}")
 
