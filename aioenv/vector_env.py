@@ -25,6 +25,7 @@ from aioenv.engine.arguments import (
 )
 from aioenv.engine.batch import KEPT, TURNS
 from aioenv.engine.calls import Calls
+from aioenv.engine.episodes import Episodes, check_episode_stats
 from aioenv.engine.fleet import FleetConfig
 from aioenv.engine.imports import modules_needed
 from aioenv.engine.lifecycle import Lifecycle
@@ -37,6 +38,7 @@ from aioenv.engine.seeds import split_reset_options, spread_seeds
 from aioenv.engine.states import States
 from aioenv.engine.waits import Clock
 from aioenv.rendering.pixels import with_pixels
+from aioenv.stats.episodes import EpisodeStats
 from aioenv.stats.here import collected
 from aioenv.workers.channel import check_channel
 from aioenv.workers.launch import check_start
@@ -48,7 +50,7 @@ if TYPE_CHECKING:
 __all__ = ["AsyncVectorEnv", "WorkerInfo"]
 
 
-class AsyncVectorEnv(Pictures, Rollouts, Pausing, OneSlot, Calls, States, Lifecycle):
+class AsyncVectorEnv(Pictures, Rollouts, Pausing, OneSlot, Calls, States, Episodes, Lifecycle):
     """Many envs, stepped at once in worker processes; every call that waits is awaited.
 
     Nothing is started by the constructor. Use it as an async context manager, or await it and close it::
@@ -100,6 +102,11 @@ class AsyncVectorEnv(Pictures, Rollouts, Pausing, OneSlot, Calls, States, Lifecy
         cpu_affinity: which CPUs the workers may use: "spread" pins each to one of those that this process may use, in
             turn; a sequence of CPU numbers, or of sets of them, gives worker i element `i % len`; None leaves it to
             the system, and to what this process may use.
+        episode_stats: count returns, lengths and times of episodes, in `envs.episode_stats` and, where an episode ends,
+            as "episode" in the infos, as Gymnasium's RecordEpisodeStatistics does; or an `EpisodeStats` that is told
+            of more.
+        stats_prefix: what these statistics are called, "train" say, in the log "aioenv.stats" and by writers; with None
+            they are not logged.
 
     Attributes:
         num_envs: how many slots there are.
@@ -131,6 +138,8 @@ class AsyncVectorEnv(Pictures, Rollouts, Pausing, OneSlot, Calls, States, Lifecy
         render: RenderConfig | None = None,
         pixels: RenderConfig | None = None,
         cpu_affinity: str | Sequence[int | Iterable[int]] | None = None,
+        episode_stats: bool | EpisodeStats = False,
+        stats_prefix: str | None = None,
     ) -> None:
         env_fns = place_creators(env_fns)
         with collected() as stats:
@@ -149,6 +158,7 @@ class AsyncVectorEnv(Pictures, Rollouts, Pausing, OneSlot, Calls, States, Lifecy
         self._on_timeout = check_on_timeout(on_timeout, restart)
         workers = check_num_workers(num_workers, self.num_envs)
         self._clock = Clock()
+        self._episode_stats = check_episode_stats(episode_stats, stats_prefix, self.num_envs, self.autoreset_mode)
         self._config = FleetConfig(
             factories=factories,
             num_workers=workers,
@@ -167,6 +177,7 @@ class AsyncVectorEnv(Pictures, Rollouts, Pausing, OneSlot, Calls, States, Lifecy
             restart=restart,
             cpu_affinity=check_cpu_affinity(cpu_affinity),
             stats=stats,
+            episodes=self._episode_stats,
         )
 
     # ------------------------------------------------------------ whole batches

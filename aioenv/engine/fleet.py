@@ -26,6 +26,7 @@ from aioenv.host.polling import MAX_POLL_S
 from aioenv.host.registry import capture_registry
 from aioenv.host.vector_service import VectorService
 from aioenv.memory import Shared
+from aioenv.stats.episodes import EpisodeStats
 from aioenv.stats.running import SharedRunningStats
 from aioenv.wire.messages import dump_code
 from aioenv.workers.environment import usable_cpus
@@ -67,6 +68,7 @@ class FleetConfig(NamedTuple):
     transport: str = "auto"
     num_lanes: int = 2  # of shared memory, if any arrays lie there
     stats: Sequence[SharedRunningStats] = ()  # what the factories refer to
+    episodes: EpisodeStats | None = None  # what counts them
     vectorized: bool = False  # a factory makes one vector env of all slots of a worker
 
 
@@ -83,6 +85,7 @@ class Fleet:
         checkpoint_size: how many float64 of checkpoint each reply carries a row; 0 if slots are not resumed.
         lanes: this side's views of what lies in shared memory; empty if nothing does.
         stats: statistics that the factories refer to.
+        episodes: what counts episodes; None: nobody does.
     """
 
     members: list[Member]
@@ -105,6 +108,7 @@ class Fleet:
         self.members = []
         self.lanes = []
         self.stats = config.stats
+        self.episodes = config.episodes
         self._plane: Plane | None = None
         self._memory: Shared | None = None
         spans = spread(len(config.factories), config.num_workers)
