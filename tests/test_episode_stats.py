@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 import signal
+from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
@@ -286,3 +288,15 @@ def test_misuse():
     with pytest.raises(ValueError, match='episode_stats: not with backend="native"'):
         aioenv.make_vec("CartPole-v1", backend="native", episode_stats=True)
     assert set(_REDUCERS) >= {"sum", "mean", "std", "min", "max", "median"}
+
+
+def test_the_page_runs(capsys):
+    page = (Path(__file__).parent.parent / "docs" / "statistics.md").read_text(encoding="utf-8")
+    first, second, *_ = re.findall(r"```python\n(.*?)```", page, re.S)
+    names = {"__name__": "__main__"}
+    exec(first, names)
+    (table,) = re.findall(r"```\n(train:.*?)```", page, re.S)
+    said = [line.split()[0] for line in capsys.readouterr().out.splitlines() if not line.startswith("an episode")]
+    assert said == [line.split()[0] for line in table.splitlines()]
+    exec(second, names)
+    assert [event.name for event in names["stats"].events] == ["reward_ctrl", "distance", "x_velocity"]
