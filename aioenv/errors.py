@@ -21,6 +21,7 @@ __all__ = [
     "EpisodesDone",
     "LoopError",
     "NoAsyncCallError",
+    "OutOfStepError",
     "PausedError",
     "PendingCallError",
     "RenderError",
@@ -29,6 +30,7 @@ __all__ = [
     "ResumeError",
     "SlotError",
     "SlotErrorGroup",
+    "SoftwareRenderWarning",
     "SpaceMismatchError",
     "StaleViewWarning",
     "StepTimeout",
@@ -105,6 +107,10 @@ class ActionError(AioenvError, ValueError):
 
 class ResetNeededError(AioenvError, gym_error.ResetNeeded):
     """A slot was stepped although its episode is over (autoreset disabled), or before its first reset."""
+
+
+class OutOfStepError(AioenvError, RuntimeError):
+    """Envs of several actors are in different parts of their step; the message says which slot is where."""
 
 
 class SpaceMismatchError(AioenvError, RuntimeError):
@@ -282,6 +288,10 @@ def describe_exit(returncode: int | None) -> str:
         except ValueError:
             return f"was killed by signal {-returncode}"
     return f"exited with code {returncode}"
+
+
+class SoftwareRenderWarning(RuntimeWarning):
+    """Images are drawn by the CPU though the machine has a GPU; the message says what is missing."""
 
 
 class StaleViewWarning(RuntimeWarning):

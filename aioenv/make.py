@@ -56,6 +56,7 @@ def make_vec(
     cpu_affinity: str | Sequence[int | Iterable[int]] | None = None,
     episode_stats: bool | EpisodeStats = False,
     stats_prefix: str | None = None,
+    seed_plan: Sequence[int] | None = None,
     **env_kwargs: Any,
 ) -> AsyncVectorEnv:
     """Make a vector env of copies of one env.
@@ -93,10 +94,9 @@ def make_vec(
             wrappers=bool(wrappers),
             observation_mode=observation_mode != "same",
             autoreset_mode=not ours and autoreset_mode not in (AutoresetMode.NEXT_STEP, AutoresetMode.NEXT_STEP.value),
-            restart=restart is not None,
-            render=render is not None,
             pixels=pixels is not None,
             transport=transport == "shared",
+            seed_plan=seed_plan is not None,
         )
         if ours:
             env_kwargs["autoreset_mode"] = AutoresetMode(autoreset_mode)
@@ -112,9 +112,12 @@ def make_vec(
             start=start,
             channel=channel,
             preload=preload,
+            restart=restart,
             start_timeout_s=start_timeout_s,
             log_prefix=log_prefix,
             worker_env=worker_env,
+            render=render,
+            cpu_affinity=cpu_affinity,
         )
     images = render is not None or pixels is not None
     factory = env_factory(env, num_envs, wrappers, images, env_kwargs)
@@ -144,6 +147,7 @@ def make_vec(
         cpu_affinity=cpu_affinity,
         episode_stats=episode_stats,
         stats_prefix=stats_prefix,
+        seed_plan=seed_plan,
     )
 
 

@@ -19,7 +19,9 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
     [
         ("async_loop.py", ["--steps", "50"], "env-steps/s"),
         ("blocking_loop.py", ["--steps", "200"], "episodes"),
+        ("multi_agent.py", ["--steps", "60"], "by hunters"),
         ("event_driven.py", ["--seconds", "0.5"], "times as many"),
+        ("pixels.py", ["--rollouts", "2", "--steps", "4"], "observations (4, 16, 84, 84, 3) uint8"),
         ("rendering.py", ["--steps", "10"], "images (16, 84, 84, 3) uint8"),
         ("episode_stats.py", ["--epochs", "1", "--steps", "50"], "total_episode_count"),
         ("timeline.py", ["--steps", "5"], "run.json"),
