@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NoReturn, Self, cast
 
@@ -20,6 +20,7 @@ from aioenv.engine.arguments import (
     pickle_factories,
 )
 from aioenv.engine.calls import in_order
+from aioenv.engine.episodes import Episode
 from aioenv.engine.fleet import FleetConfig
 from aioenv.engine.images import stack_images
 from aioenv.engine.imports import modules_needed
@@ -321,6 +322,12 @@ class NativeVectorEnv(AsyncVectorEnv):
     ) -> ResetResult:
         """Not to be had, as `pause`."""
         self._refuse_one("reset_at")
+
+    def episodes(
+        self, policy: Policy, n: int, *, seed: int | Sequence[int | None] | None = None
+    ) -> AsyncGenerator[Episode, None]:
+        """Not to be had, as `pause`."""
+        self._refuse_one("episodes")
 
     def _refuse_one(self, name: str) -> NoReturn:
         raise ValueError(f'{name}: a vector env steps all of its slots at once; backend="workers" steps them alone')

@@ -24,6 +24,7 @@ from aioenv.engine.arguments import (
 )
 from aioenv.engine.batch import KEPT, TURNS
 from aioenv.engine.calls import Calls, call_envs
+from aioenv.engine.episodes import Episodes
 from aioenv.engine.fleet import FleetConfig
 from aioenv.engine.images import stack_images
 from aioenv.engine.imports import modules_needed
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
 __all__ = ["AsyncVectorEnv", "WorkerInfo"]
 
 
-class AsyncVectorEnv(Rollouts, Pausing, OneSlot, Calls, States, Lifecycle):
+class AsyncVectorEnv(Rollouts, Episodes, Pausing, OneSlot, Calls, States, Lifecycle):
     """Many envs, stepped at once in worker processes; every call that waits is awaited.
 
     Nothing is started by the constructor. Use it as an async context manager, or await it and close it::

@@ -19,6 +19,7 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
     [
         ("async_loop.py", ["--steps", "50"], "env-steps/s"),
         ("blocking_loop.py", ["--steps", "200"], "episodes"),
+        ("evaluate.py", ["--episodes", "21", "--kill"], "begun more than once: ["),
         ("event_driven.py", ["--seconds", "0.5"], "times as many"),
         ("rendering.py", ["--steps", "10"], "images (16, 84, 84, 3) uint8"),
         ("rollout.py", ["--steps", "40"], "obs (40, 16, 17), 624 of 640 rows to learn from"),

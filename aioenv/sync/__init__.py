@@ -8,13 +8,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from aioenv.sync.creator import env_metadata
+from aioenv.sync.evaluate import evaluate
 from aioenv.sync.gymnasium import AsyncVectorEnv
 from aioenv.sync.vector_env import VectorEnv, make_vec
 
 if TYPE_CHECKING:
     from aioenv.sync.render_pool import RenderPool as RenderPool
 
-__all__ = ["AsyncVectorEnv", "RenderPool", "VectorEnv", "env_metadata", "make_vec"]
+__all__ = ["AsyncVectorEnv", "RenderPool", "VectorEnv", "env_metadata", "evaluate", "make_vec"]
 
 
 def __getattr__(name: str) -> Any:
