@@ -25,6 +25,7 @@ from aioenv.engine.fleet import FleetConfig
 from aioenv.engine.images import stack_images
 from aioenv.engine.imports import modules_needed
 from aioenv.engine.inline import RUN_IN, Solo
+from aioenv.engine.pictures import as_grid, check_mode
 from aioenv.engine.record import Rollout
 from aioenv.engine.results import ResetResult, StepResult
 from aioenv.engine.rollout import Policy
@@ -228,10 +229,13 @@ class NativeVectorEnv(AsyncVectorEnv):
         finally:
             wait.end()
 
-    async def render(self) -> Any:
+    async def render(self, mode: str | None = None) -> Any:
         """What the env draws of the state that it is in; other than `AsyncVectorEnv` nothing is drawn beforehand.
 
         If this is cancelled, it is drawn all the same.
+
+        Args:
+            mode: "grid" for one picture of all.
 
         Returns:
             uint8 of shape `(num_envs, height, width, 3)`, or a tuple where the env's images differ in shape.
@@ -241,13 +245,15 @@ class NativeVectorEnv(AsyncVectorEnv):
             PendingCallError, EnvError, WorkerDied, StepTimeout: as for `call`.
         """
         if (solo := self._here) is None:
-            return await super().render()
+            return await super().render(mode)
+        check_mode(mode)
         wait = self._clock.images.begin()
         try:
             images = await solo.render()
         finally:
             wait.end()
-        return images if isinstance(images, np.ndarray) else stack_images(images)
+        images = images if isinstance(images, np.ndarray) else stack_images(images)
+        return images if mode is None else as_grid(images)
 
     # ------------------------------------------------------------ some slots, whoever is first
 

@@ -201,6 +201,7 @@ class Group:
             schedule.table.fail(error)
         if exchange.images is not None and schedule.images is not None:
             schedule.images.show(exchange.images, slots)
+            schedule.images.publish()
         return StepResult(None, batch.reward, batch.terminated, batch.truncated, {})
 
 

@@ -243,6 +243,7 @@ class Schedule:
             self.table.fail(error)
         if exchange.images is not None and self.images is not None:
             self.images.show(exchange.images, self._all_slots)
+            self.images.publish()
 
     # ------------------------------------------------------------ some slots
 
@@ -370,6 +371,8 @@ class Schedule:
         for exchange, slots in taken:
             if exchange.images is not None and self.images is not None:
                 self.images.show(exchange.images, slots)
+        if self.images is not None:
+            self.images.publish()
         for exchange in self._abandoned:
             exchange.idle = not exchange.open and not any(exchange is other for other, _ in self._ready)
         self._abandoned = [exchange for exchange in self._abandoned if not exchange.idle]

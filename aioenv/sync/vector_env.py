@@ -18,9 +18,11 @@ from aioenv.engine.results import Ready, ResetResult, StepResult
 from aioenv.engine.rollout import Policy
 from aioenv.engine.session import CLOSE_GRACE_S
 from aioenv.engine.snapshot import EnvState
+from aioenv.engine.stream import ImageStream
 from aioenv.engine.waits import Stats
 from aioenv.sync.evaluate import run_episodes
 from aioenv.sync.facade import Facade
+from aioenv.sync.portal import Portal
 from aioenv.sync.rollout import roll_out
 from aioenv.vector_env import AsyncVectorEnv
 
@@ -70,9 +72,21 @@ class VectorEnv(Facade):
         """Step every slot (see `AsyncVectorEnv.step`)."""
         return self._portal.call(self._envs.step, actions, timeout_s=timeout_s)
 
-    def render(self) -> tuple[Any, ...]:
-        """One image a slot, of the states that were returned last (see `AsyncVectorEnv.render`)."""
-        return tuple(self._portal.call(self._envs.render))
+    def render(self, mode: str | None = None) -> Any:
+        """A tuple of one image a slot, of the states that were returned last (see `AsyncVectorEnv.render`).
+
+        With `depth` or `segmentation` it is the tuple of arrays that the async API gives, with "grid" one array.
+        """
+        images = self._portal.call(self._envs.render, mode)
+        return images if mode is not None else tuple(images)
+
+    def render_stream(self, buffer: int = 8) -> Iterator[tuple[int, Any]]:
+        """Iterate over the images of all results from now on (see `AsyncVectorEnv.render_stream`).
+
+        It waits for results to come, so that it is for another thread than the one that steps.
+        """
+        stream = self._portal.run_soon(lambda: self._envs.render_stream(buffer))
+        return _items(self._portal, stream)
 
     def rollout(self, policy: Policy, steps: int, groups: int = 2) -> Rollout:
         """Collect `steps` steps of every slot (see `AsyncVectorEnv.rollout`).
@@ -180,6 +194,11 @@ class VectorEnv(Facade):
             **kwargs: ignored, as by Gymnasium's.
         """
         self._end(grace_s)
+
+
+def _items(portal: Portal, stream: ImageStream) -> Iterator[tuple[int, Any]]:
+    while (item := portal.call(stream.next)) is not None:
+        yield item
 
 
 def make_vec(
