@@ -53,6 +53,7 @@ def make_vec(
     render: RenderConfig | None = None,
     pixels: RenderConfig | None = None,
     cpu_affinity: str | Sequence[int | Iterable[int]] | None = None,
+    debug: bool = False,
     **env_kwargs: Any,
 ) -> AsyncVectorEnv:
     """Make a vector env of copies of one env.
@@ -92,6 +93,7 @@ def make_vec(
             render=render is not None,
             pixels=pixels is not None,
             transport=transport == "shared",
+            debug=debug,
         )
         if ours:
             env_kwargs["autoreset_mode"] = AutoresetMode(autoreset_mode)
@@ -137,6 +139,7 @@ def make_vec(
         render=render,
         pixels=pixels,
         cpu_affinity=cpu_affinity,
+        debug=debug,
     )
 
 

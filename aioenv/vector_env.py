@@ -97,6 +97,9 @@ class AsyncVectorEnv(Pictures, Rollouts, Episodes, Pausing, OneSlot, Calls, Stat
             thread for each numeric library. A list has one mapping (or None) for each of `num_workers` workers.
         render: draw images of every returned state while the next steps run; None draws nothing by itself.
         pixels: make images the observations, or one key of them (see `RenderConfig`); None leaves them as they are.
+        debug: run the envs in this process instead, on a thread for each worker (by default one for all), so that
+            `breakpoint()` in an env stops at this terminal, and a debugger sees them. All else is as always; `start`,
+            `channel`, `worker_env` and `cpu_affinity` say nothing. What an env does to its process it does to this one.
         cpu_affinity: which CPUs the workers may use: "spread" pins each to one of those that this process may use, in
             turn; a sequence of CPU numbers, or of sets of them, gives worker i element `i % len`; None leaves it to
             the system, and to what this process may use.
@@ -131,6 +134,7 @@ class AsyncVectorEnv(Pictures, Rollouts, Episodes, Pausing, OneSlot, Calls, Stat
         render: RenderConfig | None = None,
         pixels: RenderConfig | None = None,
         cpu_affinity: str | Sequence[int | Iterable[int]] | None = None,
+        debug: bool = False,
     ) -> None:
         env_fns = place_creators(env_fns)
         factories = pickle_factories(env_fns)
@@ -146,7 +150,7 @@ class AsyncVectorEnv(Pictures, Rollouts, Episodes, Pausing, OneSlot, Calls, Stat
         self._must_reset = self.autoreset_mode is AutoresetMode.DISABLED  # Gymnasium's AsyncVectorEnv does not ask
         self._timeout_s = check_timeout(timeout_s)
         self._on_timeout = check_on_timeout(on_timeout, restart)
-        workers = check_num_workers(num_workers, self.num_envs)
+        workers = check_num_workers(1 if debug and num_workers is None else num_workers, self.num_envs)
         self._clock = Clock()
         self._config = FleetConfig(
             factories=factories,
@@ -161,10 +165,11 @@ class AsyncVectorEnv(Pictures, Rollouts, Episodes, Pausing, OneSlot, Calls, Stat
             autoreset_mode=self.autoreset_mode,
             start_timeout_s=check_seconds("start_timeout_s", start_timeout_s),
             log_prefix=log_prefix,
-            worker_env=check_worker_env(worker_env, workers),
+            worker_env=check_worker_env(None if debug else worker_env, workers),
             find_sources=render is not None,
             restart=restart,
-            cpu_affinity=check_cpu_affinity(cpu_affinity),
+            cpu_affinity=check_cpu_affinity(None if debug else cpu_affinity),
+            debug=debug,
         )
 
     # ------------------------------------------------------------ whole batches

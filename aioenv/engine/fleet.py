@@ -25,6 +25,7 @@ from aioenv.host.mujoco_source import MujocoSource
 from aioenv.host.polling import MAX_POLL_S
 from aioenv.host.registry import capture_registry
 from aioenv.host.vector_service import VectorService
+from aioenv.host.worker import run_here
 from aioenv.memory import Shared
 from aioenv.wire.messages import dump_code
 from aioenv.workers.environment import usable_cpus
@@ -65,6 +66,7 @@ class FleetConfig(NamedTuple):
     cpu_affinity: tuple[tuple[int, ...], ...] | None = None
     transport: str = "auto"
     num_lanes: int = 2  # of shared memory, if any arrays lie there
+    debug: bool = False  # workers are threads of this process
     vectorized: bool = False  # a factory makes one vector env of all slots of a worker
 
 
@@ -131,6 +133,7 @@ class Fleet:
                 registry=registry,
                 start_timeout_s=config.start_timeout_s,
                 cpus=affinity[index % len(affinity)] if affinity is not None else None,
+                here=run_here if config.debug else None,
             )
             self.members.append(Member(worker, start, stop, SchemaTable(same)))
 

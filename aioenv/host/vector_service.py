@@ -15,6 +15,7 @@ from aioenv.batching.infos import MAX_SCHEMAS, Column, Group, Path, Schema
 from aioenv.batching.layout import Layout, byte_view
 from aioenv.batching.plane import Plane
 from aioenv.errors import ActionError
+from aioenv.host import running
 from aioenv.host.env_service import EnvDescription
 from aioenv.host.service import Reply, SlotService
 from aioenv.host.vector_access import call_vector_env, make_vector_env, reset_vector_env, set_vector_attr
@@ -79,8 +80,9 @@ class VectorService(SlotService):
         self._action_arrays = self._actions.zeros(self._n)
         self._action_views = [byte_view(array) for array in self._action_arrays]
         self._latest: Any = self._observations.zeros(self._n), self._observations.no_objects(self._n)
-        gc.collect()
-        gc.freeze()
+        if running.alone():
+            gc.collect()
+            gc.freeze()
 
     # ------------------------------------------------------------ steps and resets
 
