@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from aioenv.errors import EpisodesDone as EpisodesDone
     from aioenv.errors import LoopError as LoopError
     from aioenv.errors import NoAsyncCallError as NoAsyncCallError
+    from aioenv.errors import OutOfStepError as OutOfStepError
     from aioenv.errors import PausedError as PausedError
     from aioenv.errors import PendingCallError as PendingCallError
     from aioenv.errors import RenderError as RenderError
@@ -48,6 +49,8 @@ if TYPE_CHECKING:
     from aioenv.errors import WorkerStartError as WorkerStartError
     from aioenv.loops.evaluate import Evaluation as Evaluation
     from aioenv.loops.evaluate import evaluate as evaluate
+    from aioenv.loops.record import Recording as Recording
+    from aioenv.loops.record import record as record
     from aioenv.make import make_vec as make_vec
     from aioenv.make import run as run
     from aioenv.native.mujoco_env import NativeMujocoEnv as NativeMujocoEnv
@@ -68,8 +71,9 @@ if TYPE_CHECKING:
 
 _ERRORS = (
     "ActionError", "AioenvError", "ClosedError", "EnvError", "EpisodesDone", "LoopError", "NoAsyncCallError",
-    "PausedError", "PendingCallError", "RenderError", "RenderTimeout", "ResetNeededError", "ResumeError", "SlotError",
-    "SlotErrorGroup", "SpaceMismatchError", "StaleViewWarning", "StepTimeout", "WireError", "WorkerDied",
+    "OutOfStepError", "PausedError", "PendingCallError", "RenderError", "RenderTimeout", "ResetNeededError",
+    "ResumeError", "SlotError", "SlotErrorGroup", "SpaceMismatchError", "StaleViewWarning", "StepTimeout",
+    "WireError", "WorkerDied",
     "WorkerStartError",
 )  # fmt: skip
 
@@ -95,6 +99,8 @@ _HOME = {
     "RenderPool": "aioenv.rendering.render_pool",
     "RenderQuality": "aioenv.rendering.quality",
     "TextureModder": "aioenv.rendering.modders.texture",
+    "Recording": "aioenv.loops.record",
+    "record": "aioenv.loops.record",
     "RestartPolicy": "aioenv.workers.restart",
     "SimPool": "aioenv.native.sim_pool",
     "make_vec": "aioenv.make",

@@ -54,6 +54,7 @@ def make_vec(
     pixels: RenderConfig | None = None,
     cpu_affinity: str | Sequence[int | Iterable[int]] | None = None,
     debug: bool = False,
+    seed_plan: Sequence[int] | None = None,
     **env_kwargs: Any,
 ) -> AsyncVectorEnv:
     """Make a vector env of copies of one env.
@@ -94,6 +95,7 @@ def make_vec(
             pixels=pixels is not None,
             transport=transport == "shared",
             debug=debug,
+            seed_plan=seed_plan is not None,
         )
         if ours:
             env_kwargs["autoreset_mode"] = AutoresetMode(autoreset_mode)
@@ -140,6 +142,7 @@ def make_vec(
         pixels=pixels,
         cpu_affinity=cpu_affinity,
         debug=debug,
+        seed_plan=seed_plan,
     )
 
 

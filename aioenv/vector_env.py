@@ -6,11 +6,13 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 from gymnasium import Env, Space
 from gymnasium.vector import AutoresetMode
 
 from aioenv.batching.autoreset import parse_mode
 from aioenv.creator import place_creators
+from aioenv.engine.actors import Actors
 from aioenv.engine.arguments import (
     check_cpu_affinity,
     check_num_workers,
@@ -18,6 +20,7 @@ from aioenv.engine.arguments import (
     check_on_timeout,
     check_render,
     check_seconds,
+    check_seed_plan,
     check_timeout,
     check_transport,
     check_worker_env,
@@ -48,7 +51,7 @@ if TYPE_CHECKING:
 __all__ = ["AsyncVectorEnv", "WorkerInfo"]
 
 
-class AsyncVectorEnv(Pictures, Rollouts, Episodes, Pausing, OneSlot, Calls, States, Lifecycle):
+class AsyncVectorEnv(Pictures, Rollouts, Episodes, Pausing, OneSlot, Calls, States, Actors, Lifecycle):
     """Many envs, stepped at once in worker processes; every call that waits is awaited.
 
     Nothing is started by the constructor. Use it as an async context manager, or await it and close it::
@@ -103,6 +106,9 @@ class AsyncVectorEnv(Pictures, Rollouts, Episodes, Pausing, OneSlot, Calls, Stat
         cpu_affinity: which CPUs the workers may use: "spread" pins each to one of those that this process may use, in
             turn; a sequence of CPU numbers, or of sets of them, gives worker i element `i % len`; None leaves it to
             the system, and to what this process may use.
+        seed_plan: seeds for episodes that are given none, autoresets above all; at least `num_envs`. Slot i's episode k
+            gets number `i + k * num_envs` of them, and from the start again at the end: the same for any number of
+            workers. A reset of all slots begins anew; a seed of a reset stands in place of its slot's first.
 
     Attributes:
         num_envs: how many slots there are.
@@ -135,6 +141,7 @@ class AsyncVectorEnv(Pictures, Rollouts, Episodes, Pausing, OneSlot, Calls, Stat
         pixels: RenderConfig | None = None,
         cpu_affinity: str | Sequence[int | Iterable[int]] | None = None,
         debug: bool = False,
+        seed_plan: Sequence[int] | None = None,
     ) -> None:
         env_fns = place_creators(env_fns)
         factories = pickle_factories(env_fns)
@@ -170,6 +177,7 @@ class AsyncVectorEnv(Pictures, Rollouts, Episodes, Pausing, OneSlot, Calls, Stat
             restart=restart,
             cpu_affinity=check_cpu_affinity(None if debug else cpu_affinity),
             debug=debug,
+            seeds=check_seed_plan(seed_plan, self.num_envs, restart),
         )
 
     # ------------------------------------------------------------ whole batches
@@ -199,7 +207,10 @@ class AsyncVectorEnv(Pictures, Rollouts, Episodes, Pausing, OneSlot, Calls, Stat
         """
         schedule = self._running
         mask, rest = split_reset_options(options, self.num_envs)
-        seeds = spread_seeds(seed, np.arange(self.num_envs), self.num_envs)
+        numbers = np.arange(self.num_envs)
+        seeds = spread_seeds(seed, numbers, self.num_envs)
+        if seed is None and mask is None:
+            seeds = schedule.fleet.first_seeds(numbers)
         wait = self._clock.envs.begin()
         try:
             if schedule.table.paused is not None:
@@ -283,7 +294,14 @@ class AsyncVectorEnv(Pictures, Rollouts, Episodes, Pausing, OneSlot, Calls, Stat
         schedule = self._running
         if options is not None and "reset_mask" in options:
             raise ValueError('send_reset: name the slots instead of options["reset_mask"]')
-        schedule.send_reset(slots, lambda numbers: spread_seeds(seed, numbers, self.num_envs), options)
+        fleet = schedule.fleet
+
+        def seeds(numbers: npt.NDArray[np.int64]) -> list[int | None]:
+            if seed is None and slots is None:
+                return fleet.first_seeds(numbers)
+            return spread_seeds(seed, numbers, self.num_envs)
+
+        schedule.send_reset(slots, seeds, options)
 
     async def recv(self, min_slots: int = 1, max_slots: int | None = None, *, deadline_s: float | None = None) -> Ready:
         """Take the results of `min_slots` slots or more, as soon as so many are in.

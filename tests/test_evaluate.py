@@ -273,7 +273,7 @@ def test_it_prints_as_a_table_and_shows_a_bar(capsys):
     assert lines[-2].startswith(f"return: {few.returns.mean():.6g} ± ") and lines[-1].startswith("length: ")
     assert len(str(many).split("\n")) == 1 + 1 + 20 + 1 + 2 and "\n…\n" in str(many)
     assert many.seed > 2**64
-    assert "31/31" in capsys.readouterr().err
+    assert "31/31 episodes" in capsys.readouterr().out
 
 
 def test_native_vector_envs_refuse():

@@ -27,6 +27,7 @@ from aioenv.host.registry import capture_registry
 from aioenv.host.vector_service import VectorService
 from aioenv.host.worker import run_here
 from aioenv.memory import Shared
+from aioenv.stats.seed_plan import SeedPlan
 from aioenv.wire.messages import dump_code
 from aioenv.workers.environment import usable_cpus
 from aioenv.workers.restart import RestartPolicy
@@ -67,6 +68,7 @@ class FleetConfig(NamedTuple):
     transport: str = "auto"
     num_lanes: int = 2  # of shared memory, if any arrays lie there
     debug: bool = False  # workers are threads of this process
+    seeds: npt.NDArray[np.int64] | None = None  # of episodes, for a plan
     vectorized: bool = False  # a factory makes one vector env of all slots of a worker
 
 
@@ -81,6 +83,7 @@ class Fleet:
         sources: one MuJoCo source a slot, or None where a slot has none (or none were asked for).
         first_checkpoints: of the envs as they were made, float64 `(k, checkpoint_size)`, or None.
         checkpoint_size: how many float64 of checkpoint each reply carries a row; 0 if slots are not resumed.
+        seed_plan: where the seeds of episodes come from that are given none; None if nowhere in particular.
         lanes: this side's views of what lies in shared memory; empty if nothing does.
     """
 
@@ -105,6 +108,7 @@ class Fleet:
         self.lanes = []
         self._plane: Plane | None = None
         self._memory: Shared | None = None
+        self.seed_plan: SeedPlan | None = None
         spans = spread(len(config.factories), config.num_workers)
         registry = capture_registry()
         self._owners = np.repeat(np.arange(len(spans)), [stop - start for start, stop in spans])  # by slot
@@ -145,6 +149,8 @@ class Fleet:
             SpaceMismatchError: if the envs' spaces can't be batched.
         """
         try:
+            if self._config.seeds is not None:
+                self.seed_plan = SeedPlan(self._config.seeds, self.members[-1].stop)
             if self._config.transport != "frames":
                 self._memory = Shared.create()
                 for member in self.members:
@@ -178,7 +184,8 @@ class Fleet:
 
     async def configure_worker(self, worker: Worker) -> Any:
         """Tell one of them, which has been started again, once more; gives the first checkpoints of its envs."""
-        return await worker.call("configure", *self._configuration, worker.slots[0])
+        plan = () if self.seed_plan is None else (self.seed_plan,)
+        return await worker.call("configure", *self._configuration, worker.slots[0], *plan)
 
     def _lay_out_memory(self) -> None:
         """Decide which arrays lie in shared memory, and make our views of them."""
@@ -190,18 +197,28 @@ class Fleet:
             self._config.transport, observations, actions, num_envs, num_workers, self._config.num_lanes
         )
         if plane is None:
-            self._free()
+            self._free_memory()
             return
         self._plane = plane
         self.lanes = plane.lanes(self._memory.allocate(plane.size(observations, actions)), observations, actions)
 
     def _free(self) -> None:
+        """Let go of all that is shared with workers."""
+        self._free_memory()
+        if self.seed_plan is not None:
+            self.seed_plan.close()
+
+    def _free_memory(self) -> None:
         """Let go of the memory: what is mapped lives as long as anybody has an array of it."""
         self.lanes = []
         if self._memory is not None:
             self._memory.close()
         for member in self.members:
             member.worker.memory = None  # or its next process would be given a descriptor that is closed
+
+    def first_seeds(self, slots: npt.NDArray[np.int64]) -> list[int | None]:
+        """What slots are seeded with when all begin anew and nobody says with what."""
+        return [None] * len(slots) if self.seed_plan is None else self.seed_plan.first(slots.tolist())
 
     def shares(self, numbers: npt.NDArray[np.int64]) -> list[tuple[Member, npt.NDArray[np.int64]]]:
         """The workers that hold some of these slots, and where those stand in `numbers`, by ascending slot."""

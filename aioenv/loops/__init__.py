@@ -1,1 +1,1 @@
-"""What people write around a vector env."""
+"""What people write around a vector env: loops."""

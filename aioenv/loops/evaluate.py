@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from aioenv.engine.episodes import Episode, episode_seeds
 from aioenv.errors import SlotError, StepTimeout
+from aioenv.loops.progress import progress_bar
 
 if TYPE_CHECKING:
     from aioenv.engine.rollout import Policy
@@ -86,10 +87,9 @@ async def evaluate(
         policy: as for `AsyncVectorEnv.episodes`.
         episodes: how many.
         seed: what their seeds are drawn from; None for fresh entropy, which the result tells; or a list of one each.
-        progress: True shows a bar of `tqdm` on stderr; a function is called with each episode as it ends.
+        progress: True shows a bar, where `tqdm` is there; a function is called with each episode as it ends.
 
     Raises:
-        ImportError: if a bar is asked for, and there is no `tqdm`.
         ValueError, TypeError, PausedError, PendingCallError, EpisodesDone, ActionError: as `AsyncVectorEnv.episodes`.
         EnvError, WorkerDied, StepTimeout: likewise; `error.partial` is an `Evaluation` of the episodes that had ended.
     """
@@ -126,17 +126,15 @@ def counted(progress: Progress, total: int) -> Iterator[Callable[[Episode], obje
     elif not progress:
         yield lambda episode: None
     else:
+        bar = progress_bar(total, "episodes")
+        returns: list[float] = []
+
+        def count(episode: Episode) -> None:
+            returns.append(episode.total_reward)
+            bar.set_postfix_str(f", return {np.mean(returns):.4g}", refresh=False)
+            bar.update(1)
+
         try:
-            from tqdm import tqdm
-        except ImportError as exc:
-            raise ImportError("progress=True: expected tqdm; pip install tqdm, or pass a function instead") from exc
-        tqdm.monitor_interval = 0  # a thread that would outlive the bar
-        with tqdm(total=total, unit="episode") as bar:
-            returns: list[float] = []
-
-            def count(episode: Episode) -> None:
-                returns.append(episode.total_reward)
-                bar.set_postfix_str(f"return {np.mean(returns):.4g}", refresh=False)
-                bar.update()
-
             yield count
+        finally:
+            bar.close()
