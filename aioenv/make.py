@@ -53,6 +53,7 @@ def make_vec(
     render: RenderConfig | None = None,
     pixels: RenderConfig | None = None,
     cpu_affinity: str | Sequence[int | Iterable[int]] | None = None,
+    ignore_signals: bool = False,
     debug: bool = False,
     seed_plan: Sequence[int] | None = None,
     **env_kwargs: Any,
@@ -94,6 +95,7 @@ def make_vec(
             render=render is not None,
             pixels=pixels is not None,
             transport=transport == "shared",
+            ignore_signals=ignore_signals,
             debug=debug,
             seed_plan=seed_plan is not None,
         )
@@ -141,6 +143,7 @@ def make_vec(
         render=render,
         pixels=pixels,
         cpu_affinity=cpu_affinity,
+        ignore_signals=ignore_signals,
         debug=debug,
         seed_plan=seed_plan,
     )

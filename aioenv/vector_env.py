@@ -40,6 +40,7 @@ from aioenv.engine.rollout import Rollouts
 from aioenv.engine.seeds import split_reset_options, spread_seeds
 from aioenv.engine.states import States
 from aioenv.engine.waits import Clock
+from aioenv.host.boot import IGNORABLE
 from aioenv.rendering.pixels import with_pixels
 from aioenv.workers.channel import check_channel
 from aioenv.workers.launch import check_start
@@ -100,6 +101,9 @@ class AsyncVectorEnv(Pictures, Rollouts, Episodes, Pausing, OneSlot, Calls, Stat
             thread for each numeric library. A list has one mapping (or None) for each of `num_workers` workers.
         render: draw images of every returned state while the next steps run; None draws nothing by itself.
         pixels: make images the observations, or one key of them (see `RenderConfig`); None leaves them as they are.
+        ignore_signals: let workers ignore SIGTERM, SIGUSR1 and SIGUSR2, so that a cluster that tells all processes of
+            a job of its end ends no env before you have saved your work. (SIGINT they always ignore, and SIGKILL
+            nobody can: `close` comes to that a second later.)
         debug: run the envs in this process instead, on a thread for each worker (by default one for all), so that
             `breakpoint()` in an env stops at this terminal, and a debugger sees them. All else is as always; `start`,
             `channel`, `worker_env` and `cpu_affinity` say nothing. What an env does to its process it does to this one.
@@ -140,6 +144,7 @@ class AsyncVectorEnv(Pictures, Rollouts, Episodes, Pausing, OneSlot, Calls, Stat
         render: RenderConfig | None = None,
         pixels: RenderConfig | None = None,
         cpu_affinity: str | Sequence[int | Iterable[int]] | None = None,
+        ignore_signals: bool = False,
         debug: bool = False,
         seed_plan: Sequence[int] | None = None,
     ) -> None:
@@ -176,6 +181,7 @@ class AsyncVectorEnv(Pictures, Rollouts, Episodes, Pausing, OneSlot, Calls, Stat
             find_sources=render is not None,
             restart=restart,
             cpu_affinity=check_cpu_affinity(None if debug else cpu_affinity),
+            ignored=IGNORABLE if ignore_signals else (),
             debug=debug,
             seeds=check_seed_plan(seed_plan, self.num_envs, restart),
         )

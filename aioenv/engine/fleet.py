@@ -67,6 +67,7 @@ class FleetConfig(NamedTuple):
     cpu_affinity: tuple[tuple[int, ...], ...] | None = None
     transport: str = "auto"
     num_lanes: int = 2  # of shared memory, if any arrays lie there
+    ignored: tuple[str, ...] = ()  # names of signals
     debug: bool = False  # workers are threads of this process
     seeds: npt.NDArray[np.int64] | None = None  # of episodes, for a plan
     vectorized: bool = False  # a factory makes one vector env of all slots of a worker
@@ -137,6 +138,7 @@ class Fleet:
                 registry=registry,
                 start_timeout_s=config.start_timeout_s,
                 cpus=affinity[index % len(affinity)] if affinity is not None else None,
+                ignored=config.ignored,
                 here=run_here if config.debug else None,
             )
             self.members.append(Member(worker, start, stop, SchemaTable(same)))

@@ -93,6 +93,8 @@ class _Loop:
             if start.cpus is not None:
                 os.sched_setaffinity(0, start.cpus)
             settle_in(start)
+            for name in start.ignored:
+                signal.signal(getattr(signal, name), signal.SIG_IGN)
             self._link.poll(start.poll_s)
             sys.path[:] = start.sys_path
             restore_registry(start.registry)

@@ -44,6 +44,7 @@ class Worker:
         registry: Gymnasium's registry, as `host.registry.capture_registry` gives it.
         start_timeout_s: how long it may take to come up, in seconds.
         cpus: the CPUs that each of its processes is pinned to; None: as it comes.
+        ignored: names of signals that it ignores.
         here: runs it on a thread of this process instead, where `start`, `channel`, `env` and `cpus` say nothing.
 
     Attributes:
@@ -73,6 +74,7 @@ class Worker:
         start_timeout_s: float = 60.0,
         cpus: tuple[int, ...] | None = None,
         here: RunHere | None = None,
+        ignored: tuple[str, ...] = (),
     ) -> None:
         self.index = index
         self.slots = slots
@@ -100,6 +102,7 @@ class Worker:
             os.getcwd() if forked else None,
             poll_s,
             cpus,
+            ignored,
         )
         self._start_timeout_s = start_timeout_s
         self._here = here
