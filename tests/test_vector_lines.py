@@ -196,7 +196,7 @@ def test_ve_workers_ignore_signals(start):
             await envs.reset()
             guardians = _children(os.getpid())
             for pid in {*guardians, *(worker.pid for worker in envs.workers)}:
-                for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT):
+                for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
                     os.kill(pid, number)
             assert (await envs.step(zeros(2))).obs.tolist() == [[0, 1], [1, 1]]
             assert _children(os.getpid()) == guardians
