@@ -91,8 +91,6 @@ def make_vec(
             wrappers=bool(wrappers),
             observation_mode=observation_mode != "same",
             autoreset_mode=not ours and autoreset_mode not in (AutoresetMode.NEXT_STEP, AutoresetMode.NEXT_STEP.value),
-            restart=restart is not None,
-            render=render is not None,
             pixels=pixels is not None,
             transport=transport == "shared",
             ignore_signals=ignore_signals,
@@ -113,9 +111,12 @@ def make_vec(
             start=start,
             channel=channel,
             preload=preload,
+            restart=restart,
             start_timeout_s=start_timeout_s,
             log_prefix=log_prefix,
             worker_env=worker_env,
+            render=render,
+            cpu_affinity=cpu_affinity,
         )
     images = render is not None or pixels is not None
     factory = env_factory(env, num_envs, wrappers, images, env_kwargs)

@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 from gymnasium import Env, Space
 from gymnasium.vector import AutoresetMode
 
@@ -37,7 +36,7 @@ from aioenv.engine.pausing import Pausing
 from aioenv.engine.pictures import Pictures
 from aioenv.engine.results import Ready, ResetResult, StepResult, WorkerInfo
 from aioenv.engine.rollout import Rollouts
-from aioenv.engine.seeds import split_reset_options, spread_seeds
+from aioenv.engine.seeds import split_reset_options
 from aioenv.engine.states import States
 from aioenv.engine.waits import Clock
 from aioenv.host.boot import IGNORABLE
@@ -213,15 +212,11 @@ class AsyncVectorEnv(Pictures, Rollouts, Episodes, Pausing, OneSlot, Calls, Stat
         """
         schedule = self._running
         mask, rest = split_reset_options(options, self.num_envs)
-        numbers = np.arange(self.num_envs)
-        seeds = spread_seeds(seed, numbers, self.num_envs)
-        if seed is None and mask is None:
-            seeds = schedule.fleet.first_seeds(numbers)
         wait = self._clock.envs.begin()
         try:
             if schedule.table.paused is not None:
-                return await self._live_of(schedule).reset(seeds, mask, rest, check_timeout(timeout_s))
-            return await schedule.reset(seeds, mask, rest, check_timeout(timeout_s))
+                return await self._live_of(schedule).reset(seed, mask, rest, check_timeout(timeout_s))
+            return await schedule.reset(seed, mask, rest, check_timeout(timeout_s))
         finally:
             wait.end()
 
@@ -300,14 +295,7 @@ class AsyncVectorEnv(Pictures, Rollouts, Episodes, Pausing, OneSlot, Calls, Stat
         schedule = self._running
         if options is not None and "reset_mask" in options:
             raise ValueError('send_reset: name the slots instead of options["reset_mask"]')
-        fleet = schedule.fleet
-
-        def seeds(numbers: npt.NDArray[np.int64]) -> list[int | None]:
-            if seed is None and slots is None:
-                return fleet.first_seeds(numbers)
-            return spread_seeds(seed, numbers, self.num_envs)
-
-        schedule.send_reset(slots, seeds, options)
+        schedule.send_reset(slots, seed, options)
 
     async def recv(self, min_slots: int = 1, max_slots: int | None = None, *, deadline_s: float | None = None) -> Ready:
         """Take the results of `min_slots` slots or more, as soon as so many are in.

@@ -19,6 +19,7 @@ from aioenv.assign import spread
 from aioenv.batching.infos import Schema, SchemaTable
 from aioenv.batching.layout import Layout
 from aioenv.batching.plane import Lane, Plane, choose_plane
+from aioenv.engine.seeds import spread_seeds
 from aioenv.errors import ResumeError, SpaceMismatchError
 from aioenv.host.env_service import EnvDescription, EnvService
 from aioenv.host.mujoco_source import MujocoSource
@@ -123,7 +124,7 @@ class Fleet:
             factories = config.factories[start:stop]
             service: Any = partial(EnvService, factories, config.autoreset_mode, config.find_sources, resume)
             if config.vectorized:
-                service = partial(VectorService, factories[0], stop - start)
+                service = partial(VectorService, factories[0], stop - start, config.find_sources)
             worker = Worker(
                 dump_code(service),
                 index=index,
@@ -218,9 +219,17 @@ class Fleet:
         for member in self.members:
             member.worker.memory = None  # or its next process would be given a descriptor that is closed
 
-    def first_seeds(self, slots: npt.NDArray[np.int64]) -> list[int | None]:
-        """What slots are seeded with when all begin anew and nobody says with what."""
-        return [None] * len(slots) if self.seed_plan is None else self.seed_plan.first(slots.tolist())
+    def seeds(
+        self, seed: int | Sequence[int | None] | None, slots: npt.NDArray[np.int64], *, anew: bool
+    ) -> list[int | None]:
+        """One seed for each of `slots`: as it was given, or as planned where all begin anew and none was.
+
+        Raises:
+            ValueError: if a list has another length than there are slots.
+        """
+        if seed is None and anew and self.seed_plan is not None:
+            return self.seed_plan.first(slots.tolist())
+        return spread_seeds(seed, slots, len(self._owners))
 
     def shares(self, numbers: npt.NDArray[np.int64]) -> list[tuple[Member, npt.NDArray[np.int64]]]:
         """The workers that hold some of these slots, and where those stand in `numbers`, by ascending slot."""

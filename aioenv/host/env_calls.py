@@ -64,7 +64,7 @@ class EnvCalls:
         return self._for_each(rows, [lambda _, r=r, s=s: _or_text(self._set_state, r, s) for r, s in each])  # type: ignore[misc]
 
     def _set_state(self, row: int, state: RawState) -> npt.NDArray[np.float64] | None:
-        if state[1]["due"] and not self._stepper.resets_next_step:
+        if state[1].get("due") and not self._stepper.resets_next_step:
             raise Misfit("this state awaits a reset, which only AutoresetMode.NEXT_STEP does: it was taken under it")
         self._stepper.go_on(row, write_snapshot(self._envs[row], state))
         if self._checkpoints is None:
