@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from aioenv.errors import ResumeError as ResumeError
     from aioenv.errors import SlotError as SlotError
     from aioenv.errors import SlotErrorGroup as SlotErrorGroup
+    from aioenv.errors import SoftwareRenderWarning as SoftwareRenderWarning
     from aioenv.errors import SpaceMismatchError as SpaceMismatchError
     from aioenv.errors import StaleViewWarning as StaleViewWarning
     from aioenv.errors import StepTimeout as StepTimeout
@@ -72,9 +73,8 @@ if TYPE_CHECKING:
 _ERRORS = (
     "ActionError", "AioenvError", "ClosedError", "EnvError", "EpisodesDone", "LoopError", "NoAsyncCallError",
     "OutOfStepError", "PausedError", "PendingCallError", "RenderError", "RenderTimeout", "ResetNeededError",
-    "ResumeError", "SlotError", "SlotErrorGroup", "SpaceMismatchError", "StaleViewWarning", "StepTimeout",
-    "WireError", "WorkerDied",
-    "WorkerStartError",
+    "ResumeError", "SlotError", "SlotErrorGroup", "SoftwareRenderWarning", "SpaceMismatchError", "StaleViewWarning",
+    "StepTimeout", "WireError", "WorkerDied", "WorkerStartError",
 )  # fmt: skip
 
 _HOME = {

@@ -9,7 +9,7 @@ from typing import Any
 from aioenv.host.boot import move_high
 from aioenv.memory import map_shared
 
-__all__ = ["drop", "keep", "mapped"]
+__all__ = ["drop", "keep", "mapped", "mapped_part"]
 
 
 class _Worker(threading.local):
@@ -35,6 +35,13 @@ def mapped(size: int) -> Any:
     memory = map_shared(_worker.fd, size)
     drop()
     return memory
+
+
+def mapped_part(offset: int, size: int) -> Any:
+    """Map a part of it, of memory that grows; as often as one likes."""
+    if _worker.fd is None:
+        raise RuntimeError("this worker was started without shared memory")
+    return map_shared(_worker.fd, size, offset)
 
 
 def drop() -> None:

@@ -111,6 +111,8 @@ def goals(cpus: int) -> list[Goal]:
         Goal("images as observations, exact, x Async", 1, 1, _ratio("images", "aioenv-exact", "gymnasium-async")),
         Goal("physics and images at once, of the longer", 1.1, 1.1, _number("overlap", "aioenv", "of longer"), True),
         Goal("physics and images at once, of both", 0.58, 0.58, _number("overlap", "aioenv", "of serial"), True),
+        Goal(f"84x84 images, fast, {bare}", 0.93, 0.93, _of_cpus_bare("pool-fast", cpus)),
+        Goal("84x84 images, exact, of bare loops at once", 0.95, 0.95, _ratio("pool-exact", "aioenv", "bare-all")),
     ]
     return found
 
