@@ -21,6 +21,7 @@ from aioenv.engine.snapshot import EnvState
 from aioenv.engine.stream import ImageStream
 from aioenv.engine.waits import Stats
 from aioenv.envs.actors import ActorID
+from aioenv.errors import ClosedError
 from aioenv.sync.evaluate import run_episodes
 from aioenv.sync.facade import Facade
 from aioenv.sync.portal import Portal
@@ -210,7 +211,13 @@ class VectorEnv(Facade):
 
 
 def _items(portal: Portal, stream: ImageStream) -> Iterator[tuple[int, Any]]:
-    while (item := portal.call(stream.next)) is not None:
+    while True:
+        try:
+            item = portal.call(stream.next)
+        except ClosedError:  # between two items
+            return
+        if item is None:
+            return
         yield item
 
 
