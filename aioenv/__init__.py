@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from aioenv.assign import construct_envs as construct_envs
     from aioenv.assign import plan_workers as plan_workers
     from aioenv.creator import EnvCreator as EnvCreator
-    from aioenv.engine.episodes import Episode as Episode
+    from aioenv.engine.numbered import Episode as Episode
     from aioenv.engine.record import Rollout as Rollout
     from aioenv.engine.results import Ready as Ready
     from aioenv.engine.results import ResetResult as ResetResult
@@ -66,6 +66,8 @@ if TYPE_CHECKING:
     from aioenv.rendering.quality import RenderQuality as RenderQuality
     from aioenv.rendering.render_pool import RenderPool as RenderPool
     from aioenv.stats import EpisodeCounter as EpisodeCounter
+    from aioenv.stats import EpisodeEvent as EpisodeEvent
+    from aioenv.stats import EpisodeStats as EpisodeStats
     from aioenv.stats import SharedRunningStats as SharedRunningStats
     from aioenv.vector_env import AsyncVectorEnv as AsyncVectorEnv
     from aioenv.workers.restart import RestartPolicy as RestartPolicy
@@ -82,10 +84,10 @@ _HOME = {
     **dict.fromkeys(("Ready", "ResetResult", "StepResult"), "aioenv.engine.results"),
     **dict.fromkeys(("EnvState", "load", "save"), "aioenv.engine.snapshot"),
     **dict.fromkeys(("construct_envs", "plan_workers"), "aioenv.assign"),
-    **dict.fromkeys(("EpisodeCounter", "SharedRunningStats"), "aioenv.stats"),
+    **dict.fromkeys(("EpisodeCounter", "EpisodeEvent", "EpisodeStats", "SharedRunningStats"), "aioenv.stats"),
     "AsyncVectorEnv": "aioenv.vector_env",
     "EnvCreator": "aioenv.creator",
-    "Episode": "aioenv.engine.episodes",
+    "Episode": "aioenv.engine.numbered",
     **dict.fromkeys(("Evaluation", "evaluate"), "aioenv.loops.evaluate"),
     "Rollout": "aioenv.engine.record",
     "Stats": "aioenv.engine.waits",

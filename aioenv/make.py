@@ -21,6 +21,7 @@ from aioenv.vector_env import AsyncVectorEnv
 
 if TYPE_CHECKING:
     from aioenv.rendering.config import RenderConfig
+    from aioenv.stats.episodes import EpisodeStats
     from aioenv.workers.restart import RestartPolicy
 
 __all__ = ["env_factory", "make_vec", "new_event_loop", "run"]
@@ -55,6 +56,8 @@ def make_vec(
     cpu_affinity: str | Sequence[int | Iterable[int]] | None = None,
     ignore_signals: bool = False,
     debug: bool = False,
+    episode_stats: bool | EpisodeStats = False,
+    stats_prefix: str | None = None,
     seed_plan: Sequence[int] | None = None,
     **env_kwargs: Any,
 ) -> AsyncVectorEnv:
@@ -88,6 +91,8 @@ def make_vec(
     if backend == "native":
         ours = is_native_task(env)
         _refuse_native(
+            episode_stats=episode_stats is not False,
+            stats_prefix=stats_prefix is not None,
             wrappers=bool(wrappers),
             observation_mode=observation_mode != "same",
             autoreset_mode=not ours and autoreset_mode not in (AutoresetMode.NEXT_STEP, AutoresetMode.NEXT_STEP.value),
@@ -146,6 +151,8 @@ def make_vec(
         cpu_affinity=cpu_affinity,
         ignore_signals=ignore_signals,
         debug=debug,
+        episode_stats=episode_stats,
+        stats_prefix=stats_prefix,
         seed_plan=seed_plan,
     )
 

@@ -20,10 +20,10 @@ from aioenv.engine.arguments import (
     check_worker_env,
     pickle_factories,
 )
-from aioenv.engine.episodes import Episode
 from aioenv.engine.fleet import FleetConfig
 from aioenv.engine.imports import modules_needed
 from aioenv.engine.inline import RUN_IN, Solo
+from aioenv.engine.numbered import Episode
 from aioenv.engine.pictures import check_mode
 from aioenv.engine.record import Rollout
 from aioenv.engine.results import ResetResult, StepResult

@@ -28,6 +28,8 @@ from aioenv.host.registry import capture_registry
 from aioenv.host.vector_service import VectorService
 from aioenv.host.worker import run_here
 from aioenv.memory import Shared
+from aioenv.stats.episodes import EpisodeStats
+from aioenv.stats.running import SharedRunningStats
 from aioenv.stats.seed_plan import SeedPlan
 from aioenv.wire.messages import dump_code
 from aioenv.workers.environment import usable_cpus
@@ -70,6 +72,8 @@ class FleetConfig(NamedTuple):
     num_lanes: int = 2  # of shared memory, if any arrays lie there
     ignored: tuple[str, ...] = ()  # names of signals
     debug: bool = False  # workers are threads of this process
+    stats: Sequence[SharedRunningStats] = ()  # what the factories refer to
+    episodes: EpisodeStats | None = None  # what counts them
     seeds: npt.NDArray[np.int64] | None = None  # of episodes, for a plan
     vectorized: bool = False  # a factory makes one vector env of all slots of a worker
 
@@ -89,6 +93,8 @@ class Fleet:
         checkpoint_size: how many float64 of checkpoint each reply carries a row; 0 if slots are not resumed.
         seed_plan: where the seeds of episodes come from that are given none; None if nowhere in particular.
         lanes: this side's views of what lies in shared memory; empty if nothing does.
+        stats: statistics that the factories refer to.
+        episodes: what counts episodes; None: nobody does.
     """
 
     members: list[Member]
@@ -112,6 +118,8 @@ class Fleet:
         self._config = config
         self.members = []
         self.lanes = []
+        self.stats = config.stats
+        self.episodes = config.episodes
         self._plane: Plane | None = None
         self._memory: Shared | None = None
         self.seed_plan: SeedPlan | None = None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from aioenv.engine.episodes import Episode, episode_seeds
+from aioenv.engine.numbered import Episode, episode_seeds
 from aioenv.errors import SlotError, StepTimeout
 from aioenv.loops.progress import progress_bar
 

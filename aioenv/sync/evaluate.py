@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING
 
-from aioenv.engine.episodes import Episode, episode_seeds
+from aioenv.engine.numbered import Episode, episode_seeds
 from aioenv.engine.rollout import Policy
 from aioenv.errors import SlotError, StepTimeout
 from aioenv.loops.evaluate import Evaluation, Progress, counted, set_partial, summary

@@ -12,7 +12,7 @@ from gymnasium import Env
 from gymnasium.envs.registration import EnvSpec
 
 from aioenv import make
-from aioenv.engine.episodes import Episode
+from aioenv.engine.numbered import Episode
 from aioenv.engine.record import Rollout
 from aioenv.engine.results import Ready, ResetResult, StepResult
 from aioenv.engine.rollout import Policy
@@ -22,6 +22,7 @@ from aioenv.engine.stream import ImageStream
 from aioenv.engine.waits import Stats
 from aioenv.envs.actors import ActorID
 from aioenv.errors import ClosedError
+from aioenv.stats.episodes import EpisodeStats
 from aioenv.sync.evaluate import run_episodes
 from aioenv.sync.facade import Facade
 from aioenv.sync.portal import Portal
@@ -106,6 +107,11 @@ class VectorEnv(Facade):
         The policy, a plain function, runs on the caller's thread, between one episode that is given and the next.
         """
         return run_episodes(self._portal, self._envs, policy, n, seed)
+
+    @property
+    def episode_stats(self) -> EpisodeStats:
+        """Returns, lengths, times and events of the episodes that have ended (see `AsyncVectorEnv.episode_stats`)."""
+        return self._envs.episode_stats
 
     def stats(self, *, reset: bool = False) -> Stats:
         """How long the run waited for envs, for images and for the policy (see `AsyncVectorEnv.stats`)."""
