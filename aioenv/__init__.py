@@ -28,8 +28,10 @@ if TYPE_CHECKING:
     from aioenv.errors import AioenvError as AioenvError
     from aioenv.errors import ClosedError as ClosedError
     from aioenv.errors import EnvError as EnvError
+    from aioenv.errors import EpisodesDone as EpisodesDone
     from aioenv.errors import LoopError as LoopError
     from aioenv.errors import NoAsyncCallError as NoAsyncCallError
+    from aioenv.errors import PausedError as PausedError
     from aioenv.errors import PendingCallError as PendingCallError
     from aioenv.errors import RenderError as RenderError
     from aioenv.errors import RenderTimeout as RenderTimeout
@@ -62,8 +64,8 @@ if TYPE_CHECKING:
     from aioenv.workers.restart import RestartPolicy as RestartPolicy
 
 _ERRORS = (
-    "ActionError", "AioenvError", "ClosedError", "EnvError", "LoopError", "NoAsyncCallError",
-    "PendingCallError", "RenderError", "RenderTimeout", "ResetNeededError", "ResumeError", "SlotError",
+    "ActionError", "AioenvError", "ClosedError", "EnvError", "EpisodesDone", "LoopError", "NoAsyncCallError",
+    "PausedError", "PendingCallError", "RenderError", "RenderTimeout", "ResetNeededError", "ResumeError", "SlotError",
     "SlotErrorGroup", "SpaceMismatchError", "StaleViewWarning", "StepTimeout", "WireError", "WorkerDied",
     "WorkerStartError",
 )  # fmt: skip

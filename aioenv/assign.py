@@ -5,6 +5,7 @@ Nothing is started here, and nothing is read but the arguments: the same ones gi
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import re
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -171,6 +172,9 @@ def construct_envs(
 ) -> list[Callable[[], Any]]:
     """A factory for each slot of a plan: `env_class(config=…)`, and then `env.seed(rank)` where envs have that.
 
+    Where a slot was dealt episodes, its env also gets `finite_episodes = True`: when its `reset` raises StopIteration,
+    since they are done, the slot is paused, and `AsyncVectorEnv.exhausted` names it. No episode need be there twice.
+
     Args:
         config: of any kind; each slot gets a deep copy, and this one stays as it is.
         env_class: makes an env from a config.
@@ -196,14 +200,17 @@ def construct_envs(
         if configure is not None:
             changed = configure(own, slot)
             own = own if changed is None else changed
-        factories.append(partial(_construct, env_class, own, slot.rank))
+        factories.append(partial(_construct, env_class, own, slot.rank, slot.episodes is not None))
     return factories
 
 
-def _construct(env_class: Callable[..., Any], config: Any, rank: int) -> Any:
+def _construct(env_class: Callable[..., Any], config: Any, rank: int, finite: bool) -> Any:
     env = env_class(config=copy.deepcopy(config))  # an env may change its config, and its factory be called again
     if callable(getattr(env, "seed", None)):
         env.seed(rank)
+    if finite:
+        with contextlib.suppress(AttributeError):
+            env.finite_episodes = True  # see `AsyncVectorEnv.exhausted`
     return env
 
 

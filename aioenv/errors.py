@@ -18,8 +18,10 @@ __all__ = [
     "AioenvError",
     "ClosedError",
     "EnvError",
+    "EpisodesDone",
     "LoopError",
     "NoAsyncCallError",
+    "PausedError",
     "PendingCallError",
     "RenderError",
     "RenderTimeout",
@@ -56,6 +58,14 @@ class PendingCallError(AioenvError, gym_error.AlreadyPendingCallError):
 
     def __str__(self) -> str:
         return str(self.args[0])
+
+
+class PausedError(AioenvError, ValueError):
+    """A request named slots that are paused. Nothing was sent; `resume` them first."""
+
+
+class EpisodesDone(AioenvError):
+    """For envs to raise in `reset`: there is no further episode. Their slot is paused, and `exhausted` names it."""
 
 
 class NoAsyncCallError(AioenvError, gym_error.NoAsyncCallError):

@@ -51,6 +51,7 @@ def make_vec(
     log_prefix: str | None = None,
     worker_env: Mapping[str, str] | Sequence[Mapping[str, str] | None] | None = None,
     render: RenderConfig | None = None,
+    pixels: RenderConfig | None = None,
     cpu_affinity: str | Sequence[int | Iterable[int]] | None = None,
     **env_kwargs: Any,
 ) -> AsyncVectorEnv:
@@ -66,8 +67,8 @@ def make_vec(
             `gymnasium.vector.VectorEnv`. It lives in this process, or, with `num_workers`, split over as many (see
             `NativeVectorEnv`). Other than a `NativeMujocoEnv` it keeps its own autoreset mode and its own seeding.
         wrappers: applied to each env in the worker, the first one innermost.
-        **env_kwargs: passed to `gymnasium.make`, or to the function. With `render` given, an id or a spec gets
-            `render_mode="rgb_array"` unless you say otherwise.
+        **env_kwargs: passed to `gymnasium.make`, or to the function. With `render` or `pixels` given, an id or a spec
+            gets `render_mode="rgb_array"` unless you say otherwise.
 
     The other arguments are those of `AsyncVectorEnv`.
 
@@ -89,6 +90,7 @@ def make_vec(
             autoreset_mode=not ours and autoreset_mode not in (AutoresetMode.NEXT_STEP, AutoresetMode.NEXT_STEP.value),
             restart=restart is not None,
             render=render is not None,
+            pixels=pixels is not None,
             transport=transport == "shared",
         )
         if ours:
@@ -109,7 +111,8 @@ def make_vec(
             log_prefix=log_prefix,
             worker_env=worker_env,
         )
-    factory = env_factory(env, num_envs, wrappers, render is not None, env_kwargs)
+    images = render is not None or pixels is not None
+    factory = env_factory(env, num_envs, wrappers, images, env_kwargs)
     factories = [factory] * num_envs
     if isinstance(env, EnvCreator):
         placed = [env.at(slot) for slot in range(num_envs)]
@@ -132,6 +135,7 @@ def make_vec(
         log_prefix=log_prefix,
         worker_env=worker_env,
         render=render,
+        pixels=pixels,
         cpu_affinity=cpu_affinity,
     )
 

@@ -19,10 +19,12 @@ from aioenv.engine.arguments import (
     check_worker_env,
     pickle_factories,
 )
+from aioenv.engine.calls import in_order
 from aioenv.engine.fleet import FleetConfig
 from aioenv.engine.images import stack_images
 from aioenv.engine.imports import modules_needed
 from aioenv.engine.inline import RUN_IN, Solo
+from aioenv.engine.pictures import as_grid, check_mode
 from aioenv.engine.record import Rollout
 from aioenv.engine.results import ResetResult, StepResult
 from aioenv.engine.rollout import Policy
@@ -226,10 +228,13 @@ class NativeVectorEnv(AsyncVectorEnv):
         finally:
             wait.end()
 
-    async def render(self) -> Any:
+    async def render(self, mode: str | None = None) -> Any:
         """What the env draws of the state that it is in; other than `AsyncVectorEnv` nothing is drawn beforehand.
 
         If this is cancelled, it is drawn all the same.
+
+        Args:
+            mode: "grid" for one picture of all.
 
         Returns:
             uint8 of shape `(num_envs, height, width, 3)`, or a tuple where the env's images differ in shape.
@@ -239,13 +244,15 @@ class NativeVectorEnv(AsyncVectorEnv):
             PendingCallError, EnvError, WorkerDied, StepTimeout: as for `call`.
         """
         if (solo := self._here) is None:
-            return await super().render()
+            return await super().render(mode)
+        check_mode(mode)
         wait = self._clock.images.begin()
         try:
             images = await solo.render()
         finally:
             wait.end()
-        return images if isinstance(images, np.ndarray) else stack_images(images)
+        images = images if isinstance(images, np.ndarray) else stack_images(images)
+        return images if mode is None else as_grid(images)
 
     # ------------------------------------------------------------ some slots, whoever is first
 
@@ -303,6 +310,27 @@ class NativeVectorEnv(AsyncVectorEnv):
             'rollout: a vector env steps all of its slots at once; step() it in a loop, or use backend="workers"'
         )
 
+    def pause(self, slots: int | Iterable[int]) -> None:
+        """Not to be had: none of its slots is stepped without the others.
+
+        Raises:
+            ValueError: always.
+        """
+        self._refuse_one("pause")
+
+    async def step_at(self, slot: int, action: Any) -> StepResult:
+        """Not to be had, as `pause`."""
+        self._refuse_one("step_at")
+
+    async def reset_at(
+        self, slot: int, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> ResetResult:
+        """Not to be had, as `pause`."""
+        self._refuse_one("reset_at")
+
+    def _refuse_one(self, name: str) -> NoReturn:
+        raise ValueError(f'{name}: a vector env steps all of its slots at once; backend="workers" steps them alone')
+
     # ------------------------------------------------------------ calls
 
     async def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
@@ -323,11 +351,14 @@ class NativeVectorEnv(AsyncVectorEnv):
             return await super().call(name, *args, **kwargs)
         return await solo.call(None, name, args, kwargs)
 
-    async def call_at(self, slot: int, name: str, *args: Any, **kwargs: Any) -> Any:
-        """Read an attribute of one slot; call a method of it only if the vector env has a list `envs`. See `call`."""
+    async def call_at(self, slots: int | Iterable[int], name: str, *args: Any, **kwargs: Any) -> Any:
+        """Read an attribute of one slot, or of some; a method only if the vector env has a list `envs`. See `call`."""
         if (solo := self._here) is None:
-            return await super().call_at(slot, name, *args, **kwargs)
-        return (await solo.call([slot], name, args, kwargs))[0]
+            return await super().call_at(slots, name, *args, **kwargs)
+        if isinstance(slots, (int, np.integer)):
+            return (await solo.call([int(slots)], name, args, kwargs))[0]
+        numbers = solo.table.named(slots)
+        return in_order(numbers, await solo.call(numbers.tolist(), name, args, kwargs))
 
     async def set_attr(self, name: str, values: Any) -> None:
         """Set an attribute: by the vector env's own `set_attr`, if it has one, else one value for all slots.

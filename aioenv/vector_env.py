@@ -16,6 +16,7 @@ from aioenv.engine.arguments import (
     check_num_workers,
     check_observation_mode,
     check_on_timeout,
+    check_render,
     check_seconds,
     check_timeout,
     check_transport,
@@ -23,16 +24,19 @@ from aioenv.engine.arguments import (
     pickle_factories,
 )
 from aioenv.engine.batch import KEPT, TURNS
-from aioenv.engine.calls import Calls, call_envs
+from aioenv.engine.calls import Calls
 from aioenv.engine.fleet import FleetConfig
-from aioenv.engine.images import stack_images
 from aioenv.engine.imports import modules_needed
 from aioenv.engine.lifecycle import Lifecycle
+from aioenv.engine.one_slot import OneSlot
+from aioenv.engine.pausing import Pausing
+from aioenv.engine.pictures import Pictures
 from aioenv.engine.results import Ready, ResetResult, StepResult, WorkerInfo
 from aioenv.engine.rollout import Rollouts
 from aioenv.engine.seeds import split_reset_options, spread_seeds
 from aioenv.engine.states import States
 from aioenv.engine.waits import Clock
+from aioenv.rendering.pixels import with_pixels
 from aioenv.workers.channel import check_channel
 from aioenv.workers.launch import check_start
 
@@ -43,7 +47,7 @@ if TYPE_CHECKING:
 __all__ = ["AsyncVectorEnv", "WorkerInfo"]
 
 
-class AsyncVectorEnv(Rollouts, Calls, States, Lifecycle):
+class AsyncVectorEnv(Pictures, Rollouts, Pausing, OneSlot, Calls, States, Lifecycle):
     """Many envs, stepped at once in worker processes; every call that waits is awaited.
 
     Nothing is started by the constructor. Use it as an async context manager, or await it and close it::
@@ -91,6 +95,7 @@ class AsyncVectorEnv(Rollouts, Calls, States, Lifecycle):
         worker_env: environment variables for the workers, over those of this process and over the limit of one
             thread for each numeric library. A list has one mapping (or None) for each of `num_workers` workers.
         render: draw images of every returned state while the next steps run; None draws nothing by itself.
+        pixels: make images the observations, or one key of them (see `RenderConfig`); None leaves them as they are.
         cpu_affinity: which CPUs the workers may use: "spread" pins each to one of those that this process may use, in
             turn; a sequence of CPU numbers, or of sets of them, gives worker i element `i % len`; None leaves it to
             the system, and to what this process may use.
@@ -123,16 +128,20 @@ class AsyncVectorEnv(Rollouts, Calls, States, Lifecycle):
         log_prefix: str | None = None,
         worker_env: Mapping[str, str] | Sequence[Mapping[str, str] | None] | None = None,
         render: RenderConfig | None = None,
+        pixels: RenderConfig | None = None,
         cpu_affinity: str | Sequence[int | Iterable[int]] | None = None,
     ) -> None:
         env_fns = place_creators(env_fns)
         factories = pickle_factories(env_fns)
+        check_render(render, pixels)
+        if pixels is not None:
+            factories = with_pixels(factories, pixels)
         self.num_envs = len(factories)
         self.closed = False
         self.copy = copy
         self.autoreset_mode = parse_mode(autoreset_mode)
         check_observation_mode(observation_mode)
-        self._render_config = render
+        self._render_config, self._pixels_config = render, pixels
         self._must_reset = self.autoreset_mode is AutoresetMode.DISABLED  # Gymnasium's AsyncVectorEnv does not ask
         self._timeout_s = check_timeout(timeout_s)
         self._on_timeout = check_on_timeout(on_timeout, restart)
@@ -187,6 +196,8 @@ class AsyncVectorEnv(Rollouts, Calls, States, Lifecycle):
         seeds = spread_seeds(seed, np.arange(self.num_envs), self.num_envs)
         wait = self._clock.envs.begin()
         try:
+            if schedule.table.paused is not None:
+                return await self._live_of(schedule).reset(seeds, mask, rest, check_timeout(timeout_s))
             return await schedule.reset(seeds, mask, rest, check_timeout(timeout_s))
         finally:
             wait.end()
@@ -218,35 +229,13 @@ class AsyncVectorEnv(Rollouts, Calls, States, Lifecycle):
         schedule, clock = self._running, self._clock
         wait = clock.envs.begin()
         try:
+            if schedule.table.paused is not None:
+                result = await self._live_of(schedule).step(actions, check_timeout(timeout_s))
+                clock.env_steps += len(schedule.table.live)
+                return result
             result = await schedule.step(actions, timeout_s=check_timeout(timeout_s))
             clock.env_steps += self.num_envs
             return result
-        finally:
-            wait.end()
-
-    async def render(self) -> Any:
-        """Images of the states that `reset` and `step` (or `recv`) returned last.
-
-        With `render=` given to the constructor they are already on their way, drawn from the very state that was
-        returned, and a step may be in flight meanwhile. Without, this is `call("render")`.
-
-        If this is cancelled, the images are drawn all the same.
-
-        Returns:
-            uint8 of shape `(num_envs, height, width, 3)`, row by row from the top; a tuple where the images of
-            the envs differ in shape. The same array again if nothing was returned in between.
-
-        Raises:
-            RenderError: if there is no state yet, or an image could not be drawn.
-            StepTimeout: if `timeout_s` passed. The images are drawn all the same.
-        """
-        schedule = self._running
-        assert self._session is not None
-        wait = self._clock.images.begin()
-        try:
-            if self._session.images is not None:
-                return await self._session.images.render(schedule.patience)
-            return stack_images(await call_envs(schedule, None, "render", (), {}))
         finally:
             wait.end()
 

@@ -24,7 +24,8 @@ from aioenv.cli.bench.loop_time import CallbackClock, loop_time
 from aioenv.cli.bench.rounds import Failed, Outcomes, run_contender
 from aioenv.cli.bench.tasks import Task
 from aioenv.cli.doctor import probe_opengl
-from aioenv.cli.video import TiledVideo, tile
+from aioenv.cli.video import TiledVideo
+from aioenv.rendering.tiles import tile
 from aioenv.workers.channel import CHANNELS
 from aioenv.workers.launch import START_METHODS
 

@@ -21,12 +21,13 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
         ("blocking_loop.py", ["--steps", "200"], "episodes"),
         ("event_driven.py", ["--seconds", "0.5"], "times as many"),
         ("rendering.py", ["--steps", "10"], "images (16, 84, 84, 3) uint8"),
+        ("trace.py", ["--steps", "5"], "run.json"),
         ("rollout.py", ["--steps", "40"], "obs (40, 16, 17), 624 of 640 rows to learn from"),
     ],
 )
-def test_script(script, args, said):
+def test_script(script, args, said, tmp_path):
     command = [sys.executable, str(EXAMPLES / script), *args]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment())
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment(), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert said in done.stdout
 

@@ -157,7 +157,7 @@ def make(name: str):
     ],
 )
 async def test_pixels_are_those_of_mujocos_renderer(name, backend, width, height, camera, quality):
-    config = aioenv.RenderConfig(width, height, camera, quality, num_workers=2, backend=backend)
+    config = aioenv.RenderConfig(width, height, camera, quality, workers=2, backend=backend)
     n = 3
     async with aioenv.make_vec(make, n, name=name, render=config) as envs:
         (model, view), *_ = await envs.call("model_and_view")
@@ -176,7 +176,7 @@ async def test_pixels_are_those_of_mujocos_renderer(name, backend, width, height
     assert np.array_equal(np.concatenate(images), expected)
 
 
-FAST = aioenv.RenderConfig(32, 32, quality="fast", num_workers=2)
+FAST = aioenv.RenderConfig(32, 32, quality="fast", workers=2)
 
 
 @pytest.mark.asyncio
@@ -316,6 +316,93 @@ async def test_a_render_worker_that_dies_is_named_and_stepping_goes_on():
 
 
 @pytest.mark.asyncio
+async def test_depth_and_segmentation_of_several_cameras_are_the_pools():
+    """What a `RenderPool` gives for the same states, which is compared with `mujoco.Renderer` elsewhere."""
+    cameras = ["side", -1]
+    config = aioenv.RenderConfig(
+        30, 22, cameras, "fast", depth=True, segmentation=True, workers=2, devices=[0], max_in_flight=1
+    )
+    pool = aioenv.RenderPool(mujoco.MjModel.from_xml_string(MOCAP), quality="fast", state_spec=STATE)
+    async with aioenv.make_vec(make, 3, name="mocap", render=config) as envs, pool:
+        await envs.reset(seed=0)
+        for _ in range(3):
+            await envs.step(np.random.default_rng(0).uniform(-1, 1, (3, 3)))
+        states = np.stack(await envs.call("whole_state"))
+        images = await envs.render()
+        kwargs = {"width": 30, "height": 22, "depth": True, "segmentation": True}
+        expected = await pool.render(states, camera=cameras, **kwargs)
+        assert [array.shape for array in images] == [(3, 2, 22, 30, 3), (3, 2, 22, 30), (3, 2, 22, 30, 2)]
+        for mine, theirs in zip(images, expected, strict=True):
+            assert mine.dtype == theirs.dtype and np.array_equal(mine, theirs)
+        envs.send(np.zeros((1, 3)), [1])
+        await envs.recv()
+        later = await envs.render()
+        assert all(np.array_equal(one[[0, 2]], other[[0, 2]]) for one, other in zip(later, images, strict=True))
+        assert (await envs.render("grid")).shape == (2 * 22, 2 * 60, 3)
+
+
+STATE = int(mujoco.mjtState.mjSTATE_INTEGRATION)
+
+
+@pytest.mark.asyncio
+async def test_one_picture_of_all():
+    async with aioenv.make_vec("HalfCheetah-v5", 3, render=FAST, num_workers=1) as envs:
+        await envs.reset(seed=0)
+        images, grid = await envs.render(), await envs.render(mode="grid")
+        assert grid.shape == (64, 64, 3) and grid.any(axis=(0, 1)).all()
+        assert np.array_equal(grid[:32, 32:], images[1]) and np.array_equal(grid[32:, :32], images[2])
+        assert not grid[32:, 32:].any()
+        with pytest.raises(ValueError, match='expected None or "grid", got "human"'.replace('"human"', "'human'")):
+            await envs.render("human")
+    with aioenv.sync.make_vec("CartPole-v1", 2, render_mode="rgb_array", num_workers=1) as envs:
+        envs.reset(seed=0)
+        assert envs.render("grid").shape == (400, 1200, 3)
+
+
+@pytest.mark.asyncio
+async def test_a_stream_gives_every_result_in_order_while_steps_go_on():
+    async with aioenv.make_vec("HalfCheetah-v5", 2, render=FAST, num_workers=1) as envs:
+        actions = np.random.default_rng(0).uniform(-1, 1, (8, 2, 6)).astype(np.float32)
+        await envs.reset(seed=0)
+        alone = [await envs.render()]
+        for action in actions:
+            await envs.step(action)
+            alone.append(await envs.render())
+        stream, small = envs.render_stream(buffer=100), envs.render_stream(buffer=2)
+        await envs.reset(seed=0)  # result 9
+        for action in actions:
+            await envs.step(action)
+        items = [await anext(stream) for _ in range(9)]
+        assert [step for step, _ in items] == list(range(9, 18))
+        assert np.array_equal([images for _, images in items], alone)
+        # what was not taken in time has gone, the newest is there
+        late = [await anext(small) for _ in range(2)]
+        assert [step for step, _ in late] == [16, 17] and np.array_equal(late[1][1], alone[-1])
+        # a cancelled wait loses nothing
+        waiting = asyncio.ensure_future(anext(stream))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        envs.send(actions[0][:1], [1])
+        await envs.recv()
+        step, images = await anext(stream)
+        assert step == 18 and np.array_equal(images, await envs.render()) and np.array_equal(images[0], alone[-1][0])
+        await small.aclose()
+        assert [item async for item in small] == []
+        os.kill(envs._session._pool.pids[0], signal.SIGKILL)
+        await envs.step(actions[0])
+        with pytest.raises(aioenv.RenderError, match=r"step 19.*render worker 0.*SIGKILL"):
+            await anext(stream)
+        rest = asyncio.ensure_future(anext(stream, None))
+        await asyncio.sleep(0)
+    assert await rest is None
+    async with aioenv.make_vec("CartPole-v1", 1) as envs:
+        with pytest.raises(aioenv.RenderError, match="pass render="):
+            envs.render_stream()
+
+
+@pytest.mark.asyncio
 async def test_an_unknown_camera_is_refused_at_the_start():
     with pytest.raises(ValueError, match=r"no camera 'nowhere'; it has \['track'\]"):
         await aioenv.make_vec("HalfCheetah-v5", 1, render=aioenv.RenderConfig(8, 8, camera="nowhere"))
@@ -331,7 +418,17 @@ async def test_an_unknown_camera_is_refused_at_the_start():
         ({"quality": "best"}, "quality"),
         ({"backend": "vulkan"}, "backend"),
         ({"camera": 1.0}, "camera"),
-        ({"num_workers": 0}, "num_workers"),
+        ({"workers": 0}, "workers"),
+        ({"camera": []}, "camera"),
+        ({"camera": ["a", 1.5]}, "camera"),
+        ({"depth": 1}, "depth: expected True or False"),
+        ({"segmentation": None}, "segmentation"),
+        ({"devices": 0}, "devices: expected how many"),
+        ({"devices": [0, -1]}, "devices"),
+        ({"max_in_flight": 0}, "max_in_flight"),
+        ({"render_only": "no"}, "render_only"),
+        ({"render_key": 3}, "render_key: expected a str"),
+        ({"render_only": False, "render_key": "state"}, "two different keys"),
     ],
 )
 def test_a_config_is_checked_when_it_is_made(arguments, message):

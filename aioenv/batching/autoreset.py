@@ -11,6 +11,8 @@ from typing import Any
 from gymnasium import Env
 from gymnasium.vector import AutoresetMode
 
+from aioenv.errors import EpisodesDone
+
 __all__ = ["Autoreset", "Stepped", "parse_mode"]
 
 
@@ -26,9 +28,11 @@ class Stepped:
             that failed is None.
         infos: rows with an info dict that is not empty; under SAME_STEP a row may stand here twice.
         failures: rows whose env raised, with the exception.
+        over: rows whose env has no further episode. Unless its last episode ended in this very step (SAME_STEP), such
+            a row was not stepped: its observation is None, its reward 0.
     """
 
-    __slots__ = ("failures", "infos", "observations", "rewards", "terminated", "truncated")
+    __slots__ = ("failures", "infos", "observations", "over", "rewards", "terminated", "truncated")
 
     def __init__(self) -> None:
         self.observations: list[Any] = []
@@ -37,6 +41,7 @@ class Stepped:
         self.truncated: list[Any] = []
         self.infos: list[tuple[int, dict[str, Any]]] = []
         self.failures: list[tuple[int, Exception]] = []
+        self.over: list[int] = []
 
     def spoil(self, index: int, row: int, exc: Exception) -> None:
         """The observation at `index` is of no use: that row has failed."""
@@ -65,6 +70,7 @@ class Autoreset:
 
     def __init__(self, envs: Sequence[Env[Any, Any]], mode: AutoresetMode, mark: memoryview | list[int]) -> None:
         self._mark = mark
+        self._envs = envs
         self._resets = [env.reset for env in envs]
         self._steps = [env.step for env in envs]
         self.due = [_NOT] * len(envs)
@@ -82,6 +88,14 @@ class Autoreset:
         self._lost.pop(row, None)
         self._mark[0] = 0
         return obs, info
+
+    def is_end(self, row: int, exc: Exception) -> bool:
+        """Whether a reset has raised this because there is no further episode; if so, the next step will try again."""
+        if not isinstance(exc, EpisodesDone) and not (isinstance(exc, StopIteration) and _is_finite(self._envs[row])):
+            return False
+        self.due[row] = _RESET
+        self._lost.pop(row, None)
+        return True
 
     def go_on(self, row: int, due: int) -> None:
         """The env of a row has been put into the state of another, whose next step was due to be this."""
@@ -146,8 +160,14 @@ class Autoreset:
                             final = {"final_obs": obs, "final_info": info}
                             obs, info = self._resets[row]()
             except Exception as exc:
-                out.failures.append((row, exc))
-                obs, reward, ends, cut, info, final = None, 0.0, False, False, {}, None
+                if (final is not None or due[row] == _RESET) and self.is_end(row, exc):
+                    out.over.append(row)
+                    if final is None:
+                        obs, reward, ends, cut = None, 0.0, False, False
+                    info = {}
+                else:
+                    out.failures.append((row, exc))
+                    obs, reward, ends, cut, info, final = None, 0.0, False, False, {}, None
             observations.append(obs)
             rewards.append(reward)
             terminated.append(ends)
@@ -158,6 +178,14 @@ class Autoreset:
                 infos.append((row, info))
         mark[0] = 0
         return out
+
+
+def _is_finite(env: Any) -> bool:
+    """Whether an env says, with an attribute `finite_episodes`, that a StopIteration of its reset is not a mistake."""
+    try:
+        return bool(env.get_wrapper_attr("finite_episodes"))
+    except AttributeError:
+        return False
 
 
 def parse_mode(mode: AutoresetMode | str) -> AutoresetMode:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from gymnasium.vector import VectorEnv
 
-__all__ = ["Columns", "Gatherer", "Group", "Schema", "SchemaTable", "merge"]
+__all__ = ["NO_RESULT", "Columns", "Gatherer", "Group", "Schema", "SchemaTable", "merge"]
 
 _log = logging.getLogger("aioenv")
 
@@ -45,6 +45,12 @@ class Schema(NamedTuple):
     columns: tuple[Column, ...]
     floats: bool  # all are float scalars: they travel as one float64 table, which holds narrower ones exactly
     by_row: bool  # something in it is merged row by row alone, by Gymnasium's own code
+
+
+# A column that the parent adds for rows which were asked for a result and have none: their envs have no further
+# episode. In the merged infos it becomes "_active", which is False there.
+_NO_RESULT = "_no_result"
+NO_RESULT = Schema((Column((_NO_RESULT,), np.dtype(np.bool_), (), is_python=True),), False, True)
 
 
 class Group(NamedTuple):
@@ -422,6 +428,8 @@ def _merge_by_row(parts: Sequence[Columns], size: int) -> dict[str, Any]:
                     infos[f"_{key}"] = np.zeros(size, np.bool_)
                 infos[key][position] = value
                 infos[f"_{key}"][position] = True
+    if infos.pop(_NO_RESULT, None) is not None:
+        infos["_active"] = ~infos.pop(f"_{_NO_RESULT}")
     return infos
 
 

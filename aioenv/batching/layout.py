@@ -203,6 +203,22 @@ class Layout:
                 for i, child in enumerate(children):
                     self._take_apart(child, value[i], n, f"{path}[{i}]", arrays, objects)
 
+    def batch_of_one(self, value: Any) -> Any:
+        """A single action as a batch; one that does not fit comes out as something that `take_apart` refuses."""
+        return self._batch_of_one(self._root, value)
+
+    def _batch_of_one(self, node: _Node, value: Any) -> Any:
+        match node:
+            case _ArrayNode():
+                return [value]
+            case _ObjectNode():
+                return (value,)
+            case _DictNode(children) if hasattr(value, "keys") and set(value.keys()) == set(children):
+                return {key: self._batch_of_one(child, value[key]) for key, child in children.items()}
+            case _TupleNode(children) if isinstance(value, (tuple, list)) and len(value) == len(children):
+                return tuple(self._batch_of_one(child, item) for child, item in zip(children, value, strict=True))
+        return value
+
     def writer(self, arrays: Arrays, objects: list[list[Any]]) -> Writer:
         """What puts elements into rows of `arrays` and `objects`."""
         return Writer(self._root, self.leaves, arrays, objects)

@@ -1,4 +1,4 @@
-"""The `aioenv` command: demo, bench, tune, doctor."""
+"""The `aioenv` command: demo, bench, tune, doctor, trace."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 import aioenv
-from aioenv.cli import bench, demo, doctor, tune
+from aioenv.cli import bench, demo, doctor, trace_view, tune
 
 __all__ = ["main"]
 
@@ -27,7 +27,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="aioenv", description="Step many RL envs at once, from asyncio.")
     parser.add_argument("--version", action="version", version=f"aioenv {aioenv.__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for name, module in (("demo", demo), ("bench", bench), ("tune", tune), ("doctor", doctor)):
+    modules = {"demo": demo, "bench": bench, "tune": tune, "doctor": doctor, "trace": trace_view}
+    for name, module in modules.items():
         command = commands.add_parser(name, help=module.HELP, description=module.__doc__)
         module.add_arguments(command)
         command.set_defaults(run=module.run)

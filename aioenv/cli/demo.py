@@ -256,7 +256,7 @@ async def draw_states(pool: LatePool, slots: list[int], states: npt.NDArray[np.f
         else:
             done.set_exception(error)
 
-    pool.submit(slots, states, np.empty((len(slots), *pool.image_shape), np.uint8), on_done)
+    pool.submit(slots, states, pool.allocate(len(slots)), on_done)
     await done
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-import math
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,27 +11,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["TiledVideo", "tile"]
+from aioenv.rendering.tiles import tile
+
+__all__ = ["TiledVideo"]
 
 ImageArray = npt.NDArray[np.uint8]
-
-
-def tile(images: ImageArray) -> ImageArray:
-    """The images of one step as one picture, as square a grid as it gets, row by row.
-
-    Args:
-        images: uint8 of shape `(n, height, width, 3)`.
-
-    Returns:
-        uint8 of shape `(rows * height, columns * width, 3)`; cells without an image are black.
-    """
-    n, height, width, channels = images.shape
-    columns = math.ceil(math.sqrt(n))
-    rows = math.ceil(n / columns)
-    grid = np.zeros((rows * columns, height, width, channels), np.uint8)
-    grid[:n] = images
-    grid = grid.reshape(rows, columns, height, width, channels).swapaxes(1, 2)
-    return np.ascontiguousarray(grid.reshape(rows * height, columns * width, channels))
 
 
 class TiledVideo:

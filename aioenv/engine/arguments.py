@@ -11,6 +11,7 @@ from gymnasium import Space
 
 from aioenv.engine.patience import ON_TIMEOUT
 from aioenv.memory import AVAILABLE
+from aioenv.rendering.config import RenderConfig
 from aioenv.wire.messages import dump_code
 from aioenv.workers.environment import usable_cpus
 from aioenv.workers.restart import RestartPolicy
@@ -20,6 +21,7 @@ __all__ = [
     "check_num_workers",
     "check_observation_mode",
     "check_on_timeout",
+    "check_render",
     "check_seconds",
     "check_timeout",
     "check_transport",
@@ -140,6 +142,13 @@ def check_on_timeout(on_timeout: str, restart: RestartPolicy | None) -> str:
     if on_timeout == "restart" and restart is None:
         raise ValueError('on_timeout="restart" takes a policy: pass restart=aioenv.RestartPolicy() too')
     return on_timeout
+
+
+def check_render(render: Any, pixels: Any) -> None:
+    """Raise a TypeError unless both are a `RenderConfig` or None."""
+    for name, config in (("render", render), ("pixels", pixels)):
+        if config is not None and not isinstance(config, RenderConfig):
+            raise TypeError(f"{name}: expected an aioenv.RenderConfig or None, got {config!r}")
 
 
 def check_transport(transport: str) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from aioenv.engine.fleet import Member
 from aioenv.errors import SlotError
@@ -16,7 +17,7 @@ from aioenv.wire.messages import Call, dump_code, load
 if TYPE_CHECKING:
     from aioenv.engine.schedule import Schedule
 
-__all__ = ["Calls", "call_envs", "for_each", "set_attr"]
+__all__ = ["Calls", "call_envs", "for_each", "in_order", "set_attr"]
 
 
 class Calls:
@@ -44,10 +45,23 @@ class Calls:
         schedule = self._running
         return await call_envs(schedule, None, name, args, kwargs)
 
-    async def call_at(self, slot: int, name: str, *args: Any, **kwargs: Any) -> Any:
-        """Call a method of one slot's env (or read an attribute); otherwise as `call`."""
+    async def call_at(self, slots: int | Iterable[int], name: str, *args: Any, **kwargs: Any) -> Any:
+        """Call a method of one slot's env, or of some slots' envs (or read an attribute); otherwise as `call`.
+
+        Args:
+            slots: a slot number, or some. (It stands first, so that every keyword is the method's own.)
+            name: of the method or attribute, wherever in the stack of wrappers it is.
+            *args: for the method.
+            **kwargs: likewise.
+
+        Returns:
+            For a number its result; else a tuple of one result for each of `slots`, in that order.
+        """
         schedule = self._running
-        return (await call_envs(schedule, [slot], name, args, kwargs))[0]
+        if isinstance(slots, (int, np.integer)):
+            return (await call_envs(schedule, [int(slots)], name, args, kwargs))[0]
+        numbers = schedule.table.named(slots)
+        return in_order(numbers, await call_envs(schedule, numbers, name, args, kwargs))
 
     async def get_attr(self, name: str) -> tuple[Any, ...]:
         """Read an attribute of every env; otherwise as `call`."""
@@ -64,8 +78,14 @@ class Calls:
         await set_attr(schedule, name, values)
 
 
+def in_order(numbers: npt.NDArray[np.int64], results: Sequence[Any]) -> tuple[Any, ...]:
+    """Results of slots, which came in ascending order, in the order in which the slots were named."""
+    place = np.argsort(np.argsort(numbers))
+    return tuple(results[i] for i in place.tolist())
+
+
 async def call_envs(
-    schedule: Schedule, slots: Sequence[int] | None, name: str, args: tuple[Any, ...], kwargs: Any
+    schedule: Schedule, slots: Iterable[int] | None, name: str, args: tuple[Any, ...], kwargs: Any
 ) -> tuple[Any, ...]:
     """Call a method, or read an attribute, of the envs in `slots` (None: all); results in the order of slots."""
     return await for_each(schedule, slots, f"call({name!r})", "call_envs", lambda _: (name, args, kwargs))

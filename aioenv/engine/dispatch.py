@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 from gymnasium.vector import AutoresetMode
 
+from aioenv.batching.infos import NO_RESULT, Columns
 from aioenv.batching.plane import COPIED, LANE_BYTES
 from aioenv.engine.batch import Batch, Exchange, Part, Sent
 from aioenv.engine.fleet import Fleet, Member
@@ -27,6 +28,9 @@ from aioenv.workers.environment import usable_cpus
 from aioenv.workers.restart import RestartPolicy
 from aioenv.workers.restarter import Restarter
 from aioenv.workers.supervisor import Worker
+
+if TYPE_CHECKING:
+    from aioenv.trace import Trace
 
 __all__ = ["Dispatch"]
 
@@ -53,6 +57,7 @@ class Dispatch:
     Attributes:
         restarter: who starts workers again; None if nobody does.
         history: what they go on from.
+        trace: the timeline that is being collected; None: none is.
         shared_actions: the numbers of the action leaves that lie in shared memory.
     """
 
@@ -81,6 +86,7 @@ class Dispatch:
         self.shared_actions = tuple(fleet.lanes[COPIED].actions) if fleet.lanes else ()
         self.history: History | None = None
         self.restarter: Restarter | None = None
+        self.trace: Trace | None = None
         if restart is not None:
             self.history = History(fleet, self._num_envs, resets_at_once=mode is AutoresetMode.SAME_STEP)
             self.restarter = Restarter(
@@ -125,6 +131,8 @@ class Dispatch:
 
     def submit(self, exchange: Exchange, part: Part, sent: Sent) -> None:
         """Send a part's request; what becomes of it the exchange is told, whatever happens."""
+        if self.trace is not None:
+            self._number(exchange, part, again=part.sent is sent)
         part.sent = sent
         if self.restarter is not None and self._hold(exchange, part, None):
             return
@@ -147,6 +155,13 @@ class Dispatch:
         else:
             if exchange.images is not None and self._images is not None:
                 self._images.expect(part.member.worker, part.request, exchange.images, part.slots)
+
+    def _number(self, exchange: Exchange, part: Part, *, again: bool) -> None:
+        """Tell the timeline of which step the request is that is about to be sent, and what is drawn of it."""
+        assert self.trace is not None
+        step = self.trace.sending(part.slots.tolist(), stepped=exchange.stepped, again=again)
+        if exchange.images is not None:
+            exchange.images.step = step
 
     def _hold(self, exchange: Exchange, part: Part, error: WorkerDied | None) -> bool:
         """Keep a request until its worker is back, if it is being started again (see `Restarter.hold`)."""
@@ -195,10 +210,17 @@ class Dispatch:
     def _read_tail(self, exchange: Exchange, part: Part, tail: memoryview) -> None:
         worker = part.member.worker
         try:
-            read_tail(part, tail)
+            over = read_tail(part, tail)
         except Exception as exc:
             error = worker.failure_here(f"its reply can't be read: {type(exc).__name__}: {exc}", part.slots.tolist())
             exchange.fail(part, self._fleet.observations, error)
+            return
+        if over:
+            self._table.exhaust(over)
+            batch, rows = exchange.batch, part.start + np.searchsorted(part.slots, over)
+            rows = rows[~(batch.terminated[rows] | batch.truncated[rows])]  # else the last episode ended just now
+            if len(rows):
+                part.columns = [*part.columns, Columns(rows, NO_RESULT, [np.ones(len(rows), np.bool_)])]
 
     def _poll_rest(self, exchange: Exchange) -> None:
         """The first replies of a step are in: the last may be about to come."""

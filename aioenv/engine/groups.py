@@ -1,12 +1,13 @@
 """Groups: some slots of every worker, stepped by one exchange while the exchanges of other groups are in flight.
 
-A group is the schedule's other half for rollouts: it makes exchanges of its own slots and hands them to the schedule,
-which sends them, waits for them and, if nobody does any more, abandons them as it does a cancelled step.
+A group is the schedule's other half for rollouts, and while slots are paused: it makes exchanges of its own slots and
+hands them to the schedule, which sends them, waits for them and, if nobody does any more, abandons them as it does a
+cancelled step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -33,13 +34,15 @@ def split(schedule: Schedule, groups: int) -> list[Group]:
     """Split the slots of every worker evenly into so many groups, or into as many as its smallest worker has slots.
 
     So every group keeps every worker busy, and a worker that is done with one finds the next one's request there.
+    Slots that are paused are in none.
     """
-    members = schedule.fleet.members
-    groups = min(groups, *(member.stop - member.start for member in members))
-    runs: list[list[Slots]] = [[] for _ in range(groups)]
-    for member in members:
-        for mine, (start, stop) in zip(runs, spread(member.stop - member.start, groups), strict=True):
-            mine.append(np.arange(member.start + start, member.start + stop))
+    live = schedule.table.live
+    shares = [live[order] for _, order in schedule.fleet.shares(live)]
+    groups = min([groups, *map(len, shares)])
+    runs: list[list[Slots]] = [[] for _ in range(groups if shares else 0)]
+    for slots in shares:
+        for mine, (start, stop) in zip(runs, spread(len(slots), groups), strict=True):
+            mine.append(slots[start:stop])
     return [Group(schedule, np.concatenate(mine)) for mine in runs]
 
 
@@ -72,9 +75,14 @@ class Group:
         Raises:
             ActionError, PendingCallError, ResetNeededError, EnvError, WorkerDied: as `AsyncVectorEnv.send`.
         """
+        arrays, objects = self._schedule.fleet.actions.take_apart(actions, len(self.slots))
+        self.send_apart(arrays, objects, "rollout")
+        return arrays, objects
+
+    def send_apart(self, arrays: Arrays, objects: Sequence[Sequence[Any]], name: str) -> None:
+        """Step all slots, with actions taken apart; otherwise as `send`."""
         schedule, n = self._schedule, len(self.slots)
-        arrays, objects = schedule.fleet.actions.take_apart(actions, n)
-        schedule.table.check_send(self.slots, "rollout", reset=False)
+        schedule.table.check_send(self.slots, name, reset=False)
         exchange = self._exchanges.take()
         parts, tails = exchange.parts, self._tails
         if objects:
@@ -88,7 +96,21 @@ class Group:
             placed = {i: arrays[i][part.start : part.stop] for i in shared}
             requests.append(Sent(Kind.STEP, fixed, tail, part.slots, placed))
         self._begin(exchange, requests, stepped=True)
-        return arrays, objects
+
+    def send_whole_reset(
+        self, slots: Slots, seeds: Mapping[int, int | None], options: dict[str, Any] | None, name: str
+    ) -> None:
+        """Reset some of the slots; the others' latest observations come too."""
+        schedule, requests = self._schedule, []
+        schedule.table.check_send(self.slots, name, reset=True)
+        for (member, mine), shown in zip(self._shares, self._rows, strict=True):
+            chosen = mine[np.isin(mine, slots)]
+            tail = reset_tail(
+                member, chosen.tolist(), [seeds[s] for s in chosen.tolist()], options, whole=True, shown=shown
+            )
+            requests.append(Sent(Kind.RESET, (), tail, chosen))
+        schedule.note_reset(slots, {slot: seeds[slot] for slot in slots.tolist()})
+        self._begin(self._make(COPIED), requests, stepped=False)
 
     def send_reset(self, slots: Slots) -> None:
         """Reset some of the slots, without a seed."""
@@ -101,7 +123,7 @@ class Group:
         self._begin(exchange, sent, stepped=False)
 
     def send_look(self) -> None:
-        """Ask for the observations as they are: a reset of nothing. The group must be of all slots.
+        """Ask for the observations as they are: a reset of nothing. The group must be of all slots of its workers.
 
         Raises:
             PendingCallError: if a slot has a request in flight, or a result that nobody took.
@@ -145,13 +167,18 @@ class Group:
             StepTimeout: if `timeout_s` passed.
             ClosedError: if the vector env was closed.
         """
-        exchange, self._exchange = self._exchange, None
-        assert exchange is not None
+        exchange = self.take()
         try:
-            await self._schedule.outcome(exchange, self._settle, None)
+            await self._schedule.outcome(exchange, self.settle, None)
         except SlotError as error:
             return exchange, error
         return exchange, None
+
+    def take(self) -> Exchange:
+        """What is in flight, for somebody else to wait for."""
+        exchange, self._exchange = self._exchange, None
+        assert exchange is not None
+        return exchange
 
     @property
     def in_flight(self) -> bool:
@@ -164,7 +191,8 @@ class Group:
         if exchange is not None:
             self._schedule.abandon(exchange)
 
-    def _settle(self, exchange: Exchange) -> StepResult:
+    def settle(self, exchange: Exchange) -> StepResult:
+        """All replies are in and about to be handed out: the slots are free again, or failed."""
         schedule, batch, slots = self._schedule, exchange.batch, _slots(exchange)
         schedule.table.move(slots, SlotState.IDLE)
         if exchange.stepped:
@@ -173,6 +201,7 @@ class Group:
             schedule.table.fail(error)
         if exchange.images is not None and schedule.images is not None:
             schedule.images.show(exchange.images, slots)
+            schedule.images.publish()
         return StepResult(None, batch.reward, batch.terminated, batch.truncated, {})
 
 

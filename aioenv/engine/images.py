@@ -9,48 +9,53 @@ third in line is not drawn.
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from aioenv.engine.patience import Patience
+from aioenv.engine.stream import ImageStream
 from aioenv.errors import RenderError, WireError
 from aioenv.wire.frames import Frame
 from aioenv.wire.messages import Failure, load
 from aioenv.workers.supervisor import Worker
 
+if TYPE_CHECKING:
+    from aioenv.trace import Trace
+
 __all__ = ["Images", "Pool", "Shot"]
 
 Slots = npt.NDArray[np.int64]
 States = npt.NDArray[np.float64]
-ImageArray = npt.NDArray[np.uint8]
-
-# Shots that the pool works on at once: one being drawn, one to go on with at once.
-MAX_ACTIVE = 2
+ImageArrays = Sequence[npt.NDArray[Any]]
 
 
 class Pool(Protocol):
     """What `Images` needs of `rendering.LatePool`."""
 
-    @property
-    def image_shape(self) -> tuple[int, int, int]:
-        """(height, width, 3)."""
+    def allocate(self, n: int) -> tuple[npt.NDArray[Any], ...]:
+        """New arrays for all that is drawn of n slots."""
 
     def submit(
         self,
         slots: Sequence[int],
         states: States,
-        images: ImageArray,
+        images: ImageArrays,
         on_done: Callable[[Exception | None], None],
     ) -> None:
-        """Draw k states into k images; never blocks."""
+        """Draw k states into k rows of each array; never blocks."""
 
 
 class Shot:
-    """The images of one exchange: `images[row]` is of `slots[row]`."""
+    """The images of one exchange, that in row i of `slots[i]`.
+
+    Attributes:
+        images: arrays, one for each thing that the pool draws; or, where the workers draw, a list of images.
+    """
 
     def __init__(self, slots: Slots, done: asyncio.Future[None]) -> None:
         self.slots = slots
@@ -61,6 +66,7 @@ class Shot:
         self.done = done
         self.active = False
         self.waiting: list[tuple[Slots, States]] = []
+        self.step: int | None = None  # its number in the timeline
 
     def rows(self, slots: Slots) -> npt.NDArray[np.int64]:
         """Where slots stand in this shot."""
@@ -80,10 +86,12 @@ class Images:
     Args:
         num_envs: how many slots there are.
         pool: draws states; None if the workers draw.
+        max_active: how many shots the pool works on at once: one being drawn, others to go on with at once.
     """
 
-    def __init__(self, num_envs: int, pool: Pool | None) -> None:
+    def __init__(self, num_envs: int, pool: Pool | None, max_active: int = 2) -> None:
         self._pool = pool
+        self._max_active = max_active
         self._loop = asyncio.get_running_loop()
         self._newest: list[deque[Shot]] = [deque() for _ in range(num_envs)]
         self._shown: list[Shot | None] = [None] * num_envs
@@ -91,6 +99,9 @@ class Images:
         self._queue: deque[Shot] = deque()
         self._active = 0
         self._late: dict[tuple[int, int], tuple[Shot, Slots]] = {}
+        self.trace: Trace | None = None  # the timeline that is being collected
+        self.streams: weakref.WeakSet[ImageStream] = weakref.WeakSet()
+        self._results = 0
 
     # ------------------------------------------------------------ from the schedule
 
@@ -98,7 +109,7 @@ class Images:
         """A step or reset of these slots is about to be sent."""
         shot = Shot(slots, self._loop.create_future())
         if self._pool is not None:
-            shot.images = np.empty((len(slots), *self._pool.image_shape), np.uint8)
+            shot.images = self._pool.allocate(len(slots))
         for slot in slots.tolist():
             newest = self._newest[slot]
             newest.append(shot)
@@ -114,7 +125,7 @@ class Images:
 
     def draw(self, shot: Shot, slots: Slots, states: States) -> None:
         """States have arrived; they are copied unless they go out at once."""
-        if shot.active or self._active < MAX_ACTIVE:
+        if shot.active or self._active < self._max_active:
             self._activate(shot)
             self._dispatch(shot, slots, states)
         else:
@@ -145,6 +156,21 @@ class Images:
         for slot in slots.tolist():
             self._shown[slot] = shot
 
+    def publish(self) -> None:
+        """All of a result has been shown: this is one item of each stream."""
+        self._results += 1
+        if self.streams:
+            shots = [shot for shot in self._shown if shot is not None]
+            if len(shots) == len(self._shown):
+                for stream in self.streams:
+                    stream.add(self._results - 1, shots)
+
+    def stream(self, buffer: int) -> ImageStream:
+        """The images of all results from now on."""
+        stream = ImageStream(self, buffer)
+        self.streams.add(stream)
+        return stream
+
     # ------------------------------------------------------------ drawing
 
     def _activate(self, shot: Shot) -> None:
@@ -162,7 +188,9 @@ class Images:
             self._advance(shot)
 
         # a part's slots stand next to each other: its images are a slice
-        images = shot.images[int(rows[0]) : int(rows[0]) + count]
+        images = [array[int(rows[0]) : int(rows[0]) + count] for array in shot.images]
+        if self.trace is not None:
+            self.trace.step = shot.step
         self._pool.submit(slots.tolist(), states, images, on_done)
 
     def _advance(self, shot: Shot) -> None:
@@ -170,7 +198,7 @@ class Images:
         if shot.open == 0 and shot.active:
             shot.active = False
             self._active -= 1
-        while self._queue and self._active < MAX_ACTIVE:
+        while self._queue and self._active < self._max_active:
             following = self._queue.popleft()
             parts, following.waiting = following.waiting, []
             if following.kept <= 0:
@@ -205,7 +233,9 @@ class Images:
     # ------------------------------------------------------------ to the user
 
     async def render(self, patience: Patience) -> Any:
-        """Images of the states that were returned last, `(N, H, W, 3)`; a tuple where they don't stack.
+        """Images of the states that were returned last: an array, or a tuple of what was asked for.
+
+        Where the workers draw, it is a tuple of N images if they don't stack.
 
         Raises:
             RenderError: if there is no state yet, or an image could not be drawn.
@@ -224,18 +254,27 @@ class Images:
                 shot.kept -= 1
             if shot.error is not None:
                 raise RenderError(f"render: {shot.error}") from shot.error
+        return self.gather([shot for shot in shots if shot is not None])
+
+    def gather(self, shots: Sequence[Shot]) -> Any:
+        """The images of all slots, of which each has its shot."""
         first = shots[0]
-        assert first is not None
-        if all(shot is first for shot in shots) and isinstance(first.images, np.ndarray):
-            return first.images
-        images = [s.images[int(s.rows(np.array([i]))[0])] for i, s in enumerate(shots) if s is not None]
-        return stack_images(images)
+        rows = [int(shot.rows(np.array([slot]))[0]) for slot, shot in enumerate(shots)]
+        if self._pool is None:
+            return stack_images([shot.images[row] for shot, row in zip(shots, rows, strict=True)])
+        arrays = first.images
+        if any(shot is not first for shot in shots):
+            each = range(len(arrays))
+            arrays = [np.stack([shot.images[i][row] for shot, row in zip(shots, rows, strict=True)]) for i in each]
+        return arrays[0] if len(arrays) == 1 else tuple(arrays)
 
     def fail_all(self, error: Exception) -> None:
         """Nothing will be drawn any more (the vector env is closing): end every wait."""
         pending = {id(s): s for newest in self._newest for s in newest if not s.done.done()}
         for shot in pending.values():
             shot.finish(shot.open, error)
+        for stream in self.streams:
+            stream.end()
 
 
 def stack_images(images: Sequence[Any]) -> Any:

@@ -16,7 +16,9 @@ from aioenv.engine.fleet import Fleet, FleetConfig
 from aioenv.engine.results import WorkerInfo
 from aioenv.engine.schedule import Schedule
 from aioenv.engine.session import CLOSE_GRACE_S, Session
+from aioenv.engine.tracing import Traces
 from aioenv.errors import ClosedError, LoopError
+from aioenv.trace import wanted
 
 if TYPE_CHECKING:
     from aioenv.rendering.config import RenderConfig
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["Lifecycle"]
 
 
-class Lifecycle:
+class Lifecycle(Traces):
     """Something that is started by an await, belongs to the loop of that await, and must be closed.
 
     Attributes:
@@ -37,7 +39,8 @@ class Lifecycle:
     copy: bool
     closed = True  # until there is something to close
     _config: FleetConfig
-    _render_config: RenderConfig | None
+    _render_config: RenderConfig | None = None
+    _pixels_config: RenderConfig | None = None
     _must_reset: bool
     _timeout_s: float | None
     _on_timeout: str
@@ -86,6 +89,9 @@ class Lifecycle:
             self.closed = True
             raise
         assert self._session is not None
+        if self._schedule is None and (path := wanted()) is not None:
+            assert self._session.schedule is not None
+            self._begin_trace(self._session.schedule, path)
         self._schedule = self._session.schedule
         return self
 
@@ -93,6 +99,7 @@ class Lifecycle:
         return Session(
             self._config,
             self._render_config,
+            self._pixels_config,
             copy=self.copy,
             must_reset=self._must_reset,
             timeout_s=self._timeout_s,
@@ -129,11 +136,13 @@ class Lifecycle:
             self._starting.cancel()
             await asyncio.wait([self._starting])
         await self._session.close(grace_s)
+        self._end_trace()
 
     def _abandon(self) -> None:
         """Kill every process without waiting."""
         if self._session is not None:
             self._session.abandon()
+        self._end_trace()
 
     def __del__(self) -> None:
         if not self.closed and self._session is not None and self._session.is_mine:

@@ -119,6 +119,7 @@ class Record:
         self._truncated = np.zeros((steps, n), np.bool_)
         self._valid = np.zeros((steps, n), np.bool_)
         self._extras: dict[str, npt.NDArray[Any]] = {}
+        self._resting: tuple[Slots, Arrays, list[list[Any]]] | None = None
         self._asked = False  # whether the policy has answered yet
         self.columns: list[list[Columns]] = [[] for _ in range(steps)]
 
@@ -138,6 +139,18 @@ class Record:
                 shape = (self._steps, self._num_envs, *expected[1:])
                 known = self._extras[name] = np.zeros(shape, array.dtype)
             known[step, slots] = array
+
+    def rest(self, paused: Slots, seen: Slots, obs: Arrays, objects: list[list[Any]]) -> None:
+        """Slots that are not stepped; those of which the observations are known, and these."""
+        for array in (*self._obs, *self._actions):
+            array[:, paused] = 0
+        for array, mine in zip(self._obs, obs, strict=True):
+            array[:, seen] = mine
+        for array, items in zip(self._obs_objects, objects, strict=True):
+            for slot, item in zip(seen.tolist(), items, strict=True):
+                for step in range(self._steps):
+                    array[step, slot] = item
+        self._resting = seen, obs, objects
 
     def saw(self, turn: Turn) -> None:
         """What a group's policy is about to see; it may write to it."""
@@ -164,13 +177,17 @@ class Record:
         """All of it; or, if it ended before time, the steps of which some slots came back: zeros where none did."""
         steps = max(turn.taken for turn in turns)
         last, last_objects = self._observations.zeros(self._num_envs), self._observations.no_objects(self._num_envs)
-        for turn in turns:
-            slots = turn.group.slots
-            for array, mine in zip(last, turn.obs, strict=False):
+        known = [(turn.group.slots, turn.obs, turn.objects) for turn in turns]
+        if self._resting is not None:
+            known.append(self._resting)
+        for slots, obs, objects in known:
+            for array, mine in zip(last, obs, strict=False):
                 array[slots] = mine
-            for column, items in zip(last_objects, turn.objects, strict=False):
+            for column, items in zip(last_objects, objects, strict=False):
                 for slot, item in zip(slots.tolist(), items, strict=True):
                     column[slot] = item
+        for turn in turns:
+            slots = turn.group.slots
             for array in (*self._obs, *self._actions):
                 array[turn.taken : steps, slots] = 0
             for array in (*self._obs_objects, *self._action_objects):

@@ -14,7 +14,7 @@ from aioenv.batching.infos import Column, Columns, Schema
 from aioenv.engine.calls import for_each
 from aioenv.engine.groups import Group, split
 from aioenv.engine.record import Record, Rollout, Turn, objects_of
-from aioenv.errors import ActionError, ResetNeededError, SlotError, StepTimeout
+from aioenv.errors import ActionError, PausedError, ResetNeededError, SlotError, StepTimeout
 
 if TYPE_CHECKING:
     from aioenv.engine.batch import Exchange
@@ -65,10 +65,12 @@ class Rollouts:
             groups: how many; at most as many as the worker with the fewest slots has, more are so many.
 
         Returns:
-            Arrays `(steps, num_envs, …)`; `valid` says which rows to learn from (see `Rollout`).
+            Arrays `(steps, num_envs, …)`; `valid` says which rows to learn from (see `Rollout`). Slots that are paused
+            when it begins are not stepped: their last observation throughout, and `valid` False.
 
         Raises:
             ResetNeededError: if a slot has no observation yet: never reset, or just put into a state.
+            PausedError: if all slots are paused.
             ActionError: if actions don't fit the action space; the message names the group.
             PendingCallError: if a slot has a request in flight. Nothing was sent.
             EnvError: if an env raised; `error.partial` is a `Rollout` of what was collected, all groups' last steps
@@ -99,7 +101,9 @@ async def roll_out(
             raise ValueError(f"rollout: {name}: expected a positive int, got {value!r}")
     if not callable(policy):
         raise TypeError(f"rollout: policy: expected a function of observations, got {policy!r}")
-    if len(unseen := schedule.table.unseen()):
+    if not len(live := schedule.table.live):
+        raise PausedError("rollout: all slots are paused; resume() some first")
+    if len(unseen := np.intersect1d(schedule.table.unseen(), live)):
         raise ResetNeededError(
             f"rollout: slots {unseen.tolist()} have no observation to begin with: they were never reset, or a "
             "state was set since; reset() or step() them first"
@@ -148,28 +152,34 @@ class _Run:
 
     async def _look(self) -> None:
         """Find out what the envs are at: observations, and where an automatic reset is due."""
-        schedule, num_envs = self._schedule, self._schedule.num_envs
+        schedule = self._schedule
+        shares = schedule.fleet.shares(schedule.table.live)
+        seen = np.concatenate([np.arange(member.start, member.stop) for member, _ in shares])
         wait = self._clock.envs.begin()
         try:
             await schedule.drain()
-            everyone = Group(schedule, np.arange(num_envs))
+            everyone = Group(schedule, seen)
             everyone.send_look()
             exchange, error = await everyone.recv()
             if error is not None:
                 raise error
-            due: Any = np.zeros(num_envs, np.bool_)
+            due: Any = np.zeros(len(seen), np.bool_)
             if self._mode is AutoresetMode.NEXT_STEP:
-                replies = await for_each(schedule, None, "rollout", "resets_due", lambda _: ())
+                replies = await for_each(schedule, seen, "rollout", "resets_due", lambda _: ())
                 due = np.array(replies, np.bool_)
         finally:
             wait.end()
         objects = objects_of(self._observations, exchange)
         for turn in self._turns:
-            slots = turn.group.slots
-            turn.obs = [array[slots] for array in exchange.batch.obs]
-            turn.objects = [[column[slot] for slot in slots.tolist()] for column in objects]
-            turn.due = due[slots]
-            turn.over = schedule.table.over(slots)
+            rows = np.searchsorted(seen, turn.group.slots)
+            turn.obs = [array[rows] for array in exchange.batch.obs]
+            turn.objects = [[column[row] for row in rows.tolist()] for column in objects]
+            turn.due = due[rows]
+            turn.over = schedule.table.over(turn.group.slots)
+        if (paused := schedule.table.paused) is not None:
+            rows = np.flatnonzero(paused[seen])
+            resting = [array[rows] for array in exchange.batch.obs]
+            self._record.rest(np.flatnonzero(paused), seen[rows], resting, [[c[r] for r in rows] for c in objects])
 
     # ------------------------------------------------------------ one step of one group
 
@@ -212,6 +222,10 @@ class _Run:
             for columns in (c for part in exchange.parts for c in part.columns):
                 if any(column.path == ("restarted",) for column in columns.schema.columns):
                     valid[columns.positions] = False
+        if self._schedule.table.exhausted:
+            valid &= (
+                ~np.isin(turn.group.slots, list(self._schedule.table.exhausted)) | batch.terminated | batch.truncated
+            )
         if error is not None:
             failed = [slot for one in exchange.errors() for slot in one.slots]
             valid &= ~np.isin(turn.group.slots, failed)

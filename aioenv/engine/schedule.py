@@ -156,7 +156,7 @@ class Schedule:
             tail = reset_tail(member, chosen, [seeds[slot] for slot in chosen], options, whole=True)
             requests.append(Sent(Kind.RESET, (), tail, mine))
         exchange = self._whole(stepped=False)
-        self._note_reset(slots, {slot: seeds[slot] for slot in slots.tolist()})
+        self.note_reset(slots, {slot: seeds[slot] for slot in slots.tolist()})
         for part, sent in zip(exchange.parts, requests, strict=True):
             self.dispatch.submit(exchange, part, sent)
         self._next = self._prepare()
@@ -243,6 +243,7 @@ class Schedule:
             self.table.fail(error)
         if exchange.images is not None and self.images is not None:
             self.images.show(exchange.images, self._all_slots)
+            self.images.publish()
 
     # ------------------------------------------------------------ some slots
 
@@ -250,6 +251,12 @@ class Schedule:
         """Send actions to some slots; never blocks (see `AsyncVectorEnv.send`)."""
         numbers = self.table.named(slots)
         arrays, objects = self.fleet.actions.take_apart(actions, len(numbers))
+        if self.table.paused is not None:
+            keep = self.table.leave_out_paused(numbers, "send", by_name=slots is not None)
+            numbers, arrays = numbers[keep], [array[keep] for array in arrays]
+            objects = [[column[i] for i in keep.tolist()] for column in objects]
+            if not len(numbers):
+                return
         self.table.check_send(numbers, "send", reset=False)
         shares = self.fleet.shares(numbers)
         tails = []
@@ -272,17 +279,21 @@ class Schedule:
         """Begin episodes in some slots; never blocks (see `AsyncVectorEnv.send_reset`)."""
         numbers = self.table.named(slots)
         by_slot = dict(zip(numbers.tolist(), seeds(numbers), strict=True))
+        numbers = numbers[self.table.leave_out_paused(numbers, "send_reset", by_name=slots is not None)]
+        if not len(numbers):
+            return
         self.table.check_send(numbers, "send_reset", reset=True)
         shares = self.fleet.shares(numbers)
         tails = []
         for member, order in shares:
             chosen = numbers[order].tolist()
             tails.append(reset_tail(member, chosen, [by_slot[slot] for slot in chosen], options, whole=False))
-        self._note_reset(numbers, by_slot)
+        self.note_reset(numbers, {slot: by_slot[slot] for slot in numbers.tolist()})
         for (exchange, part), tail in zip(self._begin(shares, numbers, stepped=False), tails, strict=True):
             self.dispatch.submit(exchange, part, Sent(Kind.RESET, (), tail, part.slots))
 
-    def _note_reset(self, slots: Slots, seeds: Mapping[int, int | None]) -> None:
+    def note_reset(self, slots: Slots, seeds: Mapping[int, int | None]) -> None:
+        """A reset of these slots is being sent, with these seeds."""
         self.table.note_reset(slots)
         if self.history is not None:
             self.history.note_seeds(seeds)
@@ -360,6 +371,8 @@ class Schedule:
         for exchange, slots in taken:
             if exchange.images is not None and self.images is not None:
                 self.images.show(exchange.images, slots)
+        if self.images is not None:
+            self.images.publish()
         for exchange in self._abandoned:
             exchange.idle = not exchange.open and not any(exchange is other for other, _ in self._ready)
         self._abandoned = [exchange for exchange in self._abandoned if not exchange.idle]

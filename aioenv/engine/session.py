@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from aioenv.engine.fleet import Fleet, FleetConfig
 from aioenv.engine.images import Images
 from aioenv.engine.schedule import Schedule
-from aioenv.errors import ClosedError, RenderError
+from aioenv.errors import ClosedError, RenderError, WorkerStartError
+from aioenv.rendering.backends import candidates, environment, no_backend_works
+from aioenv.rendering.config import check_devices
+from aioenv.rendering.pixels import PixelsRefused
 
 if TYPE_CHECKING:
     from aioenv.rendering.config import RenderConfig
     from aioenv.rendering.late_pool import LatePool
+    from aioenv.workers.supervisor import Worker
 
 __all__ = ["CLOSE_GRACE_S", "Session"]
 
@@ -34,12 +39,16 @@ class Session:
         self,
         config: FleetConfig,
         render: RenderConfig | None,
+        pixels: RenderConfig | None,
         *,
         copy: bool,
         must_reset: bool,
         timeout_s: float | None,
         on_timeout: str,
     ) -> None:
+        if render is not None and pixels is None:
+            # for envs that draw themselves
+            config = _on_backend(config, candidates(render.backend)[0], render)
         self.fleet = Fleet(config)
         self.schedule: Schedule | None = None
         self.images: Images | None = None
@@ -47,6 +56,7 @@ class Session:
         self._pid = os.getpid()
         self._config = config
         self._render = render
+        self._pixels = pixels
         self._copy = copy
         self._must_reset = must_reset
         self._timeout_s = timeout_s
@@ -57,8 +67,12 @@ class Session:
 
         Raises:
             WorkerStartError, SpaceMismatchError, RenderError: see `AsyncVectorEnv`.
+            ValueError: if pixels were asked for that an env does not have.
         """
-        await self.fleet.start()
+        if self._pixels is None:
+            await self.fleet.start()
+        else:
+            await self._start_drawing_fleet(self._pixels)
         try:
             state_size, draws_late = 0, False
             if self._render is not None:
@@ -78,6 +92,26 @@ class Session:
             on_timeout=self._on_timeout,
             restart=self._config.restart,
         )
+
+    async def _start_drawing_fleet(self, pixels: RenderConfig) -> None:
+        """Start the workers where they draw themselves, on the first OpenGL backend that works."""
+        reasons: list[str] = []
+        last: WorkerStartError | None = None
+        for backend in candidates(pixels.backend):
+            self.fleet = Fleet(_on_backend(self._config, backend, pixels))
+            try:
+                await self.fleet.start()
+            except WorkerStartError as exc:
+                cause = exc.__cause__
+                if isinstance(cause, PixelsRefused):
+                    raise ValueError(str(cause)) from None
+                if not isinstance(cause, RenderError):
+                    raise
+                last = exc
+                reasons.append(f"{backend}: {cause}")
+            else:
+                return
+        raise no_backend_works(reasons) from last
 
     async def _start_images(self, config: RenderConfig) -> tuple[int, bool]:
         """Find out who can draw: a pool, if every env is a MuJoCo env, else the workers themselves.
@@ -110,8 +144,13 @@ class Session:
             restart=self._config.restart,
         )
         await self._pool.start()
-        self.images = Images(num_envs, self._pool)
+        self.images = Images(num_envs, self._pool, config.max_in_flight)
         return max(source.state_size for source in distinct), False
+
+    @property
+    def render_workers(self) -> Sequence[Worker]:
+        """Those that draw states."""
+        return self._pool.workers if self._pool is not None else ()
 
     async def close(self, grace_s: float) -> None:
         """End everything; whoever waits for a result gets a ClosedError.
@@ -145,3 +184,13 @@ class Session:
         self.fleet.abandon()
         if self._pool is not None:
             self._pool.abandon()
+
+
+def _on_backend(config: FleetConfig, backend: str, drawing: RenderConfig) -> FleetConfig:
+    """The same, with workers that can draw; what the user has said of their environment comes first."""
+    devices = check_devices(drawing.devices)
+    variables = [
+        {**environment(backend, devices[index % len(devices)] if devices else None), **(given or {})}
+        for index, given in enumerate(config.worker_env)
+    ]
+    return config._replace(worker_env=variables)

@@ -7,6 +7,8 @@
 A `step` or `reset` that waits for its own replies settles them without passing through READY. An idle slot whose env
 has raised is FAILED, and one whose episode is over may have to wait for a reset; both last until a reset of that very
 slot is sent, whatever else its worker is asked meanwhile.
+
+Beside all that a slot may be paused: it is left out of whole batches, and keeps whatever state it is in.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from aioenv.errors import EnvError, PendingCallError, ResetNeededError, SlotError, WorkerDied
+from aioenv.errors import EnvError, PausedError, PendingCallError, ResetNeededError, SlotError, WorkerDied
 
 __all__ = ["SlotState", "SlotTable"]
 
@@ -41,6 +43,10 @@ class SlotTable:
     Args:
         num_envs: how many slots there are.
         must_reset: whether a slot whose episode has ended may not be stepped (autoreset disabled).
+
+    Attributes:
+        paused: bool `(num_envs,)`, which slots are paused, another array after each change; None if none is.
+        exhausted: those of them that are because their envs have no further episode.
     """
 
     def __init__(self, num_envs: int, *, must_reset: bool) -> None:
@@ -54,6 +60,8 @@ class SlotTable:
         # whose observation nobody knows: never reset, or put into a state
         self._unseen = np.ones(num_envs, np.bool_)
         self._any_unseen = True
+        self.paused: npt.NDArray[np.bool_] | None = None
+        self.exhausted: set[int] = set()
 
     def state(self, slot: int) -> SlotState:
         """What one slot is doing."""
@@ -180,6 +188,45 @@ class SlotTable:
         """Which of these slots must be reset before they are stepped: their episodes are over (autoreset disabled)."""
         over: npt.NDArray[np.bool_] = self._ended[slots]
         return over
+
+    # ------------------------------------------------------------ pausing
+
+    def pause(self, slots: Slots | list[int]) -> None:
+        """Leave these slots out of whole batches."""
+        paused = np.zeros(len(self._states), np.bool_) if self.paused is None else self.paused.copy()
+        paused[slots] = True
+        self.paused = paused
+
+    def resume(self, slots: Slots) -> None:
+        """Take these slots in again."""
+        if self.paused is not None:
+            paused = self.paused.copy()
+            paused[slots] = False
+            self.paused = paused if paused.any() else None
+            self.exhausted.difference_update(slots.tolist())
+
+    def exhaust(self, slots: list[int]) -> None:
+        """The envs of these slots have no further episode."""
+        self.pause(slots)
+        self.exhausted.update(slots)
+
+    @property
+    def live(self) -> Slots:
+        """The slots that are not paused."""
+        return np.arange(len(self._states)) if self.paused is None else np.flatnonzero(~self.paused)
+
+    def leave_out_paused(self, numbers: Slots, name: str, *, by_name: bool) -> Slots:
+        """Where those of these slots stand that are not paused.
+
+        Raises:
+            PausedError: if one is paused, and they were asked for `by_name`.
+        """
+        paused = np.zeros(len(numbers), np.bool_) if self.paused is None else self.paused[numbers]
+        if by_name and paused.any():
+            raise PausedError(f"{name}: slots {numbers[paused].tolist()} are paused; resume() them first")
+        return np.flatnonzero(~paused)
+
+    # ------------------------------------------------------------ names
 
     def named(self, slots: Iterable[int] | None) -> Slots:
         """Slots as the caller names them, checked and as an array; None stands for all.

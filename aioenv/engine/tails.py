@@ -41,7 +41,13 @@ def step_tail(rows: Sequence[int] | None, objects: Sequence[Sequence[Any]], give
 
 
 def reset_tail(
-    member: Member, slots: list[int], seeds: Sequence[int | None], options: dict[str, Any] | None, *, whole: bool
+    member: Member,
+    slots: list[int],
+    seeds: Sequence[int | None],
+    options: dict[str, Any] | None,
+    *,
+    whole: bool,
+    shown: Sequence[int] | None = None,
 ) -> bytes:
     """The tail of a RESET of some slots of a worker (see `ResetRequest`).
 
@@ -50,7 +56,7 @@ def reset_tail(
     """
     rows = tuple(slot - member.start for slot in slots)
     try:
-        return dump(ResetRequest(rows, tuple(seeds), options, whole))
+        return dump(ResetRequest(rows, tuple(seeds), options, whole, shown))
     except Exception as exc:
         raise TypeError(f"options: expected what can be pickled, got {type(exc).__name__}: {exc}") from exc
 
@@ -69,8 +75,11 @@ def load_reply(tail: memoryview) -> StepReply:
     return StepReply([], [Group(number, None, data, [])], [], [])
 
 
-def read_tail(part: Part, tail: memoryview) -> None:
+def read_tail(part: Part, tail: memoryview) -> list[int]:
     """Put what a worker has said beyond the arrays into its part: infos, objects, errors.
+
+    Returns:
+        The slots whose envs have no further episode.
 
     Raises:
         Exception: if it can't be understood.
@@ -97,3 +106,4 @@ def read_tail(part: Part, tail: memoryview) -> None:
                 positions = np.searchsorted(part.slots, rows + member.start) + part.start
         columns.append(member.schemas.unpack(group, positions, count))
     part.columns = columns
+    return [member.start + row for row in reply.over]

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from time import perf_counter
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from aioenv.trace import Trace
 
 __all__ = ["Clock", "Stats"]
 
@@ -77,6 +81,7 @@ class Clock:
     """
 
     def __init__(self) -> None:
+        self._trace: Trace | None = None
         self.start_anew()
 
     def start_anew(self) -> None:
@@ -84,6 +89,13 @@ class Clock:
         self.envs = Wait()
         self.images = _LesserWait(self.envs)
         self.env_steps = 0
+        self.trace(self._trace)
+
+    def trace(self, trace: Trace | None) -> None:
+        """Note each wait there, from now on; None: no longer."""
+        self._trace = trace
+        for name, wait in (("envs", self.envs), ("images", self.images)):
+            wait.on_end = trace.waited(name) if trace is not None else None
 
     def stats(self, num_envs: int) -> Stats:
         """What was counted until now."""
@@ -100,9 +112,10 @@ class Clock:
 class Wait:
     """One sort of wait. Several may be open at once, and count once then."""
 
-    __slots__ = ("first", "last", "open", "seconds", "since")
+    __slots__ = ("first", "last", "on_end", "open", "seconds", "since")
 
     def __init__(self) -> None:
+        self.on_end: Callable[[float, float], None] | None = None  # is told when a wait began and when it ended
         self.open = 0
         self.seconds = 0.0  # of waits that are over
         self.first = 0.0  # when the first one began; 0: there was none
@@ -125,6 +138,8 @@ class Wait:
         if not self.open:
             self.last = now = perf_counter()
             self.seconds += now - self.since
+            if self.on_end is not None:
+                self.on_end(self.since, now)
 
     def until(self, now: float) -> float:
         """How long was waited until now, in seconds."""

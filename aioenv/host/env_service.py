@@ -182,26 +182,32 @@ class EnvService(EnvCalls, SlotService):
         out = self._stepper.step(rows, actions)
         self._rows.store(lane, rows, out)
         failures = [describe_failure(exc, row) for row, exc in out.failures]
-        return self._reply(rows, True, out.infos, failures, rows)
+        return self._reply(rows, True, out.infos, failures, rows, out.over)
 
     def _reset(self, frame: Frame) -> Reply:
         request: ResetRequest = load(frame.tail)
         lane, _ = self._actions.open(frame)
         infos: list[tuple[int, dict[str, Any]]] = []
         failures: list[Failure] = []
+        over: list[int] = []
         for row, seed in zip(request.rows, request.seeds, strict=True):
             try:
                 obs, info = self._stepper.reset(row, seed, request.options)
                 self._rows.keep(lane, row, obs)
             except Exception as exc:
-                failures.append(describe_failure(exc, row))
+                if self._stepper.is_end(row, exc):
+                    over.append(row)
+                else:
+                    failures.append(describe_failure(exc, row))
                 continue
             if info:
                 infos.append((row, info))
         rows: Sequence[int] = self._all_rows if request.whole else request.rows
-        reset = set(request.rows).difference(failure.row for failure in failures)
+        if request.shown is not None:
+            rows = request.shown
+        reset = set(request.rows).difference(over, (failure.row for failure in failures))
         self._rows.show(lane, [row for row in rows if row not in reset])
-        return self._reply(rows, False, infos, failures, request.rows)
+        return self._reply(rows, False, infos, failures, request.rows, over)
 
     def _reply(
         self,
@@ -210,11 +216,13 @@ class EnvService(EnvCalls, SlotService):
         infos: list[tuple[int, dict[str, Any]]],
         failures: list[Failure],
         touched: Sequence[int],
+        over: Sequence[int] = (),
     ) -> Reply:
         """What has come to stand in the rows, as a reply: all of them, or just the ones asked for.
 
         Args:
             touched: those that were stepped or reset; the others are as they were.
+            over: those whose envs have no further episode.
         """
         if self._state.shape[1]:
             for row in touched:
@@ -228,16 +236,16 @@ class EnvService(EnvCalls, SlotService):
         objects = self._rows.objects
         if len(rows) < len(self._envs):
             objects = [[column[row] for row in rows] for column in objects]
-        if not infos and not failures and not objects:
+        if not infos and not failures and not objects and not over:
             return Reply(fixed)
         try:
             groups = self._gatherer.gather(infos, rows) if infos else []
             news = self._gatherer.take_news()
-            if len(groups) == 1 and not (news or failures or objects) and (usual := groups[0]).is_usual:
+            if len(groups) == 1 and not (news or failures or objects or over) and (usual := groups[0]).is_usual:
                 return Reply(fixed, dump_usual(usual.schema, usual.data))
-            tail = dump(StepReply(news, groups, objects, failures))
+            tail = dump(StepReply(news, groups, objects, failures, over))
         except Exception:
-            tail = self._without_unpicklable(rows, infos, objects, failures)
+            tail = self._without_unpicklable(rows, infos, objects, failures, over)
         return Reply(fixed, tail)
 
     def _without_unpicklable(
@@ -246,6 +254,7 @@ class EnvService(EnvCalls, SlotService):
         infos: list[tuple[int, dict[str, Any]]],
         objects: list[list[Any]],
         failures: list[Failure],
+        over: Sequence[int],
     ) -> bytes:
         """Find the rows whose infos can't travel, and report those rows alone as failed."""
         good: list[tuple[int, dict[str, Any]]] = []
@@ -258,7 +267,7 @@ class EnvService(EnvCalls, SlotService):
                 failures.append(describe_failure(exc, row))
         self._gatherer = Gatherer()  # what it believes to have sent, it has not
         groups = self._gatherer.gather(good, rows)
-        return dump(StepReply(self._gatherer.take_news(), groups, objects, failures))
+        return dump(StepReply(self._gatherer.take_news(), groups, objects, failures, over))
 
     def afterwards(self) -> Reply | None:
         """Render the rows that were just stepped, if the parent wants images and nobody else can draw them."""

@@ -54,8 +54,21 @@ class MujocoSource:
 _MIN_GEOM = 10_000
 
 
+# Wrappers of Gymnasium's whose `render` gives the picture of the env within.
+_PASS_ON = ("gymnasium.core", "gymnasium.wrappers.common", "gymnasium.wrappers.array_conversion")
+
+
 def find_source(env: Any) -> MujocoSource | None:
-    """The source of an env whose innermost env has a MuJoCo `model` and `data`; None for any other env."""
+    """The source of an env whose innermost env has a MuJoCo `model` and `data`; None for any other env.
+
+    A wrapper with a `render` of its own may show anything: such an env must draw itself.
+    """
+    wrapper = env
+    while wrapper is not env.unwrapped:
+        render = type(wrapper).render
+        if getattr(render, "__module__", None) not in _PASS_ON and render.__qualname__ != "RecordVideo.render":
+            return None
+        wrapper = wrapper.env
     mujoco = sys.modules.get("mujoco")
     base = env.unwrapped
     model, data = getattr(base, "model", None), getattr(base, "data", None)
@@ -103,21 +116,25 @@ def _signature(mujoco: Any) -> int:
 _cached_signature: int | None = None
 
 
-def read_state(model: mujoco.MjModel, data: mujoco.MjData, row: npt.NDArray[np.float64]) -> None:
-    """Write the state that images depend on into `row`, float64 of shape `(state_size,)`."""
+def _known_signature(mujoco: Any) -> int:
     global _cached_signature
-    import mujoco
-
     if _cached_signature is None:
         _cached_signature = _signature(mujoco)
-    mujoco.mj_getState(model, data, row, _cached_signature)
+    return _cached_signature
+
+
+def read_state(model: mujoco.MjModel, data: mujoco.MjData, row: npt.NDArray[np.float64]) -> None:
+    """Write the state that images depend on into `row`, float64 of shape `(state_size,)`."""
+    import mujoco
+
+    mujoco.mj_getState(model, data, row, _known_signature(mujoco))
 
 
 def write_state(model: mujoco.MjModel, data: mujoco.MjData, row: npt.NDArray[np.float64]) -> None:
     """The reverse of `read_state`; derived quantities are not recomputed."""
     import mujoco
 
-    mujoco.mj_setState(model, data, row, _signature(mujoco))
+    mujoco.mj_setState(model, data, row, _known_signature(mujoco))
 
 
 def dump_model(model: mujoco.MjModel) -> bytes:

@@ -47,13 +47,14 @@ class Rows:
     def store(self, lane: int, rows: Sequence[int], out: Stepped) -> None:
         """Put in what a step gave; a row whose values don't fit is added to `out.failures`."""
         start = run_of(rows)
-        if not out.failures and start is not None:
+        odd = out.failures or out.over
+        if not odd and start is not None:
             try:
                 self._writers[lane].write_run(start, out.observations)
                 self._last[start : start + len(rows)] = out.observations
             except Exception:
                 start = None
-        if out.failures or start is None:
+        if odd or start is None:
             self._store_one_by_one(lane, rows, out)
         where: Any = list(rows) if start is None else slice(start, start + len(rows))
         try:
@@ -71,7 +72,7 @@ class Rows:
     def _store_one_by_one(self, lane: int, rows: Sequence[int], out: Stepped) -> None:
         failed = {row for row, _ in out.failures}
         for index, row in enumerate(rows):
-            if row not in failed:
+            if row not in failed and not (out.observations[index] is None and row in out.over):
                 try:
                     self.keep(lane, row, out.observations[index])
                     continue

@@ -30,6 +30,7 @@ _KNOWN: dict[str, tuple[str, ...]] = {
         for name in "Filter Flatten Grayscale Resize Reshape Rescale Dtype Discretize".split()
     },
     "gymnasium.wrappers.transform_reward.ClipReward": (),
+    "aioenv.rendering.pixels.PixelObservation": (),
 }
 # stateless if the function that they were given is
 _BY_FUNCTION = {

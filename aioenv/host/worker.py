@@ -17,6 +17,8 @@ from aioenv.host.mujoco_gl import choose_backend_late
 from aioenv.host.mujoco_log import divert_warnings
 from aioenv.host.registry import restore_registry
 from aioenv.host.service import Reply, Service
+from aioenv.host.tracing import TracedService
+from aioenv.trace import TRACE, Handle, Ring
 from aioenv.wire.frames import Frame, Header, Kind
 from aioenv.wire.messages import Call, Failure, Start, dump, dump_exception, load, load_code
 
@@ -100,9 +102,21 @@ class _Loop:
 
     def _call(self, frame: Frame) -> Reply:
         call: Call = load(frame.tail)
+        if call.method == TRACE:
+            self._trace(*call.args)
+            return Reply((), dump(None))
         if call.method.startswith("_"):
             raise AttributeError(f"{call.method!r} is private to the service")
         return Reply((), dump(getattr(self._service, call.method)(*call.args, **call.kwargs)))
+
+    def _trace(self, handle: Handle | None) -> None:
+        """Write down what the service does, from now on, or no longer."""
+        if isinstance(self._service, TracedService):
+            self._service.ring.close()
+            self._service = self._service.service
+        if handle is not None and self._service is not None:
+            with contextlib.suppress(OSError, ValueError):  # the parent has thought better of it
+                self._service = TracedService(self._service, Ring.open(handle))
 
 
 def settle_in(start: Start) -> None:

@@ -11,7 +11,7 @@ import mujoco
 import numpy as np
 import numpy.typing as npt
 
-from aioenv.rendering.config import MAX_SIDE, check_int
+from aioenv.rendering.config import MAX_SIDE, check_devices, check_int
 from aioenv.rendering.drawing import EDITABLE, Images
 
 __all__ = [
@@ -66,20 +66,6 @@ def default_spec() -> int:
     part = mujoco.mjtState
     parts = ("FULLPHYSICS", "CTRL", "EQ_ACTIVE", "MOCAP_POS", "MOCAP_QUAT", "USERDATA")
     return sum(int(getattr(part, f"mjSTATE_{name}")) for name in parts)
-
-
-def check_devices(devices: int | Sequence[int]) -> tuple[int, ...] | None:
-    """The devices to draw on; None for one that MuJoCo chooses.
-
-    Raises:
-        ValueError: if it is neither a positive int nor a sequence of ints.
-    """
-    if isinstance(devices, (int, np.integer)) and not isinstance(devices, bool) and devices >= 1:
-        return None if devices == 1 else tuple(range(devices))
-    if isinstance(devices, (list, tuple, range)) and devices:
-        if all(isinstance(d, (int, np.integer)) and not isinstance(d, bool) and d >= 0 for d in devices):
-            return tuple(int(device) for device in devices)
-    raise ValueError(f"devices: expected how many (a positive int) or a list of their numbers, got {devices!r}")
 
 
 def check_modders(modder: Any) -> tuple[Callable[..., Any], ...]:

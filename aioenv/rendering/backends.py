@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
+from aioenv.errors import RenderError
 from aioenv.rendering.config import BACKENDS
 
-__all__ = ["INSTALL_HINT", "candidates", "environment"]
+__all__ = ["INSTALL_HINT", "candidates", "environment", "no_backend_works"]
 
 INSTALL_HINT = (
     "MuJoCo needs OpenGL to draw. Without a GPU, Mesa's software OpenGL does: on Debian or Ubuntu\n"
@@ -37,3 +39,13 @@ def environment(backend: str, device: int | None = None) -> dict[str, str]:
     if device is not None:
         variables["MUJOCO_EGL_DEVICE_ID"] = str(device)
     return variables
+
+
+def no_backend_works(reasons: Sequence[str]) -> RenderError:
+    """The error for when every backend that was tried has failed.
+
+    Args:
+        reasons: what each of them reported.
+    """
+    listed = "\n".join(f"  {reason}" for reason in reasons)
+    return RenderError(f"no OpenGL backend works here:\n{listed}\n{INSTALL_HINT}")

@@ -9,19 +9,20 @@ import numpy as np
 import numpy.typing as npt
 
 from aioenv.batching.layout import byte_view
-from aioenv.host.mujoco_source import MujocoSource, load_model, write_state
+from aioenv.host.mujoco_source import MujocoSource, load_model, read_state, write_state
 from aioenv.host.service import Reply
 from aioenv.rendering.cameras import make_camera, of_source
 from aioenv.rendering.canvas import Canvas
 from aioenv.rendering.config import RenderConfig
+from aioenv.rendering.drawing import Images, allocate
 from aioenv.rendering.quality import parse_quality
 from aioenv.wire.frames import Frame, Header, Kind
 
-__all__ = ["BatchRenderer", "RenderService", "opengl_name"]
+__all__ = ["BatchRenderer", "RenderService", "SourceRenderer", "opengl_name"]
 
 
 class SourceRenderer:
-    """Draws states of one model from one view, with an OpenGL context of its own.
+    """Draws states of one model from one view or several, with an OpenGL context of its own.
 
     Raises:
         ValueError: if the model has no such camera; the message lists those that it has.
@@ -32,20 +33,44 @@ class SourceRenderer:
         self._size = (config.width, config.height)
         self._model = load_model(source.model)
         self._data = mujoco.MjData(self._model)
-        self._view = of_source(self._model, source.view, config.camera)
+        self._views = [of_source(self._model, source.view, camera) for camera in config.cameras]
         self._option = mujoco.MjvOption()
         for flag, value in source.visual_options:
             self._option.flags[flag] = value
+        self._state = np.empty(source.state_size)
         self._canvas = Canvas(self._model, parse_quality(config.quality), source.max_geom)
 
-    def draw(self, state: npt.NDArray[np.float64], out: npt.NDArray[np.uint8]) -> None:
-        """Draw one state into `out`, uint8 of shape (height, width, 3)."""
-        write_state(self._model, self._data, state)
+    def draw(self, state: npt.NDArray[np.float64], out: Images) -> None:
+        """Draw one state into `out`, of shape (cameras, height, width)."""
+        self._draw(self._model, state, out)
+
+    def draw_env(self, model: mujoco.MjModel, data: mujoco.MjData, out: Images) -> None:
+        """Draw the state of an env, whose data are left as they are.
+
+        Args:
+            model: the env's own, equal to the source's but for what has been edited since: that shows, unless it is a
+                texture or a mesh, of which OpenGL has a copy.
+            data: its state.
+            out: as for `draw`.
+        """
+        read_state(model, data, self._state)
+        self._draw(model, self._state, out)
+
+    def _draw(self, model: mujoco.MjModel, state: npt.NDArray[np.float64], out: Images) -> None:
+        data, canvas = self._data, self._canvas
+        write_state(model, data, state)
         # all derived quantities, tendons, flexes and lights included; a tenth of the cost of the smallest image
-        mujoco.mj_forward(self._model, self._data)
-        self._canvas.make_current()
-        self._canvas.look(self._data, make_camera(self._view), self._option, *self._size)
-        self._canvas.draw(out)
+        mujoco.mj_forward(model, data)
+        canvas.make_current()
+        canvas.model = model
+        rgb, depth, segmentation = out
+        for number, view in enumerate(self._views):
+            canvas.look(data, make_camera(view), self._option, *self._size)
+            canvas.draw(rgb[number])
+            if depth is not None or segmentation is not None:
+                canvas.measure(
+                    None if depth is None else depth[number], None if segmentation is None else segmentation[number]
+                )
 
     def close(self) -> None:
         """Free the OpenGL context."""
@@ -57,7 +82,7 @@ class BatchRenderer:
 
     Args:
         sources: the models and views.
-        config: size, camera and quality.
+        config: what to draw.
 
     Raises:
         ValueError: if a model does not have the camera that `config` asks for.
@@ -65,7 +90,7 @@ class BatchRenderer:
 
     def __init__(self, sources: Sequence[MujocoSource], config: RenderConfig) -> None:
         self._renderers: list[SourceRenderer] = []
-        self._shape = (config.height, config.width, 3)
+        self._config = config
         try:
             for source in sources:
                 self._renderers.append(SourceRenderer(source, config))
@@ -73,24 +98,22 @@ class BatchRenderer:
             self.close()
             raise
 
-    def render(
-        self, which: Sequence[int], states: npt.NDArray[np.float64], out: npt.NDArray[np.uint8] | None = None
-    ) -> npt.NDArray[np.uint8]:
-        """Draw states.
+    def render(self, which: Sequence[int], states: Sequence[npt.NDArray[np.float64]]) -> Images:
+        """Draw k states.
 
         Args:
             which: for each state, the number of its source.
-            states: float64 of shape `(k, state_size)`.
-            out: uint8 of shape `(k, height, width, 3)`, or None for a new array.
+            states: float64 of shape `(state_size,)` each.
 
         Returns:
-            The images, rows from the top.
+            The images, rows from the top, of shape `(k, cameras, height, width)`.
         """
-        if out is None:
-            out = np.empty((len(states), *self._shape), np.uint8)
-        for index, state, image in zip(which, states, out, strict=True):
-            self._renderers[index].draw(state, image)
-        return out
+        config = self._config
+        shape = (len(states), len(config.cameras), config.height, config.width)
+        images = allocate(shape, depth=config.depth, segmentation=config.segmentation)
+        for row, (index, state) in enumerate(zip(which, states, strict=True)):
+            self._renderers[index].draw(state, images.row(row))
+        return images
 
     def close(self) -> None:
         """Free every OpenGL context."""
@@ -114,7 +137,7 @@ class RenderService:
     """A `BatchRenderer` as the service of a render worker.
 
     A RENDER's fixed part is the states, one row after the other, and its tail the number of each row's source as
-    uint32 (empty if there is but one source). The RESULT's fixed part is the images.
+    uint32 (empty if there is but one source). The RESULT's fixed part is the images, kind by kind (see `Images`).
     """
 
     def __init__(self, sources: Sequence[MujocoSource], config: RenderConfig) -> None:
@@ -141,8 +164,8 @@ class RenderService:
         states = np.frombuffer(data, np.float64).reshape(-1, self._state_size)
         which = np.frombuffer(frame.tail, np.uint32) if len(frame.tail) else np.zeros(len(states), np.uint32)
         rows = [state[: self._sizes[index]] for index, state in zip(which, states, strict=True)]
-        images = self._renderer.render(which.tolist(), rows)  # type: ignore[arg-type]
-        return Reply([byte_view(images)])
+        images = self._renderer.render(which.tolist(), rows)
+        return Reply([byte_view(array) for array in images.arrays])
 
     def afterwards(self) -> None:
         """Nothing waits."""

@@ -31,7 +31,7 @@ class Canvas:
         max_geom: how many geoms a scene may hold.
 
     Attributes:
-        model: the model.
+        model: the model; one of the same making may be put in its place, to draw its edits.
 
     Raises:
         RenderError: if there is no OpenGL context to be had; its cause says why.

@@ -2,62 +2,139 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from numbers import Integral
+from typing import Any, TypeAlias
 
 from aioenv.rendering.quality import Quality, parse_quality
 
-__all__ = ["BACKENDS", "MAX_SIDE", "RenderConfig", "check_int"]
+__all__ = ["BACKENDS", "MAX_SIDE", "CameraChoice", "RenderConfig", "check_devices", "check_int"]
 
 BACKENDS = ("egl", "osmesa", "glfw")
 
 # What one render target may measure in each direction; more than any OpenGL implementation here allows.
 MAX_SIDE = 16_384
+_MAX_WORKERS = 1024
+
+CameraChoice: TypeAlias = "str | int | None"
 
 
 @dataclass(frozen=True)
 class RenderConfig:
-    """How a vector env draws the states that it returns.
+    """How a vector env draws its states: `render=` draws those that it returns, `pixels=` makes images observations.
 
-    MuJoCo envs are drawn by a pool of render workers from their physics states. Any other env draws itself in its
-    own worker, after its reply has gone out, with its own size and camera; then only that it is drawn is taken
+    `render=`: MuJoCo envs are drawn by a pool of render workers from their physics states. Any other env draws itself
+    in its own worker, after its reply has gone out, with its own size and camera; then only that it is drawn is taken
     from here.
+
+    `pixels=`: each worker draws its own MuJoCo envs as it steps them, in one OpenGL context for each model; with
+    `workers` given, that many render workers do, each state as soon as it arrives. Any other env draws itself.
 
     Args:
         width: of an image, in pixels.
         height: of an image, in pixels.
-        camera: a camera of the model by name or number, -1 for the free camera; None for the env's own view.
+        camera: a camera of the model by name or number, -1 for the free camera; None for the env's own view. A list of
+            C of them adds an axis of C before that of the height.
         quality: "exact" gives the pixels of `mujoco.Renderer`; "fast" leaves out shadows, reflections and
             multisampling, which cost software OpenGL up to 40 times the rest of the image. A `RenderQuality` has
             each switch by name.
-        num_workers: how many render workers; None for one a usable CPU, at most four and at most one an env.
-            (Eight processes that draw on one GPU have been seen to hang, mujoco issue 3444.)
+        workers: how many render workers; None for one a usable CPU, at most four and at most one an env, and for
+            `pixels=` none. (Eight processes that draw on one GPU have been seen to hang, mujoco issue 3444.)
         backend: "egl", "osmesa" or "glfw"; None for `MUJOCO_GL` if it is set, else EGL, else OSMesa.
+        depth: for `render=`, give distances from the camera's plane too, in metres, float32 without the last axis.
+        segmentation: for `render=`, give too what is seen: its id and its `mujoco.mjtObj`, int32 with a last axis of
+            2, -1 where nothing is.
+        devices: the GPUs to draw on: how many, or a list of their numbers as MuJoCo counts them. Worker i draws on the
+            i-th, in turn. 1 leaves the choice to MuJoCo.
+        max_in_flight: for `render=`, of how many results images may be drawn at a time; of those that wait for that,
+            only the two newest are drawn at all.
+        render_only: for `pixels=`, whether the image is the whole observation. Otherwise it is one key of a Dict beside
+            the observation itself, or beside the keys of one that is a Dict.
+        render_key: the key of the image in that Dict.
+        obs_key: the key of an observation that is not a Dict itself.
 
     Raises:
-        ValueError: if a size is not a positive int of at most 16384, or a word is none of those above.
+        ValueError: if a size is not a positive int of at most 16384, a word is none of those above, or another argument
+            is none of the values that it may have.
     """
 
     width: int = 256
     height: int = 256
-    camera: str | int | None = None
+    camera: CameraChoice | Sequence[CameraChoice] = None
     quality: Quality = "exact"
-    num_workers: int | None = None
+    workers: int | None = None
     backend: str | None = None
+    depth: bool = False
+    segmentation: bool = False
+    devices: int | Sequence[int] = 1
+    max_in_flight: int = 2
+    render_only: bool = True
+    render_key: str = "pixels"
+    obs_key: str = "state"
 
     def __post_init__(self) -> None:
         check_int("width", self.width, MAX_SIDE)
         check_int("height", self.height, MAX_SIDE)
-        if self.num_workers is not None:
-            check_int("num_workers", self.num_workers, 1024)
+        check_int("max_in_flight", self.max_in_flight, 1024)
+        if self.workers is not None:
+            check_int("workers", self.workers, _MAX_WORKERS)
         parse_quality(self.quality)
+        check_devices(self.devices)
         if self.backend is not None and self.backend not in BACKENDS:
             raise ValueError(f"backend: expected one of {BACKENDS} or None, got {self.backend!r}")
-        if isinstance(self.camera, bool) or not isinstance(self.camera, (str, int, type(None))):
-            raise ValueError(f"camera: expected a name, a number or None, got {self.camera!r}")
+        for name in ("depth", "segmentation", "render_only"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name}: expected True or False, got {getattr(self, name)!r}")
+        for name in ("render_key", "obs_key"):
+            if not isinstance(getattr(self, name), str):
+                raise ValueError(f"{name}: expected a str, got {getattr(self, name)!r}")
+        if not self.render_only and self.render_key == self.obs_key:
+            raise ValueError(f"render_key, obs_key: expected two different keys, got {self.render_key!r} twice")
+        if not self.cameras or not all(_is_camera(camera) for camera in self.cameras):
+            raise ValueError(f"camera: expected a name, a number, None or a list of these, got {self.camera!r}")
+
+    @property
+    def cameras(self) -> tuple[CameraChoice, ...]:
+        """The cameras, be it one or several."""
+        camera: Any = self.camera
+        return tuple(camera) if isinstance(camera, (list, tuple)) else (camera,)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one env's images without the channels: `(height, width)`, or `(C, height, width)`."""
+        several = (len(self.cameras),) if isinstance(self.camera, (list, tuple)) else ()
+        return (*several, self.height, self.width)
+
+    def check_pixels(self) -> None:
+        """Raise a ValueError if these images can't be observations."""
+        for name in ("depth", "segmentation"):
+            if getattr(self, name):
+                raise ValueError(f"pixels: {name}=True is for render=; an observation has colours alone")
+
+
+def _is_camera(camera: Any) -> bool:
+    return isinstance(camera, (str, int, type(None))) and not isinstance(camera, bool)
 
 
 def check_int(name: str, value: Any, maximum: int) -> None:
     """Raise a ValueError unless it is an int from 1 to the maximum."""
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= maximum:
         raise ValueError(f"{name}: expected an int from 1 to {maximum}, got {value!r}")
+
+
+def check_devices(devices: Any) -> tuple[int, ...] | None:
+    """The devices to draw on; None for one that MuJoCo chooses.
+
+    Raises:
+        ValueError: if it is neither a positive int nor a sequence of ints.
+    """
+    if _is_int(devices) and devices >= 1:
+        return None if devices == 1 else tuple(range(devices))
+    if isinstance(devices, (list, tuple, range)) and devices and all(_is_int(d) and d >= 0 for d in devices):
+        return tuple(int(device) for device in devices)
+    raise ValueError(f"devices: expected how many (a positive int) or a list of their numbers, got {devices!r}")
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from aioenv.errors import RenderError, SlotError, WorkerStartError
-from aioenv.rendering.backends import INSTALL_HINT, environment
+from aioenv.rendering.backends import environment, no_backend_works
 from aioenv.wire.frames import Frame, Kind
 from aioenv.wire.messages import load
 from aioenv.workers.channel import check_channel
@@ -103,8 +103,7 @@ class Crew:
                 self.backend = backend
                 self.renderer = str(self.workers[0].description)
                 return
-        listed = "\n".join(f"  {reason}" for reason in reasons)
-        raise RenderError(f"no OpenGL backend works here:\n{listed}\n{INSTALL_HINT}") from last
+        raise no_backend_works(reasons) from last
 
     async def _start_all(self, backend: str) -> None:
         """Start the first worker, to see whether the backend works, and then the others."""

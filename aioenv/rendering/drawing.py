@@ -1,4 +1,7 @@
-"""What a `RenderPool` asks of its workers: the tail of a RENDER. The fixed part is the states, one row each."""
+"""What a `RenderPool` asks of its workers: the tail of a RENDER. The fixed part is the states, one row each.
+
+And the images that come back, of any pool.
+"""
 
 from __future__ import annotations
 
@@ -43,6 +46,15 @@ class Images(NamedTuple):
     def arrays(self) -> tuple[npt.NDArray[Any], ...]:
         """Those that there are."""
         return tuple(array for array in self if array is not None)
+
+    def row(self, row: int) -> Images:
+        """Those of one state; views."""
+        rgb, depth, segmentation = self
+        return Images(
+            rgb[row],
+            None if depth is None else depth[row],
+            None if segmentation is None else segmentation[row],
+        )
 
 
 def allocate(shape: tuple[int, ...], *, depth: bool, segmentation: bool) -> Images:

@@ -19,6 +19,7 @@ from aioenv.batching.layout import byte_view
 from aioenv.errors import RenderTimeout, SlotError, WorkerDied
 from aioenv.rendering.crew import error_of
 from aioenv.rendering.drawing import Drawing, Images, allocate
+from aioenv.trace import Trace
 from aioenv.wire.frames import Frame, Kind
 from aioenv.wire.messages import dump
 from aioenv.workers.restarter import Restarter
@@ -47,6 +48,7 @@ class RenderCall:
 
     Attributes:
         flying: how many pieces are with workers: as long as there are any, `images` may be written to.
+        number: which call it is, in the timeline that is being collected.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class RenderCall:
     ) -> None:
         self.future = future
         self.flying = 0
+        self.number: int | None = None
         self._states = states
         self._drawing = drawing
         self._images = images
@@ -132,6 +135,9 @@ class Lane:
         restarter: what starts it again; None if nothing does.
         timeout_s: how long it may take over a piece before it is killed, in seconds; None for ever.
         retry: have its replacement draw, once, what it died over; otherwise those calls fail.
+
+    Attributes:
+        trace: the timeline that is being collected; None: none is.
     """
 
     def __init__(self, worker: Worker, restarter: Restarter | None, timeout_s: float | None, retry: bool) -> None:
@@ -148,6 +154,7 @@ class Lane:
         self._blamed = False  # the piece that it died over is known
         self._timer: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
+        self.trace: Trace | None = None
 
     def add(self, call: RenderCall, rows: Rows) -> None:
         """Have these rows of a call drawn."""
@@ -182,6 +189,8 @@ class Lane:
         try:
             states, tail, into, staged = call.pack(piece.rows)
             on_reply = partial(self._on_outcome, piece, staged)
+            if self.trace is not None:
+                self.trace.step = call.number
             self._worker.submit(Kind.RENDER, [states], tail, into=into, on_reply=on_reply)
         except WorkerDied:  # its death is not known here yet
             self._again.appendleft(piece)

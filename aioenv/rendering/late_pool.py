@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,8 +14,9 @@ from aioenv.errors import SlotError, WorkerDied
 from aioenv.host.mujoco_source import MujocoSource
 from aioenv.rendering.backends import candidates
 from aioenv.rendering.batch_renderer import RenderService
-from aioenv.rendering.config import RenderConfig
+from aioenv.rendering.config import RenderConfig, check_devices
 from aioenv.rendering.crew import MAX_DEFAULT_WORKERS, Crew, error_of
+from aioenv.rendering.drawing import allocate
 from aioenv.wire.frames import Frame, Kind
 from aioenv.wire.messages import dump_code
 from aioenv.workers.environment import usable_cpus
@@ -38,8 +40,6 @@ class LatePool:
         start_timeout_s: how long they may take to come up, in seconds.
         restart: start workers again that died, and draw again what they had not; None: their slots have no images.
 
-    Attributes:
-        image_shape: (height, width, 3).
     """
 
     def __init__(
@@ -54,14 +54,17 @@ class LatePool:
         start_timeout_s: float = 60.0,
         restart: RestartPolicy | None = None,
     ) -> None:
-        self.image_shape = (config.height, config.width, 3)
+        self._config = config
         self._slot_source = np.asarray(slot_source, np.uint32)
         self._one_source = len(sources) == 1
         default = min(usable_cpus(), MAX_DEFAULT_WORKERS)
+        count = min(config.workers or default, len(slot_source))
+        devices = check_devices(config.devices)
         self._crew = Crew(
             dump_code(partial(RenderService, list(sources), config)),
-            min(config.num_workers or default, len(slot_source)),
+            count,
             backends=candidates(config.backend),
+            devices=[devices[i % len(devices)] for i in range(count)] if devices is not None else None,
             start=start,
             channel=channel,
             log_prefix=log_prefix,
@@ -84,6 +87,11 @@ class LatePool:
         """The process ids of the render workers."""
         return self._crew.pids
 
+    @property
+    def workers(self) -> Sequence[Worker]:
+        """The render workers, once started."""
+        return self._crew.workers
+
     async def start(self) -> None:
         """Start the workers, on the first backend that works. If this is cancelled, they are ended.
 
@@ -94,11 +102,16 @@ class LatePool:
         """
         await self._crew.start()
 
+    def allocate(self, n: int) -> tuple[npt.NDArray[Any], ...]:
+        """New arrays for the images of n slots: colours, and then distances and objects, if they are asked for."""
+        config = self._config
+        return allocate((n, *config.shape), depth=config.depth, segmentation=config.segmentation).arrays
+
     def submit(
         self,
         slots: Sequence[int],
         states: npt.NDArray[np.float64],
-        images: npt.NDArray[np.uint8],
+        images: Sequence[npt.NDArray[Any]],
         on_done: Callable[[Exception | None], None],
     ) -> None:
         """Draw states; never blocks.
@@ -106,7 +119,7 @@ class LatePool:
         Args:
             slots: k slots.
             states: float64 of shape `(k, state_size)`; copied.
-            images: uint8 of shape `(k, height, width, 3)`, filled in place, in the order of `slots`.
+            images: k rows of each of what `allocate` gives, filled in place, in the order of `slots`.
             on_done: called once, on the loop, when all images are there, or with the first error when all that
                 could be drawn is.
         """
@@ -127,7 +140,7 @@ class LatePool:
 
         for worker, rows in shares:
             tail = b"" if self._one_source else self._slot_source[numbers[rows]].tobytes()
-            into = [byte_view(images[row]) for row in rows.tolist()]
+            into = [byte_view(array[row]) for array in images for row in rows.tolist()]
             self._draw(worker, byte_view(states[rows]), tail, into, partial(on_reply, worker))
 
     def _draw(

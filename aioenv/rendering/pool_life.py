@@ -5,17 +5,22 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import logging
 import os
 import warnings
 import weakref
-from collections.abc import Generator
+from collections.abc import Callable, Generator
+from itertools import count
 from typing import Any, Self
 
 from aioenv.errors import ClosedError, LoopError
 from aioenv.rendering.crew import Crew
 from aioenv.rendering.lanes import Lane
+from aioenv.trace import Trace, wanted
 
 __all__ = ["PoolLife"]
+
+_log = logging.getLogger("aioenv")
 
 
 class PoolLife:
@@ -31,6 +36,7 @@ class PoolLife:
 
     closed = True  # until there is something to close
     _loop: asyncio.AbstractEventLoop | None = None
+    _trace: Trace | None = None
 
     def __init__(self, crew: Crew, timeout_s: float | None, retry: bool) -> None:
         self._crew = crew
@@ -40,6 +46,7 @@ class PoolLife:
         self._starting: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
         self._pid = os.getpid()
+        self._number: Callable[[], int] = count(1).__next__  # of the next call, in a timeline
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else "running" if self._lanes else "not started"
@@ -86,6 +93,8 @@ class PoolLife:
         lanes = [Lane(worker, crew.restarter, self._timeout_s, self._retry) for worker in crew.workers]
         crew.on_death = lambda worker: lanes[worker.index].on_death(worker)
         self._lanes = lanes
+        if (path := wanted()) is not None:
+            self.trace(path)
 
     async def close(self) -> None:
         """End the workers. What is being drawn fails with a ClosedError.
@@ -116,12 +125,49 @@ class PoolLife:
         for lane in self._lanes:
             lane.drop(ClosedError("the render pool was closed"))
         await self._crew.close()
+        self._end_trace()
 
     def __del__(self) -> None:
         if not self.closed and self._loop is not None and self._pid == os.getpid():
             self.closed = True
             self._crew.abandon()
+            self._end_trace()
             warnings.warn(f"unclosed {self!r}; its workers were killed", ResourceWarning, source=self, stacklevel=2)
+
+    def trace(self, path: str | os.PathLike[str]) -> Trace:
+        """Collect a timeline of the workers, from now until the end of a `with` block over it, its `stop()` or `close`.
+
+        Spans have the number of the call that they are of, from 1 (see `AsyncVectorEnv.trace`).
+
+        Args:
+            path: of the JSON file; one that is there is overwritten.
+
+        Raises:
+            RuntimeError: if a timeline is being collected already, or the pool is not started.
+            ClosedError: if it is closed.
+            OSError: if the file can't be written.
+        """
+        self._check_running()
+        if self._trace is not None:
+            raise RuntimeError(f"trace: {self._trace!r} is being collected; stop() it first")
+
+        def attach(trace: Trace | None) -> None:
+            self._trace = trace
+            self._number = count(1).__next__
+            for lane, worker in zip(self._lanes, self._crew.workers, strict=True):
+                lane.trace = trace
+                worker.trace(trace.tracks[worker.index] if trace is not None else None)
+
+        trace = Trace(path, [f"render worker {worker.index}" for worker in self._crew.workers], lambda: attach(None))
+        attach(trace)
+        return trace
+
+    def _end_trace(self) -> None:
+        if self._trace is not None:
+            try:
+                self._trace.stop()
+            except OSError:
+                _log.exception("the timeline could not be written")
 
     def _check_open(self) -> None:
         if self.closed:

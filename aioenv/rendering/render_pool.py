@@ -274,6 +274,8 @@ class RenderPool(PoolLife):
         future: asyncio.Future[Any] = loop.create_future()
         direct = None if filled is not None else images
         call = RenderCall(rows, drawing, direct, filled, future, lambda: arrays if len(arrays) > 1 else arrays[0])
+        if self._trace is not None:
+            call.number = self._number()
         if not copy and filled is None:
             self._view = ((shape, depth, segmentation), images, call)
         if not count:

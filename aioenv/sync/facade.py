@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import os
 import weakref
 from typing import Any, Self
 
@@ -11,6 +12,7 @@ import gymnasium
 from aioenv.engine.results import WorkerInfo
 from aioenv.engine.session import CLOSE_GRACE_S
 from aioenv.sync.portal import Portal
+from aioenv.sync.tracing import BlockingTrace
 from aioenv.vector_env import AsyncVectorEnv
 
 __all__ = ["Facade"]
@@ -70,6 +72,10 @@ class Facade(gymnasium.vector.VectorEnv[Any, Any, Any]):
     def np_random(self) -> Any:
         """A copy of every env's generator, fetched from the workers."""
         return self.get_attr("np_random")
+
+    def trace(self, path: str | os.PathLike[str]) -> BlockingTrace:
+        """Collect a timeline, until the end of a `with` block over it (see `AsyncVectorEnv.trace`)."""
+        return BlockingTrace(self._portal, self._envs.trace, path)
 
     def _end(self, grace_s: float = CLOSE_GRACE_S) -> None:
         """End the workers, whose envs may take `grace_s` seconds to close, and the loop thread."""

@@ -11,6 +11,7 @@ from typing import Any, Self
 
 from aioenv.rendering.render_pool import RenderPool as AsyncRenderPool
 from aioenv.sync.portal import Portal
+from aioenv.sync.tracing import BlockingTrace
 
 __all__ = ["RenderPool"]
 
@@ -72,6 +73,10 @@ class RenderPool:
         outcome: Future[Any] = Future()
         self._portal.run_soon(_submit, self._pool, states, how, outcome)
         return outcome
+
+    def trace(self, path: str | os.PathLike[str]) -> BlockingTrace:
+        """Collect a timeline, until the end of a `with` block over it (see `aioenv.RenderPool.trace`)."""
+        return BlockingTrace(self._portal, self._pool.trace, path)
 
     def close(self) -> None:
         """End the workers and the loop thread. Idempotent."""

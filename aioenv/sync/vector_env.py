@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import gymnasium
+import numpy as np
+import numpy.typing as npt
 from gymnasium import Env
 from gymnasium.envs.registration import EnvSpec
 
@@ -15,8 +17,10 @@ from aioenv.engine.results import Ready, ResetResult, StepResult
 from aioenv.engine.rollout import Policy, takes_slots
 from aioenv.engine.session import CLOSE_GRACE_S
 from aioenv.engine.snapshot import EnvState
+from aioenv.engine.stream import ImageStream
 from aioenv.engine.waits import Stats
 from aioenv.sync.facade import Facade
+from aioenv.sync.portal import Portal
 from aioenv.sync.rollout import roll_out
 from aioenv.vector_env import AsyncVectorEnv
 
@@ -66,9 +70,21 @@ class VectorEnv(Facade):
         """Step every slot (see `AsyncVectorEnv.step`)."""
         return self._portal.call(self._envs.step, actions, timeout_s=timeout_s)
 
-    def render(self) -> tuple[Any, ...]:
-        """One image a slot, of the states that were returned last (see `AsyncVectorEnv.render`)."""
-        return tuple(self._portal.call(self._envs.render))
+    def render(self, mode: str | None = None) -> Any:
+        """A tuple of one image a slot, of the states that were returned last (see `AsyncVectorEnv.render`).
+
+        With `depth` or `segmentation` it is the tuple of arrays that the async API gives, with "grid" one array.
+        """
+        images = self._portal.call(self._envs.render, mode)
+        return images if mode is not None else tuple(images)
+
+    def render_stream(self, buffer: int = 8) -> Iterator[tuple[int, Any]]:
+        """Iterate over the images of all results from now on (see `AsyncVectorEnv.render_stream`).
+
+        It waits for results to come, so that it is for another thread than the one that steps.
+        """
+        stream = self._portal.run_soon(lambda: self._envs.render_stream(buffer))
+        return _items(self._portal, stream)
 
     def rollout(self, policy: Policy, steps: int, groups: int = 2) -> Rollout:
         """Collect `steps` steps of every slot (see `AsyncVectorEnv.rollout`).
@@ -111,9 +127,41 @@ class VectorEnv(Facade):
         """Call a method of every env, or read an attribute (see `AsyncVectorEnv.call`)."""
         return self._portal.call(self._envs.call, name, *args, **kwargs)
 
-    def call_at(self, slot: int, name: str, *args: Any, **kwargs: Any) -> Any:
-        """Call a method of one slot's env, or read an attribute."""
-        return self._portal.call(self._envs.call_at, slot, name, *args, **kwargs)
+    def call_at(self, slots: int | Iterable[int], name: str, *args: Any, **kwargs: Any) -> Any:
+        """Call a method of one slot's env, or of some slots' (see `AsyncVectorEnv.call_at`)."""
+        return self._portal.call(self._envs.call_at, slots, name, *args, **kwargs)
+
+    def pause(self, slots: int | Iterable[int]) -> None:
+        """Leave slots out of whole batches (see `AsyncVectorEnv.pause`)."""
+        self._portal.run_soon(self._envs.pause, slots)
+
+    def resume(self, slots: int | Iterable[int] | None = None) -> None:
+        """Take slots into whole batches again (see `AsyncVectorEnv.resume`)."""
+        self._portal.run_soon(self._envs.resume, slots)
+
+    def resume_all(self) -> None:
+        """Take all slots into whole batches again."""
+        self.resume()
+
+    @property
+    def active_slots(self) -> npt.NDArray[np.int64]:
+        """The slots that are not paused, ascending."""
+        slots: npt.NDArray[np.int64] = self._portal.run_soon(lambda: self._envs.active_slots)
+        return slots
+
+    @property
+    def exhausted(self) -> tuple[int, ...]:
+        """The slots that were paused because their envs have no further episode (see `AsyncVectorEnv.exhausted`)."""
+        slots: tuple[int, ...] = self._portal.run_soon(lambda: self._envs.exhausted)
+        return slots
+
+    def step_at(self, slot: int, action: Any) -> StepResult:
+        """Step one slot (see `AsyncVectorEnv.step_at`)."""
+        return self._portal.call(self._envs.step_at, slot, action)
+
+    def reset_at(self, slot: int, *, seed: int | None = None, options: dict[str, Any] | None = None) -> ResetResult:
+        """Begin an episode in one slot (see `AsyncVectorEnv.reset_at`)."""
+        return self._portal.call(self._envs.reset_at, slot, seed=seed, options=options)
 
     def set_attr(self, name: str, values: Any) -> None:
         """Set an attribute of every env (see `AsyncVectorEnv.set_attr`)."""
@@ -135,6 +183,11 @@ class VectorEnv(Facade):
             **kwargs: ignored, as by Gymnasium's.
         """
         self._end(grace_s)
+
+
+def _items(portal: Portal, stream: ImageStream) -> Iterator[tuple[int, Any]]:
+    while (item := portal.call(stream.next)) is not None:
+        yield item
 
 
 def make_vec(

@@ -62,6 +62,7 @@ class ResetRequest(NamedTuple):
     seeds: tuple[int | None, ...]
     options: dict[str, Any] | None
     whole: bool  # reply with the latest observations of all rows, not only of those that were reset
+    shown: Sequence[int] | None = None  # reply with those of these rows instead
 
 
 class StepRequest(NamedTuple):
@@ -79,6 +80,7 @@ class StepReply(NamedTuple):
     infos: list[Any]  # groups of columns
     objects: list[list[Any]]  # the observations' object leaves
     failures: list[Failure]
+    over: Sequence[int] = ()  # rows whose envs have no further episode
 
 
 # The usual reply with infos has one group of columns for all rows, known to the parent: its number, and its data.

@@ -6,6 +6,8 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from aioenv import trace
+
 __all__ = ["BOOTSTRAP", "identity", "server_environment", "usable_cpus", "worker_environment"]
 
 # Several envs step in several workers: threads inside each would only fight for the same CPUs.
@@ -37,7 +39,9 @@ BOOTSTRAP = (
 
 def worker_environment(extra: Mapping[str, str] | None) -> dict[str, str]:
     """The environment of a worker: the parent's, one thread a numeric library, and `extra` over all."""
-    return {**os.environ, **_THREAD_LIMITS, **(extra or {})}
+    environ = {**os.environ, **_THREAD_LIMITS}
+    environ.pop(trace.VARIABLE, None)  # what an env starts itself must not write to the parent's file
+    return {**environ, **(extra or {})}
 
 
 def server_environment(environ: Mapping[str, str]) -> dict[str, str]:

@@ -11,6 +11,7 @@ from typing import Any
 
 from aioenv.errors import EnvError, SlotError, WireError, WorkerDied, describe_exit
 from aioenv.memory import Shared
+from aioenv.trace import TRACE, Track
 from aioenv.wire.frames import Buffer, Frame, Kind
 from aioenv.wire.messages import Call, Failure, Start, dump_code, load
 from aioenv.workers import faults
@@ -79,6 +80,7 @@ class Worker:
         self.memory: Shared | None = None
         self.on_images: Callable[[Frame], None] | None = None
         self.on_death: Callable[[Worker], None] | None = None
+        self._track: Track | None = None
         self._label = f"{role} {index}"
         self._start = check_start(start)
         self._channel_kind = check_channel(channel)
@@ -186,6 +188,8 @@ class Worker:
                 raise faults.start_error(self._identity, message) from exc
             raise
         self._go(Event.READY)
+        if self._track is not None:
+            self._tell_of(self._track)
 
     def _on_images(self, frame: Frame) -> None:
         if self.on_images is not None:
@@ -224,7 +228,23 @@ class Worker:
                 raise self.death()
             self._go(Event.SEND)
         assert self._connection is not None
+        if self._track is not None:
+            submit = self._connection.submit
+            return self._track.follow(
+                self.generation, kind.name.lower(), submit, kind, fixed, tail, into, on_reply=on_reply
+            )
         return self._connection.submit(kind, fixed, tail, into, on_reply)
+
+    def trace(self, track: Track | None) -> None:
+        """Have all that its processes do written to this line, from now on; None: no longer. Never blocks."""
+        self._track = track
+        if self.state in LIVING:
+            self._tell_of(track)
+
+    def _tell_of(self, track: Track | None) -> None:
+        call = Call(TRACE, (track.handle if track is not None else None,), {})
+        with contextlib.suppress(WorkerDied, WireError, RuntimeError):  # it ends, or its loop has
+            self.submit(Kind.CALL, (), dump_code(call), on_reply=lambda _: None)
 
     def abandon_requests(self) -> None:
         """Nobody waits for the replies to what is in flight any more."""

@@ -144,7 +144,7 @@ def test_images_of_mujoco_after_timeouts(loop, way):
 
     async def main() -> None:
         rng = random.Random(5)
-        config = aioenv.RenderConfig(width=48, height=32, num_workers=2)
+        config = aioenv.RenderConfig(width=48, height=32, workers=2)
         make = [aioenv.make_vec("HalfCheetah-v5", 2, render=config) for _ in range(2)]
         async with make[0] as envs, make[1] as reference:
             for each in make:

@@ -281,7 +281,7 @@ async def test_a_budget_fills_again_with_time():
 
 
 async def test_render_workers_are_restarted_and_draw_again():
-    config = aioenv.RenderConfig(32, 32, quality="fast", num_workers=2)
+    config = aioenv.RenderConfig(32, 32, quality="fast", workers=2)
     policy = RestartPolicy(max_restarts=1)
     async with aioenv.make_vec("HalfCheetah-v5", 2, num_workers=1, render=config, restart=policy) as envs:
         await envs.reset(seed=1)

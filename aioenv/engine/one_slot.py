@@ -1,0 +1,108 @@
+"""One slot by itself: stepped and reset without the others, with results that are no batches."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from aioenv.batching.infos import merge
+from aioenv.engine.batch import Exchange
+from aioenv.engine.groups import Group
+from aioenv.engine.record import objects_of
+from aioenv.engine.results import ResetResult, StepResult
+
+if TYPE_CHECKING:
+    from aioenv.engine.schedule import Schedule
+
+__all__ = ["OneSlot", "info_of"]
+
+
+class OneSlot:
+    """The part of a vector env that treats a slot as one env."""
+
+    if TYPE_CHECKING:
+
+        @property
+        def _running(self) -> Schedule: ...
+
+    async def step_at(self, slot: int, action: Any) -> StepResult:
+        """Step one slot; others may be in flight meanwhile (`send`).
+
+        If this is cancelled after it was sent, `recv` takes the result, or a later `step` or `reset` drops it.
+
+        Args:
+            slot: its number.
+            action: an action of `single_action_space`.
+
+        Returns:
+            `(obs, reward, terminated, truncated, info)`, as the env gave them: no batch.
+
+        Raises:
+            ActionError, PendingCallError, ResetNeededError, EnvError, WorkerDied, StepTimeout: as for `step`.
+            PausedError: if the slot is paused.
+        """
+        schedule = self._running
+        group = _group(schedule, slot, "step_at")
+        actions = schedule.fleet.actions
+        await schedule.drain()
+        group.send_apart(*actions.take_apart(actions.batch_of_one(action), 1), "step_at")
+        return await _outcome(schedule, group)
+
+    async def reset_at(
+        self, slot: int, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> ResetResult:
+        """Begin an episode in one slot; otherwise as `step_at`.
+
+        Args:
+            slot: its number.
+            seed: for it alone: exactly this one.
+            options: passed to the env's `reset`.
+        """
+        schedule = self._running
+        group = _group(schedule, slot, "reset_at")
+        if options is not None and "reset_mask" in options:
+            raise ValueError('reset_at: it is about one slot; leave out options["reset_mask"]')
+        await schedule.drain()
+        group.send_whole_reset(group.slots, {int(group.slots[0]): seed}, options, "reset_at")
+        result = await _outcome(schedule, group)
+        return ResetResult(result.obs, result.info)
+
+
+def _group(schedule: Schedule, slot: int, name: str) -> Group:
+    numbers = schedule.table.named([slot])
+    schedule.table.leave_out_paused(numbers, name, by_name=True)
+    return Group(schedule, numbers)
+
+
+async def _outcome(schedule: Schedule, group: Group) -> StepResult:
+    exchange = group.take()
+
+    def result(exchange: Exchange) -> StepResult:
+        group.settle(exchange)
+        batch = exchange.batch
+        layout = schedule.fleet.observations
+        (obs,) = layout.rows(batch.obs, objects_of(layout, exchange))
+        columns = [c for part in exchange.parts for c in part.columns]
+        return StepResult(
+            obs,
+            float(batch.reward[0]),  # type: ignore[arg-type]
+            bool(batch.terminated[0]),  # type: ignore[arg-type]
+            bool(batch.truncated[0]),  # type: ignore[arg-type]
+            info_of(merge(columns, 1), 0),
+        )
+
+    return await schedule.outcome(exchange, result, None)
+
+
+def info_of(info: dict[str, Any], row: int) -> dict[str, Any]:
+    """The info dict of one row of a batch: what has its mask set there."""
+    own: dict[str, Any] = {}
+    for key, value in info.items():
+        mask = info.get(f"_{key}")
+        if key == "_active":
+            own[key] = bool(value[row])
+        elif isinstance(mask, np.ndarray) and mask.dtype == np.bool_ and mask[row]:
+            item = info_of(value, row) if isinstance(value, dict) else value[row]
+            own[key] = item.copy() if isinstance(item, np.ndarray) else item
+    return own

@@ -1,0 +1,113 @@
+"""Images of a vector env, for its user: those of the last result, all of them in one, or as a stream."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from aioenv.engine.calls import call_envs
+from aioenv.engine.images import stack_images
+from aioenv.engine.stream import ImageStream
+from aioenv.errors import RenderError
+from aioenv.rendering.config import check_int
+from aioenv.rendering.tiles import tile
+
+if TYPE_CHECKING:
+    from aioenv.engine.schedule import Schedule
+    from aioenv.engine.session import Session
+    from aioenv.engine.waits import Clock
+
+__all__ = ["Pictures", "as_grid", "check_mode"]
+
+
+class Pictures:
+    """The part of a vector env that gives images."""
+
+    _clock: Clock
+    _session: Session | None
+
+    if TYPE_CHECKING:
+
+        @property
+        def _running(self) -> Schedule: ...
+
+    async def render(self, mode: str | None = None) -> Any:
+        """Images of the states that `reset` and `step` (or `recv`) returned last.
+
+        With `render=` given to the constructor they are already on their way, drawn from the very state that was
+        returned, and a step may be in flight meanwhile. Without, this is `call("render")`.
+
+        If this is cancelled, the images are drawn all the same.
+
+        Args:
+            mode: None for one image a slot; "grid" for one picture of all, as square a grid as it gets.
+
+        Returns:
+            uint8 of shape `(num_envs, height, width, 3)`, row by row from the top; a tuple where the images of
+            the envs differ in shape. With `depth` or `segmentation` a tuple of that and of these arrays: depth float32
+            `(num_envs, height, width)` in metres, and segmentation int32 `(num_envs, height, width, 2)`. With a list of
+            C cameras an axis of C comes second. The same arrays again if nothing was returned in between. With "grid"
+            colours alone, `(rows * height, columns * width, 3)`.
+
+        Raises:
+            RenderError: if there is no state yet, or an image could not be drawn; with "grid" also if the envs'
+                images differ in shape.
+            StepTimeout: if `timeout_s` passed. The images are drawn all the same.
+            ValueError: if `mode` is neither.
+        """
+        check_mode(mode)
+        schedule = self._running
+        assert self._session is not None
+        wait = self._clock.images.begin()
+        try:
+            if self._session.images is not None:
+                images = await self._session.images.render(schedule.patience)
+            else:
+                images = stack_images(await call_envs(schedule, None, "render", (), {}))
+        finally:
+            wait.end()
+        return images if mode is None else as_grid(images)
+
+    def render_stream(self, buffer: int = 8) -> ImageStream:
+        """Iterate over the images of all results from now on, in order, while stepping goes on::
+
+            async for step, images in envs.render_stream():
+                video.append(images)
+
+        Each result of `reset`, `step` or `recv` that is handed out, and each of a group of `rollout`, gives one item:
+        its number, counted from 0 at the first result of this vector env, and what `render()` would have given then.
+        Stepping never waits for the stream. When more than `buffer` items wait, because they are drawn or taken
+        slower than steps are made, the oldest is dropped, which shows as a gap in the numbers. There may be several.
+
+        It ends when the vector env is closed, with what is not drawn by then left out; `await stream.aclose()` ends
+        it before. A cancelled iteration loses nothing.
+
+        Args:
+            buffer: how many items may wait.
+
+        Raises:
+            RenderError: if nothing is drawn, since `render=` was not given; while iterating, if an image could
+                not be drawn: iterate again to go on with the next step.
+            ValueError: if `buffer` is not a positive int.
+        """
+        check_int("buffer", buffer, 1 << 20)
+        assert self._running and self._session is not None
+        if self._session.images is None:
+            raise RenderError("render_stream: nothing is drawn; pass render=aioenv.RenderConfig(...) when you make it")
+        return self._session.images.stream(buffer)
+
+
+def check_mode(mode: str | None) -> None:
+    """Raise a ValueError unless it is a mode of `render`."""
+    if mode not in (None, "grid"):
+        raise ValueError(f'render: mode: expected None or "grid", got {mode!r}')
+
+
+def as_grid(images: Any) -> Any:
+    """The colours of what `render` gives as one picture."""
+    if isinstance(images, tuple) and images and isinstance(images[0], np.ndarray) and images[0].ndim >= 4:
+        images = images[0]
+    if not isinstance(images, np.ndarray):
+        raise RenderError('render: mode="grid" takes images of one shape, but those of the envs differ')
+    return tile(images)

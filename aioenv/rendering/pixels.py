@@ -1,0 +1,196 @@
+"""Images as observations, drawn in the env's own worker.
+
+`PixelObservation` is a wrapper that goes around each env when its factory is called there, so that whatever is true of
+observations (terminal ones, masked resets, rollouts, shared memory) is true of images too. All envs of a worker with
+the same model draw in one OpenGL context, which is made when the first env is, long after the fork.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+from gymnasium import Env, Wrapper, spaces
+from gymnasium.utils import RecordConstructorArgs
+
+from aioenv.host.mujoco_source import MujocoSource, find_source
+from aioenv.rendering.config import RenderConfig
+from aioenv.rendering.drawing import Images
+from aioenv.wire.messages import dump_code, load_code
+
+if TYPE_CHECKING:
+    from aioenv.rendering.batch_renderer import SourceRenderer
+
+__all__ = ["PixelObservation", "PixelsRefused", "with_pixels"]
+
+
+class PixelsRefused(ValueError):
+    """An env can't be drawn as asked; the parent raises a plain ValueError for it."""
+
+
+class PixelObservation(Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
+    """An env whose observations are images of it, alone or beside its own, as Gymnasium's `AddRenderObservation`.
+
+    A MuJoCo env is drawn from its state with fresh kinematics, and with what was edited in its model since it was made;
+    any other env by its own `render`.
+
+    Args:
+        env: the env; it is reset once, if it draws itself, to know its images.
+        config: what to draw.
+
+    Raises:
+        PixelsRefused: if it has no such camera, no render mode, or the key of the image already.
+        RenderError: if there is no OpenGL context to be had.
+    """
+
+    def __init__(self, env: Env[Any, Any], config: RenderConfig) -> None:
+        RecordConstructorArgs.__init__(self, config=config, _disable_deepcopy=True)
+        Wrapper.__init__(self, env)
+        self._config = config
+        self._base: Any = env.unwrapped
+        self._model: Any = None  # that of the renderer, if this is a MuJoCo env
+        self._renderer: _Shared | None = None
+        source = find_source(env)
+        if source is not None:
+            self._take_renderer(source)
+            shape: tuple[int, ...] = (*config.shape, 3)
+        else:
+            shape = _shape_of_own_images(env)
+        space = spaces.Box(0, 255, shape, np.uint8)
+        own, key = env.observation_space, config.render_key
+        self._merges = isinstance(own, spaces.Dict)
+        self._shape = shape
+        if config.render_only:
+            self.observation_space = space
+        elif isinstance(own, spaces.Dict):
+            if key in own.spaces:
+                self._let_go()
+                raise PixelsRefused(f"pixels: render_key={key!r} is a key of the observation space already: {own}")
+            self.observation_space = spaces.Dict({key: space, **own.spaces}, sort_keys=own.sort_keys)
+        else:
+            self.observation_space = spaces.Dict({config.obs_key: own, key: space})
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Begin an episode, and draw its first state."""
+        obs, info = self.env.reset(seed=seed, options=options)
+        return self._observe(obs), info
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """Step, and draw the state after it."""
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        return self._observe(obs), reward, terminated, truncated, info
+
+    def _observe(self, obs: Any) -> Any:
+        config = self._config
+        image = self._draw()
+        if config.render_only:
+            return image
+        return {config.render_key: image, **obs} if self._merges else {config.obs_key: obs, config.render_key: image}
+
+    def _draw(self) -> npt.NDArray[np.uint8]:
+        if self._renderer is None:
+            # a copy: some envs give the same array each time
+            return np.array(self.env.render())
+        model = self._base.model
+        if model is not self._model:  # the env has made itself another one
+            self._let_go()
+            source = find_source(self.env)
+            assert source is not None
+            self._take_renderer(source)
+        return self._renderer.draw(model, self._base.data, self._shape)
+
+    def _take_renderer(self, source: MujocoSource) -> None:
+        self._renderer = _Shared.take(source, self._config)
+        self._model = self._base.model
+
+    def _let_go(self) -> None:
+        renderer, self._renderer = self._renderer, None
+        if renderer is not None:
+            renderer.let_go()
+
+    def close(self) -> None:
+        """Close the env; the OpenGL context goes with the last env that draws in it."""
+        self._let_go()
+        super().close()
+
+
+class _Shared:
+    """A renderer, and how many envs of this process draw with it."""
+
+    _all: list[_Shared] = []  # noqa: RUF012
+
+    def __init__(self, source: MujocoSource, config: RenderConfig) -> None:
+        from aioenv.rendering.batch_renderer import SourceRenderer  # imports MuJoCo
+
+        self._source = source
+        self._config = config
+        self._users = 0
+        try:
+            self._renderer: SourceRenderer = SourceRenderer(source, config)
+        except ValueError as exc:
+            raise PixelsRefused(str(exc)) from None
+
+    @classmethod
+    def take(cls, source: MujocoSource, config: RenderConfig) -> _Shared:
+        """One for this model and view: that of another env, or a new one."""
+        for known in cls._all:
+            if known._source == source and known._config == config:
+                break
+        else:
+            known = cls(source, config)
+            cls._all.append(known)
+        known._users += 1
+        return known
+
+    def let_go(self) -> None:
+        """One env less draws with it; the last one frees the OpenGL context."""
+        self._users -= 1
+        if not self._users:
+            self._all.remove(self)
+            self._renderer.close()
+
+    def draw(self, model: Any, data: Any, shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
+        """A new image of an env's state."""
+        image: npt.NDArray[np.uint8] = np.empty(shape, np.uint8)
+        views = image if image.ndim == 4 else image[None]
+        self._renderer.draw_env(model, data, Images(views, None, None))
+        return image
+
+
+def _shape_of_own_images(env: Env[Any, Any]) -> tuple[int, ...]:
+    """What an env that draws itself will draw.
+
+    Raises:
+        PixelsRefused: if that is no image.
+    """
+    if env.render_mode in (None, "human"):
+        raise PixelsRefused(
+            "pixels: this env is no MuJoCo env, so it draws itself, which takes an env made with "
+            f'render_mode="rgb_array"; got render_mode={env.render_mode!r}'
+        )
+    env.reset()
+    image = env.render()
+    if not isinstance(image, np.ndarray) or image.dtype != np.uint8:
+        got = f"an array of {image.dtype}" if isinstance(image, np.ndarray) else type(image).__name__
+        raise PixelsRefused(f"pixels: expected env.render() to return an array of uint8, got {got}")
+    return image.shape
+
+
+def with_pixels(factories: Sequence[bytes], config: RenderConfig) -> list[bytes]:
+    """Pickled factories of the same envs, with images as observations."""
+    config.check_pixels()
+    known = {data: dump_code(partial(_make, data, config)) for data in set(factories)}
+    return [known[data] for data in factories]
+
+
+def _make(factory: bytes, config: RenderConfig) -> Env[Any, Any]:
+    make: Callable[[], Env[Any, Any]] = load_code(factory)
+    env = make()
+    try:
+        return PixelObservation(env, config)
+    except BaseException:
+        env.close()
+        raise

@@ -1,0 +1,36 @@
+"""A timeline of physics and images that overlap: open run.json at https://ui.perfetto.dev, or draw it:
+
+python examples/trace.py && aioenv trace run.json --png trace.png
+"""
+
+import argparse
+import asyncio
+
+import numpy as np
+
+import aioenv
+
+ENVS = 8
+
+
+async def main(steps: int) -> None:
+    render = aioenv.RenderConfig(width=64, height=64, quality="fast", workers=1)
+    options = {"num_envs": ENVS, "num_workers": 1, "frame_skip": 50}
+    async with aioenv.make_vec("Humanoid-v5", render=render, **options) as envs:
+        actions = np.zeros((steps + 1, ENVS, 17), np.float32)
+        await envs.reset(seed=0)
+        await envs.step(actions[0])
+        with envs.trace("run.json") as trace:
+            step = asyncio.ensure_future(envs.step(actions[0]))
+            for t in range(1, steps + 1):
+                await step
+                step = asyncio.ensure_future(envs.step(actions[t]))  # the next step is on its way …
+                await envs.render()  # … while the state of this one is drawn
+            await step
+        print(envs.stats())
+        print(trace.path)
+
+
+parser = argparse.ArgumentParser(description=__doc__)
+parser.add_argument("--steps", type=int, default=40, help="how many")
+aioenv.run(main(parser.parse_args().steps))

@@ -1,0 +1,359 @@
+"""The timeline: what is in the file, in every circumstance, and what the command makes of it."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import mmap
+import os
+import signal
+import subprocess
+import sys
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+
+import gymnasium as gym
+import mujoco
+import numpy as np
+import pytest
+
+import aioenv
+from aioenv import sync
+from aioenv import trace as tracing
+from aioenv.cli import main, trace_view
+from aioenv.cli.trace_view import overlap, read
+
+BALL = "<mujoco><worldbody><light pos='0 0 3'/><body><freejoint/><geom size='1'/></body></worldbody></mujoco>"
+
+
+class Fragile(gym.Env):
+    """Raises at action 1, kills its process at action 2; tells its environment."""
+
+    observation_space = gym.spaces.Box(-1, 1, (2,))
+    action_space = gym.spaces.Discrete(3)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        if action == 1:
+            raise ValueError("as it was told")
+        if action == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return np.zeros(2, np.float32), 0.0, False, False, {}
+
+    def variable(self, name):
+        return os.environ.get(name)
+
+
+def fragile(num_envs=2, num_workers=2, **options):
+    return aioenv.AsyncVectorEnv([Fragile] * num_envs, num_workers=num_workers, **options)
+
+
+def lines_of(spans):
+    lines = {}
+    for span in spans:
+        lines.setdefault(span.line, []).append(span)
+    return lines
+
+
+def steps_of(spans, name="step"):
+    return [span.step for span in spans if span.name == name]
+
+
+def check_each_line(spans):
+    """Times run forward, and a line does one thing at a time, but for the loop, which also works in a policy's time."""
+    for line, mine in lines_of(spans).items():
+        assert all(span.begin_s <= span.end_s for span in mine)
+        alone = [s for s in mine if line != "loop" or s.name == "policy"]
+        assert all(a.end_s <= b.begin_s + 2e-9 for a, b in pairwise(alone)), line
+
+
+def test_images_of_a_step_are_drawn_while_the_next_one_is_made(tmp_path):
+    """Real MuJoCo, real OpenGL: the physics of a step takes longer than its images, which are small."""
+    path = tmp_path / "run.json"
+
+    async def run():
+        render = aioenv.RenderConfig(width=16, height=16, quality="fast", workers=1)
+        options = {"num_envs": 4, "num_workers": 1, "frame_skip": 300}
+        async with aioenv.make_vec("HalfCheetah-v5", render=render, **options) as envs:
+            actions = np.zeros((4, 6), np.float32)
+            await envs.reset(seed=0)
+            await envs.step(actions)
+            await envs.render()
+            with envs.trace(path):
+                step = asyncio.ensure_future(envs.step(actions))
+                for _ in range(12):
+                    await step
+                    step = asyncio.ensure_future(envs.step(actions))
+                    await envs.render()
+                await step
+                await envs.render()
+
+    aioenv.run(run())
+    spans = read(path)
+    check_each_line(spans)
+    lines = lines_of(spans)
+    assert list(lines) == ["loop", "wait for envs", "wait for images", "worker 0: slots 0-3", "render worker 0"]
+    assert steps_of(lines["worker 0: slots 0-3"]) == list(range(1, 14))
+    assert steps_of(lines["render worker 0"], "render") == list(range(1, 14))
+    # the share, from the file's own numbers
+    events = json.loads(path.read_text())["traceEvents"]
+    step, render = ({e["args"]["step"]: e for e in events if e["name"] == n} for n in ("step", "render"))
+    inside = 0.0
+    for number, span in render.items():
+        after = step.get(number + 1)
+        if after is not None:
+            end = min(span["ts"] + span["dur"], after["ts"] + after["dur"])
+            inside += max(0.0, end - max(span["ts"], after["ts"]))
+    total = sum(span["dur"] for span in render.values())
+    assert inside / total > 0.5
+    assert overlap(spans) == pytest.approx((inside / 1e6, total / 1e6))
+
+
+def test_clocks_of_all_processes_agree(tmp_path):
+    """A worker steps after it was sent the step, and before its reply is handled."""
+
+    async def run():
+        async with aioenv.make_vec("CartPole-v1", num_envs=4, num_workers=2) as envs:
+            await envs.reset(seed=0)
+            with envs.trace(tmp_path / "run.json") as trace:
+                for _ in range(10):
+                    await envs.step(np.zeros(4, np.int64))
+            assert trace.stopped
+            await envs.step(np.zeros(4, np.int64))  # nobody hears of it
+
+    aioenv.run(run())
+    spans = read(tmp_path / "run.json")
+    check_each_line(spans)
+    lines = lines_of(spans)
+    waits = lines["wait for envs"]
+    assert [wait.step for wait in waits] == list(range(1, 11))
+    for line in ("worker 0: slots 0-1", "worker 1: slots 2-3"):
+        steps = [span for span in lines[line] if span.name == "step"]
+        assert [span.step for span in steps] == list(range(1, 11))
+        for step, wait in zip(steps, waits, strict=True):
+            assert wait.begin_s < step.begin_s < step.end_s < wait.end_s
+    assert len([span for span in lines["loop"] if span.name == "policy"]) == 9
+
+
+def test_resets_rollouts_calls_and_envs_that_draw_themselves(tmp_path):
+    async def run():
+        render = aioenv.RenderConfig(width=8, height=8)
+        async with aioenv.make_vec("CartPole-v1", num_envs=4, num_workers=2, render=render) as envs:
+            with envs.trace(tmp_path / "run.json"):
+                await envs.reset(seed=0)
+                await envs.rollout(lambda obs: np.zeros(len(obs), np.int64), 3, groups=2)
+                await envs.call("get_wrapper_attr", "spec")
+                await envs.render()
+                envs.send([0, 0], [0, 1])
+                await envs.recv()
+
+    aioenv.run(run())
+    spans = read(tmp_path / "run.json")
+    check_each_line(spans)
+    worker = lines_of(spans)["worker 0: slots 0-1"]
+    assert steps_of(worker) == [1, 1, 2, 2, 3, 3, 4]  # a group each, and what was sent
+    assert 0 in steps_of(worker, "reset") and steps_of(worker, "call") and steps_of(worker, "draw")[:4] == [0, 0, 1, 1]
+
+
+@pytest.mark.parametrize("action", [1, 2])
+def test_after_a_fault_the_file_is_there(tmp_path, action):
+    async def run():
+        async with fragile() as envs:
+            await envs.reset(seed=0)
+            with envs.trace(tmp_path / "run.json"):
+                await envs.step([0, 0])
+                await envs.step([0, action])
+
+    with pytest.raises((aioenv.EnvError, aioenv.WorkerDied)):
+        aioenv.run(run())
+    lines = lines_of(read(tmp_path / "run.json"))
+    assert steps_of(lines["worker 0: slot 0"]) == [1, 2]
+    assert steps_of(lines["worker 1: slot 1"]) == ([1, 2] if action == 1 else [1])
+
+
+def test_a_worker_that_is_started_again_goes_on_in_its_line(tmp_path):
+    async def run():
+        async with fragile(restart=aioenv.RestartPolicy()) as envs:
+            await envs.reset(seed=0)
+            with envs.trace(tmp_path / "run.json"):
+                for action in (0, 2, 0, 0):
+                    await envs.step([0, action])
+
+    aioenv.run(run())
+    spans = read(tmp_path / "run.json")
+    check_each_line(spans)
+    lines = lines_of(spans)
+    assert steps_of(lines["worker 0: slot 0"]) == [1, 2, 3, 4]
+    assert steps_of(lines["worker 1: slot 1"]) == [1, 2, 3, 4]  # what it died over is sent again, by its number
+
+
+def test_closing_ends_it(tmp_path):
+    async def run():
+        async with fragile() as envs:
+            envs.trace(tmp_path / "run.json")
+            await envs.reset(seed=0)
+
+    aioenv.run(run())
+    assert len(steps_of(read(tmp_path / "run.json"), "reset")) == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
+
+
+def test_misuse(tmp_path):
+    envs = fragile()
+    with pytest.raises(RuntimeError, match="start it first"):
+        asyncio.run(asyncio.wait_for(_trace(envs, tmp_path), 10))
+
+    async def run():
+        async with fragile() as envs:
+            with pytest.raises(FileNotFoundError):
+                envs.trace(tmp_path / "nowhere" / "run.json")
+            trace = envs.trace(tmp_path / "run.json")
+            assert json.loads((tmp_path / "run.json").read_text())["traceEvents"] == []
+            with pytest.raises(RuntimeError, match=r"is being collected; stop\(\) it first"):
+                envs.trace(tmp_path / "other.json")
+            trace.stop()
+            trace.stop()
+            with envs.trace(tmp_path / "other.json"):
+                await envs.reset()
+        with pytest.raises(aioenv.ClosedError):
+            envs.trace(tmp_path / "run.json")
+
+    aioenv.run(run())
+    assert len(steps_of(read(tmp_path / "other.json"), "reset")) == 2
+
+
+async def _trace(envs, path):
+    envs.trace(path / "run.json")
+
+
+def test_the_variable_traces_all_that_is_started(tmp_path, monkeypatch):
+    path = tmp_path / "run.json"
+    monkeypatch.setenv(tracing.VARIABLE, str(path))
+    monkeypatch.setattr(tracing, "_used", {})
+
+    async def run():
+        async with fragile() as envs:
+            await envs.reset(seed=0)
+            assert set(await envs.call("variable", tracing.VARIABLE)) == {None}
+        native = aioenv.make_vec("CartPole-v1", num_envs=2, backend="native")
+        async with native as envs:
+            await envs.reset(seed=0)
+            await envs.step(np.zeros(2, np.int64))
+
+    aioenv.run(run())
+    assert {span.line for span in read(path)} == {"loop", "wait for envs", "worker 0: slot 0", "worker 1: slot 1"}
+    assert len([s for s in read(tmp_path / "run-2.json") if s.name == "wait for envs"]) == 2
+
+
+def test_render_pools_and_blocking_code(tmp_path):
+    states = np.zeros((6, mujoco.mj_stateSize(mujoco.MjModel.from_xml_string(BALL), mujoco.mjtState.mjSTATE_PHYSICS)))
+    with sync.RenderPool(BALL, workers_per_device=2, state_spec=mujoco.mjtState.mjSTATE_PHYSICS) as pool:
+        with pool.trace(tmp_path / "pool.json") as trace:
+            for _ in range(3):
+                pool.render(states, width=8, height=8)
+        assert trace.stopped and trace.path == tmp_path / "pool.json"
+    lines = lines_of(read(tmp_path / "pool.json"))
+    assert list(lines) == ["loop", "render worker 0", "render worker 1"]
+    assert steps_of(lines["render worker 1"], "render") == [1, 2, 3]
+    with sync.make_vec("CartPole-v1", num_envs=2, num_workers=1) as envs:
+        trace = envs.trace(tmp_path / "envs.json")
+        envs.reset(seed=0)
+        envs.step(np.zeros(2, np.int64))
+    trace.stop()  # closing did it
+    assert steps_of(read(tmp_path / "envs.json")) == [1]
+
+
+def test_a_ring_keeps_the_newest_rows(monkeypatch):
+    monkeypatch.setattr(tracing, "_CAPACITY", 4)
+    with mmap.mmap(-1, tracing._RING_BYTES) as memory:
+        ring = tracing.Ring(memory)
+        for i in range(3):
+            ring.append("step", 0, i, i, i + 0.5)
+        assert [row[2:] for row in ring.take()] == [(0, 0, 0.5), (1, 1, 1.5), (2, 2, 2.5)]
+        for i in range(3, 10):
+            ring.append("step", 0, i, i, i + 0.5)
+        assert [row[2] for row in ring.take()] == [6, 7, 8, 9]
+        assert list(ring.take()) == []
+        ring.close()
+
+
+def test_a_trace_that_nobody_stops_ends_by_itself(tmp_path, monkeypatch):
+    monkeypatch.setattr(tracing, "MAX_SPANS", 500)
+    monkeypatch.setattr(tracing, "_LOOK_EVERY", 50)
+
+    async def run():
+        async with fragile() as envs:
+            trace = envs.trace(tmp_path / "run.json")
+            await envs.reset(seed=0)
+            while not trace.stopped:
+                await envs.step([0, 0])
+            await envs.step([0, 0])
+
+    aioenv.run(run())
+    assert 500 < len(read(tmp_path / "run.json")) < 2000
+
+
+# ------------------------------------------------------------ the command
+
+
+@pytest.fixture
+def timeline(tmp_path):
+    """A timeline of two workers, 20 steps, in which images of step t are drawn in the first half of step t + 1."""
+    path = tmp_path / "run.json"
+    trace = tracing.Trace(path, [], lambda: None)
+    trace.tracks = [tracing.Track(trace, name, None, None) for name in ("worker 0: slot 0", "render worker 0")]
+    for track, name, offset, length in ((trace.tracks[0], "step", 0, 10), (trace.tracks[1], "render", 10, 5)):
+        spans = track.spans[name] = tracing._Spans()
+        for step in range(20):
+            begin = trace._began + 1 + (10 * step + offset) / 1e3
+            spans.add(begin, begin + length / 1e3, step)
+    trace.stop()
+    return path
+
+
+def test_the_command_tells_what_overlapped(timeline, capsys):
+    assert overlap(read(timeline)) == pytest.approx((0.095, 0.1))
+    assert main(["trace", str(timeline)]) == 0
+    out = capsys.readouterr().out
+    assert "render: 0.0950 s of 0.1000 s (95.0%) while the next step was made" in out
+    assert "worker 0: slot 0  step" in out
+
+
+def test_the_command_draws(timeline, tmp_path):
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "new" / "out.png"
+    command = [sys.executable, "-m", "aioenv", "trace", str(timeline), "--png", str(picture), "--steps"]
+    env = {**os.environ, "PYTHONPATH": str(Path(aioenv.__file__).parents[1])}
+    # in processes of their own: matplotlib keeps the files of its fonts open
+    subprocess.run([*command, "3:6"], env=env, timeout=50, check=True)
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    done = subprocess.run([*command, "90:96"], env=env, timeout=50, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "expected steps between 0 and 19" in done.stderr
+
+
+def test_the_command_says_what_is_wrong(tmp_path, timeline, capsys, monkeypatch):
+    (tmp_path / "other.json").write_text('{"a": 1}')
+    assert main(["trace", str(tmp_path / "other.json")]) == 1
+    assert "expected a timeline as envs.trace() writes it" in capsys.readouterr().err
+    assert main(["trace", str(tmp_path / "none.json")]) == 1
+    for steps in ("3", "4:2", "a:b"):
+        with pytest.raises(SystemExit):
+            main(["trace", str(timeline), "--steps", steps])
+    (tmp_path / "empty.json").write_text('{"traceEvents": []}')
+    assert main(["trace", str(tmp_path / "empty.json")]) == 0
+    assert "an empty timeline" in capsys.readouterr().out
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert main(["trace", str(timeline), "--png", "x.png"]) == 1
+    assert "--png takes matplotlib: pip install 'aioenv[bench]'" in capsys.readouterr().err
+
+
+def test_windows_of_timelines():
+    span = partial(trace_view.Span, "worker 0: slot 0")
+    assert trace_view._window([span("call", 1.0, 2.0, None)], None) == (1.0, 2.0)
+    assert trace_view._window([span("step", i, i + 0.5, i) for i in range(100)], None) == (47, 52.5)
