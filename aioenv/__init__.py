@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from aioenv.errors import EpisodesDone as EpisodesDone
     from aioenv.errors import LoopError as LoopError
     from aioenv.errors import NoAsyncCallError as NoAsyncCallError
+    from aioenv.errors import OutOfStepError as OutOfStepError
     from aioenv.errors import PausedError as PausedError
     from aioenv.errors import PendingCallError as PendingCallError
     from aioenv.errors import RenderError as RenderError
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
     from aioenv.errors import WireError as WireError
     from aioenv.errors import WorkerDied as WorkerDied
     from aioenv.errors import WorkerStartError as WorkerStartError
+    from aioenv.loops.record import Recording as Recording
+    from aioenv.loops.record import record as record
     from aioenv.make import make_vec as make_vec
     from aioenv.make import run as run
     from aioenv.native.mujoco_env import NativeMujocoEnv as NativeMujocoEnv
@@ -65,8 +68,9 @@ if TYPE_CHECKING:
 
 _ERRORS = (
     "ActionError", "AioenvError", "ClosedError", "EnvError", "EpisodesDone", "LoopError", "NoAsyncCallError",
-    "PausedError", "PendingCallError", "RenderError", "RenderTimeout", "ResetNeededError", "ResumeError", "SlotError",
-    "SlotErrorGroup", "SpaceMismatchError", "StaleViewWarning", "StepTimeout", "WireError", "WorkerDied",
+    "OutOfStepError", "PausedError", "PendingCallError", "RenderError", "RenderTimeout", "ResetNeededError",
+    "ResumeError", "SlotError", "SlotErrorGroup", "SpaceMismatchError", "StaleViewWarning", "StepTimeout",
+    "WireError", "WorkerDied",
     "WorkerStartError",
 )  # fmt: skip
 
@@ -90,6 +94,8 @@ _HOME = {
     "RenderPool": "aioenv.rendering.render_pool",
     "RenderQuality": "aioenv.rendering.quality",
     "TextureModder": "aioenv.rendering.modders.texture",
+    "Recording": "aioenv.loops.record",
+    "record": "aioenv.loops.record",
     "RestartPolicy": "aioenv.workers.restart",
     "SimPool": "aioenv.native.sim_pool",
     "make_vec": "aioenv.make",

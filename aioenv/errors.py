@@ -21,6 +21,7 @@ __all__ = [
     "EpisodesDone",
     "LoopError",
     "NoAsyncCallError",
+    "OutOfStepError",
     "PausedError",
     "PendingCallError",
     "RenderError",
@@ -105,6 +106,10 @@ class ActionError(AioenvError, ValueError):
 
 class ResetNeededError(AioenvError, gym_error.ResetNeeded):
     """A slot was stepped although its episode is over (autoreset disabled), or before its first reset."""
+
+
+class OutOfStepError(AioenvError, RuntimeError):
+    """Envs of several actors are in different parts of their step; the message says which slot is where."""
 
 
 class SpaceMismatchError(AioenvError, RuntimeError):

@@ -53,6 +53,7 @@ def make_vec(
     render: RenderConfig | None = None,
     pixels: RenderConfig | None = None,
     cpu_affinity: str | Sequence[int | Iterable[int]] | None = None,
+    seed_plan: Sequence[int] | None = None,
     **env_kwargs: Any,
 ) -> AsyncVectorEnv:
     """Make a vector env of copies of one env.
@@ -88,10 +89,9 @@ def make_vec(
             wrappers=bool(wrappers),
             observation_mode=observation_mode != "same",
             autoreset_mode=not ours and autoreset_mode not in (AutoresetMode.NEXT_STEP, AutoresetMode.NEXT_STEP.value),
-            restart=restart is not None,
-            render=render is not None,
             pixels=pixels is not None,
             transport=transport == "shared",
+            seed_plan=seed_plan is not None,
         )
         if ours:
             env_kwargs["autoreset_mode"] = AutoresetMode(autoreset_mode)
@@ -107,9 +107,12 @@ def make_vec(
             start=start,
             channel=channel,
             preload=preload,
+            restart=restart,
             start_timeout_s=start_timeout_s,
             log_prefix=log_prefix,
             worker_env=worker_env,
+            render=render,
+            cpu_affinity=cpu_affinity,
         )
     images = render is not None or pixels is not None
     factory = env_factory(env, num_envs, wrappers, images, env_kwargs)
@@ -137,6 +140,7 @@ def make_vec(
         render=render,
         pixels=pixels,
         cpu_affinity=cpu_affinity,
+        seed_plan=seed_plan,
     )
 
 

@@ -11,6 +11,7 @@ from gymnasium.vector import AutoresetMode
 
 from aioenv.batching.autoreset import parse_mode
 from aioenv.creator import place_creators
+from aioenv.engine.actors import Actors
 from aioenv.engine.arguments import (
     check_cpu_affinity,
     check_num_workers,
@@ -18,6 +19,7 @@ from aioenv.engine.arguments import (
     check_on_timeout,
     check_render,
     check_seconds,
+    check_seed_plan,
     check_timeout,
     check_transport,
     check_worker_env,
@@ -33,7 +35,7 @@ from aioenv.engine.pausing import Pausing
 from aioenv.engine.pictures import Pictures
 from aioenv.engine.results import Ready, ResetResult, StepResult, WorkerInfo
 from aioenv.engine.rollout import Rollouts
-from aioenv.engine.seeds import split_reset_options, spread_seeds
+from aioenv.engine.seeds import split_reset_options
 from aioenv.engine.states import States
 from aioenv.engine.waits import Clock
 from aioenv.rendering.pixels import with_pixels
@@ -47,7 +49,7 @@ if TYPE_CHECKING:
 __all__ = ["AsyncVectorEnv", "WorkerInfo"]
 
 
-class AsyncVectorEnv(Pictures, Rollouts, Pausing, OneSlot, Calls, States, Lifecycle):
+class AsyncVectorEnv(Pictures, Rollouts, Pausing, OneSlot, Calls, States, Actors, Lifecycle):
     """Many envs, stepped at once in worker processes; every call that waits is awaited.
 
     Nothing is started by the constructor. Use it as an async context manager, or await it and close it::
@@ -99,6 +101,9 @@ class AsyncVectorEnv(Pictures, Rollouts, Pausing, OneSlot, Calls, States, Lifecy
         cpu_affinity: which CPUs the workers may use: "spread" pins each to one of those that this process may use, in
             turn; a sequence of CPU numbers, or of sets of them, gives worker i element `i % len`; None leaves it to
             the system, and to what this process may use.
+        seed_plan: seeds for episodes that are given none, autoresets above all; at least `num_envs`. Slot i's episode k
+            gets number `i + k * num_envs` of them, and from the start again at the end: the same for any number of
+            workers. A reset of all slots begins anew; a seed of a reset stands in place of its slot's first.
 
     Attributes:
         num_envs: how many slots there are.
@@ -130,6 +135,7 @@ class AsyncVectorEnv(Pictures, Rollouts, Pausing, OneSlot, Calls, States, Lifecy
         render: RenderConfig | None = None,
         pixels: RenderConfig | None = None,
         cpu_affinity: str | Sequence[int | Iterable[int]] | None = None,
+        seed_plan: Sequence[int] | None = None,
     ) -> None:
         env_fns = place_creators(env_fns)
         factories = pickle_factories(env_fns)
@@ -164,6 +170,7 @@ class AsyncVectorEnv(Pictures, Rollouts, Pausing, OneSlot, Calls, States, Lifecy
             find_sources=render is not None,
             restart=restart,
             cpu_affinity=check_cpu_affinity(cpu_affinity),
+            seeds=check_seed_plan(seed_plan, self.num_envs, restart),
         )
 
     # ------------------------------------------------------------ whole batches
@@ -193,12 +200,11 @@ class AsyncVectorEnv(Pictures, Rollouts, Pausing, OneSlot, Calls, States, Lifecy
         """
         schedule = self._running
         mask, rest = split_reset_options(options, self.num_envs)
-        seeds = spread_seeds(seed, np.arange(self.num_envs), self.num_envs)
         wait = self._clock.envs.begin()
         try:
             if schedule.table.paused is not None:
-                return await self._live_of(schedule).reset(seeds, mask, rest, check_timeout(timeout_s))
-            return await schedule.reset(seeds, mask, rest, check_timeout(timeout_s))
+                return await self._live_of(schedule).reset(seed, mask, rest, check_timeout(timeout_s))
+            return await schedule.reset(seed, mask, rest, check_timeout(timeout_s))
         finally:
             wait.end()
 
@@ -277,7 +283,7 @@ class AsyncVectorEnv(Pictures, Rollouts, Pausing, OneSlot, Calls, States, Lifecy
         schedule = self._running
         if options is not None and "reset_mask" in options:
             raise ValueError('send_reset: name the slots instead of options["reset_mask"]')
-        schedule.send_reset(slots, lambda numbers: spread_seeds(seed, numbers, self.num_envs), options)
+        schedule.send_reset(slots, seed, options)
 
     async def recv(self, min_slots: int = 1, max_slots: int | None = None, *, deadline_s: float | None = None) -> Ready:
         """Take the results of `min_slots` slots or more, as soon as so many are in.

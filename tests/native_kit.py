@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import threading
 
 import gymnasium as gym
@@ -58,6 +60,82 @@ class Batch(VectorEnv):
 
     def close_extras(self, **kwargs):
         self.closed_on = threading.get_ident()
+
+
+class Walk(VectorEnv):
+    """Each slot walks at random by a generator of its own, for 3 to 8 steps, in any autoreset mode; has states.
+
+    What a slot gives does not depend on its number, nor on the others. Action 9 of any slot kills the process.
+    """
+
+    def __init__(self, num_envs, mode=AutoresetMode.NEXT_STEP):
+        self.num_envs = num_envs
+        self.metadata = {"autoreset_mode": mode}
+        self.mode = mode
+        self.single_observation_space = spaces.Box(-1e9, 1e9, (2,), np.float64)
+        self.observation_space = batch_space(self.single_observation_space, num_envs)
+        self.single_action_space = spaces.Discrete(10)
+        self.action_space = batch_space(self.single_action_space, num_envs)
+        self.rngs = [np.random.default_rng() for _ in range(num_envs)]
+        self.at = np.zeros((num_envs, 2))
+        self.left = np.zeros(num_envs, np.int64)
+        self.due = np.zeros(num_envs, np.bool_)
+
+    def begin(self, slot):
+        self.at[slot] = self.rngs[slot].normal(size=2)
+        self.left[slot] = self.rngs[slot].integers(3, 9)
+        self.due[slot] = False
+
+    def reset(self, *, seed=None, options=None):
+        mask = (options or {}).get("reset_mask", np.ones(self.num_envs, np.bool_))
+        seeds = [None] * self.num_envs if seed is None else seed
+        if isinstance(seeds, int):
+            seeds = [seed + slot for slot in range(self.num_envs)]
+        for slot in np.flatnonzero(mask).tolist():
+            if seeds[slot] is not None:
+                self.rngs[slot] = np.random.default_rng(seeds[slot])
+            self.begin(slot)
+        return self.at.copy(), {"new": mask.copy(), "_new": mask.copy()}
+
+    def step(self, actions):
+        if (actions == 9).any():
+            os.kill(os.getpid(), signal.SIGKILL)
+        reset, reward = self.due.copy(), np.zeros(self.num_envs)
+        info = {}
+        for slot in range(self.num_envs):
+            if reset[slot]:
+                self.begin(slot)
+                continue
+            self.at[slot] += actions[slot] + self.rngs[slot].normal(size=2)
+            self.left[slot] -= 1
+            reward[slot] = self.at[slot].sum()
+        over = ~reset & (self.left <= 0)
+        if self.mode is AutoresetMode.SAME_STEP and over.any():
+            final = np.full(self.num_envs, None, object)
+            for slot in np.flatnonzero(over).tolist():
+                final[slot] = self.at[slot].copy()
+                self.begin(slot)
+            info = {"final_obs": final, "_final_obs": over}
+        if self.mode is AutoresetMode.NEXT_STEP:
+            self.due = over.copy()
+        return self.at.copy(), reward, over, np.zeros(self.num_envs, np.bool_), info
+
+    def get_state(self, slots):
+        return [
+            {
+                "at": self.at[slot].copy(),
+                "left": int(self.left[slot]),
+                "due": bool(self.due[slot]),
+                "rng": self.rngs[slot].bit_generator.state,
+            }
+            for slot in slots
+        ]
+
+    def set_state(self, states, slots):
+        for slot, state in zip(slots, states, strict=True):
+            self.at[slot], self.left[slot], self.due[slot] = state["at"], state["left"], state["due"]
+            self.rngs[slot] = np.random.default_rng()
+            self.rngs[slot].bit_generator.state = state["rng"]
 
 
 class Gate:

@@ -24,7 +24,7 @@ from aioenv.cli.bench.loop_time import CallbackClock, loop_time
 from aioenv.cli.bench.rounds import Failed, Outcomes, run_contender
 from aioenv.cli.bench.tasks import Task
 from aioenv.cli.doctor import probe_opengl
-from aioenv.cli.video import TiledVideo
+from aioenv.loops.video import TiledVideo
 from aioenv.rendering.tiles import tile
 from aioenv.workers.channel import CHANNELS
 from aioenv.workers.launch import START_METHODS
@@ -217,6 +217,19 @@ def test_bench_measures_figures(figure, contenders, baselines, keys, tmp_path, c
         assert row["contender"] in output and f"{row[keys[0]]:,.2f}" in output
     assert main(["bench", f"--{figure}", "--list"]) == 0
     assert capfd.readouterr().out.split("\n")[:-1] == contenders
+
+
+@needs_opengl
+@pytest.mark.stress
+def test_bench_measures_images(tmp_path, capfd):
+    common = ["--rounds", "1", "--seconds", "0.05", "--json", str(tmp_path / "figure.json")]
+    assert main(["bench", "--images", "--num-envs", "2", *common]) == 0
+    rows = json.loads((tmp_path / "figure.json").read_text())["images"]
+    assert [row["contender"] for row in rows] == ["gymnasium-async", "aioenv-exact", "aioenv-fast"]
+    assert rows[2]["ratios"]["gymnasium-async"] > 4
+    assert main(["bench", "--overlap", "--env", "HalfCheetah-v5", "--num-envs", "2", *common]) == 0
+    (row,) = json.loads((tmp_path / "figure.json").read_text())["overlap"]
+    assert 0.3 < row["of serial"] and row["physics ms"] > 0 and row["images ms"] > 0
 
 
 SPY = """

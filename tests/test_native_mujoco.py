@@ -294,3 +294,40 @@ async def test_through_make_vec(num_workers):
     theirs.close()
     mine = types.SimpleNamespace(**vars(gym.spec("Hopper-v5")))
     assert not is_native_task("Hopper-v4") and not is_native_task("CartPole-v1") and not is_native_task(mine)
+
+
+@pytest.mark.asyncio
+async def test_model_fields_behind_the_api():
+    async with aioenv.make_vec("Swimmer-v5", 3, backend="native") as envs:
+        direct = made("Swimmer-v5", 3)
+        for fields in (envs.model_field, direct.model_field):
+            fields("opt.viscosity")[1] = 0.7
+            fields("body_mass")[2] *= 2
+        await envs.reset(seed=1)
+        direct.reset(seed=1)
+        actions = np.ones((3, 2), np.float32)
+        for _ in range(5):
+            assert (await envs.step(actions)).obs.tobytes() == direct.step(actions)[0].tobytes()
+        direct.close()
+        assert envs.model_field("body_mass") is envs.model_field("body_mass")
+        envs.send(actions)
+        with pytest.raises(aioenv.PendingCallError, match="model_field"):
+            envs.model_field("body_mass")
+        await envs.recv(3)
+        with pytest.raises(ValueError, match="no_such_field"):
+            envs.model_field("no_such_field")
+    async with aioenv.make_vec("CartPole-v1", 2, backend="native") as envs:
+        with pytest.raises(ValueError, match="no NativeMujocoEnv"):
+            envs.model_field("body_mass")
+    async with aioenv.make_vec("Reacher-v5", 2, backend="native", num_workers=1) as envs:
+        with pytest.raises(ValueError, match="num_workers"):
+            envs.model_field("body_mass")
+
+
+def test_model_fields_of_the_blocking_one():
+    with aioenv.sync.make_vec("Reacher-v5", 2, backend="native") as envs:
+        envs.reset(seed=1)
+        masses = envs.model_field("body_mass")
+        masses[1] *= 3
+        envs.step(np.ones((2, 2), np.float32))
+        assert envs.model_field("body_mass") is masses

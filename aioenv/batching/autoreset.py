@@ -5,19 +5,30 @@ The same rules as `gymnasium.vector.SyncVectorEnv` 1.4 (https://farama.org/Vecto
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any, Protocol
 
 from gymnasium import Env
 from gymnasium.vector import AutoresetMode
 
 from aioenv.errors import EpisodesDone
 
-__all__ = ["Autoreset", "Stepped", "parse_mode"]
+__all__ = ["Autoreset", "Seeds", "Stepped", "parse_mode"]
 
 
 # Instead of a step of its env, a row's next step is: nothing else; a reset; the end of an episode that was lost.
 _NOT, _RESET, _LOST = 0, 1, 2
+
+
+class Seeds(Protocol):
+    """Where the seeds of episodes come from that are given none: `SeedPlan`."""
+
+    def next(self, slot: int) -> int:
+        """The seed of a slot's next episode."""
+
+    def begin(self, slot: int) -> None:
+        """A slot has been given a seed, in place of its first one."""
 
 
 class Stepped:
@@ -76,8 +87,14 @@ class Autoreset:
         self.due = [_NOT] * len(envs)
         self._seeds: dict[int, int] = {}  # for the next reset of a row
         self._lost: dict[int, Any] = {}  # the last observation of a row whose end has yet to be told
+        self._follows = False
         self.resets_next_step = mode is AutoresetMode.NEXT_STEP
         self._same_step = mode is AutoresetMode.SAME_STEP
+
+    def follow(self, seeds: Seeds, start: int) -> None:
+        """From now on an episode that is given no seed takes one from there; the first row is slot `start`."""
+        self._resets = [partial(_reset, env.reset, seeds, start + row) for row, env in enumerate(self._envs)]
+        self._follows = True
 
     def reset(self, row: int, seed: int | None, options: dict[str, Any] | None) -> tuple[Any, dict[str, Any]]:
         """Begin an episode in one row; observation and info."""
@@ -111,7 +128,7 @@ class Autoreset:
             seed: for its next reset, unless that is given one.
             lost: the last observation; the next step tells of the end of that episode. None: it had ended.
         """
-        if seed is not None:
+        if seed is not None and not self._follows:
             self._seeds[row] = seed
         if lost is not None:
             self._lost[row] = lost
@@ -186,6 +203,21 @@ def _is_finite(env: Any) -> bool:
         return bool(env.get_wrapper_attr("finite_episodes"))
     except AttributeError:
         return False
+
+
+def _reset(
+    reset: Callable[..., Any],
+    seeds: Seeds,
+    slot: int,
+    *,
+    seed: int | None = None,
+    options: dict[str, Any] | None = None,
+) -> Any:
+    if seed is None:
+        seed = seeds.next(slot)
+    else:
+        seeds.begin(slot)
+    return reset(seed=seed, options=options)
 
 
 def parse_mode(mode: AutoresetMode | str) -> AutoresetMode:

@@ -1,4 +1,4 @@
-"""The `aioenv` command: demo, bench, tune, doctor, trace."""
+"""The `aioenv` command: demo, record, bench, tune, doctor, trace."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 import aioenv
-from aioenv.cli import bench, demo, doctor, trace_view, tune
+from aioenv.cli import bench, demo, doctor, record, trace_view, tune
 
 __all__ = ["main"]
 
@@ -27,7 +27,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="aioenv", description="Step many RL envs at once, from asyncio.")
     parser.add_argument("--version", action="version", version=f"aioenv {aioenv.__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    modules = {"demo": demo, "bench": bench, "tune": tune, "doctor": doctor, "trace": trace_view}
+    modules = {
+        "demo": demo,
+        "record": record,
+        "bench": bench,
+        "tune": tune,
+        "doctor": doctor,
+        "trace": trace_view,
+    }
     for name, module in modules.items():
         command = commands.add_parser(name, help=module.HELP, description=module.__doc__)
         module.add_arguments(command)

@@ -6,12 +6,11 @@ import argparse
 import asyncio
 import contextlib
 import importlib.util
-import sys
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -19,8 +18,9 @@ import numpy.typing as npt
 
 import aioenv
 from aioenv.cli.options import positive_int, size
-from aioenv.cli.video import TiledVideo
 from aioenv.host.mujoco_source import MujocoSource, find_source, read_state
+from aioenv.loops.progress import progress_bar
+from aioenv.loops.video import TiledVideo
 from aioenv.rendering.late_pool import LatePool
 from aioenv.workers.environment import usable_cpus
 
@@ -33,19 +33,6 @@ WARM_UP_STEPS = 20
 # Images are kept until a chunk is full, and then encoded with the clock stopped: the encoder is no part of what
 # is measured. 50 steps of 16 images of 160 x 120 are 46 MB.
 CHUNK_STEPS = 50
-
-
-class Bar(Protocol):
-    """What is used of a tqdm."""
-
-    def update(self, n: int) -> Any:
-        """So many steps more are done."""
-
-    def set_postfix_str(self, s: str, refresh: bool) -> None:
-        """What stands after the bar."""
-
-    def close(self) -> None:
-        """The bar is done."""
 
 
 @dataclass(frozen=True)
@@ -266,29 +253,6 @@ async def draw_states(pool: LatePool, slots: list[int], states: npt.NDArray[np.f
 def can_encode() -> bool:
     """Whether ffmpeg is there."""
     return importlib.util.find_spec("imageio_ffmpeg") is not None
-
-
-def progress_bar(steps: int) -> Bar:
-    """A tqdm bar; without tqdm, one that shows nothing."""
-    try:
-        from tqdm import tqdm
-    except ImportError:
-        return _NoBar()
-    tqdm.monitor_interval = 0  # a thread that would outlive the bar
-    layout = "{percentage:3.0f}% |{bar:30}| {n_fmt}/{total_fmt} steps, {elapsed}{postfix}"
-    bar: Bar = tqdm(total=steps, bar_format=layout, file=sys.stdout, mininterval=0.25)
-    return bar
-
-
-class _NoBar:
-    def update(self, n: int) -> None:
-        pass
-
-    def set_postfix_str(self, s: str, refresh: bool) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
 
 
 def print_table(plan: Plan, runs: list[Run]) -> None:

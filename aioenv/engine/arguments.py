@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from gymnasium import Space
 
 from aioenv.engine.patience import ON_TIMEOUT
@@ -23,6 +24,7 @@ __all__ = [
     "check_on_timeout",
     "check_render",
     "check_seconds",
+    "check_seed_plan",
     "check_timeout",
     "check_transport",
     "check_worker_env",
@@ -149,6 +151,22 @@ def check_render(render: Any, pixels: Any) -> None:
     for name, config in (("render", render), ("pixels", pixels)):
         if config is not None and not isinstance(config, RenderConfig):
             raise TypeError(f"{name}: expected an aioenv.RenderConfig or None, got {config!r}")
+
+
+def check_seed_plan(
+    seeds: Sequence[int] | None, num_envs: int, restart: RestartPolicy | None
+) -> npt.NDArray[np.int64] | None:
+    """The seeds of episodes to come; ValueError if they can't be, or are fewer than slots."""
+    if seeds is None:
+        return None
+    items = np.asarray(seeds)
+    if items.ndim != 1 or items.dtype.kind not in "iu" or (items < 0).any() or (items > 2**63 - 1).any():
+        raise ValueError(f"seed_plan: expected a sequence of ints from 0 to 2**63 - 1, got {seeds!r}")
+    if len(items) < num_envs:
+        raise ValueError(f"seed_plan: expected at least one seed for each of {num_envs} slots, got {len(items)}")
+    if restart is not None and restart.resume:
+        raise ValueError("seed_plan: not with RestartPolicy(resume=True), whose replayed resets would take other seeds")
+    return items.astype(np.int64)
 
 
 def check_transport(transport: str) -> str:

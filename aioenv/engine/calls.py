@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aioenv.engine.fleet import Member
+from aioenv.engine.solo_calls import SoloCalls
 from aioenv.errors import SlotError
 from aioenv.wire.frames import Frame, Kind
 from aioenv.wire.messages import Call, dump_code, load
@@ -113,7 +114,7 @@ async def set_attr(schedule: Schedule, name: str, values: Any) -> None:
 
 
 async def for_each(
-    schedule: Schedule, slots: Iterable[int] | None, what: str, method: str, arguments: Any
+    schedule: Schedule | SoloCalls, slots: Iterable[int] | None, what: str, method: str, arguments: Any
 ) -> tuple[Any, ...]:
     """Call a method of the services of some slots; results in the order of slots.
 
@@ -121,6 +122,8 @@ async def for_each(
         what: the user's call, for errors.
         arguments: gives what the method gets after the rows, for the slots of one worker.
     """
+    if isinstance(schedule, SoloCalls):
+        return await schedule.for_each(slots, what, method, arguments)
     numbers = np.sort(schedule.table.named(slots))
     schedule.table.check_call(numbers, what)
     shares: list[tuple[Member, list[int]]] = []

@@ -19,6 +19,7 @@ from aioenv.assign import spread
 from aioenv.batching.infos import Schema, SchemaTable
 from aioenv.batching.layout import Layout
 from aioenv.batching.plane import Lane, Plane, choose_plane
+from aioenv.engine.seeds import spread_seeds
 from aioenv.errors import ResumeError, SpaceMismatchError
 from aioenv.host.env_service import EnvDescription, EnvService
 from aioenv.host.mujoco_source import MujocoSource
@@ -26,6 +27,7 @@ from aioenv.host.polling import MAX_POLL_S
 from aioenv.host.registry import capture_registry
 from aioenv.host.vector_service import VectorService
 from aioenv.memory import Shared
+from aioenv.stats.seed_plan import SeedPlan
 from aioenv.wire.messages import dump_code
 from aioenv.workers.environment import usable_cpus
 from aioenv.workers.restart import RestartPolicy
@@ -65,6 +67,7 @@ class FleetConfig(NamedTuple):
     cpu_affinity: tuple[tuple[int, ...], ...] | None = None
     transport: str = "auto"
     num_lanes: int = 2  # of shared memory, if any arrays lie there
+    seeds: npt.NDArray[np.int64] | None = None  # of episodes, for a plan
     vectorized: bool = False  # a factory makes one vector env of all slots of a worker
 
 
@@ -79,6 +82,7 @@ class Fleet:
         sources: one MuJoCo source a slot, or None where a slot has none (or none were asked for).
         first_checkpoints: of the envs as they were made, float64 `(k, checkpoint_size)`, or None.
         checkpoint_size: how many float64 of checkpoint each reply carries a row; 0 if slots are not resumed.
+        seed_plan: where the seeds of episodes come from that are given none; None if nowhere in particular.
         lanes: this side's views of what lies in shared memory; empty if nothing does.
     """
 
@@ -103,6 +107,7 @@ class Fleet:
         self.lanes = []
         self._plane: Plane | None = None
         self._memory: Shared | None = None
+        self.seed_plan: SeedPlan | None = None
         spans = spread(len(config.factories), config.num_workers)
         registry = capture_registry()
         self._owners = np.repeat(np.arange(len(spans)), [stop - start for start, stop in spans])  # by slot
@@ -116,7 +121,7 @@ class Fleet:
             factories = config.factories[start:stop]
             service: Any = partial(EnvService, factories, config.autoreset_mode, config.find_sources, resume)
             if config.vectorized:
-                service = partial(VectorService, factories[0], stop - start)
+                service = partial(VectorService, factories[0], stop - start, config.find_sources)
             worker = Worker(
                 dump_code(service),
                 index=index,
@@ -142,6 +147,8 @@ class Fleet:
             SpaceMismatchError: if the envs' spaces can't be batched.
         """
         try:
+            if self._config.seeds is not None:
+                self.seed_plan = SeedPlan(self._config.seeds, self.members[-1].stop)
             if self._config.transport != "frames":
                 self._memory = Shared.create()
                 for member in self.members:
@@ -175,7 +182,8 @@ class Fleet:
 
     async def configure_worker(self, worker: Worker) -> Any:
         """Tell one of them, which has been started again, once more; gives the first checkpoints of its envs."""
-        return await worker.call("configure", *self._configuration, worker.slots[0])
+        plan = () if self.seed_plan is None else (self.seed_plan,)
+        return await worker.call("configure", *self._configuration, worker.slots[0], *plan)
 
     def _lay_out_memory(self) -> None:
         """Decide which arrays lie in shared memory, and make our views of them."""
@@ -187,18 +195,36 @@ class Fleet:
             self._config.transport, observations, actions, num_envs, num_workers, self._config.num_lanes
         )
         if plane is None:
-            self._free()
+            self._free_memory()
             return
         self._plane = plane
         self.lanes = plane.lanes(self._memory.allocate(plane.size(observations, actions)), observations, actions)
 
     def _free(self) -> None:
+        """Let go of all that is shared with workers."""
+        self._free_memory()
+        if self.seed_plan is not None:
+            self.seed_plan.close()
+
+    def _free_memory(self) -> None:
         """Let go of the memory: what is mapped lives as long as anybody has an array of it."""
         self.lanes = []
         if self._memory is not None:
             self._memory.close()
         for member in self.members:
             member.worker.memory = None  # or its next process would be given a descriptor that is closed
+
+    def seeds(
+        self, seed: int | Sequence[int | None] | None, slots: npt.NDArray[np.int64], *, anew: bool
+    ) -> list[int | None]:
+        """One seed for each of `slots`: as it was given, or as planned where all begin anew and none was.
+
+        Raises:
+            ValueError: if a list has another length than there are slots.
+        """
+        if seed is None and anew and self.seed_plan is not None:
+            return self.seed_plan.first(slots.tolist())
+        return spread_seeds(seed, slots, len(self._owners))
 
     def shares(self, numbers: npt.NDArray[np.int64]) -> list[tuple[Member, npt.NDArray[np.int64]]]:
         """The workers that hold some of these slots, and where those stand in `numbers`, by ascending slot."""

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium import Space
 
+from aioenv.engine.images import Images, Shot
 from aioenv.engine.pieces import gather_infos, gather_obs
 from aioenv.engine.results import Ready, ResetResult, StepResult
 from aioenv.engine.slots import SlotState, SlotTable
@@ -29,9 +30,10 @@ class Flight:
         value: the result, or the error; None until it is there.
         untaken: bool `(len(slots),)`, which of them nobody has taken yet.
         done: resolved when the value is there.
+        shot: the images of it, if images are drawn.
     """
 
-    __slots__ = ("done", "slots", "untaken", "value", "waiting")
+    __slots__ = ("done", "shot", "slots", "untaken", "value", "waiting")
 
     def __init__(self, slots: Slots, done: asyncio.Future[None], *, waiting: bool) -> None:
         self.slots = slots
@@ -39,6 +41,7 @@ class Flight:
         self.value: StepResult | ResetResult | EnvError | None = None
         self.untaken = np.ones(len(slots), np.bool_)
         self.done = done
+        self.shot: Shot | None = None
 
 
 class Flights:
@@ -50,6 +53,7 @@ class Flights:
 
     Attributes:
         abandoned: cancelled or timed out; their results wait for `recv`.
+        images: where the states that come with results go; None if nobody wants images.
     """
 
     def __init__(self, table: SlotTable, num_envs: int) -> None:
@@ -61,17 +65,27 @@ class Flights:
         self.abandoned: list[Flight] = []
         self._arrival = asyncio.Event()
         self._closing = False
+        self.images: Images | None = None
 
     def begin(self, slots: Slots, *, waiting: bool) -> Flight:
         """Something is asked of these slots."""
         flight = Flight(slots, self._loop.create_future(), waiting=waiting)
         self._table.move(slots, SlotState.IN_FLIGHT)
         self._open.add(flight)
+        if self.images is not None:
+            flight.shot = self.images.begin(slots)
         return flight
 
     def arrive(self, flight: Flight, value: Any) -> None:
         """Its result is there."""
         flight.value = value
+        shot, images = flight.shot, self.images
+        if images is not None and shot is not None:
+            if shot.states is None:
+                assert isinstance(value, EnvError)
+                images.give_up(None, None, shot, shot.slots, value)
+            else:
+                images.draw(shot, shot.slots, shot.states)
         if not flight.done.done():
             flight.done.set_result(None)
         if not flight.waiting:
@@ -81,6 +95,11 @@ class Flights:
         """Its result is handed out: the slots are free again."""
         self._open.discard(flight)
         self.release(flight.slots)
+        self._show(flight, flight.slots)
+
+    def _show(self, flight: Flight, slots: Slots) -> None:
+        if self.images is not None and flight.shot is not None:
+            self.images.show(flight.shot, slots)
 
     def release(self, slots: Slots | slice) -> None:
         """These slots are free again."""
@@ -122,7 +141,9 @@ class Flights:
             if isinstance(flight.value, EnvError):
                 self._table.fail(flight.value)
             elif isinstance(flight.value, StepResult):
-                ended += left[(flight.value.terminated | flight.value.truncated)[left]].tolist()
+                ends = flight.value.terminated | flight.value.truncated
+                self._table.note_ends(flight.slots, ends[flight.slots])
+                ended += left[ends[left]].tolist()
         self.abandoned = []
         return sorted(ended)
 
@@ -160,8 +181,9 @@ class Flights:
                 taken.append((flight, flight.slots[rows]))
         self._ready = [flight for flight in self._ready if flight.untaken.any()]
         self.abandoned = [flight for flight in self.abandoned if flight.value is None or flight.untaken.any()]
-        for _, mine in taken:
+        for flight, mine in taken:
             self._table.move(mine, SlotState.IDLE)
+            self._show(flight, mine)
         errors = [flight.value for flight, _ in taken if isinstance(flight.value, EnvError)]
         good = [(flight, mine) for flight, mine in taken if not isinstance(flight.value, EnvError)]
         return self._ready_of(good, single, batched), errors

@@ -66,6 +66,7 @@ class Shot:
         self.done = done
         self.active = False
         self.waiting: list[tuple[Slots, States]] = []
+        self.states: States | None = None  # of a vector env in this process, which has them before its results are in
         self.step: int | None = None  # its number in the timeline
 
     def rows(self, slots: Slots) -> npt.NDArray[np.int64]:
@@ -133,9 +134,9 @@ class Images:
                 self._queue.append(shot)
             shot.waiting.append((slots, states.copy()))
 
-    def give_up(self, worker: Worker, request: int | None, shot: Shot, slots: Slots, error: Exception) -> None:
+    def give_up(self, worker: Worker | None, request: int | None, shot: Shot, slots: Slots, error: Exception) -> None:
         """A request has failed as a whole: nothing comes of it that could be drawn."""
-        if request is not None:
+        if worker is not None and request is not None:
             self._late.pop((worker.index, request), None)
         shot.finish(len(slots), error)
         self._advance(shot)

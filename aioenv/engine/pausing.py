@@ -134,9 +134,14 @@ class Live:
         return await self._outcome(group, timeout_s)
 
     async def reset(
-        self, seeds: Sequence[int | None], mask: Bools | None, options: dict[str, Any] | None, timeout_s: float | None
+        self,
+        seed: int | Sequence[int | None] | None,
+        mask: Bools | None,
+        options: dict[str, Any] | None,
+        timeout_s: float | None,
     ) -> ResetResult:
         """Reset the slots that are not paused, or those of a mask (see `AsyncVectorEnv.reset`)."""
+        seeds = self._schedule.fleet.seeds(seed, np.arange(self._schedule.num_envs), anew=mask is None)
         group = await self._prepare(timeout_s)
         if group is None:
             whole = self._spread(None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from aioenv.engine.calls import call_envs
 from aioenv.engine.images import stack_images
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from aioenv.engine.session import Session
     from aioenv.engine.waits import Clock
 
-__all__ = ["Pictures", "as_grid", "check_mode"]
+__all__ = ["Pictures", "as_grid", "check_mode", "colours"]
 
 
 class Pictures:
@@ -31,6 +32,11 @@ class Pictures:
 
         @property
         def _running(self) -> Schedule: ...
+
+    @property
+    def draws_beside(self) -> bool:
+        """Whether images are drawn beside the steps (`render=`): `render` may be awaited while a step is in flight."""
+        return self._session is not None and self._session.images is not None
 
     async def render(self, mode: str | None = None) -> Any:
         """Images of the states that `reset` and `step` (or `recv`) returned last.
@@ -104,10 +110,19 @@ def check_mode(mode: str | None) -> None:
         raise ValueError(f'render: mode: expected None or "grid", got {mode!r}')
 
 
-def as_grid(images: Any) -> Any:
-    """The colours of what `render` gives as one picture."""
+def colours(images: Any) -> npt.NDArray[np.uint8]:
+    """The colours alone of what `render` gives.
+
+    Raises:
+        RenderError: if they are not of one shape.
+    """
     if isinstance(images, tuple) and images and isinstance(images[0], np.ndarray) and images[0].ndim >= 4:
         images = images[0]
-    if not isinstance(images, np.ndarray):
-        raise RenderError('render: mode="grid" takes images of one shape, but those of the envs differ')
-    return tile(images)
+    if not isinstance(images, np.ndarray) or images.ndim < 4:
+        raise RenderError("one picture of all takes images of one shape, which those of these envs are not")
+    return images
+
+
+def as_grid(images: Any) -> npt.NDArray[np.uint8]:
+    """The colours of what `render` gives as one picture."""
+    return tile(colours(images))

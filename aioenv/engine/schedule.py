@@ -139,12 +139,13 @@ class Schedule:
 
     async def reset(
         self,
-        seeds: Seeds,
+        seed: int | Seeds | None,
         mask: npt.NDArray[np.bool_] | None,
         options: dict[str, Any] | None,
         timeout_s: float | None = None,
     ) -> ResetResult:
         """Reset all slots, or those of a mask; the others keep their last observations."""
+        seeds = self.fleet.seeds(seed, self._all_slots, anew=mask is None)
         if self._abandoned:
             await self.drain()
         slots = self._all_slots if mask is None else np.flatnonzero(mask)
@@ -273,12 +274,11 @@ class Schedule:
             placed = {i: chosen[i] for i in shared}
             self.dispatch.submit(exchange, part, Sent(Kind.STEP, fixed, tail, part.slots, placed))
 
-    def send_reset(
-        self, slots: Iterable[int] | None, seeds: Callable[[Slots], Seeds], options: dict[str, Any] | None
-    ) -> None:
+    def send_reset(self, slots: Iterable[int] | None, seed: int | Seeds | None, options: dict[str, Any] | None) -> None:
         """Begin episodes in some slots; never blocks (see `AsyncVectorEnv.send_reset`)."""
         numbers = self.table.named(slots)
-        by_slot = dict(zip(numbers.tolist(), seeds(numbers), strict=True))
+        seeds = self.fleet.seeds(seed, numbers, anew=slots is None)
+        by_slot = dict(zip(numbers.tolist(), seeds, strict=True))
         numbers = numbers[self.table.leave_out_paused(numbers, "send_reset", by_name=slots is not None)]
         if not len(numbers):
             return

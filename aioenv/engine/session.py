@@ -7,6 +7,8 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from gymnasium.vector import AutoresetMode
+
 from aioenv.engine.fleet import Fleet, FleetConfig
 from aioenv.engine.images import Images
 from aioenv.engine.schedule import Schedule
@@ -16,14 +18,37 @@ from aioenv.rendering.config import check_devices
 from aioenv.rendering.pixels import PixelsRefused
 
 if TYPE_CHECKING:
+    from aioenv.host.mujoco_source import MujocoSource
     from aioenv.rendering.config import RenderConfig
     from aioenv.rendering.late_pool import LatePool
     from aioenv.workers.supervisor import Worker
 
-__all__ = ["CLOSE_GRACE_S", "Session"]
+__all__ = ["CLOSE_GRACE_S", "NO_PHYSICS", "Session", "late_pool"]
+
+NO_PHYSICS = (
+    "render: this vector env has no model and physics_states, from which images could be drawn; without "
+    "render=, render() gives what it draws itself"
+)
 
 # How long workers may take to close their envs, where nobody says otherwise.
 CLOSE_GRACE_S = 1.0
+
+
+def late_pool(sources: Sequence[MujocoSource], render: RenderConfig, config: FleetConfig) -> LatePool:
+    """The pool, not started, that draws the states of slots with these sources."""
+    from aioenv.rendering.late_pool import LatePool
+
+    distinct = list(dict.fromkeys(sources))
+    return LatePool(
+        distinct,
+        [distinct.index(source) for source in sources],
+        render,
+        start=config.start,
+        channel=config.channel,
+        log_prefix=config.log_prefix,
+        start_timeout_s=config.start_timeout_s,
+        restart=config.restart,
+    )
 
 
 class Session:
@@ -46,7 +71,7 @@ class Session:
         timeout_s: float | None,
         on_timeout: str,
     ) -> None:
-        if render is not None and pixels is None:
+        if render is not None and pixels is None and not config.vectorized:
             # for envs that draw themselves
             config = _on_backend(config, candidates(render.backend)[0], render)
         self.fleet = Fleet(config)
@@ -81,12 +106,13 @@ class Session:
         except BaseException:
             await self._end()
             raise
+        mode = self.fleet.metadata.get("autoreset_mode", self._config.autoreset_mode)  # a vector env has its own
         self.schedule = Schedule(
             self.fleet,
             self.images,
             state_size=state_size,
-            mode=self._config.autoreset_mode,
-            must_reset=self._must_reset,
+            mode=mode,
+            must_reset=self._must_reset or (self._config.vectorized and mode is AutoresetMode.DISABLED),
             copy=self._copy,
             timeout_s=self._timeout_s,
             on_timeout=self._on_timeout,
@@ -123,6 +149,8 @@ class Session:
         num_envs = len(fleet.sources)
         sources = [source for source in fleet.sources if source is not None]
         if len(sources) < num_envs:
+            if self._config.vectorized:
+                raise RenderError(NO_PHYSICS)
             if fleet.render_mode != "rgb_array":
                 raise RenderError(
                     "render: these envs are not MuJoCo envs, so they draw themselves, which takes "
@@ -130,22 +158,10 @@ class Session:
                 )
             self.images = Images(num_envs, None)
             return 0, True
-        from aioenv.rendering.late_pool import LatePool
-
-        distinct = list(dict.fromkeys(sources))
-        self._pool = LatePool(
-            distinct,
-            [distinct.index(source) for source in sources],
-            config,
-            start=self._config.start,
-            channel=self._config.channel,
-            log_prefix=self._config.log_prefix,
-            start_timeout_s=self._config.start_timeout_s,
-            restart=self._config.restart,
-        )
+        self._pool = late_pool(sources, config, self._config)
         await self._pool.start()
         self.images = Images(num_envs, self._pool, config.max_in_flight)
-        return max(source.state_size for source in distinct), False
+        return max(source.state_size for source in sources), False
 
     @property
     def render_workers(self) -> Sequence[Worker]:

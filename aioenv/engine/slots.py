@@ -45,13 +45,14 @@ class SlotTable:
         must_reset: whether a slot whose episode has ended may not be stepped (autoreset disabled).
 
     Attributes:
+        must_reset: as given.
         paused: bool `(num_envs,)`, which slots are paused, another array after each change; None if none is.
         exhausted: those of them that are because their envs have no further episode.
     """
 
     def __init__(self, num_envs: int, *, must_reset: bool) -> None:
         self._states = np.zeros(num_envs, np.uint8)
-        self._must_reset = must_reset
+        self.must_reset = must_reset
         self._ended = np.zeros(num_envs, np.bool_)
         self._failed = np.zeros(num_envs, np.bool_)
         self._any_failed = False
@@ -87,7 +88,7 @@ class SlotTable:
             self._refuse(slots, states, name)
         if self._any_failed and not reset and self._failed[slots].any():
             self._refuse_failed(self._number(slots)[self._failed[slots]].tolist(), name)
-        if self._must_reset and not reset and self._ended[slots].any():
+        if self.must_reset and not reset and self._ended[slots].any():
             over = self._number(slots)[self._ended[slots]].tolist()
             raise ResetNeededError(
                 f"{name}: the episodes of slots {over} are over and autoreset is disabled; reset them first, with "
@@ -160,7 +161,7 @@ class SlotTable:
 
     def note_ends(self, slots: Slots | slice, ended: Any) -> None:
         """Take note of which episodes have ended in a step."""
-        if self._must_reset:
+        if self.must_reset:
             self._ended[slots] |= ended
 
     def note_reset(self, slots: Slots) -> None:

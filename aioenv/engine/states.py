@@ -9,6 +9,7 @@ import numpy as np
 
 from aioenv.engine.calls import for_each
 from aioenv.engine.snapshot import EnvState
+from aioenv.errors import ResumeError
 
 if TYPE_CHECKING:
     from aioenv.engine.schedule import Schedule
@@ -39,7 +40,7 @@ class States:
             One state for each of `slots`, in that order; `aioenv.save` writes them to a file.
 
         Raises:
-            ValueError: if a state can't be had; the message names the wrapper or env in the way.
+            ResumeError: if a state can't be had; the message names the wrapper or env in the way.
             PendingCallError, EnvError, WorkerDied: as for `call`.
         """
         schedule = self._running
@@ -60,8 +61,8 @@ class States:
             slots: slot numbers, None for all.
 
         Raises:
-            ValueError: if there are more or fewer states than slots, or one is of another sort of env, whose slot is
-                as it was then; the others' states are set.
+            ValueError: if there are more or fewer states than slots.
+            ResumeError: if one is of another sort of env, whose slot is as it was then; the others' states are set.
             PendingCallError, EnvError, WorkerDied: as for `call`.
         """
         schedule = self._running
@@ -84,4 +85,4 @@ def _refuse_misfits(replies: dict[int, Any]) -> None:
     if texts:
         first = min(texts)
         more = f" (and so for {len(texts) - 1} more slots)" if len(texts) > 1 else ""
-        raise ValueError(f"slot {first}: {texts[first]}{more}")
+        raise ResumeError(f"slot {first}: {texts[first]}{more}")

@@ -8,12 +8,12 @@ import threading
 import types
 from collections.abc import Callable, Generator
 from queue import SimpleQueue
-from time import perf_counter
 from typing import Any
 
 __all__ = ["SHORT_S", "TURN_S", "EnvThread", "Pace", "yield_to_loop"]
 
-# What takes less may be done on the loop itself; after so much of it the loop turns to its other tasks. In seconds.
+# What takes less comes to the loop itself, and leaves it when it takes twice as long: less than the half millisecond
+# for which anything may keep the loop, and after which it turns to its other tasks. In seconds.
 SHORT_S = 200e-6
 TURN_S = 500e-6
 # What takes so long is moved to the thread at once, in seconds.
@@ -23,7 +23,6 @@ _LONG_S = 10e-3
 _WEIGHT = 1 / 8
 _MOST = 3.0
 _BEGIN = 4.0
-_HOPS = 15
 # How long the thread may still take to end after its last job, in seconds.
 _JOIN_S = 1.0
 
@@ -115,24 +114,11 @@ class EnvThread:
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(function, *args)
 
-    async def measure_hop(self) -> float:
-        """How long it takes the loop to have nothing done here, in seconds: the median of some."""
-        times = []
-        for _ in range(_HOPS):
-            began = perf_counter()
-            await self.ask(_nothing)
-            times.append(perf_counter() - began)
-        return sorted(times)[_HOPS // 2]
-
 
 def _work(queue: SimpleQueue[Callable[[], object] | None]) -> None:
     while (job := queue.get()) is not None:
         job()
         del job  # what it refers to must not live until the next one comes
-
-
-def _nothing() -> None:
-    pass
 
 
 def _resolve(done: asyncio.Future[Any]) -> None:

@@ -37,6 +37,14 @@ class EnvCalls:
 
         return self._for_each(rows, [call] * len(rows))
 
+    def call_if_any(self, rows: Sequence[int], name: str) -> tuple[list[bytes], list[Failure]]:
+        """Call a method of envs without arguments; None for those that have no such method."""
+
+        def call(env: Env[Any, Any]) -> Any:
+            return env.get_wrapper_attr(name)() if env.has_wrapper_attr(name) else None
+
+        return self._for_each(rows, [call] * len(rows))
+
     def set_attr(self, rows: Sequence[int], name: str, values: Sequence[Any]) -> tuple[list[bytes], list[Failure]]:
         """Set an attribute of envs, where it exists in the stack of wrappers, else on the env itself."""
         return self._for_each(rows, [lambda env, v=v: env.set_wrapper_attr(name, v) for v in values])  # type: ignore[misc]
@@ -56,7 +64,7 @@ class EnvCalls:
         return self._for_each(rows, [lambda _, r=r, s=s: _or_text(self._set_state, r, s) for r, s in each])  # type: ignore[misc]
 
     def _set_state(self, row: int, state: RawState) -> npt.NDArray[np.float64] | None:
-        if state[1]["due"] and not self._stepper.resets_next_step:
+        if state[1].get("due") and not self._stepper.resets_next_step:
             raise Misfit("this state awaits a reset, which only AutoresetMode.NEXT_STEP does: it was taken under it")
         self._stepper.go_on(row, write_snapshot(self._envs[row], state))
         if self._checkpoints is None:

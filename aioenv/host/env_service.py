@@ -28,6 +28,7 @@ from aioenv.host.rows import Rows
 from aioenv.host.service import Reply, SlotService
 from aioenv.host.shared import mapped
 from aioenv.host.worker import StartFailed, describe_failure
+from aioenv.stats.seed_plan import SeedPlan
 from aioenv.wire.frames import Frame
 from aioenv.wire.messages import Failure, LostRow, ResetRequest, StepReply, dump, dump_usual, load, load_code
 
@@ -112,6 +113,7 @@ class EnvService(EnvCalls, SlotService):
         checkpoint_size: int = 0,
         plane: Plane | None = None,
         start: int = 0,
+        seed_plan: SeedPlan | None = None,
     ) -> npt.NDArray[np.float64] | None:
         """Lay out the arrays that both sides agree on.
 
@@ -124,6 +126,7 @@ class EnvService(EnvCalls, SlotService):
                 least the largest of `describe`; 0 for none.
             plane: what lies in shared memory; None: nothing.
             start: the slot of the first row.
+            seed_plan: where the seeds of episodes come from that are given none.
 
         Returns:
             The first checkpoints, float64 of shape `(rows, checkpoint_size)`: what a first reset starts from, which
@@ -151,6 +154,8 @@ class EnvService(EnvCalls, SlotService):
         actions = [{i: array[mine] for i, array in lane.actions.items()} for lane in lanes]
         self._actions = Actions(layout, n, actions, laned=plane is not None)
         self._action_views = self._actions.views
+        if seed_plan is not None:
+            self._stepper.follow(seed_plan, start)
         # what is here now stays: full collections need not look at it again
         gc.collect()
         gc.freeze()

@@ -15,7 +15,17 @@ import numpy.typing as npt
 if TYPE_CHECKING:
     import mujoco
 
-__all__ = ["CameraView", "MujocoSource", "dump_model", "find_source", "load_model", "read_state", "write_state"]
+__all__ = [
+    "CameraView",
+    "MujocoSource",
+    "dump_model",
+    "find_source",
+    "load_model",
+    "read_state",
+    "source_of",
+    "state_signature",
+    "write_state",
+]
 
 
 @dataclass(frozen=True)
@@ -74,14 +84,20 @@ def find_source(env: Any) -> MujocoSource | None:
     model, data = getattr(base, "model", None), getattr(base, "data", None)
     if mujoco is None or not isinstance(model, mujoco.MjModel) or not isinstance(data, mujoco.MjData):
         return None
-    renderer = getattr(base, "mujoco_renderer", None)
+    return source_of(model, getattr(base, "mujoco_renderer", None))
+
+
+def source_of(model: mujoco.MjModel, renderer: Any) -> MujocoSource:
+    """The source of a model, seen as Gymnasium's `MujocoRenderer` would (or what has its attributes; None: nothing)."""
+    import mujoco
+
     options = getattr(renderer, "_vopt", None) or {}
     return MujocoSource(
         model=dump_model(model),
         view=_view(model, renderer, mujoco),
         visual_options=tuple(sorted((int(flag), bool(value)) for flag, value in options.items())),
         max_geom=max(_MIN_GEOM, int(getattr(renderer, "max_geom", 0) or 0)),
-        state_size=mujoco.mj_stateSize(model, _signature(mujoco)),
+        state_size=mujoco.mj_stateSize(model, state_signature(mujoco)),
     )
 
 
@@ -107,7 +123,7 @@ def _view(model: mujoco.MjModel, renderer: Any, mujoco: Any) -> CameraView:
     return CameraView(-1, tuple(sorted(settings.items())))
 
 
-def _signature(mujoco: Any) -> int:
+def state_signature(mujoco: Any) -> int:
     """Which parts of the state an image depends on: physics, and mocap bodies, which physics does not move."""
     state = mujoco.mjtState
     return int(state.mjSTATE_FULLPHYSICS) | int(state.mjSTATE_MOCAP_POS) | int(state.mjSTATE_MOCAP_QUAT)
@@ -119,7 +135,7 @@ _cached_signature: int | None = None
 def _known_signature(mujoco: Any) -> int:
     global _cached_signature
     if _cached_signature is None:
-        _cached_signature = _signature(mujoco)
+        _cached_signature = state_signature(mujoco)
     return _cached_signature
 
 

@@ -6,18 +6,16 @@ lies in its arena (contacts, constraints) is not: each step begins with it anew.
 
 from __future__ import annotations
 
-import pickle
 from typing import Any, TypeAlias
 
 import numpy as np
 from gymnasium import Env
 
+from aioenv.host.plain_values import Arrays, decode, encode, is_pickled
 from aioenv.host.stack import KINDS, Stack, examine, python_values, settle
-from aioenv.wire.messages import dump
 
 __all__ = ["Misfit", "RawState", "read_snapshot", "write_snapshot"]
 
-Arrays: TypeAlias = "dict[str, np.ndarray[Any, Any]]"
 # the env's id, plain values as JSON has them, arrays
 RawState: TypeAlias = "tuple[str, dict[str, Any], Arrays]"
 
@@ -31,8 +29,6 @@ _SCALARS = (
     "time", "ntree_awake", "nbody_awake", "nparent_awake", "nv_awake", "flg_energypos", "flg_energyvel",
     "flg_subtreevel", "flg_rnepost",
 )  # fmt: skip
-_KIND_BY_NAME = {f"{kind.__module__}.{kind.__name__}": kind for kind in (*KINDS, str)}
-_NAME_BY_KIND = {kind: name for name, kind in _KIND_BY_NAME.items()}
 
 
 def read_snapshot(env: Env[Any, Any], due: bool) -> RawState:
@@ -55,7 +51,7 @@ def read_snapshot(env: Env[Any, Any], due: bool) -> RawState:
         "rng": _read_rng(stack.base, arrays),
         "model": _fingerprint(stack.base.model) if stack.physics else None,
         "own": [type(holder).__name__ for holder in stack.own],
-        "states": [_encode(holder.get_state(), f"own/{i}", arrays) for i, holder in enumerate(stack.own)],
+        "states": [encode(holder.get_state(), f"own/{i}", arrays) for i, holder in enumerate(stack.own)],
     }
     if stack.physics:
         data = stack.base.data
@@ -63,9 +59,9 @@ def read_snapshot(env: Env[Any, Any], due: bool) -> RawState:
             arrays[f"mujoco/{name}"] = getattr(data, name).copy()
         values["mujoco"] = {name: getattr(data, name) for name in _SCALARS if hasattr(data, name)}
         values["python"] = {
-            name: _encode(value, f"python/{name}", arrays) for name, value in python_values(stack.base).items()
+            name: encode(value, f"python/{name}", arrays) for name, value in python_values(stack.base).items()
         }
-    values["pickled"] = any(_is_pickled(state) for state in values["states"])
+    values["pickled"] = any(is_pickled(state) for state in values["states"])
     return _id(env), values, arrays
 
 
@@ -87,19 +83,21 @@ def write_snapshot(env: Env[Any, Any], state: RawState) -> bool:
         for field, number in values["mujoco"].items():
             setattr(base.data, field, number)
         for attribute, node in values["python"].items():
-            _set_attribute(base, attribute, _decode(node, arrays))
+            _set_attribute(base, attribute, decode(node, arrays))
     for holder, node in zip(stack.own, values["states"], strict=True):
-        holder.set_state(_decode(node, arrays))
+        holder.set_state(decode(node, arrays))
     _write_rng(base, values["rng"], arrays)
     settle(env)
     for (wrapper, attribute), node in zip(stack.counters, values["counters"].values(), strict=True):
-        setattr(wrapper, attribute, _decode(node, arrays))
+        setattr(wrapper, attribute, decode(node, arrays))
     return bool(values["due"])
 
 
 def _check(env: Env[Any, Any], stack: Stack, name: str, values: dict[str, Any], arrays: Arrays) -> None:
     if name != _id(env):
         raise Misfit(f"the state of {name} does not fit {_id(env)}")
+    if "vector" in values:
+        raise Misfit(f"the state of {name} is one of a slot of {values['vector']}, a vector env; this is a single env")
     mine = list(_counters(stack, {}))
     if mine != list(values["counters"]):
         raise Misfit(f"the state of {name} has counters of wrappers {list(values['counters'])}, the env has {mine}")
@@ -138,7 +136,7 @@ def _differences(expected: dict[str, int] | None, got: dict[str, int] | None) ->
 
 def _counters(stack: Stack, arrays: Arrays) -> dict[str, Any]:
     return {
-        f"{i}: {type(wrapper).__name__}.{name}": _encode(getattr(wrapper, name), f"counters/{i}", arrays)
+        f"{i}: {type(wrapper).__name__}.{name}": encode(getattr(wrapper, name), f"counters/{i}", arrays)
         for i, (wrapper, name) in enumerate(stack.counters)
     }
 
@@ -149,8 +147,8 @@ def _read_rng(base: Any, arrays: Arrays) -> dict[str, Any] | None:
         return None
     seed = getattr(base, "_np_random_seed", None)
     return {
-        "seed": _encode(seed if type(seed) in KINDS else None, "rng/seed", arrays),
-        "state": _encode(generator.bit_generator.state, "rng/state", arrays),
+        "seed": encode(seed if type(seed) in KINDS else None, "rng/seed", arrays),
+        "state": encode(generator.bit_generator.state, "rng/state", arrays),
     }
 
 
@@ -158,14 +156,14 @@ def _write_rng(base: Any, rng: dict[str, Any] | None, arrays: Arrays) -> None:
     if rng is None:
         base._np_random = base._np_random_seed = None
         return
-    state = _decode(rng["state"], arrays)
+    state = decode(rng["state"], arrays)
     kind = getattr(np.random, state["bit_generator"])
     if not issubclass(kind, np.random.BitGenerator):
         raise ValueError(f"{state['bit_generator']} is no bit generator of numpy")
     bits = kind()
     bits.state = state
     base._np_random = np.random.Generator(bits)
-    base._np_random_seed = _decode(rng["seed"], arrays)
+    base._np_random_seed = decode(rng["seed"], arrays)
 
 
 def _set_attribute(base: Any, name: str, value: Any) -> None:
@@ -176,55 +174,3 @@ def _set_attribute(base: Any, name: str, value: Any) -> None:
             old[...] = value
         return
     setattr(base, name, value)
-
-
-# ------------------------------------------------------------ plain values
-
-
-def _encode(value: Any, path: str, arrays: Arrays) -> Any:
-    """A value as JSON has it; arrays go into `arrays`, and what is neither goes there as a pickle."""
-    kind = type(value)
-    if kind in (type(None), bool, int, str):
-        return value
-    if kind in _NAME_BY_KIND:
-        return {"kind": _NAME_BY_KIND[kind], "value": value if kind is float else value.item()}
-    if isinstance(value, np.generic):
-        value, kind = np.asarray(value), np.generic
-    if (kind is np.ndarray or kind is np.generic) and not value.dtype.hasobject:
-        arrays[path] = value.copy()
-        return {"kind": "array" if kind is np.ndarray else "number", "value": path}
-    if kind is dict and all(type(key) is str for key in value):
-        items = {key: _encode(item, f"{path}/{i}", arrays) for i, (key, item) in enumerate(value.items())}
-        return {"kind": "dict", "value": items}
-    if kind is list or kind is tuple:
-        return {"kind": kind.__name__, "value": [_encode(v, f"{path}/{i}", arrays) for i, v in enumerate(value)]}
-    arrays[path] = np.frombuffer(dump(value), np.uint8)
-    return {"kind": "pickle", "value": path}
-
-
-def _decode(node: Any, arrays: Arrays) -> Any:
-    if not isinstance(node, dict):
-        return node
-    kind, value = node["kind"], node["value"]
-    match kind:
-        case "array":
-            return arrays[value].copy()
-        case "number":
-            return arrays[value][()]
-        case "dict":
-            return {key: _decode(item, arrays) for key, item in value.items()}
-        case "list" | "tuple":
-            items = [_decode(item, arrays) for item in value]
-            return items if kind == "list" else tuple(items)
-        case "pickle":
-            return pickle.loads(arrays[value].tobytes())
-    return _KIND_BY_NAME[kind](value)
-
-
-def _is_pickled(node: Any) -> bool:
-    if not isinstance(node, dict):
-        return False
-    if node["kind"] in ("dict", "list", "tuple"):
-        parts = node["value"].values() if node["kind"] == "dict" else node["value"]
-        return any(_is_pickled(part) for part in parts)
-    return bool(node["kind"] == "pickle")

@@ -125,6 +125,8 @@ def _name(kind: type) -> str:
 
 def _has_physics(base: Any) -> bool:
     mujoco = sys.modules.get("mujoco")
+    if hasattr(type(base), "__getattr__") and "model" not in vars(base):
+        return False  # it may be that of another env, whose state is more than these two
     return (
         mujoco is not None
         and isinstance(getattr(base, "model", None), mujoco.MjModel)

@@ -14,6 +14,9 @@ import numpy.typing as npt
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, VectorEnv
 
+from aioenv.batching.layout import Layout
+from aioenv.errors import ActionError
+
 __all__ = [
     "call_vector_env",
     "is_native_task",
@@ -21,6 +24,7 @@ __all__ = [
     "make_vector_env",
     "reset_vector_env",
     "set_vector_attr",
+    "take_observations",
 ]
 
 AnyVectorEnv = VectorEnv[Any, Any, Any]
@@ -175,6 +179,18 @@ def reset_vector_env(
     return result
 
 
+def take_observations(layout: Layout, obs: Any, num_envs: int) -> tuple[Any, Any]:
+    """The arrays and objects of a batch of observations (see `Layout.take_apart`).
+
+    Raises:
+        ValueError: if it does not fit the space.
+    """
+    try:
+        return layout.take_apart(obs, num_envs)
+    except ActionError as exc:
+        raise ValueError(str(exc).replace("actions", "observations", 1)) from None
+
+
 def call_vector_env(env: AnyVectorEnv, rows: Sequence[int], name: str, args: Sequence[Any], kwargs: Any) -> list[Any]:
     """Call a method, or read an attribute: one result for each of `rows`.
 
@@ -197,7 +213,9 @@ def call_vector_env(env: AnyVectorEnv, rows: Sequence[int], name: str, args: Seq
                 f"call_at: {type(env.unwrapped).__name__} is one env of {env.num_envs} slots, of which none can be "
                 f"called alone; call({name!r}) calls it for all"
             )
-    if callable(per_slot):
+    if name == "render" and whole:  # the vector env's own, whatever draws in it
+        value = env.render()
+    elif callable(per_slot):
         value = per_slot(name, *args, **kwargs)
     else:
         value = _find(env, name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,13 +15,15 @@ from gymnasium import Space
 from aioenv.batching.infos import MAX_SCHEMAS, Column, Group, Path, Schema
 from aioenv.batching.layout import Layout, byte_view
 from aioenv.batching.plane import Plane
-from aioenv.errors import ActionError
 from aioenv.host.env_service import EnvDescription
+from aioenv.host.physics_batch import find_physics
 from aioenv.host.service import Reply, SlotService
-from aioenv.host.vector_access import call_vector_env, make_vector_env, reset_vector_env, set_vector_attr
+from aioenv.host.vector_access import make_vector_env, reset_vector_env, take_observations
+from aioenv.host.vector_anew import Anew, Infos
+from aioenv.host.vector_calls import VectorCalls
 from aioenv.host.worker import StartFailed, describe_failure
 from aioenv.wire.frames import Frame
-from aioenv.wire.messages import Failure, ResetRequest, StepReply, dump, load, load_code
+from aioenv.wire.messages import Failure, LostRow, ResetRequest, StepReply, dump, dump_usual, load, load_code
 
 __all__ = ["InfoPacker", "VectorService"]
 
@@ -33,16 +36,20 @@ class VectorService(SlotService):
     Args:
         factory: a pickled callable, which is called with `num_envs`.
         num_envs: how many slots it shall have.
+        find_source: whether to look for a MuJoCo model, so that images can be drawn elsewhere.
     """
 
-    def __init__(self, factory: bytes, num_envs: int) -> None:
+    def __init__(self, factory: bytes, num_envs: int, find_source: bool = False) -> None:
         try:
             self._env = make_vector_env(load_code(factory), num_envs)
+            self._physics = find_physics(self._env) if find_source else None
         except Exception as exc:
             raise StartFailed(describe_failure(exc)) from exc
         self._n = num_envs
         self._closed = False
         self._packer = InfoPacker(num_envs)
+        self._calls = VectorCalls(self._env)
+        self._anew: Anew | None = None  # in the place of one that died, until all of its rows have begun an episode
 
     def describe(self) -> list[EnvDescription]:
         """One description for each row; the first has the spaces."""
@@ -53,7 +60,13 @@ class VectorService(SlotService):
         except Exception:
             spec = None
         first = EnvDescription(
-            env.single_observation_space, env.single_action_space, dict(env.metadata), env.render_mode, spec, None
+            env.single_observation_space,
+            env.single_action_space,
+            dict(env.metadata),
+            env.render_mode,
+            spec,
+            None if self._physics is None else self._physics.source,
+            checkpoint_obstacle="of a vector env no checkpoints are taken",
         )
         return [first, *[first._replace(observation_space=None, action_space=None)] * (self._n - 1)]
 
@@ -72,8 +85,9 @@ class VectorService(SlotService):
         Raises:
             ValueError: if something is asked for that a vector env does not have.
         """
-        if state_size or draws_late or checkpoint_size or plane is not None:
-            raise ValueError("a vector env has no physics states, late images, checkpoints or shared memory")
+        if draws_late or checkpoint_size or plane is not None:
+            raise ValueError("a vector env has no late images, checkpoints or shared memory")
+        self._state = np.zeros((self._n, state_size), np.float64)
         self._observations = Layout(observation_space)
         self._actions = Layout(action_space)
         self._action_arrays = self._actions.zeros(self._n)
@@ -90,9 +104,16 @@ class VectorService(SlotService):
             raise ValueError(f"a vector env steps all of its {self._n} slots at once, got rows {rows}")
         # a copy: the env may keep its actions, and the next ones are read into the same memory
         actions = self._actions.assemble([array.copy() for array in self._action_arrays], objects or ())
-        obs, reward, terminated, truncated, info = self._env.step(actions)
+        infos: Infos
+        if self._anew is None:
+            obs, reward, terminated, truncated, info = self._env.step(actions)
+            infos = [(info, range(self._n))]
+        else:
+            obs, reward, terminated, truncated, infos = self._anew.step(actions)
+            if self._anew.is_over:
+                self._anew = None
         flags = [_column(reward, np.float64, self._n), _column(terminated, np.bool_, self._n)]
-        return self._reply(obs, [*flags, _column(truncated, np.bool_, self._n)], info, range(self._n))
+        return self._reply(obs, [*flags, _column(truncated, np.bool_, self._n)], infos, range(self._n))
 
     def _reset(self, frame: Frame) -> Reply:
         request: ResetRequest = load(frame.tail)
@@ -100,29 +121,38 @@ class VectorService(SlotService):
         if not len(rows):  # no slot of this share is in the mask: the latest observations, as they are
             arrays, objects = self._latest
             tail = dump(StepReply([], [], [list(column) for column in objects], [])) if objects else b""
-            return Reply([byte_view(array) for array in arrays], tail)
+            state = [self._state] if self._state.shape[1] else []
+            return Reply([byte_view(array) for array in (*arrays, *state)], tail)
         mask = None
         if len(rows) < self._n:
             mask = np.zeros(self._n, np.bool_)
             mask[list(rows)] = True
-        obs, info = reset_vector_env(self._env, _seed(rows, request.seeds, self._n), mask, request.options)
-        return self._reply(obs, [], info, every if request.whole else rows)
+        reset = self._anew.reset if self._anew is not None else partial(reset_vector_env, self._env)
+        obs, info = reset(_seed(rows, request.seeds, self._n), mask, request.options)
+        if self._anew is not None and self._anew.is_over:
+            self._anew = None
+        shown = every if request.whole else rows
+        return self._reply(obs, [], [(info, shown)], shown)
 
-    def _reply(self, obs: Any, flags: list[Any], info: dict[str, Any], rows: Sequence[int]) -> Reply:
-        try:
-            arrays, objects = self._observations.take_apart(obs, self._n)
-        except ActionError as exc:
-            raise ValueError(str(exc).replace("actions", "observations", 1)) from None
+    def _reply(self, obs: Any, flags: list[Any], infos: Infos, rows: Sequence[int]) -> Reply:
+        arrays, objects = take_observations(self._observations, obs, self._n)
         self._latest = arrays, objects
         if len(rows) < self._n:
             index = list(rows)
             arrays = [array[index] for array in arrays]
             objects = [[column[row] for row in index] for column in objects]
-        fixed = [byte_view(array) for array in (*arrays, *flags)]
-        if not info and not objects:
+        state = []
+        if self._physics is not None:
+            self._physics.read(None, self._state)
+            state.append(self._state if len(rows) == self._n else self._state[list(rows)])
+        fixed = [byte_view(array) for array in (*arrays, *flags, *state)]
+        if not objects and not any(info for info, _ in infos):
             return Reply(fixed)
-        groups = self._packer.pack(info, rows)
-        return Reply(fixed, dump(StepReply(self._packer.take_news(), groups, [list(o) for o in objects], [])))
+        groups = [group for info, of in infos if info for group in self._packer.pack(info, of)]
+        news = self._packer.take_news()
+        if len(groups) == 1 and not (news or objects) and (usual := groups[0]).is_usual:
+            return Reply(fixed, dump_usual(usual.schema, usual.data))
+        return Reply(fixed, dump(StepReply(news, groups, [list(o) for o in objects], [])))
 
     def afterwards(self) -> Reply | None:
         """Nothing waits."""
@@ -130,16 +160,30 @@ class VectorService(SlotService):
 
     # ------------------------------------------------------------ calls
 
-    def call_envs(
-        self, rows: Sequence[int], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[list[bytes], list[Failure]]:
-        """Call a method, or read an attribute (see `call_vector_env`)."""
-        return [dump(value) for value in call_vector_env(self._env, rows, name, args, kwargs)], []
+    def call_envs(self, *args: Any) -> tuple[list[bytes], list[Failure]]:
+        """See `VectorCalls.call_envs`."""
+        return _dumped(self._calls.call_envs(*args))
 
-    def set_attr(self, rows: Sequence[int], name: str, values: Sequence[Any]) -> tuple[list[bytes], list[Failure]]:
-        """Set an attribute (see `set_vector_attr`)."""
-        set_vector_attr(self._env, name, values)
-        return [dump(None)] * len(rows), []
+    def set_attr(self, *args: Any) -> tuple[list[bytes], list[Failure]]:
+        """See `VectorCalls.set_attr`."""
+        return _dumped(self._calls.set_attr(*args))
+
+    def get_states(self, rows: Sequence[int]) -> tuple[list[bytes], list[Failure]]:
+        """See `VectorCalls.get_states`."""
+        return _dumped(self._calls.get_states(rows))
+
+    def set_states(self, rows: Sequence[int], states: Sequence[Any]) -> tuple[list[bytes], list[Failure]]:
+        """See `VectorCalls.set_states`."""
+        outcomes = self._calls.set_states(rows, states)
+        if self._anew is not None:
+            self._anew.go_on([row for row, outcome in zip(rows, outcomes, strict=True) if outcome is None])
+        return _dumped(outcomes)
+
+    def begin_anew(self, rows: Sequence[LostRow]) -> None:
+        """Another process had these rows and died: say so in their next step, and reset them then."""
+        self._anew = Anew(self._env, rows)
+        if (obs := self._anew.last_obs) is not None:  # a reset of some rows tells the others' once more
+            self._latest = self._observations.take_apart(obs, self._n)
 
     def close(self) -> None:
         """Close the vector env; what it raises does not matter any more."""
@@ -147,6 +191,10 @@ class VectorService(SlotService):
             self._closed = True
             with contextlib.suppress(Exception):
                 self._env.close()
+
+
+def _dumped(values: Sequence[Any]) -> tuple[list[bytes], list[Failure]]:
+    return [dump(value) for value in values], []
 
 
 def _column(values: Any, dtype: Any, n: int) -> npt.NDArray[Any]:
@@ -234,7 +282,11 @@ class InfoPacker:
         rows = np.flatnonzero(mask)
         if not len(rows):
             return []
-        schema = Schema(tuple(column for column, _ in run), floats=False, by_row=False)
+        columns = tuple(column for column, _ in run)
+        floats = all(
+            c.dtype == np.float64 and c.shape == () and len(c.path) == 1 for c in columns
+        )  # dicts have no dtype
+        schema = Schema(columns, floats, by_row=False)
         number = self._ids.get(schema)
         if number is None:
             number = self._ids[schema] = len(self._ids)

@@ -12,9 +12,10 @@ from aioenv.sync.gymnasium import AsyncVectorEnv
 from aioenv.sync.vector_env import VectorEnv, make_vec
 
 if TYPE_CHECKING:
+    from aioenv.sync.record import record as record
     from aioenv.sync.render_pool import RenderPool as RenderPool
 
-__all__ = ["AsyncVectorEnv", "RenderPool", "VectorEnv", "env_metadata", "make_vec"]
+__all__ = ["AsyncVectorEnv", "RenderPool", "VectorEnv", "env_metadata", "make_vec", "record"]
 
 
 def __getattr__(name: str) -> Any:
@@ -22,4 +23,8 @@ def __getattr__(name: str) -> Any:
         from aioenv.sync.render_pool import RenderPool
 
         return RenderPool
+    if name == "record":
+        from aioenv.sync.record import record
+
+        return record
     raise AttributeError(f"module 'aioenv.sync' has no attribute {name!r}")

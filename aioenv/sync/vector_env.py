@@ -19,6 +19,8 @@ from aioenv.engine.session import CLOSE_GRACE_S
 from aioenv.engine.snapshot import EnvState
 from aioenv.engine.stream import ImageStream
 from aioenv.engine.waits import Stats
+from aioenv.envs.actors import ActorID
+from aioenv.native_vector_env import NativeVectorEnv
 from aioenv.sync.facade import Facade
 from aioenv.sync.portal import Portal
 from aioenv.sync.rollout import roll_out
@@ -167,6 +169,13 @@ class VectorEnv(Facade):
         """Set an attribute of every env (see `AsyncVectorEnv.set_attr`)."""
         self._portal.call(self._envs.set_attr, name, values)
 
+    def model_field(self, name: str) -> npt.NDArray[Any]:
+        """A live field of the models of native MuJoCo slots (see `NativeVectorEnv.model_field`)."""
+        if not isinstance(self._envs, NativeVectorEnv):
+            raise ValueError('model_field: only with backend="native"')
+        array: npt.NDArray[Any] = self._portal.run_soon(self._envs.model_field, name)
+        return array
+
     def get_state(self, slots: Iterable[int] | None = None) -> list[EnvState]:
         """The states of envs (see `AsyncVectorEnv.get_state`)."""
         return self._portal.call(self._envs.get_state, slots)
@@ -174,6 +183,18 @@ class VectorEnv(Facade):
     def set_state(self, states: Iterable[EnvState], slots: Iterable[int] | None = None) -> None:
         """Bring envs into states (see `AsyncVectorEnv.set_state`)."""
         self._portal.call(self._envs.set_state, states, slots)
+
+    def actor_rewards(self) -> npt.NDArray[np.float32] | None:
+        """The reward of each actor in the last whole step (see `AsyncVectorEnv.actor_rewards`)."""
+        return self._portal.call(self._envs.actor_rewards)
+
+    def actor_ids(self, *, same_step: bool = True) -> tuple[ActorID, ...]:
+        """Whose turn it is in each slot (see `AsyncVectorEnv.actor_ids`)."""
+        return self._portal.call(self._envs.actor_ids, same_step=same_step)
+
+    def is_actor_done(self) -> npt.NDArray[np.bool_]:
+        """Whether that actor has nothing more to do (see `AsyncVectorEnv.is_actor_done`)."""
+        return self._portal.call(self._envs.is_actor_done)
 
     def close_extras(self, *, grace_s: float = CLOSE_GRACE_S, **kwargs: Any) -> None:
         """End the workers and the loop thread; called by `close`, with its arguments.

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
@@ -28,17 +28,26 @@ __all__ = ["VectorEnvContract"]
 _STEPS = 60  # of CartPole: some episodes end
 
 
-def _cartpoles(n: int) -> list[Callable[[], Any]]:
-    return [partial(gymnasium.make, "CartPole-v1")] * n
-
-
 def _actions(reference: SyncVectorEnv, seed: int = 0) -> Callable[[], Any]:
     reference.action_space.seed(seed)
     return reference.action_space.sample
 
 
 class VectorEnvContract:
-    """Tests of one engine; subclasses say how it is started."""
+    """Tests of one engine; subclasses say how it is started.
+
+    Attributes:
+        env_id, env_kwargs: the task that it steps, for engines that can't step any; some episodes must end in 60 steps.
+        attribute: one of its attributes, which is a number.
+    """
+
+    env_id = "CartPole-v1"
+    env_kwargs: ClassVar[dict[str, Any]] = {}
+    attribute = "gravity"
+
+    def factories(self, n: int) -> list[Callable[[], Any]]:
+        """What makes the envs of n slots."""
+        return [partial(gymnasium.make, self.env_id, **self.env_kwargs)] * n
 
     async def start(self, env_fns: Sequence[Callable[[], Any]], **options: Any) -> Any:
         """Start a vector env.
@@ -66,9 +75,9 @@ class VectorEnvContract:
             self.run(self._trajectories(mode))
 
     async def _trajectories(self, mode: AutoresetMode) -> None:
-        reference = SyncVectorEnv(_cartpoles(3), autoreset_mode=mode)
+        reference = SyncVectorEnv(self.factories(3), autoreset_mode=mode)
         sample = _actions(reference)
-        envs = await self.start(_cartpoles(3), autoreset_mode=mode)
+        envs = await self.start(self.factories(3), autoreset_mode=mode)
         try:
             obs, _ = await envs.reset(seed=7)
             assert obs.tobytes() == reference.reset(seed=7)[0].tobytes()
@@ -91,12 +100,12 @@ class VectorEnvContract:
         """With `copy=True` a later step does not change what an earlier one gave."""
 
         async def test() -> None:
-            envs = await self.start(_cartpoles(2), copy=True)
+            envs = await self.start(self.factories(2), copy=True)
             try:
                 obs, _ = await envs.reset(seed=1)
                 kept = obs.copy()
                 for _ in range(3):
-                    await envs.step([0, 1])
+                    await envs.step(envs.action_space.sample())
                 assert (obs == kept).all()
             finally:
                 await envs.close()
@@ -138,18 +147,19 @@ class VectorEnvContract:
         """They are refused as a whole, and the next step is the one that they would have been."""
 
         async def test() -> None:
-            reference = SyncVectorEnv(_cartpoles(2))
-            envs = await self.start(_cartpoles(2))
+            reference = SyncVectorEnv(self.factories(2))
+            envs = await self.start(self.factories(2))
             try:
                 await envs.reset(seed=3)
                 reference.reset(seed=3)
-                for wrong in ([0], [0, 1, 0], [[0, 1]], [0.5, 1.0]):
+                right = _actions(reference)()
+                for wrong in (right[:1], np.concatenate([right, right[:1]]), right[None], right + 0.5j):
                     try:
                         await envs.step(wrong)
                     except ActionError:
                         continue
                     raise AssertionError(f"{wrong} was accepted")
-                assert (await envs.step([0, 1])).obs.tobytes() == reference.step(np.array([0, 1]))[0].tobytes()
+                assert (await envs.step(right)).obs.tobytes() == reference.step(right)[0].tobytes()
             finally:
                 await envs.close()
                 reference.close()
@@ -164,12 +174,14 @@ class VectorEnvContract:
             self.run(self._cancel(take))
 
     async def _cancel(self, take: bool) -> None:
-        reference = SyncVectorEnv(_cartpoles(2))
-        envs = await self.start(_cartpoles(2))
+        reference = SyncVectorEnv(self.factories(2))
+        sample = _actions(reference)
+        first, second = sample(), sample()
+        envs = await self.start(self.factories(2))
         try:
             await envs.reset(seed=5)
             reference.reset(seed=5)
-            task = asyncio.ensure_future(envs.step([0, 1]))
+            task = asyncio.ensure_future(envs.step(first))
             await asyncio.sleep(0)  # it is sent now
             cancelled = task.cancel()
             try:
@@ -178,12 +190,12 @@ class VectorEnvContract:
                 pass
             else:
                 assert not cancelled or result is not None
-            expected = reference.step(np.array([0, 1]))
+            expected = reference.step(first)
             if take and envs.outstanding:
                 ready = await envs.recv(2)
                 assert ready.slots.tolist() == [0, 1] and ready.obs.tobytes() == expected[0].tobytes()
-            following = await envs.step([1, 0])
-            assert following.obs.tobytes() == reference.step(np.array([1, 0]))[0].tobytes()
+            following = await envs.step(second)
+            assert following.obs.tobytes() == reference.step(second)[0].tobytes()
         finally:
             await envs.close()
             reference.close()
@@ -192,19 +204,24 @@ class VectorEnvContract:
         """One request a slot; results of slots that were sent, in their order; nothing to receive is an error."""
 
         async def test() -> None:
-            envs = await self.start(_cartpoles(3))
+            reference = SyncVectorEnv(self.factories(3))
+            envs = await self.start(self.factories(3))
             try:
+                actions = _actions(reference)()
                 envs.send_reset(seed=1)
                 await envs.recv(3)
-                envs.send([1, 0], [2, 0])
+                envs.send(actions[[2, 0]], [2, 0])
                 try:
-                    envs.send([0], [2])
+                    envs.send(actions[[2]], [2])
                 except PendingCallError:
                     pass
                 else:
                     raise AssertionError("a second request of one slot was accepted")
                 ready = await envs.recv(2)
-                assert ready.slots.tolist() == [0, 2] and ready.reward.tolist() == [1, 1]
+                reference.reset(seed=1)
+                obs, reward = (expected[[0, 2]] for expected in reference.step(actions)[:2])
+                assert ready.slots.tolist() == [0, 2] and ready.reward.tolist() == reward.tolist()
+                assert ready.obs.tobytes() == obs.tobytes()
                 assert not envs.outstanding
                 try:
                     await envs.recv()
@@ -214,6 +231,7 @@ class VectorEnvContract:
                     raise AssertionError("recv() with nothing in flight returned")
             finally:
                 await envs.close()
+                reference.close()
 
         self.run(test())
 
@@ -223,11 +241,11 @@ class VectorEnvContract:
         """One result a slot; attributes can be set, one value for all or one each."""
 
         async def test() -> None:
-            envs = await self.start(_cartpoles(2))
+            envs = await self.start(self.factories(2))
             try:
-                await envs.set_attr("gravity", [1.0, 2.0])
-                assert await envs.get_attr("gravity") == (1.0, 2.0)
-                assert await envs.call_at(1, "gravity") == 2.0
+                await envs.set_attr(self.attribute, [1.0, 2.0])
+                assert await envs.get_attr(self.attribute) == (1.0, 2.0)
+                assert await envs.call_at(1, self.attribute) == 2.0
             finally:
                 await envs.close()
 
@@ -237,11 +255,12 @@ class VectorEnvContract:
         """Closing twice is fine; anything else is a ClosedError."""
 
         async def test() -> None:
-            envs = await self.start(_cartpoles(2))
+            envs = await self.start(self.factories(2))
             await envs.reset(seed=1)
+            actions = envs.action_space.sample()
             await envs.close()
             await envs.close()
-            for call in (envs.reset, partial(envs.step, [0, 0]), partial(envs.call, "gravity")):
+            for call in (envs.reset, partial(envs.step, actions), partial(envs.call, self.attribute)):
                 try:
                     await call()
                 except ClosedError:

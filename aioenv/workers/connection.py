@@ -23,6 +23,9 @@ OnReply: TypeAlias = "Callable[[Frame | SlotError], None]"
 # Between the end of a process and the end of its streams: what it wrote before is read first, and a child of its
 # own that holds the streams open does not hold us.
 _LAST_BYTES_S = 0.25
+# Between the end of its stream and its own: an interpreter that has nobody to answer takes this long to go, when
+# CPUs are scarce, and its exit code says more than our SIGKILL.
+_EXIT_S = 1.0
 _TERM_S = 1.0
 
 
@@ -170,8 +173,10 @@ class Connection:
         await asyncio.wait([frames, exited], return_when=asyncio.FIRST_COMPLETED)
         if not exited.done() and not self._told_to_end:
             # a worker that has closed its stream, or broken it, is of no use any more
-            await asyncio.wait([exited], timeout=_LAST_BYTES_S if self.fault is None else 0)
+            await asyncio.wait([exited], timeout=_EXIT_S if self.fault is None else 0)
             if not exited.done():
+                if self.fault is None:
+                    self.fault = WireError(f"it closed its end, and had not exited {_EXIT_S:g} s later")
                 kill_group(process.pid, signal.SIGKILL)
         await asyncio.wait([frames, self._prints], timeout=_LAST_BYTES_S)
         exited.cancel()

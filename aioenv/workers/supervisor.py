@@ -181,7 +181,9 @@ class Worker:
                 message = f"{self._label} was not ready within start_timeout_s={self._start_timeout_s}"
                 raise faults.start_error(self._identity, message) from None
             if isinstance(exc, WorkerDied):
-                message = f"{self._label} (pid {self.pid}) {describe_exit(exc.returncode)} while starting"
+                fault = connection.fault if connection is not None else None
+                how = describe_exit(exc.returncode) if fault is None else f"broke its stream ({fault})"
+                message = f"{self._label} (pid {self.pid}) {how} while starting"
                 raise faults.start_error(self._identity, message) from None
             if isinstance(exc, WireError):
                 message = f"{self._label} could not be understood: {exc}"

@@ -93,3 +93,42 @@ class TestNativeOverWorkers(Native):
         return await super().start(env_fns, **options)
 
     test_send_and_recv = VectorEnvContract.test_send_and_recv
+
+
+class NativeTask(VectorEnvContract):
+    """A task that is stepped as one batch, in the place of as many of Gymnasium's envs."""
+
+    env_id = "Hopper-v5"
+    env_kwargs: ClassVar[dict] = {"max_episode_steps": 20}
+    where: ClassVar[dict] = {}
+
+    async def start(self, env_fns, **options):
+        kwargs = {**self.where, **options, **self.env_kwargs}
+        return await aioenv.make_vec(self.env_id, len(env_fns), backend="native", **kwargs)
+
+    test_an_exception_touches_its_slot_alone = Native.test_an_exception_touches_its_slot_alone
+    test_send_and_recv = Native.test_send_and_recv
+
+    @pytest.mark.skip(reason="attributes are the vector env's: one value for all of its slots")
+    def test_calls_and_attributes(self):
+        """Of single slots."""
+
+
+class TestNativeTask(NativeTask):
+    new_event_loop = staticmethod(LOOPS["uvloop"])
+
+
+class TestNativeTaskWithForces(NativeTask):
+    """One whose physics has another engine."""
+
+    env_id = "Ant-v5"
+
+
+class TestNativeTaskOverWorkers(NativeTask):
+    """With a worker a slot they can be stepped by themselves."""
+
+    async def start(self, env_fns, **options):
+        self.where = {"num_workers": len(env_fns)}
+        return await super().start(env_fns, **options)
+
+    test_send_and_recv = VectorEnvContract.test_send_and_recv

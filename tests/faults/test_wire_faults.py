@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import signal
 import struct
 import tempfile
 import zlib
@@ -150,6 +151,41 @@ async def test_a_worker_that_lies_is_ended_and_named(lie):
 
 
 # ---------------------------------------------------------------- nothing that others could find
+
+
+class Deaf(gym.Env):
+    """Closes all that it could be heard by, and stays."""
+
+    observation_space = action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, when: str) -> None:
+        self.when = when
+        self.leave("start")
+
+    def leave(self, when: str) -> None:
+        if when == self.when:
+            os.closerange(0, os.sysconf("SC_OPEN_MAX"))
+            signal.pause()
+
+    def reset(self, *, seed=None, options=None):
+        return 0, {}
+
+    def step(self, action):
+        self.leave("step")
+        return 0, 0.0, False, False, {}
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("start", ["spawn", "forkserver"])
+async def test_a_worker_that_has_closed_its_end_and_stays_is_said_to_have(start):
+    words = "it closed its end, and had not exited"
+    with pytest.raises(aioenv.WorkerStartError, match=words):
+        await aioenv.AsyncVectorEnv([lambda: Deaf("start")], start=start)
+    async with aioenv.AsyncVectorEnv([lambda: Deaf("step")], start=start) as envs:
+        await envs.reset()
+        with pytest.raises(aioenv.WorkerDied, match=words) as caught:
+            await envs.step([0])
+        assert caught.value.running == 0
 
 
 def files_of(pid: int) -> set[str]:

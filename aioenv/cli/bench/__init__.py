@@ -63,6 +63,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("latency", "the round trip of one step (default: of noop, with --num-envs 1)"),
         ("startup", "how long it takes until every env is built (default: HalfCheetah-v5)"),
         ("memory", "the private memory of a worker (default: HalfCheetah-v5, with --num-envs 8, which is the least)"),
+        ("images", "images as observations (default: HalfCheetah-v5, with --num-envs 16)"),
+        ("overlap", "physics and images at once, one worker each (default: Humanoid-v5, with --num-envs 16)"),
         ("uneven", "steps that take unevenly long: recv against step (default: uneven, with --num-envs 32)"),
     ):
         add(f"--{name}", action="store_const", const=name, dest="figure", help=f"instead: {help}")

@@ -18,6 +18,7 @@ import numpy as np
 
 import aioenv
 from aioenv.cli.bench.common import NotApplicable, closing
+from aioenv.cli.bench.drawn import SIDE, overlap, pixels_aioenv, pixels_gymnasium
 from aioenv.cli.bench.tasks import ACTION_BATCHES, Task
 from aioenv.cli.bench.uneven import uneven_gymnasium, uneven_recv, uneven_step
 from aioenv.workers.launch import START_METHODS
@@ -260,5 +261,25 @@ FIGURES: dict[str, Figure] = {
         {"x async": "gymnasium-async", "x lock-step": "aioenv-step"},
         env="uneven",
         num_envs=32,
+    ),
+    "images": Figure(
+        f"Images of {SIDE}x{SIDE} as observations",
+        ("env-steps/s",),
+        {
+            "gymnasium-async": pixels_gymnasium,
+            "aioenv-exact": partial(pixels_aioenv, "exact", None),
+            "aioenv-fast": partial(pixels_aioenv, "fast", None),
+        },
+        {"x async": "gymnasium-async"},
+        env="HalfCheetah-v5",
+        num_envs=16,
+    ),
+    "overlap": Figure(
+        "Physics and images at once, in one worker each, over the longer of the two, and over one after the other",
+        ("of longer", "of serial", "physics ms", "images ms"),
+        {"aioenv": overlap},
+        {},
+        env="Humanoid-v5",
+        num_envs=16,
     ),
 }

@@ -125,6 +125,10 @@ def goals(cpus: int) -> list[Goal]:
         Goal("round trip of one no-op, x Async", 0.6, 0.6, _ratio("latency", "aioenv", "gymnasium-async"), True),
         Goal("uneven x 32, recv x lock-step", 1.8, 1.8, _ratio("uneven", "aioenv-recv", "aioenv-step")),
         Goal("uneven x 32, least share of a slot", 0.5, 0.5, _number("uneven", "aioenv-recv", "least share")),
+        Goal("images as observations, fast, x Async", 40, 40, _ratio("images", "aioenv-fast", "gymnasium-async")),
+        Goal("images as observations, exact, x Async", 1, 1, _ratio("images", "aioenv-exact", "gymnasium-async")),
+        Goal("physics and images at once, of the longer", 1.1, 1.1, _number("overlap", "aioenv", "of longer"), True),
+        Goal("physics and images at once, of both", 0.58, 0.58, _number("overlap", "aioenv", "of serial"), True),
     ]
     return found
 

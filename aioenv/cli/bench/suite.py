@@ -104,6 +104,8 @@ _FIGURE_S = {
     "startup: aioenv-spawn": 14.0,
     "memory: gymnasium-forkserver": 4.0,
     "memory: aioenv-spawn": 4.0,
+    "images: gymnasium-async": 12.0,
+    "overlap: aioenv": 20.0,
 }
 
 
@@ -112,7 +114,9 @@ def estimate_s(row: Row, rounds: int, seconds: float) -> float:
     total = 0.0
     for name in row.entries:
         if not row.timed:
-            each = _FIGURE_S.get(name, _IMPORTS_S + 0.5) + (seconds if row.figure in ("latency", "uneven") else 0.0)
+            each = _FIGURE_S.get(name, _IMPORTS_S + 0.5) + (
+                seconds if row.figure in ("latency", "uneven", "images") else 0.0
+            )
         elif name in _A_PROCESS_S and row.num_envs > MAX_PROCESSES:
             each = _HEAVY_IMPORTS_S.get(name, _IMPORTS_S)
         else:

@@ -23,6 +23,7 @@ class TiledVideo:
 
     Args:
         path: of the mp4 file; its directory is made. A file that is there is replaced.
+        grid: how many rows and columns; None for as square a grid as it gets.
 
     Attributes:
         fps: pictures a second when it is played; set it before the first `write`.
@@ -31,9 +32,10 @@ class TiledVideo:
         ImportError: if imageio-ffmpeg is not installed.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, grid: tuple[int, int] | None = None) -> None:
         self._exe: str = importlib.import_module("imageio_ffmpeg").get_ffmpeg_exe()
         self.path = path
+        self._grid = grid
         self.fps = 20.0
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -47,7 +49,7 @@ class TiledVideo:
 
     def _write(self, batches: Sequence[ImageArray]) -> None:
         for images in batches:
-            picture = tile(images)
+            picture = tile(images, self._grid)
             if self._process is None:
                 self._process = self._open(picture)
             assert self._process.stdin is not None

@@ -1,0 +1,121 @@
+"""Envs that are drawn: images as observations, and images beside the steps."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from functools import partial
+from typing import Any
+
+import gymnasium
+
+import aioenv
+from aioenv.cli.bench.common import closing
+from aioenv.cli.bench.tasks import ACTION_BATCHES, Task
+from aioenv.rendering.backends import environment
+
+__all__ = ["SIDE", "overlap", "pixels_aioenv", "pixels_gymnasium"]
+
+SIDE = 84  # of an image, in pixels
+FRAME_SKIP = 5  # of Gymnasium's Humanoid
+PILOT_STEPS, ROUND_STEPS, ROUNDS = 5, 20, 5
+
+
+def _with_images(env: str) -> Any:
+    made = gymnasium.make(env, render_mode="rgb_array", width=SIDE, height=SIDE)
+    return gymnasium.wrappers.AddRenderObservation(made)
+
+
+def pixels_gymnasium(task: Task) -> dict[str, float]:
+    """Of Gymnasium's, from its fork server, with its own wrapper."""
+    from gymnasium.vector import AsyncVectorEnv
+
+    backend = environment("egl")
+    # its workers draw with as many threads as there are CPUs, as they come
+    os.environ.update({name: backend[name] for name in ("MUJOCO_GL", "PYOPENGL_PLATFORM")})
+    actions = task.actions()
+    with closing([envs := AsyncVectorEnv([partial(_with_images, task.env)] * task.num_envs, context="forkserver")]):
+        envs.reset(seed=0)
+        steps = 0
+        for budget in (task.warm_up_s, task.seconds):
+            steps, began = 0, time.perf_counter()
+            while (now := time.perf_counter()) < began + budget or not steps:
+                envs.step(actions[steps % ACTION_BATCHES])
+                steps += 1
+    return {"env-steps/s": steps * task.num_envs / (now - began)}
+
+
+def pixels_aioenv(quality: Any, workers: int | None, task: Task) -> dict[str, float]:
+    """Of aioenv."""
+
+    async def main() -> dict[str, float]:
+        actions = task.actions()
+        config = aioenv.RenderConfig(SIDE, SIDE, quality=quality, workers=workers)
+        async with aioenv.make_vec(task.env, task.num_envs, pixels=config, **task.options) as envs:
+            await envs.reset(seed=0)
+            steps = 0
+            for budget in (task.warm_up_s, task.seconds):
+                steps, began = 0, time.perf_counter()
+                while (now := time.perf_counter()) < began + budget or not steps:
+                    await envs.step(actions[steps % ACTION_BATCHES])
+                    steps += 1
+        return {"env-steps/s": steps * task.num_envs / (now - began)}
+
+    return aioenv.run(main())
+
+
+def overlap(task: Task) -> dict[str, float]:
+    """Physics in one env worker and images in one render worker: at once, against one after the other.
+
+    A pilot run finds a frame skip with which both take about as long.
+    """
+    config = aioenv.RenderConfig(SIDE, SIDE, quality="fast", workers=1)
+
+    async def timed(envs: Any, steps: int, way: str) -> float:
+        actions = [envs.action_space.sample() for _ in range(steps)]
+        began = time.perf_counter()
+        for action in actions:
+            if way == "overlapped":
+                step = asyncio.ensure_future(envs.step(action))
+                await asyncio.sleep(0)
+                await envs.render()
+                await step
+            else:
+                await envs.step(action)
+                if way == "serial":
+                    await envs.render()
+        return (time.perf_counter() - began) / steps * 1e3
+
+    async def main() -> dict[str, float]:
+        kwargs: dict[str, Any] = {"num_workers": 1, **task.options}
+        async with aioenv.make_vec(task.env, task.num_envs, render=config, **kwargs) as envs:
+            await envs.reset(seed=0)
+            await timed(envs, PILOT_STEPS, "serial")
+            serial = await timed(envs, PILOT_STEPS, "serial")
+        async with aioenv.make_vec(task.env, task.num_envs, **kwargs) as envs:
+            await envs.reset(seed=0)
+            await timed(envs, PILOT_STEPS, "physics")
+            physics = await timed(envs, PILOT_STEPS, "physics")
+        kwargs["frame_skip"] = max(1, round(FRAME_SKIP * (serial - physics) / physics))
+        found: dict[str, list[float]] = {"physics": [], "serial": [], "overlapped": []}
+        async with (
+            aioenv.make_vec(task.env, task.num_envs, **kwargs) as plain,
+            aioenv.make_vec(task.env, task.num_envs, render=config, **kwargs) as drawn,
+        ):
+            for envs in (plain, drawn):
+                await envs.reset(seed=0)
+                await timed(envs, PILOT_STEPS, "physics")
+            for _ in range(ROUNDS):
+                for way, times in found.items():
+                    times.append(await timed(plain if way == "physics" else drawn, ROUND_STEPS, way))
+        physics, serial, both = (sorted(times)[ROUNDS // 2] for times in found.values())
+        images = serial - physics
+        return {
+            "of longer": both / max(physics, images),
+            "of serial": both / serial,
+            "physics ms": physics,
+            "images ms": images,
+        }
+
+    return aioenv.run(main())

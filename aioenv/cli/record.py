@@ -1,0 +1,107 @@
+"""Step envs and write a tiled video of them, while stepping goes on."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import aioenv
+from aioenv.cli.options import positive_float, positive_int, size
+from aioenv.loops.record import record
+from aioenv.rendering.tiles import parse_grid
+
+__all__ = ["HELP", "add_arguments", "run"]
+
+HELP = "step envs and write a tiled video of them"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add this command's arguments."""
+    parser.add_argument("env", metavar="ENV", help="an id of Gymnasium, or module:id")
+    parser.add_argument("--steps", type=positive_int, default=200, help="steps of every env (default: 200)")
+    parser.add_argument("--out", type=Path, default=Path("out/record.mp4"), help="(default: out/record.mp4)")
+    parser.add_argument(
+        "--policy", metavar="MODULE:FUNCTION", type=policy, help="gives actions for observations (default: at random)"
+    )
+    parser.add_argument("--grid", metavar="RxC", type=grid, default=(2, 2), help="rows and columns (default: 2x2)")
+    parser.add_argument("--num-envs", type=positive_int, help="how many envs (default: as many as the grid has cells)")
+    parser.add_argument(
+        "--size", type=size, default=(160, 120), metavar="WxH", help="of one image, in pixels (default: 160x120)"
+    )
+    parser.add_argument("--camera", help="a camera of the model, by name or number (default: the env's own view)")
+    parser.add_argument("--quality", choices=("exact", "fast"), default="fast", help="(default: fast)")
+    parser.add_argument("--fps", type=positive_float, help="pictures a second (default: what the env says)")
+    parser.add_argument("--seed", type=int, default=0, help="(default: 0)")
+
+
+def policy(text: str) -> Callable[[Any], Any]:
+    """The function that "module:function" names; modules of the current directory are found.
+
+    Raises:
+        argparse.ArgumentTypeError: if there is none.
+    """
+    module, _, name = text.partition(":")
+    if not module or not name:
+        raise argparse.ArgumentTypeError(f"expected MODULE:FUNCTION, got {text!r}")
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        found: Any = importlib.import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError) as exc:
+        raise argparse.ArgumentTypeError(f"there is no {text!r}: {exc}") from None
+    if not callable(found):
+        raise argparse.ArgumentTypeError(f"expected a function, but {text!r} is {found!r}")
+    function: Callable[[Any], Any] = found
+    return function
+
+
+def grid(text: str) -> tuple[int, int]:
+    """Rows and columns.
+
+    Raises:
+        argparse.ArgumentTypeError: if they are none.
+    """
+    try:
+        return parse_grid(text)
+    except ValueError as exc:
+        raise argparse.ArgumentTypeError(str(exc)) from None
+
+
+def run(args: argparse.Namespace) -> int:
+    """Record; 0 if it went well."""
+    width, height = args.size
+    camera = int(args.camera) if (args.camera or "").lstrip("-").isdecimal() else args.camera
+    rows, columns = args.grid
+    config = aioenv.RenderConfig(width, height, camera, args.quality)
+    try:
+        done = aioenv.run(
+            record(
+                args.env,
+                args.out,
+                steps=args.steps,
+                policy=args.policy,
+                num_envs=args.num_envs or rows * columns,
+                grid=args.grid,
+                render=config,
+                fps=args.fps,
+                seed=args.seed,
+                progress=True,
+            )
+        )
+    except ImportError as exc:
+        if exc.name != "imageio_ffmpeg":
+            raise
+        print("record: this takes imageio-ffmpeg: pip install 'aioenv[video]'", file=sys.stderr)
+        return 1
+    except BaseException:
+        if args.out.is_file():
+            print(f"\nThe video ends where it was broken off: {args.out.resolve()}", file=sys.stderr)
+        raise
+    print(f"{done.pictures} pictures, {done.episodes} episodes ended. Video: {done.path.resolve()}")
+    return 0

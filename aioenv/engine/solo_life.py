@@ -1,0 +1,267 @@
+"""The life of a vector env in this process: how it comes to be, what is known of it, and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import traceback
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+from gymnasium import Space
+from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
+from gymnasium.vector import AutoresetMode
+
+from aioenv.batching.layout import Layout
+from aioenv.engine.fleet import FleetConfig
+from aioenv.engine.flights import Flights
+from aioenv.engine.images import Images, Shot
+from aioenv.engine.session import NO_PHYSICS, late_pool
+from aioenv.engine.slots import SlotTable
+from aioenv.engine.threads import SHORT_S, EnvThread, Pace
+from aioenv.errors import ClosedError, EnvError, RenderError, StepTimeout, WorkerStartError
+from aioenv.host.physics_batch import PhysicsReader, find_physics
+from aioenv.host.vector_access import make_vector_env
+
+if TYPE_CHECKING:
+    from aioenv.rendering.config import RenderConfig
+    from aioenv.rendering.late_pool import LatePool
+
+__all__ = ["SoloLife"]
+
+_log = logging.getLogger("aioenv")
+
+_PLAIN = (Box, Discrete, MultiBinary, MultiDiscrete)  # spaces of one array
+# How long a thread with nothing to do may take to end, in seconds.
+_END_S = 1.0
+
+
+class SoloLife:
+    """What `Solo` is before it is stepped, and after.
+
+    Args:
+        factory: called with `num_envs`.
+        run_in: "inline", "thread", or "auto" to choose while it runs.
+        copy: whether results must be the caller's own.
+        timeout_s: how long any wait may last, in seconds; None for ever.
+        config: how long the factory may take, and how what draws is started.
+        render: what to draw of every result; None: nothing.
+
+    Attributes:
+        images: what draws; None if nobody wants images.
+        table: the states of the slots.
+        steps, resets: how long they take, and so where they are made.
+    """
+
+    history = None  # nothing here goes on elsewhere
+    members: Sequence[Any] = ()  # there are no worker processes
+    single_observation_space: Space[Any]
+    observation_space: Space[Any]
+    single_action_space: Space[Any]
+    action_space: Space[Any]
+    metadata: dict[str, Any]
+    spec: Any
+    render_mode: str | None
+
+    def __init__(
+        self,
+        factory: Callable[..., Any],
+        num_envs: int,
+        *,
+        run_in: str,
+        copy: bool,
+        timeout_s: float | None,
+        config: FleetConfig,
+        render: RenderConfig | None,
+    ) -> None:
+        self.num_envs = num_envs
+        self._factory = factory
+        self._run_in = run_in
+        self._copy = copy
+        self._timeout_s = timeout_s
+        self._config = config
+        self._render = render
+        self._physics: PhysicsReader | None = None
+        self._pool: LatePool | None = None
+        self._pid = os.getpid()
+        self._env: Any = None
+        self._thread: EnvThread | None = None
+        self._last = 0.0  # when the last step was made, by `perf_counter`
+        self._last_turn = 0.0  # when the loop could last do something else, likewise
+        self._all = np.arange(num_envs)
+        self.table = SlotTable(num_envs, must_reset=False)
+        self.images: Images | None = None
+        self._flights = Flights(self.table, num_envs)
+        self._closing = False
+        self.schedule: SoloLife | None = None  # itself, once it is started
+
+    @property
+    def fleet(self) -> Self:
+        """What knows the spaces."""
+        return self
+
+    @property
+    def is_mine(self) -> bool:
+        """Whether this process has started it."""
+        return self._pid == os.getpid()
+
+    # ------------------------------------------------------------ start and end
+
+    async def start(self) -> None:
+        """Make the env, where it is going to live. If that fails, or is cancelled, nothing is left.
+
+        Raises:
+            WorkerStartError: if the factory raised, took too long, or made something else.
+            RenderError: if images were asked for and can't be drawn.
+        """
+        await self._start_env()
+        if self._render is not None:
+            try:
+                await self._start_images(self._render)
+            except BaseException:
+                await self.close(_END_S)
+                raise
+        self.schedule = self
+
+    @property
+    def render_workers(self) -> Sequence[Any]:
+        """Those that draw states."""
+        return self._pool.workers if self._pool is not None else ()
+
+    async def _start_env(self) -> None:
+        start_timeout_s = self._config.start_timeout_s
+        try:
+            if self._run_in == "inline":
+                self._make()
+            else:
+                self._thread = EnvThread()
+                async with asyncio.timeout(start_timeout_s):
+                    await self._thread.ask(self._make)
+        except BaseException as exc:
+            self._finish()
+            if isinstance(exc, TimeoutError):  # the thread goes on, and ends when the factory does
+                message = f"the vector env was not made within {start_timeout_s=}"
+                raise self._not_made(message) from exc
+            if isinstance(exc, Exception):
+                if self._thread is not None:
+                    await self._thread.gone(_END_S)
+                text = "".join(traceback.format_exception(exc))
+                message = f"the vector env could not be made: {type(exc).__name__}: {exc}\n{text}"
+                raise self._not_made(message, text) from exc
+            raise
+        env = self._env
+        self.single_observation_space, self.observation_space = env.single_observation_space, env.observation_space
+        self.single_action_space, self.action_space = env.single_action_space, env.action_space
+        self.metadata, self.spec, self.render_mode = dict(env.metadata), env.spec, env.render_mode
+        self.table.must_reset = self.metadata.get("autoreset_mode") is AutoresetMode.DISABLED
+        self._actions = Layout(self.single_action_space)
+        self._observations = Layout(self.single_observation_space)
+        self._obs_space = self.observation_space if isinstance(self.single_observation_space, _PLAIN) else None
+        self._one_each = (self.num_envs,)
+        plain = isinstance(self.single_action_space, _PLAIN)
+        self._dtype = self._actions.leaves[0].dtype if plain else None
+        self._shape = (self.num_envs, *self._actions.leaves[0].shape) if plain else None
+        # what draws is tied to its thread, and only a thread can be waited for with a timeout
+        chooses = self._run_in == "auto" and self.render_mode is None and self._timeout_s is None
+        inline = None if chooses else self._run_in == "inline"
+        self.steps, self.resets = Pace(SHORT_S, inline), Pace(SHORT_S, inline)
+
+    async def _start_images(self, render: RenderConfig) -> None:
+        """Have what draws started: from the states of the batch itself."""
+        if self._physics is None:
+            raise RenderError(NO_PHYSICS)
+        self._pool = late_pool([self._physics.source] * self.num_envs, render, self._config)
+        await self._pool.start()
+        self.images = self._flights.images = Images(self.num_envs, self._pool, render.max_in_flight)
+
+    def _read_states(self, shot: Shot) -> None:
+        """Put the states that the env is in now into a shot; where the env is."""
+        assert self._physics is not None
+        some = None if len(shot.slots) == self.num_envs else shot.slots.tolist()
+        shot.states = np.empty((len(shot.slots), self._physics.source.state_size))
+        self._physics.read(some, shot.states)
+
+    def _make(self) -> None:
+        self._env = make_vector_env(self._factory, self.num_envs)
+        if self._render is not None:
+            self._physics = find_physics(self._env)
+
+    def _not_made(self, message: str, text: str = "") -> WorkerStartError:
+        return WorkerStartError(message, slots=tuple(self._all.tolist()), pid=self._pid, traceback=text)
+
+    async def close(self, grace_s: float) -> None:
+        """Close the env, and end its thread; whoever waits for a result gets a ClosedError.
+
+        Args:
+            grace_s: how long the env may take for what it is doing and for its close, in seconds. What takes longer
+                can't be ended: the thread is left to itself, and closes the env when it comes to that.
+        """
+        self._flights.close()
+        if self.images is not None:
+            self.images.fail_all(ClosedError("the vector env was closed"))
+        self._finish()
+        if self._pool is not None:
+            await self._pool.close()
+        if self._thread is not None and not await self._thread.gone(grace_s):
+            _log.warning(
+                "the vector env has not ended within grace_s=%s: a thread can't be killed, so it is left to itself "
+                "(it is a daemon, and does not keep the program from ending); with num_workers=1 the env lives in a "
+                "process, which can be killed",
+                grace_s,
+            )
+
+    def abandon(self) -> None:
+        """Have the env closed without waiting for it."""
+        self._finish()
+        if self._pool is not None:
+            self._pool.abandon()
+        if self._thread is not None:
+            self._thread.leave()
+
+    def _finish(self) -> None:
+        """Close the env after whatever it is doing, once."""
+        if self._closing:
+            return
+        self._closing = True
+        if self._thread is None:
+            self._close_env()
+        else:
+            self._thread.finish(self._close_env)
+
+    def _close_env(self) -> None:
+        env, self._env = self._env, None
+        try:
+            if env is not None:
+                env.close()
+        except Exception:
+            _log.warning("the vector env raised when it was closed", exc_info=True)
+
+    # ------------------------------------------------------------ errors, waits
+
+    def _error(self, exc: BaseException) -> EnvError:
+        text = "".join(traceback.format_exception(exc))
+        where = f"slots 0 to {self.num_envs - 1}" if self.num_envs > 1 else "slot 0"
+        error = EnvError(
+            f"{where} (the vector env in this process, pid {self._pid}): {type(exc).__name__}: {exc}\n{text}",
+            slots=tuple(self._all.tolist()),
+            pid=self._pid,
+            traceback=text,
+        )
+        error.__cause__ = exc
+        return error
+
+    def _check_open(self) -> None:
+        if self._closing:
+            raise ClosedError("the vector env was closed while this was in flight")
+
+    async def _patiently(self, wait: Any, timeout_s: float | None, meaning: str) -> Any:
+        timeout_s = self._timeout_s if timeout_s is None else timeout_s
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await wait
+        except TimeoutError:
+            slots = tuple(self._all.tolist())
+            message = f"no result from the vector env within timeout_s={timeout_s}; {meaning}"
+            raise StepTimeout(message, slots=slots, running=slots) from None

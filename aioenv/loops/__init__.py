@@ -1,0 +1,1 @@
+"""What people write around a vector env: loops."""

@@ -1,0 +1,141 @@
+"""Recording: a tiled video of many envs, written while they are stepped."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from gymnasium.envs.registration import EnvSpec
+from gymnasium.vector import AutoresetMode
+
+from aioenv.engine.pictures import colours
+from aioenv.loops.progress import no_bar, progress_bar
+from aioenv.loops.video import TiledVideo
+from aioenv.make import make_vec
+from aioenv.rendering.config import RenderConfig
+from aioenv.vector_env import AsyncVectorEnv
+
+__all__ = ["Recording", "record"]
+
+
+class Recording(NamedTuple):
+    """What was recorded.
+
+    Attributes:
+        path: the video.
+        pictures: how many it has.
+        episodes: how many episodes ended.
+    """
+
+    path: Path
+    pictures: int
+    episodes: int
+
+
+async def record(
+    env: AsyncVectorEnv | str | EnvSpec | Callable[..., Any],
+    out: str | Path,
+    *,
+    steps: int,
+    policy: Callable[[Any], Any] | None = None,
+    num_envs: int = 4,
+    grid: tuple[int, int] | None = None,
+    render: RenderConfig | None = None,
+    fps: float | None = None,
+    seed: int | None = 0,
+    progress: bool = False,
+    **kwargs: Any,
+) -> Recording:
+    """Step envs and write a video of all of them, a picture a step: each is drawn while the next step is made.
+
+    The first picture is of the states after a reset, so that there are `steps + 1`. It takes imageio-ffmpeg
+    (`pip install 'aioenv[video]'`).
+
+    If this is cancelled, or fails, the video is finished all the same, with the pictures until then; so it is if the
+    process is killed.
+
+    Args:
+        env: what `make_vec` takes; or a vector env, which is reset, and left open.
+        out: the mp4 file; its directory is made, and a file that is there replaced.
+        steps: how many, of each env.
+        policy: gives a batch of actions for a batch of observations; may be a coroutine function. None for actions
+            at random, by `seed`.
+        num_envs: how many envs to make.
+        grid: how many rows and columns; None for as square a grid as holds all envs. Envs without room are left out of
+            the picture.
+        render: how to draw the envs that are made; None for 160x120, "fast".
+        fps: pictures a second; None for what the env says, else 20.
+        seed: of the reset and of the random actions.
+        progress: whether to show a progress bar.
+        **kwargs: more arguments of `make_vec`.
+
+    Raises:
+        ValueError: if a number is not positive.
+        ImportError: if imageio-ffmpeg is missing.
+        RenderError: if images can't be drawn.
+        OSError: if the video can't be written.
+        SlotError: if an env failed, or its worker; the video ends there.
+    """
+    for name, value in (("steps", steps), ("num_envs", num_envs), *zip(("rows", "columns"), grid or (), strict=False)):
+        if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
+            raise ValueError(f"record: {name}: expected a positive int, got {value!r}")
+    if fps is not None and not fps > 0:
+        raise ValueError(f"record: fps: expected a positive number, got {fps!r}")
+    video = TiledVideo(Path(out), grid)
+    if isinstance(env, AsyncVectorEnv):
+        return await _record(await env, video, steps, policy, fps, seed, progress)
+    render = render or RenderConfig(160, 120, quality="fast")
+    async with make_vec(env, num_envs, render=render, **kwargs) as envs:
+        return await _record(envs, video, steps, policy, fps, seed, progress)
+
+
+async def _record(
+    envs: AsyncVectorEnv,
+    video: TiledVideo,
+    steps: int,
+    policy: Callable[[Any], Any] | None,
+    fps: float | None,
+    seed: int | None,
+    progress: bool,
+) -> Recording:
+    if fps is not None or envs.metadata.get("render_fps"):
+        video.fps = float(fps or envs.metadata["render_fps"])
+    envs.action_space.seed(seed)
+    bar = progress_bar(steps) if progress else no_bar()
+    # what `render` asks of envs themselves can't be asked while they are stepped
+    beside = envs.draws_beside
+    step: asyncio.Future[Any] | None = None
+    episodes = pictures = 0
+    try:
+        obs, _ = await envs.reset(seed=seed)
+        for _ in range(steps):
+            actions = envs.action_space.sample() if policy is None else policy(obs)
+            if inspect.isawaitable(actions):
+                actions = await actions
+            if beside:
+                step = asyncio.ensure_future(envs.step(actions))
+                await asyncio.sleep(0)  # it is on its way …
+                await video.write([colours(await envs.render())])  # … while the states before it are drawn
+                result = await step
+            else:
+                await video.write([colours(await envs.render())])
+                result = await envs.step(actions)
+            pictures += 1
+            obs, ended = result.obs, result.terminated | result.truncated
+            episodes += int(ended.sum())
+            if envs.autoreset_mode is AutoresetMode.DISABLED and ended.any():
+                obs, _ = await envs.reset(options={"reset_mask": ended})
+            bar.update(1)
+        await video.write([colours(await envs.render())])
+        pictures += 1
+    finally:
+        if step is not None and not step.done():
+            step.cancel()
+            await asyncio.wait([step])
+        bar.close()
+        await video.close()
+    return Recording(video.path, pictures, episodes)

@@ -1,0 +1,143 @@
+"""Recording: the video has a picture a step, of the right envs, and plays whatever happened."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from test_rendering import MocapEnv
+from test_workers import environment
+
+import aioenv
+from aioenv.cli import main
+from aioenv.rendering.tiles import parse_grid, tile
+
+SMALL = aioenv.RenderConfig(32, 24, quality="fast")
+
+
+def pictures(path, height, width):
+    """The pictures of a video, as ffmpeg decodes them."""
+    import imageio_ffmpeg
+
+    exe = imageio_ffmpeg.get_ffmpeg_exe()
+    command = [exe, "-v", "error", "-i", str(path), "-f", "rawvideo", "-pix_fmt", "rgb24", "-"]
+    raw = subprocess.run(command, capture_output=True, check=True, timeout=60).stdout
+    return np.frombuffer(raw, np.uint8).reshape(-1, height, width, 3)
+
+
+def test_the_command(tmp_path, capfd, monkeypatch):
+    (tmp_path / "my_policy.py").write_text("import numpy as np\ndef still(obs): return np.zeros((len(obs), 6))\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    out = tmp_path / "new" / "x.mp4"
+    command = "record HalfCheetah-v5 --steps 6 --grid 1x2 --size 32x24 --camera track --policy my_policy:still --out"
+    assert main([*command.split(), str(out)]) == 0
+    output = capfd.readouterr().out
+    assert "7 pictures" in output and str(out) in output
+    shown = pictures(out, 24, 64)
+    assert len(shown) == 7 and all(picture.std() > 10 for picture in shown)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--grid", "4"], "expected ROWSxCOLUMNS"),
+        (["--policy", "nothing"], "expected MODULE:FUNCTION"),
+        (["--policy", "math:nothing"], "there is no 'math:nothing'"),
+        (["--policy", "math:pi"], "expected a function"),
+    ],
+)
+def test_wrong_arguments_of_the_command(arguments, message, capsys):
+    with pytest.raises(SystemExit):
+        main(["record", "CartPole-v1", *arguments])
+    assert message in capsys.readouterr().err
+
+
+class Frail(MocapEnv):
+    """Its state is not finite from its third step on; in its fifth it raises."""
+
+    def reset(self, *, seed=None, options=None):
+        self.steps = 0
+        return super().reset(seed=seed)
+
+    def step(self, action):
+        self.steps += 1
+        if self.steps == 5:
+            raise ValueError("broken")
+        result = super().step(action)
+        if self.steps >= 3:
+            self.data.qpos[:] = np.nan
+        return result
+
+
+@pytest.mark.asyncio
+async def test_states_that_are_not_finite_and_a_fault_leave_a_video_that_plays(tmp_path):
+    with pytest.raises(aioenv.EnvError, match="broken"):
+        await aioenv.record(Frail, tmp_path / "x.mp4", steps=20, num_envs=2, render=SMALL, num_workers=1)
+    shown = pictures(tmp_path / "x.mp4", 24, 64)
+    assert len(shown) == 5 and all(picture.std() > 5 for picture in shown)
+
+
+@pytest.mark.asyncio
+async def test_a_vector_env_of_ones_own(tmp_path):
+    """Without `render=` the envs are asked for images between the steps; without autoreset, what is over is reset."""
+
+    async def right(obs):
+        assert obs.shape == (3, 4)
+        return np.ones(3, int)
+
+    kwargs = {"render_mode": "rgb_array", "autoreset_mode": "Disabled", "max_episode_steps": 3, "num_workers": 1}
+    async with aioenv.make_vec("CartPole-v1", 3, **kwargs) as envs:
+        done = await aioenv.record(envs, str(tmp_path / "x.mp4"), steps=6, policy=right, grid=(1, 2), fps=5)
+        assert done == (tmp_path / "x.mp4", 7, 6)
+        assert len(pictures(done.path, 400, 1200)) == 7
+        assert (await envs.step(np.ones(3, int))).reward.all()  # it is still open
+
+
+def test_the_blocking_twin(tmp_path):
+    done = aioenv.sync.record("HalfCheetah-v5", tmp_path / "x.mp4", steps=2, num_envs=1, render=SMALL)
+    assert done.pictures == 3 and len(pictures(done.path, 24, 32)) == 3
+
+
+@pytest.mark.asyncio
+async def test_numbers_are_checked(tmp_path):
+    for wrong in ({"steps": 0}, {"steps": 1, "num_envs": 0}, {"steps": 1, "grid": (0, 2)}, {"steps": 1, "fps": 0}):
+        with pytest.raises(ValueError, match=r"record: .*expected a positive"):
+            await aioenv.record("CartPole-v1", tmp_path / "x.mp4", **wrong)
+
+
+@pytest.mark.stress
+def test_what_is_killed_leaves_a_video_that_plays(tmp_path):
+    out = tmp_path / "x.mp4"
+    command = [sys.executable, "-m", "aioenv", "record", "HalfCheetah-v5", "--steps", "100000", "--out", str(out)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environment())
+    while not out.is_file() or out.stat().st_size < 10_000:
+        assert process.poll() is None
+        time.sleep(0.05)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    deadline = time.monotonic() + 30
+    while True:  # ffmpeg ends when it sees the end of its input
+        try:
+            assert len(pictures(out, 240, 320)) > 10
+            return
+        except subprocess.CalledProcessError:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+
+
+def test_grids():
+    assert parse_grid("4x12") == (4, 12)
+    for text in ("4", "x4", "0x1", "-1x2", "ax2"):
+        with pytest.raises(ValueError, match="ROWSxCOLUMNS"):
+            parse_grid(text)
+    images = np.arange(5 * 2 * 2 * 3, dtype=np.uint8).reshape(5, 2, 2, 3)
+    assert np.array_equal(tile(images, (1, 2)), np.concatenate(images[:2], axis=1))
+    assert tile(images, (3, 2)).shape == (6, 4, 3) and not tile(images, (3, 2))[4:, 2:].any()
+    several = images[:4].reshape(2, 2, 2, 2, 3)
+    assert np.array_equal(tile(several)[:, :4], np.concatenate(several[0], axis=1))
