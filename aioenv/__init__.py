@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from aioenv.errors import ResumeError as ResumeError
     from aioenv.errors import SlotError as SlotError
     from aioenv.errors import SlotErrorGroup as SlotErrorGroup
+    from aioenv.errors import SoftwareRenderWarning as SoftwareRenderWarning
     from aioenv.errors import SpaceMismatchError as SpaceMismatchError
     from aioenv.errors import StaleViewWarning as StaleViewWarning
     from aioenv.errors import StepTimeout as StepTimeout
@@ -62,6 +63,8 @@ if TYPE_CHECKING:
     from aioenv.rendering.quality import RenderQuality as RenderQuality
     from aioenv.rendering.render_pool import RenderPool as RenderPool
     from aioenv.stats import EpisodeCounter as EpisodeCounter
+    from aioenv.stats import EpisodeEvent as EpisodeEvent
+    from aioenv.stats import EpisodeStats as EpisodeStats
     from aioenv.stats import SharedRunningStats as SharedRunningStats
     from aioenv.vector_env import AsyncVectorEnv as AsyncVectorEnv
     from aioenv.workers.restart import RestartPolicy as RestartPolicy
@@ -69,9 +72,8 @@ if TYPE_CHECKING:
 _ERRORS = (
     "ActionError", "AioenvError", "ClosedError", "EnvError", "EpisodesDone", "LoopError", "NoAsyncCallError",
     "OutOfStepError", "PausedError", "PendingCallError", "RenderError", "RenderTimeout", "ResetNeededError",
-    "ResumeError", "SlotError", "SlotErrorGroup", "SpaceMismatchError", "StaleViewWarning", "StepTimeout",
-    "WireError", "WorkerDied",
-    "WorkerStartError",
+    "ResumeError", "SlotError", "SlotErrorGroup", "SoftwareRenderWarning", "SpaceMismatchError", "StaleViewWarning",
+    "StepTimeout", "WireError", "WorkerDied", "WorkerStartError",
 )  # fmt: skip
 
 _HOME = {
@@ -79,7 +81,7 @@ _HOME = {
     **dict.fromkeys(("Ready", "ResetResult", "StepResult"), "aioenv.engine.results"),
     **dict.fromkeys(("EnvState", "load", "save"), "aioenv.engine.snapshot"),
     **dict.fromkeys(("construct_envs", "plan_workers"), "aioenv.assign"),
-    **dict.fromkeys(("EpisodeCounter", "SharedRunningStats"), "aioenv.stats"),
+    **dict.fromkeys(("EpisodeCounter", "EpisodeEvent", "EpisodeStats", "SharedRunningStats"), "aioenv.stats"),
     "AsyncVectorEnv": "aioenv.vector_env",
     "EnvCreator": "aioenv.creator",
     "Rollout": "aioenv.engine.record",

@@ -30,6 +30,7 @@ __all__ = [
     "ResumeError",
     "SlotError",
     "SlotErrorGroup",
+    "SoftwareRenderWarning",
     "SpaceMismatchError",
     "StaleViewWarning",
     "StepTimeout",
@@ -287,6 +288,10 @@ def describe_exit(returncode: int | None) -> str:
         except ValueError:
             return f"was killed by signal {-returncode}"
     return f"exited with code {returncode}"
+
+
+class SoftwareRenderWarning(RuntimeWarning):
+    """Images are drawn by the CPU though the machine has a GPU; the message says what is missing."""
 
 
 class StaleViewWarning(RuntimeWarning):

@@ -23,8 +23,10 @@ from aioenv.cli.bench.figures import FIGURES
 from aioenv.cli.bench.loop_time import CallbackClock, loop_time
 from aioenv.cli.bench.rounds import Failed, Outcomes, run_contender
 from aioenv.cli.bench.tasks import Task
-from aioenv.cli.doctor import probe_opengl
+from aioenv.cli.doctor import _report_opengl
+from aioenv.cli.opengl import Probe, probe_opengl
 from aioenv.loops.video import TiledVideo
+from aioenv.rendering import backends, crew
 from aioenv.rendering.tiles import tile
 from aioenv.workers.channel import CHANNELS
 from aioenv.workers.launch import START_METHODS
@@ -123,6 +125,65 @@ def test_doctor_reports_what_is_here(capfd):
     assert re.search(r"^  mujoco +\d", output, re.MULTILINE) and "Event loop: uvloop" in output
     assert f"Workers: {START_METHODS[-1]}" in output
     assert ("No images can be drawn" in output) == (not OPENGL)
+    for backend in ("egl", "osmesa", "glfw"):
+        works, broken = (
+            rf"{backend} .*(the CPU|a GPU) .* [\d,]+ +[\d,]+$",
+            rf"{backend} +does not work: .+\n +\S.*apt-get",
+        )
+        assert re.search(rf"^  ({works}|{broken})", output, re.MULTILINE), output
+
+
+def test_a_gpu_that_does_not_draw_is_told_of(tmp_path, capsys, monkeypatch):
+    assert backends.find_gpus(tmp_path) == []
+    drivers = {"renderD128": "vgem", "renderD129": "amdgpu", "renderD130": "nvidia"}
+    for node, driver in drivers.items():
+        (tmp_path / "drivers" / driver).mkdir(parents=True)
+        device = tmp_path / "sys/class/drm" / node / "device"
+        device.mkdir(parents=True)
+        (device / "driver").symlink_to(tmp_path / "drivers" / driver)
+    information = tmp_path / "proc/driver/nvidia/gpus/0000:01:00.0/information"
+    information.parent.mkdir(parents=True)
+    information.write_text("Model: \t NVIDIA H200\nIRQ: 7\n")
+    gpus = backends.find_gpus(tmp_path)
+    assert gpus == ["NVIDIA H200", "a GPU of the driver amdgpu (renderD129)"]
+
+    slow = Probe("egl", "llvmpipe (LLVM 15.0.6, 256 bits)", "", devices=1, exact_per_s=30, fast_per_s=1500)
+    monkeypatch.delenv("MUJOCO_GL", raising=False)
+    _report_opengl([slow], gpus)
+    told = capsys.readouterr().out
+    assert "WARNING: OpenGL draws on the CPU (llvmpipe" in told and "NVIDIA_DRIVER_CAPABILITIES" in told
+    _report_opengl([slow, Probe("glfw", "NVIDIA H200/PCIe/SSE2", "")], gpus)
+    assert "backend='glfw' does use it" in capsys.readouterr().out
+    _report_opengl([slow], [])
+    assert "WARNING" not in capsys.readouterr().out
+    _report_opengl([Probe("egl", "", "ImportError: no EGL")], gpus)
+    assert "apt-get install libegl1 libgl1-mesa-dri\n" in capsys.readouterr().out
+
+
+def test_which_backends_are_tried(monkeypatch):
+    for name in ("MUJOCO_GL", "DISPLAY", "WAYLAND_DISPLAY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(sys, "platform", "linux")
+    assert backends.candidates(None) == backends.candidates("auto") == ("egl", "osmesa")
+    monkeypatch.setenv("DISPLAY", ":0")
+    assert backends.candidates("auto") == ("egl", "glfw", "osmesa")
+    monkeypatch.setenv("MUJOCO_GL", "OSMesa")
+    assert backends.candidates(None) == ("osmesa",) and backends.candidates("egl") == ("egl",)
+    assert backends.candidates("auto")[0] == "egl"
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert backends.candidates("auto") == ("glfw",)
+    with pytest.raises(ValueError, match="backend: expected one of"):
+        backends.candidates("vulkan")
+
+
+@pytest.mark.skipif("pipe" not in OPENGL, reason="a GPU draws here, or nothing does")
+def test_a_pool_that_draws_on_the_cpu_though_there_is_a_gpu_warns(monkeypatch):
+    monkeypatch.setattr(crew, "find_gpus", lambda: ["NVIDIA H200"])
+    model = "<mujoco><worldbody><geom size='1'/></worldbody></mujoco>"
+    with pytest.warns(aioenv.SoftwareRenderWarning, match="draws on the CPU .*though there is NVIDIA H200"):
+        aioenv.sync.RenderPool(model, backend="auto").close()
+    if probe_opengl("osmesa").renderer:
+        aioenv.sync.RenderPool(model, backend="osmesa").close()  # that was asked for
 
 
 def test_a_probe_says_why_a_backend_does_not_work(monkeypatch):
@@ -191,6 +252,18 @@ def test_bench_measures_loop_time(env, tmp_path, capfd):
 
 
 LAUNCHERS = ["gymnasium-forkserver", "gymnasium-preload", *(f"aioenv-{start}" for start in START_METHODS)]
+
+
+@needs_opengl
+@pytest.mark.parametrize("name", ["pool-fast: bare", "pool-fast: aioenv", "render-workers: aioenv-2"])
+def test_bench_draws_images(name):
+    task = Task("InvertedPendulum-v5", 4, 0.02, warm_up_s=0.01)
+    result = run_contender(name, task)
+    keys = FIGURES[name.partition(": ")[0]].keys
+    assert set(keys) < set(result) and all(0.1 < result[key] < 1e5 for key in keys)
+    if name == "pool-fast: bare":
+        noop = run_contender(name, dataclasses.replace(task, env="noop"))
+        assert noop == {"not_applicable": "noop has no MuJoCo model to draw"} | {"others_cpus": noop["others_cpus"]}
 
 
 @pytest.mark.parametrize(
@@ -371,6 +444,11 @@ def test_callback_clock_counts_callbacks_and_not_waiting():
 def test_bench_native_takes_a_vectorized_env():
     task = Task("CartPole-v1", num_envs=4, seconds=0.05, warm_up_s=0.05)
     assert CONTENDERS["aioenv-native"].measure(task).env_steps >= 4
-    for env in ("noop", "Ant-v5"):
+    for env in ("noop", "Ant-v4"):
         with pytest.raises(NotApplicable, match=env):
             CONTENDERS["aioenv-native"].measure(Task(env, num_envs=4, seconds=0.05))
+    task = Task("Reacher-v5", num_envs=4, seconds=0.02, warm_up_s=0.01)
+    for name in ("aioenv-native", "raw-batch", "raw-loop"):
+        assert CONTENDERS[name].measure(task).env_steps >= 4
+    with pytest.raises(NotApplicable, match="CartPole-v1 is no MuJoCo task"):
+        CONTENDERS["raw-loop"].measure(Task("CartPole-v1", num_envs=4, seconds=0.05))

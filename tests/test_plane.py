@@ -20,6 +20,7 @@ from parity.compare import assert_same
 import aioenv
 from aioenv.batching.layout import Layout
 from aioenv.batching.plane import SHARED_BYTES, choose_plane
+from aioenv.memory import Shared, map_shared
 
 IMAGE = spaces.Box(0, 255, (40, 30, 3), np.uint8)
 ACTIONS = spaces.Dict(picture=spaces.Box(-1, 1, (50, 7), np.float32), button=spaces.Discrete(5))
@@ -261,3 +262,29 @@ async def test_no_memory_is_left_if_the_start_fails():
 def test_an_unknown_transport():
     with pytest.raises(ValueError, match="transport: expected 'auto', 'frames' or 'shared', got 'pigeon'"):
         aioenv.AsyncVectorEnv([Camera], transport="pigeon")
+
+
+def test_memory_that_grows_goes_back_part_by_part_and_not_with_a_fork_of_its_owner():
+    size = 1 << 16
+    shared = Shared.create()
+    assert shared is not None
+    (_, first), (offset, second) = (shared.extend(size) for _ in range(2))
+    arrays = [np.frombuffer(buffer, np.uint8) for buffer in (first, second)]
+    del first, second
+    for number, array in enumerate(arrays):
+        array[:] = number + 1
+    del array
+    there = np.frombuffer(map_shared(shared.fd, size, offset), np.uint8)
+    pid = os.fork()
+    if pid == 0:
+        arrays.clear()  # a copy of the owner has nothing to give back
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert (arrays[0] == 1).all() and (there == 2).all()
+    assert os.fstat(shared.fd).st_blocks * 512 == 2 * size
+    del arrays[1]
+    assert os.fstat(shared.fd).st_blocks * 512 == size and not there.any()
+    with pytest.raises(PermissionError):
+        os.ftruncate(shared.fd, size)
+    shared.close()
+    assert (arrays[0] == 1).all()

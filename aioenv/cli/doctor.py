@@ -7,18 +7,17 @@ import importlib.metadata
 import importlib.util
 import os
 import platform
-import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from aioenv.cli.opengl import Probe, probe_all
 from aioenv.make import new_event_loop
-from aioenv.rendering.backends import INSTALL_HINT, candidates, environment
+from aioenv.rendering.backends import INSTALL, INSTALL_HINT, candidates, find_gpus, why_software
 from aioenv.workers.channel import CHANNELS, check_channel
 from aioenv.workers.environment import usable_cpus
 from aioenv.workers.launch import START_METHODS, check_start
 
-__all__ = ["HELP", "Probe", "add_arguments", "probe_opengl", "run"]
+__all__ = ["HELP", "add_arguments", "run"]
 
 HELP = "say what works on this machine, and what to install for the rest"
 
@@ -31,63 +30,6 @@ OPTIONAL = {
     "tianshou": "a bench contender: pip install tianshou",
     "envpool": "a bench contender: pip install envpool",
 }
-
-# Makes a context, draws one image in it, and says who drew: a context alone does not show that drawing works.
-_PROBE = """
-import mujoco
-model = mujoco.MjModel.from_xml_string("<mujoco><worldbody><light pos='0 0 3'/><geom size='1'/></worldbody></mujoco>")
-data = mujoco.MjData(model)
-mujoco.mj_forward(model, data)
-renderer = mujoco.Renderer(model, 32, 32)
-renderer.update_scene(data)
-assert renderer.render().any(), "the image is black"
-from OpenGL import GL
-print((GL.glGetString(GL.GL_RENDERER) or b"?").decode())
-renderer.close()
-"""
-PROBE_TIMEOUT_S = 60.0
-
-
-@dataclass(frozen=True)
-class Probe:
-    """What came of trying an OpenGL backend.
-
-    Attributes:
-        backend: its name.
-        renderer: who draws, as OpenGL names it; empty if the backend does not work.
-        problem: why it does not work; empty if it does.
-    """
-
-    backend: str
-    renderer: str
-    problem: str
-
-
-def probe_opengl(backend: str, timeout_s: float = PROBE_TIMEOUT_S) -> Probe:
-    """Draw one image with a backend, in a process of its own: a broken driver may crash or hang it.
-
-    Args:
-        backend: "egl", "osmesa" or "glfw".
-        timeout_s: how long that may take, in seconds.
-    """
-    try:
-        done = subprocess.run(
-            [sys.executable, "-c", _PROBE],
-            env={**os.environ, **environment(backend)},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-        )
-    except subprocess.TimeoutExpired:
-        return Probe(backend, "", f"no image after {timeout_s:g} s")
-    if done.returncode == 0:
-        return Probe(backend, done.stdout.strip(), "")
-    lines = [line for line in done.stderr.splitlines() if line and not line.startswith(" ")]
-    ended = f"ended with status {done.returncode}"
-    # what is printed while the interpreter shuts down comes after the error itself
-    errors = [line for line in lines if "Error" in line.split(":")[0]]
-    return Probe(backend, "", (errors or lines or [ended])[0])
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -112,20 +54,38 @@ def run(args: argparse.Namespace) -> int:
             missing.append(name)
     for name, use in OPTIONAL.items():
         print(f"  {name:<18}{installed(name) or f'not installed ({use})'}")
-    print("\nOpenGL")
-    backends = candidates(None)
-    probes = [probe_opengl(backend) for backend in backends]
-    for probe in probes:
-        print(f"  {probe.backend:<8}{probe.renderer or f'does not work: {probe.problem}'}")
-    working = [probe for probe in probes if probe.renderer]
-    if not working:
-        print(f"\nNo images can be drawn.\n{INSTALL_HINT}")
-    elif "pipe" in working[0].renderer:
-        print(f"  Images are drawn on the CPU. {working[0].renderer.split(' ')[0]} is Mesa's software OpenGL.")
+    _report_opengl(probe_all(), find_gpus())
     if missing:
         print(f"\nMissing: pip install {' '.join(missing)}")
         return 1
     return 0
+
+
+def _report_opengl(probes: Sequence[Probe], gpus: Sequence[str]) -> None:
+    """A line for each backend and device; what is used; what to install."""
+    print(f"\nGPUs that the kernel knows of: {', '.join(gpus) or 'none'}")
+    print("\nOpenGL, images of 84x84 a second and process")
+    width = max(len(probe.renderer) for probe in probes)
+    print(f"  {'backend':<9}{'device':<8}{'drawn by':<10}{'renderer':<{width + 2}}{'exact':>8}{'fast':>9}")
+    for probe in probes:
+        device = "" if probe.device is None else str(probe.device)
+        if not probe.renderer:
+            print(f"  {probe.backend:<9}{device:<8}does not work: {probe.problem}")
+            print(f"  {'':<17}{INSTALL[probe.backend]}")
+            continue
+        drawn_by = "the CPU" if probe.software else "a GPU"
+        rates = f"{probe.exact_per_s:>8,.0f}{probe.fast_per_s:>9,.0f}"
+        print(f"  {probe.backend:<9}{device:<8}{drawn_by:<10}{probe.renderer:<{width + 2}}{rates}")
+    used = next((p for name in candidates(None) for p in probes if p.backend == name and p.renderer), None)
+    if used is None:
+        print(f"\nNo images can be drawn.\n{INSTALL_HINT}")
+        return
+    print(f"  Images are drawn by {used.backend}, unless you say otherwise (MUJOCO_GL, or backend=).")
+    if (why := why_software(used.renderer, gpus)) is not None:
+        print(f"\nWARNING: {why}")
+        better = [probe for probe in probes if probe.renderer and not probe.software]
+        if better:
+            print(f"backend={better[0].backend!r} does use it.")
 
 
 def _choice(known: Sequence[str], default: str) -> str:

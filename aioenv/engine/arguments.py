@@ -11,7 +11,7 @@ import numpy.typing as npt
 from gymnasium import Space
 
 from aioenv.engine.patience import ON_TIMEOUT
-from aioenv.memory import AVAILABLE
+from aioenv.memory import check_transport
 from aioenv.rendering.config import RenderConfig
 from aioenv.wire.messages import dump_code
 from aioenv.workers.environment import usable_cpus
@@ -167,15 +167,6 @@ def check_seed_plan(
     if restart is not None and restart.resume:
         raise ValueError("seed_plan: not with RestartPolicy(resume=True), whose replayed resets would take other seeds")
     return items.astype(np.int64)
-
-
-def check_transport(transport: str) -> str:
-    """How large arrays reach the other side; ValueError if it is unknown, or the platform does not have it."""
-    if transport not in ("auto", "frames", "shared"):
-        raise ValueError(f"transport: expected 'auto', 'frames' or 'shared', got {transport!r}")
-    if transport == "shared" and not AVAILABLE:
-        raise ValueError('transport="shared": this platform has no memory without a name to share; use "auto"')
-    return transport
 
 
 def check_timeout(timeout_s: float | None) -> float | None:

@@ -8,7 +8,7 @@ from typing import Any
 from aioenv.host.boot import move_high
 from aioenv.memory import map_shared
 
-__all__ = ["keep", "mapped"]
+__all__ = ["keep", "mapped", "mapped_part"]
 
 _fd: int | None = None
 
@@ -30,3 +30,10 @@ def mapped(size: int) -> Any:
     os.close(_fd)
     _fd = None
     return memory
+
+
+def mapped_part(offset: int, size: int) -> Any:
+    """Map a part of it, of memory that grows; as often as one likes."""
+    if _fd is None:
+        raise RuntimeError("this worker was started without shared memory")
+    return map_shared(_fd, size, offset)

@@ -3,24 +3,66 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from aioenv.errors import RenderError
-from aioenv.rendering.config import BACKENDS
+from aioenv.rendering.config import BACKENDS, check_backend
 
-__all__ = ["INSTALL_HINT", "candidates", "environment", "no_backend_works"]
+__all__ = [
+    "INSTALL",
+    "INSTALL_HINT",
+    "NVIDIA_HINT",
+    "candidates",
+    "environment",
+    "find_gpus",
+    "is_software",
+    "no_backend_works",
+    "why_software",
+]
 
+# What each backend takes, on Debian and Ubuntu.
+INSTALL = {
+    "egl": "apt-get install libegl1 libgl1-mesa-dri",
+    "osmesa": "apt-get install libosmesa6",
+    "glfw": "a display is needed: apt-get install xvfb, and run under `xvfb-run -a`",
+}
 INSTALL_HINT = (
     "MuJoCo needs OpenGL to draw. Without a GPU, Mesa's software OpenGL does: on Debian or Ubuntu\n"
     "    apt-get install libegl1 libgl1-mesa-dri libosmesa6\n"
     "With an NVIDIA GPU, install its driver with EGL (libnvidia-gl). `aioenv doctor` shows what works."
 )
+NVIDIA_HINT = (
+    "An NVIDIA GPU draws with libegl1 and the EGL of its driver: libnvidia-gl of the driver's own version on Ubuntu, "
+    "libegl-nvidia0 on Debian; a container is to be started with NVIDIA_DRIVER_CAPABILITIES=all. Others draw with "
+    "libgl1-mesa-dri, and need a user who may open /dev/dri/renderD* (the group render)."
+)
+
+# Parts of the names of OpenGL implementations that draw on the CPU.
+_SOFTWARE = ("llvmpipe", "softpipe", "swrast", "software", "swiftshader", "gdi generic", "basic render")
+# Kernel drivers of GPUs; there are others that only show what a server draws.
+_GPU_DRIVERS = set(
+    "nvidia nouveau amdgpu radeon i915 xe panfrost panthor lima msm v3d vc4 etnaviv tegra asahi powervr".split()
+)
 
 
 def candidates(backend: str | None) -> tuple[str, ...]:
-    """The backends to try, in order: the one asked for, else the user's MUJOCO_GL, else EGL and then OSMesa."""
-    chosen = backend or os.environ.get("MUJOCO_GL", "").lower()
-    return (chosen,) if chosen in BACKENDS else ("egl", "osmesa")
+    """The backends to try, in order: the one asked for; for None the user's MUJOCO_GL; else the best first.
+
+    Best is EGL, the only one with a GPU and no display, then GLFW if there is a display, then OSMesa.
+
+    Raises:
+        ValueError: if there is no such backend.
+    """
+    check_backend(backend)
+    chosen = os.environ.get("MUJOCO_GL", "").lower() if backend is None else backend
+    if chosen in BACKENDS:
+        return (chosen,)
+    if sys.platform in ("win32", "darwin"):
+        return ("glfw",)  # all that MuJoCo has there
+    display = any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
+    return ("egl", "glfw", "osmesa") if display else ("egl", "osmesa")
 
 
 def environment(backend: str, device: int | None = None) -> dict[str, str]:
@@ -39,6 +81,42 @@ def environment(backend: str, device: int | None = None) -> dict[str, str]:
     if device is not None:
         variables["MUJOCO_EGL_DEVICE_ID"] = str(device)
     return variables
+
+
+def is_software(renderer: str) -> bool:
+    """Whether an OpenGL implementation, by its name (GL_RENDERER), draws on the CPU."""
+    return any(part in renderer.lower() for part in _SOFTWARE)
+
+
+def find_gpus(root: Path = Path("/")) -> list[str]:
+    """The GPUs that the kernel knows of, in words; empty where it can't be asked.
+
+    Args:
+        root: where /proc, /sys and /dev are.
+    """
+    found = []
+    for file in sorted((root / "proc/driver/nvidia/gpus").glob("*/information")):
+        model = [line.partition(":")[2].strip() for line in file.read_text().splitlines() if line.startswith("Model:")]
+        found += model or ["an NVIDIA GPU"]
+    if not found and any((root / "dev").glob("nvidia[0-9]*")):
+        found.append("an NVIDIA GPU")
+    for node in sorted((root / "sys/class/drm").glob("renderD*")):
+        driver = (node / "device/driver").resolve().name
+        if driver in _GPU_DRIVERS and not (driver == "nvidia" and found):
+            found.append(f"a GPU of the driver {driver} ({node.name})")
+    if (root / "dev/dxg").exists():
+        found.append("the GPU of Windows (WSL)")
+    return found
+
+
+def why_software(renderer: str, gpus: Sequence[str]) -> str | None:
+    """What to tell who has a GPU while this draws on the CPU; None if all is well."""
+    if not gpus or not is_software(renderer):
+        return None
+    return (
+        f"OpenGL draws on the CPU ({renderer}), though there is {gpus[0]}: it is not used. {NVIDIA_HINT} "
+        "`aioenv doctor` shows what works."
+    )
 
 
 def no_backend_works(reasons: Sequence[str]) -> RenderError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 
 import mujoco
@@ -127,8 +128,8 @@ def opengl_name() -> str:
     try:
         from OpenGL.raw.GL.VERSION.GL_1_0 import GL_RENDERER, glGetString  # OpenGL.GL takes 0.1 s to import
 
-        name = glGetString(GL_RENDERER)
-        return str(name.decode() if isinstance(name, bytes) else name)
+        name = glGetString(GL_RENDERER)  # bytes once OpenGL.GL has been imported, else a pointer
+        return str((name if isinstance(name, bytes) else ctypes.string_at(name)).decode())
     except Exception:  # a convenience, not worth a failure to start
         return "unknown"
 

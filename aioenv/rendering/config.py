@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 from aioenv.rendering.quality import Quality, parse_quality
 
-__all__ = ["BACKENDS", "MAX_SIDE", "CameraChoice", "RenderConfig", "check_devices", "check_int"]
+__all__ = ["BACKENDS", "MAX_SIDE", "CameraChoice", "RenderConfig", "check_backend", "check_devices", "check_int"]
 
 BACKENDS = ("egl", "osmesa", "glfw")
 
@@ -41,7 +41,8 @@ class RenderConfig:
             each switch by name.
         workers: how many render workers; None for one a usable CPU, at most four and at most one an env, and for
             `pixels=` none. (Eight processes that draw on one GPU have been seen to hang, mujoco issue 3444.)
-        backend: "egl", "osmesa" or "glfw"; None for `MUJOCO_GL` if it is set, else EGL, else OSMesa.
+        backend: "egl", "osmesa" or "glfw"; "auto" for the best that works (EGL, GLFW if there is a display, OSMesa);
+            None for `MUJOCO_GL` if it is set, else "auto".
         depth: for `render=`, give distances from the camera's plane too, in metres, float32 without the last axis.
         segmentation: for `render=`, give too what is seen: its id and its `mujoco.mjtObj`, int32 with a last axis of
             2, -1 where nothing is.
@@ -81,8 +82,7 @@ class RenderConfig:
             check_int("workers", self.workers, _MAX_WORKERS)
         parse_quality(self.quality)
         check_devices(self.devices)
-        if self.backend is not None and self.backend not in BACKENDS:
-            raise ValueError(f"backend: expected one of {BACKENDS} or None, got {self.backend!r}")
+        check_backend(self.backend)
         for name in ("depth", "segmentation", "render_only"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name}: expected True or False, got {getattr(self, name)!r}")
@@ -121,6 +121,12 @@ def check_int(name: str, value: Any, maximum: int) -> None:
     """Raise a ValueError unless it is an int from 1 to the maximum."""
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= maximum:
         raise ValueError(f"{name}: expected an int from 1 to {maximum}, got {value!r}")
+
+
+def check_backend(backend: str | None) -> None:
+    """Raise a ValueError unless there is such a backend."""
+    if backend is not None and backend not in (*BACKENDS, "auto"):
+        raise ValueError(f"backend: expected one of {BACKENDS}, 'auto' or None, got {backend!r}")
 
 
 def check_devices(devices: Any) -> tuple[int, ...] | None:

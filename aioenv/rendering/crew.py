@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import warnings
 from collections.abc import Callable, Sequence
 
-from aioenv.errors import RenderError, SlotError, WorkerStartError
-from aioenv.rendering.backends import environment, no_backend_works
+from aioenv.errors import RenderError, SlotError, SoftwareRenderWarning, WorkerStartError
+from aioenv.memory import Shared
+from aioenv.rendering.backends import environment, find_gpus, no_backend_works, why_software
 from aioenv.wire.frames import Frame, Kind
 from aioenv.wire.messages import load
 from aioenv.workers.channel import check_channel
@@ -33,10 +35,12 @@ class Crew:
         log_prefix: goes before what the workers print.
         start_timeout_s: how long they may take to come up, in seconds.
         restart: start workers again that died; None: they are lost.
+        share: have memory that the workers share with this process, where the platform has it.
 
     Attributes:
         count: how many workers.
         workers: the workers, once started.
+        memory: what they share, once started.
         restarter: what starts them again, if anything does.
         backend: the OpenGL backend in use, once started.
         renderer: the name of the OpenGL implementation, once started.
@@ -56,8 +60,10 @@ class Crew:
         log_prefix: str | None = None,
         start_timeout_s: float = 60.0,
         restart: RestartPolicy | None = None,
+        share: bool = False,
     ) -> None:
         self.workers: list[Worker] = []
+        self.memory: Shared | None = None
         self.restarter: Restarter | None = None
         self.backend = ""
         self.renderer = ""
@@ -72,6 +78,7 @@ class Crew:
         self._log_prefix = log_prefix
         self._start_timeout_s = start_timeout_s
         self._restart = restart
+        self._share = share
 
     @property
     def pids(self) -> tuple[int | None, ...]:
@@ -81,11 +88,21 @@ class Crew:
     async def start(self) -> None:
         """Start the workers, on the first backend that works. If this is cancelled, they are ended.
 
+        Warns with a SoftwareRenderWarning if the CPU draws though there is a GPU.
+
         Raises:
             RenderError: if no backend works; the message says what each one reported, and what to install.
             ValueError: if a worker raised that: arguments that only it could check.
             WorkerStartError: if a worker did not come up for a reason that is not OpenGL's; it has the traceback.
         """
+        self.memory = Shared.create() if self._share else None
+        try:
+            await self._start_any()
+        except BaseException:
+            self._let_go()
+            raise
+
+    async def _start_any(self) -> None:
         reasons: list[str] = []
         last: WorkerStartError | None = None
         for backend in self._backends:
@@ -102,6 +119,10 @@ class Crew:
             else:
                 self.backend = backend
                 self.renderer = str(self.workers[0].description)
+                # who asked for OSMesa knows; in all other cases it is a GPU that is expected to draw where there is one
+                asked = backend == "osmesa" and len(self._backends) == 1
+                if not asked and (why := why_software(self.renderer, find_gpus())) is not None:
+                    warnings.warn(why, SoftwareRenderWarning, stacklevel=2)
                 return
         raise no_backend_works(reasons) from last
 
@@ -121,6 +142,8 @@ class Crew:
             )
             for index in range(self.count)
         ]
+        for worker in workers:
+            worker.memory = self.memory
         try:
             await workers[0].start()
             await asyncio.gather(*(worker.start() for worker in workers[1:]))
@@ -144,12 +167,24 @@ class Crew:
         """End the workers. Idempotent; if this is cancelled, they are killed at once."""
         if self.restarter is not None:
             await self.restarter.close()
-        await asyncio.gather(*(worker.close() for worker in self.workers))
+        try:
+            await asyncio.gather(*(worker.close() for worker in self.workers))
+        finally:
+            self._let_go()
 
     def abandon(self) -> None:
         """Kill the workers without waiting."""
         for worker in self.workers:
             worker.abandon()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Close the memory's descriptor: what is mapped lives as long as anybody has an array of it."""
+        memory, self.memory = self.memory, None
+        for worker in self.workers:
+            worker.memory = None  # or its next process would be given a descriptor that is closed
+        if memory is not None:
+            memory.close()
 
 
 async def _nothing(worker: Worker) -> None:

@@ -17,11 +17,11 @@ import numpy.typing as npt
 
 from aioenv.batching.layout import byte_view
 from aioenv.errors import RenderTimeout, SlotError, WorkerDied
+from aioenv.rendering.blocks import Blocks
 from aioenv.rendering.crew import error_of
-from aioenv.rendering.drawing import Drawing, Images, allocate
+from aioenv.rendering.drawing import Drawing, Images, Rest, Where, dump_drawing, dump_rest
 from aioenv.trace import Trace
 from aioenv.wire.frames import Frame, Kind
-from aioenv.wire.messages import dump
 from aioenv.workers.restarter import Restarter
 from aioenv.workers.supervisor import Worker
 
@@ -29,8 +29,9 @@ __all__ = ["Lane", "RenderCall"]
 
 Rows = npt.NDArray[np.int64]
 
-# To take this much from a worker costs the loop some 100 µs.
+# To take this much from a worker, where it travels, costs the loop some 100 µs; to send so much, as long.
 PIECE_BYTES = 256 << 10
+SENT_BYTES = 64 << 10
 MAX_FLYING = 2
 
 
@@ -39,8 +40,12 @@ class RenderCall:
 
     Args:
         states: float64 of shape `(N, nstate)`, the call's own.
-        drawing: how all of them are drawn, with looks and edits of all.
-        images: filled row by row; a reply is read straight into them.
+        drawing: how all of them are drawn.
+        edits: fields of the model, one row a state; None if none is edited.
+        looks: of each state its slot, and how often that was randomised: int64 of shape `(N, 2)`; None if nothing is.
+        images: filled row by row; None if `out` is.
+        where: where `images` are in shared memory; None: replies are read straight into them.
+        blocks: makes arrays for pieces on their way to `out`.
         out: images that a user holds, filled as each piece is there; None if `images` are handed out. Nothing is
             written to them once the call has ended, however it has.
         future: gets its result, of `finish`, when all images are there, or the first error.
@@ -55,7 +60,11 @@ class RenderCall:
         self,
         states: npt.NDArray[np.float64],
         drawing: Drawing,
+        edits: dict[str, npt.NDArray[Any]] | None,
+        looks: npt.NDArray[np.int64] | None,
         images: Images | None,
+        where: Where | None,
+        blocks: Blocks,
         out: Images | None,
         future: asyncio.Future[Any],
         finish: Callable[[], Any],
@@ -65,38 +74,43 @@ class RenderCall:
         self.number: int | None = None
         self._states = states
         self._drawing = drawing
+        self._head = dump_drawing(drawing)
+        self._edits = edits
+        self._looks = looks
         self._images = images
+        self._where = where
+        self._blocks = blocks
         self._out = out
         self._finish = finish
         self._open = len(states)
         image = drawing.width * drawing.height * len(drawing.views)
         a_row = image * (3 + 4 * drawing.depth + 8 * drawing.segmentation)
-        self.piece_rows = max(1, PIECE_BYTES // a_row)
+        sent = sum(array[0].nbytes for array in (states, *(edits or {}).values())) if len(states) else 1
+        self.piece_rows = max(1, min(PIECE_BYTES // a_row, SENT_BYTES // sent))
 
-    def pack(self, rows: Rows) -> tuple[memoryview, bytes, list[memoryview], Images | None]:
+    def pack(self, rows: Rows) -> tuple[memoryview, bytes, list[memoryview] | None, Images | None]:
         """A piece, ready to be sent.
 
         Returns:
-            Its states; the drawing; where its images go; and the images, if `land` is to be called with them.
+            Its states; the drawing; where its images go, if they travel; and the images, if `land` is to be called
+            with them.
         """
-        drawing = self._drawing
-        if drawing.looks is not None:
-            looks = drawing.looks
-            drawing = drawing._replace(looks=[looks[row] for row in rows.tolist()])
-        if drawing.edits is not None:
-            drawing = drawing._replace(edits={name: values[rows] for name, values in drawing.edits.items()})
-        if self._images is None:
+        images, where, staged, into = self._images, self._where, None, None
+        targets = rows.tolist()
+        if images is None:
+            drawing, targets = self._drawing, list(range(len(rows)))
             shape = (len(rows), len(drawing.views), drawing.height, drawing.width)
-            staged = allocate(shape, depth=drawing.depth, segmentation=drawing.segmentation)
-            into = [byte_view(array) for array in staged.arrays]
+            staged, where = self._blocks.images(shape, depth=drawing.depth, segmentation=drawing.segmentation)
+            images = staged
+        if where is not None:
+            where = Where(where.offset, where.size, where.length, targets)
+        elif targets[-1] - targets[0] < len(targets):
+            into = [byte_view(array[targets[0] : targets[-1] + 1]) for array in images.arrays]
         else:
-            staged = None
-            first, stop = int(rows[0]), int(rows[-1]) + 1
-            if stop - first == len(rows):
-                into = [byte_view(array[first:stop]) for array in self._images.arrays]
-            else:
-                into = [byte_view(array[row]) for array in self._images.arrays for row in rows.tolist()]
-        return byte_view(self._states[rows]), dump(drawing), into, staged
+            into = [byte_view(array[row]) for array in images.arrays for row in targets]
+        looks = None if self._looks is None else self._looks[rows].tolist()
+        edits = None if self._edits is None else {name: values[rows] for name, values in self._edits.items()}
+        return byte_view(self._states[rows]), self._head + dump_rest(Rest(looks, edits, where)), into, staged
 
     def land(self, rows: Rows, staged: Images | None) -> None:
         """The images of these rows are there."""
@@ -152,7 +166,8 @@ class Lane:
         self._lost: WorkerDied | None = None  # it is not started again
         self._overdue = False  # it was killed for being late
         self._blamed = False  # the piece that it died over is known
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | None = None  # not set anew each time: that would cost more than all else
+        self._since = 0.0
         self._loop = asyncio.get_running_loop()
         self.trace: Trace | None = None
 
@@ -233,15 +248,18 @@ class Lane:
 
     def _watch(self) -> None:
         """Something has been sent or has come: the time begins anew."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        if self._timeout_s is not None and self._flying:
-            self._timer = self._loop.call_later(self._timeout_s, self._expire)
+        if self._timeout_s is not None:
+            self._since = self._loop.time()
+            if self._timer is None and self._flying:
+                self._timer = self._loop.call_at(self._since + self._timeout_s, self._expire)
 
     def _expire(self) -> None:
         self._timer = None
-        if not self._flying:
+        if not self._flying or self._timeout_s is None:
+            return
+        due = self._since + self._timeout_s
+        if self._loop.time() < due:  # it has finished something since the timer was set
+            self._timer = self._loop.call_at(due, self._expire)
             return
         self._overdue = True
         piece = self._flying[0]

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections import deque
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import mujoco
 import numpy as np
 import numpy.typing as npt
 
 from aioenv.host.mujoco_source import dump_model
+from aioenv.memory import check_transport
 from aioenv.rendering.asking import (
     MAX_SLOTS,
     Model,
@@ -29,10 +31,11 @@ from aioenv.rendering.asking import (
     take_states,
 )
 from aioenv.rendering.backends import candidates
+from aioenv.rendering.blocks import Blocks
 from aioenv.rendering.cameras import Camera, find_camera
 from aioenv.rendering.config import check_int
 from aioenv.rendering.crew import Crew
-from aioenv.rendering.drawing import Drawing, Images, allocate
+from aioenv.rendering.drawing import Drawing, Images, Where, allocate
 from aioenv.rendering.lanes import RenderCall
 from aioenv.rendering.pool_life import PoolLife
 from aioenv.rendering.pool_service import PoolService
@@ -41,6 +44,18 @@ from aioenv.wire.messages import dump_code
 from aioenv.workers.restart import RestartPolicy
 
 __all__ = ["RenderPool"]
+
+# How many batches of arrays there are with copy=False.
+TURNS = 2
+
+
+class _Turn(NamedTuple):
+    """Arrays of a call with copy=False."""
+
+    key: Any  # what they suit
+    images: Images
+    where: Where | None
+    call: RenderCall
 
 
 class RenderPool(PoolLife):
@@ -76,8 +91,10 @@ class RenderPool(PoolLife):
         restart: how often workers are replaced; None: never.
         state_spec: which parts of the state `states` consist of, of `mujoco.mjtState`; None for all that a picture
             can depend on, controls, mocap bodies and userdata included.
-        backend: "egl", "osmesa" or "glfw"; None for `MUJOCO_GL` if it is set, else EGL, else OSMesa (but not OSMesa if
-            `devices` are chosen, as it knows none).
+        backend: "egl", "osmesa" or "glfw"; "auto" for the best that works (EGL, GLFW if there is a display, OSMesa);
+            None for `MUJOCO_GL` if it is set, else "auto". (With `devices` EGL alone, as the others know none.)
+        transport: how images come back: "shared" (workers draw into anonymous memory that this process has too),
+            "frames" (through the channel), or "auto", which is the first where the platform has it.
         channel, log_prefix, start_timeout_s: as those of `AsyncVectorEnv`.
 
     Attributes:
@@ -108,6 +125,7 @@ class RenderPool(PoolLife):
         restart: RestartPolicy | None = RestartPolicy(),  # noqa: B008  (it is frozen)
         state_spec: int | None = None,
         backend: str | None = None,
+        transport: str = "auto",
         channel: str = "auto",
         log_prefix: str | None = None,
         start_timeout_s: float = 60.0,
@@ -155,10 +173,21 @@ class RenderPool(PoolLife):
             log_prefix=log_prefix,
             start_timeout_s=start_timeout_s,
             restart=restart,
+            share=check_transport(transport) != "frames",
         )
         super().__init__(crew, timeout_s, retry)
-        self._view: tuple[Any, Images, RenderCall] | None = None  # what copy=False hands out
+        self._blocks = Blocks(None)
+        self._turns: deque[_Turn] = deque(maxlen=TURNS)  # what copy=False hands out
         self.closed = False
+
+    async def _start(self) -> None:
+        await super()._start()
+        self._blocks = Blocks(self._crew.memory)
+
+    async def _close(self) -> None:
+        await super()._close()
+        self._blocks.clear()
+        self._turns.clear()
 
     # ------------------------------------------------------------ images
 
@@ -195,7 +224,7 @@ class RenderPool(PoolLife):
             edits: fields of the model that are other ones for each state, for this call alone, over what modders do:
                 `{"geom_rgba": (N, ngeom, 4)}`, say.
             out: an array to fill and return, or a tuple of them if there are several results.
-            copy: with False results may be arrays that the next call of this kind writes to.
+            copy: with False results are arrays that the second next call of this kind writes to.
 
         Returns:
             Images, uint8 of shape `(N, height, width, 3)`, top row first, in the order of the states. With `depth`
@@ -259,27 +288,30 @@ class RenderPool(PoolLife):
         count = len(rows)
         checked_edits = check_edits(self.model, edits, count)
         shape = (count, len(views), height, width) if several else (count, height, width)
-        make = partial(allocate, depth=depth, segmentation=segmentation)
-        filled = None if out is None else check_out(out, make(shape))
+        kinds = {"depth": depth, "segmentation": segmentation}
+        filled = None if out is None else check_out(out, allocate(shape, **kinds))
         # nothing can go wrong from here on
         self._grow(int(numbers.max()) + 1 if count else 0)
         self._last[numbers] = rows
         looks = None
         if self._randomises:
             self._randomised[numbers] += randomize
-            looks = list(zip(numbers.tolist(), self._randomised[numbers].tolist(), strict=True))
-        drawing = Drawing(width, height, views, depth, segmentation, looks, checked_edits)
-        images = filled or (make(shape) if copy else self._reused(shape, depth, segmentation))
-        arrays = images.arrays
+            looks = np.stack([numbers, self._randomised[numbers]], axis=1)
+        drawing = Drawing(width, height, views, depth, segmentation)
+        turn = None if copy or filled is not None else self._take_turn((shape, depth, segmentation))
+        direct, where = (None, None) if filled is not None else turn or self._blocks.images(shape, **kinds)
+        arrays = (filled or direct).arrays  # type: ignore[union-attr]
+        result = arrays if len(arrays) > 1 else arrays[0]
         future: asyncio.Future[Any] = loop.create_future()
-        direct = None if filled is not None else images
-        call = RenderCall(rows, drawing, direct, filled, future, lambda: arrays if len(arrays) > 1 else arrays[0])
+        call = RenderCall(
+            rows, drawing, checked_edits, looks, direct, where, self._blocks, filled, future, lambda: result
+        )
         if self._trace is not None:
             call.number = self._number()
-        if not copy and filled is None:
-            self._view = ((shape, depth, segmentation), images, call)
+        if not copy and direct is not None:
+            self._turns.append(_Turn((shape, depth, segmentation), direct, where, call))
         if not count:
-            future.set_result(arrays if len(arrays) > 1 else arrays[0])
+            future.set_result(result)
             return future
         owners = numbers % len(self._lanes)
         for index, lane in enumerate(self._lanes):
@@ -310,13 +342,13 @@ class RenderPool(PoolLife):
             self._last = np.concatenate([self._last, np.broadcast_to(initial, (more, self.state_size))])
             self._randomised = np.concatenate([self._randomised, np.zeros(more, np.int64)])
 
-    def _reused(self, shape: tuple[int, ...], depth: bool, segmentation: bool) -> Images:
-        """The arrays that the call before was given, if they suit and nothing is read into them any more."""
-        if self._view is not None:
-            key, images, call = self._view
-            if key == (shape, depth, segmentation) and call.future.done() and not call.flying:
-                return images
-        return allocate(shape, depth=depth, segmentation=segmentation)
+    def _take_turn(self, key: Any) -> tuple[Images, Where | None] | None:
+        """The arrays of the call before the last one, if they suit and nothing is drawn into them any more."""
+        if len(self._turns) == TURNS:
+            turn = self._turns[0]
+            if turn.key == key and turn.call.future.done() and not turn.call.flying:
+                return turn.images, turn.where
+        return None
 
     def get_state(self, data: mujoco.MjData, out: npt.NDArray[np.float64] | None = None) -> npt.NDArray[np.float64]:
         """A row of `states`: what a picture of `data` depends on.

@@ -65,7 +65,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("memory", "the private memory of a worker (default: HalfCheetah-v5, with --num-envs 8, which is the least)"),
         ("images", "images as observations (default: HalfCheetah-v5, with --num-envs 16)"),
         ("overlap", "physics and images at once, one worker each (default: Humanoid-v5, with --num-envs 16)"),
+        ("pool-fast", "images of the quality fast: a RenderPool against bare loops (default: HalfCheetah-v5)"),
+        ("pool-exact", "likewise, exact"),
+        ("render-workers", "images by 1, 2, 4 and 8 render workers on one device, a GPU, say"),
         ("uneven", "steps that take unevenly long: recv against step (default: uneven, with --num-envs 32)"),
+        ("stats", "an update of shared statistics, and their merge (default: --num-envs 64)"),
     ):
         add(f"--{name}", action="store_const", const=name, dest="figure", help=f"instead: {help}")
 

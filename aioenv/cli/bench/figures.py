@@ -19,6 +19,8 @@ import numpy as np
 import aioenv
 from aioenv.cli.bench.common import NotApplicable, closing
 from aioenv.cli.bench.drawn import SIDE, overlap, pixels_aioenv, pixels_gymnasium
+from aioenv.cli.bench.pools import IMAGES_PER_S, QUALITIES, bare_images, pool_images, worker_images
+from aioenv.cli.bench.shared_stats import stats_gymnasium, stats_live, stats_slots
 from aioenv.cli.bench.tasks import ACTION_BATCHES, Task
 from aioenv.cli.bench.uneven import uneven_gymnasium, uneven_recv, uneven_step
 from aioenv.workers.launch import START_METHODS
@@ -262,6 +264,14 @@ FIGURES: dict[str, Figure] = {
         env="uneven",
         num_envs=32,
     ),
+    "stats": Figure(
+        "Shared statistics of a HalfCheetah's observations: an update, and the merge of one from each slot",
+        ("update µs", "merge µs"),
+        {"gymnasium": stats_gymnasium, "aioenv-slots": stats_slots, "aioenv-live": stats_live},
+        {"x gymnasium": "gymnasium"},
+        env="noop",
+        num_envs=64,
+    ),
     "images": Figure(
         f"Images of {SIDE}x{SIDE} as observations",
         ("env-steps/s",),
@@ -281,5 +291,29 @@ FIGURES: dict[str, Figure] = {
         {},
         env="Humanoid-v5",
         num_envs=16,
+    ),
+    **{
+        f"pool-{quality}": Figure(
+            f"Images of 84x84, {quality}, of a pool with a worker a CPU",
+            (IMAGES_PER_S,),
+            {
+                "bare": partial(bare_images, quality, 1),
+                "bare-all": partial(bare_images, quality, None),
+                "aioenv": partial(pool_images, quality, "auto"),
+                "aioenv-frames": partial(pool_images, quality, "frames"),
+            },
+            {"x bare": "bare", "x bare-all": "bare-all"},
+            env="HalfCheetah-v5",
+            num_envs=64,
+        )
+        for quality in QUALITIES
+    },
+    "render-workers": Figure(
+        "Images of 84x84 a second, by the number of render workers on one device",
+        tuple(f"{quality} /s" for quality in QUALITIES),
+        {f"aioenv-{n}": partial(worker_images, n) for n in (1, 2, 4, 8)},
+        {"x 1": "aioenv-1"},
+        env="HalfCheetah-v5",
+        num_envs=64,
     ),
 }

@@ -124,11 +124,14 @@ def goals(cpus: int) -> list[Goal]:
         Goal("no-op x 64, x Async", 25, 30, _ratio("noop-64", "aioenv", "gymnasium-async")),
         Goal("round trip of one no-op, x Async", 0.6, 0.6, _ratio("latency", "aioenv", "gymnasium-async"), True),
         Goal("uneven x 32, recv x lock-step", 1.8, 1.8, _ratio("uneven", "aioenv-recv", "aioenv-step")),
+        Goal("shared statistics, µs an update", 10, 10, _number("stats", "aioenv-slots", "update µs"), True),
         Goal("uneven x 32, least share of a slot", 0.5, 0.5, _number("uneven", "aioenv-recv", "least share")),
         Goal("images as observations, fast, x Async", 40, 40, _ratio("images", "aioenv-fast", "gymnasium-async")),
         Goal("images as observations, exact, x Async", 1, 1, _ratio("images", "aioenv-exact", "gymnasium-async")),
         Goal("physics and images at once, of the longer", 1.1, 1.1, _number("overlap", "aioenv", "of longer"), True),
         Goal("physics and images at once, of both", 0.58, 0.58, _number("overlap", "aioenv", "of serial"), True),
+        Goal(f"84x84 images, fast, {bare}", 0.93, 0.93, _of_cpus_bare("pool-fast", cpus)),
+        Goal("84x84 images, exact, of bare loops at once", 0.95, 0.95, _ratio("pool-exact", "aioenv", "bare-all")),
     ]
     return found
 

@@ -40,9 +40,13 @@ class CallbackClock:
     """CPU time that asyncio's callbacks take on this thread, from entering it to leaving it.
 
     A task's step is a callback too. Each callback costs two readings of the clock more, which count as its own.
+
+    Attributes:
+        spans: how long each callback took, in seconds.
     """
 
     def __init__(self) -> None:
+        self.spans: list[float] = []
         self._past = 0.0
         self._since: float | None = None
 
@@ -63,7 +67,8 @@ class CallbackClock:
                 original(handle)
             finally:
                 if self._since is not None:  # measuring may have begun within this callback, and ends within one
-                    self._past += time.thread_time() - self._since
+                    self.spans.append(time.thread_time() - self._since)
+                    self._past += self.spans[-1]
                     self._since = None
 
         self._since = time.thread_time()

@@ -29,6 +29,9 @@ MUJOCO_MORE = (
     "Swimmer",
     "Walker2d",
 )
+# Figures that count for as long as the clock runs.
+CLOCKED = ("latency", "uneven", "images", "pool-fast", "pool-exact", "render-workers")
+SLOW_FIGURES = ("memory", "pool-exact", "render-workers")
 COST_ENVS = (1, 4, 16, 64, 256, 1024, 4096)
 
 
@@ -89,7 +92,9 @@ def _rows() -> Iterable[Row]:
         names = ("aioenv", "aioenv-native", *GYMNASIUM, "envpool")
         yield Row(f"cost-{n}", "CartPole-v1", n, names, figure="cost", quick=n <= 1024)
     for name, figure in FIGURES.items():
-        yield Row(name, figure.env, figure.num_envs, tuple(figure.measures), figure=name, quick=name != "memory")
+        yield Row(
+            name, figure.env, figure.num_envs, tuple(figure.measures), figure=name, quick=name not in SLOW_FIGURES
+        )
 
 
 ROWS: dict[str, Row] = {row.key: row for row in _rows()}
@@ -106,6 +111,7 @@ _FIGURE_S = {
     "memory: aioenv-spawn": 4.0,
     "images: gymnasium-async": 12.0,
     "overlap: aioenv": 20.0,
+    **{f"render-workers: aioenv-{n}": 4.0 + n for n in (1, 2, 4, 8)},
 }
 
 
@@ -114,9 +120,7 @@ def estimate_s(row: Row, rounds: int, seconds: float) -> float:
     total = 0.0
     for name in row.entries:
         if not row.timed:
-            each = _FIGURE_S.get(name, _IMPORTS_S + 0.5) + (
-                seconds if row.figure in ("latency", "uneven", "images") else 0.0
-            )
+            each = _FIGURE_S.get(name, _IMPORTS_S + 0.5) + (seconds if row.figure in CLOCKED else 0.0)
         elif name in _A_PROCESS_S and row.num_envs > MAX_PROCESSES:
             each = _HEAVY_IMPORTS_S.get(name, _IMPORTS_S)
         else:

@@ -1,0 +1,123 @@
+"""Trying out OpenGL: what draws, on which devices, and how fast; each in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass, field
+
+from aioenv.rendering.backends import environment, is_software
+
+__all__ = ["Probe", "probe_all", "probe_opengl"]
+
+PROBE_TIMEOUT_S = 60.0
+# Of devices with numbers of their own, so many are tried.
+MAX_DEVICES = 16
+
+# Makes contexts and draws in them, with a model's own quality and with the least: a context alone does not show that
+# drawing works. Prints who drew, how many images a second, and how many devices there are.
+_PROBE = """
+import json, os, time
+import mujoco
+XML = '''<mujoco><worldbody><light pos="0 0 3"/><geom type="plane" size="2 2 .1" rgba=".3 .5 .3 1"/>
+<geom type="capsule" pos="0 0 .5" size=".1 .3"/><geom type="box" pos=".4 0 .3" size=".1 .2 .3" rgba="1 0 0 1"/>
+</worldbody></mujoco>'''
+rates = []
+for fast in (False, True):
+    model = mujoco.MjModel.from_xml_string(XML)
+    if fast:
+        model.vis.quality.shadowsize = model.vis.quality.offsamples = 0
+        model.vis.global_.offwidth = model.vis.global_.offheight = 84
+    data = mujoco.MjData(model)
+    mujoco.mj_forward(model, data)
+    renderer = mujoco.Renderer(model, 84, 84)
+    if fast:
+        renderer.scene.flags[mujoco.mjtRndFlag.mjRND_SHADOW] = False
+        renderer.scene.flags[mujoco.mjtRndFlag.mjRND_REFLECTION] = False
+    renderer.update_scene(data)
+    assert renderer.render().any(), "the image is black"
+    count, began = 0, time.perf_counter()
+    while (taken := time.perf_counter() - began) < 0.15 or count < 2:
+        renderer.update_scene(data)
+        renderer.render()
+        count += 1
+    rates.append(count / taken)
+    if not fast:
+        from OpenGL import GL
+        name = (GL.glGetString(GL.GL_RENDERER) or b"?").decode()
+    renderer.close()
+devices = 1
+if os.environ["MUJOCO_GL"] == "egl":
+    from mujoco.egl import egl_ext
+    devices = len(egl_ext.eglQueryDevicesEXT())
+print(json.dumps([name, *rates, devices]))
+"""
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What came of trying an OpenGL backend.
+
+    Attributes:
+        backend: its name.
+        renderer: who draws, as OpenGL names it; empty if the backend does not work.
+        problem: why it does not work; empty if it does.
+        device: which of its devices; None for the one that MuJoCo chooses.
+        devices: how many it has.
+        exact_per_s, fast_per_s: images of 84x84 of a small scene, a second, of one process: as `mujoco.Renderer` draws
+            them, and without shadows, reflections and multisampling.
+    """
+
+    backend: str
+    renderer: str
+    problem: str
+    device: int | None = field(default=None, kw_only=True)
+    devices: int = field(default=0, kw_only=True)
+    exact_per_s: float = field(default=0.0, kw_only=True)
+    fast_per_s: float = field(default=0.0, kw_only=True)
+
+    @property
+    def software(self) -> bool:
+        """Whether the CPU draws."""
+        return is_software(self.renderer)
+
+
+def probe_opengl(backend: str, timeout_s: float = PROBE_TIMEOUT_S, device: int | None = None) -> Probe:
+    """Draw with a backend, in a process of its own: a broken driver may crash or hang it.
+
+    Args:
+        backend: "egl", "osmesa" or "glfw".
+        timeout_s: how long that may take, in seconds.
+        device: which GPU is to draw; None for the one that MuJoCo chooses.
+    """
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _PROBE],
+            env={**os.environ, **environment(backend, device)},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+        )
+    except subprocess.TimeoutExpired:
+        return Probe(backend, "", f"no image after {timeout_s:g} s", device=device)
+    if done.returncode == 0:
+        name, exact, fast, devices = json.loads(done.stdout.splitlines()[-1])
+        return Probe(backend, name, "", device=device, devices=devices, exact_per_s=exact, fast_per_s=fast)
+    lines = [line for line in done.stderr.splitlines() if line and not line.startswith(" ")]
+    ended = f"ended with status {done.returncode}"
+    # what is printed while the interpreter shuts down comes after the error itself
+    errors = [line for line in lines if "Error" in line.split(":")[0]]
+    return Probe(backend, "", (errors or lines or [ended])[0], device=device)
+
+
+def probe_all(timeout_s: float = PROBE_TIMEOUT_S) -> list[Probe]:
+    """Try every backend that MuJoCo has here, and of EGL each device if there are several."""
+    if sys.platform in ("win32", "darwin"):
+        return [probe_opengl("glfw", timeout_s)]
+    probes = [egl := probe_opengl("egl", timeout_s)]
+    if egl.devices > 1:
+        probes = [probe_opengl("egl", timeout_s, number) for number in range(min(egl.devices, MAX_DEVICES))]
+    return [*probes, *(probe_opengl(name, timeout_s) for name in ("osmesa", "glfw"))]
