@@ -69,6 +69,7 @@ class Schedule:
         dispatch: sends requests and takes in replies.
         patience: waits for them.
         restarter: who starts workers again; None if nobody does. history: what they go on from.
+        episodes: counts episodes; None: nobody does.
     """
 
     def __init__(
@@ -112,6 +113,7 @@ class Schedule:
         )
         self.history = self.dispatch.history
         self.restarter = self.dispatch.restarter
+        self.episodes = self.dispatch.episodes
         self.merger = self.dispatch.merger
         self._exchanges = Exchanges(self.dispatch.whole, in_turn=not copy)
         self.patience = Patience(fleet, timeout_s, on_timeout, self.restarter)

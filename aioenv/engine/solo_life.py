@@ -56,6 +56,7 @@ class SoloLife:
     """
 
     history = None  # nothing here goes on elsewhere
+    episodes = None  # nor counts episodes
     members: Sequence[Any] = ()  # there are no worker processes
     single_observation_space: Space[Any]
     observation_space: Space[Any]
