@@ -10,7 +10,7 @@ from itertools import count
 from typing import Self
 
 from aioenv.errors import ClosedError
-from aioenv.rendering.crew import Crew
+from aioenv.rendering.crew import Crew, WithCrew
 from aioenv.rendering.lanes import Lane
 from aioenv.trace import Trace, wanted
 from aioenv.workers.startable import Startable
@@ -20,7 +20,7 @@ __all__ = ["PoolLife"]
 _log = logging.getLogger("aioenv")
 
 
-class PoolLife(Startable):
+class PoolLife(Startable, WithCrew):
     """The workers of a pool, as something that is started and closed.
 
     Args:
