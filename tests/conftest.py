@@ -58,7 +58,30 @@ def nothing_left_behind(tmp_path, monkeypatch):
         yield
 
 
+@pytest.fixture(scope="module")
+def fork_server():
+    """Keeps the fork server through a module's tests, which then need not start one each."""
+    from aioenv.sync import make_vec
+
+    with make_vec("CartPole-v1", 1):
+        yield
+
+
 def run_on(loop: str, coroutine):
     """Run a coroutine on a new event loop of this kind."""
     with asyncio.Runner(loop_factory=LOOPS[loop]) as runner:
         return runner.run(coroutine)
+
+
+@pytest.fixture
+def keep():
+    """Closes at the end what it was given: shared statistics, say."""
+    kept = []
+
+    def keep(stats):
+        kept.append(stats)
+        return stats
+
+    yield keep
+    for stats in kept:
+        stats.close()

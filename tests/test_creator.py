@@ -22,7 +22,10 @@ from aioenv.stats import CountEpisodes, NormalizeObservation, NormalizeReward
 from aioenv.stats.block import can_share
 from aioenv.workers.launch import START_METHODS
 
-pytestmark = pytest.mark.skipif(not can_share(), reason="no memory without a name here")
+pytestmark = [
+    pytest.mark.skipif(not can_share(), reason="no memory without a name here"),
+    pytest.mark.usefixtures("fork_server"),
+]
 
 
 class Endless(gym.Env):

@@ -84,6 +84,7 @@ def test_what_the_tables_name_exists():
 
 @pytest.mark.skipif(not can_share(), reason="no memory without a name here")
 @pytest.mark.timeout(180)
+@pytest.mark.usefixtures("fork_server")
 def test_the_examples_run(capsys):
     blocks = re.findall(r"```python\n(.*?)```", PAGE, re.S)
     numbers = [int(number) for number in re.findall(r"^# (\d+): ", "\n".join(blocks), re.M)]

@@ -20,6 +20,8 @@ import aioenv
 from aioenv import EpisodeCounter, OutOfStepError
 from aioenv.envs import ActorID, PettingZooEnv, SubStepEnv
 
+pytestmark = pytest.mark.usefixtures("fork_server")
+
 PAGE = Path(__file__).parent.parent / "docs" / "multi-agent.md"
 MODES = [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP]
 ENVS = {
@@ -188,6 +190,11 @@ def test_actors_of_plain_envs():
                 await envs.actor_ids()
             with pytest.raises(TypeError, match="slot 0 has no is_actor_done"):
                 await envs.is_actor_done()
+        for num_workers in (None, 1):  # one vector env, here or there
+            async with aioenv.make_vec("CartPole-v1", 2, backend="native", num_workers=num_workers) as envs:
+                assert await envs.actor_rewards() is None
+                with pytest.raises(TypeError, match="slot 0 has no actor_id"):
+                    await envs.actor_ids()
         mixed = [lambda: PettingZooEnv(Spread(2)), lambda: Odd(Spread(2))]
         async with aioenv.AsyncVectorEnv(mixed) as envs:
             with pytest.raises(ValueError, match=r"same number of actors in all envs, got \[2, 3\]"):

@@ -27,6 +27,10 @@ class VectorCalls:
         """Call a method, or read an attribute (see `call_vector_env`)."""
         return call_vector_env(self._env, rows, name, args, kwargs)
 
+    def call_if_any(self, rows: Sequence[int], name: str) -> list[Any]:
+        """Call a method without arguments; None for each row if there is no such method."""
+        return self.call_envs(rows, name, (), {}) if hasattr(self._env, name) else [None] * len(rows)
+
     def set_attr(self, rows: Sequence[int], name: str, values: Sequence[Any]) -> list[Any]:
         """Set an attribute (see `set_vector_attr`)."""
         set_vector_attr(self._env, name, values)

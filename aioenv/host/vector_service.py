@@ -164,6 +164,10 @@ class VectorService(SlotService):
         """See `VectorCalls.call_envs`."""
         return _dumped(self._calls.call_envs(*args))
 
+    def call_if_any(self, *args: Any) -> tuple[list[bytes], list[Failure]]:
+        """See `VectorCalls.call_if_any`."""
+        return _dumped(self._calls.call_if_any(*args))
+
     def set_attr(self, *args: Any) -> tuple[list[bytes], list[Failure]]:
         """See `VectorCalls.set_attr`."""
         return _dumped(self._calls.set_attr(*args))
