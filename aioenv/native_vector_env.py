@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, Self, cast
 
 import gymnasium
 import numpy as np
+import numpy.typing as npt
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, VectorEnv
 
@@ -23,6 +24,8 @@ from aioenv.engine.arguments import (
 from aioenv.engine.fleet import FleetConfig
 from aioenv.engine.imports import modules_needed
 from aioenv.engine.inline import RUN_IN, Solo
+from aioenv.engine.model_fields import model_field
+from aioenv.engine.numbered import Episode
 from aioenv.engine.pictures import check_mode
 from aioenv.engine.record import Rollout
 from aioenv.engine.results import ResetResult, StepResult
@@ -234,6 +237,26 @@ class NativeVectorEnv(AsyncVectorEnv):
             'rollout: a vector env steps all of its slots at once; step() it in a loop, or use backend="workers"'
         )
 
+    def model_field(self, name: str) -> npt.NDArray[Any]:
+        """A field of MuJoCo's model with values for each slot; write to it to change them.
+
+            envs.model_field("body_mass")[[3, 5]] *= 1.5
+
+        It is live: each step and reset takes the field from it. So write while nothing is in flight.
+
+        Args:
+            name: of a field of `MjModel` that can differ between slots; "opt.gravity" and the like too.
+
+        Returns:
+            `(num_envs, ...)`, of the field's own dtype.
+
+        Raises:
+            ValueError: if the vector env is in workers or no `NativeMujocoEnv`, or there is no such field.
+            PendingCallError: if a slot has a request in flight.
+        """
+        self._running  # noqa: B018 (checks who calls, and when)
+        return model_field(self._solo, name)
+
     def pause(self, slots: int | Iterable[int]) -> None:
         """Not to be had: none of its slots is stepped without the others.
 
@@ -251,6 +274,12 @@ class NativeVectorEnv(AsyncVectorEnv):
     ) -> ResetResult:
         """Not to be had, as `pause`."""
         self._refuse_one("reset_at")
+
+    def episodes(
+        self, policy: Policy, n: int, *, seed: int | Sequence[int | None] | None = None
+    ) -> AsyncGenerator[Episode, None]:
+        """Not to be had, as `pause`."""
+        self._refuse_one("episodes")
 
     def _refuse_one(self, name: str) -> NoReturn:
         raise ValueError(f'{name}: a vector env steps all of its slots at once; backend="workers" steps them alone')
