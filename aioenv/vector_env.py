@@ -141,6 +141,8 @@ class AsyncVectorEnv(Pictures, Rollouts, Pausing, OneSlot, Calls, States, Actors
         factories = pickle_factories(env_fns)
         check_render(render, pixels)
         if pixels is not None:
+            if pixels.workers is not None and observation_mode != "same":
+                raise ValueError('pixels: render workers (workers=) take observation_mode="same"')
             factories = with_pixels(factories, pixels)
         self.num_envs = len(factories)
         self.closed = False
@@ -167,7 +169,7 @@ class AsyncVectorEnv(Pictures, Rollouts, Pausing, OneSlot, Calls, States, Actors
             start_timeout_s=check_seconds("start_timeout_s", start_timeout_s),
             log_prefix=log_prefix,
             worker_env=check_worker_env(worker_env, workers),
-            find_sources=render is not None,
+            find_sources=render is not None or (pixels is not None and pixels.workers is not None),
             restart=restart,
             cpu_affinity=check_cpu_affinity(cpu_affinity),
             seeds=check_seed_plan(seed_plan, self.num_envs, restart),

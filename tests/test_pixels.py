@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 
@@ -21,7 +22,7 @@ assert "AddRenderObservation" in _wrappers
 FAST = aioenv.RenderConfig(24, 20, quality="fast")
 BESIDE = aioenv.RenderConfig(24, 20, quality="fast", render_only=False)
 # both ways to have images as observations
-PIXEL_WAYS = pytest.mark.parametrize("workers", [None], ids=["own"])
+PIXEL_WAYS = pytest.mark.parametrize("workers", [None, 2], ids=["own", "pool"])
 
 
 def actions_of(envs, steps, seed=0):
@@ -240,6 +241,45 @@ async def test_a_worker_that_is_started_again_draws_again(workers):
         again = (await envs.step(actions[0])).obs
         await envs.set_state(states)
         assert np.array_equal((await envs.step(actions[0])).obs, again)
+
+
+@pytest.mark.asyncio
+async def test_render_workers_that_draw_observations():
+    """Terminal images are whole observations here; what becomes of a cancelled step, and of a render worker's death."""
+    runs = []
+    for workers in (None, 1):
+        config = aioenv.RenderConfig(24, 20, quality="fast", workers=workers)
+        kwargs = {"num_workers": 2, "max_episode_steps": 2, "autoreset_mode": "SameStep"}
+        async with aioenv.make_vec("HalfCheetah-v5", 3, pixels=config, **kwargs) as envs:
+            assert envs.observation_space == gym.spaces.Box(0, 255, (3, 20, 24, 3), np.uint8)
+            actions = actions_of(envs, 4)
+            run = [(await envs.reset(seed=0)).obs]
+            for action in actions:
+                result = await envs.step(action)
+                run += [result.obs, *result.info.get("final_obs", [])]
+            runs.append(run)
+            if workers is None:
+                # what an env draws for itself, in another context of the same process, leaves ours as it is
+                assert (await envs.call("render"))[0].shape == (480, 480, 3)
+                assert np.array_equal((await envs.reset(seed=0)).obs, run[0])
+                continue
+            step = asyncio.ensure_future(envs.step(actions[0]))
+            await asyncio.sleep(0)
+            step.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await step
+            while envs.outstanding:
+                ready = await envs.recv()
+                assert ready.obs.shape[1:] == (20, 24, 3) and ready.obs.any(axis=(1, 2, 3)).all()
+            os.kill(envs._session._pixels_pool.pids[0], signal.SIGKILL)
+            with pytest.raises(aioenv.SlotError, match="could not be drawn: render worker 0"):
+                for action in actions:  # it may take a moment to die
+                    await envs.step(action)
+    assert len(runs[0]) == 1 + 4 + 2 * 3 and all(map(np.array_equal, *runs))
+    with pytest.raises(ValueError, match='observation_mode="same"'):
+        aioenv.make_vec("HalfCheetah-v5", 1, pixels=config, observation_mode="different")
+    with pytest.raises(ValueError, match="no camera 'nowhere'"):
+        await aioenv.make_vec("HalfCheetah-v5", 1, pixels=aioenv.RenderConfig(8, 8, "nowhere", workers=1))
 
 
 @pytest.mark.asyncio

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import queue
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import gymnasium as gym
 import mujoco
@@ -354,9 +356,26 @@ async def test_one_picture_of_all():
         assert not grid[32:, 32:].any()
         with pytest.raises(ValueError, match='expected None or "grid", got "human"'.replace('"human"', "'human'")):
             await envs.render("human")
-    with aioenv.sync.make_vec("CartPole-v1", 2, render_mode="rgb_array", num_workers=1) as envs:
-        envs.reset(seed=0)
-        assert envs.render("grid").shape == (400, 1200, 3)
+
+
+def test_a_blocking_stream_is_for_another_thread():
+    taken: queue.SimpleQueue = queue.SimpleQueue()
+
+    def take(stream):
+        for item in stream:
+            taken.put(item)
+
+    with aioenv.sync.make_vec("CartPole-v1", 2, render=aioenv.RenderConfig(), num_workers=1) as envs:
+        with ThreadPoolExecutor(1) as other:
+            rest = other.submit(take, envs.render_stream())
+            envs.reset(seed=0)
+            assert envs.render("grid").shape == (400, 1200, 3)
+            for number in range(2):
+                step, images = taken.get(timeout=30)
+                assert step == number and np.array_equal(images, envs.render())
+                envs.step(np.ones(2, int))
+            envs.close()
+            rest.result(timeout=30)
 
 
 @pytest.mark.asyncio
@@ -400,6 +419,12 @@ async def test_a_stream_gives_every_result_in_order_while_steps_go_on():
     async with aioenv.make_vec("CartPole-v1", 1) as envs:
         with pytest.raises(aioenv.RenderError, match="pass render="):
             envs.render_stream()
+    async with aioenv.make_vec("HalfCheetah-v5", 2, backend="native", render=FAST) as envs:
+        stream = envs.render_stream()
+        await envs.reset(seed=0)
+        await envs.step(actions[0])
+        items = [await anext(stream), await anext(stream)]
+        assert [step for step, _ in items] == [0, 1] and np.array_equal([images for _, images in items], alone[:2])
 
 
 @pytest.mark.asyncio

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aioenv.batching.infos import Columns
-from aioenv.batching.layout import Layout, byte_view
+from aioenv.batching.layout import Layout, Leaf, byte_view
 from aioenv.batching.plane import COPIED
 from aioenv.errors import SlotError
 from aioenv.wire.frames import Buffer, Kind
@@ -67,9 +67,11 @@ class Batch:
         state_size, checkpoint_size: of one row, in float64.
         shared: the arrays of the lane of shared memory that the workers write into, by number of leaf.
         lane: the number of that lane. What they write into `COPIED` is copied from there, other lanes are the arrays.
+        instead: leaves, by number, in whose place workers send something else, and what that is: the parent draws it.
 
     Attributes:
         obs: the observations' array leaves, each `(n, *shape)`.
+        received: what is read into: the same, but for those `instead`.
         reward: float64 `(n,)`; `terminated`, `truncated`: bool `(n,)`.
         state: float64 `(n, state_size)`, the physics state for images.
         checkpoint: float64 `(n, checkpoint_size)`, what a slot is resumed from.
@@ -84,6 +86,7 @@ class Batch:
         checkpoint_size: int,
         shared: Mapping[int, npt.NDArray[Any]],
         lane: int,
+        instead: Mapping[int, Leaf],
     ) -> None:
         self.lane = lane
         self.obs = layout.empty(n, () if lane == COPIED else shared)
@@ -93,6 +96,9 @@ class Batch:
                 self._copies.append((self.obs[number], array))
             else:
                 self.obs[number] = array  # itself: views of a view would not count as references to that
+        self.received = list(self.obs)
+        for number, leaf in instead.items():
+            self.received[number] = np.empty((n, *leaf.shape), leaf.dtype)
         self.reward: npt.NDArray[np.float64] = np.empty(n)
         self.terminated: npt.NDArray[np.bool_] = np.empty(n, np.bool_)
         self.truncated: npt.NDArray[np.bool_] = np.empty(n, np.bool_)
@@ -100,12 +106,12 @@ class Batch:
         self.checkpoint: npt.NDArray[np.float64] = np.empty((n, checkpoint_size))
         flags = [self.reward, self.terminated, self.truncated]
         state = [array for array in (self.state, self.checkpoint) if array.shape[1]]
-        framed = [array for number, array in enumerate(self.obs) if number not in shared]
+        framed = [array for number, array in enumerate(self.received) if number not in shared]
         # one view of bytes for each array, and how many bytes a row is: a worker's share is a slice
         self._reset_views = [(byte_view(array), array.nbytes // n) for array in (*framed, *state)]
         obs, rest = self._reset_views[: len(framed)], self._reset_views[len(framed) :]
         self._step_views = [*obs, *((byte_view(array), array.itemsize) for array in flags), *rest]
-        self._arrays = (*self.obs, *flags, *state)
+        self._arrays = (*self.obs, *flags, *state)  # nobody is given what was received
         self._when_unused: list[int] = []
 
     def _references(self) -> list[int]:

@@ -17,6 +17,7 @@ from aioenv.engine.batch import Batch, Exchange, Part, Sent
 from aioenv.engine.fleet import Fleet, Member
 from aioenv.engine.history import History
 from aioenv.engine.images import Images
+from aioenv.engine.painter import Painter
 from aioenv.engine.recovery import Recovery
 from aioenv.engine.slots import SlotState, SlotTable
 from aioenv.engine.tails import read_tail
@@ -52,6 +53,7 @@ class Dispatch:
         state_size: how many float64 of physics state come with each row.
         mode: the autoreset mode.
         restart: whether and how workers that died are started again.
+        painter: draws the images of observations; None if there are none, or the workers do.
         offer: called with each part whose reply is in while nobody awaits the exchange as a whole.
 
     Attributes:
@@ -70,10 +72,12 @@ class Dispatch:
         state_size: int,
         mode: AutoresetMode,
         restart: RestartPolicy | None,
+        painter: Painter | None,
         offer: Callable[[Exchange, Part], None],
     ) -> None:
         self._fleet = fleet
         self._images = images
+        self._painter = painter
         self._table = table
         self._state_size = state_size
         self._offer = offer
@@ -125,7 +129,8 @@ class Dispatch:
         """A batch of n rows, whose shared arrays lie in a lane, or are copied from it if that is `COPIED`."""
         fleet = self._fleet
         shared: Any = fleet.lanes[lane].observations if fleet.lanes else {}
-        return Batch(fleet.observations, n, self._state_size, fleet.checkpoint_size, shared, lane)
+        instead = fleet.instead
+        return Batch(fleet.observations, n, self._state_size, fleet.checkpoint_size, shared, lane, instead)
 
     # ------------------------------------------------------------ out and in
 
@@ -195,6 +200,22 @@ class Dispatch:
                 self._images.draw(exchange.images, part.slots, exchange.batch.state[part.start : part.stop])
         if self.history is not None and isinstance(outcome, Frame):
             self.history.note(exchange, part)
+        if self._painter is not None and isinstance(outcome, Frame) and outcome.kind is not Kind.FAILURE:
+            part.arrived = False  # not before it is drawn
+            self._painter.paint(exchange.batch, part, partial(self._on_painted, exchange, part))
+            return
+        self._arrive(exchange, part)
+
+    def _on_painted(self, exchange: Exchange, part: Part, error: Exception | None) -> None:
+        part.arrived = True
+        if error is not None:
+            failure = part.member.worker.failure_here(f"it could not be drawn: {error}", part.slots.tolist())
+            failure.__cause__ = error
+            exchange.fail(part, self._fleet.observations, failure)
+        self._arrive(exchange, part)
+
+    def _arrive(self, exchange: Exchange, part: Part) -> None:
+        """All that there is of a part has come."""
         exchange.arrived()
         if not exchange.waiting:
             self._offer(exchange, part)

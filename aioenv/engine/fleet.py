@@ -10,14 +10,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from gymnasium import Space
+from gymnasium import Space, spaces
 from gymnasium.spaces.utils import is_space_dtype_shape_equiv
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_differing_spaces, batch_space
 
 from aioenv.assign import spread
 from aioenv.batching.infos import Schema, SchemaTable
-from aioenv.batching.layout import Layout
+from aioenv.batching.layout import Layout, Leaf
 from aioenv.batching.plane import Lane, Plane, choose_plane
 from aioenv.engine.seeds import spread_seeds
 from aioenv.errors import ResumeError, SpaceMismatchError
@@ -79,6 +79,8 @@ class Fleet:
         single_observation_space, observation_space, single_action_space, action_space: as in Gymnasium.
         metadata, render_mode, spec: of the first env.
         observations, actions: the layouts of the single spaces.
+        received: the layout of observations as workers send them.
+        instead: the leaves of it that are others than those of `observations`, by number (see `receive_instead`).
         sources: one MuJoCo source a slot, or None where a slot has none (or none were asked for).
         first_checkpoints: of the envs as they were made, float64 `(k, checkpoint_size)`, or None.
         checkpoint_size: how many float64 of checkpoint each reply carries a row; 0 if slots are not resumed.
@@ -95,6 +97,8 @@ class Fleet:
     render_mode: str | None
     spec: Any
     observations: Layout
+    received: Layout
+    instead: dict[int, Leaf]
     actions: Layout
     sources: list[MujocoSource | None]
     checkpoint_size: int
@@ -172,11 +176,35 @@ class Fleet:
             self._free()
             raise
 
+    def receive_instead(self, key: str | None, space: Space[Any]) -> int:
+        """Workers send something else than the user is given: to be called between `start` and `configure`.
+
+        Args:
+            key: of a Dict of observations; None for the whole observation.
+            space: what the user is given there.
+
+        Returns:
+            The number of the leaf.
+        """
+        sent = self.single_observation_space
+        given = space
+        if key is not None:
+            assert isinstance(sent, spaces.Dict)
+            parts = {name: space if name == key else part for name, part in sent.spaces.items()}
+            given = spaces.Dict(parts, sort_keys=sent.sort_keys)
+        self.single_observation_space = given
+        self.observation_space = batch_space(given, self.members[-1].stop)
+        self.observations = Layout(given)
+        path = "" if key is None else f"[{key!r}]"
+        (number,) = (i for i, leaf in enumerate(self.received.leaves) if leaf.path == path)
+        self.instead = {number: self.received.leaves[number]}
+        return number
+
     async def configure(self, state_size: int, draws_late: bool) -> None:
         """Tell the workers what their replies are made of (see `EnvService.configure`)."""
-        spaces = (self.single_observation_space, self.single_action_space)
+        single = (self.received.space, self.single_action_space)
         self._lay_out_memory()
-        self._configuration = (*spaces, state_size, draws_late, self.checkpoint_size, self._plane)
+        self._configuration = (*single, state_size, draws_late, self.checkpoint_size, self._plane)
         first = await asyncio.gather(*(self.configure_worker(member.worker) for member in self.members))
         self.first_checkpoints = dict(zip(self.members, first, strict=True))
 
@@ -189,12 +217,14 @@ class Fleet:
         """Decide which arrays lie in shared memory, and make our views of them."""
         if self._memory is None:
             return
-        observations, actions = self.observations, self.actions
+        observations, actions = self.received, self.actions
         num_envs, num_workers = self.members[-1].stop, len(self.members)
         plane = choose_plane(
             self._config.transport, observations, actions, num_envs, num_workers, self._config.num_lanes
         )
-        if plane is None:
+        if plane is not None and self.instead:  # nobody is given these
+            plane = plane._replace(observations=tuple(i for i in plane.observations if i not in self.instead))
+        if plane is None or not (plane.observations or plane.actions):
             self._free_memory()
             return
         self._plane = plane
@@ -286,7 +316,8 @@ class Fleet:
             self.observation_space = batch_differing_spaces(observation_spaces)
         self.single_action_space = action_spaces[0]
         self.action_space = batch_space(self.single_action_space, n)
-        self.observations = Layout(self.single_observation_space)
+        self.observations = self.received = Layout(self.single_observation_space)
+        self.instead = {}
         self.actions = Layout(self.single_action_space)
 
 
@@ -300,9 +331,9 @@ def _check_resumable(descriptions: list[EnvDescription]) -> None:
             )
 
 
-def _check_spaces(kind: str, spaces: list[Any], single: Space[Any], *, same: bool) -> None:
+def _check_spaces(kind: str, each: list[Any], single: Space[Any], *, same: bool) -> None:
     """Raise unless all spaces go together; worded as Gymnasium's."""
-    for slot, space in enumerate(spaces):
+    for slot, space in enumerate(each):
         if space == single if same else is_space_dtype_shape_equiv(space, single):
             continue
         if kind == "action":

@@ -100,6 +100,7 @@ class Flights:
     def _show(self, flight: Flight, slots: Slots) -> None:
         if self.images is not None and flight.shot is not None:
             self.images.show(flight.shot, slots)
+            self.images.publish()
 
     def release(self, slots: Slots | slice) -> None:
         """These slots are free again."""

@@ -41,8 +41,8 @@ class History:
         self._seeds: list[int | None] = [None] * num_envs
         self._fleet = fleet
         self._resets_at_once = resets_at_once
-        self._obs = fleet.observations.zeros(num_envs)
-        self._objects = fleet.observations.no_objects(num_envs)
+        self._obs = fleet.received.zeros(num_envs)
+        self._objects = fleet.received.no_objects(num_envs)
         self._over = np.zeros(num_envs, np.bool_)
         self._done: npt.NDArray[Any] = np.full(num_envs, None, object)  # what was done last, a `Sent` or a `StateSet`
         self._before = np.zeros((num_envs, checkpoint_size))
@@ -77,7 +77,7 @@ class History:
         slots: Any = part.slots
         if slots[-1] - slots[0] + 1 == len(slots):
             slots = slice(int(slots[0]), int(slots[-1]) + 1)
-        for mine, theirs in zip(self._obs, batch.obs, strict=True):
+        for mine, theirs in zip(self._obs, batch.received, strict=True):
             mine[slots] = theirs[rows]
         for mine_, theirs_ in zip(self._objects, part.objects, strict=False):
             for slot, item in zip(part.slots.tolist(), theirs_, strict=True):
@@ -96,7 +96,7 @@ class History:
 
     def lost_rows(self, member: Member, rows: list[int]) -> list[LostRow]:
         """What rows of a worker that begin anew are told; none for those that had not begun."""
-        observations = list(self._fleet.observations.rows(self._obs, self._objects))
+        observations = list(self._fleet.received.rows(self._obs, self._objects))
         lost = []
         for row in rows:
             slot = member.start + row

@@ -20,6 +20,7 @@ from aioenv.engine.dispatch import Dispatch
 from aioenv.engine.fleet import Fleet, Member
 from aioenv.engine.harvest import harvest
 from aioenv.engine.images import Images
+from aioenv.engine.painter import Painter
 from aioenv.engine.patience import Patience
 from aioenv.engine.results import Ready, ResetResult, StepResult
 from aioenv.engine.slots import SlotState, SlotTable
@@ -58,6 +59,7 @@ class Schedule:
         timeout_s: how long any wait for replies may last, in seconds; None for ever.
         on_timeout: what becomes of workers that let it pass: "raise", "kill" or "restart".
         restart: whether and how workers that died are started again.
+        painter: draws the images of observations, if there are any and the workers don't.
 
     Attributes:
         num_envs: how many slots there are.
@@ -80,6 +82,7 @@ class Schedule:
         timeout_s: float | None,
         on_timeout: str = "raise",
         restart: RestartPolicy | None = None,
+        painter: Painter | None = None,
     ) -> None:
         self.fleet = fleet
         self.images = images
@@ -97,7 +100,14 @@ class Schedule:
         self._last_turn = 0.0  # when the loop could last do something else, by `perf_counter`
         self.table = SlotTable(self.num_envs, must_reset=must_reset)
         self.dispatch = Dispatch(
-            fleet, images, self.table, state_size=state_size, mode=mode, restart=restart, offer=self._offer
+            fleet,
+            images,
+            self.table,
+            state_size=state_size,
+            mode=mode,
+            restart=restart,
+            painter=painter,
+            offer=self._offer,
         )
         self.history = self.dispatch.history
         self.restarter = self.dispatch.restarter

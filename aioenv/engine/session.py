@@ -7,10 +7,13 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
+from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
 from aioenv.engine.fleet import Fleet, FleetConfig
 from aioenv.engine.images import Images
+from aioenv.engine.painter import Painter
 from aioenv.engine.schedule import Schedule
 from aioenv.errors import ClosedError, RenderError, WorkerStartError
 from aioenv.rendering.backends import candidates, environment, no_backend_works
@@ -78,6 +81,7 @@ class Session:
         self.schedule: Schedule | None = None
         self.images: Images | None = None
         self._pool: LatePool | None = None
+        self._pixels_pool: LatePool | None = None
         self._pid = os.getpid()
         self._config = config
         self._render = render
@@ -99,6 +103,9 @@ class Session:
         else:
             await self._start_drawing_fleet(self._pixels)
         try:
+            painter = None
+            if self._pixels is not None and self._pixels.workers is not None:
+                painter = await self._start_painter(self._pixels)
             state_size, draws_late = 0, False
             if self._render is not None:
                 state_size, draws_late = await self._start_images(self._render)
@@ -117,6 +124,7 @@ class Session:
             timeout_s=self._timeout_s,
             on_timeout=self._on_timeout,
             restart=self._config.restart,
+            painter=painter,
         )
 
     async def _start_drawing_fleet(self, pixels: RenderConfig) -> None:
@@ -163,6 +171,18 @@ class Session:
         self.images = Images(num_envs, self._pool, config.max_in_flight)
         return max(source.state_size for source in sources), False
 
+    async def _start_painter(self, config: RenderConfig) -> Painter | None:
+        """Start what draws observations; None if the envs are none of MuJoCo's, and draw themselves."""
+        fleet = self.fleet
+        sources = [source for source in fleet.sources if source is not None]
+        if len(sources) < len(fleet.sources):
+            return None
+        self._pixels_pool = late_pool(sources, config, self._config)
+        await self._pixels_pool.start()
+        key = None if config.render_only else config.render_key
+        leaf = fleet.receive_instead(key, spaces.Box(0, 255, (*config.shape, 3), np.uint8))
+        return Painter(self._pixels_pool, leaf, key)
+
     @property
     def render_workers(self) -> Sequence[Worker]:
         """Those that draw states."""
@@ -184,10 +204,13 @@ class Session:
         if self.schedule is not None:
             self.schedule.free()
 
+    @property
+    def _pools(self) -> list[LatePool]:
+        return [pool for pool in (self._pool, self._pixels_pool) if pool is not None]
+
     async def _end(self, grace_s: float = CLOSE_GRACE_S) -> None:
         ends = [self.fleet.close(grace_s)]
-        if self._pool is not None:
-            ends.append(self._pool.close())
+        ends += [pool.close() for pool in self._pools]
         await asyncio.gather(*ends)
 
     @property
@@ -198,8 +221,8 @@ class Session:
     def abandon(self) -> None:
         """Kill every process without waiting."""
         self.fleet.abandon()
-        if self._pool is not None:
-            self._pool.abandon()
+        for pool in self._pools:
+            pool.abandon()
 
 
 def _on_backend(config: FleetConfig, backend: str, drawing: RenderConfig) -> FleetConfig:

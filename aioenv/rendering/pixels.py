@@ -16,7 +16,7 @@ import numpy.typing as npt
 from gymnasium import Env, Wrapper, spaces
 from gymnasium.utils import RecordConstructorArgs
 
-from aioenv.host.mujoco_source import MujocoSource, find_source
+from aioenv.host.mujoco_source import MujocoSource, find_source, read_state
 from aioenv.rendering.config import RenderConfig
 from aioenv.rendering.drawing import Images
 from aioenv.wire.messages import dump_code, load_code
@@ -35,7 +35,8 @@ class PixelObservation(Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
     """An env whose observations are images of it, alone or beside its own, as Gymnasium's `AddRenderObservation`.
 
     A MuJoCo env is drawn from its state with fresh kinematics, and with what was edited in its model since it was made;
-    any other env by its own `render`.
+    any other env by its own `render`. Where render workers draw (`config.workers`), the state stands in the place of
+    the image, until the parent has it drawn.
 
     Args:
         env: the env; it is reset once, if it draws itself, to know its images.
@@ -54,12 +55,17 @@ class PixelObservation(Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
         self._model: Any = None  # that of the renderer, if this is a MuJoCo env
         self._renderer: _Shared | None = None
         source = find_source(env)
-        if source is not None:
-            self._take_renderer(source)
-            shape: tuple[int, ...] = (*config.shape, 3)
-        else:
+        self._state_size = 0
+        shape: tuple[int, ...] = (*config.shape, 3)
+        if source is None:
             shape = _shape_of_own_images(env)
-        space = spaces.Box(0, 255, shape, np.uint8)
+        elif config.workers is None:
+            self._take_renderer(source)
+        else:
+            self._state_size = source.state_size
+        space: Any = spaces.Box(0, 255, shape, np.uint8)
+        if self._state_size:
+            space = spaces.Box(-np.inf, np.inf, (self._state_size,), np.float64)
         own, key = env.observation_space, config.render_key
         self._merges = isinstance(own, spaces.Dict)
         self._shape = shape
@@ -90,7 +96,11 @@ class PixelObservation(Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
             return image
         return {config.render_key: image, **obs} if self._merges else {config.obs_key: obs, config.render_key: image}
 
-    def _draw(self) -> npt.NDArray[np.uint8]:
+    def _draw(self) -> npt.NDArray[Any]:
+        if self._state_size:
+            state = np.empty(self._state_size)
+            read_state(self._base.model, self._base.data, state)
+            return state
         if self._renderer is None:
             # a copy: some envs give the same array each time
             return np.array(self.env.render())

@@ -20,6 +20,7 @@ from aioenv.engine.snapshot import EnvState
 from aioenv.engine.stream import ImageStream
 from aioenv.engine.waits import Stats
 from aioenv.envs.actors import ActorID
+from aioenv.errors import ClosedError
 from aioenv.sync.facade import Facade
 from aioenv.sync.portal import Portal
 from aioenv.sync.rollout import roll_out
@@ -199,7 +200,13 @@ class VectorEnv(Facade):
 
 
 def _items(portal: Portal, stream: ImageStream) -> Iterator[tuple[int, Any]]:
-    while (item := portal.call(stream.next)) is not None:
+    while True:
+        try:
+            item = portal.call(stream.next)
+        except ClosedError:  # between two items
+            return
+        if item is None:
+            return
         yield item
 
 

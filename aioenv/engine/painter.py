@@ -1,0 +1,77 @@
+"""Images as observations, drawn by render workers: workers send states, in whose place the user gets images."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from aioenv.engine.batch import Batch, Part
+
+if TYPE_CHECKING:
+    from aioenv.engine.images import Pool
+
+__all__ = ["Painter"]
+
+Done = Callable[[Exception | None], None]
+
+
+class Painter:
+    """Draws what has arrived, before it is handed out.
+
+    Args:
+        pool: draws states.
+        leaf: the number of the observations' leaf that is drawn.
+        key: its key in a Dict of observations; None if it is the whole observation.
+    """
+
+    def __init__(self, pool: Pool, leaf: int, key: str | None) -> None:
+        self._pool = pool
+        self._leaf = leaf
+        self._key = key
+
+    def paint(self, batch: Batch, part: Part, done: Done) -> None:
+        """Draw the images of a part whose reply has been read; never blocks.
+
+        Args:
+            batch: the part's; its rows are written to.
+            part: with the terminal observations in its infos, which are drawn too.
+            done: called once, when all are drawn or can't be.
+        """
+        rows = slice(part.start, part.stop)
+        finals = list(self._finals(part))
+        images = self._pool.allocate(len(finals)) if finals else ()
+        left = 2 if finals else 1
+        first_error: Exception | None = None
+
+        def on_done(error: Exception | None) -> None:
+            nonlocal left, first_error
+            left -= 1
+            first_error = first_error or error
+            if left:
+                return
+            for (_, column, index), image in zip(finals, images[0] if finals else (), strict=True):
+                # its own: views of a batch of them would all keep that
+                column[index] = image.copy() if self._key is None else {**column[index], self._key: image.copy()}
+            done(first_error)
+
+        if finals:
+            states = np.stack([self._state(column[index]) for _, column, index in finals])
+            self._pool.submit([slot for slot, _, _ in finals], states, images, on_done)
+        states = batch.received[self._leaf][rows]
+        self._pool.submit(part.slots.tolist(), states, [batch.obs[self._leaf][rows]], on_done)
+
+    def _state(self, obs: Any) -> Any:
+        return obs if self._key is None else obs[self._key]
+
+    def _finals(self, part: Part) -> Iterator[tuple[int, list[Any], int]]:
+        """The terminal observations of a part: whose each is, and where it stands."""
+        for columns in part.columns:
+            for column, values in zip(columns.schema.columns, columns.values, strict=True):
+                if column.path != ("final_obs",):
+                    continue
+                positions = columns.positions
+                numbers = range(positions.start, positions.stop) if isinstance(positions, slice) else positions.tolist()
+                for index, position in enumerate(numbers):
+                    yield int(part.slots[position - part.start]), values, index
