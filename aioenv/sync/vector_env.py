@@ -21,6 +21,7 @@ from aioenv.engine.stream import ImageStream
 from aioenv.engine.waits import Stats
 from aioenv.envs.actors import ActorID
 from aioenv.errors import ClosedError
+from aioenv.stats.episodes import EpisodeStats
 from aioenv.sync.facade import Facade
 from aioenv.sync.portal import Portal
 from aioenv.sync.rollout import roll_out
@@ -95,6 +96,11 @@ class VectorEnv(Facade):
         cancelled.
         """
         return roll_out(self._portal, self._envs, policy, steps, groups, takes_slots(policy))
+
+    @property
+    def episode_stats(self) -> EpisodeStats:
+        """Returns, lengths, times and events of the episodes that have ended (see `AsyncVectorEnv.episode_stats`)."""
+        return self._envs.episode_stats
 
     def stats(self, *, reset: bool = False) -> Stats:
         """How long the run waited for envs, for images and for the policy (see `AsyncVectorEnv.stats`)."""

@@ -106,6 +106,7 @@ def goals(cpus: int) -> list[Goal]:
         Goal("no-op x 64, x Async", 25, 30, _ratio("noop-64", "aioenv", "gymnasium-async")),
         Goal("round trip of one no-op, x Async", 0.6, 0.6, _ratio("latency", "aioenv", "gymnasium-async"), True),
         Goal("uneven x 32, recv x lock-step", 1.8, 1.8, _ratio("uneven", "aioenv-recv", "aioenv-step")),
+        Goal("shared statistics, µs an update", 10, 10, _number("stats", "aioenv-slots", "update µs"), True),
         Goal("uneven x 32, least share of a slot", 0.5, 0.5, _number("uneven", "aioenv-recv", "least share")),
         Goal("images as observations, fast, x Async", 40, 40, _ratio("images", "aioenv-fast", "gymnasium-async")),
         Goal("images as observations, exact, x Async", 1, 1, _ratio("images", "aioenv-exact", "gymnasium-async")),
