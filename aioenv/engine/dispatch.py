@@ -210,6 +210,8 @@ class Dispatch:
             self.history.note(exchange, part)
         if self._painter is not None and isinstance(outcome, Frame) and outcome.kind is not Kind.FAILURE:
             part.arrived = False  # not before it is drawn
+            if self.trace is not None:
+                self.trace.at(part.slots.tolist())
             self._painter.paint(exchange.batch, part, partial(self._on_painted, exchange, part))
             return
         self._arrive(exchange, part)
