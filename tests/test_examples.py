@@ -21,6 +21,7 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
         ("blocking_loop.py", ["--steps", "200"], "episodes"),
         ("multi_agent.py", ["--steps", "60"], "by hunters"),
         ("event_driven.py", ["--seconds", "0.5"], "times as many"),
+        ("native_task.py", ["--steps", "150"], "episodes, obs (64, 13)"),
         ("pixels.py", ["--rollouts", "2", "--steps", "4"], "observations (4, 16, 84, 84, 3) uint8"),
         ("rendering.py", ["--steps", "10"], "images (16, 84, 84, 3) uint8"),
         ("episode_stats.py", ["--epochs", "1", "--steps", "50"], "total_episode_count"),
