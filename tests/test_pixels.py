@@ -286,7 +286,13 @@ async def test_render_workers_that_draw_observations():
             while envs.outstanding:
                 ready = await envs.recv()
                 assert ready.obs.shape[1:] == (20, 24, 3) and ready.obs.any(axis=(1, 2, 3)).all()
-            os.kill(envs._session._pixels_pool.pids[0], signal.SIGKILL)
+            pid = envs._session._pixels_pool.pids[0]
+            os.kill(pid, signal.SIGSTOP)
+            with pytest.raises(aioenv.StepTimeout, match="no reply from render workers"):
+                await envs.step(actions[0], timeout_s=0.5)
+            os.kill(pid, signal.SIGCONT)
+            assert (await envs.recv(3)).obs.any(axis=(1, 2, 3)).all()
+            os.kill(pid, signal.SIGKILL)
             with pytest.raises(aioenv.SlotError, match="could not be drawn: render worker 0"):
                 for action in actions:  # it may take a moment to die
                     await envs.step(action)
