@@ -63,6 +63,8 @@ if TYPE_CHECKING:
     from aioenv.rendering.quality import RenderQuality as RenderQuality
     from aioenv.rendering.render_pool import RenderPool as RenderPool
     from aioenv.stats import EpisodeCounter as EpisodeCounter
+    from aioenv.stats import EpisodeEvent as EpisodeEvent
+    from aioenv.stats import EpisodeStats as EpisodeStats
     from aioenv.stats import SharedRunningStats as SharedRunningStats
     from aioenv.vector_env import AsyncVectorEnv as AsyncVectorEnv
     from aioenv.workers.restart import RestartPolicy as RestartPolicy
@@ -79,7 +81,7 @@ _HOME = {
     **dict.fromkeys(("Ready", "ResetResult", "StepResult"), "aioenv.engine.results"),
     **dict.fromkeys(("EnvState", "load", "save"), "aioenv.engine.snapshot"),
     **dict.fromkeys(("construct_envs", "plan_workers"), "aioenv.assign"),
-    **dict.fromkeys(("EpisodeCounter", "SharedRunningStats"), "aioenv.stats"),
+    **dict.fromkeys(("EpisodeCounter", "EpisodeEvent", "EpisodeStats", "SharedRunningStats"), "aioenv.stats"),
     "AsyncVectorEnv": "aioenv.vector_env",
     "EnvCreator": "aioenv.creator",
     "Rollout": "aioenv.engine.record",

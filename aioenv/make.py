@@ -21,6 +21,7 @@ from aioenv.vector_env import AsyncVectorEnv
 
 if TYPE_CHECKING:
     from aioenv.rendering.config import RenderConfig
+    from aioenv.stats.episodes import EpisodeStats
     from aioenv.workers.restart import RestartPolicy
 
 __all__ = ["env_factory", "make_vec", "new_event_loop", "run"]
@@ -53,6 +54,8 @@ def make_vec(
     render: RenderConfig | None = None,
     pixels: RenderConfig | None = None,
     cpu_affinity: str | Sequence[int | Iterable[int]] | None = None,
+    episode_stats: bool | EpisodeStats = False,
+    stats_prefix: str | None = None,
     seed_plan: Sequence[int] | None = None,
     **env_kwargs: Any,
 ) -> AsyncVectorEnv:
@@ -86,6 +89,8 @@ def make_vec(
     if backend == "native":
         ours = is_native_task(env)
         _refuse_native(
+            episode_stats=episode_stats is not False,
+            stats_prefix=stats_prefix is not None,
             wrappers=bool(wrappers),
             observation_mode=observation_mode != "same",
             autoreset_mode=not ours and autoreset_mode not in (AutoresetMode.NEXT_STEP, AutoresetMode.NEXT_STEP.value),
@@ -140,6 +145,8 @@ def make_vec(
         render=render,
         pixels=pixels,
         cpu_affinity=cpu_affinity,
+        episode_stats=episode_stats,
+        stats_prefix=stats_prefix,
         seed_plan=seed_plan,
     )
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self, cast
 
 import gymnasium
 import numpy as np
+import numpy.typing as npt
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, VectorEnv
 
@@ -23,6 +24,7 @@ from aioenv.engine.arguments import (
 from aioenv.engine.fleet import FleetConfig
 from aioenv.engine.imports import modules_needed
 from aioenv.engine.inline import RUN_IN, Solo
+from aioenv.engine.model_fields import model_field
 from aioenv.engine.pictures import check_mode
 from aioenv.engine.record import Rollout
 from aioenv.engine.results import ResetResult, StepResult
@@ -233,6 +235,26 @@ class NativeVectorEnv(AsyncVectorEnv):
         raise ValueError(
             'rollout: a vector env steps all of its slots at once; step() it in a loop, or use backend="workers"'
         )
+
+    def model_field(self, name: str) -> npt.NDArray[Any]:
+        """A field of MuJoCo's model with values for each slot; write to it to change them.
+
+            envs.model_field("body_mass")[[3, 5]] *= 1.5
+
+        It is live: each step and reset takes the field from it. So write while nothing is in flight.
+
+        Args:
+            name: of a field of `MjModel` that can differ between slots; "opt.gravity" and the like too.
+
+        Returns:
+            `(num_envs, ...)`, of the field's own dtype.
+
+        Raises:
+            ValueError: if the vector env is in workers or no `NativeMujocoEnv`, or there is no such field.
+            PendingCallError: if a slot has a request in flight.
+        """
+        self._running  # noqa: B018 (checks who calls, and when)
+        return model_field(self._solo, name)
 
     def pause(self, slots: int | Iterable[int]) -> None:
         """Not to be had: none of its slots is stepped without the others.

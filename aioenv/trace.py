@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import mmap
 import os
 import secrets
@@ -23,6 +24,8 @@ from time import perf_counter
 from typing import Any, NamedTuple
 
 __all__ = ["DRAW", "REPLY", "TRACE", "VARIABLE", "Handle", "Ring", "Trace", "Track", "free_path", "wanted"]
+
+_log = logging.getLogger("aioenv")
 
 VARIABLE = "AIOENV_TRACE"
 TRACE = "trace"  # a CALL that the worker itself answers, rather than its service
@@ -258,7 +261,11 @@ class Trace:
         if stepped and not again:
             for slot in slots:
                 steps[slot] = steps.get(slot, 0) + 1
-        self.step = steps.get(slots[0], 0) if len(slots) else None
+        return self.at(slots)
+
+    def at(self, slots: Sequence[int]) -> int | None:
+        """What is sent next is of the step that these slots are at; which that is."""
+        self.step = self._steps.get(slots[0], 0) if len(slots) else None
         return self.step
 
     def loop(self, name: str, begin: float, end: float, step: int | None = None) -> None:
@@ -278,7 +285,10 @@ class Trace:
         spans = sum(map(len, self._loop.values()))
         spans += sum(len(each) for track in self.tracks for each in track.spans.values())
         if spans > MAX_SPANS:
-            self.stop()
+            try:
+                self.stop()
+            except OSError:  # whoever is sending a step just now can't help it
+                _log.exception("the timeline could not be written")
 
     # ------------------------------------------------------------ the end
 

@@ -27,6 +27,7 @@ from aioenv.engine.arguments import (
 )
 from aioenv.engine.batch import KEPT, TURNS
 from aioenv.engine.calls import Calls
+from aioenv.engine.episodes import Episodes, check_episode_stats
 from aioenv.engine.fleet import FleetConfig
 from aioenv.engine.imports import modules_needed
 from aioenv.engine.lifecycle import Lifecycle
@@ -39,6 +40,8 @@ from aioenv.engine.seeds import split_reset_options
 from aioenv.engine.states import States
 from aioenv.engine.waits import Clock
 from aioenv.rendering.pixels import with_pixels
+from aioenv.stats.episodes import EpisodeStats
+from aioenv.stats.here import collected
 from aioenv.workers.channel import check_channel
 from aioenv.workers.launch import check_start
 
@@ -49,7 +52,7 @@ if TYPE_CHECKING:
 __all__ = ["AsyncVectorEnv", "WorkerInfo"]
 
 
-class AsyncVectorEnv(Pictures, Rollouts, Pausing, OneSlot, Calls, States, Actors, Lifecycle):
+class AsyncVectorEnv(Pictures, Rollouts, Pausing, OneSlot, Calls, States, Actors, Episodes, Lifecycle):
     """Many envs, stepped at once in worker processes; every call that waits is awaited.
 
     Nothing is started by the constructor. Use it as an async context manager, or await it and close it::
@@ -101,6 +104,11 @@ class AsyncVectorEnv(Pictures, Rollouts, Pausing, OneSlot, Calls, States, Actors
         cpu_affinity: which CPUs the workers may use: "spread" pins each to one of those that this process may use, in
             turn; a sequence of CPU numbers, or of sets of them, gives worker i element `i % len`; None leaves it to
             the system, and to what this process may use.
+        episode_stats: count returns, lengths and times of episodes, in `envs.episode_stats` and, where an episode ends,
+            as "episode" in the infos, as Gymnasium's RecordEpisodeStatistics does; or an `EpisodeStats` that is told
+            of more.
+        stats_prefix: what these statistics are called, "train" say, in the log "aioenv.stats" and by writers; with None
+            they are not logged.
         seed_plan: seeds for episodes that are given none, autoresets above all; at least `num_envs`. Slot i's episode k
             gets number `i + k * num_envs` of them, and from the start again at the end: the same for any number of
             workers. A reset of all slots begins anew; a seed of a reset stands in place of its slot's first.
@@ -135,10 +143,13 @@ class AsyncVectorEnv(Pictures, Rollouts, Pausing, OneSlot, Calls, States, Actors
         render: RenderConfig | None = None,
         pixels: RenderConfig | None = None,
         cpu_affinity: str | Sequence[int | Iterable[int]] | None = None,
+        episode_stats: bool | EpisodeStats = False,
+        stats_prefix: str | None = None,
         seed_plan: Sequence[int] | None = None,
     ) -> None:
         env_fns = place_creators(env_fns)
-        factories = pickle_factories(env_fns)
+        with collected() as stats:
+            factories = pickle_factories(env_fns)
         check_render(render, pixels)
         if pixels is not None:
             if pixels.workers is not None and observation_mode != "same":
@@ -155,6 +166,7 @@ class AsyncVectorEnv(Pictures, Rollouts, Pausing, OneSlot, Calls, States, Actors
         self._on_timeout = check_on_timeout(on_timeout, restart)
         workers = check_num_workers(num_workers, self.num_envs)
         self._clock = Clock()
+        self._episode_stats = check_episode_stats(episode_stats, stats_prefix, self.num_envs, self.autoreset_mode)
         self._config = FleetConfig(
             factories=factories,
             num_workers=workers,
@@ -172,6 +184,8 @@ class AsyncVectorEnv(Pictures, Rollouts, Pausing, OneSlot, Calls, States, Actors
             find_sources=render is not None or (pixels is not None and pixels.workers is not None),
             restart=restart,
             cpu_affinity=check_cpu_affinity(cpu_affinity),
+            stats=stats,
+            episodes=self._episode_stats,
             seeds=check_seed_plan(seed_plan, self.num_envs, restart),
         )
 

@@ -71,3 +71,17 @@ def run_on(loop: str, coroutine):
     """Run a coroutine on a new event loop of this kind."""
     with asyncio.Runner(loop_factory=LOOPS[loop]) as runner:
         return runner.run(coroutine)
+
+
+@pytest.fixture
+def keep():
+    """Closes at the end what it was given: shared statistics, say."""
+    kept = []
+
+    def keep(stats):
+        kept.append(stats)
+        return stats
+
+    yield keep
+    for stats in kept:
+        stats.close()

@@ -21,9 +21,11 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
         ("blocking_loop.py", ["--steps", "200"], "episodes"),
         ("multi_agent.py", ["--steps", "60"], "by hunters"),
         ("event_driven.py", ["--seconds", "0.5"], "times as many"),
+        ("native_task.py", ["--steps", "150"], "episodes, obs (64, 13)"),
         ("pixels.py", ["--rollouts", "2", "--steps", "4"], "observations (4, 16, 84, 84, 3) uint8"),
         ("rendering.py", ["--steps", "10"], "images (16, 84, 84, 3) uint8"),
-        ("trace.py", ["--steps", "5"], "run.json"),
+        ("episode_stats.py", ["--epochs", "1", "--steps", "50"], "total_episode_count"),
+        ("timeline.py", ["--steps", "5"], "run.json"),
         ("rollout.py", ["--steps", "40"], "obs (40, 16, 17), 624 of 640 rows to learn from"),
     ],
 )

@@ -114,6 +114,20 @@ def test_images_of_a_step_are_drawn_while_the_next_one_is_made(tmp_path):
     assert overlap(spans) == pytest.approx((inside / 1e6, total / 1e6))
 
 
+def test_images_that_are_observations_are_in_it(tmp_path):
+    async def run():
+        pixels = aioenv.RenderConfig(width=16, height=16, quality="fast", workers=1)
+        async with aioenv.make_vec("InvertedPendulum-v5", num_envs=2, num_workers=1, pixels=pixels) as envs:
+            with envs.trace(tmp_path / "run.json"):
+                await envs.reset(seed=0)
+                for _ in range(3):
+                    await envs.step(np.zeros((2, 1), np.float32))
+
+    aioenv.run(run())
+    lines = lines_of(read(tmp_path / "run.json"))
+    assert steps_of(lines["render worker 0"], "render") == [0, 1, 2, 3]
+
+
 def test_clocks_of_all_processes_agree(tmp_path):
     """A worker steps after it was sent the step, and before its reply is handled."""
 

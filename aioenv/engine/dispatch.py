@@ -14,9 +14,11 @@ from gymnasium.vector import AutoresetMode
 from aioenv.batching.infos import NO_RESULT, Columns
 from aioenv.batching.plane import COPIED, LANE_BYTES
 from aioenv.engine.batch import Batch, Exchange, Part, Sent
+from aioenv.engine.episodes import EpisodeWatch
 from aioenv.engine.fleet import Fleet, Member
 from aioenv.engine.history import History
 from aioenv.engine.images import Images
+from aioenv.engine.merging import Merger
 from aioenv.engine.painter import Painter
 from aioenv.engine.recovery import Recovery
 from aioenv.engine.slots import SlotState, SlotTable
@@ -60,6 +62,8 @@ class Dispatch:
         restarter: who starts workers again; None if nobody does.
         history: what they go on from.
         trace: the timeline that is being collected; None: none is.
+        episodes: counts episodes; None: nobody does.
+        merger: merges the statistics that the envs share; None: they share none.
         shared_actions: the numbers of the action leaves that lie in shared memory.
     """
 
@@ -91,13 +95,15 @@ class Dispatch:
         self.history: History | None = None
         self.restarter: Restarter | None = None
         self.trace: Trace | None = None
+        self.episodes = EpisodeWatch(fleet.episodes, mode) if fleet.episodes is not None else None
+        self.merger = Merger(fleet) if any(not stats.live for stats in fleet.stats) else None
         if restart is not None:
             self.history = History(fleet, self._num_envs, resets_at_once=mode is AutoresetMode.SAME_STEP)
             self.restarter = Restarter(
                 [member.worker for member in fleet.members],
                 restart,
                 meaning="its slots resume" if restart.resume else "the episodes of its slots are truncated",
-                restore=Recovery(fleet, self.history, resume=restart.resume).restore,
+                restore=Recovery(fleet, self.history, self.merger, resume=restart.resume).restore,
                 lost=lambda worker, error: self._fail(error),
             )
         for member in fleet.members:
@@ -198,10 +204,14 @@ class Dispatch:
                 self._images.give_up(worker, part.request, exchange.images, part.slots, part.errors[0])
             elif self._state_size:
                 self._images.draw(exchange.images, part.slots, exchange.batch.state[part.start : part.stop])
+        if self.episodes is not None:
+            self.episodes.note(exchange, part)
         if self.history is not None and isinstance(outcome, Frame):
             self.history.note(exchange, part)
         if self._painter is not None and isinstance(outcome, Frame) and outcome.kind is not Kind.FAILURE:
             part.arrived = False  # not before it is drawn
+            if self.trace is not None:
+                self.trace.at(part.slots.tolist())
             self._painter.paint(exchange.batch, part, partial(self._on_painted, exchange, part))
             return
         self._arrive(exchange, part)

@@ -27,6 +27,8 @@ from aioenv.host.polling import MAX_POLL_S
 from aioenv.host.registry import capture_registry
 from aioenv.host.vector_service import VectorService
 from aioenv.memory import Shared
+from aioenv.stats.episodes import EpisodeStats
+from aioenv.stats.running import SharedRunningStats
 from aioenv.stats.seed_plan import SeedPlan
 from aioenv.wire.messages import dump_code
 from aioenv.workers.environment import usable_cpus
@@ -67,6 +69,8 @@ class FleetConfig(NamedTuple):
     cpu_affinity: tuple[tuple[int, ...], ...] | None = None
     transport: str = "auto"
     num_lanes: int = 2  # of shared memory, if any arrays lie there
+    stats: Sequence[SharedRunningStats] = ()  # what the factories refer to
+    episodes: EpisodeStats | None = None  # what counts them
     seeds: npt.NDArray[np.int64] | None = None  # of episodes, for a plan
     vectorized: bool = False  # a factory makes one vector env of all slots of a worker
 
@@ -86,6 +90,8 @@ class Fleet:
         checkpoint_size: how many float64 of checkpoint each reply carries a row; 0 if slots are not resumed.
         seed_plan: where the seeds of episodes come from that are given none; None if nowhere in particular.
         lanes: this side's views of what lies in shared memory; empty if nothing does.
+        stats: statistics that the factories refer to.
+        episodes: what counts episodes; None: nobody does.
     """
 
     members: list[Member]
@@ -109,6 +115,8 @@ class Fleet:
         self._config = config
         self.members = []
         self.lanes = []
+        self.stats = config.stats
+        self.episodes = config.episodes
         self._plane: Plane | None = None
         self._memory: Shared | None = None
         self.seed_plan: SeedPlan | None = None

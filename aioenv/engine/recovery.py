@@ -6,6 +6,7 @@ import logging
 
 from aioenv.engine.fleet import Fleet
 from aioenv.engine.history import History
+from aioenv.engine.merging import Merger
 from aioenv.workers.supervisor import Worker
 
 __all__ = ["Recovery"]
@@ -19,12 +20,14 @@ class Recovery:
     Args:
         fleet: the workers.
         history: what is known.
+        merger: of the statistics that the envs share, if there are any.
         resume: whether slots go on where they were, if that can be.
     """
 
-    def __init__(self, fleet: Fleet, history: History, *, resume: bool) -> None:
+    def __init__(self, fleet: Fleet, history: History, merger: Merger | None, *, resume: bool) -> None:
         self._fleet = fleet
         self._history = history
+        self._merger = merger
         self._resume = resume
         self._members = {member.worker: member for member in fleet.members}
 
@@ -36,6 +39,8 @@ class Recovery:
         """
         member = self._members[worker]
         first = await self._fleet.configure_worker(worker)
+        if self._merger is not None:
+            await self._merger.catch_up(worker, resumed=self._resume)
         lost = list(range(member.stop - member.start))
         if self._resume:
             rows, *known = self._history.resumed_rows(member)

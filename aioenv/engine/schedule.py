@@ -20,6 +20,7 @@ from aioenv.engine.dispatch import Dispatch
 from aioenv.engine.fleet import Fleet, Member
 from aioenv.engine.harvest import harvest
 from aioenv.engine.images import Images
+from aioenv.engine.merging import Merger
 from aioenv.engine.painter import Painter
 from aioenv.engine.patience import Patience
 from aioenv.engine.results import Ready, ResetResult, StepResult
@@ -111,8 +112,11 @@ class Schedule:
         )
         self.history = self.dispatch.history
         self.restarter = self.dispatch.restarter
+        self.merger = self.dispatch.merger
         self._exchanges = Exchanges(self.dispatch.whole, in_turn=not copy)
         self.patience = Patience(fleet, timeout_s, on_timeout, self.restarter)
+        if self.merger is not None:
+            self.merger.patience = self.patience
         self._next = self._prepare()
 
     # ------------------------------------------------------------ whole batches
@@ -209,6 +213,8 @@ class Schedule:
             if exchange.open:
                 await self.patience.wait_for(exchange, timeout_s)
                 self._last_turn = perf_counter()
+            if self.merger is not None and not self.closing:
+                await self._merge(self.merger, len(exchange.batch.reward))
         except BaseException:
             self.abandon(exchange)
             raise
@@ -351,11 +357,22 @@ class Schedule:
             except TimeoutError as exc:
                 if isinstance(exc, StepTimeout):
                     raise
+        if self.merger is not None:
+            await self._merge(self.merger, 0)
         return self._take(max_slots)
+
+    async def _merge(self, merger: Merger, slots: int) -> None:
+        """Merge what the envs have seen, if nothing else is in flight than so many slots, whose replies are in."""
+        if self.table.count(SlotState.IN_FLIGHT) > slots:
+            merger.skip()
+        else:
+            await merger.merge()
 
     def close(self) -> None:
         """The workers are about to be closed: whoever waits gets a ClosedError when they are gone."""
         self.closing = True
+        if self.merger is not None:
+            self.merger.close()
 
     def free(self) -> None:
         """The workers are gone: let go of the memory that they wrote into."""

@@ -185,8 +185,8 @@ class Session:
 
     @property
     def render_workers(self) -> Sequence[Worker]:
-        """Those that draw states."""
-        return self._pool.workers if self._pool is not None else ()
+        """Those that draw states, for `render` and for observations."""
+        return [worker for pool in self._pools for worker in pool.workers]
 
     async def close(self, grace_s: float) -> None:
         """End everything; whoever waits for a result gets a ClosedError.

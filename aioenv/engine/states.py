@@ -74,6 +74,8 @@ class States:
         by_slot = dict(zip(np.sort(numbers).tolist(), replies, strict=True))
         done = {slot: reply for slot, reply in by_slot.items() if not isinstance(reply, str)}
         schedule.table.note_states(np.array(list(done), np.int64))
+        if schedule.dispatch.episodes is not None:
+            schedule.dispatch.episodes.stats.drop(np.array(list(done), np.int64))
         if schedule.history is not None:
             schedule.history.note_states({slot: (raw[slot], checkpoint) for slot, checkpoint in done.items()})
         _refuse_misfits(by_slot)

@@ -14,6 +14,7 @@ from aioenv.host import running
 from aioenv.host.checkpoint import Checkpoints
 from aioenv.host.snapshot import Misfit, RawState, read_snapshot, write_snapshot
 from aioenv.host.worker import describe_failure
+from aioenv.stats import here
 from aioenv.wire.messages import Failure, dump
 
 __all__ = ["EnvCalls"]
@@ -62,6 +63,17 @@ class EnvCalls:
         """Bring each env into a state; gives its checkpoint, or a text that says why nothing was done."""
         each = zip(rows, states, strict=True)
         return self._for_each(rows, [lambda _, r=r, s=s: _or_text(self._set_state, r, s) for r, s in each])  # type: ignore[misc]
+
+    def take_stats(self) -> dict[bytes, dict[int, Any]]:
+        """Of statistics that are copies here: what slots have seen since the last time, by key and slot."""
+        return {key: taken for key, stats in list(here.copies.items()) if (taken := stats.take())}
+
+    def load_stats(self, states: dict[bytes, dict[str, Any]]) -> None:
+        """Bring those copies to what their parent knows."""
+        for key, state in states.items():
+            stats = here.copies.get(key)
+            if stats is not None:
+                stats.load_state_dict(state)
 
     def _set_state(self, row: int, state: RawState) -> npt.NDArray[np.float64] | None:
         if state[1].get("due") and not self._stepper.resets_next_step:

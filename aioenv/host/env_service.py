@@ -28,6 +28,7 @@ from aioenv.host.rows import Rows
 from aioenv.host.service import Reply, SlotService
 from aioenv.host.shared import mapped
 from aioenv.host.worker import StartFailed, describe_failure
+from aioenv.stats.here import uncounted
 from aioenv.stats.seed_plan import SeedPlan
 from aioenv.wire.frames import Frame
 from aioenv.wire.messages import Failure, LostRow, ResetRequest, StepReply, dump, dump_usual, load, load_code
@@ -317,7 +318,8 @@ class EnvService(EnvCalls, SlotService):
         outcomes: list[str | None] = []
         for row, start, operation, end in zip(rows, before, operations, after, strict=True):
             try:
-                outcomes.append(self._resume(row, start, operation, end))
+                with uncounted():  # what statistics have seen, they have seen
+                    outcomes.append(self._resume(row, start, operation, end))
             except Exception as exc:
                 outcomes.append(f"{type(exc).__name__}: {exc}")
         return outcomes

@@ -191,8 +191,9 @@ class NativeMujocoEnv(SlotStates, VectorEnv[Any, Any, Any]):
     def uniform(self, slots: Slots, low: float, high: float, size: int) -> Array:
         """`(len(slots), size)` numbers, each row drawn as `np_random.uniform(low, high, size)` of its slot."""
         drawn = np.empty((len(slots), size))
+        rngs = self._rngs
         for slot, row in zip(slots.tolist(), drawn, strict=True):
-            self._rng(slot).random(out=row)
+            (rngs[slot] or self.rng(slot)).random(out=row)
         drawn *= high - low
         drawn += low
         return drawn
@@ -200,15 +201,13 @@ class NativeMujocoEnv(SlotStates, VectorEnv[Any, Any, Any]):
     def normal(self, slots: Slots, size: int) -> Array:
         """`(len(slots), size)` numbers, each row drawn as `np_random.standard_normal(size)` of its slot."""
         drawn = np.empty((len(slots), size))
+        rngs = self._rngs
         for slot, row in zip(slots.tolist(), drawn, strict=True):
-            self._rng(slot).standard_normal(out=row)
+            (rngs[slot] or self.rng(slot)).standard_normal(out=row)
         return drawn
 
     def rng(self, slot: int) -> np.random.Generator:
-        """The random number generator of one slot."""
-        return self._rng(slot)
-
-    def _rng(self, slot: int) -> np.random.Generator:
+        """The random number generator of one slot; seeded by the system if no reset has had a seed for it."""
         rng = self._rngs[slot]
         if rng is None:
             rng, self._seeds[slot] = seeding.np_random()
@@ -224,7 +223,7 @@ class NativeMujocoEnv(SlotStates, VectorEnv[Any, Any, Any]):
     @property  # type: ignore[misc]
     def np_random(self) -> tuple[np.random.Generator, ...]:  # type: ignore[override]
         """The generators of all slots."""
-        return tuple(map(self._rng, range(self.num_envs)))
+        return tuple(map(self.rng, range(self.num_envs)))
 
     @property
     def np_random_seed(self) -> tuple[int | None, ...]:  # type: ignore[override]

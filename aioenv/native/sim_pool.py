@@ -208,7 +208,7 @@ class SimPool:
             if not 0 <= n <= self.num_sims:
                 raise IndexError(f"n: there are {self.num_sims} simulations, got {n}")
             return None if n == self.num_sims else np.arange(n)
-        return None if slots is None else self.numbers(slots)
+        return None if slots is None else np.sort(self.numbers(slots))
 
     def numbers(self, slots: Iterable[int] | None) -> npt.NDArray[np.int64]:
         """Distinct numbers of simulations, from an iterable or a mask; None is all of them."""

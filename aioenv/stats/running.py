@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from aioenv.stats import here
 from aioenv.stats.block import SharedBlock, can_share
 from aioenv.stats.cells import Table
 from aioenv.stats.moments import Floats, Moments, combine, merge, moments_of
@@ -36,6 +37,7 @@ class SharedRunningStats:
 
     Attributes:
         shape, num_slots, live, decay, shared: as above; `num_slots` is 0 without slots.
+        key: which statistics they are, in any process.
 
     Raises:
         ValueError: if an argument is none of the values it may have.
@@ -72,6 +74,8 @@ class SharedRunningStats:
         lengths = tuple(map(int, lengths))
         block = SharedBlock(Table.size(lengths, num_slots or 0), shared=shared)
         self._set_up(lengths, num_slots or 0, live, float(decay), block)
+        if not shared:
+            here.copies[self.key] = self
 
     def _set_up(self, shape: tuple[int, ...], num_slots: int, live: bool, decay: float, block: SharedBlock) -> None:
         self.shape = shape
@@ -79,6 +83,7 @@ class SharedRunningStats:
         self.live = live
         self.decay = decay
         self.shared = block.shared
+        self.key = block.key
         self._table = Table(shape, num_slots, block)
 
     def __repr__(self) -> str:
@@ -162,7 +167,7 @@ class SharedRunningStats:
         cell, decay = (table.whole, self.decay) if slot is None else (table.slots[slot], 1.0)
         block.acquire()
         try:
-            if table.flag[0]:
+            if table.flag[0] or not here.counting:
                 return
             epoch = table.whole.epoch
             if one:
@@ -184,7 +189,8 @@ class SharedRunningStats:
     def merge(self) -> int:
         """Add to the whole what slots have seen since the last time, in their order; returns how many samples.
 
-        To be called between steps: it is what makes the outcome the same for any number of workers.
+        To be called between steps: it is what makes the outcome the same for any number of workers. `AsyncVectorEnv`
+        does it by itself whenever it hands out results and nothing else is in flight.
 
         Raises:
             TimeoutError: if a worker that hangs, or is stopped, holds the lock; nothing has changed then.
@@ -203,10 +209,26 @@ class SharedRunningStats:
         whole.write(combine(old, new, self.decay), epoch + 1)
         return int(new.count)
 
+    def put(self, moments: Mapping[int, Moments]) -> None:
+        """What slots have seen elsewhere since the last merge waits here for the next one."""
+        with self._table.block.locked():
+            for slot, seen in moments.items():
+                self._table.slots[slot].write(seen, self._table.whole.epoch)
+
+    def forget(self, slots: Iterable[int]) -> None:
+        """Drop what these slots have seen since the last merge."""
+        self.put(dict.fromkeys(slots, self._nothing))
+
+    def take(self) -> dict[int, Moments]:
+        """What slots have seen since the last merge, which they then have no more."""
+        taken = {slot: self.at(slot).take() for slot in range(self.num_slots)}
+        return {slot: moments for slot, moments in taken.items() if moments.count}
+
     async def exchange(self, envs: Any, kind: str = "observation") -> int:
         """`merge`, and if memory is not shared fetch what the workers have, and give them the outcome.
 
-        To be awaited between steps. If this is cancelled, samples since the last time may be missing.
+        To be awaited between steps, where the vector env does not do it by itself as `AsyncVectorEnv` does. If this is
+        cancelled, samples since the last time may be missing.
 
         Args:
             envs: a vector env whose `call` is awaited, with `NormalizeObservation` or `NormalizeReward` in each slot.
@@ -277,10 +299,15 @@ class SharedRunningStats:
             whole.write(Moments(float(count), float(weight), mean, m2), whole.epoch + 1)
             self._table.flag[0] = frozen
 
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called in this process."""
+        return self._table.block.closed
+
     def close(self) -> None:
         """Let go of the memory in this process. What is known can still be read here; workers keep theirs."""
         old = self._table
-        if old.block.closed:
+        if self.closed:
             return
         block = SharedBlock(Table.size(self.shape, self.num_slots), shared=False)
         self._table = Table(self.shape, self.num_slots, block)
@@ -296,10 +323,11 @@ class SharedRunningStats:
         self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
+        here.note_pickled(self)
         options = (self.shape, self.num_slots, self.live, self.decay)
         if self.shared:
             return _rebuild, (*options, self._table.block, None)
-        return _rebuild, (*options, None, self.state_dict())
+        return _rebuild, (*options, None, self.state_dict(), self.key)
 
 
 def _rebuild(
@@ -309,13 +337,19 @@ def _rebuild(
     decay: float,
     block: SharedBlock | None,
     state: dict[str, Any] | None,
+    key: bytes | None = None,
 ) -> SharedRunningStats:
+    if key is not None and (known := here.copies.get(key)) is not None:
+        return known
     stats = SharedRunningStats.__new__(SharedRunningStats)
     if block is None:
         block = SharedBlock(Table.size(shape, num_slots), shared=False)
     stats._set_up(shape, num_slots, live, decay, block)
     if state is not None:
         stats.load_state_dict(state)
+    if key is not None:
+        stats.key = key
+        here.copies[key] = stats
     return stats
 
 

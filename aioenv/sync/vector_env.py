@@ -21,6 +21,8 @@ from aioenv.engine.stream import ImageStream
 from aioenv.engine.waits import Stats
 from aioenv.envs.actors import ActorID
 from aioenv.errors import ClosedError
+from aioenv.native_vector_env import NativeVectorEnv
+from aioenv.stats.episodes import EpisodeStats
 from aioenv.sync.facade import Facade
 from aioenv.sync.portal import Portal
 from aioenv.sync.rollout import roll_out
@@ -96,6 +98,11 @@ class VectorEnv(Facade):
         """
         return roll_out(self._portal, self._envs, policy, steps, groups, takes_slots(policy))
 
+    @property
+    def episode_stats(self) -> EpisodeStats:
+        """Returns, lengths, times and events of the episodes that have ended (see `AsyncVectorEnv.episode_stats`)."""
+        return self._envs.episode_stats
+
     def stats(self, *, reset: bool = False) -> Stats:
         """How long the run waited for envs, for images and for the policy (see `AsyncVectorEnv.stats`)."""
         return self._envs.stats(reset=reset)
@@ -168,6 +175,13 @@ class VectorEnv(Facade):
     def set_attr(self, name: str, values: Any) -> None:
         """Set an attribute of every env (see `AsyncVectorEnv.set_attr`)."""
         self._portal.call(self._envs.set_attr, name, values)
+
+    def model_field(self, name: str) -> npt.NDArray[Any]:
+        """A live field of the models of native MuJoCo slots (see `NativeVectorEnv.model_field`)."""
+        if not isinstance(self._envs, NativeVectorEnv):
+            raise ValueError('model_field: only with backend="native"')
+        array: npt.NDArray[Any] = self._portal.run_soon(self._envs.model_field, name)
+        return array
 
     def get_state(self, slots: Iterable[int] | None = None) -> list[EnvState]:
         """The states of envs (see `AsyncVectorEnv.get_state`)."""

@@ -69,6 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("pool-exact", "likewise, exact"),
         ("render-workers", "images by 1, 2, 4 and 8 render workers on one device, a GPU, say"),
         ("uneven", "steps that take unevenly long: recv against step (default: uneven, with --num-envs 32)"),
+        ("stats", "an update of shared statistics, and their merge (default: --num-envs 64)"),
     ):
         add(f"--{name}", action="store_const", const=name, dest="figure", help=f"instead: {help}")
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from aioenv.cli.bench import others, ours
+from aioenv.cli.bench import others, ours, raw
 from aioenv.cli.bench.common import NotApplicable, closing, refuse_many_processes, stepped
 from aioenv.cli.bench.tasks import Measured, Task, clock_blocking
 from aioenv.workers.environment import usable_cpus
@@ -123,6 +123,8 @@ CONTENDERS: dict[str, Contender] = {
     "torchrl-parallel": Contender("TorchRL ParallelEnv", "torchrl", others.torchrl_parallel),
     "pufferlib": Contender("PufferLib Multiprocessing", "pufferlib", others.pufferlib),
     "envpool": Contender("EnvPool", "envpool", others.envpool),
+    "raw-batch": Contender("mujoco.batch, physics alone", "mujoco", raw.raw_batch),
+    "raw-loop": Contender("MjData loop, physics alone", "mujoco", raw.raw_loop),
     "bare": Contender("bare loop, one env", "gymnasium", bare_loop),
     "bare-all": Contender("bare loops, one a CPU", "gymnasium", bare_loops),
 }

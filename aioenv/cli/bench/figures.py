@@ -20,6 +20,7 @@ import aioenv
 from aioenv.cli.bench.common import NotApplicable, closing
 from aioenv.cli.bench.drawn import SIDE, overlap, pixels_aioenv, pixels_gymnasium
 from aioenv.cli.bench.pools import IMAGES_PER_S, QUALITIES, bare_images, pool_images, worker_images
+from aioenv.cli.bench.shared_stats import stats_gymnasium, stats_live, stats_slots
 from aioenv.cli.bench.tasks import ACTION_BATCHES, Task
 from aioenv.cli.bench.uneven import uneven_gymnasium, uneven_recv, uneven_step
 from aioenv.workers.launch import START_METHODS
@@ -262,6 +263,14 @@ FIGURES: dict[str, Figure] = {
         {"x async": "gymnasium-async", "x lock-step": "aioenv-step"},
         env="uneven",
         num_envs=32,
+    ),
+    "stats": Figure(
+        "Shared statistics of a HalfCheetah's observations: an update, and the merge of one from each slot",
+        ("update µs", "merge µs"),
+        {"gymnasium": stats_gymnasium, "aioenv-slots": stats_slots, "aioenv-live": stats_live},
+        {"x gymnasium": "gymnasium"},
+        env="noop",
+        num_envs=64,
     ),
     "images": Figure(
         f"Images of {SIDE}x{SIDE} as observations",

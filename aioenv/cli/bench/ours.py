@@ -17,6 +17,7 @@ from gymnasium.envs.registration import EnvSpec
 import aioenv
 from aioenv.cli.bench.common import NotApplicable, stepped
 from aioenv.cli.bench.tasks import ACTION_BATCHES, SYNTHETIC, Measured, Task, clock_async
+from aioenv.host.vector_access import is_native_task
 
 __all__ = [
     "aioenv_asyncio",
@@ -104,10 +105,10 @@ def aioenv_groups(task: Task) -> Measured:
 
 
 def aioenv_native(task: Task) -> Measured:
-    """The async API over the vector env that the env's authors registered.
+    """The async API over one vector env: ours, or the one that the env's authors registered.
 
     Raises:
-        NotApplicable: if they registered none.
+        NotApplicable: if there is none.
     """
     if not has_native(task.env):
         raise NotApplicable(f"nobody has written {task.env} as one vector env")
@@ -128,7 +129,8 @@ def has_native(env: str) -> bool:
     """Whether `make_vec` can step a vectorised version of this env, and there is one."""
     if env in SYNTHETIC or "backend" not in inspect.signature(aioenv.make_vec).parameters:
         return False
-    return registered(env).vector_entry_point is not None
+    spec = registered(env)
+    return spec.vector_entry_point is not None or is_native_task(spec)
 
 
 def registered(env: str) -> EnvSpec:

@@ -13,6 +13,7 @@ __all__ = ["COST_ENVS", "ROWS", "Row", "estimate_s"]
 
 GYMNASIUM = ("gymnasium-async", "gymnasium-sync")
 BARE = ("bare", "bare-all")
+RAW = ("raw-batch", "raw-loop")
 # Each takes seconds to import, and most of them a process an env.
 SLOW = ("sb3-subproc", "tianshou-subproc", "torchrl-parallel")
 OTHERS = (*SLOW, "pufferlib", "envpool")
@@ -81,10 +82,10 @@ def _rows() -> Iterable[Row]:
     yield Row("cartpole-8", "CartPole-v1", 8, ("aioenv", "aioenv-native", *everyone))
     yield Row("cartpole-64", "CartPole-v1", 64, ("aioenv", *variants, *everyone, "sb3-dummy"))
     yield Row("cartpole-1024", "CartPole-v1", 1024, ("aioenv", "aioenv-native", *everyone))
+    contenders = ("aioenv", "aioenv-groups", "aioenv-native", *RAW, *everyone)
     for name in MUJOCO_GOALS:
-        yield Row(f"{name.lower()}-64", f"{name}-v5", 64, ("aioenv", "aioenv-groups", *everyone))
+        yield Row(f"{name.lower()}-64", f"{name}-v5", 64, contenders)
     for name in MUJOCO_MORE:
-        contenders = ("aioenv", "aioenv-groups", *everyone)
         yield Row(f"{name.lower()}-64", f"{name}-v5", 64, contenders, once=SLOW, quick=False)
     yield Row("pixels-64", "pixels", 64, ("aioenv", "aioenv-views", *everyone))
     for n in COST_ENVS:

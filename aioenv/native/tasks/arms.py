@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,35 @@ Array = npt.NDArray[Any]
 
 PUSHER_CAMERA = {"trackbodyid": -1, "distance": 4.0}
 REACHER_CAMERA = {"trackbodyid": 0}
+
+
+def _draw(
+    rng: np.random.Generator,
+    low: tuple[float, float],
+    width: tuple[float, float],
+    is_good: Callable[[float, float], bool],
+) -> tuple[float, float]:
+    """Two numbers as `rng.uniform` draws them, until they are good; without arrays, which take ten times as long."""
+    random = rng.random
+    while True:
+        x = low[0] + width[0] * random()
+        y = low[1] + width[1] * random()
+        if is_good(x, y):
+            return x, y
+
+
+def _distance(x: float, y: float, limit: float) -> float:
+    """How far off, by `np.linalg.norm` where the last bits might decide about the limit."""
+    distance = math.hypot(x, y)
+    return distance if abs(distance - limit) > 1e-9 else float(np.linalg.norm(np.array([x, y])))
+
+
+def _is_within_reach(x: float, y: float) -> bool:
+    return _distance(x, y, 0.2) < 0.2
+
+
+def _is_apart(x: float, y: float) -> bool:
+    return _distance(x, y, 0.17) > 0.17
 
 
 class Reacher(NativeMujocoEnv):
@@ -41,13 +72,7 @@ class Reacher(NativeMujocoEnv):
     def draw_start(self, slots: npt.NDArray[np.int64]) -> tuple[Array, Array]:
         """Noise on the arm, and a goal that it can reach."""
         qpos = self.uniform(slots, -0.1, 0.1, self.model.nq) + self.init_qpos
-        for row, slot in zip(qpos, slots.tolist(), strict=True):
-            rng = self.rng(slot)
-            while True:
-                goal = rng.uniform(low=-0.2, high=0.2, size=2)
-                if np.linalg.norm(goal) < 0.2:
-                    break
-            row[-2:] = goal
+        qpos[:, -2:] = [_draw(self.rng(slot), (-0.2, -0.2), (0.4, 0.4), _is_within_reach) for slot in slots.tolist()]
         qvel = self.init_qvel + self.uniform(slots, -0.005, 0.005, self.model.nv)
         qvel[:, -2:] = 0
         return qpos, qvel
@@ -95,13 +120,7 @@ class Pusher(NativeMujocoEnv):
         """The object somewhere, but not at the goal; noise on speeds."""
         qpos = np.repeat(self.init_qpos[None], len(slots), axis=0)
         qpos[:, -2:] = 0  # the goal
-        for row, slot in zip(qpos, slots.tolist(), strict=True):
-            rng = self.rng(slot)
-            while True:
-                place = np.concatenate([rng.uniform(low=-0.3, high=0, size=1), rng.uniform(low=-0.2, high=0.2, size=1)])
-                if np.linalg.norm(place) > 0.17:
-                    break
-            row[-4:-2] = place
+        qpos[:, -4:-2] = [_draw(self.rng(slot), (-0.3, -0.2), (0.3, 0.4), _is_apart) for slot in slots.tolist()]
         qvel = self.init_qvel + self.uniform(slots, -0.005, 0.005, self.model.nv)
         qvel[:, -4:] = 0
         return qpos, qvel

@@ -122,9 +122,9 @@ class Humanoid(_Body):
         self._terminate_when_unhealthy = terminate_when_unhealthy
         self._healthy_z_range = healthy_z_range
         self._xipos = self.bind("xipos")
-        self._centre_before = self.remember("centre", (2,))
+        self._xipos_before = self.remember("xipos", self._xipos.shape[1:])
 
-    def _centre(self) -> Array:
+    def _centre(self, xipos: Array) -> Array:
         """Centres of mass, x and y, which lag behind qpos by a substep."""
         masses = self.pool.changed_field("body_mass")
         if masses is None:
@@ -132,18 +132,17 @@ class Humanoid(_Body):
             total: Any = masses.sum()
         else:
             spec, total = "nb,nbj->nj", masses.sum(axis=1)[:, None]
-        centre: Array = (np.einsum(spec, masses, self._xipos) / total)[:, :2]
+        centre: Array = (np.einsum(spec, masses, xipos) / total)[:, :2]
         return centre
 
     def after_start(self, slots: Any) -> None:
         """Note where it begins."""
-        self._centre_before[slots] = self._centre()[slots]
+        self._xipos_before[slots] = self._xipos[slots]
 
     def outcome(self, actions: Array, obs: Array) -> tuple[Array, Array | None, dict[str, Array]]:
         """Speed, and something for standing, less what controls and contacts cost."""
-        centre = self._centre()
-        velocity = (centre - self._centre_before) / self.dt
-        self._centre_before[...] = centre
+        velocity = (self._centre(self._xipos) - self._centre(self._xipos_before)) / self.dt
+        self._xipos_before[...] = self._xipos
         x_velocity, y_velocity = velocity[:, 0].copy(), velocity[:, 1].copy()
         low, high = self._healthy_z_range
         z = self.qpos[:, 2]

@@ -1,0 +1,68 @@
+"""The physics of MuJoCo tasks alone: what stepping a batch of them could cost at least."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from aioenv.cli.bench.common import NotApplicable, closing
+from aioenv.cli.bench.tasks import SYNTHETIC, Measured, Task, clock_blocking
+
+__all__ = ["raw_batch", "raw_loop"]
+
+# States of a run with natural ends of episodes: so many, so many steps apart.
+_SNAPSHOTS, _APART = 16, 8
+
+
+def raw_batch(task: Task) -> Measured:
+    """`mujoco.batch`, without what some tasks need after a step."""
+    return _raw(task, post_constraint=False)
+
+
+def raw_loop(task: Task) -> Measured:
+    """A loop over `MjData` on threads, with `mj_rnePostConstraint` after each step, as Gymnasium's envs call it."""
+    return _raw(task, post_constraint=True)
+
+
+def _raw(task: Task, *, post_constraint: bool) -> Measured:
+    """Step simulations that nobody observes, from states of a real run, which are loaded anew every few steps.
+
+    Raises:
+        NotApplicable: if it is none of Gymnasium's MuJoCo tasks.
+    """
+    from aioenv.host.vector_access import is_native_task, make_registered
+    from aioenv.native.sim_pool import SimPool
+
+    if task.env in SYNTHETIC or not is_native_task(task.env):
+        raise NotApplicable(f"{task.env} is no MuJoCo task")
+    env: Any = make_registered(task.env, {}, num_envs=task.num_envs)
+    opened: list[Any] = [env]
+
+    def start() -> Callable[[Any], Any]:
+        env.reset(seed=0)
+        actions = task.actions()
+        snapshots = []
+        for i in range(_SNAPSHOTS * _APART):
+            if i % _APART == 0:
+                snapshots.append(env.physics_states())
+            env.step(actions[i % len(actions)])
+        pool = SimPool(env.model, task.num_envs, post_constraint=post_constraint)
+        opened.append(pool)
+        ctrl, nstep = pool.bind("ctrl"), env.frame_skip
+        slots = np.arange(task.num_envs)
+        count = itertools.count()
+
+        def step(batch: Any) -> None:
+            number = next(count)
+            if number % _APART == 0:
+                pool.set_states(snapshots[number // _APART % _SNAPSHOTS], slots)
+            ctrl[...] = batch
+            pool.advance(nstep)
+
+        return step
+
+    with closing(opened):
+        return clock_blocking(task, start)

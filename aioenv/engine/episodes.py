@@ -1,0 +1,149 @@
+"""Statistics of episodes, taken where every reply passes once: whoever takes the results, or nobody."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+from gymnasium.vector import AutoresetMode
+
+from aioenv.batching.infos import NO_RESULT, Column, Columns, Schema
+from aioenv.stats.episodes import Ended, EpisodeStats
+
+if TYPE_CHECKING:
+    from aioenv.engine.batch import Exchange, Part
+
+__all__ = ["EpisodeWatch", "Episodes", "check_episode_stats"]
+
+_KEY = "episode"
+# As Gymnasium's RecordEpisodeStatistics: return, length, time.
+_SCHEMA = Schema(
+    (
+        Column((_KEY,), None, (), is_dict=True),
+        Column((_KEY, "r"), np.dtype(np.float64), (), is_python=True),
+        Column((_KEY, "l"), np.dtype(np.int64), (), is_python=True),
+        Column((_KEY, "t"), np.dtype(np.float64), (), is_python=True),
+    ),
+    False,
+    False,
+)
+
+
+class Episodes:
+    """The part of a vector env that keeps statistics of its episodes."""
+
+    _episode_stats: EpisodeStats | None = None
+
+    @property
+    def episode_stats(self) -> EpisodeStats:
+        """Returns, lengths, times and events of the episodes that have ended: `print(envs.episode_stats.epoch())`.
+
+        Raises:
+            RuntimeError: if nobody asked for them.
+        """
+        if self._episode_stats is None:
+            raise RuntimeError(
+                "episode_stats: nobody counts episodes here; make the vector env with episode_stats=True"
+            )
+        return self._episode_stats
+
+
+def check_episode_stats(
+    given: bool | EpisodeStats, prefix: str | None, num_envs: int, mode: AutoresetMode
+) -> EpisodeStats | None:
+    """The statistics that a vector env keeps.
+
+    Raises:
+        TypeError: if `given` is neither a bool nor an `EpisodeStats`, or `prefix` is no string.
+        ValueError: if there is a prefix for nothing, or the statistics are another's.
+    """
+    if not isinstance(given, (bool, EpisodeStats)):
+        raise TypeError(f"episode_stats: expected True, False or an aioenv.EpisodeStats, got {given!r}")
+    if prefix is not None and not isinstance(prefix, str):
+        raise TypeError(f"stats_prefix: expected a string or None, got {prefix!r}")
+    if given is False:
+        if prefix is not None:
+            raise ValueError("stats_prefix: there is nothing that it could name; pass episode_stats=True, too")
+        return None
+    stats = EpisodeStats() if given is True else given
+    if prefix is not None:
+        stats.prefix = prefix
+    stats.bind(num_envs, mode)
+    return stats
+
+
+class EpisodeWatch:
+    """Tells the statistics what replies say, and puts into the infos which episodes have ended.
+
+    Args:
+        stats: the statistics.
+        mode: the autoreset mode.
+    """
+
+    def __init__(self, stats: EpisodeStats, mode: AutoresetMode) -> None:
+        self.stats = stats
+        self._same_step = mode is AutoresetMode.SAME_STEP
+
+    def note(self, exchange: Exchange, part: Part) -> None:
+        """A part's reply is in."""
+        failed = {slot for error in part.errors for slot in error.slots}
+        assert part.sent is not None
+        if failed:
+            self.stats.drop(part.slots[np.isin(part.slots, list(failed))])
+        if not exchange.stepped:
+            slots = part.sent.slots
+            self.stats.begin(slots[~np.isin(slots, list(failed))] if failed else slots)
+            return
+        batch, rows = exchange.batch, slice(part.start, part.stop)
+        slots, rewards = part.slots, batch.reward[rows]
+        over = batch.terminated[rows] | batch.truncated[rows]
+        lost: npt.NDArray[np.bool_] | None = None
+        keep = ~np.isin(slots, list(failed)) if failed else np.ones(len(slots), np.bool_)
+        for columns in part.columns:
+            if columns.schema is NO_RESULT:
+                keep[_rows(columns, part)] = False
+            elif any(column.path == ("restarted",) for column in columns.schema.columns):
+                lost = np.zeros(len(slots), np.bool_) if lost is None else lost
+                lost[_rows(columns, part)] = True
+        values = list(self._values(part, over)) if self.stats.events and part.columns else ()
+        if keep.all():
+            self._tell(part, self.stats.step(slots, rewards, over, values, lost), np.arange(len(slots)))
+        else:
+            where = np.flatnonzero(keep)
+            ended = self.stats.step(
+                slots[keep], rewards[keep], over[keep], values, None if lost is None else lost[keep]
+            )
+            self._tell(part, ended, where)
+
+    def _tell(self, part: Part, ended: Ended, where: npt.NDArray[np.int64]) -> None:
+        """Put the ends of episodes into the infos, unless the envs tell of them themselves."""
+        if not len(ended.rows) or any(c.path[0] == _KEY for each in part.columns for c in each.schema.columns):
+            return
+        positions = where[ended.rows] + part.start
+        values = [None, ended.returns, ended.lengths, ended.times_s]
+        part.columns = [*part.columns, Columns(positions, _SCHEMA, values)]
+
+    def _values(self, part: Part, over: npt.NDArray[np.bool_]) -> Iterator[tuple[int, int, Any]]:
+        """Events of this step, with their slots: under SAME_STEP an episode's last ones are in its final info."""
+        for columns in part.columns:
+            rows = _rows(columns, part)
+            for number, event in enumerate(self.stats.events):
+                for index, column in enumerate(columns.schema.columns):
+                    final = self._same_step and column.path == ("final_info", *event.path)
+                    if not final and column.path != event.path:
+                        continue
+                    for row, value in zip(rows.tolist(), columns.values[index], strict=True):
+                        # at the end of an episode what is not in the final info is of the next one's reset
+                        if not self._same_step or bool(over[row]) is final:
+                            yield number, int(part.slots[row]), value
+
+
+def _rows(columns: Columns, part: Part) -> npt.NDArray[np.int64]:
+    """Where the rows of columns stand in a part."""
+    positions = columns.positions
+    if isinstance(positions, slice):
+        return np.arange(positions.start, positions.stop) - part.start
+    rows: npt.NDArray[np.int64] = positions - part.start
+    return rows

@@ -1,0 +1,326 @@
+"""Statistics of episodes: steps are reduced to episodes, episodes to epochs. Pure numpy, in the parent.
+
+An episode counts when it has ended, as a whole. One that was dropped on the way (by a reset, a fault, a state that was
+set) never does, and neither does what it had gathered: the next one begins at nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+from gymnasium.vector import AutoresetMode
+
+__all__ = ["Ended", "EpisodeEvent", "EpisodeStats", "EpochStats", "StatsWriter"]
+
+_log = logging.getLogger("aioenv.stats")
+
+Slots = npt.NDArray[np.int64]
+Reducer = str | Callable[[npt.NDArray[Any]], Any]
+
+_REDUCERS: dict[str, Callable[[npt.NDArray[Any]], Any]] = {
+    "sum": np.sum,
+    "mean": np.mean,
+    "std": np.std,
+    "min": np.min,
+    "max": np.max,
+    "median": np.median,
+    "count": len,
+    "first": lambda values: values[0],
+    "last": lambda values: values[-1],
+}
+_OF_NOTHING = {"sum": 0.0, "count": 0.0}  # others are NaN
+
+
+class StatsWriter(Protocol):
+    """Whatever takes statistics: TensorBoard, a file, a service."""
+
+    def write(self, prefix: str, step: int, stats: Mapping[str, float]) -> None:
+        """Take the statistics of an epoch.
+
+        Args:
+            prefix: what they are of: "train", say.
+            step: how many steps envs had made by then, or what the caller counts.
+            stats: by name; NaN where there was nothing to reduce.
+        """
+
+
+@dataclass(frozen=True)
+class EpisodeEvent:
+    """Something that envs tell in their infos: its values are reduced to one an episode, and those over an epoch.
+
+    Attributes:
+        key: of the info dict; a tuple leads into nested ones.
+        episode: how the values of an episode's steps become one: "sum", "mean", "std", "min", "max", "median", "count",
+            "first", "last", or a function of an array. An episode without values has none ("sum" and "count": 0).
+        epoch: how those of all episodes become numbers: names as above, or pairs of a name and a function.
+        name: what it is called; by default the key.
+
+    Raises:
+        ValueError: if there is no such reducer.
+    """
+
+    key: str | tuple[str, ...]
+    episode: Reducer = "sum"
+    epoch: Sequence[str | tuple[str, Callable[[npt.NDArray[Any]], Any]]] = ("mean", "std", "min", "max")
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            object.__setattr__(self, "name", self.key if isinstance(self.key, str) else ".".join(self.key))
+        for level, reducers in (("episode", [self.episode]), ("epoch", list(self.epoch))):
+            for reducer in reducers:
+                function = reducer[1] if isinstance(reducer, tuple) else reducer
+                if not callable(function) and function not in _REDUCERS:
+                    raise ValueError(f"{self.name}: {level}: expected one of {list(_REDUCERS)}, got {function!r}")
+
+    @property
+    def path(self) -> tuple[str, ...]:
+        """The key as a path."""
+        return (self.key,) if isinstance(self.key, str) else tuple(self.key)
+
+
+class EpochStats(dict[str, float]):
+    """The statistics of an epoch by name; `print` shows them as a table.
+
+    Attributes:
+        prefix: what they are of.
+    """
+
+    def __init__(self, prefix: str | None, stats: Mapping[str, float]) -> None:
+        super().__init__(stats)
+        self.prefix = prefix
+
+    def __str__(self) -> str:
+        width = max(len(name) for name in self)
+        lines = [f"{name:<{width}}  {_shown(value):>12}" for name, value in self.items()]
+        return "\n".join([f"{self.prefix or 'episodes'}:", *lines])
+
+
+def _shown(value: float) -> str:
+    return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.4f}"
+
+
+class Ended(NamedTuple):
+    """Episodes that have just ended.
+
+    Attributes:
+        rows: where their slots stand among those that were stepped.
+        returns: float64; lengths: int64, in steps; times_s: float64.
+    """
+
+    rows: Slots
+    returns: npt.NDArray[np.float64]
+    lengths: npt.NDArray[np.int64]
+    times_s: npt.NDArray[np.float64]
+
+
+class EpisodeStats:
+    """Returns, lengths, times and events of the episodes of a vector env.
+
+    Give it to `AsyncVectorEnv` or `make_vec` as `episode_stats`; it is `envs.episode_stats` then.
+
+    Args:
+        events: what else to reduce.
+        prefix: what the statistics are called; None: they are not logged.
+        writers: take what `write` reduces.
+
+    Attributes:
+        total_episodes: how many episodes have ended since the beginning.
+        total_steps: how many steps envs have made, those that reset left out.
+        prefix, writers: as above.
+
+    Raises:
+        ValueError: if two events have the same name.
+    """
+
+    def __init__(
+        self, events: Iterable[EpisodeEvent] = (), *, prefix: str | None = None, writers: Iterable[StatsWriter] = ()
+    ) -> None:
+        self.events = tuple(events)
+        self.prefix = prefix
+        self.writers = list(writers)
+        self.total_episodes = 0
+        self.total_steps = 0
+        names = [event.name for event in self.events]
+        if len(set(names)) < len(names):
+            raise ValueError(f"events: expected names of their own, got {names}")
+        self._returns: npt.NDArray[np.float64] | None = None  # of each slot, so far
+        self._episodes: list[Ended] = []
+        self._event_values: list[list[Any]] = [[] for _ in self.events]  # one an episode that has any
+
+    def bind(self, num_slots: int, mode: AutoresetMode) -> None:
+        """Tell whose statistics these are: a vector env of so many slots.
+
+        Raises:
+            ValueError: if they are another's already.
+        """
+        if self._returns is not None:
+            raise ValueError("episode_stats: these are another vector env's; make new ones")
+        self._mode = mode
+        self._returns = np.zeros(num_slots)
+        self._lengths = np.zeros(num_slots, np.int64)
+        self._began = np.zeros(num_slots)
+        self._counts = np.zeros(num_slots, np.bool_)  # whether the episode was seen from its beginning
+        self._due = np.zeros(num_slots, np.bool_)  # whether the next step resets instead
+        self._seen: list[list[list[Any]]] = [[[] for _ in range(num_slots)] for _ in self.events]
+
+    # ------------------------------------------------------------ steps
+
+    def begin(self, slots: Slots) -> None:
+        """Episodes begin in these slots; what was there is dropped."""
+        assert self._returns is not None
+        self._returns[slots] = 0
+        self._lengths[slots] = 0
+        self._began[slots] = perf_counter()
+        self._counts[slots] = True
+        self._due[slots] = False
+        self._empty(slots)
+
+    def drop(self, slots: Slots) -> None:
+        """What goes on in these slots is no whole episode: it does not count."""
+        self._counts[slots] = False
+        self._due[slots] = False
+        self._empty(slots)
+
+    def _empty(self, slots: Slots) -> None:
+        for by_slot in self._seen:
+            for slot in slots.tolist():
+                by_slot[slot] = []
+
+    def step(
+        self,
+        slots: Slots,
+        rewards: npt.NDArray[np.float64],
+        over: npt.NDArray[np.bool_],
+        values: Iterable[tuple[int, int, Any]] = (),
+        lost: npt.NDArray[np.bool_] | None = None,
+    ) -> Ended:
+        """These slots were stepped.
+
+        Args:
+            slots: whose, each once.
+            rewards: float64, one each.
+            over: bool: whether the episode has ended.
+            values: numbers of events, slots, and values that they had in this step.
+            lost: bool: whether what has ended was lost with its process: it does not count.
+        """
+        assert self._returns is not None
+        fresh = self._due[slots]
+        if fresh.any():
+            self.begin(slots[fresh])  # this step was a reset, whatever it told
+        stepped = slots[~fresh]
+        self._returns[stepped] += rewards[~fresh]
+        self._lengths[stepped] += 1
+        self.total_steps += len(stepped)
+        resets = set(slots[fresh].tolist())  # what they tell is of no step
+        for event, slot, value in values:
+            if self._counts[slot] and slot not in resets:
+                self._seen[event][slot].append(value)
+        if not over.any():
+            return _NOBODY
+        counted = over & self._counts[slots]
+        if lost is not None:
+            counted &= ~lost
+        rows = np.flatnonzero(counted)
+        who = slots[rows]
+        # rounded as Gymnasium does
+        times = np.round(perf_counter() - self._began[who], 6)
+        ended = Ended(rows, self._returns[who], self._lengths[who], times)
+        self._close(ended, who)
+        finished = slots[over]
+        if self._mode is AutoresetMode.SAME_STEP:
+            self.begin(finished)
+        else:
+            self.drop(finished)
+            self._due[finished] = self._mode is AutoresetMode.NEXT_STEP
+        return ended
+
+    def _close(self, ended: Ended, slots: Slots) -> None:
+        """Episodes have ended: reduce what their steps had."""
+        if not len(slots):
+            return
+        self.total_episodes += len(slots)
+        self._episodes.append(ended)
+        for number, event in enumerate(self.events):
+            for slot in slots.tolist():
+                values = self._seen[number][slot]
+                if values or event.episode in _OF_NOTHING:
+                    self._event_values[number].append(_reduce(event.episode, np.asarray(values)))
+
+    # ------------------------------------------------------------ epochs
+
+    def epoch(self) -> EpochStats:
+        """The statistics of the episodes that have ended since the last `write` or `clear`.
+
+        "return/mean", "return/std", "return/min", "return/max"; "length/mean", "length/median", "length/total", in
+        steps; "time/mean" in seconds; "episode_count", "total_episode_count" (since the beginning); and of each event
+        "NAME/REDUCER". Where there was no episode, NaN.
+        """
+        episodes = self._episodes
+        returns, lengths, times = (
+            np.concatenate([getattr(ended, name) for ended in episodes]) if episodes else np.zeros(0)
+            for name in ("returns", "lengths", "times_s")
+        )
+        stats = {f"return/{name}": _number(name, returns) for name in ("mean", "std", "min", "max")}
+        stats |= {f"length/{name}": _number(name, lengths) for name in ("mean", "median")}
+        stats |= {"length/total": float(lengths.sum()), "time/mean": _number("mean", times)}
+        stats |= {"episode_count": float(len(returns)), "total_episode_count": float(self.total_episodes)}
+        for event, values in zip(self.events, self._event_values, strict=True):
+            array = np.asarray(values)
+            for reducer in event.epoch:
+                name, function = reducer if isinstance(reducer, tuple) else (reducer, reducer)
+                stats[f"{event.name}/{name}"] = _number(function, array)
+        return EpochStats(self.prefix, stats)
+
+    def write(self, step: int | None = None) -> EpochStats:
+        """Reduce the epoch, hand it to the log (with a prefix) and the writers, and begin another.
+
+        Episodes that are under way go on, and count in the epoch in which they end.
+
+        Args:
+            step: what the writers are told; None: `total_steps`.
+        """
+        stats = self.epoch()
+        step = self.total_steps if step is None else step
+        self._forget_epoch()
+        if self.prefix is not None:
+            _log.info("step %d, %s", step, stats)
+        for writer in self.writers:
+            writer.write(self.prefix or "", step, stats)
+        return stats
+
+    def clear(self) -> None:
+        """Forget the epoch, and drop the episodes that are under way: those that begin from now on count.
+
+        So do those that have just begun, by a reset, and were not stepped yet.
+        """
+        self._forget_epoch()
+        if self._returns is not None:
+            due = self._due.copy()
+            self.drop(np.flatnonzero(self._lengths))
+            self._due = due
+
+    def _forget_epoch(self) -> None:
+        self._episodes = []
+        self._event_values = [[] for _ in self.events]
+
+
+_NOBODY = Ended(np.zeros(0, np.int64), np.zeros(0), np.zeros(0, np.int64), np.zeros(0))
+
+
+def _reduce(reducer: Reducer, values: npt.NDArray[Any]) -> Any:
+    if not len(values) and isinstance(reducer, str):
+        return _OF_NOTHING.get(reducer, np.nan)
+    return (_REDUCERS[reducer] if isinstance(reducer, str) else reducer)(values)
+
+
+def _number(reducer: Reducer, values: npt.NDArray[Any]) -> float:
+    if not len(values) and not isinstance(reducer, str):
+        return np.nan
+    return float(_reduce(reducer, values))
