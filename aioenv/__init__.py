@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from aioenv.assign import construct_envs as construct_envs
     from aioenv.assign import plan_workers as plan_workers
     from aioenv.creator import EnvCreator as EnvCreator
+    from aioenv.engine.numbered import Episode as Episode
     from aioenv.engine.record import Rollout as Rollout
     from aioenv.engine.results import Ready as Ready
     from aioenv.engine.results import ResetResult as ResetResult
@@ -47,6 +48,8 @@ if TYPE_CHECKING:
     from aioenv.errors import WireError as WireError
     from aioenv.errors import WorkerDied as WorkerDied
     from aioenv.errors import WorkerStartError as WorkerStartError
+    from aioenv.loops.evaluate import Evaluation as Evaluation
+    from aioenv.loops.evaluate import evaluate as evaluate
     from aioenv.loops.record import Recording as Recording
     from aioenv.loops.record import record as record
     from aioenv.make import make_vec as make_vec
@@ -84,6 +87,8 @@ _HOME = {
     **dict.fromkeys(("EpisodeCounter", "EpisodeEvent", "EpisodeStats", "SharedRunningStats"), "aioenv.stats"),
     "AsyncVectorEnv": "aioenv.vector_env",
     "EnvCreator": "aioenv.creator",
+    "Episode": "aioenv.engine.numbered",
+    **dict.fromkeys(("Evaluation", "evaluate"), "aioenv.loops.evaluate"),
     "Rollout": "aioenv.engine.record",
     "Stats": "aioenv.engine.waits",
     "NativeMujocoEnv": "aioenv.native.mujoco_env",

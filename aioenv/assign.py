@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-__all__ = ["Assignment", "WorkerPlan", "construct_envs", "plan_workers", "spread"]
+__all__ = ["Assignment", "WorkerPlan", "construct_envs", "draw_seeds", "plan_workers", "spread"]
 
 MODES = ("train", "eval")
 VARIABLES = ("DISPLAY", "CUDA_VISIBLE_DEVICES", "MUJOCO_EGL_DEVICE_ID")
@@ -232,19 +232,34 @@ def _deal_by_scene(episodes: Sequence[Any], n: int, scene: Callable[[Any], Hasha
 
 
 def _draw(seed: int | None, n: int) -> tuple[int, list[int], list[int]]:
-    """2 n numbers below 2**31, no two of them equal; the first of them are the same for every n."""
+    entropy, numbers = draw_seeds(seed, 2 * n)
+    return entropy, numbers[::2], numbers[1::2]
+
+
+def draw_seeds(seed: int | None, n: int) -> tuple[int, list[int]]:
+    """n numbers below 2**31, no two of them equal; the first of them are the same for every n.
+
+    Args:
+        seed: where they come from; None for fresh entropy.
+        n: how many.
+
+    Returns:
+        What they come from, to draw them again, and the numbers.
+
+    Raises:
+        ValueError: if the seed is no int from 0.
+    """
     if seed is not None and (isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or seed < 0):
         raise ValueError(f"seed: expected an int from 0, or None, got {seed!r}")
     source = np.random.SeedSequence(None if seed is None else int(seed))
     drawn: dict[int, None] = {}
-    words = 2 * n
-    while len(drawn) < 2 * n:
+    words = n
+    while len(drawn) < n:
         drawn = dict.fromkeys(int(word) >> 1 for word in source.generate_state(words))
         words *= 2
-    numbers = list(drawn)[: 2 * n]
     entropy = source.entropy
     assert isinstance(entropy, int)
-    return entropy, numbers[::2], numbers[1::2]
+    return entropy, list(drawn)[:n]
 
 
 def _variables(workers: int, displays: Any, devices: Any, egl_devices: Any) -> tuple[dict[str, str], ...]:

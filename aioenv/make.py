@@ -54,6 +54,8 @@ def make_vec(
     render: RenderConfig | None = None,
     pixels: RenderConfig | None = None,
     cpu_affinity: str | Sequence[int | Iterable[int]] | None = None,
+    ignore_signals: bool = False,
+    debug: bool = False,
     episode_stats: bool | EpisodeStats = False,
     stats_prefix: str | None = None,
     seed_plan: Sequence[int] | None = None,
@@ -96,6 +98,8 @@ def make_vec(
             autoreset_mode=not ours and autoreset_mode not in (AutoresetMode.NEXT_STEP, AutoresetMode.NEXT_STEP.value),
             pixels=pixels is not None,
             transport=transport == "shared",
+            ignore_signals=ignore_signals,
+            debug=debug,
             seed_plan=seed_plan is not None,
         )
         if ours:
@@ -145,6 +149,8 @@ def make_vec(
         render=render,
         pixels=pixels,
         cpu_affinity=cpu_affinity,
+        ignore_signals=ignore_signals,
+        debug=debug,
         episode_stats=episode_stats,
         stats_prefix=stats_prefix,
         seed_plan=seed_plan,

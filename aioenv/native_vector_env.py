@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, Self, cast
 
@@ -25,6 +25,7 @@ from aioenv.engine.fleet import FleetConfig
 from aioenv.engine.imports import modules_needed
 from aioenv.engine.inline import RUN_IN, Solo
 from aioenv.engine.model_fields import model_field
+from aioenv.engine.numbered import Episode
 from aioenv.engine.pictures import check_mode
 from aioenv.engine.record import Rollout
 from aioenv.engine.results import ResetResult, StepResult
@@ -273,6 +274,12 @@ class NativeVectorEnv(AsyncVectorEnv):
     ) -> ResetResult:
         """Not to be had, as `pause`."""
         self._refuse_one("reset_at")
+
+    def episodes(
+        self, policy: Policy, n: int, *, seed: int | Sequence[int | None] | None = None
+    ) -> AsyncGenerator[Episode, None]:
+        """Not to be had, as `pause`."""
+        self._refuse_one("episodes")
 
     def _refuse_one(self, name: str) -> NoReturn:
         raise ValueError(f'{name}: a vector env steps all of its slots at once; backend="workers" steps them alone')

@@ -31,6 +31,7 @@ from aioenv.engine.episodes import Episodes, check_episode_stats
 from aioenv.engine.fleet import FleetConfig
 from aioenv.engine.imports import modules_needed
 from aioenv.engine.lifecycle import Lifecycle
+from aioenv.engine.numbered import Numbered
 from aioenv.engine.one_slot import OneSlot
 from aioenv.engine.pausing import Pausing
 from aioenv.engine.pictures import Pictures
@@ -39,6 +40,7 @@ from aioenv.engine.rollout import Rollouts
 from aioenv.engine.seeds import split_reset_options
 from aioenv.engine.states import States
 from aioenv.engine.waits import Clock
+from aioenv.host.boot import IGNORABLE
 from aioenv.rendering.pixels import with_pixels
 from aioenv.stats.episodes import EpisodeStats
 from aioenv.stats.here import collected
@@ -52,7 +54,7 @@ if TYPE_CHECKING:
 __all__ = ["AsyncVectorEnv", "WorkerInfo"]
 
 
-class AsyncVectorEnv(Pictures, Rollouts, Pausing, OneSlot, Calls, States, Actors, Episodes, Lifecycle):
+class AsyncVectorEnv(Pictures, Rollouts, Numbered, Pausing, OneSlot, Calls, States, Actors, Episodes, Lifecycle):
     """Many envs, stepped at once in worker processes; every call that waits is awaited.
 
     Nothing is started by the constructor. Use it as an async context manager, or await it and close it::
@@ -101,6 +103,12 @@ class AsyncVectorEnv(Pictures, Rollouts, Pausing, OneSlot, Calls, States, Actors
             thread for each numeric library. A list has one mapping (or None) for each of `num_workers` workers.
         render: draw images of every returned state while the next steps run; None draws nothing by itself.
         pixels: make images the observations, or one key of them (see `RenderConfig`); None leaves them as they are.
+        ignore_signals: let workers ignore SIGTERM, SIGUSR1 and SIGUSR2, so that a cluster that tells all processes of
+            a job of its end ends no env before you have saved your work. (SIGINT they always ignore, and SIGKILL
+            nobody can: `close` comes to that a second later.)
+        debug: run the envs in this process instead, on a thread for each worker (by default one for all), so that
+            `breakpoint()` in an env stops at this terminal, and a debugger sees them. All else is as always; `start`,
+            `channel`, `worker_env` and `cpu_affinity` say nothing. What an env does to its process it does to this one.
         cpu_affinity: which CPUs the workers may use: "spread" pins each to one of those that this process may use, in
             turn; a sequence of CPU numbers, or of sets of them, gives worker i element `i % len`; None leaves it to
             the system, and to what this process may use.
@@ -143,6 +151,8 @@ class AsyncVectorEnv(Pictures, Rollouts, Pausing, OneSlot, Calls, States, Actors
         render: RenderConfig | None = None,
         pixels: RenderConfig | None = None,
         cpu_affinity: str | Sequence[int | Iterable[int]] | None = None,
+        ignore_signals: bool = False,
+        debug: bool = False,
         episode_stats: bool | EpisodeStats = False,
         stats_prefix: str | None = None,
         seed_plan: Sequence[int] | None = None,
@@ -164,7 +174,7 @@ class AsyncVectorEnv(Pictures, Rollouts, Pausing, OneSlot, Calls, States, Actors
         self._must_reset = self.autoreset_mode is AutoresetMode.DISABLED  # Gymnasium's AsyncVectorEnv does not ask
         self._timeout_s = check_timeout(timeout_s)
         self._on_timeout = check_on_timeout(on_timeout, restart)
-        workers = check_num_workers(num_workers, self.num_envs)
+        workers = check_num_workers(1 if debug and num_workers is None else num_workers, self.num_envs)
         self._clock = Clock()
         self._episode_stats = check_episode_stats(episode_stats, stats_prefix, self.num_envs, self.autoreset_mode)
         self._config = FleetConfig(
@@ -180,10 +190,12 @@ class AsyncVectorEnv(Pictures, Rollouts, Pausing, OneSlot, Calls, States, Actors
             autoreset_mode=self.autoreset_mode,
             start_timeout_s=check_seconds("start_timeout_s", start_timeout_s),
             log_prefix=log_prefix,
-            worker_env=check_worker_env(worker_env, workers),
+            worker_env=check_worker_env(None if debug else worker_env, workers),
             find_sources=render is not None or (pixels is not None and pixels.workers is not None),
             restart=restart,
-            cpu_affinity=check_cpu_affinity(cpu_affinity),
+            cpu_affinity=check_cpu_affinity(None if debug else cpu_affinity),
+            ignored=IGNORABLE if ignore_signals else (),
+            debug=debug,
             stats=stats,
             episodes=self._episode_stats,
             seeds=check_seed_plan(seed_plan, self.num_envs, restart),

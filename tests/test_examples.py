@@ -19,6 +19,7 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
     [
         ("async_loop.py", ["--steps", "50"], "env-steps/s"),
         ("blocking_loop.py", ["--steps", "200"], "episodes"),
+        ("evaluate.py", ["--episodes", "21", "--kill"], "begun more than once: ["),
         ("multi_agent.py", ["--steps", "60"], "by hunters"),
         ("event_driven.py", ["--seconds", "0.5"], "times as many"),
         ("native_task.py", ["--steps", "150"], "episodes, obs (64, 13)"),

@@ -26,6 +26,7 @@ from aioenv.host.mujoco_source import MujocoSource
 from aioenv.host.polling import MAX_POLL_S
 from aioenv.host.registry import capture_registry
 from aioenv.host.vector_service import VectorService
+from aioenv.host.worker import run_here
 from aioenv.memory import Shared
 from aioenv.stats.episodes import EpisodeStats
 from aioenv.stats.running import SharedRunningStats
@@ -69,6 +70,8 @@ class FleetConfig(NamedTuple):
     cpu_affinity: tuple[tuple[int, ...], ...] | None = None
     transport: str = "auto"
     num_lanes: int = 2  # of shared memory, if any arrays lie there
+    ignored: tuple[str, ...] = ()  # names of signals
+    debug: bool = False  # workers are threads of this process
     stats: Sequence[SharedRunningStats] = ()  # what the factories refer to
     episodes: EpisodeStats | None = None  # what counts them
     seeds: npt.NDArray[np.int64] | None = None  # of episodes, for a plan
@@ -148,6 +151,8 @@ class Fleet:
                 registry=registry,
                 start_timeout_s=config.start_timeout_s,
                 cpus=affinity[index % len(affinity)] if affinity is not None else None,
+                ignored=config.ignored,
+                here=run_here if config.debug else None,
             )
             self.members.append(Member(worker, start, stop, SchemaTable(same)))
 

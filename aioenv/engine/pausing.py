@@ -22,7 +22,7 @@ from aioenv.workers.life import LIVING
 if TYPE_CHECKING:
     from aioenv.engine.schedule import Schedule
 
-__all__ = ["Live", "Pausing"]
+__all__ = ["Live", "Pausing", "put_part"]
 
 Slots = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -215,7 +215,7 @@ class Live:
             raise
         for part in exchange.parts:
             if not part.errors:
-                _put(self._obs, self._objects, exchange, part)
+                put_part(self._obs, self._objects, exchange, part)
                 self._known[part.slots] = True
 
     # ------------------------------------------------------------ after it is back
@@ -237,7 +237,7 @@ class Live:
             if not part.arrived:
                 continue
             batch, rows = exchange.batch, slice(part.start, part.stop)
-            _put(obs, objects, exchange, part)
+            put_part(obs, objects, exchange, part)
             reward[part.slots], terminated[part.slots] = batch.reward[rows], batch.terminated[rows]
             truncated[part.slots] = batch.truncated[rows]
             columns += [c._replace(positions=slots[c.positions]) for c in part.columns]
@@ -247,7 +247,7 @@ class Live:
         return StepResult(layout.assemble(obs, objects), reward, terminated, truncated, info)
 
 
-def _put(obs: Arrays, objects: list[list[Any]], exchange: Exchange, part: Part) -> None:
+def put_part(obs: Arrays, objects: list[list[Any]], exchange: Exchange, part: Part) -> None:
     """Put the observations of a part into their slots' rows."""
     for mine, theirs in zip(obs, exchange.batch.obs, strict=True):
         mine[part.slots] = theirs[part.start : part.stop]

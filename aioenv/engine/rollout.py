@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from gymnasium import spaces
+from gymnasium import Space, spaces
 from gymnasium.vector import AutoresetMode
 
 from aioenv.batching.infos import Column, Columns, Schema
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from aioenv.engine.schedule import Schedule
     from aioenv.engine.waits import Clock, Stats
 
-__all__ = ["Policy", "Rollouts", "roll_out", "takes_slots"]
+__all__ = ["Policy", "Rollouts", "are_pairs", "roll_out", "split_answer", "takes", "takes_slots"]
 
 Policy = Callable[..., Any | Awaitable[Any]]
 
@@ -129,8 +129,7 @@ class _Run:
             Turn(group, f"group {i} of {len(found)} ({len(group.slots)} slots)") for i, group in enumerate(found)
         ]
         self._record = Record(schedule, steps)
-        space = schedule.fleet.single_action_space
-        self._actions_are_pairs = isinstance(space, spaces.Tuple) and [type(s) for s in space][1:] == [spaces.Dict]
+        self._actions_are_pairs = are_pairs(schedule.fleet.single_action_space)
 
     async def run(self) -> Rollout:
         try:
@@ -189,7 +188,7 @@ class _Run:
             await self._reset(turn)
         self._record.saw(turn)
         try:
-            actions, extras = self._split(await self._ask(turn))
+            actions, extras = split_answer(await self._ask(turn), self._actions_are_pairs)
             self._record.extras_of(turn, extras)
         except Exception as exc:
             exc.add_note(f"in the policy of a rollout: {turn.name}, step {turn.acted}")
@@ -205,10 +204,6 @@ class _Run:
         obs = self._observations.assemble(turn.obs, turn.objects)
         answer = self._policy(obs, slots=turn.group.slots) if self._takes_slots else self._policy(obs)
         return await answer if inspect.isawaitable(answer) else answer
-
-    def _split(self, answer: Any) -> tuple[Any, dict[str, Any]]:
-        pair = type(answer) is tuple and len(answer) == 2 and isinstance(answer[1], dict)
-        return answer if pair and not self._actions_are_pairs else (answer, {})
 
     async def _take(self, turn: Turn) -> None:
         """Wait for the results of what was sent last, if anything was."""
@@ -291,10 +286,26 @@ class _Run:
             turn.group.abandon()
 
 
+def are_pairs(space: Space[Any]) -> bool:
+    """Whether an action is itself a pair whose second element is a dict."""
+    return isinstance(space, spaces.Tuple) and [type(s) for s in space][1:] == [spaces.Dict]
+
+
+def split_answer(answer: Any, pairs: bool) -> tuple[Any, dict[str, Any]]:
+    """What a policy has answered: actions, and what it gave beside them; with `pairs` there is nothing beside."""
+    pair = type(answer) is tuple and len(answer) == 2 and isinstance(answer[1], dict)
+    return answer if pair and not pairs else (answer, {})
+
+
 def takes_slots(policy: Policy) -> bool:
     """Whether a policy has a parameter `slots`."""
+    return takes(policy, "slots")
+
+
+def takes(policy: Policy, name: str) -> bool:
+    """Whether a policy has a parameter of this name."""
     try:
-        parameter = inspect.signature(policy).parameters.get("slots")
+        parameter = inspect.signature(policy).parameters.get(name)
     except (TypeError, ValueError):  # a function of C that does not tell
         return False
     return parameter is not None and parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD)

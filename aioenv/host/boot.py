@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import atexit
 import os
+import signal
 import sys
 from functools import cache
 from typing import Any
+
+# What workers ignore if they are told to, and a fork server always (SIGINT they both ignore).
+IGNORABLE = tuple(name for name in ("SIGTERM", "SIGUSR1", "SIGUSR2") if hasattr(signal, name))
 
 _HIGH_FD = 100  # out of the way of code that closes "all" low descriptors
 

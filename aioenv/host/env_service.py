@@ -72,7 +72,7 @@ class EnvService(EnvCalls, SlotService):
                 self.close()
                 raise StartFailed(describe_failure(exc, row)) from exc
         self._bases: list[Any] = [env.unwrapped for env in self._envs]
-        self._stepper = Autoreset(self._envs, mode, running.mark)
+        self._stepper = Autoreset(self._envs, mode, running.cell())
         self._row_checkpoints = [RowCheckpoint(env) for env in self._envs] if checkpoints else []
         self._checkpoints: Checkpoints | None = None
         self._all_rows = range(len(self._envs))
@@ -158,8 +158,9 @@ class EnvService(EnvCalls, SlotService):
         if seed_plan is not None:
             self._stepper.follow(seed_plan, start)
         # what is here now stays: full collections need not look at it again
-        gc.collect()
-        gc.freeze()
+        if running.alone():
+            gc.collect()
+            gc.freeze()
         return self._checkpoints.array.copy() if self._checkpoints is not None else None
 
     def _lay_out_checkpoints(self, size: int) -> Checkpoints:

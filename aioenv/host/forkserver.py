@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from aioenv.host import boot
+from aioenv.host.boot import IGNORABLE
 from aioenv.host.mujoco_log import divert_warnings
 from aioenv.wire.orders import SIZE, Exited, Fork, Forked, Guard, Release, Unfit, pack, unpack
 
@@ -166,6 +167,8 @@ class Server:
         """In the child: leave the server's group, and let go of what is the server's."""
         os.setpgid(0, 0)
         boot.die_with_parent(server_pid)
+        for name in IGNORABLE:
+            signal.signal(getattr(signal, name), signal.SIG_DFL)
         self._control.close()
         for sibling in self._workers.values():
             sibling.close()
@@ -214,7 +217,8 @@ def _kill_group(pid: int) -> None:
 
 def main(parent_pid: int, control_fd: int) -> None:
     """Be a fork server until the control socket ends or the parent does; or the worker that was forked."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for name in ("SIGINT", *IGNORABLE):  # what is told to every process of a job, say: it ends with its parent
+        signal.signal(getattr(signal, name), signal.SIG_IGN)
     server = Server(socket.socket(fileno=control_fd), parent_pid)
     ends = server.serve()
     if ends is None:

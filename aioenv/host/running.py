@@ -1,36 +1,62 @@
-"""Which row the worker runs just now, where its parent sees it: it has to know when the worker hangs or dies."""
+"""Which row the worker runs just now, where its parent sees it: it has to know when the worker hangs or dies.
+
+A worker is a process, or, for debugging, a thread of its parent's: what is kept here is the thread's own.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import threading
 from collections.abc import Iterator
 
 from aioenv.memory import Marker
 
-__all__ = ["mark", "row", "share"]
+__all__ = ["alone", "cell", "row", "share", "share_here"]
 
-# Until `share`, nobody sees it. Write `mark[0] = row + 1` before an env runs, and 0 after the last one.
-mark: memoryview = Marker(None).cell
+
+class _Worker(threading.local):
+    """What this thread knows: until `share`, nobody else sees its mark."""
+
+    def __init__(self) -> None:
+        self.cell = Marker(None).cell
+        self.alone = True
+
+
+_worker = _Worker()
+
+
+def cell() -> memoryview:
+    """The mark: write `cell[0] = row + 1` before an env runs, and 0 after the last one."""
+    return _worker.cell
+
+
+def alone() -> bool:
+    """Whether this process is the worker's own, and not its parent's."""
+    return _worker.alone
 
 
 def share(fd: int | None) -> None:
     """From now on, tell it to the parent (see `Marker`); the descriptor is closed. None: there is no such memory."""
-    global mark
     if fd is None:
         return
-    mark = Marker(fd).cell
+    _worker.cell = Marker(fd).cell
     os.close(fd)
+
+
+def share_here(mark: memoryview) -> None:
+    """From now on, tell it to the parent, which is in this process."""
+    _worker.cell, _worker.alone = mark, False
 
 
 @contextlib.contextmanager
 def row(number: int) -> Iterator[None]:
     """Mark a row for the length of a block: for all but the hot path. What ends the worker leaves the mark."""
-    cell = mark
-    cell[0] = number + 1
+    mark = _worker.cell
+    mark[0] = number + 1
     try:
         yield
     except Exception:
-        cell[0] = 0
+        mark[0] = 0
         raise
-    cell[0] = 0
+    mark[0] = 0

@@ -3,37 +3,49 @@
 from __future__ import annotations
 
 import os
+import threading
 from typing import Any
 
 from aioenv.host.boot import move_high
 from aioenv.memory import map_shared
 
-__all__ = ["keep", "mapped", "mapped_part"]
+__all__ = ["drop", "keep", "mapped", "mapped_part"]
 
-_fd: int | None = None
+
+class _Worker(threading.local):
+    """Of this thread alone: a worker may be one of its parent's."""
+
+    fd: int | None = None
+
+
+_worker = _Worker()
 
 
 def keep(fd: int | None) -> None:
     """Take a descriptor of `memory.Shared` into safety from what env factories do to low ones. None: there is none."""
-    global _fd
     if fd is not None:
-        _fd = move_high(fd)
+        _worker.fd = move_high(fd)
         os.close(fd)
 
 
 def mapped(size: int) -> Any:
     """Map it; once only."""
-    global _fd
-    if _fd is None:
+    if _worker.fd is None:
         raise RuntimeError("this worker was started without shared memory")
-    memory = map_shared(_fd, size)
-    os.close(_fd)
-    _fd = None
+    memory = map_shared(_worker.fd, size)
+    drop()
     return memory
 
 
 def mapped_part(offset: int, size: int) -> Any:
     """Map a part of it, of memory that grows; as often as one likes."""
-    if _fd is None:
+    if _worker.fd is None:
         raise RuntimeError("this worker was started without shared memory")
-    return map_shared(_fd, size, offset)
+    return map_shared(_worker.fd, size, offset)
+
+
+def drop() -> None:
+    """Close the descriptor, if it is still there."""
+    fd, _worker.fd = _worker.fd, None
+    if fd is not None:
+        os.close(fd)

@@ -15,6 +15,7 @@ from gymnasium import Space
 from aioenv.batching.infos import MAX_SCHEMAS, Column, Group, Path, Schema
 from aioenv.batching.layout import Layout, byte_view
 from aioenv.batching.plane import Plane
+from aioenv.host import running
 from aioenv.host.env_service import EnvDescription
 from aioenv.host.physics_batch import find_physics
 from aioenv.host.service import Reply, SlotService
@@ -93,8 +94,9 @@ class VectorService(SlotService):
         self._action_arrays = self._actions.zeros(self._n)
         self._action_views = [byte_view(array) for array in self._action_arrays]
         self._latest: Any = self._observations.zeros(self._n), self._observations.no_objects(self._n)
-        gc.collect()
-        gc.freeze()
+        if running.alone():
+            gc.collect()
+            gc.freeze()
 
     # ------------------------------------------------------------ steps and resets
 

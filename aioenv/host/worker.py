@@ -22,7 +22,7 @@ from aioenv.trace import TRACE, Handle, Ring
 from aioenv.wire.frames import Frame, Header, Kind
 from aioenv.wire.messages import Call, Failure, Start, dump, dump_exception, load, load_code
 
-__all__ = ["describe_failure", "run"]
+__all__ = ["describe_failure", "run", "run_here"]
 
 
 def describe_failure(exc: BaseException, row: int | None = None) -> Failure:
@@ -89,12 +89,15 @@ class _Loop:
 
     def _start(self, frame: Frame) -> bytes:
         start: Start = load(frame.tail)
-        if start.cpus is not None:
-            os.sched_setaffinity(0, start.cpus)
-        settle_in(start)
-        self._link.poll(start.poll_s)
-        sys.path[:] = start.sys_path
-        restore_registry(start.registry)
+        if running.alone():
+            if start.cpus is not None:
+                os.sched_setaffinity(0, start.cpus)
+            settle_in(start)
+            for name in start.ignored:
+                signal.signal(getattr(signal, name), signal.SIG_IGN)
+            self._link.poll(start.poll_s)
+            sys.path[:] = start.sys_path
+            restore_registry(start.registry)
         for name in start.preload:
             importlib.import_module(name)
         self._service = load_code(start.service)()
@@ -152,3 +155,21 @@ def run(read_fd: int, write_fd: int, marker_fd: int | None, memory_fd: int | Non
         _Loop(read_fd, write_fd).run()
     except BrokenPipeError:
         os._exit(1)  # the parent is gone: nobody is left to tell
+
+
+def run_here(fd: int, mark: memoryview, memory_fd: int | None) -> None:
+    """The same on a thread of the parent's own, whose process stays as it is: for debugging.
+
+    Args:
+        fd: its end of the channel, a socket; it is not closed.
+        mark: see `running.share_here`.
+        memory_fd: see `shared.keep`.
+    """
+    running.share_here(mark)
+    shared.keep(memory_fd)
+    try:
+        _Loop(fd, fd).run()
+    except ConnectionError:
+        pass  # it was left to itself: nobody is there to tell
+    finally:
+        shared.drop()

@@ -21,15 +21,20 @@ class Bar(Protocol):
         """The bar is done."""
 
 
-def progress_bar(steps: int) -> Bar:
-    """A tqdm bar; without tqdm, one that shows nothing."""
+def progress_bar(total: int, unit: str = "steps") -> Bar:
+    """A tqdm bar; without tqdm, one that shows nothing.
+
+    Args:
+        total: how many there are.
+        unit: of what.
+    """
     try:
         from tqdm import tqdm
     except ImportError:
         return no_bar()
     tqdm.monitor_interval = 0  # a thread that would outlive the bar
-    layout = "{percentage:3.0f}% |{bar:30}| {n_fmt}/{total_fmt} steps, {elapsed}{postfix}"
-    bar: Bar = tqdm(total=steps, bar_format=layout, file=sys.stdout, mininterval=0.25)
+    layout = "{percentage:3.0f}% |{bar:30}| {n_fmt}/{total_fmt} {unit}, {elapsed}{postfix}"
+    bar: Bar = tqdm(total=total, unit=unit, bar_format=layout, file=sys.stdout, mininterval=0.25)
     return bar
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from aioenv.sync.creator import env_metadata
+from aioenv.sync.evaluate import evaluate
 from aioenv.sync.gymnasium import AsyncVectorEnv
 from aioenv.sync.vector_env import VectorEnv, make_vec
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from aioenv.sync.record import record as record
     from aioenv.sync.render_pool import RenderPool as RenderPool
 
-__all__ = ["AsyncVectorEnv", "RenderPool", "VectorEnv", "env_metadata", "make_vec", "record"]
+__all__ = ["AsyncVectorEnv", "RenderPool", "VectorEnv", "env_metadata", "evaluate", "make_vec", "record"]
 
 
 def __getattr__(name: str) -> Any:

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import inspect
 import queue
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from aioenv.engine.record import Rollout
-from aioenv.engine.rollout import Policy
+from aioenv.engine.rollout import Policy, takes
 from aioenv.sync.portal import LOOK_S, Portal
 from aioenv.vector_env import AsyncVectorEnv
 
-__all__ = ["roll_out"]
+__all__ = ["Asked", "roll_out"]
 
 
 class _Question:
     """What the policy is asked, and the future on the loop that waits for its answer."""
 
-    def __init__(self, future: Any, obs: Any, slots: Any) -> None:
+    def __init__(self, future: Any, obs: Any, given: dict[str, Any]) -> None:
         self.future = future
         self.obs = obs
-        self.slots = slots
+        self.given = given
 
     def answer(self, value: Any) -> None:
         """On the loop: the policy has answered, unless nobody waits any more."""
@@ -28,39 +29,65 @@ class _Question:
             self.future.set_result(value)
 
 
-def roll_out(
-    portal: Portal, envs: AsyncVectorEnv, policy: Policy, steps: int, groups: int, wants_slots: bool
-) -> Rollout:
-    """Run `envs.rollout` on the loop thread, and the policy on this one, where its caller's `no_grad` holds.
+class Asked:
+    """A policy that is asked on the loop thread, and answers on the caller's.
 
-    If the policy raises, or the wait is interrupted (Ctrl-C), the rollout is cancelled, and its end waited for.
+    Args:
+        portal: to the loop thread.
+        envs: what asks.
+        policy: a plain function.
+        name: the call that it was given to, for errors.
     """
-    questions: queue.SimpleQueue[_Question | None] = queue.SimpleQueue()
 
-    async def ask(obs: Any, slots: Any) -> Any:
-        future = envs._loop.create_future()  # type: ignore[union-attr]
-        questions.put(_Question(future, obs, slots))
+    def __init__(self, portal: Portal, envs: AsyncVectorEnv, policy: Policy, name: str) -> None:
+        self._portal = portal
+        self._envs = envs
+        self._policy = policy
+        self._name = name
+        self._wanted = [n for n in ("slots", "episodes", "started") if callable(policy) and takes(policy, n)]
+        self._questions: queue.SimpleQueue[_Question | None] = queue.SimpleQueue()
+
+    async def ask(self, obs: Any, slots: Any = None, episodes: Any = None, started: Any = None) -> Any:
+        """On the loop: the policy, for whoever asks it."""
+        future = self._envs._loop.create_future()  # type: ignore[union-attr]
+        given = {"slots": slots, "episodes": episodes, "started": started}
+        self._questions.put(_Question(future, obs, {name: given[name] for name in self._wanted}))
         return await future
 
-    async def run() -> Rollout:
-        try:
-            return await envs.rollout(ask if callable(policy) else policy, steps, groups)
-        finally:
-            questions.put(None)
+    def run(self, function: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+        """Run a coroutine function on the loop thread to its end, and answer on this one meanwhile.
 
-    call = portal.begin(run)
-    try:
-        while (question := _next(questions)) is not None:
-            value = policy(question.obs, slots=question.slots) if wants_slots else policy(question.obs)
-            if inspect.isawaitable(value):
-                _forget(value)
-                raise TypeError("rollout: policy: expected a plain function; a coroutine function takes the async API")
-            portal.post(question.answer, value)
-        call.wait()
-    except BaseException:
-        call.cancel()
-        raise
-    result: Rollout = call.result()
+        If the policy raises, or the wait is interrupted (Ctrl-C), it is cancelled, and its end waited for.
+        """
+
+        async def run() -> Any:
+            try:
+                return await function()
+            finally:
+                self._questions.put(None)
+
+        call = self._portal.begin(run)
+        try:
+            while (question := _next(self._questions)) is not None:
+                value = self._policy(question.obs, **question.given)
+                if inspect.isawaitable(value):
+                    _forget(value)
+                    raise TypeError(
+                        f"{self._name}: policy: expected a plain function; a coroutine function takes the async API"
+                    )
+                self._portal.post(question.answer, value)
+            call.wait()
+        except BaseException:
+            call.cancel()
+            self._questions = queue.SimpleQueue()
+            raise
+        return call.result()
+
+
+def roll_out(portal: Portal, envs: AsyncVectorEnv, policy: Policy, steps: int, groups: int) -> Rollout:
+    """Run `envs.rollout` on the loop thread, and the policy on this one, where its caller's `no_grad` holds."""
+    asked = Asked(portal, envs, policy, "rollout")
+    result: Rollout = asked.run(lambda: envs.rollout(asked.ask if callable(policy) else policy, steps, groups))
     return result
 
 

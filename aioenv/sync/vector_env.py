@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any
 
 import gymnasium
@@ -12,9 +12,10 @@ from gymnasium import Env
 from gymnasium.envs.registration import EnvSpec
 
 from aioenv import make
+from aioenv.engine.numbered import Episode
 from aioenv.engine.record import Rollout
 from aioenv.engine.results import Ready, ResetResult, StepResult
-from aioenv.engine.rollout import Policy, takes_slots
+from aioenv.engine.rollout import Policy
 from aioenv.engine.session import CLOSE_GRACE_S
 from aioenv.engine.snapshot import EnvState
 from aioenv.engine.stream import ImageStream
@@ -23,6 +24,7 @@ from aioenv.envs.actors import ActorID
 from aioenv.errors import ClosedError
 from aioenv.native_vector_env import NativeVectorEnv
 from aioenv.stats.episodes import EpisodeStats
+from aioenv.sync.evaluate import run_episodes
 from aioenv.sync.facade import Facade
 from aioenv.sync.portal import Portal
 from aioenv.sync.rollout import roll_out
@@ -96,7 +98,16 @@ class VectorEnv(Facade):
         The policy, a plain function, runs on the caller's thread. If it raises, or Ctrl-C is pressed, the rollout is
         cancelled.
         """
-        return roll_out(self._portal, self._envs, policy, steps, groups, takes_slots(policy))
+        return roll_out(self._portal, self._envs, policy, steps, groups)
+
+    def episodes(
+        self, policy: Policy, n: int, *, seed: int | Sequence[int | None] | None = None
+    ) -> Generator[Episode, None, None]:
+        """Run episodes 0 … n-1, each exactly once and to its end (see `AsyncVectorEnv.episodes`).
+
+        The policy, a plain function, runs on the caller's thread, between one episode that is given and the next.
+        """
+        return run_episodes(self._portal, self._envs, policy, n, seed)
 
     @property
     def episode_stats(self) -> EpisodeStats:

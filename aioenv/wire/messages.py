@@ -45,6 +45,7 @@ class Start(NamedTuple):
     directory: str | None  # the working directory; likewise
     poll_s: float  # how long to poll for a request before the process sleeps, in seconds
     cpus: tuple[int, ...] | None  # the CPUs to be pinned to; None: as it comes
+    ignored: tuple[str, ...] = ()  # names of signals to ignore
 
 
 class Call(NamedTuple):

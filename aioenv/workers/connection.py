@@ -12,7 +12,7 @@ from aioenv.errors import SlotError, WireError
 from aioenv.wire.frames import Buffer, Encoder, Frame, Header, Kind
 from aioenv.workers.channel import Channel
 from aioenv.workers.output import OutputLog
-from aioenv.workers.process import Process, kill_group
+from aioenv.workers.process import Process
 
 __all__ = ["Connection", "OnReply", "Pending"]
 
@@ -177,7 +177,7 @@ class Connection:
             if not exited.done():
                 if self.fault is None:
                     self.fault = WireError(f"it closed its end, and had not exited {_EXIT_S:g} s later")
-                kill_group(process.pid, signal.SIGKILL)
+                process.signal(signal.SIGKILL)
         await asyncio.wait([frames, self._prints], timeout=_LAST_BYTES_S)
         exited.cancel()
         await process.reap()
@@ -202,7 +202,7 @@ class Connection:
         try:
             if await _within(self._gone, grace_s):
                 return
-            kill_group(self.pid, signal.SIGTERM)
+            self._process.signal(signal.SIGTERM)
             if await _within(self._gone, _TERM_S):
                 return
         finally:
@@ -212,7 +212,7 @@ class Connection:
     def kill(self) -> None:
         """Kill the process and its group, without waiting."""
         if not self._gone.is_set():
-            kill_group(self.pid, signal.SIGKILL)
+            self._process.signal(signal.SIGKILL)
 
     async def gone(self) -> None:
         """Wait until nothing is left; a cancellation waits for that too. The end must be near."""

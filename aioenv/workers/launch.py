@@ -1,9 +1,9 @@
-"""Starting workers: how, and the two ways to do it.
+"""Starting workers: how, and the ways to do it.
 
 *Spawn* starts a new interpreter; *forkserver* forks a process that has already imported what workers need. Spawned
 processes are started on the loop's own thread, which lives as long as what it started (the kernel ties "die with
 your parent" to the thread). Every worker leads a process group of its own, so that Ctrl-C does not reach it and all
-that it starts can be ended with it.
+that it starts can be ended with it. For debugging a worker may be a thread of this process instead.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from aioenv.workers import forkserver
 from aioenv.workers.environment import BOOTSTRAP, server_environment
 from aioenv.workers.forkserver import ForkServer
 from aioenv.workers.process import ForkedProcess, Process, SpawnedProcess, Streams
+from aioenv.workers.thread import RunHere, ThreadProcess
 
-__all__ = ["START_METHODS", "check_start", "launch"]
+__all__ = ["START_METHODS", "check_start", "launch", "launch_here"]
 
 START_METHODS = ("spawn", "forkserver") if forkserver.AVAILABLE else ("spawn",)
 
@@ -59,6 +60,20 @@ def check_start(start: str | None) -> str:
         known = ", ".join(repr(name) for name in START_METHODS)
         raise ValueError(f"start: expected one of {known} or None, got {start!r}")
     return start
+
+
+def launch_here(run: RunHere, memory: int | None, name: str) -> Process:
+    """Start a worker on a thread of this process; otherwise as `launch`.
+
+    Args:
+        run: what it does there.
+        memory: see `launch`.
+        name: of the thread.
+    """
+    if not hasattr(os, "readv"):
+        raise WorkerStartError("debug=True: this platform has no sockets that can be read into arrays")
+    mine, theirs = _socketpair()
+    return ThreadProcess(mine, theirs, None if memory is None else os.dup(memory), run, name)
 
 
 async def launch(

@@ -53,6 +53,9 @@ class Process(Protocol):
     def channel(self, place: Place, expect: Expect) -> Channel:
         """Its channel; to be called once."""
 
+    def signal(self, sig: signal.Signals) -> None:
+        """Send a signal to it, and to whatever it has started that is still in its process group."""
+
     async def reap(self) -> None:
         """Once it has ended: wait until the exit code is known."""
 
@@ -88,6 +91,10 @@ class _Watched:
         self._pidfd = pidfd
         if pidfd is not None:
             asyncio.get_running_loop().add_reader(pidfd, self._on_exit)
+
+    def signal(self, sig: signal.Signals) -> None:
+        """See `Process`."""
+        kill_group(self.pid, sig)
 
     def _on_exit(self) -> None:
         self.exited.set()

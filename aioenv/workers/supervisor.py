@@ -18,9 +18,10 @@ from aioenv.workers import faults
 from aioenv.workers.channel import check_channel
 from aioenv.workers.connection import Connection, OnReply
 from aioenv.workers.environment import worker_environment
-from aioenv.workers.launch import check_start, launch
+from aioenv.workers.launch import check_start, launch, launch_here
 from aioenv.workers.life import LIVING, NEXT, Event, WorkerState
 from aioenv.workers.output import OutputLog
+from aioenv.workers.thread import RunHere
 
 __all__ = ["OnReply", "Worker", "WorkerState"]
 
@@ -43,6 +44,8 @@ class Worker:
         registry: Gymnasium's registry, as `host.registry.capture_registry` gives it.
         start_timeout_s: how long it may take to come up, in seconds.
         cpus: the CPUs that each of its processes is pinned to; None: as it comes.
+        ignored: names of signals that it ignores.
+        here: runs it on a thread of this process instead, where `start`, `channel`, `env` and `cpus` say nothing.
 
     Attributes:
         state: where it is in its life.
@@ -70,6 +73,8 @@ class Worker:
         registry: dict[str, tuple[str, bytes]] | None = None,
         start_timeout_s: float = 60.0,
         cpus: tuple[int, ...] | None = None,
+        here: RunHere | None = None,
+        ignored: tuple[str, ...] = (),
     ) -> None:
         self.index = index
         self.slots = slots
@@ -97,8 +102,10 @@ class Worker:
             os.getcwd() if forked else None,
             poll_s,
             cpus,
+            ignored,
         )
         self._start_timeout_s = start_timeout_s
+        self._here = here
         self._connection: Connection | None = None  # with its latest process
         self._why: str | None = None  # why it was killed, if we did it
 
@@ -154,7 +161,10 @@ class Worker:
         try:
             async with asyncio.timeout(self._start_timeout_s):
                 memory = self.memory.fd if self.memory is not None else None
-                process = await launch(self._start, self._channel_kind, self._environ, self._imports, memory)
+                if self._here is not None:
+                    process = launch_here(self._here, memory, self._label.replace(" ", "-"))
+                else:
+                    process = await launch(self._start, self._channel_kind, self._environ, self._imports, memory)
                 output = OutputLog(self._label, process.pid, self.slots, self._log_prefix)
                 connection = self._connection = Connection(
                     process,

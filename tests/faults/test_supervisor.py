@@ -21,7 +21,6 @@ from aioenv.errors import WorkerDied, WorkerStartError
 from aioenv.wire.decoder import Decoder
 from aioenv.wire.frames import Encoder, Frame, Kind
 from aioenv.wire.messages import dump
-from aioenv.workers import connection as connection_module
 from aioenv.workers import supervisor as supervisor_module
 from aioenv.workers.channel import ScatterChannel
 from aioenv.workers.life import LIVING, NEXT, Event, WorkerState
@@ -49,6 +48,9 @@ class StandIn:
 
     def channel(self, place, expect):
         return ScatterChannel(self.mine, place, expect)
+
+    def signal(self, sig: signal.Signals) -> None:
+        self.end(-sig)
 
     async def reap(self) -> None:
         assert self.exited.is_set()
@@ -89,7 +91,6 @@ class Supervised(RuleBasedStateMachine):
         self.processes: list[StandIn] = []
         self.patch = pytest.MonkeyPatch()
         self.patch.setattr(supervisor_module, "launch", self.launch)
-        self.patch.setattr(connection_module, "kill_group", self.kill_group)
         self.deaths = 0
         self.outcomes: dict[int, list[object]] = {}  # of each request that was sent, by a number of ours
         self.asked: dict[tuple[int, int], int] = {}  # (generation, id) → that number
@@ -106,9 +107,6 @@ class Supervised(RuleBasedStateMachine):
         process = StandIn()
         self.processes.append(process)
         return process
-
-    def kill_group(self, pid: int, sig: signal.Signals) -> None:
-        next(p for p in self.processes if p.pid == pid).end(-sig)
 
     def run(self, awaitable):
         async def briefly():

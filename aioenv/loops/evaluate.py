@@ -1,0 +1,140 @@
+"""Evaluation: so many episodes of a policy, each exactly once, and their table."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from aioenv.engine.numbered import Episode, episode_seeds
+from aioenv.errors import SlotError, StepTimeout
+from aioenv.loops.progress import progress_bar
+
+if TYPE_CHECKING:
+    from aioenv.engine.rollout import Policy
+    from aioenv.vector_env import AsyncVectorEnv
+
+__all__ = ["Evaluation", "Progress", "counted", "evaluate", "set_partial", "summary"]
+
+Progress = bool | Callable[[Episode], object]
+
+_ROWS = 20  # as many as the table shows; of more, the first and the last ones
+
+
+class Evaluation(NamedTuple):
+    """The episodes of an evaluation, by number; it prints as a table.
+
+    Attributes:
+        episodes: one `Episode` each.
+        seed: what their seeds were drawn from: `evaluate(…, seed=…)` draws them again. None if they were given.
+    """
+
+    episodes: tuple[Episode, ...]
+    seed: int | None
+
+    @property
+    def returns(self) -> npt.NDArray[np.float64]:
+        """The return of each episode, float64 `(n,)`."""
+        return np.array([episode.total_reward for episode in self.episodes])
+
+    @property
+    def lengths(self) -> npt.NDArray[np.int64]:
+        """How many steps each took, int64 `(n,)`."""
+        return np.array([episode.length for episode in self.episodes], np.int64)
+
+    def __str__(self) -> str:
+        rows = [["episode", "seed", "slot", "return", "length", "seconds", "end", "attempts"]]
+        shown = list(self.episodes)
+        if len(shown) > _ROWS:
+            shown = [*shown[: _ROWS // 2], *shown[-_ROWS // 2 :]]
+        for e in shown:
+            end = "terminated" if e.terminated else "truncated"
+            seed = "" if e.seed is None else str(e.seed)
+            seconds = f"{e.time_s:.3f}"
+            numbers = [f"{e.total_reward:.6g}", str(e.length), seconds, end, str(e.attempts)]
+            rows.append([str(e.number), seed, str(e.slot), *numbers])
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = ["  ".join(c.rjust(w) for c, w in zip(row, widths, strict=True)) for row in rows]
+        if len(shown) < len(self.episodes):
+            lines.insert(1 + _ROWS // 2, "…")
+        if self.episodes:
+            lines += [_spread("return", self.returns), _spread("length", self.lengths)]
+        source = "" if self.seed is None else f", drawn from seed={self.seed}"
+        return "\n".join([f"{len(self.episodes)} episodes{source}", *lines])
+
+
+def _spread(name: str, values: npt.NDArray[Any]) -> str:
+    return f"{name}: {values.mean():.6g} ± {values.std():.6g}, from {values.min():.6g} to {values.max():.6g}"
+
+
+async def evaluate(
+    envs: AsyncVectorEnv,
+    policy: Policy,
+    episodes: int = 100,
+    *,
+    seed: int | Sequence[int | None] | None = None,
+    progress: Progress = False,
+) -> Evaluation:
+    """Run episodes 0 … n-1, each exactly once and to its end, and sum them up (see `AsyncVectorEnv.episodes`).
+
+    If this is cancelled, what is in flight is left as by a cancelled `step`.
+
+    Args:
+        envs: a vector env that has been started.
+        policy: as for `AsyncVectorEnv.episodes`.
+        episodes: how many.
+        seed: what their seeds are drawn from; None for fresh entropy, which the result tells; or a list of one each.
+        progress: True shows a bar, where `tqdm` is there; a function is called with each episode as it ends.
+
+    Raises:
+        ValueError, TypeError, PausedError, PendingCallError, EpisodesDone, ActionError: as `AsyncVectorEnv.episodes`.
+        EnvError, WorkerDied, StepTimeout: likewise; `error.partial` is an `Evaluation` of the episodes that had ended.
+    """
+    entropy, seeds = episode_seeds(episodes, seed)
+    done: list[Episode] = []
+    with counted(progress, len(seeds)) as count:
+        try:
+            async with contextlib.aclosing(envs.episodes(policy, len(seeds), seed=seeds)) as running:
+                async for episode in running:
+                    done.append(episode)
+                    count(episode)
+        except (SlotError, StepTimeout) as error:
+            set_partial(error, summary(done, entropy))
+            raise
+    return summary(done, entropy)
+
+
+def set_partial(error: SlotError | StepTimeout, evaluation: Evaluation) -> None:
+    """The episodes that had ended when something went wrong."""
+    for one in (error, *getattr(error, "errors", ())):
+        one.partial = evaluation
+
+
+def summary(done: list[Episode], entropy: int | None) -> Evaluation:
+    """Episodes in the order of their numbers."""
+    return Evaluation(tuple(sorted(done, key=lambda episode: episode.number)), entropy)
+
+
+@contextlib.contextmanager
+def counted(progress: Progress, total: int) -> Iterator[Callable[[Episode], object]]:
+    """What is told each episode; a bar lives as long as the block."""
+    if callable(progress):
+        yield progress
+    elif not progress:
+        yield lambda episode: None
+    else:
+        bar = progress_bar(total, "episodes")
+        returns: list[float] = []
+
+        def count(episode: Episode) -> None:
+            returns.append(episode.total_reward)
+            bar.set_postfix_str(f", return {np.mean(returns):.4g}", refresh=False)
+            bar.update(1)
+
+        try:
+            yield count
+        finally:
+            bar.close()

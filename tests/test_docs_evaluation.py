@@ -1,0 +1,20 @@
+"""The examples of docs/evaluation.md run, and print what the page says."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+PAGE = (Path(__file__).parent.parent / "docs" / "evaluation.md").read_text(encoding="utf-8")
+
+
+def test_the_examples_run(capsys):
+    names = {"__name__": "__main__"}
+    for code in re.findall(r"```python\n(.*?)```", PAGE, re.S):
+        exec(code, names)
+    printed = capsys.readouterr().out
+    assert printed.startswith("101 episodes, drawn from seed=0\nepisode")
+    promised = re.findall(r"```\n([^`]+?)```", PAGE)
+    assert len(promised) == 2
+    for text in promised:
+        assert text in printed
