@@ -315,6 +315,24 @@ def test_sv_sequential_twin_gives_identical_trajectories():
     assert len(outcomes) == 1
 
 
+def test_sv_logging_prefix_and_no_statistics_of_unfinished_episodes(caplog):
+    """Of a structured env, whose episodes are of four sub-steps: three each, and one that is cut off by the reset."""
+    factories = [lambda: SubStepEnv(TwoStage(2))] * 3
+    options = {"autoreset_mode": AutoresetMode.SAME_STEP, "episode_stats": True, "stats_prefix": "eval"}
+    with caplog.at_level("INFO"), aioenv.sync.VectorEnv(factories, num_workers=2, **options) as envs:
+        expected = np.zeros(3)
+        envs.reset(seed=0)
+        for t in range(14):
+            reward = envs.step(envs.action_space.sample())[1]
+            expected += reward if t < 12 else 0
+        envs.reset()
+        epoch = envs.episode_stats.write(step=1)
+    assert epoch["episode_count"] == 9
+    assert epoch["length/mean"] == 4
+    np.testing.assert_allclose(epoch["return/mean"] * 9, expected.sum())
+    assert any("eval" in record.getMessage() for record in caplog.records if record.name == "aioenv.stats")
+
+
 def test_the_page_runs(capsys):
     """But for its first example, which needs a package of PettingZoo's."""
     code = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.S)

@@ -225,6 +225,39 @@ def test_what_a_thread_raises_comes_to_the_caller():
     team.close()
 
 
+class Careless(aioenv.NativeMujocoEnv):
+    """Gives live arrays away, of which there should be copies."""
+
+    def __init__(self, num_envs, **kwargs):
+        super().__init__(num_envs, XML, 2, **kwargs)
+        self.set_observation_size(self.model.nq)
+
+    def draw_start(self, slots):
+        return np.repeat(self.init_qpos[None], len(slots), axis=0), np.ones((len(slots), self.model.nv))
+
+    def observe(self, slots):
+        return self.qpos[slots]
+
+    def outcome(self, actions, obs):
+        return self.qpos[:, 0], None, {"z": self.qpos[:, 2]}
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP], ids=str)
+def test_what_is_given_away_is_a_copy(mode):
+    with closing(Careless(3, autoreset_mode=mode, max_episode_steps=4)) as env:
+        env.reset()
+        env.step(np.zeros((3, 1), np.float32))
+        first, _ = env.reset(options={"reset_mask": np.array([True, False, False])})
+        given = [first]
+        for _ in range(9):
+            before = first.copy(), env.qpos.copy()
+            obs, reward, _, _, info = env.step(np.zeros((3, 1), np.float32))
+            given += [obs, reward, info["z"]]
+            assert np.array_equal(first, before[0]) and (env.qpos != before[1]).any()
+            assert (env.qpos[:, 2] > 0.1).all(), "no zero was written into the physics"
+        assert not any(np.shares_memory(array, env.qpos) for array in given)
+
+
 # ---------------------------------------------------------------- arguments, and what is refused
 
 

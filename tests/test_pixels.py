@@ -22,7 +22,7 @@ assert "AddRenderObservation" in _wrappers
 FAST = aioenv.RenderConfig(24, 20, quality="fast")
 BESIDE = aioenv.RenderConfig(24, 20, quality="fast", render_only=False)
 # both ways to have images as observations
-PIXEL_WAYS = pytest.mark.parametrize("workers", [None, 2], ids=["own", "pool"])
+PIXEL_WAYS = pytest.mark.parametrize("workers", [None, pytest.param(2, marks=pytest.mark.stress)], ids=["own", "pool"])
 
 
 def actions_of(envs, steps, seed=0):
@@ -35,13 +35,15 @@ def make_mocap():
 
 
 @pytest.mark.asyncio
-@PIXEL_WAYS
 @pytest.mark.parametrize(
-    ("env", "camera", "quality", "backend"),
+    ("env", "camera", "quality", "backend", "workers"),
     [
-        ("HalfCheetah-v5", None, "exact", "egl"),
-        (make_mocap, "side", "exact", "osmesa"),
-        (make_mocap, ["above", -1], "fast", "egl"),
+        ("HalfCheetah-v5", None, "exact", "egl", None),
+        (make_mocap, ["above", -1], "fast", "osmesa", None),
+        (make_mocap, ["above", -1], "fast", "egl", 2),
+        pytest.param("HalfCheetah-v5", None, "exact", "egl", 2, marks=pytest.mark.stress),
+        pytest.param(make_mocap, "side", "exact", "osmesa", None, marks=pytest.mark.stress),
+        pytest.param("Humanoid-v5", None, "exact", "egl", None, marks=pytest.mark.stress),
     ],
 )
 async def test_pixels_are_what_render_gives(env, camera, quality, backend, workers):
@@ -77,14 +79,26 @@ def cart(wrapper=None, **kwargs):
     return AddRenderObservation(env, **kwargs) if kwargs else env
 
 
+ALONE = {"render_only": True}
+NAMED = {"render_only": False, "render_key": "image", "obs_key": "own"}
+
+
 @pytest.mark.asyncio
-@pytest.mark.parametrize("mode", list(AutoresetMode))
 @pytest.mark.parametrize(
-    ("wrapper", "names"),
+    ("mode", "wrapper", "names"),
     [
-        (None, {"render_only": True}),
-        (None, {"render_only": False, "render_key": "image", "obs_key": "own"}),
-        (ByKey, {"render_only": False}),
+        (AutoresetMode.NEXT_STEP, None, ALONE),
+        (AutoresetMode.SAME_STEP, None, NAMED),
+        (AutoresetMode.SAME_STEP, ByKey, {"render_only": False}),
+        *(
+            pytest.param(*case, marks=pytest.mark.stress)
+            for case in (
+                (AutoresetMode.SAME_STEP, None, ALONE),
+                (AutoresetMode.DISABLED, None, ALONE),
+                (AutoresetMode.NEXT_STEP, None, NAMED),
+                (AutoresetMode.NEXT_STEP, ByKey, {"render_only": False}),
+            )
+        ),
     ],
 )
 async def test_envs_that_draw_themselves_are_as_with_gymnasiums_wrapper(mode, wrapper, names):
@@ -114,8 +128,9 @@ def same(one, other):
 
 
 @pytest.mark.asyncio
-@PIXEL_WAYS
-@pytest.mark.parametrize("transport", ["frames", "shared"])
+@pytest.mark.parametrize(
+    ("transport", "workers"), [pytest.param("frames", None, marks=pytest.mark.stress), ("shared", None), ("shared", 2)]
+)
 async def test_wherever_an_observation_goes(transport, workers):
     """Resets, masks, send and recv, terminal observations: each image is that of a lock-step run."""
     config = aioenv.RenderConfig(24, 20, quality="fast", render_only=False, workers=workers)
@@ -271,7 +286,13 @@ async def test_render_workers_that_draw_observations():
             while envs.outstanding:
                 ready = await envs.recv()
                 assert ready.obs.shape[1:] == (20, 24, 3) and ready.obs.any(axis=(1, 2, 3)).all()
-            os.kill(envs._session._pixels_pool.pids[0], signal.SIGKILL)
+            pid = envs._session._pixels_pool.pids[0]
+            os.kill(pid, signal.SIGSTOP)
+            with pytest.raises(aioenv.StepTimeout, match="no reply from render workers"):
+                await envs.step(actions[0], timeout_s=0.5)
+            os.kill(pid, signal.SIGCONT)
+            assert (await envs.recv(3)).obs.any(axis=(1, 2, 3)).all()
+            os.kill(pid, signal.SIGKILL)
             with pytest.raises(aioenv.SlotError, match="could not be drawn: render worker 0"):
                 for action in actions:  # it may take a moment to die
                     await envs.step(action)
@@ -288,7 +309,7 @@ async def test_wrappers_that_draw_draw():
     async with aioenv.AsyncVectorEnv([Sepia], pixels=FAST) as envs:
         obs, _ = await envs.reset(seed=0)
         assert obs.shape == (1, 480, 480, 3) and not obs[..., 2].any() and obs[..., 0].any()
-    async with aioenv.AsyncVectorEnv([Sepia], render=FAST) as envs:
+    async with aioenv.AsyncVectorEnv([Sepia], render=FAST, num_workers=1) as envs:
         await envs.reset(seed=0)
         images = await envs.render()
         assert images.shape == obs.shape and not images[..., 2].any() and images[..., 0].any()
@@ -334,6 +355,7 @@ async def test_without_opengl_the_error_says_what_to_install(monkeypatch):
 
 
 @pytest.mark.asyncio
+@pytest.mark.stress
 async def test_more_wrappers_go_on_top(monkeypatch):
     """The wrapper is an ordinary one: a spec with it makes the same env elsewhere."""
     async with aioenv.make_vec("HalfCheetah-v5", 1, pixels=FAST) as envs:

@@ -99,6 +99,7 @@ async def test_a_vector_env_of_ones_own(tmp_path):
         assert (await envs.step(np.ones(3, int))).reward.all()  # it is still open
 
 
+@pytest.mark.stress
 def test_the_blocking_twin(tmp_path):
     done = aioenv.sync.record("HalfCheetah-v5", tmp_path / "x.mp4", steps=2, num_envs=1, render=SMALL)
     assert done.pictures == 3 and len(pictures(done.path, 24, 32)) == 3

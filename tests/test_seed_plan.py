@@ -68,11 +68,11 @@ def serial(plan, n, steps, mode):
     return trajectories
 
 
-@pytest.mark.parametrize("num_workers", [1, 3])
+@pytest.mark.parametrize(("num_workers", "debug"), [(1, False), (3, False), (2, True)])
 @pytest.mark.parametrize("mode", MODES)
-def test_the_same_in_workers_and_in_a_serial_loop(mode, num_workers):
+def test_the_same_in_workers_and_in_a_serial_loop(mode, num_workers, debug):
     async def main():
-        options = {"num_workers": num_workers, "autoreset_mode": mode, "seed_plan": PLAN}
+        options = {"num_workers": num_workers, "autoreset_mode": mode, "seed_plan": PLAN, "debug": debug}
         async with aioenv.make_vec(Seeded, 4, **options) as envs:
             expected = serial(PLAN, 4, 30, mode)
             for _ in range(2):  # a reset of all goes back to the start

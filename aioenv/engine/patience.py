@@ -94,6 +94,7 @@ class Patience:
             ) from None
 
     async def _wait(self, begin: Callable[[], Awaitable[object]], timeout_s: float, exchange: Exchange | None) -> None:
+        nobody = False
         while True:
             try:
                 async with asyncio.timeout(timeout_s):
@@ -101,8 +102,10 @@ class Patience:
                 return
             except TimeoutError:
                 late = [member for member in self._fleet.members if member.worker.busy]
-                if self._on_timeout == "raise":
+                # twice: the last reply may have come just now
+                if self._on_timeout == "raise" or (nobody and not late):
                     raise self._timed_out(late, timeout_s, exchange) from None
+                nobody = not late
                 for member in late:
                     if self._on_timeout == "kill" and self._restarter is not None:
                         self._restarter.forsake(member.worker)
@@ -125,4 +128,6 @@ def _describe(late: list[Member]) -> tuple[tuple[int, ...], tuple[int, ...], str
     """The slots of workers that owe a reply, those whose envs are being run, and both in words."""
     slots = tuple(slot for member in late for slot in member.worker.slots)
     running = tuple(slot for member in late if (slot := member.worker.running_slot) is not None)
+    if not late:  # images that are observations
+        return (), (), "render workers, though every env has replied,"
     return slots, running, f"slots {list(slots)}" + (f" (running just now: {list(running)})" if running else "")

@@ -15,7 +15,7 @@ Array = npt.NDArray[Any]
 def norm(rows: Array) -> Array:
     """What `np.linalg.norm` says of each row: the root of its BLAS dot product with itself."""
     dots: Array = np.matmul(rows[:, None, :], rows[:, :, None])[:, 0, 0]
-    return np.sqrt(dots, dots)
+    return np.sqrt(dots)
 
 
 def square_sum(rows: Array) -> Array:

@@ -7,17 +7,22 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["final_info", "merge_infos", "whole"]
+__all__ = ["final_info", "merge_infos", "own", "whole"]
 
 Array = npt.NDArray[Any]
 Info = dict[str, Any]
+
+
+def own(array: Array) -> Array:
+    """The array, or a copy of what is a view: of a simulation, say, which must not change when the array does."""
+    return array if array.base is None else array.copy()
 
 
 def whole(columns: dict[str, Array], ones: npt.NDArray[np.bool_]) -> Info:
     """The infos of slots that all have all of these columns."""
     info: Info = {}
     for key, column in columns.items():
-        info[key] = column
+        info[key] = own(column)
         info[f"_{key}"] = ones.copy()
     return info
 
@@ -39,7 +44,8 @@ def merge_infos(
     first_has_begun = bool(begun[0])
     if len(starts) < num_envs:
         others = ~begun
-        for key, column in columns.items():
+        for key, given in columns.items():
+            column = own(given)
             if key in started:
                 rows = started[key]
                 if first_has_begun and rows.dtype != column.dtype:  # the first slot's type is the column's

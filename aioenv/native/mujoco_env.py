@@ -14,7 +14,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from aioenv.errors import ClosedError, ResetNeededError
-from aioenv.native.infos import final_info, merge_infos, whole
+from aioenv.native.infos import final_info, merge_infos, own, whole
 from aioenv.native.sim_pool import SimPool, load_model
 from aioenv.native.slot_states import SlotStates
 
@@ -274,7 +274,7 @@ class NativeMujocoEnv(SlotStates, VectorEnv[Any, Any, Any]):
         where = ALL if mask is None else slots
         self.after_start(where)
         info = self.start_info(where)
-        return self.observe(ALL), merge_infos({}, info, slots, self.num_envs)
+        return own(self.observe(ALL)), merge_infos({}, info, slots, self.num_envs)
 
     def _check_mask(self, mask: Any) -> None:
         if not isinstance(mask, np.ndarray):
@@ -322,7 +322,7 @@ class NativeMujocoEnv(SlotStates, VectorEnv[Any, Any, Any]):
                 )
         self.before_step()
         self._physics(actions, starts)
-        obs = self.observe(ALL)
+        obs = own(self.observe(ALL))
         reward, terminated, columns = self.outcome(actions, obs)
         if terminated is None:
             terminated = np.zeros(self.num_envs, np.bool_)
@@ -331,8 +331,7 @@ class NativeMujocoEnv(SlotStates, VectorEnv[Any, Any, Any]):
         if len(starts):
             elapsed[starts] = 0
         truncated = terminated & False if self._limit is None else elapsed >= self._limit
-        if reward.dtype != np.float64:
-            reward = reward.astype(np.float64)
+        reward = own(reward) if reward.dtype == np.float64 else reward.astype(np.float64)
         if len(starts):
             reward[starts] = 0.0
             terminated[starts] = False

@@ -17,7 +17,7 @@ from aioenv.workers.restart import RestartPolicy
 from aioenv.workers.restarter import Restarter
 from aioenv.workers.supervisor import Worker
 
-__all__ = ["MAX_DEFAULT_WORKERS", "Crew", "error_of"]
+__all__ = ["MAX_DEFAULT_WORKERS", "Crew", "WithCrew", "error_of"]
 
 MAX_DEFAULT_WORKERS = 4
 
@@ -185,6 +185,27 @@ class Crew:
             worker.memory = None  # or its next process would be given a descriptor that is closed
         if memory is not None:
             memory.close()
+
+
+class WithCrew:
+    """What a pool tells of its workers."""
+
+    _crew: Crew
+
+    @property
+    def backend(self) -> str:
+        """The OpenGL backend in use, once started."""
+        return self._crew.backend
+
+    @property
+    def renderer(self) -> str:
+        """The name of the OpenGL implementation, once started."""
+        return self._crew.renderer
+
+    @property
+    def pids(self) -> tuple[int | None, ...]:
+        """The process ids of the render workers, once started."""
+        return self._crew.pids
 
 
 async def _nothing(worker: Worker) -> None:

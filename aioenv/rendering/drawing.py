@@ -31,12 +31,13 @@ __all__ = [
 
 # Fields of a model whose rows can be edited for a single image: what a picture shows, and where it is.
 EDITABLE = (
-    "body_pos body_quat geom_rgba geom_pos geom_quat geom_size geom_matid site_rgba site_pos site_quat site_size "
-    "site_matid mat_rgba mat_emission mat_specular mat_shininess mat_reflectance mat_metallic mat_roughness "
-    "mat_texrepeat mat_texid tendon_rgba tendon_width tendon_matid skin_rgba skin_matid flex_rgba flex_matid "
-    "light_pos light_pos0 light_poscom0 light_dir light_dir0 light_ambient light_diffuse light_specular "
-    "light_active light_castshadow light_attenuation light_cutoff light_exponent light_intensity light_range "
-    "light_bulbradius cam_pos cam_pos0 cam_poscom0 cam_quat cam_mat0 cam_fovy cam_intrinsic"
+    "body_pos body_quat geom_rgba geom_pos geom_quat geom_size geom_matid geom_castshadow geom_group site_rgba "
+    "site_pos site_quat site_size site_matid site_group mat_rgba mat_emission mat_specular mat_shininess "
+    "mat_reflectance mat_metallic mat_roughness mat_texrepeat mat_texuniform mat_texid tendon_rgba tendon_width "
+    "tendon_matid skin_rgba skin_matid flex_rgba flex_matid light_type light_softness light_pos light_pos0 "
+    "light_poscom0 light_dir light_dir0 light_ambient light_diffuse light_specular light_active light_castshadow "
+    "light_attenuation light_cutoff light_exponent light_intensity light_range light_bulbradius cam_pos cam_pos0 "
+    "cam_poscom0 cam_quat cam_mat0 cam_fovy cam_intrinsic"
 ).split()
 
 

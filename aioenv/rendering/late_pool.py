@@ -15,7 +15,7 @@ from aioenv.host.mujoco_source import MujocoSource
 from aioenv.rendering.backends import candidates
 from aioenv.rendering.batch_renderer import RenderService
 from aioenv.rendering.config import RenderConfig, check_devices
-from aioenv.rendering.crew import MAX_DEFAULT_WORKERS, Crew, error_of
+from aioenv.rendering.crew import MAX_DEFAULT_WORKERS, Crew, WithCrew, error_of
 from aioenv.rendering.drawing import allocate
 from aioenv.wire.frames import Frame, Kind
 from aioenv.wire.messages import dump_code
@@ -26,7 +26,7 @@ from aioenv.workers.supervisor import OnReply, Worker
 __all__ = ["LatePool"]
 
 
-class LatePool:
+class LatePool(WithCrew):
     """Render workers for the slots of a vector env.
 
     Slot i is always drawn by render worker i % n, so that nothing depends on who was free.
@@ -71,21 +71,6 @@ class LatePool:
             start_timeout_s=start_timeout_s,
             restart=restart,
         )
-
-    @property
-    def backend(self) -> str:
-        """The OpenGL backend in use, once started."""
-        return self._crew.backend
-
-    @property
-    def renderer(self) -> str:
-        """The name of the OpenGL implementation, once started."""
-        return self._crew.renderer
-
-    @property
-    def pids(self) -> tuple[int | None, ...]:
-        """The process ids of the render workers."""
-        return self._crew.pids
 
     @property
     def workers(self) -> Sequence[Worker]:

@@ -169,10 +169,15 @@ class PoolService:
     @contextmanager
     def _edited(self, edits: dict[str, npt.NDArray[Any]] | None, row: int) -> Iterator[None]:
         """The model with the edits of one state, taken back afterwards."""
-        before = {name: getattr(self._model, name).copy() for name in edits or ()}
+        changes: dict[str, Any] = {name: rows[row] for name, rows in (edits or {}).items()}
+        for kind in ("geom", "site"):
+            if changes.keys() & {f"{kind}_pos", f"{kind}_quat"}:
+                # or MuJoCo takes one that was compiled where its body is to be there still
+                changes[f"{kind}_sameframe"] = int(mujoco.mjtSameFrame.mjSAMEFRAME_NONE)
+        before = {name: getattr(self._model, name).copy() for name in changes}
         try:
-            for name, rows in (edits or {}).items():
-                getattr(self._model, name)[:] = rows[row]
+            for name, value in changes.items():
+                getattr(self._model, name)[:] = value
             yield
         finally:
             for name, value in before.items():

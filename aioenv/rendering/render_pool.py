@@ -360,18 +360,3 @@ class RenderPool(PoolLife):
         row = np.empty(self.state_size) if out is None else out
         mujoco.mj_getState(self.model, data, row, self.state_spec)
         return row
-
-    @property
-    def backend(self) -> str:
-        """The OpenGL backend in use, once started."""
-        return self._crew.backend
-
-    @property
-    def renderer(self) -> str:
-        """The name of the OpenGL implementation, once started."""
-        return self._crew.renderer
-
-    @property
-    def pids(self) -> tuple[int | None, ...]:
-        """The process ids of the workers, once started."""
-        return self._crew.pids

@@ -37,7 +37,6 @@ class Modder:
         self.rng = np.random.default_rng(seed)
         self._tell = _teller(model, renderer)
         self._before: dict[tuple[str, int], npt.NDArray[Any]] = {}  # rows of fields as they were
-        self._data0: mujoco.MjData | None = None
 
     def reseed(self, seed: Seed) -> None:
         """Begin the randomness anew."""
@@ -98,35 +97,6 @@ class Modder:
         if isinstance(name, bool) or not isinstance(name, (int, np.integer)) or not 0 <= name < count:
             raise ValueError(f"expected a {kind}'s name, or its number of {count}, got {name!r}")
         return int(name)
-
-    def _move(self, kind: str, row: int, position: npt.NDArray[np.float64]) -> None:
-        """Move a light or a camera, also where it follows a body: then other fields count."""
-        pos, body = getattr(self.model, f"{kind}_pos"), int(getattr(self.model, f"{kind}_bodyid")[row])
-        shift = self._rotation0(body) @ (position - pos[row])
-        for field in (f"{kind}_pos0", f"{kind}_poscom0"):
-            self._edit(field, row, getattr(self.model, field)[row] + shift)
-        self._edit(f"{kind}_pos", row, position)
-
-    def _rotation0(self, body: int) -> npt.NDArray[np.float64]:
-        """The orientation of a body where the model begins: what follows bodies keeps its place as it was there."""
-        if self._data0 is None:
-            self._data0 = mujoco.MjData(self.model)
-            mujoco.mj_kinematics(self.model, self._data0)
-        rotation: npt.NDArray[np.float64] = self._data0.xmat[body].reshape(3, 3)
-        return rotation
-
-    def _tilted(self, direction: npt.NDArray[np.float64], angle: float) -> npt.NDArray[np.float64]:
-        """A direction, turned about a random axis by at most `angle` degrees."""
-        matrix = np.empty(9)
-        mujoco.mju_quat2Mat(matrix, self._random_turn(angle))
-        return matrix.reshape(3, 3) @ direction
-
-    def _random_turn(self, angle: float) -> npt.NDArray[np.float64]:
-        """A quaternion: a turn about a random axis by at most `angle` degrees."""
-        axis = self.rng.normal(size=3)
-        quat = np.empty(4)
-        mujoco.mju_axisAngle2Quat(quat, axis / np.linalg.norm(axis), np.radians(self.rng.uniform(-angle, angle)))
-        return quat
 
 
 def vector(name: str, value: npt.ArrayLike, count: int) -> npt.NDArray[np.float64]:

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+import mujoco
 import numpy as np
 import numpy.typing as npt
 
-from aioenv.rendering.modders.base import Modder, Name, vector
+from aioenv.rendering.modders.base import Name, vector
+from aioenv.rendering.modders.placed import PlacedModder, Vector
 
 __all__ = ["LightModder"]
 
-Vector = npt.NDArray[np.float64]
 
-
-class LightModder(Modder):
+class LightModder(PlacedModder):
     """Edits the lights of a model, by name or number.
 
     Args, Attributes: as `Modder`.
     """
+
+    _kind = _fields = "light"
+    _spread = 0.1
 
     def get_lightid(self, name: Name) -> int:
         """The number of a light.
@@ -27,14 +28,6 @@ class LightModder(Modder):
             ValueError: if there is none of that name; the message lists them.
         """
         return self._find("light", name)
-
-    def get_pos(self, name: Name) -> Vector:
-        """A copy of its position in its body's frame, in metres."""
-        return self._copy("pos", name)
-
-    def set_pos(self, name: Name, value: npt.ArrayLike) -> None:
-        """Move it to a position in its body's frame, in metres; one that follows a body is moved by as much."""
-        self._move("light", self.get_lightid(name), vector("pos", value, 3))
 
     def get_dir(self, name: Name) -> Vector:
         """A copy of its direction in its body's frame."""
@@ -48,8 +41,8 @@ class LightModder(Modder):
             raise ValueError("dir: expected a direction, got zeros")
         row = self.get_lightid(name)
         direction = direction / length
-        self._edit("light_dir0", row, self._rotation0(int(self.model.light_bodyid[row])) @ direction)
-        self._edit("light_dir", row, direction)
+        self._set("dir0", row, self._rotation0(row) @ direction)
+        self._set("dir", row, direction)
 
     def get_ambient(self, name: Name) -> Vector:
         """A copy of its ambient colour, float32 from 0 to 1."""
@@ -81,7 +74,7 @@ class LightModder(Modder):
 
     def set_active(self, name: Name, value: bool) -> None:
         """Switch it on or off."""
-        self._edit("light_active", self.get_lightid(name), bool(value))
+        self._set("active", self.get_lightid(name), bool(value))
 
     def get_castshadow(self, name: Name) -> bool:
         """Whether it casts shadows."""
@@ -89,19 +82,15 @@ class LightModder(Modder):
 
     def set_castshadow(self, name: Name, value: bool) -> None:
         """Have it cast shadows or not."""
-        self._edit("light_castshadow", self.get_lightid(name), bool(value))
+        self._set("castshadow", self.get_lightid(name), bool(value))
 
     # ------------------------------------------------------------ at random
 
-    def rand_pos(self, name: Name, spread: float | None = None) -> Vector:
-        """Move it by at most `spread` metres along each axis: a tenth of the model's extent unless it is given."""
-        spread = 0.1 * self.model.stat.extent if spread is None else spread
-        self.set_pos(name, self.get_pos(name) + self.rng.uniform(-spread, spread, 3))
-        return self.get_pos(name)
-
     def rand_dir(self, name: Name, angle: float = 30.0) -> Vector:
         """Turn it by at most `angle` degrees."""
-        self.set_dir(name, self._tilted(self.get_dir(name), angle))
+        turn = np.empty(9)
+        mujoco.mju_quat2Mat(turn, self._random_turn(angle))
+        self.set_dir(name, turn.reshape(3, 3) @ self.get_dir(name))
         return self.get_dir(name)
 
     def rand_ambient(self, name: Name) -> Vector:
@@ -132,19 +121,8 @@ class LightModder(Modder):
         self.rand_diffuse(name)
         self.rand_specular(name)
 
-    def randomize(self) -> None:
-        """`rand_all` of every light."""
-        for number in range(self.model.nlight):
-            self.rand_all(number)
-
-    def _get(self, field: str, name: Name) -> Any:
-        return getattr(self.model, f"light_{field}")[self.get_lightid(name)]
-
-    def _copy(self, field: str, name: Name) -> Vector:
-        return np.array(self._get(field, name))
-
     def _set_colour(self, field: str, name: Name, value: npt.ArrayLike) -> None:
         colour = vector(field, value, 3)
         if not ((colour >= 0) & (colour <= 1)).all():
             raise ValueError(f"{field}: expected three numbers from 0 to 1, got {value!r}")
-        self._edit(f"light_{field}", self.get_lightid(name), colour)
+        self._set(field, self.get_lightid(name), colour)

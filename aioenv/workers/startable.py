@@ -1,0 +1,132 @@
+"""The life of what has workers, from before its start until it is closed or forgotten."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import os
+import warnings
+import weakref
+from collections.abc import Callable, Coroutine, Generator
+from typing import Any, ClassVar, Self
+
+from aioenv.errors import ClosedError, LoopError
+
+__all__ = ["Startable"]
+
+
+class Startable:
+    """Something that is started by an await, belongs to the loop of that await, and must be closed.
+
+    Subclasses say what that means: `_start`, `_abandon`, and `close` by `_close_once`.
+
+    Attributes:
+        closed: whether `close` has been called, or the start has failed.
+    """
+
+    closed = True  # until there is something to close
+    _noun: ClassVar[str]  # what errors call it
+    _loop: asyncio.AbstractEventLoop | None = None
+    _starting: asyncio.Task[None] | None = None
+    _closing: asyncio.Task[None] | None = None
+    _pid = -1  # of the process that started it
+
+    def _start(self) -> Coroutine[Any, Any, None]:
+        """What starts it; called once, on its loop. If that is cancelled, or fails, nothing may be left of it."""
+        raise NotImplementedError
+
+    def _abandon(self) -> None:
+        """Kill every process without waiting. It may not have been started to the end."""
+        raise NotImplementedError
+
+    async def close(self) -> None:
+        """End it."""
+        raise NotImplementedError
+
+    def __await__(self) -> Generator[Any, None, Self]:
+        return self._ensure_started().__await__()
+
+    async def __aenter__(self) -> Self:
+        return await self._ensure_started()
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.close()
+
+    async def _ensure_started(self) -> Self:
+        """Start it, once; whoever comes later waits for that too. If this is cancelled, it is ended."""
+        self._check_open()
+        loop = asyncio.get_running_loop()
+        if self._loop is None:
+            self._loop = loop
+            self._pid = os.getpid()
+            starting = self._start()
+            _open.add(self)
+            self._starting = loop.create_task(starting)
+        self._check_loop()
+        assert self._starting is not None
+        try:
+            await asyncio.shield(self._starting)
+        except asyncio.CancelledError:
+            await self.close()
+            raise
+        except BaseException:
+            self.closed = True
+            raise
+        return self
+
+    async def _close_once(self, end: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Close it, or wait until it is.
+
+        If this is cancelled, it is abandoned, and what is left to do is waited for.
+
+        Args:
+            end: ends what was started; called at most once.
+        """
+        self.closed = True
+        _open.discard(self)
+        if self._loop is None:
+            return
+        self._check_loop()
+        if self._closing is None:
+            self._closing = self._loop.create_task(self._finish(end))
+        try:
+            await asyncio.shield(self._closing)
+        except asyncio.CancelledError:
+            self._abandon()
+            while not self._closing.done():  # not for long: every process is being killed
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.wait([self._closing])
+            raise
+
+    async def _finish(self, end: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        assert self._starting is not None
+        if not self._starting.done():
+            self._starting.cancel()
+            await asyncio.wait([self._starting])
+        await end()
+
+    def __del__(self) -> None:
+        if not self.closed and self._loop is not None and self._pid == os.getpid():
+            self.closed = True
+            self._abandon()
+            warnings.warn(f"unclosed {self!r}; its workers were killed", ResourceWarning, source=self, stacklevel=2)
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise ClosedError(f"the {self._noun} has been closed")
+
+    def _check_loop(self) -> None:
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:
+            raise LoopError(f"this {self._noun} belongs to the event loop {self._loop}, it was used from {loop}")
+
+
+# Started and not closed: at the end of the program, before modules are taken down, their workers are killed.
+_open: weakref.WeakSet[Startable] = weakref.WeakSet()
+
+
+@atexit.register
+def _end_all() -> None:
+    for each in list(_open):
+        each.__del__()
