@@ -15,7 +15,7 @@ from stats_kit import SHAPE, Endless, Walker, needs_sharing, same
 import aioenv
 from aioenv.stats import NormalizeObservation, NormalizeReward, SharedRunningStats
 
-pytestmark = needs_sharing
+pytestmark = [needs_sharing, pytest.mark.usefixtures("fork_server")]
 
 
 class Knowing(NormalizeReward):
@@ -159,11 +159,14 @@ class Mortal(Endless):
         return super().step(action)
 
     def get_state(self):
-        return {"t": self.t, "rng": self.np_random.bit_generator.state}
+        words = self.np_random.bit_generator.state["state"]
+        # of one length, whatever the numbers: a checkpoint has a fixed size
+        return {"t": np.int64(self.t), "rng": b"".join(words[name].to_bytes(16, "little") for name in ("state", "inc"))}
 
     def set_state(self, state):
-        self.t = state["t"]
-        self.np_random.bit_generator.state = state["rng"]
+        self.t, rng = int(state["t"]), state["rng"]
+        words = {"state": int.from_bytes(rng[:16], "little"), "inc": int.from_bytes(rng[16:], "little")}
+        self.np_random.bit_generator.state = {**self.np_random.bit_generator.state, "state": words}
 
 
 @pytest.mark.parametrize("shared", [True, False])
