@@ -139,6 +139,7 @@ def test_what_the_adapters_do_not_have_the_env_below_is_asked_for():
     env.close()
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # its tests import games of its own the old way
 def test_pettingzoo_itself():
     """Where it is installed: it takes our kit's env for one of its own."""
     pettingzoo = pytest.importorskip("pettingzoo")

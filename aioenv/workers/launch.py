@@ -120,31 +120,39 @@ async def _spawn(channel: str, environ: Mapping[str, str], memory: int | None) -
             mine, theirs = _socketpair()
             read_fd = write_fd = theirs.fileno()
         code = BOOTSTRAP.format(module="boot", arguments=f"{os.getpid()}, {read_fd}, {write_fd}, {shared}, {memory}")
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-c",
-            code,
-            stdin=DEVNULL if theirs else PIPE,
-            stdout=DEVNULL if theirs else PIPE,
-            stderr=PIPE,
-            env=environ,
-            limit=_OUTPUT_LIMIT if theirs else _STREAM_LIMIT,  # asyncio has one for both streams
-            start_new_session=True,
-            pass_fds=[fd for fd in (theirs.fileno() if theirs else None, shared, memory) if fd is not None],
+        starting = asyncio.ensure_future(
+            asyncio.create_subprocess_exec(
+                sys.executable,
+                "-c",
+                code,
+                stdin=DEVNULL if theirs else PIPE,
+                stdout=DEVNULL if theirs else PIPE,
+                stderr=PIPE,
+                env=environ,
+                limit=_OUTPUT_LIMIT if theirs else _STREAM_LIMIT,  # asyncio has one for both streams
+                start_new_session=True,
+                pass_fds=[fd for fd in (theirs.fileno() if theirs else None, shared, memory) if fd is not None],
+            )
         )
-        if mine is not None:
-            ends: Streams = mine
-        else:
-            assert process.stdin and process.stdout
-            ends = process.stdin, process.stdout
-        worker = SpawnedProcess(process, ends, guardian, marker)
+        try:
+            await asyncio.shield(starting)
+        finally:  # even if this is cancelled: a cancelled uvloop would not wait for the end of what it has started
+            await asyncio.wait([starting])
+            if not starting.cancelled() and starting.exception() is None:
+                process = starting.result()
+                ends: Any = mine if mine is not None else (process.stdin, process.stdout)
+                worker = SpawnedProcess(process, ends, guardian, marker)
+        assert worker is not None
         if guardian is not None:
-            await guardian.guard(process.pid)
+            await guardian.guard(worker.pid)
         return worker
     except BaseException:
         if worker is not None:
             worker.abandon()
-            await worker.release()
+            try:
+                await worker.reap()
+            finally:
+                await worker.release()
         else:
             if guardian is not None:
                 await guardian.release()
