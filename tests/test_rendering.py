@@ -347,7 +347,7 @@ STATE = int(mujoco.mjtState.mjSTATE_INTEGRATION)
 
 
 @pytest.mark.asyncio
-async def test_one_picture_of_all():
+async def test_ve_tiling_gives_one_picture_of_all():
     async with aioenv.make_vec("HalfCheetah-v5", 3, render=FAST, num_workers=1) as envs:
         await envs.reset(seed=0)
         images, grid = await envs.render(), await envs.render(mode="grid")
