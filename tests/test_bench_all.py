@@ -138,3 +138,7 @@ def test_plots_are_drawn(tmp_path):
     assert [file.name for file in files] == ["bench-tasks.svg", "bench-cost.svg"]
     assert all(b"<svg" in file.read_bytes() for file in files)
     assert plots.draw(tmp_path / "bench.svg", {**content, "rows": {}}) == []
+    native = {**result, "contender": "aioenv-native", "ratios": {"raw-batch": 0.9, "raw-loop": 1.1}}
+    rows = {"ant-64": {**rows["cartpole-8"], "env": "Ant-v5", "results": [native]}}
+    files = plots.draw(tmp_path / "bench.svg", {**content, "rows": rows})
+    assert [file.name for file in files] == ["bench-native.svg"]

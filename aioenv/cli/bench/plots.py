@@ -1,14 +1,18 @@
-"""A run of the suite as two plots: throughput by task, and what an env costs as they become many."""
+"""A run of the suite as plots: tasks over bare loops and over physics alone, an env's cost as they become many."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from aioenv.cli.bench.contenders import CONTENDERS
-from aioenv.cli.bench.suite import COST_ENVS
+from aioenv.cli.bench.suite import COST_ENVS, RAW
 
 __all__ = ["draw"]
+
+# A title, and bars: contenders with their values.
+Block: TypeAlias = tuple[str, list[tuple[str, float]]]
 
 BAR = 0.11  # inches
 OURS = "C0"
@@ -22,7 +26,8 @@ def draw(path: Path, content: dict[str, Any]) -> list[Path]:
     """Draw what was measured.
 
     Args:
-        path: `bench.svg` makes `bench-tasks.svg` and `bench-cost.svg`; the suffix says which format.
+        path: `bench.svg` makes `bench-tasks.svg`, `bench-native.svg` and `bench-cost.svg`; the suffix says which
+            format.
         content: a run of the suite.
 
     Returns:
@@ -33,7 +38,7 @@ def draw(path: Path, content: dict[str, Any]) -> list[Path]:
     matplotlib.use("Agg")
     path.parent.mkdir(parents=True, exist_ok=True)
     written = []
-    for name, plot in (("tasks", _tasks), ("cost", _cost)):
+    for name, plot in (("tasks", _tasks), ("native", _native), ("cost", _cost)):
         figure = plot(content)
         if figure is not None:
             file = path.with_name(f"{path.stem}-{name}{path.suffix}")
@@ -44,19 +49,31 @@ def draw(path: Path, content: dict[str, Any]) -> list[Path]:
 
 def _tasks(content: dict[str, Any]) -> Any:
     """Bars, a block for each task: env-steps/s over what bare loops on all CPUs would make."""
-    from matplotlib.figure import Figure
-
     cpus = content["machine"]["usable_cpus"]
+    blocks = _blocks(content, lambda ratios: ratios["bare"] / cpus if "bare" in ratios else None)
+    return _bars(blocks, f"env-steps/s over {cpus} x those of a bare loop")
+
+
+def _native(content: dict[str, Any]) -> Any:
+    """Likewise, of MuJoCo's tasks: over those of the physics alone, stepped on all CPUs in the faster way."""
+    blocks = _blocks(content, lambda ratios: min((ratios[raw] for raw in RAW if raw in ratios), default=None))
+    return _bars(blocks, "env-steps/s over those of the physics alone")
+
+
+def _blocks(content: dict[str, Any], value: Callable[[dict[str, float]], float | None]) -> list[Block]:
     blocks = []
     for row in content["rows"].values():
         if row["figure"] == "throughput":
-            bars = [
-                (r["contender"], r["ratios"]["bare"] / cpus)
-                for r in row["results"]
-                if r["rounds"] and "bare" in r["ratios"] and r["contender"] not in LEFT_OUT
-            ]
+            drawn = [r for r in row["results"] if r["rounds"] and r["contender"] not in LEFT_OUT]
+            found = [(r["contender"], value(r["ratios"])) for r in drawn]
+            bars = [(contender, number) for contender, number in found if number is not None]
             blocks.append((f"{row['env']} x {row['num_envs']}", bars))
-    blocks = [block for block in blocks if block[1]]
+    return [block for block in blocks if block[1]]
+
+
+def _bars(blocks: list[Block], label: str) -> Any:
+    from matplotlib.figure import Figure
+
     if not blocks:
         return None
     height = BAR * sum(len(bars) + 1 for _, bars in blocks)
@@ -66,16 +83,16 @@ def _tasks(content: dict[str, Any]) -> Any:
     for _, bars in blocks:
         ticks.append(place + (len(bars) - 1) / 2)
         for contender, value in bars:
-            label = CONTENDERS[contender].label
+            name = CONTENDERS[contender].label
             panel.barh(
                 place,
                 value,
                 height=0.9,
                 color=COLORS.get(contender, OURS),
                 alpha=1.0 if contender in ("aioenv", *COLORS) else 0.5,
-                label=None if label in known else label,
+                label=None if name in known else name,
             )
-            known.add(label)
+            known.add(name)
             place += 1
         place += 1
     panel.set_yticks(ticks, [title for title, _ in blocks])
@@ -83,7 +100,7 @@ def _tasks(content: dict[str, Any]) -> Any:
     panel.margins(y=0.01)
     panel.set_xscale("log")
     panel.axvline(1, color="0.3", linewidth=0.8)
-    panel.set_xlabel(f"env-steps/s over {cpus} x those of a bare loop")
+    panel.set_xlabel(label)
     figure.legend(loc="outside upper center", ncols=3, fontsize="small")
     return figure
 
