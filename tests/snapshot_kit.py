@@ -9,8 +9,8 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
-from aioenv.batching.infos import SchemaTable, merge
 from aioenv.batching.layout import Layout, byte_view
+from aioenv.batching.merge import SchemaTable, merge
 from aioenv.engine.tails import load_reply
 from aioenv.host.env_service import EnvService
 from aioenv.wire.frames import Frame, Kind

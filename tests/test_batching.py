@@ -13,8 +13,10 @@ from parity.compare import assert_same
 from zoo import SPACES
 
 from aioenv.batching.autoreset import parse_mode
-from aioenv.batching.infos import MAX_SCHEMAS, Gatherer, SchemaTable, merge
+from aioenv.batching.gather import Gatherer
+from aioenv.batching.infos import MAX_SCHEMAS
 from aioenv.batching.layout import Layout, byte_view
+from aioenv.batching.merge import SchemaTable, merge
 from aioenv.engine.fleet import spread
 from aioenv.errors import ActionError
 from aioenv.wire.messages import dump, load

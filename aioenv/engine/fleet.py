@@ -16,8 +16,9 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_differing_spaces, batch_space
 
 from aioenv.assign import spread
-from aioenv.batching.infos import Schema, SchemaTable
+from aioenv.batching.infos import Schema
 from aioenv.batching.layout import Layout, Leaf
+from aioenv.batching.merge import SchemaTable
 from aioenv.batching.plane import Lane, Plane, choose_plane
 from aioenv.engine.seeds import spread_seeds
 from aioenv.errors import ResumeError, SpaceMismatchError

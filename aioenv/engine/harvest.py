@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from aioenv.batching.infos import Columns, merge
+from aioenv.batching.infos import Columns
 from aioenv.batching.layout import Layout
+from aioenv.batching.merge import merge
 from aioenv.engine.batch import Exchange, Part
 from aioenv.engine.results import Ready, ResetResult, StepResult
 from aioenv.errors import SlotError

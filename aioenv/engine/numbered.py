@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aioenv.assign import draw_seeds
-from aioenv.batching.infos import merge
+from aioenv.batching.merge import merge
 from aioenv.engine.groups import Group
 from aioenv.engine.one_slot import info_of
 from aioenv.engine.pausing import Live, put_part

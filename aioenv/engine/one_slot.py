@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from aioenv.batching.infos import merge
+from aioenv.batching.merge import merge
 from aioenv.engine.batch import Exchange
 from aioenv.engine.groups import Group
 from aioenv.engine.record import objects_of

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from aioenv.batching.infos import Columns, merge
+from aioenv.batching.infos import Columns
 from aioenv.batching.layout import Arrays
+from aioenv.batching.merge import merge
 from aioenv.engine.batch import Exchange, Part, Sent
 from aioenv.engine.groups import Group
 from aioenv.engine.results import ResetResult, StepResult

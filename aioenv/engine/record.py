@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, overload
 import numpy as np
 import numpy.typing as npt
 
-from aioenv.batching.infos import Columns, merge
+from aioenv.batching.infos import Columns
 from aioenv.batching.layout import Arrays, Layout, _ObjectNode
+from aioenv.batching.merge import merge
 from aioenv.engine.groups import Group
 
 if TYPE_CHECKING:

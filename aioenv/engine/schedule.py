@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium.vector import AutoresetMode
 
-from aioenv.batching.infos import merge
 from aioenv.batching.layout import byte_view
+from aioenv.batching.merge import merge
 from aioenv.engine.batch import Exchange, Exchanges, Part, Sent
 from aioenv.engine.dispatch import Dispatch
 from aioenv.engine.fleet import Fleet, Member

@@ -16,7 +16,7 @@ from gymnasium import Env, Space
 from gymnasium.vector import AutoresetMode
 
 from aioenv.batching.autoreset import Autoreset
-from aioenv.batching.infos import Gatherer
+from aioenv.batching.gather import Gatherer
 from aioenv.batching.layout import Layout
 from aioenv.batching.plane import Lane, Plane
 from aioenv.host import running

@@ -1,0 +1,198 @@
+"""In the worker: info dicts to groups of columns (see `infos.py`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from aioenv.batching.infos import MAX_SCHEMAS, Column, Group, Path, Schema
+
+__all__ = ["Gatherer"]
+
+_SCALARS = (int, float, bool)
+_FLOATS = tuple(np.dtype(name) for name in ("f8", "f4", "f2"))
+
+
+class _Known(NamedTuple):
+    """A sort of flat info dict, recognised by its keys and the types of its values."""
+
+    number: int
+    schema: Schema
+    keys: list[Any]
+    types: list[type]
+    arrays: tuple[tuple[Any, np.dtype[Any], tuple[int, ...]], ...]  # whose dtypes and shapes must be looked at
+
+    def fits(self, info: Mapping[Any, Any]) -> bool:
+        """Whether the arrays are what they were."""
+        return all(info[key].dtype == dtype and info[key].shape == shape for key, dtype, shape in self.arrays)
+
+
+class Gatherer:
+    """Turns info dicts into groups of columns; remembers the schemas that the parent knows already."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[Any, Any], _Known] = {}
+        self._ids: dict[Schema, int] = {}
+        self._news: list[tuple[int, Schema]] = []
+        self._usual: _Known | None = None  # all float scalars: what a whole batch is compared with first
+
+    def gather(self, infos: Sequence[tuple[int, Mapping[Any, Any]]], rows: Sequence[int]) -> list[Group]:
+        """Group info dicts, given with their rows in the order in which Gymnasium would add them.
+
+        Args:
+            infos: dicts that are not empty, with their rows.
+            rows: all rows of the request.
+        """
+        wanted = tuple(rows)
+        if self._usual is not None and len(infos) == len(wanted):
+            group = self._gather_alike(self._usual, infos, wanted)
+            if group is not None:
+                return [group]
+        if len(self._ids) >= MAX_SCHEMAS:  # here, where no group has a number yet
+            self._ids.clear()
+            self._known.clear()
+            self._usual = None
+        try:
+            return self._gather(infos, wanted, self._known)
+        except OverflowError:  # an int past 64 bits among dicts that are known by their types alone
+            return self._gather(infos, wanted, None)
+
+    def _gather_alike(
+        self, usual: _Known, infos: Sequence[tuple[int, Mapping[Any, Any]]], wanted: tuple[int, ...]
+    ) -> Group | None:
+        """One group of all rows, if every dict is of the usual sort: compared as a whole, and never one by one."""
+        rows, dicts = zip(*infos, strict=True)
+        n = len(wanted)
+        if rows != wanted or set(map(type, dicts)) != {dict}:
+            return None
+        # no dict has a key twice: if they have all of these together, in this order, each has its share
+        if list(chain.from_iterable(dicts)) != usual.keys * n:
+            return None
+        values = list(chain.from_iterable(map(dict.values, dicts)))
+        if list(map(type, values)) != usual.types * n:
+            return None
+        return Group(usual.number, None, np.array(values, np.float64).reshape(n, -1).tobytes("F"), [])
+
+    def _gather(
+        self,
+        infos: Sequence[tuple[int, Mapping[Any, Any]]],
+        wanted: tuple[int, ...],
+        sorts: dict[tuple[Any, Any], _Known] | None,
+    ) -> list[Group]:
+        groups: dict[int, tuple[Schema, list[int], list[Any]]] = {}
+        keys: Any = None
+        types: Any = None
+        known: _Known | None = None
+        for row, info in infos:
+            last = keys, types
+            keys, types = tuple(info), tuple(map(type, info.values()))
+            if sorts is not None and (keys, types) != last:
+                known = sorts.get((keys, types))
+            if known is not None and (not known.arrays or known.fits(info)):
+                number, schema = known.number, known.schema
+                values: Iterable[Any] = info.values()
+            else:
+                number, schema = self._lookup(info)
+                if sorts is not None and _is_flat(schema, info):
+                    arrays = tuple((c.path[0], c.dtype, c.shape) for c in schema.columns if c.shape)
+                    known = sorts[keys, types] = _Known(number, schema, list(keys), list(types), arrays)  # type: ignore[arg-type]
+                    if schema.floats:
+                        self._usual = known
+                values = [_value(info, column) for column in schema.columns]
+                keys = None
+            group = groups.get(number)
+            if group is None:
+                group = groups[number] = (schema, [], [])
+            group[1].append(row)
+            if schema.floats:
+                group[2].extend(values)
+            else:
+                group[2].append(values)
+        return [
+            Group(number, None if tuple(rows) == wanted else tuple(rows), *_pack(schema, rows, values))
+            for number, (schema, rows, values) in groups.items()
+        ]
+
+    def take_news(self) -> list[tuple[int, Schema]]:
+        """The schemas that the parent has not been told of yet."""
+        news, self._news = self._news, []
+        return news
+
+    def _lookup(self, info: Mapping[Any, Any]) -> tuple[int, Schema]:
+        schema = _schema(info)
+        number = self._ids.get(schema)
+        if number is None:
+            number = len(self._ids)
+            self._ids[schema] = number
+            self._news = [(n, s) for n, s in self._news if n != number]
+            self._news.append((number, schema))
+        return number, schema
+
+
+def _is_flat(schema: Schema, info: Mapping[Any, Any]) -> bool:
+    """Whether dicts with the same keys and types have the same schema, but for the dtypes and shapes of arrays."""
+    return not schema.by_row and not any(
+        column.is_dict or (column.dtype is None and type(info[column.path[0]]) is int) for column in schema.columns
+    )
+
+
+def _schema(info: Mapping[Any, Any]) -> Schema:
+    odd: list[Any] = []
+    columns = tuple(_columns(info, (), odd))
+    # not without `is not None`: numpy takes None for float64
+    floats = all(c.dtype is not None and c.dtype in _FLOATS and not c.shape for c in columns)
+    return Schema(columns, floats and not odd, bool(odd))
+
+
+def _columns(info: Mapping[Any, Any], path: Path, odd: list[Any]) -> Iterable[Column]:
+    """A column for each key, parents first; `odd` gets what whole columns can't be made of."""
+    for key, value in info.items():
+        here = (*path, key)
+        kind = type(value)
+        if isinstance(key, str) and key.startswith("_"):
+            odd.append(key)  # it may be the mask of another key
+        if key == "final_obs":
+            yield Column(here, None, ())
+        elif isinstance(value, dict):
+            yield Column(here, None, (), is_dict=True)
+            yield from _columns(value, here, odd)
+        elif kind in _SCALARS or issubclass(kind, np.number):
+            dtype: np.dtype[Any] | None = np.dtype(kind)
+            if kind is int and not -(2**63) <= value < 2**63:
+                dtype = None  # too large for any integer dtype: it stays what it is
+            elif dtype.kind not in "biufc":  # type: ignore[union-attr]
+                dtype = None  # a timedelta, whose unit is its value's
+                odd.append(key)
+            yield Column(here, dtype, (), is_python=kind in _SCALARS)
+        elif isinstance(value, np.ndarray) and value.shape and not value.dtype.hasobject:
+            yield Column(here, value.dtype, value.shape)
+        else:
+            if isinstance(value, np.ndarray):
+                odd.append(key)
+            yield Column(here, None, ())
+
+
+def _value(info: Mapping[Any, Any], column: Column) -> Any:
+    if column.is_dict:
+        return None
+    value: Any = info
+    for key in column.path:
+        value = value[key]
+    return value
+
+
+def _pack(schema: Schema, rows: list[int], values: list[Any]) -> tuple[bytes, list[list[Any]]]:
+    """The typed columns as bytes, one after the other, and the others as lists."""
+    if schema.floats:
+        return np.array(values, np.float64).reshape(len(rows), -1).tobytes("F"), []
+    data: list[bytes] = []
+    objects: list[list[Any]] = []
+    for column, items in zip(schema.columns, zip(*values, strict=True), strict=True):
+        if column.dtype is not None:
+            data.append(np.array(list(items), column.dtype).tobytes())  # of a tuple it would make a record
+        elif not column.is_dict:
+            objects.append(list(items))
+    return b"".join(data), objects

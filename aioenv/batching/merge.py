@@ -1,0 +1,204 @@
+"""In the parent: groups of columns to the info dict of a batch (see `infos.py`)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium.vector import VectorEnv
+
+from aioenv.batching.infos import MAX_SCHEMAS, NO_RESULT_KEY, Column, Columns, Group, Schema
+
+__all__ = ["SchemaTable", "merge"]
+
+_log = logging.getLogger("aioenv")
+
+
+class SchemaTable:
+    """What the parent knows of one worker's schemas.
+
+    Args:
+        same: schemas of all workers of a fleet, so that equal ones are the same object.
+    """
+
+    def __init__(self, same: dict[Schema, Schema]) -> None:
+        self._schemas: dict[int, Schema] = {}
+        self._same = same
+
+    def learn(self, news: Iterable[tuple[int, Schema]]) -> None:
+        """Take note of schemas that came with a reply; a number may be given anew."""
+        for number, schema in news:
+            if len(self._same) > 4 * MAX_SCHEMAS:
+                self._same.clear()  # costs a slower merge of a few steps, nothing else
+            self._schemas[number] = self._same.setdefault(schema, schema)
+
+    def unpack(self, group: Group, positions: np.ndarray[Any, Any] | slice, count: int) -> Columns:
+        """A group's columns.
+
+        Args:
+            group: as it came.
+            positions: where the group's rows stand in the batch, ascending.
+            count: how many rows the group has.
+        """
+        schema = self._schemas[group.schema]
+        if schema.floats:
+            table: np.ndarray[Any, Any] = np.ndarray((len(schema.columns), count), np.float64, group.data)
+            return Columns(positions, schema, table)  # type: ignore[arg-type]
+        values: list[Any] = []
+        offset = 0
+        objects = iter(group.objects)
+        for _, dtype, shape, is_dict, _ in schema.columns:
+            if dtype is not None:
+                array: np.ndarray[Any, Any] = np.ndarray((count, *shape), dtype, group.data, offset)
+                offset += array.nbytes
+                values.append(array)
+            else:
+                values.append(None if is_dict else next(objects))
+        return Columns(positions, schema, values)
+
+
+def merge(parts: Sequence[Columns], size: int) -> dict[str, Any]:
+    """Merge columns into the info dict of a batch, as `gymnasium.vector` gives it.
+
+    Args:
+        parts: the groups of all workers.
+        size: how many rows the batch has.
+
+    Returns:
+        For each key an array of `size` rows (zero, or None for objects, where a row has no such key) and under
+        `_key` a bool array of shape `(size,)` that says which rows have it; dicts nest.
+    """
+    if not parts:
+        return {}
+    if any(part.schema.by_row for part in parts):
+        return _merge_by_row(parts, size)
+    if _all_alike(parts, size):
+        return _join(parts, size)
+    infos: dict[str, Any] = {}
+    for part in parts:
+        if not _assign(infos, part, size):
+            return _merge_by_row(parts, size)
+    return infos
+
+
+def _all_alike(parts: Sequence[Columns], size: int) -> bool:
+    """Whether every row of the batch has the same keys and types, none of them an object: the usual step."""
+    schema = parts[0].schema
+    covered = 0
+    for part in parts:
+        if part.schema is not schema or not isinstance(part.positions, slice) or part.positions.start != covered:
+            return False
+        covered = part.positions.stop
+    return covered == size and all(c.dtype is not None or c.is_dict for c in schema.columns)
+
+
+def _join(parts: Sequence[Columns], size: int) -> dict[str, Any]:
+    infos: dict[str, Any] = {}
+    schema = parts[0].schema
+    if schema.floats:
+        table = np.concatenate([part.values for part in parts], axis=1)
+        masks = np.ones(table.shape, np.bool_)
+        for column, values, mask in zip(schema.columns, table, masks, strict=True):
+            key = column.path[0]
+            infos[key] = values if column.dtype == np.float64 else values.astype(column.dtype)
+            infos[f"_{key}"] = mask
+        return infos
+    for index, column in enumerate(parts[0].schema.columns):
+        target = infos
+        for key in column.path[:-1]:
+            target = target[key]
+        target[column.path[-1]] = {} if column.is_dict else np.concatenate([part.values[index] for part in parts])
+        target[f"_{column.path[-1]}"] = np.ones(size, np.bool_)
+    return infos
+
+
+def _assign(infos: dict[str, Any], part: Columns, size: int) -> bool:
+    """Assign whole columns; False if a key has come with another type before."""
+    positions = part.positions
+    for column, values in zip(part.schema.columns, part.values, strict=True):
+        target = infos
+        for key in column.path[:-1]:
+            target = target[key]
+        key = column.path[-1]
+        array: Any = target.get(key)
+        if array is None:
+            if column.is_dict:
+                array = {}
+            elif column.dtype is not None:
+                array = np.zeros((size, *column.shape), column.dtype)
+            else:
+                array = np.full(size, None, dtype=object)
+            target[key] = array
+            target[f"_{key}"] = np.zeros(size, np.bool_)
+        elif isinstance(array, dict) is not column.is_dict:
+            return False
+        if not column.is_dict:
+            # not `dtype or object`: a numpy dtype without fields counts as false
+            dtype = np.dtype(object) if column.dtype is None else column.dtype
+            if array.dtype != dtype or array.shape[1:] != column.shape:
+                return False
+            if column.dtype is None:
+                indices = range(size)[positions] if isinstance(positions, slice) else positions
+                for index, value in zip(indices, values, strict=True):
+                    array[index] = value
+            else:
+                array[positions] = values
+        target[f"_{key}"][positions] = True
+    return True
+
+
+class _Holder:
+    """As much of a VectorEnv as `_add_info` needs."""
+
+    _add_info = VectorEnv._add_info
+
+    def __init__(self, num_envs: int) -> None:
+        self.num_envs = num_envs
+
+
+def _merge_by_row(parts: Sequence[Columns], size: int) -> dict[str, Any]:
+    """Gymnasium's own way, one dict at a time in the order of rows: the first value of a key decides its dtype."""
+    rows: list[tuple[int, dict[str, Any]]] = []
+    for part in parts:
+        positions = range(size)[part.positions] if isinstance(part.positions, slice) else part.positions
+        rows.extend((int(position), _info(part, i)) for i, position in enumerate(positions))
+    rows.sort(key=lambda item: item[0])  # stable: within a row, the order in which they came
+    holder = _Holder(size)
+    infos: dict[str, Any] = {}
+    try:
+        for position, info in rows:
+            infos = holder._add_info(infos, info, position)  # type: ignore[misc]
+    except (ValueError, TypeError, AttributeError, OverflowError) as exc:
+        # Gymnasium would lose the whole step here; as objects, nothing is lost
+        _log.warning("infos do not fit one array a key (%s); they are given as objects", exc)
+        infos = {}
+        for position, info in rows:
+            for key, value in info.items():
+                if key not in infos:
+                    infos[key] = np.full(size, None, dtype=object)
+                    infos[f"_{key}"] = np.zeros(size, np.bool_)
+                infos[key][position] = value
+                infos[f"_{key}"][position] = True
+    if infos.pop(NO_RESULT_KEY, None) is not None:
+        infos["_active"] = ~infos.pop(f"_{NO_RESULT_KEY}")
+    return infos
+
+
+def _info(part: Columns, index: int) -> dict[str, Any]:
+    """Row `index` of a group as the dict that it was."""
+    info: dict[str, Any] = {}
+    for column, values in zip(part.schema.columns, part.values, strict=True):
+        target = info
+        for key in column.path[:-1]:
+            target = target[key]
+        target[column.path[-1]] = {} if column.is_dict else _as_it_was(values[index], column)
+    return info
+
+
+def _as_it_was(value: Any, column: Column) -> Any:
+    """A value of a typed column, of a type that Gymnasium treats as the original's."""
+    if column.dtype is None or column.shape:
+        return value
+    return value.item() if column.is_python else column.dtype.type(value)
