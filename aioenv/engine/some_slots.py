@@ -1,0 +1,187 @@
+"""Requests to some slots, and results of whoever is first."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from aioenv.batching.layout import byte_view
+from aioenv.engine.batch import Exchange, Part, Sent
+from aioenv.engine.dispatch import Dispatch
+from aioenv.engine.fleet import Fleet, Member
+from aioenv.engine.harvest import harvest
+from aioenv.engine.history import History
+from aioenv.engine.images import Images
+from aioenv.engine.merging import Merger
+from aioenv.engine.patience import Patience
+from aioenv.engine.results import Ready
+from aioenv.engine.slots import SlotState, SlotTable
+from aioenv.engine.tails import compact, reset_tail, step_tail
+from aioenv.errors import ClosedError, NoAsyncCallError, SlotError, StepTimeout
+from aioenv.wire.frames import Kind
+
+__all__ = ["Seeds", "Slots", "SomeSlots"]
+
+Seeds = Sequence[int | None]
+Slots = npt.NDArray[np.int64]
+
+
+class SomeSlots:
+    """The part of the schedule that asks some slots, and hands out what is ready."""
+
+    fleet: Fleet
+    images: Images | None
+    table: SlotTable
+    dispatch: Dispatch
+    history: History | None
+    merger: Merger | None
+    patience: Patience
+    closing: bool
+    _abandoned: list[Exchange]  # cancelled or timed out: their results wait for `recv`
+    _ready: list[tuple[Exchange, Part]]
+    _arrival: asyncio.Event
+    _wanted: list[int]  # how many ready slots whoever waits for arrivals is content with
+
+    def send(self, actions: Any, slots: Iterable[int] | None) -> None:
+        """Send actions to some slots; never blocks (see `AsyncVectorEnv.send`)."""
+        numbers = self.table.named(slots)
+        arrays, objects = self.fleet.actions.take_apart(actions, len(numbers))
+        if self.table.paused is not None:
+            keep = self.table.leave_out_paused(numbers, "send", by_name=slots is not None)
+            numbers, arrays = numbers[keep], [array[keep] for array in arrays]
+            objects = [[column[i] for i in keep.tolist()] for column in objects]
+            if not len(numbers):
+                return
+        self.table.check_send(numbers, "send", reset=False)
+        shares = self.fleet.shares(numbers)
+        tails = []
+        for member, order in shares:
+            rows = compact((numbers[order] - member.start).tolist())
+            whole = len(rows) == member.stop - member.start
+            picked = [[column[i] for i in order.tolist()] for column in objects]
+            tails.append(step_tail(None if whole else rows, picked))
+        shared = self.dispatch.shared_actions
+        parts = self._begin(shares, numbers, stepped=True)
+        for (exchange, part), (_, order), tail in zip(parts, shares, tails, strict=True):
+            chosen = [array[order] for array in arrays]
+            fixed = [byte_view(array) for i, array in enumerate(chosen) if i not in shared]
+            placed = {i: chosen[i] for i in shared}
+            self.dispatch.submit(exchange, part, Sent(Kind.STEP, fixed, tail, part.slots, placed))
+
+    def send_reset(self, slots: Iterable[int] | None, seed: int | Seeds | None, options: dict[str, Any] | None) -> None:
+        """Begin episodes in some slots; never blocks (see `AsyncVectorEnv.send_reset`)."""
+        numbers = self.table.named(slots)
+        seeds = self.fleet.seeds(seed, numbers, anew=slots is None)
+        by_slot = dict(zip(numbers.tolist(), seeds, strict=True))
+        numbers = numbers[self.table.leave_out_paused(numbers, "send_reset", by_name=slots is not None)]
+        if not len(numbers):
+            return
+        self.table.check_send(numbers, "send_reset", reset=True)
+        shares = self.fleet.shares(numbers)
+        tails = []
+        for member, order in shares:
+            chosen = numbers[order].tolist()
+            tails.append(reset_tail(member, chosen, [by_slot[slot] for slot in chosen], options, whole=False))
+        self.note_reset(numbers, {slot: by_slot[slot] for slot in numbers.tolist()})
+        for (exchange, part), tail in zip(self._begin(shares, numbers, stepped=False), tails, strict=True):
+            self.dispatch.submit(exchange, part, Sent(Kind.RESET, (), tail, part.slots))
+
+    def _begin(
+        self, shares: Sequence[tuple[Member, Slots]], numbers: Slots, *, stepped: bool
+    ) -> list[tuple[Exchange, Part]]:
+        """Parts for requests to some workers, each with its exchange, which it may have in common with others."""
+        self.table.move(numbers, SlotState.IN_FLIGHT)
+        mine = [(member, numbers[order]) for member, order in shares]
+        parts: list[tuple[Exchange, Part]] = []
+        # with images each has its own: those of an exchange are shown when all are drawn
+        for together in [mine] if self.images is None else [[share] for share in mine]:
+            exchange = self.dispatch.some(together, stepped=stepped)
+            if self.images is not None:
+                exchange.images = self.images.begin(together[0][1])
+            parts += [(exchange, part) for part in exchange.parts]
+        return parts
+
+    async def recv(self, min_slots: int, max_slots: int | None, deadline_s: float | None) -> Ready:
+        """Take results as they come (see `AsyncVectorEnv.recv`)."""
+        if not self.outstanding:
+            raise NoAsyncCallError("recv: nothing is in flight and nothing is ready; send() or send_reset() first")
+        if max_slots is not None:
+            min_slots = min(min_slots, max_slots)
+
+        async def enough() -> None:
+            # what is in flight may shrink while we wait (another recv, a death)
+            while self.table.count(SlotState.READY) < (wanted := min(min_slots, self._reachable())):
+                self._arrival.clear()
+                self._wanted.append(wanted)
+                try:
+                    await self._arrival.wait()
+                finally:
+                    self._wanted.remove(wanted)
+                if self.closing:
+                    raise ClosedError("the vector env was closed while recv() waited")
+
+        if deadline_s is None:
+            await self.patience.wait(enough)
+        else:
+            try:
+                async with asyncio.timeout(deadline_s):
+                    await self.patience.wait(enough)
+            except TimeoutError as exc:
+                if isinstance(exc, StepTimeout):
+                    raise
+        if self.merger is not None:
+            await self._merge(self.merger, 0)
+        return self._take(max_slots)
+
+    @property
+    def outstanding(self) -> bool:
+        """Whether anything is in flight or ready."""
+        return bool(self._ready) or self.table.count(SlotState.IN_FLIGHT) > 0
+
+    def _reachable(self) -> int:
+        return self.table.count(SlotState.READY) + self.table.count(SlotState.IN_FLIGHT)
+
+    def _take(self, max_slots: int | None) -> Ready:
+        """Results of up to `max_slots` slots, oldest first, in the order of slots."""
+        ready, taken, errors, rest = harvest(self.fleet.observations, self._ready, max_slots)
+        self._ready = rest
+        self.table.move(ready.slots, SlotState.IDLE)
+        self._arrival.set()  # another may wait for more than there will be
+        for exchange, slots in taken:
+            if exchange.images is not None and self.images is not None:
+                self.images.show(exchange.images, slots)
+        if self.images is not None:
+            self.images.publish()
+        for exchange in self._abandoned:
+            exchange.idle = not exchange.open and not any(exchange is other for other, _ in self._ready)
+        self._abandoned = [exchange for exchange in self._abandoned if not exchange.idle]
+        self.table.note_ends(ready.slots, ready.terminated | ready.truncated)
+        for error in errors:
+            self.table.fail(error)
+        if errors:
+            raise SlotError.join(errors, ready)
+        return ready
+
+    def _offer(self, exchange: Exchange, part: Part) -> None:
+        part.untaken = list(range(len(part.slots)))
+        self._ready.append((exchange, part))
+        self.table.move(part.slots, SlotState.READY)
+        if self._wanted and self.table.count(SlotState.READY) >= min(self._wanted):
+            self._arrival.set()
+
+    async def _merge(self, merger: Merger, slots: int) -> None:
+        """Merge what the envs have seen, if nothing else is in flight than so many slots, whose replies are in."""
+        if self.table.count(SlotState.IN_FLIGHT) > slots:
+            merger.skip()
+        else:
+            await merger.merge()
+
+    def note_reset(self, slots: Slots, seeds: Mapping[int, int | None]) -> None:
+        """A reset of these slots is being sent, with these seeds."""
+        self.table.note_reset(slots)
+        if self.history is not None:
+            self.history.note_seeds(seeds)
