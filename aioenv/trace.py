@@ -23,7 +23,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple
 
-__all__ = ["DRAW", "REPLY", "TRACE", "VARIABLE", "Handle", "Ring", "Trace", "Track", "free_path", "wanted"]
+__all__ = ["DRAW", "REPLY", "TRACE", "VARIABLE", "Handle", "Ring", "Trace", "Traced", "Track", "free_path", "wanted"]
 
 _log = logging.getLogger("aioenv")
 
@@ -369,6 +369,44 @@ class Trace:
             with contextlib.suppress(OSError):
                 draft.unlink()
             raise
+
+
+class Traced:
+    """Something whose timeline can be collected, one at a time."""
+
+    _trace: Trace | None = None
+
+    def _begin_trace(
+        self, path: str | os.PathLike[str], workers: Sequence[str], attach: Callable[[Trace | None], None]
+    ) -> Trace:
+        """Collect a timeline from now on.
+
+        Args:
+            path, workers: as of `Trace`.
+            attach: tells everybody who writes to it; called with the trace now, and with None when it is stopped.
+
+        Raises:
+            RuntimeError: if one is being collected already.
+            OSError: if the file can't be written.
+        """
+        if self._trace is not None:
+            raise RuntimeError(f"trace: {self._trace!r} is being collected; stop() it first")
+
+        def turn_to(trace: Trace | None) -> None:
+            self._trace = trace
+            attach(trace)
+
+        trace = Trace(path, workers, lambda: turn_to(None))
+        turn_to(trace)
+        return trace
+
+    def _end_trace(self) -> None:
+        """What is traced has ended: write the file; if that fails, the end goes on."""
+        if self._trace is not None:
+            try:
+                self._trace.stop()
+            except OSError:
+                _log.exception("the timeline could not be written")
 
 
 def _allocate(rings: int) -> tuple[mmap.mmap | None, int]:

@@ -59,7 +59,7 @@ class Lifecycle(Traces, Startable):
         assert self._session is not None
         if self._schedule is None and (path := wanted()) is not None:
             assert self._session.schedule is not None
-            self._begin_trace(self._session.schedule, path)
+            self._trace_all(self._session.schedule, path)
         self._schedule = self._session.schedule
         return self
 
