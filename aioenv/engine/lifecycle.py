@@ -15,7 +15,7 @@ from aioenv.engine.schedule import Schedule
 from aioenv.engine.session import CLOSE_GRACE_S, Session
 from aioenv.engine.tracing import Traces
 from aioenv.errors import ClosedError
-from aioenv.trace import wanted
+from aioenv.trace.timeline import wanted
 from aioenv.workers.startable import Startable
 
 if TYPE_CHECKING:

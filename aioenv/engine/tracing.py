@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from aioenv.engine.waits import Clock
-from aioenv.trace import Trace, Traced
+from aioenv.trace.timeline import Trace, Traced
 
 if TYPE_CHECKING:
     from aioenv.engine.schedule import Schedule

@@ -11,7 +11,7 @@ from typing import Self
 from aioenv.errors import ClosedError
 from aioenv.rendering.crew import Crew, WithCrew
 from aioenv.rendering.lanes import Lane
-from aioenv.trace import Trace, Traced, wanted
+from aioenv.trace.timeline import Trace, Traced, wanted
 from aioenv.workers.startable import Startable
 
 __all__ = ["PoolLife"]

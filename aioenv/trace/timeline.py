@@ -1,207 +1,27 @@
-"""The timeline of who worked when: collected while a run goes on, written as JSON that Perfetto and Chrome open.
-
-Times are those of `time.perf_counter`. On Linux (CLOCK_MONOTONIC), macOS and Windows that is one clock for all
-processes of a machine, so what a worker says and what the parent says can be laid side by side as they are.
-
-A worker writes a row for each thing that it does into a *ring* of shared memory, which it opens by name
-(`/proc/PID/fd/N`): nothing more travels with its replies. The parent keeps what it does itself, and which step each
-request was of. Without such memory (not Linux) a trace has the parent's side alone.
-"""
+"""The timeline that is being collected: what the loop did, what its workers did, and its file."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import logging
-import mmap
 import os
-import secrets
-import struct
-from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any
 
-__all__ = ["DRAW", "REPLY", "TRACE", "VARIABLE", "Handle", "Ring", "Trace", "Traced", "Track", "free_path", "wanted"]
+from aioenv.trace.ring import Rings
+from aioenv.trace.track import Spans, Track
+
+__all__ = ["VARIABLE", "Trace", "Traced", "free_path", "wanted"]
 
 _log = logging.getLogger("aioenv")
 
 VARIABLE = "AIOENV_TRACE"
-TRACE = "trace"  # a CALL that the worker itself answers, rather than its service
-
-# What workers do, beside the kinds of requests ("step", "reset", "render", "call"), whose names come first.
-KINDS = ("start", "call", "reset", "step", "render", "reply", "draw")
-REPLY, DRAW = "reply", "draw"
 WAIT = "wait for "  # what the parent waits for has names that begin so
-_NUMBER = {name: number for number, name in enumerate(KINDS)}
-
-_ROW = struct.Struct("<iiqdd")  # kind, generation, request, begin, end
-_HEAD = struct.Struct("<16sq")  # which ring this is, how many rows were written
-_RING_BYTES = 2 << 20
-_CAPACITY = _RING_BYTES // _ROW.size - 1  # the first row's place is the head's
-# A worker writes up to three rows a request: the parent looks in before a ring can be full.
-_LOOK_EVERY = _CAPACITY // 8
 # A trace that nobody stops ends by itself before it fills the memory: so many spans take 32 MB, and 130 MB on disk.
 MAX_SPANS = 1_000_000
-
-
-class Handle(NamedTuple):
-    """How a worker finds its ring."""
-
-    path: str
-    offset: int
-    key: bytes
-
-
-class Ring:
-    """Rows in memory that a worker writes and its parent reads; the oldest are overwritten.
-
-    Args:
-        memory: `_RING_BYTES` of it.
-    """
-
-    def __init__(self, memory: Any) -> None:
-        self._memory = memory
-        self._view = memoryview(memory)
-        self._counter = self._view[16:24].cast("q")
-        self._taken = 0
-
-    @staticmethod
-    def open(handle: Handle) -> Ring:
-        """In a worker: the ring of a handle.
-
-        Raises:
-            OSError, ValueError: if the parent has stopped tracing meanwhile.
-        """
-        fd = os.open(handle.path, os.O_RDWR)
-        try:
-            memory = mmap.mmap(fd, _RING_BYTES, offset=handle.offset)
-        finally:
-            os.close(fd)
-        if _HEAD.unpack_from(memory)[0] != handle.key:
-            memory.close()
-            raise ValueError("this is another trace's memory")
-        return Ring(memory)
-
-    def append(self, kind: str, generation: int, request: int, begin: float, end: float) -> None:
-        """Add a row; 1 µs. It is there for the parent even if the process dies the moment after."""
-        count = self._counter[0]
-        _ROW.pack_into(self._view, _ROW.size * (1 + count % _CAPACITY), _NUMBER[kind], generation, request, begin, end)
-        self._counter[0] = count + 1
-
-    def take(self) -> Iterator[tuple[int, int, int, float, float]]:
-        """In the parent: the rows that were not taken yet, as far as they are still there."""
-        count = self._counter[0]
-        first = max(self._taken, count - _CAPACITY)
-        self._taken = count
-        for row in range(first, count):
-            yield _ROW.unpack_from(self._view, _ROW.size * (1 + row % _CAPACITY))
-
-    def close(self) -> None:
-        """Let go of the memory."""
-        self._counter.release()
-        self._view.release()
-        if isinstance(self._memory, mmap.mmap):
-            self._memory.close()
-        else:
-            self._memory.release()
-
-
-class _Spans:
-    """Times from and to of things with a number, in 24 bytes each."""
-
-    def __init__(self) -> None:
-        self.times = array("d")
-        self.numbers = array("q")
-
-    def add(self, begin: float, end: float, number: int | None) -> None:
-        self.times.append(begin)
-        self.times.append(end)
-        self.numbers.append(-1 if number is None else number)
-
-    def __iter__(self) -> Iterator[tuple[float, float, int]]:
-        return zip(self.times[::2], self.times[1::2], self.numbers, strict=True)
-
-    def __len__(self) -> int:
-        return len(self.numbers)
-
-
-class Track:
-    """One worker's line: what it did, and what the parent did for it.
-
-    Attributes:
-        name: of the line.
-        handle: what the worker is to be told; None if there is no memory for it.
-    """
-
-    def __init__(self, trace: Trace, name: str, handle: Handle | None, ring: Ring | None) -> None:
-        self.name = name
-        self.handle = handle
-        self.ring = ring
-        self.spans: dict[str, _Spans] = {}
-        self._trace = trace
-        self._steps: dict[tuple[int, int], int] = {}  # by generation and request: of those that are under way
-        self._last: tuple[int, int] | None = None  # whose reply may still have a row to come
-        self._sent = 0
-
-    def follow(
-        self, generation: int, kind: str, submit: Callable[..., int], *request: Any, on_reply: Callable[[Any], None]
-    ) -> int:
-        """Send a request, and note how long it and, later, what its reply sets off keep the loop.
-
-        Args:
-            generation: of the worker's process.
-            kind: of the request.
-            submit: is called with `request` and what is to be called with the reply.
-            on_reply: what wants the reply.
-        """
-        trace = self._trace
-        step = trace.step if kind != "call" else None
-
-        def heard(outcome: Any) -> None:
-            begin = perf_counter()
-            try:
-                on_reply(outcome)
-            finally:
-                trace.loop("handle", begin, perf_counter(), step)
-
-        begin = perf_counter()
-        number = submit(*request, heard)
-        trace.loop("send", begin, perf_counter(), step)
-        if step is not None and self.ring is not None:
-            self._steps[generation, number] = step
-        self._sent += 1
-        if self._sent % _LOOK_EVERY == 0:
-            self.look()
-            trace.look()
-        return number
-
-    def look(self) -> None:
-        """Take what the worker has written."""
-        if self.ring is None:
-            return
-        for kind, generation, request, begin, end in self.ring.take():
-            name = KINDS[kind]
-            key = generation, request
-            step = self._steps.get(key)
-            if key != self._last and self._last is not None:
-                self._steps.pop(self._last, None)  # replies come in order: nothing more is said of that one
-            self._last = key
-            spans = self.spans.get(name)
-            if spans is None:
-                spans = self.spans[name] = _Spans()
-            spans.add(begin, end, step)
-
-    def events(self) -> Iterator[tuple[str, float, float, int]]:
-        """What the worker did, in order; between that, its waits."""
-        rows = sorted((b, e, name, n) for name, spans in self.spans.items() for b, e, n in spans)
-        last: float | None = None
-        for begin, end, name, number in rows:
-            if last is not None and begin > last:
-                yield "wait", last, begin, -1
-            yield name, begin, end, number
-            last = end
 
 
 class Trace:
@@ -230,20 +50,11 @@ class Trace:
         self.stopped = False
         self._on_stop = on_stop
         self._began = perf_counter()
-        self._loop: dict[str, _Spans] = {}
+        self._loop: dict[str, Spans] = {}
         self._steps: dict[int, int] = {}  # how many steps each slot was sent
         self._write([])
-        self._memory, self._fd = _allocate(len(workers))
-        self.tracks = [self._track(index, name) for index, name in enumerate(workers)]
-
-    def _track(self, index: int, name: str) -> Track:
-        if self._memory is None:
-            return Track(self, name, None, None)
-        offset = index * _RING_BYTES
-        key = secrets.token_bytes(16)
-        _HEAD.pack_into(self._memory, offset, key, 0)
-        ring = Ring(memoryview(self._memory)[offset : offset + _RING_BYTES])
-        return Track(self, name, Handle(f"/proc/{os.getpid()}/fd/{self._fd}", offset, key), ring)
+        self._rings = Rings(len(workers))
+        self.tracks = [Track(self, name, *self._rings.ring(index)) for index, name in enumerate(workers)]
 
     # ------------------------------------------------------------ what is going on
 
@@ -272,7 +83,7 @@ class Trace:
         """The parent did this, or waited for it."""
         spans = self._loop.get(name)
         if spans is None:
-            spans = self._loop[name] = _Spans()
+            spans = self._loop[name] = Spans()
         spans.add(begin, end, step)
 
     def waited(self, name: str) -> Callable[[float, float], None]:
@@ -304,9 +115,7 @@ class Trace:
                 track.look()
                 if track.ring is not None:
                     track.ring.close()
-            if self._memory is not None:
-                self._memory.close()
-                os.close(self._fd)
+            self._rings.close()
             self._write(self._events())
 
     def __enter__(self) -> Trace:
@@ -407,18 +216,6 @@ class Traced:
                 self._trace.stop()
             except OSError:
                 _log.exception("the timeline could not be written")
-
-
-def _allocate(rings: int) -> tuple[mmap.mmap | None, int]:
-    if not rings or not hasattr(os, "memfd_create") or not os.path.exists("/proc/self/fd"):
-        return None, -1
-    fd = os.memfd_create("aioenv-trace", os.MFD_CLOEXEC)
-    try:
-        os.ftruncate(fd, rings * _RING_BYTES)  # pages are taken as they are written
-        return mmap.mmap(fd, rings * _RING_BYTES), fd
-    except BaseException:
-        os.close(fd)
-        raise
 
 
 # ---------------------------------------------------------------- AIOENV_TRACE
