@@ -78,8 +78,12 @@ class Facade(gymnasium.vector.VectorEnv[Any, Any, Any]):
         return BlockingTrace(self._portal, self._envs.trace, path)
 
     def _end(self, grace_s: float = CLOSE_GRACE_S) -> None:
-        """End the workers, whose envs may take `grace_s` seconds to close, and the loop thread."""
-        self._portal.call(self._envs.close, grace_s=grace_s)
+        """End the workers, whose envs may take `grace_s` seconds to close, and the loop thread.
+
+        A forked copy has neither, and leaves those of its parent alone.
+        """
+        if self._portal.is_mine:
+            self._portal.call(self._envs.close, grace_s=grace_s)
         self._portal.close()
 
     def _forget(self) -> None:
@@ -94,6 +98,11 @@ class Facade(gymnasium.vector.VectorEnv[Any, Any, Any]):
             self._portal.close()
         else:
             self._end()
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            f"{self!r} can't be copied or pickled: it owns processes and a thread. Pickle what makes it, a function"
+        )
 
     def __enter__(self) -> Self:
         return self

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import time
 from collections.abc import Callable, Coroutine
@@ -28,6 +29,7 @@ class Portal:
         self._stop = asyncio.Event()
         self._thread = threading.Thread(target=self._run, name="aioenv-portal", daemon=True)
         self._closed = False
+        self._pid = os.getpid()
         self._thread.start()
 
     def _run(self) -> None:
@@ -37,6 +39,11 @@ class Portal:
 
     async def _serve(self) -> None:
         await self._stop.wait()
+
+    @property
+    def is_mine(self) -> bool:
+        """Whether this process has the thread: a forked copy has not."""
+        return self._pid == os.getpid()
 
     @property
     def is_here(self) -> bool:
@@ -49,7 +56,8 @@ class Portal:
         If the wait is interrupted (Ctrl-C), the coroutine is cancelled, and its end is waited for first.
 
         Raises:
-            LoopError: if this is called on the portal's own thread, where it would wait for itself for ever.
+            LoopError: if this is called on the portal's own thread, where it would wait for itself for ever; or in a
+                forked copy of its process, which has no such thread.
             ClosedError: if the portal is closed.
         """
         call = self._prepare(function, args, kwargs)
@@ -86,7 +94,12 @@ class Portal:
                 "ever. On a loop, use the async API (aioenv.AsyncVectorEnv)"
             )
         if self._closed:
-            raise ClosedError("the loop thread is closed")
+            raise ClosedError("this has been closed, and its loop thread with it")
+        if not self.is_mine:
+            raise LoopError(
+                f"this belongs to process {self._pid}, where its loop thread runs; in process {os.getpid()}, a forked "
+                "copy of that, nobody would ever answer. Make another one here"
+            )
         return Call(self._loop, function, args, kwargs)
 
     def run_soon(self, function: Callable[..., Any], *args: Any) -> Any:
@@ -106,6 +119,8 @@ class Portal:
         if self._closed:
             return
         self._closed = True
+        if not self.is_mine:
+            return
         self._loop.call_soon_threadsafe(self._stop.set)
         if not self.is_here:
             self._thread.join()

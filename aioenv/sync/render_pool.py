@@ -84,7 +84,8 @@ class RenderPool:
             return
         self.closed = True
         _open.discard(self)
-        self._portal.call(self._pool.close)
+        if self._portal.is_mine:  # a forked copy leaves the workers alone
+            self._portal.call(self._pool.close)
         self._portal.close()
 
     def _forget(self) -> None:

@@ -104,7 +104,7 @@ async def launch(
                 _unfit_modules.add(process.module)
                 continue
             return process
-    except OSError as exc:
+    except (OSError, ValueError) as exc:  # a ValueError: of variables that no process can have
         raise WorkerStartError(f"a worker process can't be started: {exc}") from exc
 
 
