@@ -196,7 +196,11 @@ class ForkServer:
             return
         loop = asyncio.get_running_loop()
         ended = asyncio.Event()
-        pidfd = os.pidfd_open(self._process.pid)
+        try:
+            pidfd = os.pidfd_open(self._process.pid)
+        except OSError:  # too many open files
+            self._bury()
+            return
         loop.add_reader(pidfd, ended.set)
         try:
             with contextlib.suppress(TimeoutError):

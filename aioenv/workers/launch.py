@@ -9,7 +9,9 @@ that it starts can be ended with it. For debugging a worker may be a thread of t
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
+import signal
 import socket
 import sys
 from asyncio.subprocess import DEVNULL, PIPE
@@ -22,7 +24,7 @@ from aioenv.wire.orders import SIZE, Fork, Forked, Unfit, unpack
 from aioenv.workers import forkserver
 from aioenv.workers.environment import BOOTSTRAP, server_environment
 from aioenv.workers.forkserver import ForkServer
-from aioenv.workers.process import ForkedProcess, Process, SpawnedProcess, Streams
+from aioenv.workers.process import ForkedProcess, Process, SpawnedProcess, Streams, kill_group
 from aioenv.workers.thread import RunHere, ThreadProcess
 
 __all__ = ["START_METHODS", "check_start", "launch", "launch_here"]
@@ -105,7 +107,8 @@ async def launch(
                 continue
             return process
     except (OSError, ValueError) as exc:  # a ValueError: of variables that no process can have
-        raise WorkerStartError(f"a worker process can't be started: {exc}") from exc
+        hint = "; raise the limit, with `ulimit -n`" if getattr(exc, "errno", None) == errno.EMFILE else ""
+        raise WorkerStartError(f"a worker process can't be started: {exc}{hint}") from exc
 
 
 async def _spawn(channel: str, environ: Mapping[str, str], memory: int | None) -> Process:
@@ -219,6 +222,9 @@ async def _fork(
             await server.release()
             return message
         assert isinstance(message, Forked)
+        if not fds:  # the kernel drops a descriptor that there is no room for
+            kill_group(message.pid, signal.SIGKILL)
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
         def close_streams() -> None:
             for close in closers:
