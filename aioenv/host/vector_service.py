@@ -20,6 +20,7 @@ from aioenv.host import running
 from aioenv.host.env_service import EnvDescription, FirstCheckpoints
 from aioenv.host.physics_batch import find_physics
 from aioenv.host.service import Reply, SlotService
+from aioenv.host.shared_fields import SharedFields
 from aioenv.host.vector_access import make_vector_env, reset_vector_env, take_observations
 from aioenv.host.vector_anew import Anew, Infos
 from aioenv.host.vector_calls import VectorCalls
@@ -54,6 +55,7 @@ class VectorService(SlotService):
         self._closed = False
         self._packer = InfoPacker(num_envs)
         self._calls = VectorCalls(self._env)
+        self._fields = SharedFields(self._env, num_envs)
         self._resets_next = self._env.metadata.get("autoreset_mode") is AutoresetMode.NEXT_STEP
         self._over: npt.NDArray[np.bool_] = np.zeros(num_envs, np.bool_)  # whose episode ended in the last step
         self._resumed = False  # in the place of one that died, and not stepped since
@@ -77,7 +79,8 @@ class VectorService(SlotService):
             checkpoints.size if checkpoints is not None else 0,
             checkpoints.obstacle if checkpoints is not None else None,
         )
-        return [first, *[first._replace(observation_space=None, action_space=None)] * (self._n - 1)]
+        rest = [first._replace(observation_space=None, action_space=None)] * (self._n - 1)
+        return [first._replace(model_fields=self._fields.describe()), *rest]
 
     def configure(
         self,
@@ -116,6 +119,8 @@ class VectorService(SlotService):
     # ------------------------------------------------------------ steps and resets
 
     def _step(self, frame: Frame) -> Reply:
+        if self._fields.error is not None:
+            raise self._fields.error
         rows, objects, _ = load(frame.tail) if len(frame.tail) else (None, None, None)
         if rows is not None and len(rows) < self._n:
             raise ValueError(f"a vector env steps all of its {self._n} slots at once, got rows {rows}")
@@ -275,6 +280,10 @@ class VectorService(SlotService):
         self._latest = [array.copy() for array in observations], [list(column) for column in objects]
         self._resumed = True
         return [None] * len(rows)
+
+    def share_model_field(self, *args: Any) -> None:
+        """See `SharedFields.share`."""
+        self._fields.share(*args)
 
     def begin_anew(self, rows: Sequence[LostRow]) -> None:
         """Another process had these rows and died: say so in their next step, and reset them then."""
