@@ -102,9 +102,9 @@ class Solo(SoloCalls):
     ) -> StepResult | EnvError:
         began = perf_counter()
         try:
-            env = self._env
-            made = env.step(actions) if some is None else env.step_some(actions, some)
-            obs, reward, terminated, truncated, info = made
+            obs, reward, terminated, truncated, info = (  # a name for all of it would keep its arrays from being ours
+                self._env.step(actions) if some is None else self._env.step_some(actions, some)
+            )
             self._last = ended = perf_counter()
             self.steps.note(ended - began)
             if shot is not None:
