@@ -291,7 +291,7 @@ async def test_a_lost_episode_is_run_again():
         kwargs = {"num_workers": 2, "restart": restart, "max_episode_steps": 40}
         async with aioenv.make_vec("Hopper-v5", 4, backend="native", **kwargs) as envs:
 
-            def choose(obs, episodes):
+            def choose(obs, episodes, restart=restart):
                 if restart is not None and not killed and (episodes >= 4).any():
                     killed.append(envs.workers[1].pid)
                     os.kill(killed[0], signal.SIGKILL)
