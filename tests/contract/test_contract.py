@@ -129,9 +129,3 @@ class TestNativeTaskOverWorkers(NativeTask):
     async def start(self, env_fns, **options):
         self.where = {"num_workers": len(env_fns)}
         return await super().start(env_fns, **options)
-
-
-class TestNativeTaskOverTwoWorkers(NativeTask):
-    """Whose slots are stepped by themselves in one env."""
-
-    where: ClassVar[dict] = {"num_workers": 2}
