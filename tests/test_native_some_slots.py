@@ -286,12 +286,13 @@ async def test_episodes_are_those_of_single_envs_wherever_they_run():
 
 
 async def test_a_lost_episode_is_run_again():
-    expected, killed = None, []
-    for restart in (None, aioenv.RestartPolicy()):
+    expected = None
+    for restart in (None, aioenv.RestartPolicy(), aioenv.RestartPolicy(resume=True)):
+        killed = []
         kwargs = {"num_workers": 2, "restart": restart, "max_episode_steps": 40}
         async with aioenv.make_vec("Hopper-v5", 4, backend="native", **kwargs) as envs:
 
-            def choose(obs, episodes, restart=restart):
+            def choose(obs, episodes, restart=restart, killed=killed):
                 if restart is not None and not killed and (episodes >= 4).any():
                     killed.append(envs.workers[1].pid)
                     os.kill(killed[0], signal.SIGKILL)
@@ -300,8 +301,40 @@ async def test_a_lost_episode_is_run_again():
             evaluation = await aioenv.evaluate(envs, choose, 7, seed=6)
         if expected is None:
             expected = outcomes(evaluation)
-    assert data_equivalence(outcomes(evaluation), expected, exact=True)
-    assert killed and sum(e.attempts > 1 for e in evaluation.episodes) >= 1
+        assert data_equivalence(outcomes(evaluation), expected, exact=True)
+        if restart is not None:
+            assert killed and any(e.attempts > 1 for e in evaluation.episodes) is not restart.resume
+
+
+async def test_paused_slots_of_a_lost_worker():
+    """Resumed they are where they were; begun anew they say so when they are resumed from their pause."""
+    action = np.zeros((5, 3), np.float32)
+    kwargs = {"backend": "native", "num_workers": 2, "max_episode_steps": LIMIT}
+    for policy in (aioenv.RestartPolicy(resume=True), aioenv.RestartPolicy()):
+        twin = aioenv.make_vec("Reacher-v5", 5, backend="native", max_episode_steps=LIMIT)
+        async with aioenv.make_vec("Reacher-v5", 5, restart=policy, **kwargs) as envs, twin:
+            for each in (envs, twin):
+                await each.reset(seed=3)
+                await each.step(action[:, :2])
+                each.pause([1, 3])
+                await each.step(action[:, :2])
+            os.kill(envs.workers[0].pid, signal.SIGKILL)
+            result = await envs.step(action[:, :2])
+            if policy.resume:
+                assert equal(result, await twin.step(action[:, :2]))
+                assert equal(await envs.reset_at(0, seed=1), await twin.reset_at(0, seed=1))
+                for each in (envs, twin):
+                    each.resume()
+                for _ in range(LIMIT):
+                    assert equal(await envs.step(action[:, :2]), await twin.step(action[:, :2]))
+                continue
+            assert result.truncated.tolist() == [True, False, True, False, False]
+            last = result.obs[1]
+            envs.resume()
+            result = await envs.step(action[:, :2])
+            assert result.truncated.tolist() == [False, True, False, False, False]
+            assert result.info["restarted"].tolist() == [False, True, False, False, False]
+            assert (result.obs[1] == last).all() and not result.reward[:3].any()
 
 
 def lean(obs):
