@@ -46,6 +46,7 @@ def late_pool(sources: Sequence[MujocoSource], render: RenderConfig, config: Fle
         distinct,
         [distinct.index(source) for source in sources],
         render,
+        transport=config.transport,
         start=config.start,
         channel=config.channel,
         log_prefix=config.log_prefix,
