@@ -284,17 +284,16 @@ class Images:
 
     def gather(self, shots: Sequence[Shot]) -> Any:
         """The images of all slots, of which each has its shot."""
+        first = shots[0]
+        if first.sheet is not None and all(shot is first for shot in shots):  # then it is of all slots
+            arrays = first.sheet.images.arrays
+            return arrays[0] if len(arrays) == 1 else arrays
         rows = [int(shot.rows(np.array([slot]))[0]) for slot, shot in enumerate(shots)]
         if self._pool is None:
             return stack_images([shot.images[row] for shot, row in zip(shots, rows, strict=True)])
-        sheets = [shot.sheet.images.arrays for shot in shots if shot.sheet is not None]
-        arrays = sheets[0]
-        if any(shot is not shots[0] for shot in shots):
-            arrays = tuple(
-                np.stack([sheet[kind][row] for sheet, row in zip(sheets, rows, strict=True)])
-                for kind in range(len(arrays))
-            )
-        return arrays[0] if len(arrays) == 1 else arrays
+        each = [shot.sheet.images.row(row).arrays for shot, row in zip(shots, rows, strict=True) if shot.sheet]
+        stacked = tuple(np.stack(kind) for kind in zip(*each, strict=True))
+        return stacked[0] if len(stacked) == 1 else stacked
 
     def fail_all(self, error: Exception) -> None:
         """Nothing will be drawn any more (the vector env is closing): end every wait."""
