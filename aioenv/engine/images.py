@@ -26,7 +26,7 @@ from aioenv.workers.supervisor import Worker
 
 if TYPE_CHECKING:
     from aioenv.rendering.drawing import Sheet
-    from aioenv.trace import Trace
+    from aioenv.trace.timeline import Trace
 
 __all__ = ["Images", "Pool", "Shot"]
 
