@@ -26,7 +26,7 @@ from aioenv.native_vector_env import NativeVectorEnv
 from aioenv.stats.episodes import EpisodeStats
 from aioenv.sync.evaluate import run_episodes
 from aioenv.sync.facade import Facade
-from aioenv.sync.portal import Portal
+from aioenv.sync.portal import Call, Portal
 from aioenv.sync.rollout import roll_out
 from aioenv.vector_env import AsyncVectorEnv
 
@@ -75,6 +75,10 @@ class VectorEnv(Facade):
     def step(self, actions: Any, *, timeout_s: float | None = None) -> StepResult:
         """Step every slot (see `AsyncVectorEnv.step`)."""
         return self._portal.call(self._envs.step, actions, timeout_s=timeout_s)
+
+    def _begin_step(self, actions: Any) -> Call:
+        """`step`, for who waits for it later; all that it raises is raised then."""
+        return self._portal.submit(self._envs.step, actions)
 
     def render(self, mode: str | None = None) -> Any:
         """A tuple of one image a slot, of the states that were returned last (see `AsyncVectorEnv.render`).
