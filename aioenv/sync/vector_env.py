@@ -218,6 +218,11 @@ class VectorEnv(Facade):
         """Whether that actor has nothing more to do (see `AsyncVectorEnv.is_actor_done`)."""
         return self._portal.call(self._envs.is_actor_done)
 
+    def __repr__(self) -> str:
+        state = "closed" if self.closed else "running"
+        workers = f" num_workers={len(self.workers)}" if not self.closed and self.workers else ""
+        return f"<aioenv.sync.VectorEnv num_envs={self.num_envs}{workers} {state}>"
+
     def close_extras(self, *, grace_s: float = CLOSE_GRACE_S, **kwargs: Any) -> None:
         """End the workers and the loop thread; called by `close`, with its arguments.
 
