@@ -52,8 +52,7 @@ def test_envs_are_asked_and_told_through_it(backend):
 
     from aioenv.adapters import sb3
 
-    kwargs = {} if backend == "workers" else {"backend": backend, "episode_stats": False}
-    envs = sb3.make_vec("Hopper-v5", 3, seed=1, **kwargs)
+    envs = sb3.make_vec("Hopper-v5", 3, seed=1, backend=backend)
     try:
         assert "VecEnv" in repr(envs)
         assert envs.get_attr("frame_skip") == [4, 4, 4]
