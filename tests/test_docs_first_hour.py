@@ -95,7 +95,7 @@ def test_what_the_pages_name_exists():
         value = aioenv
         for part in parts[1:]:
             value = getattr(value, part)
-    for name in set(re.findall(r"\benvs\.(\w+)", told)):
+    for name in set(re.findall(r"(?<!-)\benvs\.(\w+)", told)):
         assert name == "num_envs" or hasattr(aioenv.AsyncVectorEnv, name) or hasattr(aioenv.envs, name), name
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import os
 import signal
 import subprocess
@@ -97,6 +98,11 @@ def test_things_say_what_they_are():
         evaluation = sync.evaluate(blocking, lambda obs: np.zeros(len(obs), int), 2, seed=0)
         assert repr(evaluation).startswith("<Evaluation of 2 episodes, return ")
     assert repr(blocking) == "<aioenv.sync.VectorEnv num_envs=2 closed>"
+
+
+def test_the_blocking_names_show_their_arguments():
+    for ours, theirs in ((sync.make_vec, aioenv.make_vec), (sync.VectorEnv, aioenv.AsyncVectorEnv)):
+        assert inspect.signature(ours).parameters == inspect.signature(theirs).parameters
 
 
 def test_an_epoch_may_have_one_reducer():

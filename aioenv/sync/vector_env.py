@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -143,7 +144,7 @@ class VectorEnv(Facade):
     def ready(
         self, min_slots: int = 1, max_slots: int | None = None, *, deadline_s: float | None = None
     ) -> Iterator[Ready]:
-        """Iterate over results as they come, until nothing is in flight any more."""
+        """Iterate over results as they come, until nothing is in flight any more (see `AsyncVectorEnv.ready`)."""
         while self._portal.run_soon(lambda: self._envs.outstanding):
             yield self.recv(min_slots, max_slots, deadline_s=deadline_s)
 
@@ -230,7 +231,7 @@ class VectorEnv(Facade):
             grace_s: how long each worker may take to close its envs before it is told by signals, in seconds.
             **kwargs: ignored, as by Gymnasium's.
         """
-        self._end(grace_s)
+        self._end(grace_s=grace_s)
 
 
 def _items(portal: Portal, stream: ImageStream) -> Iterator[tuple[int, Any]]:
@@ -251,3 +252,8 @@ def make_vec(
 ) -> VectorEnv:
     """Make and start a vector env of copies of one env, for blocking code; arguments as for `aioenv.make_vec`."""
     return VectorEnv._over(make.make_vec(env, num_envs, **kwargs))
+
+
+# what `help` and notebooks show, instead of **kwargs
+VectorEnv.__signature__ = inspect.signature(AsyncVectorEnv)  # type: ignore[attr-defined]
+make_vec.__signature__ = inspect.signature(make.make_vec).replace(return_annotation="VectorEnv")  # type: ignore[attr-defined]
