@@ -209,7 +209,7 @@ def make_vec(
     """Make copies of one env for Stable-Baselines3; arguments as for `aioenv.make_vec`.
 
     Infos tell of episodes that ended ("episode"), so that envs need no `Monitor`, and workers neither Stable-Baselines3
-    nor torch. With `backend="native"` they don't unless `episode_stats=True` is given: put a `VecMonitor` around it.
+    nor torch.
 
     Args:
         env: an id, an `EnvSpec`, or a function that makes an env.
@@ -218,7 +218,7 @@ def make_vec(
         **kwargs: `wrappers=`, `num_workers=`, keyword arguments of the env, and so on.
     """
     native = kwargs.get("backend") == "native"
-    kwargs = {"episode_stats": not native, "autoreset_mode": "SameStep", **kwargs}
+    kwargs = {"episode_stats": True, "autoreset_mode": "SameStep", **kwargs}
     if not native:
         kwargs["wrappers"] = (*kwargs.get("wrappers", ()), answering)
     envs = VecEnv(sync.make_vec(env, num_envs, **kwargs), episode_stats=bool(kwargs["episode_stats"]))
