@@ -247,7 +247,8 @@ class SimPool:
         self.close()
 
     def __repr__(self) -> str:
-        return f"SimPool(num_sims={self.num_sims}, num_threads={self.num_threads})"
+        state = " closed" if self._engine_or_none is None else ""
+        return f"<SimPool num_sims={self.num_sims} num_threads={self.num_threads}{state}>"
 
     # ------------------------------------------------------------ which
 
