@@ -83,7 +83,7 @@ class AsyncVectorEnv(Pictures, Rollouts, Numbered, Pausing, OneSlot, Calls, Stat
         channel: how frames travel: "scatter" (a socket, read straight into the batch), "streams" (pipes under
             asyncio's streams, the portable reference), or "auto" for the fastest that the platform has.
         transport: where arrays travel: "frames" (through the channel), "shared" (anonymous memory that all workers
-            map; a frame says where), or "auto": large ones, images say, in shared memory.
+            map; a frame says where), or "auto": large ones, and what render workers draw, in shared memory.
         preload: names of modules that a worker imports before it unpickles a factory; a fork server imports them
             once for all.
         copy: whether results are arrays of your own (their memory is used again once you have let go of them and of
@@ -326,6 +326,7 @@ class AsyncVectorEnv(Pictures, Rollouts, Numbered, Pausing, OneSlot, Calls, Stat
             deadline_s: after this many seconds, take what is in, be it nothing.
 
         Raises:
+            ValueError: if `min_slots` or `max_slots` is less than 1.
             NoAsyncCallError: if nothing is in flight and nothing is ready.
             EnvError: if an env raised; `error.partial` has the other slots' results.
             WorkerDied: likewise, if a worker ended.
@@ -343,7 +344,15 @@ class AsyncVectorEnv(Pictures, Rollouts, Numbered, Pausing, OneSlot, Calls, Stat
     async def ready(
         self, min_slots: int = 1, max_slots: int | None = None, *, deadline_s: float | None = None
     ) -> AsyncIterator[Ready]:
-        """Iterate over results as they come, until nothing is in flight any more; arguments as for `recv`."""
+        """Iterate over results as they come, until nothing is in flight any more.
+
+        If this is cancelled, or left, what was not taken yet waits for `recv`.
+
+        Args, Raises: as `recv`; `deadline_s` is counted anew for each result.
+
+        Yields:
+            What `recv` gives.
+        """
         while self.outstanding:
             yield await self.recv(min_slots, max_slots, deadline_s=deadline_s)
 

@@ -11,6 +11,7 @@ from aioenv.engine.batch import Batch, Part
 
 if TYPE_CHECKING:
     from aioenv.engine.images import Pool
+    from aioenv.rendering.drawing import Sheet
 
 __all__ = ["Painter"]
 
@@ -31,17 +32,20 @@ class Painter:
         self._leaf = leaf
         self._key = key
 
+    def sheet(self, n: int) -> Sheet:
+        """What n rows of observations are drawn on."""
+        return self._pool.sheet(n)
+
     def paint(self, batch: Batch, part: Part, done: Done) -> None:
         """Draw the images of a part whose reply has been read; never blocks.
 
         Args:
-            batch: the part's; its rows are written to.
+            batch: the part's, with a sheet of `sheet`, whose rows are drawn on.
             part: with the terminal observations in its infos, which are drawn too.
             done: called once, when all are drawn or can't be.
         """
-        rows = slice(part.start, part.stop)
         finals = list(self._finals(part))
-        images = self._pool.allocate(len(finals)) if finals else ()
+        aside = self._pool.sheet(len(finals)) if finals else None
         left = 2 if finals else 1
         first_error: Exception | None = None
 
@@ -51,16 +55,17 @@ class Painter:
             first_error = first_error or error
             if left:
                 return
-            for (_, column, index), image in zip(finals, images[0] if finals else (), strict=True):
+            for (_, column, index), image in zip(finals, aside.images.rgb if aside is not None else (), strict=True):
                 # its own: views of a batch of them would all keep that
                 column[index] = image.copy() if self._key is None else {**column[index], self._key: image.copy()}
             done(first_error)
 
-        if finals:
+        if aside is not None:
             states = np.stack([self._state(column[index]) for _, column, index in finals])
-            self._pool.submit([slot for slot, _, _ in finals], states, images, on_done)
-        states = batch.received[self._leaf][rows]
-        self._pool.submit(part.slots.tolist(), states, [batch.obs[self._leaf][rows]], on_done)
+            self._pool.submit([slot for slot, _, _ in finals], states, aside, 0, on_done)
+        assert batch.sheet is not None
+        states = batch.received[self._leaf][part.start : part.stop]
+        self._pool.submit(part.slots.tolist(), states, batch.sheet, part.start, on_done)
 
     def _state(self, obs: Any) -> Any:
         return obs if self._key is None else obs[self._key]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -46,6 +45,8 @@ def late_pool(sources: Sequence[MujocoSource], render: RenderConfig, config: Fle
         distinct,
         [distinct.index(source) for source in sources],
         render,
+        # (what a vector env's own arrays do is another matter)
+        transport="auto" if config.vectorized else config.transport,
         start=config.start,
         channel=config.channel,
         log_prefix=config.log_prefix,
@@ -82,7 +83,6 @@ class Session:
         self.images: Images | None = None
         self._pool: LatePool | None = None
         self._pixels_pool: LatePool | None = None
-        self._pid = os.getpid()
         self._config = config
         self._render = render
         self._pixels = pixels
@@ -212,11 +212,6 @@ class Session:
         ends = [self.fleet.close(grace_s)]
         ends += [pool.close() for pool in self._pools]
         await asyncio.gather(*ends)
-
-    @property
-    def is_mine(self) -> bool:
-        """Whether this process has started it: a forked copy has not, and must leave the workers alone."""
-        return self._pid == os.getpid()
 
     def abandon(self) -> None:
         """Kill every process without waiting."""

@@ -51,6 +51,8 @@ class EnvDescription(NamedTuple):
     source: MujocoSource | None
     checkpoint_size: int = 0  # how many float64 it takes to resume it; 0 if it can't be, or nobody asked
     checkpoint_obstacle: str | None = None  # why it can't be
+    stepped_alone: bool = True  # whether its slot can be stepped without the others of its worker
+    model_fields: dict[str, npt.NDArray[Any]] | None = None  # of a native vector env, where its first row is described
 
 
 class EnvService(EnvCalls, SlotService):
@@ -71,8 +73,7 @@ class EnvService(EnvCalls, SlotService):
         for row, data in enumerate(factories):
             try:
                 with running.row(row):
-                    self._envs.append(load_code(data)())
-                    _check_env(self._envs[row])
+                    self._envs.append(_checked(load_code(data)()))
             except SystemExit:
                 raise
             except BaseException as exc:
@@ -395,8 +396,8 @@ class EnvService(EnvCalls, SlotService):
                 env.close()
 
 
-def _check_env(env: Any) -> None:
-    """Raise a TypeError, which says what to do, unless a factory has made an env."""
+def _checked(env: Any) -> Env[Any, Any]:
+    """What a factory made; a TypeError, which says what to do, if that is no env."""
     if env is None:
         raise TypeError("the factory returned None, expected a gymnasium.Env; does it lack a `return`?")
     if isinstance(env, VectorEnv):
@@ -413,6 +414,7 @@ def _check_env(env: Any) -> None:
             raise TypeError(f"the env {env!r} has no {name}: expected a gymnasium.Space") from exc
         if not isinstance(space, Space):
             raise TypeError(f"the {name} of the env {env!r}: expected a gymnasium.Space, got {space!r}")
+    return env  # type: ignore[no-any-return]
 
 
 def _picklable(value: Any) -> Any:

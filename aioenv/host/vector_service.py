@@ -17,12 +17,21 @@ from aioenv.batching.infos import MAX_SCHEMAS, Column, Group, Path, Schema
 from aioenv.batching.layout import Layout, byte_view
 from aioenv.batching.plane import Plane
 from aioenv.host import running
-from aioenv.host.env_service import EnvDescription
+from aioenv.host.env_service import EnvDescription, FirstCheckpoints
 from aioenv.host.physics_batch import find_physics
 from aioenv.host.service import Reply, SlotService
-from aioenv.host.vector_access import make_vector_env, reset_vector_env, take_observations
+from aioenv.host.shared_fields import SharedFields
+from aioenv.host.vector_access import (
+    make_vector_env,
+    refuse_some,
+    reset_vector_env,
+    steps_some,
+    take_observations,
+    with_rows,
+)
 from aioenv.host.vector_anew import Anew, Infos
 from aioenv.host.vector_calls import VectorCalls
+from aioenv.host.vector_checkpoint import VectorCheckpoints
 from aioenv.host.worker import StartFailed, describe_failure
 from aioenv.wire.frames import Frame
 from aioenv.wire.messages import Failure, LostRow, ResetRequest, StepReply, dump, dump_usual, load, load_code
@@ -39,25 +48,29 @@ class VectorService(SlotService):
         factory: a pickled callable, which is called with `num_envs`.
         num_envs: how many slots it shall have.
         find_source: whether to look for a MuJoCo model, so that images can be drawn elsewhere.
+        checkpoints: whether to find out what it takes to resume it elsewhere.
     """
 
-    def __init__(self, factory: bytes, num_envs: int, find_source: bool = False) -> None:
+    def __init__(self, factory: bytes, num_envs: int, find_source: bool = False, checkpoints: bool = False) -> None:
         try:
             self._env = make_vector_env(load_code(factory), num_envs)
             self._physics = find_physics(self._env) if find_source else None
+            self._checkpoints = VectorCheckpoints(self._env) if checkpoints else None
         except Exception as exc:
             raise StartFailed(describe_failure(exc)) from exc
         self._n = num_envs
         self._closed = False
         self._packer = InfoPacker(num_envs)
         self._calls = VectorCalls(self._env)
+        self._fields = SharedFields(self._env, num_envs)
         self._resets_next = self._env.metadata.get("autoreset_mode") is AutoresetMode.NEXT_STEP
         self._over: npt.NDArray[np.bool_] = np.zeros(num_envs, np.bool_)  # whose episode ended in the last step
+        self._resumed = False  # in the place of one that died, and not stepped since
         self._anew: Anew | None = None  # in the place of one that died, until all of its rows have begun an episode
 
     def describe(self) -> list[EnvDescription]:
         """One description for each row; the first has the spaces."""
-        env = self._env
+        env, checkpoints = self._env, self._checkpoints
         spec = env.spec
         try:
             dump(spec)
@@ -70,9 +83,12 @@ class VectorService(SlotService):
             env.render_mode,
             spec,
             None if self._physics is None else self._physics.source,
-            checkpoint_obstacle="of a vector env no checkpoints are taken",
+            checkpoints.size if checkpoints is not None else 0,
+            checkpoints.obstacle if checkpoints is not None else None,
+            stepped_alone=self._n == 1 or steps_some(env),
         )
-        return [first, *[first._replace(observation_space=None, action_space=None)] * (self._n - 1)]
+        rest = [first._replace(observation_space=None, action_space=None)] * (self._n - 1)
+        return [first._replace(model_fields=self._fields.describe()), *rest]
 
     def configure(
         self,
@@ -83,14 +99,20 @@ class VectorService(SlotService):
         checkpoint_size: int = 0,
         plane: Plane | None = None,
         start: int = 0,
-    ) -> None:
+    ) -> FirstCheckpoints | None:
         """Lay out the arrays that both sides agree on (see `EnvService.configure`).
 
         Raises:
             ValueError: if something is asked for that a vector env does not have.
         """
-        if draws_late or checkpoint_size or plane is not None:
-            raise ValueError("a vector env has no late images, checkpoints or shared memory")
+        if draws_late or plane is not None:
+            raise ValueError("a vector env has no late images or shared memory")
+        if not checkpoint_size:
+            self._checkpoints = None
+        elif self._checkpoints is None:
+            raise ValueError("make this service with checkpoints=True first")
+        else:
+            self._checkpoints.lay_out(checkpoint_size)
         self._state = np.zeros((self._n, state_size), np.float64)
         self._observations = Layout(observation_space)
         self._actions = Layout(action_space)
@@ -100,13 +122,16 @@ class VectorService(SlotService):
         if running.alone():
             gc.collect()
             gc.freeze()
+        return (self._checkpoints.array.copy(), self._checkpoints.beyond) if self._checkpoints is not None else None
 
     # ------------------------------------------------------------ steps and resets
 
     def _step(self, frame: Frame) -> Reply:
+        if self._fields.error is not None:
+            raise self._fields.error
         rows, objects, _ = load(frame.tail) if len(frame.tail) else (None, None, None)
         if rows is not None and len(rows) < self._n:
-            raise ValueError(f"a vector env steps all of its {self._n} slots at once, got rows {rows}")
+            return self._step_some(list(rows), b"".join(frame.fixed), objects or ())
         # a copy: the env may keep its actions, and the next ones are read into the same memory
         actions = self._actions.assemble([array.copy() for array in self._action_arrays], objects or ())
         infos: Infos
@@ -117,50 +142,103 @@ class VectorService(SlotService):
             obs, reward, terminated, truncated, infos = self._anew.step(actions)
             if self._anew.is_over:
                 self._anew = None
-        flags = [_column(reward, np.float64, self._n), _column(terminated, np.bool_, self._n)]
-        flags.append(_column(truncated, np.bool_, self._n))
+        flags = self._flags(reward, terminated, truncated)
         self._over = flags[1] | flags[2]
+        self._resumed = False
         return self._reply(obs, flags, infos, range(self._n))
+
+    def _step_some(self, rows: list[int], data: bytes, objects: Sequence[Sequence[Any]]) -> Reply:
+        """Step some rows, if the env can."""
+        if not steps_some(self._env):
+            raise refuse_some("step", self._env)
+        actions = with_rows(self._actions, self._n, rows, self._actions.split(data, len(rows)), objects)
+        infos: Infos
+        if self._anew is None:
+            obs, reward, terminated, truncated, info = self._env.step_some(actions, np.array(rows))  # type: ignore[attr-defined]
+            infos = [(info, rows)]
+        else:
+            obs, reward, terminated, truncated, infos = self._anew.step(actions, rows)
+            if self._anew.is_over:
+                self._anew = None
+        flags = [column[rows] for column in self._flags(reward, terminated, truncated)]
+        self._over[rows] = flags[1] | flags[2]
+        seen = np.zeros(self._n, np.bool_)
+        seen[rows] = True
+        return self._reply(obs, flags, infos, rows, seen)
+
+    def _flags(self, reward: Any, terminated: Any, truncated: Any) -> list[npt.NDArray[Any]]:
+        n = self._n
+        return [_column(reward, np.float64, n), _column(terminated, np.bool_, n), _column(truncated, np.bool_, n)]
 
     def _reset(self, frame: Frame) -> Reply:
         request: ResetRequest = load(frame.tail)
         rows, every = request.rows, range(self._n)
         if not len(rows):  # no slot of this share is in the mask: the latest observations, as they are
             arrays, objects = self._latest
-            tail = dump(StepReply([], [], [list(column) for column in objects], [])) if objects else b""
-            state = [self._state] if self._state.shape[1] else []
-            return Reply([byte_view(array) for array in (*arrays, *state)], tail)
+            looked = list(every if request.shown is None else request.shown)
+            tail = dump(StepReply([], [], [[column[row] for row in looked] for column in objects], []))
+            riding = [self._state] if self._state.shape[1] else []
+            if self._checkpoints is not None:
+                riding.append(self._checkpoints.array)
+            return Reply([byte_view(array[looked]) for array in (*arrays, *riding)], tail if objects else b"")
         mask = None
         if len(rows) < self._n:
             mask = np.zeros(self._n, np.bool_)
             mask[list(rows)] = True
         reset = self._anew.reset if self._anew is not None else partial(reset_vector_env, self._env)
-        obs, info = reset(_seed(rows, request.seeds, self._n), mask, request.options)
+        obs, info = reset(_seed(rows, request.seeds, self._n, request.each), mask, request.options)
         if self._anew is not None and self._anew.is_over:
             self._anew = None
         self._over[list(rows)] = False
+        if request.shown is not None:
+            return self._reply(obs, [], [(info, rows)], request.shown, mask)
         shown = every if request.whole else rows
-        return self._reply(obs, [], [(info, shown)], shown)
+        return self._reply(obs, [], [(info, shown)], shown, mask if self._resumed else None)
 
-    def _reply(self, obs: Any, flags: list[Any], infos: Infos, rows: Sequence[int]) -> Reply:
+    def _reply(
+        self,
+        obs: Any,
+        flags: list[Any],
+        infos: Infos,
+        rows: Sequence[int],
+        seen: npt.NDArray[np.bool_] | None = None,
+    ) -> Reply:
+        """What stands in some rows now, as a reply.
+
+        Args:
+            seen: the rows of which `obs` tells: the others' are the latest. None: all.
+        """
         arrays, objects = take_observations(self._observations, obs, self._n)
+        if seen is not None:  # an env that was put into a state need not know what was seen of it, before it steps
+            last_arrays, last_objects = self._latest
+            arrays = [np.where(_wide(seen, new), new, old) for new, old in zip(arrays, last_arrays, strict=True)]
+            pairs = zip(objects, last_objects, strict=True)
+            objects = [[n if s else o for s, n, o in zip(seen, new, old, strict=True)] for new, old in pairs]
         self._latest = arrays, objects
         if len(rows) < self._n:
             index = list(rows)
             arrays = [array[index] for array in arrays]
             objects = [[column[row] for row in index] for column in objects]
-        state = []
+        riding = []
+        beyond: Sequence[tuple[int, bytes]] = ()
         if self._physics is not None:
             self._physics.read(None, self._state)
-            state.append(self._state if len(rows) == self._n else self._state[list(rows)])
-        fixed = [byte_view(array) for array in (*arrays, *flags, *state)]
-        if not objects and not any(info for info, _ in infos):
+            riding.append(self._state)
+        if self._checkpoints is not None:
+            self._checkpoints.capture(self._over, whole=self._anew is None)
+            riding.append(self._checkpoints.array)
+            beyond = self._checkpoints.beyond
+        if len(rows) < self._n:
+            riding = [array[list(rows)] for array in riding]
+            beyond = [(row, data) for row, data in beyond if row in rows]
+        fixed = [byte_view(array) for array in (*arrays, *flags, *riding)]
+        if not objects and not beyond and not any(info for info, _ in infos):
             return Reply(fixed)
         groups = [group for info, of in infos if info for group in self._packer.pack(info, of)]
         news = self._packer.take_news()
-        if len(groups) == 1 and not (news or objects) and (usual := groups[0]).is_usual:
+        if len(groups) == 1 and not (news or objects or beyond) and (usual := groups[0]).is_usual:
             return Reply(fixed, dump_usual(usual.schema, usual.data))
-        return Reply(fixed, dump(StepReply(news, groups, [list(o) for o in objects], [])))
+        return Reply(fixed, dump(StepReply(news, groups, [list(o) for o in objects], [], (), beyond)))
 
     def afterwards(self) -> Reply | None:
         """Nothing waits."""
@@ -191,9 +269,54 @@ class VectorService(SlotService):
     def set_states(self, rows: Sequence[int], states: Sequence[Any]) -> tuple[list[bytes], list[Failure]]:
         """See `VectorCalls.set_states`."""
         outcomes = self._calls.set_states(rows, states)
+        done = [row for row, outcome in zip(rows, outcomes, strict=True) if outcome is None]
         if self._anew is not None:
-            self._anew.go_on([row for row, outcome in zip(rows, outcomes, strict=True) if outcome is None])
-        return _dumped(outcomes)
+            self._anew.go_on(done)
+            if self._anew.is_over:
+                self._anew = None
+        if (checkpoints := self._checkpoints) is None:
+            return _dumped(outcomes)
+        checkpoints.capture(self._over, whole=self._anew is None)
+        each = zip(rows, outcomes, strict=True)
+        return _dumped([checkpoints.row(row) if outcome is None else outcome for row, outcome in each])
+
+    def resume(
+        self,
+        rows: Sequence[int],
+        after: npt.NDArray[np.float64],
+        beyond: Sequence[bytes | None],
+        observations: Sequence[npt.NDArray[Any]],
+        objects: Sequence[Sequence[Any]],
+    ) -> list[str | None]:
+        """Bring a new env to where another was.
+
+        Args:
+            rows: those that had begun an episode.
+            after: the last checkpoints of all rows, float64 `(num_envs, checkpoint_size)`.
+            beyond: for each of all rows what did not fit in, or None.
+            observations: the latest of all rows.
+            objects: those of their leaves that are no arrays.
+
+        Returns:
+            For each of `rows` None if it is where the other was, else why not; then all must be reset.
+        """
+        if self._checkpoints is None:
+            raise ValueError("configure this service with a checkpoint_size first")
+        if not rows:
+            return []
+        try:
+            self._over = self._checkpoints.restore(after, beyond)
+            if self._physics is not None:
+                self._physics.read(None, self._state)
+        except Exception as exc:
+            return [f"{type(exc).__name__}: {exc}"] * len(rows)
+        self._latest = [array.copy() for array in observations], [list(column) for column in objects]
+        self._resumed = True
+        return [None] * len(rows)
+
+    def share_model_field(self, *args: Any) -> None:
+        """See `SharedFields.share`."""
+        self._fields.share(*args)
 
     def begin_anew(self, rows: Sequence[LostRow]) -> None:
         """Another process had these rows and died: say so in their next step, and reset them then."""
@@ -213,6 +336,11 @@ def _dumped(values: Sequence[Any]) -> tuple[list[bytes], list[Failure]]:
     return [dump(value) for value in values], []
 
 
+def _wide(mask: npt.NDArray[np.bool_], array: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """A mask of rows that goes with an array of more axes."""
+    return mask.reshape(-1, *[1] * (array.ndim - 1))
+
+
 def _column(values: Any, dtype: Any, n: int) -> npt.NDArray[Any]:
     array = np.ascontiguousarray(values, dtype)
     if array.shape != (n,):
@@ -220,17 +348,17 @@ def _column(values: Any, dtype: Any, n: int) -> npt.NDArray[Any]:
     return array
 
 
-def _seed(rows: Sequence[int], seeds: Sequence[int | None], num_envs: int) -> Any:
-    """What a vector env's `reset` takes: one int if slot i has that plus i, else a list, or None."""
+def _seed(rows: Sequence[int], seeds: Sequence[int | None], num_envs: int, each: bool) -> Any:
+    """What a vector env's `reset` takes: one int if slot i has that plus i, else (or if `each`) a list, or None."""
     if all(seed is None for seed in seeds):
         return None
     bases = {None if seed is None else seed - row for row, seed in zip(rows, seeds, strict=True)}
-    if len(bases) == 1:
+    if len(bases) == 1 and not each:
         return bases.pop()
-    each: list[int | None] = [None] * num_envs
+    by_row: list[int | None] = [None] * num_envs
     for row, seed in zip(rows, seeds, strict=True):
-        each[row] = seed
-    return each
+        by_row[row] = seed
+    return by_row
 
 
 class InfoPacker:

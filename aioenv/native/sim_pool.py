@@ -9,9 +9,10 @@ from typing import Any, Self
 import mujoco
 import numpy as np
 import numpy.typing as npt
+from mujoco.batch import MODEL_FIELDS
 
 from aioenv.errors import ClosedError
-from aioenv.native.engines import STATE, BatchEngine, Engine, LoopEngine
+from aioenv.native.engines import STATE, BatchEngine, Engine, LoopEngine, field_value
 from aioenv.native.team import usable_cpus
 
 __all__ = ["SimPool", "load_model"]
@@ -37,7 +38,7 @@ class SimPool:
         num_sims: how many simulations.
         num_threads: how many threads compute, the caller's among them; None: as many as CPUs this process may use.
         post_constraint: whether a step ends with `mj_rnePostConstraint`, which computes `cfrc_ext`, `cfrc_int` and
-            `cacc`. Then there is an `MjData` for each simulation; otherwise MuJoCo's own batch, which is faster.
+            `cacc`. Then Python threads take one simulation each; otherwise it is MuJoCo's own batch, which is faster.
 
     Attributes:
         model: the model.
@@ -45,7 +46,7 @@ class SimPool:
         state_size: how many float64 one state has.
 
     Raises:
-        ValueError: if a number is not positive.
+        ValueError: if a number is not positive, or if the model has what is part of no state (sleeping bodies, say).
     """
 
     def __init__(
@@ -94,7 +95,7 @@ class SimPool:
         self._engine.reset(self._pick(slots, n), keyframe, None, None)
 
     def forward(self, slots: Iterable[int] | None = None, *, n: int | None = None) -> None:
-        """Compute all that follows from the states (`mj_forward`); arguments as of `reset`."""
+        """Compute all that follows from the states (`mj_forward`); arguments and errors as of `reset`."""
         self._engine.forward(self._pick(slots, n))
 
     def step(self, slots: Iterable[int] | None = None, *, n: int | None = None, nstep: int = 1) -> None:
@@ -103,23 +104,39 @@ class SimPool:
         Args:
             slots, n: as of `reset`.
             nstep: how many steps.
+
+        Raises:
+            ValueError: if `nstep` is not positive.
+            IndexError: if there is no such simulation.
         """
         if nstep < 1:
             raise ValueError(f"nstep: expected a positive int, got {nstep!r}")
         self._engine.step(self._pick(slots, n), nstep)
 
     def advance(self, nstep: int) -> None:
-        """`step` all of them, without a check."""
+        """Make `nstep` steps with all of them, as `step`, but without a check."""
         self._engine.step(None, nstep)
 
     def start(self, slots: npt.NDArray[np.int64] | None, qpos: Array, qvel: Array) -> None:
-        """Reset, then compute what follows from these positions `(k, nq)` and velocities `(k, nv)`."""
+        """Reset, then compute what follows from the given positions and velocities; without a check.
+
+        Args:
+            slots: which simulations, k numbers in ascending order; None: all of them.
+            qpos: positions, `(k, nq)`.
+            qvel: velocities, `(k, nv)`.
+        """
         self._engine.reset(slots, -1, qpos, qvel)
 
     def start_and_step(
         self, starts: npt.NDArray[np.int64], qpos: Array, qvel: Array, slots: npt.NDArray[np.int64], nstep: int
     ) -> None:
-        """`start` some and `step` others, at once where that is possible."""
+        """`start` some and step others, at once where that is possible; without a check.
+
+        Args:
+            starts, qpos, qvel: of those that start, as of `start`.
+            slots: those that step, numbers in ascending order, none of `starts` among them.
+            nstep: how many steps these make.
+        """
         self._engine.reset_and_step(starts, qpos, qvel, slots, nstep)
 
     # ------------------------------------------------------------ states and fields
@@ -139,8 +156,12 @@ class SimPool:
         """The whole states (`mjSTATE_INTEGRATION`), float64 `(k, state_size)`.
 
         Args:
-            slots: which simulations; None: all of them.
-            out: where to write them.
+            slots: which simulations, as of `reset`; rows are in the order of their numbers here.
+            out: where to write them; it is returned then.
+
+        Raises:
+            ValueError: if `out` has another shape or dtype.
+            IndexError: if there is no such simulation.
         """
         picked = self.numbers(slots)
         if out is None:
@@ -153,7 +174,16 @@ class SimPool:
         return out
 
     def set_states(self, states: npt.ArrayLike, slots: Iterable[int] | None = None) -> None:
-        """Set whole states, `(k, state_size)`. What follows from them is computed by the next `forward` or `step`."""
+        """Set whole states. What follows from them is computed by the next `forward` or `step`.
+
+        Args:
+            states: float64 `(k, state_size)`, as of `get_states`.
+            slots: which simulations, likewise.
+
+        Raises:
+            ValueError: if `states` has another shape.
+            IndexError: if there is no such simulation.
+        """
         picked = self.numbers(slots)
         rows = np.asarray(states, np.float64)
         if rows.shape != (len(picked), self.state_size):
@@ -174,12 +204,32 @@ class SimPool:
             self._fields[name] = self._engine.field(name)
         return self._fields[name]
 
+    def share_model_field(self, name: str, array: Array) -> None:
+        """Have `model_field` be this array, `(num_sims, ...)` of the field's dtype; its values are taken from now on.
+
+        Raises:
+            ValueError: if there is no such field, the array does not fit, or `model_field` has given another.
+        """
+        if name in self._fields:
+            raise ValueError(f"model_field: {name!r} was taken by the env itself, which has another array of it")
+        if name not in MODEL_FIELDS:
+            raise ValueError(f"model_field: {name!r} is no field of MjModel that can differ between simulations")
+        value = field_value(self.model, name)
+        if array.shape != (self.num_sims, *value.shape) or array.dtype != value.dtype:
+            expected = f"{value.dtype} of shape {(self.num_sims, *value.shape)}"
+            raise ValueError(f"model_field: {name!r} is {expected}, got {array.dtype} of shape {array.shape}")
+        self._fields[name] = self._engine.field(name, array)
+
+    def unchanged_fields(self) -> dict[str, Array]:
+        """What the model says of all fields that `model_field` can give, but for those that it has given."""
+        return {name: field_value(self.model, name) for name in MODEL_FIELDS if name not in self._fields}
+
     def changed_field(self, name: str) -> Array | None:
         """The array of `model_field`, if that was called for this field."""
         return self._fields.get(name)
 
     def set_const(self, slots: Iterable[int] | None = None) -> None:
-        """Derive constants anew from changed fields of the model (`mj_setConst`)."""
+        """Derive constants anew from changed fields of the model (`mj_setConst`); `slots` as of `reset`."""
         self._engine.set_const(self._pick(slots, None))
 
     # ------------------------------------------------------------ life
@@ -197,7 +247,8 @@ class SimPool:
         self.close()
 
     def __repr__(self) -> str:
-        return f"SimPool(num_sims={self.num_sims}, num_threads={self.num_threads})"
+        state = " closed" if self._engine_or_none is None else ""
+        return f"<SimPool num_sims={self.num_sims} num_threads={self.num_threads}{state}>"
 
     # ------------------------------------------------------------ which
 
@@ -211,7 +262,12 @@ class SimPool:
         return None if slots is None else np.sort(self.numbers(slots))
 
     def numbers(self, slots: Iterable[int] | None) -> npt.NDArray[np.int64]:
-        """Distinct numbers of simulations, from an iterable or a mask; None is all of them."""
+        """Distinct numbers of simulations, from an iterable or a mask; None is all of them.
+
+        Raises:
+            IndexError: if there is no such simulation, or a mask has another shape than `(num_sims,)`.
+            ValueError: if one is named twice.
+        """
         if slots is None:
             return np.arange(self.num_sims)
         array = np.asarray(slots if isinstance(slots, np.ndarray) else list(slots))

@@ -38,6 +38,9 @@ class EpisodeCounter:
         self._block = block
         self._cells: Any = block.data.cast("q")
 
+    def __repr__(self) -> str:
+        return f"<EpisodeCounter of {self.num_slots or 'any'} slots>"
+
     def at(self, slot: int) -> SlotCounter:
         """The counter of a slot, for its factory.
 
@@ -140,7 +143,10 @@ class CountEpisodes(Wrapper[Any, Any, Any, Any]):
 
     Args:
         env: any env.
-        counter: where numbers come from.
+        counter: where numbers come from: `EpisodeCounter.at(slot)`, or a counter without slots.
+
+    Raises:
+        ValueError: if it is a counter of slots, and not that of one.
     """
 
     def __init__(self, env: Env[Any, Any], counter: EpisodeCounter | SlotCounter) -> None:
