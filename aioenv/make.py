@@ -96,7 +96,6 @@ def make_vec(
             wrappers=bool(wrappers),
             observation_mode=observation_mode != "same",
             autoreset_mode=not ours and autoreset_mode not in (AutoresetMode.NEXT_STEP, AutoresetMode.NEXT_STEP.value),
-            pixels=pixels is not None,
             transport=transport == "shared",
             ignore_signals=ignore_signals,
             debug=debug,
@@ -121,6 +120,7 @@ def make_vec(
             log_prefix=log_prefix,
             worker_env=worker_env,
             render=render,
+            pixels=pixels,
             cpu_affinity=cpu_affinity,
         )
     images = render is not None or pixels is not None

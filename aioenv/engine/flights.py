@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import numpy.typing as npt
 from gymnasium import Space
 
 from aioenv.engine.images import Images, Shot
+from aioenv.engine.painter import ResultPainter
 from aioenv.engine.pieces import gather_infos, gather_obs
 from aioenv.engine.results import Ready, ResetResult, StepResult
 from aioenv.engine.slots import SlotState, SlotTable
@@ -54,6 +56,7 @@ class Flights:
     Attributes:
         abandoned: cancelled or timed out; their results wait for `recv`.
         images: where the states that come with results go; None if nobody wants images.
+        painter: draws the images that are observations; None if there are none.
     """
 
     def __init__(self, table: SlotTable, num_envs: int) -> None:
@@ -66,6 +69,7 @@ class Flights:
         self._arrival = asyncio.Event()
         self._closing = False
         self.images: Images | None = None
+        self.painter: ResultPainter | None = None
 
     def begin(self, slots: Slots, *, waiting: bool) -> Flight:
         """Something is asked of these slots."""
@@ -77,8 +81,7 @@ class Flights:
         return flight
 
     def arrive(self, flight: Flight, value: Any) -> None:
-        """Its result is there."""
-        flight.value = value
+        """Its result is there; where observations are images, it is when they are drawn."""
         shot, images = flight.shot, self.images
         if images is not None and shot is not None:
             if shot.states is None:
@@ -86,6 +89,13 @@ class Flights:
                 images.give_up(None, None, shot, shot.slots, value)
             else:
                 images.draw(shot, shot.slots, shot.states)
+        if self.painter is not None and not isinstance(value, EnvError):
+            self.painter.paint(value, flight.slots, partial(self._land, flight))
+        else:
+            self._land(flight, value)
+
+    def _land(self, flight: Flight, value: Any) -> None:
+        flight.value = value
         if not flight.done.done():
             flight.done.set_result(None)
         if not flight.waiting:

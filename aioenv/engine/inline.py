@@ -59,7 +59,7 @@ class Solo(SoloCalls):
             await self._drain(timeout_s)
         self.table.check_send(_ALL, "step", reset=False)
         here = self._is_here(self.steps, timeout_s)
-        if here and self.images is None:
+        if here and not self.draws:
             value = self._step(batch, self._copy, None)
             if self._last - self._last_turn > TURN_S:
                 await self._turn(value)

@@ -150,7 +150,7 @@ class VectorService(SlotService):
             arrays = [array[index] for array in arrays]
             objects = [[column[row] for row in index] for column in objects]
         state = []
-        if self._physics is not None:
+        if self._physics is not None and self._state.shape[1]:
             self._physics.read(None, self._state)
             state.append(self._state if len(rows) == self._n else self._state[list(rows)])
         fixed = [byte_view(array) for array in (*arrays, *flags, *state)]

@@ -29,6 +29,7 @@ class SlotStates:
     _rngs: list[np.random.Generator | None]
     _seeds: list[int | None]
     _memory: dict[str, Array]
+    _finals: tuple[npt.NDArray[np.int64], Array] | None = None  # slots whose episodes the last step has ended, and how
 
     def physics_states(self, slots: Iterable[int] | None = None, out: Array | None = None) -> Array:
         """The physics alone, to draw it, say: `mjSTATE_INTEGRATION`, float64 `(k, state_size)`.
@@ -38,6 +39,19 @@ class SlotStates:
             out: where to write them.
         """
         return self.pool.get_states(slots, out)
+
+    def final_physics_states(self, slots: Iterable[int]) -> Array:
+        """Likewise, of slots whose episodes the last step that ended any has ended (SAME_STEP): as they were then.
+
+        Raises:
+            ValueError: if it has ended none in some of them.
+        """
+        numbers = self.pool.numbers(slots)
+        ended, states = self._finals or (np.zeros(0, np.int64), np.zeros((0, self.pool.state_size)))
+        if len(others := np.setdiff1d(numbers, ended)):
+            raise ValueError(f"slots: no episode has ended in {others.tolist()}, only in {ended.tolist()}")
+        final: Array = states[np.searchsorted(ended, numbers)]
+        return final
 
     def get_state(self, slots: Iterable[int] | None = None) -> list[dict[str, Any]]:
         """The whole states of slots: whoever sets them goes on exactly as from here.
