@@ -31,7 +31,7 @@ class Bench:
         self.table = SchemaTable({})
         if all(self.sizes):
             self.size = max(self.sizes) + extra
-            self.checkpoint = self.service.configure(self.space, self.action_space, 0, False, self.size)
+            self.checkpoint, _ = self.service.configure(self.space, self.action_space, 0, False, self.size)
 
     def __enter__(self):
         return self

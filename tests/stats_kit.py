@@ -71,8 +71,10 @@ class Writer(Endless):
             table = self.stats.stats._table
             table.block.acquire()
             for cell in (table.whole, *table.slots):
-                head, state, *_ = cell._buffers[cell.sequence[0] & 1 ^ 1]
+                head, state, *_ = cell._buffers[cell.sequence[0] >> cell._shift & 1 ^ 1]
                 state[...] = head[0] = np.nan  # as far as it came
+            for cell in table.slots:
+                cell._samples[cell.sequence[0] & cell._mask :] = np.nan
             os.kill(os.getpid(), signal.SIGKILL)
         result = super().step(action)
         self.stats.update(result[0])

@@ -43,6 +43,31 @@ def test_a_slot_knows_its_own_samples_others_only_once_merged(keep):
     assert (stats.merge(), stats.merge(), stats.count) == (1, 0, 6)
 
 
+@pytest.mark.parametrize("size", [1, 128, 129, 1025])  # each of them with a log of another length
+def test_a_slot_may_see_any_number_of_samples_before_they_are_merged(keep, size):
+    """As many as its log holds, more, and none; a merge before and after."""
+    stats = keep(SharedRunningStats((size,), 3))
+    rng = np.random.default_rng(size)
+    seen = []
+    for n in (1, 0, 2, 31, 32, 70):
+        data = rng.normal(1000, 0.5, (3, n, size))
+        for slot, samples_of_it in zip((2, 0, 1), data, strict=True):
+            for x in samples_of_it:
+                stats.at(slot).update(x)
+            if seen or n:
+                close_to(stats.at(slot).moments, [*seen, *samples_of_it], 1e-10)
+        seen += [x for slot in (1, 2, 0) for x in data[slot]]
+        assert stats.merge() == 3 * n
+        close_to(stats.moments, seen, 1e-10)
+    with pytest.raises(ValueError, match="finite"):
+        stats.at(0).update(np.full(size, np.inf))
+    stats.at(0).update(np.ones((40, size)))  # a batch, then single ones
+    stats.at(0).update(np.ones(size))
+    stats.at(1).update(np.ones(size))
+    assert stats.merge() == 42
+    close_to(stats.moments, [*seen, *np.ones((42, size))], 1e-10)
+
+
 def test_the_order_of_writing_does_not_matter_the_order_of_slots_does(keep):
     data = samples(0, 8)
 
@@ -118,9 +143,10 @@ def test_four_writers_with_a_hundred_thousand_updates_each_are_as_one(live):
     check_against_a_sequence(aioenv.run(hammered(None, 100_000, live)), 100_000)
 
 
-def test_a_reader_sees_samples_whole(keep):
+@pytest.mark.parametrize("live", [True, False])
+def test_a_reader_sees_samples_whole(keep, live):
     """Beside a writer all of whose samples have equal components, so that a torn copy would show."""
-    stats = keep(SharedRunningStats((500,), live=True))
+    stats = keep(SharedRunningStats((500,), 1, live=live)).at(0)
     done = threading.Event()
 
     def write():
@@ -137,7 +163,7 @@ def test_a_reader_sees_samples_whole(keep):
         assert (moments.mean == moments.mean[0]).all()
         assert (moments.m2 == moments.m2[0]).all()
     thread.join()
-    assert stats.count == 3_000
+    assert stats.moments.count == 3_000
     assert len(counts) > 1
 
 

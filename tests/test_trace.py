@@ -21,9 +21,11 @@ import pytest
 
 import aioenv
 from aioenv import sync
-from aioenv import trace as tracing
 from aioenv.cli import main, trace_view
 from aioenv.cli.trace_view import overlap, read
+from aioenv.trace import ring as rings
+from aioenv.trace import timeline as timelines
+from aioenv.trace import track as tracks
 
 BALL = "<mujoco><worldbody><light pos='0 0 3'/><body><freejoint/><geom size='1'/></body></worldbody></mujoco>"
 
@@ -247,13 +249,13 @@ async def _trace(envs, path):
 
 def test_the_variable_traces_all_that_is_started(tmp_path, monkeypatch):
     path = tmp_path / "run.json"
-    monkeypatch.setenv(tracing.VARIABLE, str(path))
-    monkeypatch.setattr(tracing, "_used", {})
+    monkeypatch.setenv(timelines.VARIABLE, str(path))
+    monkeypatch.setattr(timelines, "_used", {})
 
     async def run():
         async with fragile() as envs:
             await envs.reset(seed=0)
-            assert set(await envs.call("variable", tracing.VARIABLE)) == {None}
+            assert set(await envs.call("variable", timelines.VARIABLE)) == {None}
         native = aioenv.make_vec("CartPole-v1", num_envs=2, backend="native")
         async with native as envs:
             await envs.reset(seed=0)
@@ -283,9 +285,9 @@ def test_render_pools_and_blocking_code(tmp_path):
 
 
 def test_a_ring_keeps_the_newest_rows(monkeypatch):
-    monkeypatch.setattr(tracing, "_CAPACITY", 4)
-    with mmap.mmap(-1, tracing._RING_BYTES) as memory:
-        ring = tracing.Ring(memory)
+    monkeypatch.setattr(rings, "CAPACITY", 4)
+    with mmap.mmap(-1, rings.RING_BYTES) as memory:
+        ring = rings.Ring(memory)
         for i in range(3):
             ring.append("step", 0, i, i, i + 0.5)
         assert [row[2:] for row in ring.take()] == [(0, 0, 0.5), (1, 1, 1.5), (2, 2, 2.5)]
@@ -297,8 +299,8 @@ def test_a_ring_keeps_the_newest_rows(monkeypatch):
 
 
 def test_a_trace_that_nobody_stops_ends_by_itself(tmp_path, monkeypatch):
-    monkeypatch.setattr(tracing, "MAX_SPANS", 500)
-    monkeypatch.setattr(tracing, "_LOOK_EVERY", 50)
+    monkeypatch.setattr(timelines, "MAX_SPANS", 500)
+    monkeypatch.setattr(tracks, "_LOOK_EVERY", 50)
 
     async def run():
         async with fragile() as envs:
@@ -319,10 +321,10 @@ def test_a_trace_that_nobody_stops_ends_by_itself(tmp_path, monkeypatch):
 def timeline(tmp_path):
     """A timeline of two workers, 20 steps, in which images of step t are drawn in the first half of step t + 1."""
     path = tmp_path / "run.json"
-    trace = tracing.Trace(path, [], lambda: None)
-    trace.tracks = [tracing.Track(trace, name, None, None) for name in ("worker 0: slot 0", "render worker 0")]
+    trace = timelines.Trace(path, [], lambda: None)
+    trace.tracks = [tracks.Track(trace, name, None, None) for name in ("worker 0: slot 0", "render worker 0")]
     for track, name, offset, length in ((trace.tracks[0], "step", 0, 10), (trace.tracks[1], "render", 10, 5)):
-        spans = track.spans[name] = tracing._Spans()
+        spans = track.spans[name] = tracks.Spans()
         for step in range(20):
             begin = trace._began + 1 + (10 * step + offset) / 1e3
             spans.add(begin, begin + length / 1e3, step)

@@ -162,12 +162,13 @@ class Part:
         sent: what was sent; None before.
         request: the id of that; None while nothing is in flight.
         arrived: whether its reply is in.
+        beyond: rows of the worker, and what did not fit into their checkpoints.
         untaken: those of its rows that nobody has taken yet; None until it is ready for `recv`.
     """
 
     __slots__ = (
-        "arrived", "columns", "errors", "into", "member", "objects", "on_reply", "request", "sent", "slots", "start",
-        "stop", "untaken",
+        "arrived", "beyond", "columns", "errors", "into", "member", "objects", "on_reply", "request", "sent", "slots",
+        "start", "stop", "untaken",
     )  # fmt: skip
 
     def __init__(self, member: Member, slots: npt.NDArray[np.int64], start: int, batch: Batch) -> None:
@@ -184,6 +185,7 @@ class Part:
         self.columns: Sequence[Columns] = ()
         self.objects: Sequence[Sequence[Any]] = ()
         self.errors: Sequence[SlotError] = ()
+        self.beyond: Sequence[tuple[int, bytes]] = ()
         self.sent: Sent | None = None
         self.request: int | None = None
         self.arrived = False

@@ -33,7 +33,7 @@ from aioenv.workers.restarter import Restarter
 from aioenv.workers.supervisor import Worker
 
 if TYPE_CHECKING:
-    from aioenv.trace import Trace
+    from aioenv.trace.timeline import Trace
 
 __all__ = ["Dispatch"]
 

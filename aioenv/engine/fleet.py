@@ -90,7 +90,7 @@ class Fleet:
         received: the layout of observations as workers send them.
         instead: the leaves of it that are others than those of `observations`, by number (see `receive_instead`).
         sources: one MuJoCo source a slot, or None where a slot has none (or none were asked for).
-        first_checkpoints: of the envs as they were made, float64 `(k, checkpoint_size)`, or None.
+        first_checkpoints: of the envs as they were made (see `EnvService.configure`), or None.
         checkpoint_size: how many float64 of checkpoint each reply carries a row; 0 if slots are not resumed.
         seed_plan: where the seeds of episodes come from that are given none; None if nowhere in particular.
         lanes: this side's views of what lies in shared memory; empty if nothing does.

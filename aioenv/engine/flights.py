@@ -118,9 +118,11 @@ class Flights:
         self._arrival.set()  # there may be nothing left to wait for
 
     def abandon(self, flight: Flight) -> None:
-        """Nobody awaits it any more."""
+        """Nobody awaits it any more; a cancelled future is replaced by one that tells when the value is there."""
         flight.waiting = False
         self.abandoned.append(flight)
+        if flight.done.cancelled():
+            flight.done = self._loop.create_future()
         if flight.value is not None:
             if not flight.done.done():
                 flight.done.set_result(None)

@@ -47,6 +47,8 @@ class History:
         self._done: npt.NDArray[Any] = np.full(num_envs, None, object)  # what was done last, a `Sent` or a `StateSet`
         self._before = np.zeros((num_envs, checkpoint_size))
         self._after = np.zeros((num_envs, checkpoint_size))
+        self._beyond_before: dict[int, bytes] = {}  # what did not fit into these two
+        self._beyond_after: dict[int, bytes] = {}
         for member, checkpoints in fleet.first_checkpoints.items():
             if checkpoints is not None:
                 self.note_first(member, checkpoints, list(range(member.stop - member.start)))
@@ -58,9 +60,16 @@ class History:
                 self._seeds[slot] = seed
 
     def note_first(self, member: Member, checkpoints: Any, rows: list[int]) -> None:
-        """The checkpoints `(k, checkpoint_size)` of k envs that were just made: these rows start from them."""
+        """The checkpoints of envs that were just made (see `EnvService.configure`): these rows start from them."""
+        array, beyond = checkpoints[0], dict(checkpoints[1])
         for row in rows:
-            self._after[member.start + row] = checkpoints[row]
+            self._note_after(member.start + row, array[row], beyond.get(row))
+
+    def _note_after(self, slot: int, checkpoint: Any, beyond: bytes | None) -> None:
+        self._after[slot] = checkpoint
+        self._beyond_after.pop(slot, None)
+        if beyond is not None:
+            self._beyond_after[slot] = beyond
 
     def note_states(self, states: Mapping[int, tuple[Any, Any]]) -> None:
         """Slots were put into states: by slot, the state and the checkpoint of it."""
@@ -68,7 +77,7 @@ class History:
             self._done[slot] = StateSet(state)
             self._over[slot] = False
             if checkpoint is not None:
-                self._after[slot] = checkpoint
+                self._note_after(slot, *checkpoint)
 
     def note(self, exchange: Exchange, part: Part) -> None:
         """A reply is in: this is now the last that is known of its slots."""
@@ -91,8 +100,17 @@ class History:
         if self._after.shape[1]:
             self._before[done] = self._after[done]
             self._after[slots] = batch.checkpoint[rows]
+            if part.beyond or self._beyond_after or self._beyond_before:
+                self._note_beyond(sent.slots if sent.kind is Kind.RESET else part.slots, part)
         for error in part.errors:  # nobody knows what these envs are now; they must be reset anyway
             self._done[list(error.slots)] = None
+
+    def _note_beyond(self, done: npt.NDArray[np.int64], part: Part) -> None:
+        for slot in done.tolist():
+            self._beyond_before.pop(slot, None)
+            if (last := self._beyond_after.pop(slot, None)) is not None:
+                self._beyond_before[slot] = last
+        self._beyond_after.update((part.member.start + row, data) for row, data in part.beyond)
 
     def lost_rows(self, member: Member, rows: list[int]) -> list[LostRow]:
         """What rows of a worker that begin anew are told; none for those that had not begun."""
@@ -105,12 +123,13 @@ class History:
                 lost.append(LostRow(row, seed, observations[slot], bool(self._over[slot])))
         return lost
 
-    def resumed_rows(self, member: Member) -> tuple[list[int], Any, list[tuple[Any, ...]], Any]:
-        """What a worker's rows that go on are told (see `EnvService.resume`): rows, before, operations, after."""
+    def resumed_rows(self, member: Member) -> tuple[list[int], Any, list[tuple[Any, ...]], Any, Any]:
+        """What a worker's rows that go on are told (see `EnvService.resume`)."""
         rows = [row for row in range(member.stop - member.start) if self._done[member.start + row] is not None]
         slots = [member.start + row for row in rows]
         operations = [self._operation(slot, slot - member.start) for slot in slots]
-        return rows, self._before[slots], operations, self._after[slots]
+        beyond = [(self._beyond_before.get(slot), self._beyond_after.get(slot)) for slot in slots]
+        return rows, self._before[slots], operations, self._after[slots], beyond
 
     def _operation(self, slot: int, row: int) -> tuple[Any, ...]:
         """What was done to a slot last, as `EnvService.resume` takes it."""

@@ -25,7 +25,7 @@ from aioenv.wire.messages import Failure, load
 from aioenv.workers.supervisor import Worker
 
 if TYPE_CHECKING:
-    from aioenv.trace import Trace
+    from aioenv.trace.timeline import Trace
 
 __all__ = ["Images", "Pool", "Shot"]
 

@@ -178,7 +178,8 @@ class Solo(SoloCalls):
         """Wait for the thread; a cancellation or timeout leaves the result to `recv`."""
         try:
             if not flight.done.done():
-                await self._patiently(asyncio.shield(flight.done), timeout_s, _LOST_NOTHING)
+                # not shielded, which would take one more turn of the loop: `abandon` replaces what is cancelled
+                await self._patiently(flight.done, timeout_s, _LOST_NOTHING)
                 self._last_turn = perf_counter()
             elif perf_counter() - self._last_turn > TURN_S:  # made on the loop
                 await yield_to_loop()

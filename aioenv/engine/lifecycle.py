@@ -15,7 +15,7 @@ from aioenv.engine.schedule import Schedule
 from aioenv.engine.session import CLOSE_GRACE_S, Session
 from aioenv.engine.tracing import Traces
 from aioenv.errors import ClosedError
-from aioenv.trace import wanted
+from aioenv.trace.timeline import wanted
 from aioenv.workers.startable import Startable
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class Lifecycle(Traces, Startable):
         assert self._session is not None
         if self._schedule is None and (path := wanted()) is not None:
             assert self._session.schedule is not None
-            self._begin_trace(self._session.schedule, path)
+            self._trace_all(self._session.schedule, path)
         self._schedule = self._session.schedule
         return self
 

@@ -41,7 +41,8 @@ class Recovery:
         first = await self._fleet.configure_worker(worker)
         if self._merger is not None:
             await self._merger.catch_up(worker, resumed=self._resume)
-        lost = list(range(member.stop - member.start))
+        every = range(member.stop - member.start)
+        lost = list(every)
         if self._resume:
             rows, *known = self._history.resumed_rows(member)
             differences = await worker.call("resume", rows, *known)
@@ -50,6 +51,6 @@ class Recovery:
                 slot = member.start + row
                 _log.warning("slot %d could not be resumed: %s; its episode is truncated", slot, difference)
             lost = list(found)
-            self._history.note_first(member, first, [row for row in range(len(first)) if row not in rows])
+            self._history.note_first(member, first, [row for row in every if row not in rows])
         if lost_rows := self._history.lost_rows(member, lost):
             await worker.call("begin_anew", lost_rows)

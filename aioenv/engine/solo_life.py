@@ -293,6 +293,8 @@ class SoloLife:
 
     async def _patiently(self, wait: Any, timeout_s: float | None, meaning: str) -> Any:
         timeout_s = self._timeout_s if timeout_s is None else timeout_s
+        if timeout_s is None:
+            return await wait
         try:
             async with asyncio.timeout(timeout_s):
                 return await wait

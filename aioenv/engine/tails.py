@@ -92,6 +92,7 @@ def read_tail(part: Part, tail: memoryview) -> list[int]:
     # where each of the worker's rows stands in the batch
     first = int(part.slots[0]) - member.start
     whole = len(part.slots) == member.stop - member.start
+    part.beyond = reply.beyond
     columns = []
     for group in reply.infos:
         if group.rows is None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from typing import TYPE_CHECKING, Any
 
 from aioenv.engine.waits import Clock
-from aioenv.trace import Trace
+from aioenv.trace.timeline import Trace, Traced
 
 if TYPE_CHECKING:
     from aioenv.engine.schedule import Schedule
@@ -16,15 +15,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Traces"]
 
-_log = logging.getLogger("aioenv")
 
-
-class Traces:
+class Traces(Traced):
     """The part of a vector env that collects a timeline."""
 
     _clock: Clock
     _session: Session | None
-    _trace: Trace | None = None
 
     if TYPE_CHECKING:
 
@@ -54,12 +50,10 @@ class Traces:
             ClosedError: if it is closed.
             OSError: if the file can't be written.
         """
-        schedule = self._running
-        return self._begin_trace(schedule, path)
+        return self._trace_all(self._running, path)
 
-    def _begin_trace(self, schedule: Schedule, path: str | os.PathLike[str]) -> Trace:
-        if self._trace is not None:
-            raise RuntimeError(f"trace: {self._trace!r} is being collected; stop() it first")
+    def _trace_all(self, schedule: Schedule, path: str | os.PathLike[str]) -> Trace:
+        """Trace whoever takes part: the schedule, its workers, and those that draw."""
         assert self._session is not None
         workers: list[Worker] = [member.worker for member in self._session.fleet.members]
         drawing: list[Worker] = list(getattr(self._session, "render_workers", ()))
@@ -68,7 +62,6 @@ class Traces:
         dispatch: Any = getattr(schedule, "dispatch", None)  # a vector env in this process has none
 
         def attach(trace: Trace | None) -> None:
-            self._trace = trace
             self._clock.trace(trace)
             if dispatch is not None:
                 dispatch.trace = trace
@@ -77,17 +70,7 @@ class Traces:
             for index, worker in enumerate((*workers, *drawing)):
                 worker.trace(trace.tracks[index] if trace is not None else None)
 
-        trace = Trace(path, names, lambda: attach(None))
-        attach(trace)
-        return trace
-
-    def _end_trace(self) -> None:
-        """What is traced has ended: write the file; if that fails, the end goes on."""
-        if self._trace is not None:
-            try:
-                self._trace.stop()
-            except OSError:
-                _log.exception("the timeline could not be written")
+        return self._begin_trace(path, names, attach)
 
 
 def _slots(slots: tuple[int, ...]) -> str:

@@ -7,7 +7,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from aioenv.trace import Trace
+    from aioenv.trace.timeline import Trace
 
 __all__ = ["Clock", "Stats"]
 

@@ -4,6 +4,9 @@ A row has the integration state of MuJoCo, not what is derived from it. So the s
 operation itself are kept, and replaying it gives the derived quantities that the next reward may be made of; the
 state after it tells whether the replay was true. All words are 64 bits that are copied, compared, and never
 calculated with: some are float64, some integers, some neither.
+
+What an env gives itself is a pickle, whose length may change. A row has room for twice the first one; what is longer
+travels beside the row.
 """
 
 from __future__ import annotations
@@ -34,7 +37,6 @@ _MISSING = {
     0: "there is no state",
     2: "its random generator is not PCG64",
     3: "a wrapper counts in something that is no number",
-    4: "the state is larger than the one before the first reset",
     5: "its state could not be read",
 }
 _MASK = (1 << 64) - 1
@@ -53,8 +55,10 @@ class RowCheckpoint:
         env: the env, with its wrappers.
 
     Attributes:
-        size: how many words; 0 if the env can't be resumed.
+        size: how many words it would have; 0 if the env can't be resumed.
+        least: how many it must have.
         obstacle: why not.
+        beyond: what the env gave itself when it was written last, if that did not fit into the row; else None.
     """
 
     def __init__(self, env: Env[Any, Any]) -> None:
@@ -64,7 +68,8 @@ class RowCheckpoint:
         self._own = stack.own
         self._physics = stack.physics
         self.obstacle = stack.obstacle
-        self.size = 0
+        self.size = self.least = 0
+        self.beyond: bytes | None = None
         self._names = list(_NAMES)
         self._counters = [(vars(wrapper), name) for wrapper, name in stack.counters]
         for wrapper, name in stack.counters:
@@ -103,8 +108,10 @@ class RowCheckpoint:
             except Exception as exc:
                 self.obstacle = f"get_state() of {type(self._own[0]).__name__} raises before the first reset: {exc!r}"
                 return
+            self.least = size + 1
             size += 1 + (2 * length + 512) // 8  # states may grow a little
         self.size = size
+        self.least = self.least or size
 
     def _pack(self) -> bytes:
         return dump([holder.get_state() for holder in self._own])
@@ -175,15 +182,20 @@ class RowCheckpoint:
     def _write_own(self, words: Words) -> None:
         data = self._pack()
         at = self._own_at
-        if len(data) > (self.size - at - 1) * 8:
-            raise _Unfit(4)
         words[at] = len(data)
-        words[at + 1 : self.size].view(np.uint8)[: len(data)] = np.frombuffer(data, np.uint8)
+        room = words[at + 1 :].view(np.uint8)
+        self.beyond = data if len(data) > len(room) else None
+        if self.beyond is None:
+            room[: len(data)] = np.frombuffer(data, np.uint8)
 
     # ------------------------------------------------------------ reading
 
-    def restore(self, row: npt.NDArray[np.float64]) -> int:
+    def restore(self, row: npt.NDArray[np.float64], beyond: bytes | None = None) -> int:
         """Bring the env into the state of a row; what is due instead of its next step (see `Autoreset`).
+
+        Args:
+            row: as it was written.
+            beyond: what did not fit into it.
 
         Raises:
             ValueError: if the row holds no state; the message says why.
@@ -209,7 +221,11 @@ class RowCheckpoint:
             mujoco.mj_setState(self._base.model, self._base.data, state, self._signature)
         if self._own:
             length = int(words[self._own_at])
-            states = pickle.loads(words[self._own_at + 1 : self.size].view(np.uint8)[:length].tobytes())
+            room = words[self._own_at + 1 :].view(np.uint8)
+            data = room[:length].tobytes() if length <= len(room) else beyond
+            if data is None:
+                raise ValueError(f"the {length} bytes that {type(self._own[0]).__name__} gave are missing")
+            states = pickle.loads(data)
             for holder, state in zip(self._own, states, strict=True):
                 holder.set_state(state)
         settle(self._env)
@@ -250,19 +266,27 @@ class Checkpoints:
         rows: one a row, whose sizes are all above 0.
         size: how many words each row has room for.
         due: what is due instead of the next step of each; the very list that is changed by steps.
+
+    Attributes:
+        array: float64 `(rows, size)`.
+        beyond: of those that were captured last, rows and what did not fit into them.
     """
 
     def __init__(self, rows: Sequence[RowCheckpoint], size: int, due: Sequence[int]) -> None:
         self.array = np.zeros((len(rows), size), np.float64)
         self.rows = rows
         self._due = due
-        self._captures = [row.bind(self.array[i, : row.size]) for i, row in enumerate(rows)]
+        self._captures = [row.bind(self.array[i]) for i, row in enumerate(rows)]
+        self._grows = any(row.least < row.size for row in rows)
+        self.beyond: Sequence[tuple[int, bytes]] = ()
 
     def capture(self, rows: Sequence[int]) -> None:
         """Write the state that these rows are in now."""
         due = self._due
         for row in rows:
             self._captures[row](due[row])
+        if self._grows:
+            self.beyond = [(row, data) for row in rows if (data := self.rows[row].beyond) is not None]
 
 
 def _public_words(generator: np.random.Generator) -> list[int]:

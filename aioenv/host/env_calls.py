@@ -11,7 +11,7 @@ from gymnasium import Env
 
 from aioenv.batching.autoreset import Autoreset
 from aioenv.host import running
-from aioenv.host.checkpoint import Checkpoints
+from aioenv.host.checkpoint import Checkpoints, RowCheckpoint
 from aioenv.host.snapshot import Misfit, RawState, read_snapshot, write_snapshot
 from aioenv.host.worker import describe_failure
 from aioenv.stats import here
@@ -26,6 +26,7 @@ class EnvCalls:
     _envs: list[Env[Any, Any]]
     _stepper: Autoreset
     _checkpoints: Checkpoints | None
+    _row_checkpoints: list[RowCheckpoint]
 
     def call_envs(
         self, rows: Sequence[int], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -60,7 +61,7 @@ class EnvCalls:
         return self._for_each(rows, [lambda env, row=row: _or_text(read_snapshot, env, due[row] == 1) for row in rows])  # type: ignore[misc]
 
     def set_states(self, rows: Sequence[int], states: Sequence[RawState]) -> tuple[list[bytes], list[Failure]]:
-        """Bring each env into a state; gives its checkpoint, or a text that says why nothing was done."""
+        """Bring each env into a state; gives its checkpoint and what did not fit in, or why nothing was done."""
         each = zip(rows, states, strict=True)
         return self._for_each(rows, [lambda _, r=r, s=s: _or_text(self._set_state, r, s) for r, s in each])  # type: ignore[misc]
 
@@ -75,15 +76,14 @@ class EnvCalls:
             if stats is not None:
                 stats.load_state_dict(state)
 
-    def _set_state(self, row: int, state: RawState) -> npt.NDArray[np.float64] | None:
+    def _set_state(self, row: int, state: RawState) -> tuple[npt.NDArray[np.float64], bytes | None] | None:
         if state[1].get("due") and not self._stepper.resets_next_step:
             raise Misfit("this state awaits a reset, which only AutoresetMode.NEXT_STEP does: it was taken under it")
         self._stepper.go_on(row, write_snapshot(self._envs[row], state))
         if self._checkpoints is None:
             return None
         self._checkpoints.capture([row])
-        row_array: npt.NDArray[np.float64] = self._checkpoints.array[row]
-        return row_array
+        return self._checkpoints.array[row], self._row_checkpoints[row].beyond
 
     def _for_each(
         self, rows: Sequence[int], functions: Sequence[Callable[[Env[Any, Any]], Any]]

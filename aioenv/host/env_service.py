@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import gc
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -33,7 +33,11 @@ from aioenv.stats.seed_plan import SeedPlan
 from aioenv.wire.frames import Frame
 from aioenv.wire.messages import Failure, LostRow, ResetRequest, StepReply, dump, dump_usual, load, load_code
 
-__all__ = ["EnvDescription", "EnvService"]
+__all__ = ["Beyond", "EnvDescription", "EnvService", "FirstCheckpoints"]
+
+# Of a row, what did not fit into its checkpoint before an operation, and after it.
+Beyond: TypeAlias = "tuple[bytes | None, bytes | None]"
+FirstCheckpoints: TypeAlias = "tuple[npt.NDArray[np.float64], Sequence[tuple[int, bytes]]]"
 
 
 class EnvDescription(NamedTuple):
@@ -115,7 +119,7 @@ class EnvService(EnvCalls, SlotService):
         plane: Plane | None = None,
         start: int = 0,
         seed_plan: SeedPlan | None = None,
-    ) -> npt.NDArray[np.float64] | None:
+    ) -> FirstCheckpoints | None:
         """Lay out the arrays that both sides agree on.
 
         Args:
@@ -131,7 +135,7 @@ class EnvService(EnvCalls, SlotService):
 
         Returns:
             The first checkpoints, float64 of shape `(rows, checkpoint_size)`: what a first reset starts from, which
-            may come without a seed. None without checkpoints.
+            may come without a seed; and rows with what did not fit into theirs. None without checkpoints.
 
         Raises:
             ValueError: if a row can't be resumed, or needs a larger checkpoint.
@@ -161,11 +165,11 @@ class EnvService(EnvCalls, SlotService):
         if running.alone():
             gc.collect()
             gc.freeze()
-        return self._checkpoints.array.copy() if self._checkpoints is not None else None
+        return (self._checkpoints.array.copy(), self._checkpoints.beyond) if self._checkpoints is not None else None
 
     def _lay_out_checkpoints(self, size: int) -> Checkpoints:
         for row in range(len(self._envs)):
-            needed = self._row_checkpoints[row].size if self._row_checkpoints else 0
+            needed = self._row_checkpoints[row].least if self._row_checkpoints else 0
             if not 0 < needed <= size:
                 why = f"it needs {needed}" if needed else "it can't be resumed"
                 raise ValueError(f"row {row} has no checkpoint of {size} words: {why}")
@@ -235,24 +239,30 @@ class EnvService(EnvCalls, SlotService):
             for row in touched:
                 base = self._bases[row]
                 read_state(base.model, base.data, self._state[row])
+        beyond: Sequence[tuple[int, bytes]] = ()
         if self._checkpoints is not None:
             self._checkpoints.capture(touched)
+            beyond = self._checkpoints.beyond
         if self._draws_late:
             self._late = list(touched)
         fixed = self._rows.buffers(rows, stepped=stepped)
         objects = self._rows.objects
         if len(rows) < len(self._envs):
             objects = [[column[row] for row in rows] for column in objects]
-        if not infos and not failures and not objects and not over:
+        if not infos and not failures and not objects and not over and not beyond:
             return Reply(fixed)
         try:
             groups = self._gatherer.gather(infos, rows) if infos else []
             news = self._gatherer.take_news()
-            if len(groups) == 1 and not (news or failures or objects or over) and (usual := groups[0]).is_usual:
+            if (
+                len(groups) == 1
+                and not (news or failures or objects or over or beyond)
+                and (usual := groups[0]).is_usual
+            ):
                 return Reply(fixed, dump_usual(usual.schema, usual.data))
-            tail = dump(StepReply(news, groups, objects, failures, over))
+            tail = dump(StepReply(news, groups, objects, failures, over, beyond))
         except Exception:
-            tail = self._without_unpicklable(rows, infos, objects, failures, over)
+            tail = self._without_unpicklable(rows, infos, objects, failures, over, beyond)
         return Reply(fixed, tail)
 
     def _without_unpicklable(
@@ -262,6 +272,7 @@ class EnvService(EnvCalls, SlotService):
         objects: list[list[Any]],
         failures: list[Failure],
         over: Sequence[int],
+        beyond: Sequence[tuple[int, bytes]],
     ) -> bytes:
         """Find the rows whose infos can't travel, and report those rows alone as failed."""
         good: list[tuple[int, dict[str, Any]]] = []
@@ -274,7 +285,7 @@ class EnvService(EnvCalls, SlotService):
                 failures.append(describe_failure(exc, row))
         self._gatherer = Gatherer()  # what it believes to have sent, it has not
         groups = self._gatherer.gather(good, rows)
-        return dump(StepReply(self._gatherer.take_news(), groups, objects, failures, over))
+        return dump(StepReply(self._gatherer.take_news(), groups, objects, failures, over, beyond))
 
     def afterwards(self) -> Reply | None:
         """Render the rows that were just stepped, if the parent wants images and nobody else can draw them."""
@@ -300,6 +311,7 @@ class EnvService(EnvCalls, SlotService):
         before: npt.NDArray[np.float64],
         operations: Sequence[tuple[Any, ...] | None],
         after: npt.NDArray[np.float64],
+        beyond: Sequence[Beyond] = (),
     ) -> list[str | None]:
         """Bring new envs to where others were: go to the state before their last operation, and replay it.
 
@@ -310,6 +322,7 @@ class EnvService(EnvCalls, SlotService):
             operations: `("step", action)`, an action as its env takes it, `("reset", seed, options)`, or
                 `("set_state", state)`; None if there was no operation yet: then `after` is restored.
             after: checkpoints after the operations.
+            beyond: for each row what did not fit into these two; empty if all did.
 
         Returns:
             For each row None if it is where the other was, else what differs; such an env must be reset.
@@ -317,38 +330,44 @@ class EnvService(EnvCalls, SlotService):
         if self._checkpoints is None:
             raise ValueError("configure this service with a checkpoint_size first")
         outcomes: list[str | None] = []
-        for row, start, operation, end in zip(rows, before, operations, after, strict=True):
+        beyond = beyond or [(None, None)] * len(rows)
+        for row, start, operation, end, rest in zip(rows, before, operations, after, beyond, strict=True):
             try:
                 with uncounted():  # what statistics have seen, they have seen
-                    outcomes.append(self._resume(row, start, operation, end))
+                    outcomes.append(self._resume(row, start, operation, end, rest))
             except Exception as exc:
                 outcomes.append(f"{type(exc).__name__}: {exc}")
         return outcomes
 
     def _resume(
-        self, row: int, before: npt.NDArray[np.float64], operation: Any, after: npt.NDArray[np.float64]
+        self,
+        row: int,
+        before: npt.NDArray[np.float64],
+        operation: Any,
+        after: npt.NDArray[np.float64],
+        beyond: Beyond,
     ) -> str | None:
         assert self._checkpoints is not None
         checkpoint = self._row_checkpoints[row]
         due = self._stepper.due
         match operation:
             case None:
-                due[row] = checkpoint.restore(after)
+                due[row] = checkpoint.restore(after, beyond[1])
             case ("set_state", state):
                 self._set_state(row, state)
             case ("reset", seed, options):
                 if np.array(before).view(np.uint64).any():  # as bits: small integers are subnormal floats
-                    due[row] = checkpoint.restore(before)
+                    due[row] = checkpoint.restore(before, beyond[0])
                 obs, _ = self._stepper.reset(row, seed, options)
                 self._rows.keep(0, row, obs)
             case ("step", action):
-                due[row] = checkpoint.restore(before)
+                due[row] = checkpoint.restore(before, beyond[0])
                 out = self._stepper.step([row], [action])
                 self._rows.store(0, [row], out)
                 if out.failures:
                     raise out.failures[0][1]
         if not checkpoint.replays:
-            due[row] = checkpoint.restore(after)
+            due[row] = checkpoint.restore(after, beyond[1])
         self._checkpoints.capture([row])
         return checkpoint.difference(self._checkpoints.array[row], after)
 

@@ -7,7 +7,7 @@ from time import perf_counter
 from typing import Any
 
 from aioenv.host.service import Reply, Service
-from aioenv.trace import DRAW, REPLY, Ring
+from aioenv.trace.ring import DRAW, REPLY, Ring
 from aioenv.wire.frames import Frame, Header
 
 __all__ = ["TracedService"]

@@ -18,7 +18,7 @@ from aioenv.host.mujoco_log import divert_warnings
 from aioenv.host.registry import restore_registry
 from aioenv.host.service import Reply, Service
 from aioenv.host.tracing import TracedService
-from aioenv.trace import TRACE, Handle, Ring
+from aioenv.trace.ring import TRACE, Handle, Ring
 from aioenv.wire.frames import Frame, Header, Kind
 from aioenv.wire.messages import Call, Failure, Start, dump, dump_exception, load, load_code
 

@@ -20,7 +20,7 @@ from aioenv.errors import RenderTimeout, SlotError, WorkerDied
 from aioenv.rendering.blocks import Blocks
 from aioenv.rendering.crew import error_of
 from aioenv.rendering.drawing import Drawing, Images, Rest, Where, dump_drawing, dump_rest
-from aioenv.trace import Trace
+from aioenv.trace.timeline import Trace
 from aioenv.wire.frames import Frame, Kind
 from aioenv.workers.restarter import Restarter
 from aioenv.workers.supervisor import Worker

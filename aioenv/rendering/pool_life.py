@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 from collections.abc import Callable
 from itertools import count
@@ -12,15 +11,13 @@ from typing import Self
 from aioenv.errors import ClosedError
 from aioenv.rendering.crew import Crew, WithCrew
 from aioenv.rendering.lanes import Lane
-from aioenv.trace import Trace, wanted
+from aioenv.trace.timeline import Trace, Traced, wanted
 from aioenv.workers.startable import Startable
 
 __all__ = ["PoolLife"]
 
-_log = logging.getLogger("aioenv")
 
-
-class PoolLife(Startable, WithCrew):
+class PoolLife(Startable, Traced, WithCrew):
     """The workers of a pool, as something that is started and closed.
 
     Args:
@@ -32,7 +29,6 @@ class PoolLife(Startable, WithCrew):
     """
 
     _noun = "render pool"
-    _trace: Trace | None = None
 
     def __init__(self, crew: Crew, timeout_s: float | None, retry: bool) -> None:
         self._crew = crew
@@ -95,26 +91,14 @@ class PoolLife(Startable, WithCrew):
             OSError: if the file can't be written.
         """
         self._check_running()
-        if self._trace is not None:
-            raise RuntimeError(f"trace: {self._trace!r} is being collected; stop() it first")
 
         def attach(trace: Trace | None) -> None:
-            self._trace = trace
             self._number = count(1).__next__
             for lane, worker in zip(self._lanes, self._crew.workers, strict=True):
                 lane.trace = trace
                 worker.trace(trace.tracks[worker.index] if trace is not None else None)
 
-        trace = Trace(path, [f"render worker {worker.index}" for worker in self._crew.workers], lambda: attach(None))
-        attach(trace)
-        return trace
-
-    def _end_trace(self) -> None:
-        if self._trace is not None:
-            try:
-                self._trace.stop()
-            except OSError:
-                _log.exception("the timeline could not be written")
+        return self._begin_trace(path, [f"render worker {worker.index}" for worker in self._crew.workers], attach)
 
     def _check_running(self) -> asyncio.AbstractEventLoop:
         """The loop, if this is started, open, and used from it."""

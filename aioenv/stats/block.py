@@ -23,7 +23,7 @@ from typing import Any
 from aioenv.errors import ClosedError
 
 if sys.platform != "win32":
-    import fcntl
+    from fcntl import LOCK_EX, LOCK_NB, LOCK_UN, flock
 
 __all__ = ["HEADER", "SharedBlock", "can_share"]
 
@@ -79,7 +79,8 @@ class SharedBlock:
         self.data = memoryview(memory)[HEADER:]
         self._fd = fd  # of the lock alone: the mapping has one of its own, which a forked child inherits
         self._threads = threading.Lock()
-        self._made_here = True
+        # who made it has others to serve, and waits with a limit
+        self._how = LOCK_EX | LOCK_NB if self.shared else 0
         self.closed = False
         # what still views the memory keeps it; the descriptor goes
         self._finalizer = weakref.finalize(self, _let_go, fd)
@@ -104,37 +105,36 @@ class SharedBlock:
         try:
             if self.closed:
                 raise ClosedError("these shared statistics are closed")
-            if not self.shared:
-                return
-            if self._made_here:
-                self._acquire_soon()
-            else:
-                fcntl.flock(self._fd, fcntl.LOCK_EX)
+            if self.shared:
+                flock(self._fd, self._how)
+        except BlockingIOError:
+            self._acquire_soon()
         except BaseException:
             self.release()
             raise
 
     def _acquire_soon(self) -> None:
+        began = time.monotonic()
         try:
-            return fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            began = time.monotonic()
-        while True:
-            time.sleep(_PAUSE_S)  # holders need microseconds
-            try:
-                return fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if time.monotonic() - began > PATIENCE_S:
-                    raise TimeoutError(
-                        f"another process has held the lock of shared statistics for {PATIENCE_S} s: it hangs or is "
-                        "stopped, and the lock is free when it ends"
-                    ) from None
+            while True:
+                time.sleep(_PAUSE_S)  # holders need microseconds
+                try:
+                    return flock(self._fd, self._how)
+                except BlockingIOError:
+                    if time.monotonic() - began > PATIENCE_S:
+                        raise TimeoutError(
+                            f"another process has held the lock of shared statistics for {PATIENCE_S} s: it hangs or "
+                            "is stopped, and the lock is free when it ends"
+                        ) from None
+        except BaseException:
+            self.release()
+            raise
 
     def release(self) -> None:
         """Give the lock back."""
         try:
             if self.shared and not self.closed:
-                fcntl.flock(self._fd, fcntl.LOCK_UN)
+                flock(self._fd, LOCK_UN)
         finally:
             self._threads.release()
 
@@ -154,8 +154,8 @@ class SharedBlock:
     def _after_fork(self) -> None:
         """In a forked child: an open file of its own, or parent and child would hold each other's lock."""
         self._threads = threading.Lock()
-        self._made_here = False
         if self.shared and not self.closed:
+            self._how = LOCK_EX
             fd = _open_anew(f"/proc/self/fd/{self._fd}")
             os.dup2(fd, self._fd, inheritable=False)
             os.close(fd)
@@ -200,7 +200,7 @@ def _attach(key: bytes, pid: int, fd: int, size: int) -> SharedBlock:
     block.shared = True
     block.key = key
     block._set_up(lock, memory)
-    block._made_here = False
+    block._how = LOCK_EX
     return block
 
 

@@ -69,8 +69,11 @@ def denormalize(y: Any, mean: Floats, var: Floats, epsilon: float) -> Floats:
 def moments_of(samples: Any) -> Moments:
     """The moments of `samples`, an array `(n, *shape)` with n of at least 1; all weigh the same."""
     array = np.asarray(samples, np.float64)
-    mean = array.mean(axis=0)
-    return Moments(len(array), len(array), mean, np.square(array - mean).sum(axis=0))
+    if len(array) == 1:
+        return Moments(1.0, 1.0, array[0, ...].copy(), np.zeros(array.shape[1:]))
+    mean = np.add.reduce(array, 0) / len(array)
+    deviations = array - mean
+    return Moments(len(array), len(array), mean, np.add.reduce(deviations * deviations, 0))
 
 
 def merge(counts: Floats, means: Floats, m2s: Floats) -> Moments:

@@ -164,18 +164,21 @@ class SharedRunningStats:
         one = x.shape == self.shape
         if not one and (x.ndim != len(self.shape) + 1 or x.shape[1:] != self.shape or not len(x)):
             raise ValueError(f"expected a sample of shape {self.shape} or a batch of them, got shape {x.shape}")
-        cell, decay = (table.whole, self.decay) if slot is None else (table.slots[slot], 1.0)
         block.acquire()
         try:
             if table.flag[0] or not here.counting:
                 return
-            epoch = table.whole.epoch
             if one:
-                cell.add(x, decay, epoch)
+                if slot is None:
+                    table.whole.add(x, self.decay)
+                else:
+                    table.slots[slot].add(x, table.whole.epoch)
                 return
             if not np.isfinite(x).all():
                 raise ValueError("expected finite numbers, got others: they would stay in the statistics")
+            cell, decay = (table.whole, self.decay) if slot is None else (table.slots[slot], 1.0)
             old, old_epoch = cell.copy()
+            epoch = table.whole.epoch
             if old_epoch != epoch:
                 old = self._nothing
             cell.write(combine(old, moments_of(x), decay), epoch)
@@ -381,8 +384,8 @@ class SlotStats:
         whole, epoch = table.whole.read()
         if self.stats.live:
             return whole
-        own, own_epoch = table.slots[self.slot].read()
-        return combine(whole, own, self.stats.decay) if own_epoch == epoch else whole
+        own = table.slots[self.slot].since(epoch)
+        return combine(whole, own, self.stats.decay) if own is not None else whole
 
     def take(self) -> Moments:
         """This slot's own samples, which it then has no more."""

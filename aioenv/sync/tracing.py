@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Self
 
 from aioenv.sync.portal import Portal
-from aioenv.trace import Trace
+from aioenv.trace.timeline import Trace
 
 __all__ = ["BlockingTrace"]
 

@@ -82,6 +82,7 @@ class StepReply(NamedTuple):
     objects: list[list[Any]]  # the observations' object leaves
     failures: list[Failure]
     over: Sequence[int] = ()  # rows whose envs have no further episode
+    beyond: Sequence[tuple[int, bytes]] = ()  # rows, and what did not fit into their checkpoints
 
 
 # The usual reply with infos has one group of columns for all rows, known to the parent: its number, and its data.

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from aioenv import trace
+from aioenv.trace.timeline import VARIABLE as TRACE_VARIABLE
 
 __all__ = ["BOOTSTRAP", "identity", "server_environment", "usable_cpus", "worker_environment"]
 
@@ -40,7 +40,7 @@ BOOTSTRAP = (
 def worker_environment(extra: Mapping[str, str] | None) -> dict[str, str]:
     """The environment of a worker: the parent's, one thread a numeric library, and `extra` over all."""
     environ = {**os.environ, **_THREAD_LIMITS}
-    environ.pop(trace.VARIABLE, None)  # what an env starts itself must not write to the parent's file
+    environ.pop(TRACE_VARIABLE, None)  # what an env starts itself must not write to the parent's file
     return {**environ, **(extra or {})}
 
 

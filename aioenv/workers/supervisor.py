@@ -11,7 +11,8 @@ from typing import Any
 
 from aioenv.errors import EnvError, SlotError, WireError, WorkerDied, describe_exit
 from aioenv.memory import Shared
-from aioenv.trace import TRACE, Track
+from aioenv.trace.ring import TRACE
+from aioenv.trace.track import Track
 from aioenv.wire.frames import Buffer, Frame, Kind
 from aioenv.wire.messages import Call, Failure, Start, dump_code, load
 from aioenv.workers import faults

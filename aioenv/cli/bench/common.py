@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from aioenv.cli.bench.tasks import Measured, Task, clock_blocking
 
-__all__ = ["MAX_PROCESSES", "NotApplicable", "closing", "refuse_many_processes", "stepped"]
+__all__ = ["MAX_PROCESSES", "NotApplicable", "refuse_many_processes", "stepped"]
 
 # More processes than this say nothing about a vector env that is not known already.
 MAX_PROCESSES = 64
@@ -28,26 +28,12 @@ def refuse_many_processes(task: Task) -> None:
         raise NotApplicable(f"a process an env: not measured with more than {MAX_PROCESSES}")
 
 
-@contextlib.contextmanager
-def closing(opened: list[Any]) -> Iterator[None]:
-    """Close what was opened, if anything was."""
-    try:
-        yield
-    finally:
-        for envs in opened:
-            envs.close()
-
-
 def stepped(task: Task, make: Callable[[list[Any]], Any]) -> Measured:
     """Measure what has Gymnasium's `reset(seed=)` and `step`, made from a list of factories."""
-    opened: list[Any] = []
 
-    def start() -> Callable[[Any], Any]:
-        envs = make([task.make_env] * task.num_envs)
-        opened.append(envs)
+    def begin(envs: Any) -> Callable[[Any], Any]:
         envs.reset(seed=0)
         step: Callable[[Any], Any] = envs.step
         return step
 
-    with closing(opened):
-        return clock_blocking(task, start)
+    return clock_blocking(task, partial(make, [task.make_env] * task.num_envs), begin)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from aioenv.cli.bench import others, ours, raw
-from aioenv.cli.bench.common import NotApplicable, closing, refuse_many_processes, stepped
+from aioenv.cli.bench.common import NotApplicable, refuse_many_processes, stepped
 from aioenv.cli.bench.tasks import Measured, Task, clock_blocking
 from aioenv.workers.environment import usable_cpus
 
@@ -59,11 +59,7 @@ def bare_loop(task: Task) -> Measured:
 
 
 def _bare(task: Task, ready: Callable[[], Any]) -> Measured:
-    opened: list[Any] = []
-
-    def start() -> Callable[[Any], Any]:
-        env = task.make_env()
-        opened.append(env)
+    def begin(env: Any) -> Callable[[Any], Any]:
         env.reset(seed=0)
         ready()
 
@@ -75,8 +71,7 @@ def _bare(task: Task, ready: Callable[[], Any]) -> Measured:
 
         return step
 
-    with closing(opened):
-        return clock_blocking(task, start)
+    return clock_blocking(task, task.make_env, begin)
 
 
 def bare_loops(task: Task) -> Measured:

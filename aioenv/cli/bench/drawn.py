@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import time
 from functools import partial
@@ -11,8 +12,7 @@ from typing import Any
 import gymnasium
 
 import aioenv
-from aioenv.cli.bench.common import closing
-from aioenv.cli.bench.tasks import ACTION_BATCHES, Task
+from aioenv.cli.bench.tasks import ACTION_BATCHES, Passes, Task
 from aioenv.rendering.backends import environment
 
 __all__ = ["SIDE", "overlap", "pixels_aioenv", "pixels_gymnasium"]
@@ -36,15 +36,12 @@ def pixels_gymnasium(task: Task) -> dict[str, float]:
     # its workers draw with as many threads as there are CPUs, as they come
     os.environ.update({name: backend[name] for name in ("MUJOCO_GL", "PYOPENGL_PLATFORM")})
     actions = task.actions()
-    with closing([envs := AsyncVectorEnv([partial(_with_images, task.env)] * task.num_envs, context="forkserver")]):
+    make_envs = [partial(_with_images, task.env)] * task.num_envs
+    with contextlib.closing(AsyncVectorEnv(make_envs, context="forkserver")) as envs:
         envs.reset(seed=0)
-        steps = 0
-        for budget in (task.warm_up_s, task.seconds):
-            steps, began = 0, time.perf_counter()
-            while (now := time.perf_counter()) < began + budget or not steps:
-                envs.step(actions[steps % ACTION_BATCHES])
-                steps += 1
-    return {"env-steps/s": steps * task.num_envs / (now - began)}
+        for number in (passes := Passes(task)):
+            envs.step(actions[number % ACTION_BATCHES])
+    return {"env-steps/s": passes.count * task.num_envs / passes.seconds}
 
 
 def pixels_aioenv(quality: Any, workers: int | None, task: Task) -> dict[str, float]:
@@ -55,13 +52,9 @@ def pixels_aioenv(quality: Any, workers: int | None, task: Task) -> dict[str, fl
         config = aioenv.RenderConfig(SIDE, SIDE, quality=quality, workers=workers)
         async with aioenv.make_vec(task.env, task.num_envs, pixels=config, **task.options) as envs:
             await envs.reset(seed=0)
-            steps = 0
-            for budget in (task.warm_up_s, task.seconds):
-                steps, began = 0, time.perf_counter()
-                while (now := time.perf_counter()) < began + budget or not steps:
-                    await envs.step(actions[steps % ACTION_BATCHES])
-                    steps += 1
-        return {"env-steps/s": steps * task.num_envs / (now - began)}
+            for number in (passes := Passes(task)):
+                await envs.step(actions[number % ACTION_BATCHES])
+        return {"env-steps/s": passes.count * task.num_envs / passes.seconds}
 
     return aioenv.run(main())
 

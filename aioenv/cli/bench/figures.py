@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 
 import aioenv
-from aioenv.cli.bench.common import NotApplicable, closing
+from aioenv.cli.bench.common import NotApplicable
 from aioenv.cli.bench.drawn import SIDE, overlap, pixels_aioenv, pixels_gymnasium
 from aioenv.cli.bench.pools import IMAGES_PER_S, QUALITIES, bare_images, pool_images, worker_images
 from aioenv.cli.bench.shared_stats import stats_gymnasium, stats_live, stats_slots
-from aioenv.cli.bench.tasks import ACTION_BATCHES, Task
+from aioenv.cli.bench.tasks import ACTION_BATCHES, Passes, Task
 from aioenv.cli.bench.uneven import uneven_gymnasium, uneven_recv, uneven_step
 from aioenv.workers.launch import START_METHODS
 from aioenv.workers.memory import process_memory
@@ -69,16 +69,15 @@ def _latency_gymnasium(task: Task) -> dict[str, float]:
     from gymnasium.vector import AsyncVectorEnv
 
     actions = task.actions()
-    envs = AsyncVectorEnv([task.make_env] * task.num_envs)
-    with closing([envs]):
+    with contextlib.closing(AsyncVectorEnv([task.make_env] * task.num_envs)) as envs:
         envs.reset(seed=0)
         taken: list[float] = []
-        for budget in (task.warm_up_s, task.seconds):
-            taken, end = [], time.perf_counter() + budget
-            while not taken or time.perf_counter() < end:
-                began = time.perf_counter()
-                envs.step(actions[len(taken) % ACTION_BATCHES])
-                taken.append(time.perf_counter() - began)
+        for number in Passes(task):
+            if not number:
+                taken.clear()
+            began = time.perf_counter()
+            envs.step(actions[number % ACTION_BATCHES])
+            taken.append(time.perf_counter() - began)
     return _percentiles(taken)
 
 
@@ -88,12 +87,12 @@ def _latency_aioenv(run: _Loop, task: Task) -> dict[str, float]:
         async with aioenv.AsyncVectorEnv([task.make_env] * task.num_envs, **task.options) as envs:
             await envs.reset(seed=0)
             taken: list[float] = []
-            for budget in (task.warm_up_s, task.seconds):
-                taken, end = [], time.perf_counter() + budget
-                while not taken or time.perf_counter() < end:
-                    began = time.perf_counter()
-                    await envs.step(actions[len(taken) % ACTION_BATCHES])
-                    taken.append(time.perf_counter() - began)
+            for number in Passes(task):
+                if not number:
+                    taken.clear()
+                began = time.perf_counter()
+                await envs.step(actions[number % ACTION_BATCHES])
+                taken.append(time.perf_counter() - began)
         return _percentiles(taken)
 
     return run(main())  # type: ignore[no-any-return]
@@ -117,7 +116,7 @@ def _gymnasium_forkserver(task: Task, preload: bool) -> Iterator[Any]:
     if preload:
         multiprocessing.set_forkserver_preload(PRELOAD)
     try:
-        with closing([envs := AsyncVectorEnv([task.make_env] * task.num_envs, context="forkserver")]):
+        with contextlib.closing(AsyncVectorEnv([task.make_env] * task.num_envs, context="forkserver")) as envs:
             yield envs
     finally:
         # until somebody waits for the server, the CPU time of its workers looks like that of others

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 import aioenv
-from aioenv.cli.bench.tasks import ACTION_BATCHES, Task
+from aioenv.cli.bench.tasks import ACTION_BATCHES, Passes, Task
 
 __all__ = ["CallbackClock", "LoopTime", "loop_time"]
 
@@ -92,14 +92,13 @@ async def _loop_time(task: Task) -> LoopTime:
         await envs.reset(seed=0)
         with CallbackClock().running() as clock:
             await asyncio.sleep(0)  # from here on every callback is measured
-            for budget in (task.warm_up_s, task.seconds):
-                rows = []
-                end = time.perf_counter() + budget
-                while time.perf_counter() < end or not rows:
-                    before = clock.read(), time.thread_time(), time.perf_counter()
-                    await envs.step(actions[len(rows) % ACTION_BATCHES])
-                    after = clock.read(), time.thread_time(), time.perf_counter()
-                    rows.append((after[0] - before[0], after[1] - before[1], after[2] - before[2]))
+            for number in Passes(task):
+                if not number:
+                    rows.clear()
+                before = clock.read(), time.thread_time(), time.perf_counter()
+                await envs.step(actions[number % ACTION_BATCHES])
+                after = clock.read(), time.thread_time(), time.perf_counter()
+                rows.append((after[0] - before[0], after[1] - before[1], after[2] - before[2]))
     callbacks, thread, wall = np.array(rows).T * 1e3
     return LoopTime(
         steps=len(rows),

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from aioenv.cli.bench.common import NotApplicable, closing, refuse_many_processes
+from aioenv.cli.bench.common import NotApplicable, refuse_many_processes
 from aioenv.cli.bench.tasks import SYNTHETIC, Measured, Task, clock_blocking
 from aioenv.workers.environment import usable_cpus
 
@@ -16,18 +16,13 @@ __all__ = ["envpool", "pufferlib", "sb3_dummy", "sb3_subproc", "tianshou_subproc
 
 
 def _sb3(task: Task, make: Callable[[list[Any]], Any]) -> Measured:
-    opened: list[Any] = []
-
-    def start() -> Callable[[Any], Any]:
-        envs = make([task.make_env] * task.num_envs)
-        opened.append(envs)
+    def begin(envs: Any) -> Callable[[Any], Any]:
         envs.seed(0)
         envs.reset()
         step: Callable[[Any], Any] = envs.step
         return step
 
-    with closing(opened):
-        return clock_blocking(task, start)
+    return clock_blocking(task, partial(make, [task.make_env] * task.num_envs), begin)
 
 
 def sb3_subproc(task: Task) -> Measured:
@@ -54,11 +49,8 @@ def tianshou_subproc(task: Task) -> Measured:
     from tianshou.env import SubprocVectorEnv
 
     refuse_many_processes(task)
-    opened: list[Any] = []
 
-    def start() -> Callable[[Any], Any]:
-        envs = SubprocVectorEnv([task.make_env] * task.num_envs)
-        opened.append(envs)
+    def begin(envs: Any) -> Callable[[Any], Any]:
         envs.seed(0)
         envs.reset()
 
@@ -70,8 +62,7 @@ def tianshou_subproc(task: Task) -> Measured:
 
         return step
 
-    with closing(opened):
-        return clock_blocking(task, start)
+    return clock_blocking(task, partial(SubprocVectorEnv, [task.make_env] * task.num_envs), begin)
 
 
 def envpool(task: Task) -> Measured:
@@ -84,17 +75,14 @@ def envpool(task: Task) -> Measured:
 
     if task.env in SYNTHETIC or task.env not in package.list_all_envs():
         raise NotApplicable(f"has no {task.env}")
-    opened: list[Any] = []
 
-    def start() -> Callable[[Any], Any]:
-        envs = package.make(task.env, env_type="gymnasium", num_envs=task.num_envs, seed=0)
-        opened.append(envs)
+    def begin(envs: Any) -> Callable[[Any], Any]:
         envs.reset()
         step: Callable[[Any], Any] = envs.step
         return step
 
-    with closing(opened):
-        return clock_blocking(task, start)
+    make = partial(package.make, task.env, env_type="gymnasium", num_envs=task.num_envs, seed=0)
+    return clock_blocking(task, make, begin)
 
 
 def torchrl_parallel(task: Task) -> Measured:
@@ -103,14 +91,11 @@ def torchrl_parallel(task: Task) -> Measured:
     from torchrl.envs import GymWrapper, ParallelEnv
 
     refuse_many_processes(task)
-    opened: list[Any] = []
 
     def create() -> Any:
         return GymWrapper(task.make_env(), categorical_action_encoding=True)
 
-    def start() -> Callable[[Any], Any]:
-        envs = ParallelEnv(task.num_envs, create, mp_start_method="fork")
-        opened.append(envs)
+    def begin(envs: Any) -> Callable[[Any], Any]:
         envs.set_seed(0)
         data = envs.reset()
 
@@ -120,8 +105,7 @@ def torchrl_parallel(task: Task) -> Measured:
 
         return step
 
-    with closing(opened):
-        return clock_blocking(task, start)
+    return clock_blocking(task, partial(ParallelEnv, task.num_envs, create, mp_start_method="fork"), begin)
 
 
 def pufferlib(task: Task) -> Measured:
@@ -130,20 +114,18 @@ def pufferlib(task: Task) -> Measured:
     from pufferlib.emulation import GymnasiumPufferEnv
 
     workers = max(n for n in range(1, usable_cpus() + 1) if task.num_envs % n == 0)
-    opened: list[Any] = []
 
-    def start() -> Callable[[Any], Any]:
-        envs = vector.make(
-            partial(GymnasiumPufferEnv, env_creator=task.make_env),
-            num_envs=task.num_envs,
-            backend=vector.Multiprocessing,
-            num_workers=workers,
-            overwork=True,  # it counts cores, and we CPUs
-        )
-        opened.append(envs)
+    def begin(envs: Any) -> Callable[[Any], Any]:
         envs.reset(seed=0)
         step: Callable[[Any], Any] = envs.step
         return step
 
-    with closing(opened):
-        return clock_blocking(task, start)
+    make = partial(
+        vector.make,
+        partial(GymnasiumPufferEnv, env_creator=task.make_env),
+        num_envs=task.num_envs,
+        backend=vector.Multiprocessing,
+        num_workers=workers,
+        overwork=True,  # it counts cores, and we CPUs
+    )
+    return clock_blocking(task, make, begin)

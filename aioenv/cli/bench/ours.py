@@ -16,7 +16,7 @@ from gymnasium.envs.registration import EnvSpec
 
 import aioenv
 from aioenv.cli.bench.common import NotApplicable, stepped
-from aioenv.cli.bench.tasks import ACTION_BATCHES, SYNTHETIC, Measured, Task, clock_async
+from aioenv.cli.bench.tasks import ACTION_BATCHES, SYNTHETIC, Measured, Passes, Task, clock_async
 from aioenv.host.vector_access import is_native_task
 
 __all__ = [
@@ -70,15 +70,9 @@ async def _rollouts(task: Task) -> Measured:
     async with _make(task) as envs:
         await envs.reset(seed=0)
         start_s = time.perf_counter() - began
-        steps = 0
-        for budget in (task.warm_up_s, task.seconds):
-            steps = 0
-            began = time.perf_counter()
-            end = began + budget
-            while (now := time.perf_counter()) < end or not steps:
-                await envs.rollout(policy, ROLLOUT_STEPS, groups=task.groups)
-                steps += ROLLOUT_STEPS
-    return Measured(steps, now - began, steps * task.num_envs, start_s)
+        for _ in (passes := Passes(task)):
+            await envs.rollout(policy, ROLLOUT_STEPS, groups=task.groups)
+    return passes.measured(task, start_s, ROLLOUT_STEPS)
 
 
 def aioenv_asyncio(task: Task) -> Measured:

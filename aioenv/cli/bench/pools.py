@@ -7,7 +7,6 @@ import os
 import pickle
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias
 
@@ -16,7 +15,7 @@ import numpy.typing as npt
 
 import aioenv
 from aioenv.cli.bench.common import NotApplicable
-from aioenv.cli.bench.tasks import Task
+from aioenv.cli.bench.tasks import Passes, Task
 from aioenv.rendering.backends import candidates, environment
 from aioenv.rendering.quality import parse_quality
 from aioenv.workers.environment import usable_cpus
@@ -156,13 +155,12 @@ def _rate(task: Task, model: Any, states: npt.NDArray[np.float64], quality: Any,
             **how,
         ) as pool:
             flying = pool.submit(states, width=SIDE, height=SIDE)
-            for budget in (task.warm_up_s, task.seconds):
-                count, began = 0, time.perf_counter()
-                while (now := time.perf_counter()) < began + budget or not count:
-                    following = pool.submit(states, width=SIDE, height=SIDE)
-                    await flying
-                    flying, count = following, count + len(states)
+            for _ in (passes := Passes(task)):
+                following = pool.submit(states, width=SIDE, height=SIDE)
+                await flying
+                flying = following
             await flying
-            return count / (now - began)  # as much of a batch was drawn before the clock ran as is of the last one
+            # as much of a batch was drawn before the clock ran as is of the last one
+            return passes.count * len(states) / passes.seconds
 
     return aioenv.run(main())

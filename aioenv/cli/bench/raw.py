@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from aioenv.cli.bench.common import NotApplicable, closing
+from aioenv.cli.bench.common import NotApplicable
 from aioenv.cli.bench.tasks import SYNTHETIC, Measured, Task, clock_blocking
 
 __all__ = ["raw_batch", "raw_loop"]
@@ -39,9 +41,8 @@ def _raw(task: Task, *, post_constraint: bool) -> Measured:
     if task.env in SYNTHETIC or not is_native_task(task.env):
         raise NotApplicable(f"{task.env} is no MuJoCo task")
     env: Any = make_registered(task.env, {}, num_envs=task.num_envs)
-    opened: list[Any] = [env]
 
-    def start() -> Callable[[Any], Any]:
+    def begin(pool: SimPool) -> Callable[[Any], Any]:
         env.reset(seed=0)
         actions = task.actions()
         snapshots = []
@@ -49,8 +50,6 @@ def _raw(task: Task, *, post_constraint: bool) -> Measured:
             if i % _APART == 0:
                 snapshots.append(env.physics_states())
             env.step(actions[i % len(actions)])
-        pool = SimPool(env.model, task.num_envs, post_constraint=post_constraint)
-        opened.append(pool)
         ctrl, nstep = pool.bind("ctrl"), env.frame_skip
         slots = np.arange(task.num_envs)
         count = itertools.count()
@@ -64,5 +63,6 @@ def _raw(task: Task, *, post_constraint: bool) -> Measured:
 
         return step
 
-    with closing(opened):
-        return clock_blocking(task, start)
+    with contextlib.closing(env):
+        make = partial(SimPool, env.model, task.num_envs, post_constraint=post_constraint)
+        return clock_blocking(task, make, begin)

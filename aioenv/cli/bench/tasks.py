@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -14,7 +15,7 @@ import numpy.typing as npt
 from gymnasium import spaces
 from gymnasium.vector.utils import batch_space
 
-__all__ = ["SYNTHETIC", "Measured", "NoOp", "Pixels", "Task", "Uneven", "clock_async", "clock_blocking"]
+__all__ = ["SYNTHETIC", "Measured", "NoOp", "Passes", "Pixels", "Task", "Uneven", "clock_async", "clock_blocking"]
 
 # Different batches of actions, used in turn.
 ACTION_BATCHES = 64
@@ -135,39 +136,66 @@ class Task:
         return [space.sample() for _ in range(ACTION_BATCHES)]
 
 
-def clock_blocking(task: Task, start: Callable[[], Callable[[Any], Any]]) -> Measured:
-    """Start a contender, warm it up, and count how many batches it steps.
+class Passes:
+    """Numbers of passes, from 0: as many as there is time for to warm up, then as many to be counted::
+
+        for number in (passes := Passes(task)):
+            envs.step(actions[number % ACTION_BATCHES])
+
+    Attributes:
+        count: how many were counted, at least one.
+        seconds: how long these took.
+    """
+
+    count: int
+    seconds: float
+
+    def __init__(self, task: Task) -> None:
+        self._budgets = task.warm_up_s, task.seconds
+
+    def __iter__(self) -> Iterator[int]:
+        for budget in self._budgets:
+            count = 0
+            began = time.perf_counter()
+            end = began + budget
+            while (now := time.perf_counter()) < end or not count:
+                yield count
+                count += 1
+        self.count, self.seconds = count, now - began
+
+    def measured(self, task: Task, start_s: float, steps: int = 1) -> Measured:
+        """What they say of a contender, which has started within `start_s`, and makes so many steps a pass."""
+        steps *= self.count
+        return Measured(steps, self.seconds, steps * task.num_envs, start_s)
+
+
+def clock_blocking(task: Task, make: Callable[[], Any], begin: Callable[[Any], Callable[[Any], Any]]) -> Measured:
+    """Start a contender, warm it up, count how many batches it steps, and close it.
+
+    Args:
+        make: makes the envs.
+        begin: resets them, and returns the function that steps them.
+    """
+    actions = task.actions()
+    began = time.perf_counter()
+    with contextlib.closing(make()) as envs:
+        step = begin(envs)
+        start_s = time.perf_counter() - began
+        for number in (passes := Passes(task)):
+            step(actions[number % ACTION_BATCHES])
+    return passes.measured(task, start_s)
+
+
+async def clock_async(task: Task, start: Callable[[], Awaitable[Callable[[Any], Awaitable[Any]]]]) -> Measured:
+    """The same for a contender that is awaited, and closed by the caller.
 
     Args:
         start: makes and resets the envs, and returns the function that steps them.
     """
     actions = task.actions()
     began = time.perf_counter()
-    step = start()
-    start_s = time.perf_counter() - began
-    count = 0
-    for budget in (task.warm_up_s, task.seconds):
-        count = 0
-        began = time.perf_counter()
-        end = began + budget
-        while (now := time.perf_counter()) < end or count == 0:
-            step(actions[count % ACTION_BATCHES])
-            count += 1
-    return Measured(count, now - began, count * task.num_envs, start_s)
-
-
-async def clock_async(task: Task, start: Callable[[], Awaitable[Callable[[Any], Awaitable[Any]]]]) -> Measured:
-    """The same for a contender that is awaited."""
-    actions = task.actions()
-    began = time.perf_counter()
     step = await start()
     start_s = time.perf_counter() - began
-    count = 0
-    for budget in (task.warm_up_s, task.seconds):
-        count = 0
-        began = time.perf_counter()
-        end = began + budget
-        while (now := time.perf_counter()) < end or count == 0:
-            await step(actions[count % ACTION_BATCHES])
-            count += 1
-    return Measured(count, now - began, count * task.num_envs, start_s)
+    for number in (passes := Passes(task)):
+        await step(actions[number % ACTION_BATCHES])
+    return passes.measured(task, start_s)

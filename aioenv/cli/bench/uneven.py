@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import time
+import contextlib
 from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
 
 import aioenv
-from aioenv.cli.bench.common import closing
-from aioenv.cli.bench.tasks import ACTION_BATCHES, Task
+from aioenv.cli.bench.tasks import ACTION_BATCHES, Passes, Task
 
 __all__ = ["uneven_gymnasium", "uneven_recv", "uneven_step"]
 
@@ -36,17 +35,13 @@ def uneven_recv(task: Task) -> dict[str, float]:
         async with aioenv.AsyncVectorEnv([task.make_env] * n, num_workers=n, **task.options) as envs:
             envs.send_reset(seed=0)
             counts = np.zeros(n, np.int64)
-            for budget in (task.warm_up_s, task.seconds):
-                counts = np.zeros(n, np.int64)
-                began = time.perf_counter()
-                end = began + budget
-                batch = 0
-                while (now := time.perf_counter()) < end or not counts.any():
-                    ready = await envs.recv(min(MIN_SLOTS, n))
-                    counts[ready.slots] += 1
-                    envs.send(actions[batch % ACTION_BATCHES][ready.slots], ready.slots)
-                    batch += 1
-            return _figures(counts, now - began)
+            for number in (passes := Passes(task)):
+                if not number:
+                    counts[:] = 0
+                ready = await envs.recv(min(MIN_SLOTS, n))
+                counts[ready.slots] += 1
+                envs.send(actions[number % ACTION_BATCHES][ready.slots], ready.slots)
+            return _figures(counts, passes.seconds)
 
     return aioenv.run(main())
 
@@ -59,15 +54,9 @@ def uneven_step(task: Task) -> dict[str, float]:
         n = task.num_envs
         async with aioenv.AsyncVectorEnv([task.make_env] * n, num_workers=n, **task.options) as envs:
             await envs.reset(seed=0)
-            steps = 0
-            for budget in (task.warm_up_s, task.seconds):
-                steps = 0
-                began = time.perf_counter()
-                end = began + budget
-                while (now := time.perf_counter()) < end or not steps:
-                    await envs.step(actions[steps % ACTION_BATCHES])
-                    steps += 1
-            return _figures(np.full(n, steps), now - began)
+            for number in (passes := Passes(task)):
+                await envs.step(actions[number % ACTION_BATCHES])
+            return _figures(np.full(n, passes.count), passes.seconds)
 
     return aioenv.run(main())
 
@@ -77,16 +66,9 @@ def uneven_gymnasium(task: Task) -> dict[str, float]:
     from gymnasium.vector import AsyncVectorEnv
 
     actions = task.actions()
-    envs = AsyncVectorEnv([task.make_env] * task.num_envs)
-    with closing([envs]):
+    with contextlib.closing(AsyncVectorEnv([task.make_env] * task.num_envs)) as envs:
         envs.reset(seed=0)
         step: Callable[[object], object] = envs.step
-        steps = 0
-        for budget in (task.warm_up_s, task.seconds):
-            steps = 0
-            began = time.perf_counter()
-            end = began + budget
-            while (now := time.perf_counter()) < end or not steps:
-                step(actions[steps % ACTION_BATCHES])
-                steps += 1
-    return _figures(np.full(task.num_envs, steps), now - began)
+        for number in (passes := Passes(task)):
+            step(actions[number % ACTION_BATCHES])
+    return _figures(np.full(task.num_envs, passes.count), passes.seconds)

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aioenv.native.arithmetic import norm, square_sum
-from aioenv.native.mujoco_env import NativeMujocoEnv
+from aioenv.native.tasks.noisy_start import NoisyStart
 
 __all__ = ["Ant"]
 
@@ -17,10 +17,11 @@ Array = npt.NDArray[Any]
 CAMERA = {"distance": 4.0}
 
 
-class Ant(NativeMujocoEnv):
+class Ant(NoisyStart):
     """`Ant-v5`; arguments as of `gymnasium.envs.mujoco.ant_v5.AntEnv`."""
 
     post_constraint = True
+    normal_velocities = True
 
     def __init__(
         self,
@@ -41,7 +42,14 @@ class Ant(NativeMujocoEnv):
         include_cfrc_ext_in_observation: bool = True,
         **kwargs: Any,
     ) -> None:
-        super().__init__(num_envs, xml_file, frame_skip, default_camera_config=default_camera_config, **kwargs)
+        super().__init__(
+            num_envs,
+            xml_file,
+            frame_skip,
+            default_camera_config=default_camera_config,
+            reset_noise_scale=reset_noise_scale,
+            **kwargs,
+        )
         self._forward_reward_weight = forward_reward_weight
         self._ctrl_cost_weight = ctrl_cost_weight
         self._contact_cost_weight = contact_cost_weight
@@ -49,7 +57,6 @@ class Ant(NativeMujocoEnv):
         self._terminate_when_unhealthy = terminate_when_unhealthy
         self._healthy_z_range = healthy_z_range
         self._contact_force_range = contact_force_range
-        self._reset_noise_scale = reset_noise_scale
         self._seen = self.qpos[:, 2:] if exclude_current_positions_from_observation else self.qpos
         self._sees_forces = include_cfrc_ext_in_observation
         self._forces = self.bind("cfrc_ext").reshape(self.num_envs, -1)
@@ -58,12 +65,6 @@ class Ant(NativeMujocoEnv):
         self._xy_before = self.remember("xy", (2,))
         forces = self._forces.shape[1] - 6  # not the world's
         self.set_observation_size(self._seen.shape[1] + self.model.nv + forces * include_cfrc_ext_in_observation)
-
-    def draw_start(self, slots: npt.NDArray[np.int64]) -> tuple[Array, Array]:
-        """Uniform noise on positions, normal noise on velocities."""
-        scale = self._reset_noise_scale
-        qpos = self.init_qpos + self.uniform(slots, -scale, scale, self.model.nq)
-        return qpos, self.init_qvel + scale * self.normal(slots, self.model.nv)
 
     def after_start(self, slots: Any) -> None:
         """Note where it begins."""

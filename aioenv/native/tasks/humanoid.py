@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aioenv.native.arithmetic import norm, square_sum
-from aioenv.native.mujoco_env import NativeMujocoEnv
+from aioenv.native.tasks.noisy_start import NoisyStart
 
 __all__ = ["Humanoid", "HumanoidStandup"]
 
@@ -18,8 +18,8 @@ CAMERA = {"trackbodyid": 1, "distance": 4.0, "lookat": np.array((0.0, 0.0, 2.0))
 STANDUP_CAMERA = CAMERA | {"lookat": np.array((0.0, 0.0, 0.8925))}
 
 
-class _Body(NativeMujocoEnv):
-    """What both have in common: what is seen, and where an episode begins."""
+class _Body(NoisyStart):
+    """What both have in common: what is seen, and what it costs."""
 
     post_constraint = True
 
@@ -28,16 +28,16 @@ class _Body(NativeMujocoEnv):
         num_envs: int,
         xml_file: str,
         frame_skip: int,
-        reset_noise_scale: float,
-        exclude_current_positions_from_observation: bool,
-        include_cinert_in_observation: bool,
-        include_cvel_in_observation: bool,
-        include_qfrc_actuator_in_observation: bool,
-        include_cfrc_ext_in_observation: bool,
+        *,
+        reset_noise_scale: float = 1e-2,
+        exclude_current_positions_from_observation: bool = True,
+        include_cinert_in_observation: bool = True,
+        include_cvel_in_observation: bool = True,
+        include_qfrc_actuator_in_observation: bool = True,
+        include_cfrc_ext_in_observation: bool = True,
         **kwargs: Any,
     ) -> None:
-        super().__init__(num_envs, xml_file, frame_skip, **kwargs)
-        self._reset_noise_scale = reset_noise_scale
+        super().__init__(num_envs, xml_file, frame_skip, reset_noise_scale=reset_noise_scale, **kwargs)
         self._forces = self.bind("cfrc_ext").reshape(self.num_envs, -1)
         self._tendons = self.bind("ten_length"), self.bind("ten_velocity")
         self._parts = [self.qpos[:, 2:] if exclude_current_positions_from_observation else self.qpos, self.qvel]
@@ -51,12 +51,6 @@ class _Body(NativeMujocoEnv):
             if is_seen:
                 self._parts.append(self.bind(field).reshape(self.num_envs, -1)[:, skipped:])
         self.set_observation_size(sum(part.shape[1] for part in self._parts))
-
-    def draw_start(self, slots: npt.NDArray[np.int64]) -> tuple[Array, Array]:
-        """Uniform noise around the model's defaults."""
-        scale, nq = self._reset_noise_scale, self.model.nq
-        noise = self.uniform(slots, -scale, scale, nq + self.model.nv)
-        return self.init_qpos + noise[:, :nq], self.init_qvel + noise[:, nq:]
 
     def observe(self, slots: Any) -> Array:
         """Positions, velocities, and whatever the arguments said."""
@@ -87,6 +81,7 @@ class Humanoid(_Body):
         xml_file: str = "humanoid.xml",
         frame_skip: int = 5,
         default_camera_config: dict[str, Any] | None = CAMERA,
+        *,
         forward_reward_weight: float = 1.25,
         ctrl_cost_weight: float = 0.1,
         contact_cost_weight: float = 5e-7,
@@ -94,27 +89,9 @@ class Humanoid(_Body):
         healthy_reward: float = 5.0,
         terminate_when_unhealthy: bool = True,
         healthy_z_range: tuple[float, float] = (1.0, 2.0),
-        reset_noise_scale: float = 1e-2,
-        exclude_current_positions_from_observation: bool = True,
-        include_cinert_in_observation: bool = True,
-        include_cvel_in_observation: bool = True,
-        include_qfrc_actuator_in_observation: bool = True,
-        include_cfrc_ext_in_observation: bool = True,
         **kwargs: Any,
     ) -> None:
-        super().__init__(
-            num_envs,
-            xml_file,
-            frame_skip,
-            reset_noise_scale,
-            exclude_current_positions_from_observation,
-            include_cinert_in_observation,
-            include_cvel_in_observation,
-            include_qfrc_actuator_in_observation,
-            include_cfrc_ext_in_observation,
-            default_camera_config=default_camera_config,
-            **kwargs,
-        )
+        super().__init__(num_envs, xml_file, frame_skip, default_camera_config=default_camera_config, **kwargs)
         self._forward_reward_weight = forward_reward_weight
         self._ctrl_cost_weight = ctrl_cost_weight
         self._contact_cost_weight, self._contact_cost_range = contact_cost_weight, contact_cost_range
@@ -179,31 +156,14 @@ class HumanoidStandup(_Body):
         xml_file: str = "humanoidstandup.xml",
         frame_skip: int = 5,
         default_camera_config: dict[str, Any] | None = STANDUP_CAMERA,
+        *,
         uph_cost_weight: float = 1,
         ctrl_cost_weight: float = 0.1,
         impact_cost_weight: float = 0.5e-6,
         impact_cost_range: tuple[float, float] = (-np.inf, 10.0),
-        reset_noise_scale: float = 1e-2,
-        exclude_current_positions_from_observation: bool = True,
-        include_cinert_in_observation: bool = True,
-        include_cvel_in_observation: bool = True,
-        include_qfrc_actuator_in_observation: bool = True,
-        include_cfrc_ext_in_observation: bool = True,
         **kwargs: Any,
     ) -> None:
-        super().__init__(
-            num_envs,
-            xml_file,
-            frame_skip,
-            reset_noise_scale,
-            exclude_current_positions_from_observation,
-            include_cinert_in_observation,
-            include_cvel_in_observation,
-            include_qfrc_actuator_in_observation,
-            include_cfrc_ext_in_observation,
-            default_camera_config=default_camera_config,
-            **kwargs,
-        )
+        super().__init__(num_envs, xml_file, frame_skip, default_camera_config=default_camera_config, **kwargs)
         # uph_cost_weight is not used, as in Gymnasium's
         self._ctrl_cost_weight = ctrl_cost_weight
         self._impact_cost_weight, self._impact_cost_range = impact_cost_weight, impact_cost_range

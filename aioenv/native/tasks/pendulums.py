@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from aioenv.native.mujoco_env import NativeMujocoEnv
+from aioenv.native.tasks.noisy_start import NoisyStart
 
 __all__ = ["InvertedDoublePendulum", "InvertedPendulum"]
 
@@ -16,7 +16,7 @@ Array = npt.NDArray[Any]
 CAMERA = {"trackbodyid": 0, "distance": 2.04}
 
 
-class InvertedPendulum(NativeMujocoEnv):
+class InvertedPendulum(NoisyStart):
     """`InvertedPendulum-v5`; arguments as of `gymnasium.envs.mujoco.inverted_pendulum_v5.InvertedPendulumEnv`."""
 
     def __init__(
@@ -28,15 +28,15 @@ class InvertedPendulum(NativeMujocoEnv):
         reset_noise_scale: float = 0.01,
         **kwargs: Any,
     ) -> None:
-        super().__init__(num_envs, xml_file, frame_skip, default_camera_config=default_camera_config, **kwargs)
-        self._reset_noise_scale = reset_noise_scale
+        super().__init__(
+            num_envs,
+            xml_file,
+            frame_skip,
+            default_camera_config=default_camera_config,
+            reset_noise_scale=reset_noise_scale,
+            **kwargs,
+        )
         self.set_observation_size(4)
-
-    def draw_start(self, slots: npt.NDArray[np.int64]) -> tuple[Array, Array]:
-        """Uniform noise around the model's defaults."""
-        scale, nq = self._reset_noise_scale, self.model.nq
-        noise = self.uniform(slots, -scale, scale, nq + self.model.nv)
-        return self.init_qpos + noise[:, :nq], self.init_qvel + noise[:, nq:]
 
     def observe(self, slots: Any) -> Array:
         """Positions, velocities."""
@@ -51,10 +51,12 @@ class InvertedPendulum(NativeMujocoEnv):
         return reward.astype(np.float64), terminated, {"reward_survive": reward}
 
 
-class InvertedDoublePendulum(NativeMujocoEnv):
+class InvertedDoublePendulum(NoisyStart):
     """`InvertedDoublePendulum-v5`; arguments as of
     `gymnasium.envs.mujoco.inverted_double_pendulum_v5.InvertedDoublePendulumEnv`.
     """
+
+    normal_velocities = True
 
     def __init__(
         self,
@@ -66,18 +68,18 @@ class InvertedDoublePendulum(NativeMujocoEnv):
         reset_noise_scale: float = 0.1,
         **kwargs: Any,
     ) -> None:
-        super().__init__(num_envs, xml_file, frame_skip, default_camera_config=default_camera_config, **kwargs)
+        super().__init__(
+            num_envs,
+            xml_file,
+            frame_skip,
+            default_camera_config=default_camera_config,
+            reset_noise_scale=reset_noise_scale,
+            **kwargs,
+        )
         self._healthy_reward = healthy_reward
-        self._reset_noise_scale = reset_noise_scale
         self._tip = self.bind("site_xpos")[:, 0]
         self._constraint = self.bind("qfrc_constraint")
         self.set_observation_size(9)
-
-    def draw_start(self, slots: npt.NDArray[np.int64]) -> tuple[Array, Array]:
-        """Uniform noise on positions, normal noise on velocities."""
-        scale = self._reset_noise_scale
-        qpos = self.init_qpos + self.uniform(slots, -scale, scale, self.model.nq)
-        return qpos, self.init_qvel + self.normal(slots, self.model.nv) * scale
 
     def observe(self, slots: Any) -> Array:
         """The cart's position, the poles' angles, velocities, the force of the cart's constraint."""

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aioenv.native.arithmetic import norm, square_sum
-from aioenv.native.mujoco_env import NativeMujocoEnv
+from aioenv.native.tasks.noisy_start import NoisyStart
 
 __all__ = ["HalfCheetah", "Hopper", "Swimmer", "Walker2d"]
 
@@ -19,7 +19,7 @@ HOPPER_CAMERA = {"trackbodyid": 2, "distance": 3.0, "lookat": np.array((0.0, 0.0
 WALKER_CAMERA = HOPPER_CAMERA | {"distance": 4.0}
 
 
-class _Runner(NativeMujocoEnv):
+class _Runner(NoisyStart):
     """What they have in common: observations are positions but for the first ones, and velocities."""
 
     _skipped = 1
@@ -30,27 +30,21 @@ class _Runner(NativeMujocoEnv):
         num_envs: int,
         xml_file: str,
         frame_skip: int,
-        forward_reward_weight: float,
-        ctrl_cost_weight: float,
-        reset_noise_scale: float,
-        exclude_current_positions_from_observation: bool,
+        *,
+        forward_reward_weight: float = 1.0,
+        ctrl_cost_weight: float = 0.1,
+        reset_noise_scale: float = 0.1,
+        exclude_current_positions_from_observation: bool = True,
         **kwargs: Any,
     ) -> None:
-        super().__init__(num_envs, xml_file, frame_skip, **kwargs)
+        super().__init__(num_envs, xml_file, frame_skip, reset_noise_scale=reset_noise_scale, **kwargs)
         self._forward_reward_weight = forward_reward_weight
         self._ctrl_cost_weight = ctrl_cost_weight
-        self._reset_noise_scale = reset_noise_scale
         self._skip = self._skipped if exclude_current_positions_from_observation else 0
         self._seen = self.qpos[:, self._skip :]
         self._x = self.qpos[:, 0]
         self.set_observation_size(self.model.nq + self.model.nv - self._skip)
         self._x_before = np.zeros(self.num_envs)
-
-    def draw_start(self, slots: npt.NDArray[np.int64]) -> tuple[Array, Array]:
-        """Uniform noise around the model's defaults."""
-        scale, nq = self._reset_noise_scale, self.model.nq
-        noise = self.uniform(slots, -scale, scale, nq + self.model.nv)
-        return self.init_qpos + noise[:, :nq], self.init_qvel + noise[:, nq:]
 
     def before_step(self) -> None:
         """Note x."""
@@ -67,35 +61,17 @@ class _Runner(NativeMujocoEnv):
 class HalfCheetah(_Runner):
     """`HalfCheetah-v5`; arguments as of `gymnasium.envs.mujoco.half_cheetah_v5.HalfCheetahEnv`."""
 
+    normal_velocities = True
+
     def __init__(
         self,
         num_envs: int,
         xml_file: str = "half_cheetah.xml",
         frame_skip: int = 5,
         default_camera_config: dict[str, Any] | None = CHEETAH_CAMERA,
-        forward_reward_weight: float = 1.0,
-        ctrl_cost_weight: float = 0.1,
-        reset_noise_scale: float = 0.1,
-        exclude_current_positions_from_observation: bool = True,
         **kwargs: Any,
     ) -> None:
-        super().__init__(
-            num_envs,
-            xml_file,
-            frame_skip,
-            forward_reward_weight,
-            ctrl_cost_weight,
-            reset_noise_scale,
-            exclude_current_positions_from_observation,
-            default_camera_config=default_camera_config,
-            **kwargs,
-        )
-
-    def draw_start(self, slots: npt.NDArray[np.int64]) -> tuple[Array, Array]:
-        """Uniform noise on positions, normal noise on velocities."""
-        scale = self._reset_noise_scale
-        qpos = self.init_qpos + self.uniform(slots, -scale, scale, self.model.nq)
-        return qpos, self.init_qvel + scale * self.normal(slots, self.model.nv)
+        super().__init__(num_envs, xml_file, frame_skip, default_camera_config=default_camera_config, **kwargs)
 
     def outcome(self, actions: Array, obs: Array) -> tuple[Array, Array | None, dict[str, Array]]:
         """Speed, less what the controls cost."""
@@ -122,21 +98,16 @@ class Swimmer(_Runner):
         xml_file: str = "swimmer.xml",
         frame_skip: int = 4,
         default_camera_config: dict[str, Any] | None = None,
-        forward_reward_weight: float = 1.0,
+        *,
         ctrl_cost_weight: float = 1e-4,
-        reset_noise_scale: float = 0.1,
-        exclude_current_positions_from_observation: bool = True,
         **kwargs: Any,
     ) -> None:
         super().__init__(
             num_envs,
             xml_file,
             frame_skip,
-            forward_reward_weight,
-            ctrl_cost_weight,
-            reset_noise_scale,
-            exclude_current_positions_from_observation,
             default_camera_config=default_camera_config,
+            ctrl_cost_weight=ctrl_cost_weight,
             **kwargs,
         )
         self._xy = self.qpos[:, :2]
@@ -175,13 +146,25 @@ class _Legs(_Runner):
     def __init__(
         self,
         num_envs: int,
-        healthy_reward: float,
-        terminate_when_unhealthy: bool,
+        xml_file: str,
+        frame_skip: int,
+        *,
         healthy_z_range: tuple[float, float],
         healthy_angle_range: tuple[float, float],
+        ctrl_cost_weight: float = 1e-3,
+        healthy_reward: float = 1.0,
+        terminate_when_unhealthy: bool = True,
+        reset_noise_scale: float = 5e-3,
         **kwargs: Any,
     ) -> None:
-        super().__init__(num_envs, **kwargs)
+        super().__init__(
+            num_envs,
+            xml_file,
+            frame_skip,
+            ctrl_cost_weight=ctrl_cost_weight,
+            reset_noise_scale=reset_noise_scale,
+            **kwargs,
+        )
         self._healthy_reward = healthy_reward
         self._terminate_when_unhealthy = terminate_when_unhealthy
         self._healthy_z_range, self._healthy_angle_range = healthy_z_range, healthy_angle_range
@@ -227,30 +210,19 @@ class Hopper(_Legs):
         xml_file: str = "hopper.xml",
         frame_skip: int = 4,
         default_camera_config: dict[str, Any] | None = HOPPER_CAMERA,
-        forward_reward_weight: float = 1.0,
-        ctrl_cost_weight: float = 1e-3,
-        healthy_reward: float = 1.0,
-        terminate_when_unhealthy: bool = True,
+        *,
         healthy_state_range: tuple[float, float] = (-100.0, 100.0),
         healthy_z_range: tuple[float, float] = (0.7, float("inf")),
         healthy_angle_range: tuple[float, float] = (-0.2, 0.2),
-        reset_noise_scale: float = 5e-3,
-        exclude_current_positions_from_observation: bool = True,
         **kwargs: Any,
     ) -> None:
         super().__init__(
             num_envs,
-            xml_file=xml_file,
-            frame_skip=frame_skip,
+            xml_file,
+            frame_skip,
             default_camera_config=default_camera_config,
-            forward_reward_weight=forward_reward_weight,
-            ctrl_cost_weight=ctrl_cost_weight,
-            healthy_reward=healthy_reward,
-            terminate_when_unhealthy=terminate_when_unhealthy,
             healthy_z_range=healthy_z_range,
             healthy_angle_range=healthy_angle_range,
-            reset_noise_scale=reset_noise_scale,
-            exclude_current_positions_from_observation=exclude_current_positions_from_observation,
             **kwargs,
         )
         self._healthy_state_range = healthy_state_range
@@ -272,28 +244,17 @@ class Walker2d(_Legs):
         xml_file: str = "walker2d_v5.xml",
         frame_skip: int = 4,
         default_camera_config: dict[str, Any] | None = WALKER_CAMERA,
-        forward_reward_weight: float = 1.0,
-        ctrl_cost_weight: float = 1e-3,
-        healthy_reward: float = 1.0,
-        terminate_when_unhealthy: bool = True,
+        *,
         healthy_z_range: tuple[float, float] = (0.8, 2.0),
         healthy_angle_range: tuple[float, float] = (-1.0, 1.0),
-        reset_noise_scale: float = 5e-3,
-        exclude_current_positions_from_observation: bool = True,
         **kwargs: Any,
     ) -> None:
         super().__init__(
             num_envs,
-            xml_file=xml_file,
-            frame_skip=frame_skip,
+            xml_file,
+            frame_skip,
             default_camera_config=default_camera_config,
-            forward_reward_weight=forward_reward_weight,
-            ctrl_cost_weight=ctrl_cost_weight,
-            healthy_reward=healthy_reward,
-            terminate_when_unhealthy=terminate_when_unhealthy,
             healthy_z_range=healthy_z_range,
             healthy_angle_range=healthy_angle_range,
-            reset_noise_scale=reset_noise_scale,
-            exclude_current_positions_from_observation=exclude_current_positions_from_observation,
             **kwargs,
         )

@@ -1,0 +1,41 @@
+"""What most tasks have in common: an episode begins near the model's defaults."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from aioenv.native.mujoco_env import NativeMujocoEnv
+
+__all__ = ["NoisyStart"]
+
+Array = npt.NDArray[Any]
+
+
+class NoisyStart(NativeMujocoEnv):
+    """A task whose episodes begin at the model's defaults plus noise.
+
+    Args:
+        num_envs, xml_file, frame_skip, **kwargs: as of `NativeMujocoEnv`.
+        reset_noise_scale: how far uniform noise goes either way, and the standard deviation of normal noise.
+    """
+
+    #: whether the noise on velocities is normal; that on positions is uniform
+    normal_velocities: ClassVar[bool] = False
+
+    def __init__(
+        self, num_envs: int, xml_file: str, frame_skip: int, *, reset_noise_scale: float, **kwargs: Any
+    ) -> None:
+        super().__init__(num_envs, xml_file, frame_skip, **kwargs)
+        self._reset_noise_scale = reset_noise_scale
+
+    def draw_start(self, slots: npt.NDArray[np.int64]) -> tuple[Array, Array]:
+        """Noise around the model's defaults; each slot draws its positions first."""
+        scale, nq, nv = self._reset_noise_scale, self.model.nq, self.model.nv
+        if self.normal_velocities:
+            qpos = self.init_qpos + self.uniform(slots, -scale, scale, nq)
+            return qpos, self.init_qvel + scale * self.normal(slots, nv)
+        noise = self.uniform(slots, -scale, scale, nq + nv)
+        return self.init_qpos + noise[:, :nq], self.init_qvel + noise[:, nq:]
