@@ -33,7 +33,7 @@ from aioenv.engine.results import ResetResult, StepResult
 from aioenv.engine.rollout import Policy
 from aioenv.engine.session import Session
 from aioenv.engine.waits import Clock
-from aioenv.errors import RenderError, ResumeError
+from aioenv.errors import RenderError
 from aioenv.host.vector_access import is_native_task, make_registered
 from aioenv.rendering.pixel_states import with_pixel_states
 from aioenv.vector_env import AsyncVectorEnv
@@ -80,7 +80,8 @@ class NativeVectorEnv(AsyncVectorEnv):
         on_timeout: with workers, see `AsyncVectorEnv`: "raise" or "kill".
         start: with workers, see `AsyncVectorEnv`; likewise `channel`, `preload`, `log_prefix`, `worker_env`,
             `cpu_affinity`.
-        restart: with workers: start one again that died, whose slots all come back truncated; not with `resume`.
+        restart: with workers: start one again that died, whose slots all come back truncated; with `resume` they go on
+            as if nothing had happened, if the vector env tells its state.
         start_timeout_s: how long it may take to make it, in seconds.
         render: draw images of every returned state while the next steps run, of a vector env that has a MuJoCo `model`
             and `physics_states()` (see `PhysicsBatch` in `aioenv/host/physics_batch.py`).
@@ -136,11 +137,6 @@ class NativeVectorEnv(AsyncVectorEnv):
         if not split and (restart is not None or cpu_affinity is not None):
             name = "restart" if restart is not None else "cpu_affinity"
             raise ValueError(f"{name}: it is about worker processes; use num_workers=1 or more")
-        if restart is not None and restart.resume:
-            raise ResumeError(
-                "restart: RestartPolicy(resume=True) takes a checkpoint of every slot with each step, of which vector "
-                'envs have none; use resume=False, and the episodes of its slots are truncated, or backend="workers"'
-            )
         if run_in == "inline" and timeout_s is not None:
             raise ValueError('timeout_s: with run_in="inline" nobody can stop waiting for the env; use run_in="thread"')
         self.num_envs = int(num_envs)

@@ -279,7 +279,7 @@ async def test_arguments_that_make_no_sense():
         {"wrappers": [lambda env: env]},
         {"autoreset_mode": AutoresetMode.DISABLED},
         {"restart": aioenv.RestartPolicy()},
-        {"restart": aioenv.RestartPolicy(resume=True), "num_workers": 2},
+        {"restart": aioenv.RestartPolicy(resume=True)},
         {"cpu_affinity": "spread"},
         {"on_timeout": "kill"},
         {"backend": "threads"},

@@ -209,6 +209,26 @@ async def test_a_worker_that_is_started_again(mode):
         assert after.obs["pixels"].any(axis=(1, 2, 3)).all() and not after.truncated.any()
 
 
+@pytest.mark.asyncio
+async def test_a_worker_whose_slots_go_on():
+    """The step that was lost with it ends episodes, and the one after it does not; with the same images."""
+    make = partial(aioenv.make_vec, TASK, 2, backend="native", pixels=BESIDE, max_episode_steps=2)
+    policy = aioenv.RestartPolicy(resume=True, backoff_s=0.01)
+    async with make(num_workers=1, restart=policy, autoreset_mode="SameStep") as envs:
+        actions = actions_of(envs, 3)
+        runs = []
+        for killed in (False, True):
+            run = [await envs.reset(seed=0)]
+            for t, action in enumerate(actions):
+                if killed and t == 1:
+                    os.kill(envs.workers[0].pid, signal.SIGKILL)
+                run.append(await envs.step(action))
+            runs.append([everything(result) for result in run])
+        assert [len(finals) for _, finals in runs[0]] == [0, 0, 2, 0]
+        for (obs, finals), (again, final_again) in zip(*runs, strict=True):
+            assert same(obs, again) and same(finals, final_again)
+
+
 class ByKey(gym.vector.VectorObservationWrapper):
     """Observations that are Dicts, of a dtype that is not the space's."""
 

@@ -296,5 +296,3 @@ async def test_what_can_not_be_started_again():
     restart = aioenv.RestartPolicy()
     with pytest.raises(ValueError, match=r"restart: .*num_workers=1"):
         aioenv.NativeVectorEnv(Walk, 2, restart=restart)
-    with pytest.raises(aioenv.ResumeError, match="resume=False"):
-        aioenv.NativeVectorEnv(Walk, 2, num_workers=1, restart=aioenv.RestartPolicy(resume=True))

@@ -139,7 +139,7 @@ class Fleet:
             factories = config.factories[start:stop]
             service: Any = partial(EnvService, factories, config.autoreset_mode, config.find_sources, resume)
             if config.vectorized:
-                service = partial(VectorService, factories[0], stop - start, config.find_sources)
+                service = partial(VectorService, factories[0], stop - start, config.find_sources, resume)
             worker = Worker(
                 dump_code(service),
                 index=index,

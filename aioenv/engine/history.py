@@ -98,7 +98,8 @@ class History:
         else:
             self._over[done] = False
         if self._after.shape[1]:
-            self._before[done] = self._after[done]
+            if not self._fleet.vectorized:  # which is not told what was before
+                self._before[done] = self._after[done]
             self._after[slots] = batch.checkpoint[rows]
             if part.beyond or self._beyond_after or self._beyond_before:
                 self._note_beyond(sent.slots if sent.kind is Kind.RESET else part.slots, part)
@@ -130,6 +131,14 @@ class History:
         operations = [self._operation(slot, slot - member.start) for slot in slots]
         beyond = [(self._beyond_before.get(slot), self._beyond_after.get(slot)) for slot in slots]
         return rows, self._before[slots], operations, self._after[slots], beyond
+
+    def resumed_env(self, member: Member) -> tuple[list[int], Any, list[bytes | None], list[Any], list[Any]]:
+        """What a worker whose slots are one vector env is told (see `VectorService.resume`)."""
+        slots = slice(member.start, member.stop)
+        rows = [row for row in range(member.stop - member.start) if self._done[member.start + row] is not None]
+        beyond = [self._beyond_after.get(slot) for slot in range(member.start, member.stop)]
+        objects = [column[slots] for column in self._objects]
+        return rows, self._after[slots], beyond, [array[slots] for array in self._obs], objects
 
     def _operation(self, slot: int, row: int) -> tuple[Any, ...]:
         """What was done to a slot last, as `EnvService.resume` takes it."""

@@ -44,13 +44,15 @@ class Recovery:
         every = range(member.stop - member.start)
         lost = list(every)
         if self._resume:
-            rows, *known = self._history.resumed_rows(member)
+            vectorized, history = self._fleet.vectorized, self._history
+            rows, *known = history.resumed_env(member) if vectorized else history.resumed_rows(member)
             differences = await worker.call("resume", rows, *known)
             found = {row: text for row, text in zip(rows, differences, strict=True) if text is not None}
             for row, difference in found.items():
                 slot = member.start + row
                 _log.warning("slot %d could not be resumed: %s; its episode is truncated", slot, difference)
             lost = list(found)
-            self._history.note_first(member, first, [row for row in every if row not in rows])
+            if not (rows and vectorized):  # of which all rows were restored
+                self._history.note_first(member, first, [row for row in every if row not in rows])
         if lost_rows := self._history.lost_rows(member, lost):
             await worker.call("begin_anew", lost_rows)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -80,7 +79,6 @@ class Session:
         self.images: Images | None = None
         self._pool: LatePool | None = None
         self._pixels_pool: LatePool | None = None
-        self._pid = os.getpid()
         self._config = config
         self._render = render
         self._pixels = pixels
@@ -209,11 +207,6 @@ class Session:
         ends = [self.fleet.close(grace_s)]
         ends += [pool.close() for pool in self._pools]
         await asyncio.gather(*ends)
-
-    @property
-    def is_mine(self) -> bool:
-        """Whether this process has started it: a forked copy has not, and must leave the workers alone."""
-        return self._pid == os.getpid()
 
     def abandon(self) -> None:
         """Kill every process without waiting."""

@@ -112,11 +112,6 @@ class SoloLife:
         """What knows the spaces."""
         return self
 
-    @property
-    def is_mine(self) -> bool:
-        """Whether this process has started it."""
-        return self._pid == os.getpid()
-
     # ------------------------------------------------------------ start and end
 
     async def start(self) -> None:

@@ -11,7 +11,6 @@ travels beside the row.
 
 from __future__ import annotations
 
-import ctypes
 import pickle
 import struct
 import zlib
@@ -22,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium import Env
 
+from aioenv.batching.generators import generator_of, raw_state, seed_of, seed_words, state_words
 from aioenv.host.stack import KINDS, examine, python_values, settle
 from aioenv.wire.messages import dump
 
@@ -39,7 +39,6 @@ _MISSING = {
     3: "a wrapper counts in something that is no number",
     5: "its state could not be read",
 }
-_MASK = (1 << 64) - 1
 _WORD = struct.Struct("<q")
 _FLOAT = struct.Struct("<d")
 
@@ -138,7 +137,7 @@ class RowCheckpoint:
                     rng[:] = self._rng_words
                     rng_rest[:] = self._rng_rest  # type: ignore[assignment]
                 else:
-                    words[_RNG : _RNG + 5] = _public_words(self._generator)
+                    words[_RNG : _RNG + 5] = state_words(self._generator)
                 for i, (attributes, name) in enumerate(counters):
                     value = attributes[name]
                     if value is not seen[i]:
@@ -166,18 +165,10 @@ class RowCheckpoint:
         self._generator = None
         if type(generator.bit_generator) is not np.random.PCG64:
             raise _Unfit(2)
-        words[_SEED : _SEED + 3] = _encode_seed(getattr(self._base, "_np_random_seed", None))
+        words[_SEED : _SEED + 3] = seed_words(getattr(self._base, "_np_random_seed", None))
         self._generator = generator
-        try:
-            address = generator.bit_generator.ctypes.state_address
-            inner = ctypes.c_uint64.from_address(address).value
-            raw = np.ctypeslib.as_array((ctypes.c_uint64 * 4).from_address(inner))
-            rest = np.ctypeslib.as_array((ctypes.c_uint64 * 1).from_address(address + 8))
-        except Exception:
-            return
-        # numpy does not promise how this lies in memory: believe it only if it is what the public state says
-        if [*raw.tolist(), *rest.tolist()] == _public_words(generator):
-            self._rng_words, self._rng_rest = raw, rest
+        if (raw := raw_state(generator)) is not None:
+            self._rng_words, self._rng_rest = raw
 
     def _write_own(self, words: Words) -> None:
         data = self._pack()
@@ -204,16 +195,8 @@ class RowCheckpoint:
         status = int(words[_STATUS])
         if status != _VALID:
             raise ValueError(_MISSING.get(status, "this is no checkpoint"))
-        low, high, low_inc, high_inc, rest = words[_RNG : _RNG + 5].tolist()
-        bits = np.random.PCG64()
-        bits.state = {
-            "bit_generator": "PCG64",
-            "state": {"state": low | high << 64, "inc": low_inc | high_inc << 64},
-            "has_uint32": rest & 0xFFFFFFFF,
-            "uinteger": rest >> 32,
-        }
-        self._base._np_random = np.random.Generator(bits)
-        self._base._np_random_seed = _decode_seed(words[_SEED : _SEED + 3].tolist())
+        self._base._np_random = generator_of(words[_RNG : _RNG + 5].tolist())
+        self._base._np_random_seed = seed_of(words[_SEED : _SEED + 3].tolist())
         if self._physics:
             import mujoco
 
@@ -287,25 +270,6 @@ class Checkpoints:
             self._captures[row](due[row])
         if self._grows:
             self.beyond = [(row, data) for row in rows if (data := self.rows[row].beyond) is not None]
-
-
-def _public_words(generator: np.random.Generator) -> list[int]:
-    state: Any = generator.bit_generator.state
-    inner, inc = state["state"]["state"], state["state"]["inc"]
-    rest = (state["uinteger"] << 32) | state["has_uint32"]
-    return [inner & _MASK, inner >> 64, inc & _MASK, inc >> 64, rest]
-
-
-def _encode_seed(seed: Any) -> list[int]:
-    """Kind and 128 bits; a longer seed is forgotten, on which no trajectory depends."""
-    if not isinstance(seed, int) or seed >= 1 << 128:
-        return [0, 0, 0]
-    return [2, seed & _MASK, seed >> 64] if seed >= 0 else [1, 0, 0]
-
-
-def _decode_seed(words: list[int]) -> int | None:
-    kind, low, high = words
-    return None if kind == 0 else -1 if kind == 1 else low | high << 64
 
 
 def _encode(value: Any) -> Words:

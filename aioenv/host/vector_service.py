@@ -17,12 +17,13 @@ from aioenv.batching.infos import MAX_SCHEMAS, Column, Group, Path, Schema
 from aioenv.batching.layout import Layout, byte_view
 from aioenv.batching.plane import Plane
 from aioenv.host import running
-from aioenv.host.env_service import EnvDescription
+from aioenv.host.env_service import EnvDescription, FirstCheckpoints
 from aioenv.host.physics_batch import find_physics
 from aioenv.host.service import Reply, SlotService
 from aioenv.host.vector_access import make_vector_env, reset_vector_env, take_observations
 from aioenv.host.vector_anew import Anew, Infos
 from aioenv.host.vector_calls import VectorCalls
+from aioenv.host.vector_checkpoint import VectorCheckpoints
 from aioenv.host.worker import StartFailed, describe_failure
 from aioenv.wire.frames import Frame
 from aioenv.wire.messages import Failure, LostRow, ResetRequest, StepReply, dump, dump_usual, load, load_code
@@ -39,12 +40,14 @@ class VectorService(SlotService):
         factory: a pickled callable, which is called with `num_envs`.
         num_envs: how many slots it shall have.
         find_source: whether to look for a MuJoCo model, so that images can be drawn elsewhere.
+        checkpoints: whether to find out what it takes to resume it elsewhere.
     """
 
-    def __init__(self, factory: bytes, num_envs: int, find_source: bool = False) -> None:
+    def __init__(self, factory: bytes, num_envs: int, find_source: bool = False, checkpoints: bool = False) -> None:
         try:
             self._env = make_vector_env(load_code(factory), num_envs)
             self._physics = find_physics(self._env) if find_source else None
+            self._checkpoints = VectorCheckpoints(self._env) if checkpoints else None
         except Exception as exc:
             raise StartFailed(describe_failure(exc)) from exc
         self._n = num_envs
@@ -53,11 +56,12 @@ class VectorService(SlotService):
         self._calls = VectorCalls(self._env)
         self._resets_next = self._env.metadata.get("autoreset_mode") is AutoresetMode.NEXT_STEP
         self._over: npt.NDArray[np.bool_] = np.zeros(num_envs, np.bool_)  # whose episode ended in the last step
+        self._resumed = False  # in the place of one that died, and not stepped since
         self._anew: Anew | None = None  # in the place of one that died, until all of its rows have begun an episode
 
     def describe(self) -> list[EnvDescription]:
         """One description for each row; the first has the spaces."""
-        env = self._env
+        env, checkpoints = self._env, self._checkpoints
         spec = env.spec
         try:
             dump(spec)
@@ -70,7 +74,8 @@ class VectorService(SlotService):
             env.render_mode,
             spec,
             None if self._physics is None else self._physics.source,
-            checkpoint_obstacle="of a vector env no checkpoints are taken",
+            checkpoints.size if checkpoints is not None else 0,
+            checkpoints.obstacle if checkpoints is not None else None,
         )
         return [first, *[first._replace(observation_space=None, action_space=None)] * (self._n - 1)]
 
@@ -83,15 +88,23 @@ class VectorService(SlotService):
         checkpoint_size: int = 0,
         plane: Plane | None = None,
         start: int = 0,
-    ) -> None:
+    ) -> FirstCheckpoints | None:
         """Lay out the arrays that both sides agree on (see `EnvService.configure`).
 
         Raises:
             ValueError: if something is asked for that a vector env does not have.
         """
-        if draws_late or checkpoint_size or plane is not None:
-            raise ValueError("a vector env has no late images, checkpoints or shared memory")
+        if draws_late or plane is not None:
+            raise ValueError("a vector env has no late images or shared memory")
+        if not checkpoint_size:
+            self._checkpoints = None
+        elif self._checkpoints is None:
+            raise ValueError("make this service with checkpoints=True first")
+        else:
+            self._checkpoints.lay_out(checkpoint_size)
         self._state = np.zeros((self._n, state_size), np.float64)
+        if not state_size:  # only its source was asked for: what is drawn are observations
+            self._physics = None
         self._observations = Layout(observation_space)
         self._actions = Layout(action_space)
         self._action_arrays = self._actions.zeros(self._n)
@@ -100,6 +113,7 @@ class VectorService(SlotService):
         if running.alone():
             gc.collect()
             gc.freeze()
+        return (self._checkpoints.array.copy(), self._checkpoints.beyond) if self._checkpoints is not None else None
 
     # ------------------------------------------------------------ steps and resets
 
@@ -120,6 +134,7 @@ class VectorService(SlotService):
         flags = [_column(reward, np.float64, self._n), _column(terminated, np.bool_, self._n)]
         flags.append(_column(truncated, np.bool_, self._n))
         self._over = flags[1] | flags[2]
+        self._resumed = False
         return self._reply(obs, flags, infos, range(self._n))
 
     def _reset(self, frame: Frame) -> Reply:
@@ -128,8 +143,10 @@ class VectorService(SlotService):
         if not len(rows):  # no slot of this share is in the mask: the latest observations, as they are
             arrays, objects = self._latest
             tail = dump(StepReply([], [], [list(column) for column in objects], [])) if objects else b""
-            state = [self._state] if self._state.shape[1] else []
-            return Reply([byte_view(array) for array in (*arrays, *state)], tail)
+            riding = [self._state] if self._state.shape[1] else []
+            if self._checkpoints is not None:
+                riding.append(self._checkpoints.array)
+            return Reply([byte_view(array) for array in (*arrays, *riding)], tail)
         mask = None
         if len(rows) < self._n:
             mask = np.zeros(self._n, np.bool_)
@@ -140,27 +157,52 @@ class VectorService(SlotService):
             self._anew = None
         self._over[list(rows)] = False
         shown = every if request.whole else rows
-        return self._reply(obs, [], [(info, shown)], shown)
+        return self._reply(obs, [], [(info, shown)], shown, mask if self._resumed else None)
 
-    def _reply(self, obs: Any, flags: list[Any], infos: Infos, rows: Sequence[int]) -> Reply:
+    def _reply(
+        self,
+        obs: Any,
+        flags: list[Any],
+        infos: Infos,
+        rows: Sequence[int],
+        seen: npt.NDArray[np.bool_] | None = None,
+    ) -> Reply:
+        """What stands in some rows now, as a reply.
+
+        Args:
+            seen: the rows of which `obs` tells: the others' are the latest. None: all.
+        """
         arrays, objects = take_observations(self._observations, obs, self._n)
+        if seen is not None:  # an env that was put into a state need not know what was seen of it, before it steps
+            last_arrays, last_objects = self._latest
+            arrays = [np.where(_wide(seen, new), new, old) for new, old in zip(arrays, last_arrays, strict=True)]
+            pairs = zip(objects, last_objects, strict=True)
+            objects = [[n if s else o for s, n, o in zip(seen, new, old, strict=True)] for new, old in pairs]
         self._latest = arrays, objects
         if len(rows) < self._n:
             index = list(rows)
             arrays = [array[index] for array in arrays]
             objects = [[column[row] for row in index] for column in objects]
-        state = []
-        if self._physics is not None and self._state.shape[1]:
+        riding = []
+        beyond: Sequence[tuple[int, bytes]] = ()
+        if self._physics is not None:
             self._physics.read(None, self._state)
-            state.append(self._state if len(rows) == self._n else self._state[list(rows)])
-        fixed = [byte_view(array) for array in (*arrays, *flags, *state)]
-        if not objects and not any(info for info, _ in infos):
+            riding.append(self._state)
+        if self._checkpoints is not None:
+            self._checkpoints.capture(self._over, whole=self._anew is None)
+            riding.append(self._checkpoints.array)
+            beyond = self._checkpoints.beyond
+        if len(rows) < self._n:
+            riding = [array[list(rows)] for array in riding]
+            beyond = [(row, data) for row, data in beyond if row in rows]
+        fixed = [byte_view(array) for array in (*arrays, *flags, *riding)]
+        if not objects and not beyond and not any(info for info, _ in infos):
             return Reply(fixed)
         groups = [group for info, of in infos if info for group in self._packer.pack(info, of)]
         news = self._packer.take_news()
-        if len(groups) == 1 and not (news or objects) and (usual := groups[0]).is_usual:
+        if len(groups) == 1 and not (news or objects or beyond) and (usual := groups[0]).is_usual:
             return Reply(fixed, dump_usual(usual.schema, usual.data))
-        return Reply(fixed, dump(StepReply(news, groups, [list(o) for o in objects], [])))
+        return Reply(fixed, dump(StepReply(news, groups, [list(o) for o in objects], [], (), beyond)))
 
     def afterwards(self) -> Reply | None:
         """Nothing waits."""
@@ -191,9 +233,50 @@ class VectorService(SlotService):
     def set_states(self, rows: Sequence[int], states: Sequence[Any]) -> tuple[list[bytes], list[Failure]]:
         """See `VectorCalls.set_states`."""
         outcomes = self._calls.set_states(rows, states)
+        done = [row for row, outcome in zip(rows, outcomes, strict=True) if outcome is None]
         if self._anew is not None:
-            self._anew.go_on([row for row, outcome in zip(rows, outcomes, strict=True) if outcome is None])
-        return _dumped(outcomes)
+            self._anew.go_on(done)
+            if self._anew.is_over:
+                self._anew = None
+        if (checkpoints := self._checkpoints) is None:
+            return _dumped(outcomes)
+        checkpoints.capture(self._over, whole=self._anew is None)
+        each = zip(rows, outcomes, strict=True)
+        return _dumped([checkpoints.row(row) if outcome is None else outcome for row, outcome in each])
+
+    def resume(
+        self,
+        rows: Sequence[int],
+        after: npt.NDArray[np.float64],
+        beyond: Sequence[bytes | None],
+        observations: Sequence[npt.NDArray[Any]],
+        objects: Sequence[Sequence[Any]],
+    ) -> list[str | None]:
+        """Bring a new env to where another was.
+
+        Args:
+            rows: those that had begun an episode.
+            after: the last checkpoints of all rows, float64 `(num_envs, checkpoint_size)`.
+            beyond: for each of all rows what did not fit in, or None.
+            observations: the latest of all rows.
+            objects: those of their leaves that are no arrays.
+
+        Returns:
+            For each of `rows` None if it is where the other was, else why not; then all must be reset.
+        """
+        if self._checkpoints is None:
+            raise ValueError("configure this service with a checkpoint_size first")
+        if not rows:
+            return []
+        try:
+            self._over = self._checkpoints.restore(after, beyond)
+            if self._physics is not None:
+                self._physics.read(None, self._state)
+        except Exception as exc:
+            return [f"{type(exc).__name__}: {exc}"] * len(rows)
+        self._latest = [array.copy() for array in observations], [list(column) for column in objects]
+        self._resumed = True
+        return [None] * len(rows)
 
     def begin_anew(self, rows: Sequence[LostRow]) -> None:
         """Another process had these rows and died: say so in their next step, and reset them then."""
@@ -211,6 +294,11 @@ class VectorService(SlotService):
 
 def _dumped(values: Sequence[Any]) -> tuple[list[bytes], list[Failure]]:
     return [dump(value) for value in values], []
+
+
+def _wide(mask: npt.NDArray[np.bool_], array: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """A mask of rows that goes with an array of more axes."""
+    return mask.reshape(-1, *[1] * (array.ndim - 1))
 
 
 def _column(values: Any, dtype: Any, n: int) -> npt.NDArray[Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from gymnasium.vector import VectorEnv, VectorWrapper
@@ -10,7 +10,7 @@ from gymnasium.vector import VectorEnv, VectorWrapper
 from aioenv.host.plain_values import Arrays, decode, encode, is_pickled
 from aioenv.host.snapshot import Misfit, RawState
 
-__all__ = ["Stateful", "read_vector_states", "write_vector_states"]
+__all__ = ["Stateful", "find_layer", "has_states", "read_vector_states", "write_vector_states"]
 
 
 class Stateful(Protocol):
@@ -81,10 +81,19 @@ def write_vector_states(
     return texts
 
 
-def _holder(env: VectorEnv[Any, Any, Any]) -> Stateful:
-    """The outermost layer of wrappers that has states, if those around it remember nothing."""
+def has_states(layer: Any) -> bool:
+    """Whether a layer of wrappers tells and sets the states of slots."""
+    return callable(getattr(layer, "get_state", None)) and callable(getattr(layer, "set_state", None))
+
+
+def find_layer(env: VectorEnv[Any, Any, Any], fits: Callable[[Any], bool]) -> Any:
+    """The outermost layer of wrappers that fits, if those around it remember nothing.
+
+    Raises:
+        Misfit: if there is none, or one of those around it may remember something.
+    """
     layer: Any = env
-    while not (callable(getattr(layer, "get_state", None)) and callable(getattr(layer, "set_state", None))):
+    while not fits(layer):
         kind = type(layer)
         what = f"the states of {_id(env)} can't be had or set"
         if not isinstance(layer, VectorWrapper):
@@ -98,7 +107,11 @@ def _holder(env: VectorEnv[Any, Any, Any]) -> Stateful:
                 "set_state(states, slots)"
             )
         layer = layer.env
-    holder: Stateful = layer
+    return layer
+
+
+def _holder(env: VectorEnv[Any, Any, Any]) -> Stateful:
+    holder: Stateful = find_layer(env, has_states)
     return holder
 
 

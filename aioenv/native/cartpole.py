@@ -8,9 +8,13 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium.envs.classic_control import cartpole
 
+from aioenv.batching.generators import RNG_WORDS, SEED_WORDS, Generators, generator_of, seed_of, seed_words
+
 __all__ = ["CartPoleVectorEnv"]
 
 _INT64 = np.dtype(np.int64)
+# of a checkpoint: four numbers of the state, the steps, flags, the two bounds of starts, the generator, its seed
+_STEPS, _FLAGS, _BOUNDS, _RNG, _SEED = 4, 5, 6, 8, 8 + RNG_WORDS
 
 
 class CartPoleVectorEnv(cartpole.CartPoleVectorEnv):
@@ -30,6 +34,7 @@ class CartPoleVectorEnv(cartpole.CartPoleVectorEnv):
         self._ones = np.ones(n, np.float32)
         self._beyond = np.empty((2, n), np.bool_)
         self._parameters: tuple[float, ...] = ()
+        self._generators = Generators()
         self._adopt(self._read_parameters())
 
     def _read_parameters(self) -> tuple[float, ...]:
@@ -126,3 +131,30 @@ class CartPoleVectorEnv(cartpole.CartPoleVectorEnv):
         slope[::2] = state[1::2]
         multiply(self._tau, slope, slope)
         return np.add(state, slope)
+
+    checkpoint_size = _SEED + SEED_WORDS
+
+    def get_checkpoints(self, out: npt.NDArray[np.float64]) -> None:
+        """Write the states of all slots into rows of words, `(num_envs, checkpoint_size)`; so it can be resumed."""
+        words = out.view(np.uint64)
+        if self.state is not None:
+            out[:, :_STEPS] = self.state.T
+        words[:, _STEPS] = self.steps
+        words[:, _FLAGS] = self.prev_done
+        words[:, _FLAGS] += 2 * (self.state is not None)
+        out[:, _BOUNDS:_RNG] = self.low, self.high
+        # all slots have one generator
+        if self._generators.read([self.np_random], words[:1, _RNG:_SEED]):
+            self._seed_words = seed_words(self._np_random_seed)
+        words[1:, _RNG:_SEED] = words[0, _RNG:_SEED]
+        words[:, _SEED:] = self._seed_words
+
+    def set_checkpoints(self, rows: npt.NDArray[np.float64], newest: int) -> None:
+        """Bring all slots into the states of rows that `get_checkpoints` wrote, `newest` the last of them."""
+        words = rows.view(np.uint64)
+        self.state = rows[:, :_STEPS].T.copy() if words[newest, _FLAGS] & 2 else None
+        self.steps = words[:, _STEPS].astype(np.int32)
+        self.prev_done = (words[:, _FLAGS] & 1).astype(np.bool_)
+        self.low, self.high = rows[newest, _BOUNDS:_RNG].tolist()
+        self._np_random = generator_of(words[newest, _RNG:_SEED].tolist())
+        self._np_random_seed = seed_of(words[newest, _SEED:].tolist())

@@ -122,7 +122,10 @@ class BatchEngine:
             self._batch.step(slots, nstep)
 
     def get_states(self, slots: Slots, out: Array) -> None:
-        self._state.take(slots, 0, out)
+        if len(slots) == len(self._state):
+            out[slots] = self._state
+        else:
+            self._state.take(slots, 0, out)
 
     def set_states(self, slots: Slots, states: Array) -> None:
         self._state[slots] = states

@@ -206,14 +206,6 @@ class NativeMujocoEnv(SlotStates, VectorEnv[Any, Any, Any]):
             (rngs[slot] or self.rng(slot)).standard_normal(out=row)
         return drawn
 
-    def rng(self, slot: int) -> np.random.Generator:
-        """The random number generator of one slot; seeded by the system if no reset has had a seed for it."""
-        rng = self._rngs[slot]
-        if rng is None:
-            rng, self._seeds[slot] = seeding.np_random()
-            self._rngs[slot] = rng
-        return rng
-
     def model_field(self, name: str) -> Array:
         """A field of the model with values for each slot, `(num_envs, ...)`; see `SimPool.model_field`."""
         return self.pool.model_field(name)

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import mujoco
 import numpy as np
 import numpy.typing as npt
 from gymnasium.utils import seeding
+
+from aioenv.batching.generators import RNG_WORDS, SEED_WORDS, Generators, generator_of, seed_of, seed_words
 
 if TYPE_CHECKING:
     from aioenv.native.sim_pool import SimPool
@@ -15,6 +18,8 @@ if TYPE_CHECKING:
 __all__ = ["SlotStates"]
 
 Array = npt.NDArray[Any]
+
+SLEEP = int(mujoco.mjtEnableBit.mjENBL_SLEEP)
 
 
 class SlotStates:
@@ -29,7 +34,17 @@ class SlotStates:
     _rngs: list[np.random.Generator | None]
     _seeds: list[int | None]
     _memory: dict[str, Array]
+    _generators: Generators | None = None
+    _seed_words: npt.NDArray[np.uint64]
     _finals: tuple[npt.NDArray[np.int64], Array] | None = None  # slots whose episodes the last step has ended, and how
+
+    def rng(self, slot: int) -> np.random.Generator:
+        """The random number generator of one slot; seeded by the system if no reset has had a seed for it."""
+        rng = self._rngs[slot]
+        if rng is None:
+            rng, self._seeds[slot] = seeding.np_random()
+            self._rngs[slot] = rng
+        return rng
 
     def physics_states(self, slots: Iterable[int] | None = None, out: Array | None = None) -> Array:
         """The physics alone, to draw it, say: `mjSTATE_INTEGRATION`, float64 `(k, state_size)`.
@@ -117,3 +132,72 @@ class SlotStates:
                 self._rngs[slot] = rng
         self._over = np.array(sorted(over), np.int64)
         self._all_begun = bool(self._begun.all())
+
+    # ------------------------------------------------------------ all at once, as numbers
+
+    @property
+    def checkpoint_size(self) -> int:
+        """How many float64 a slot's row of `get_checkpoints` has.
+
+        Raises:
+            ValueError: if the model lets bodies sleep, which no state tells.
+        """
+        if self.pool.model.opt.enableflags & SLEEP:
+            raise ValueError("the model lets bodies sleep, which no state tells")
+        memory: int = sum(map(_words, self._memory.values()))
+        return int(self.pool.state_size) + memory + 2 + RNG_WORDS + SEED_WORDS
+
+    def get_checkpoints(self, out: Array) -> None:
+        """Write what `get_state` tells of every slot into a row each, as 64-bit words: with every step, so it is fast.
+
+        A task that overrides it knows more: that goes behind, and `checkpoint_size` must count it.
+
+        Args:
+            out: float64 `(num_envs, checkpoint_size)`.
+        """
+        at = self.pool.state_size
+        self.pool.get_states(None, out[:, :at])
+        words = out.view(np.uint64)
+        for array in self._memory.values():
+            rows = array.reshape(self.num_envs, -1).view(np.uint8)
+            words[:, at : at + _words(array)].view(np.uint8)[:, : rows.shape[1]] = rows
+            at += _words(array)
+        words[:, at] = self._elapsed
+        words[:, at + 1] = self._begun
+        words[self._over, at + 1] |= 2
+        at += 2
+        if self._generators is None:
+            self._generators = Generators()
+        rngs = [rng or self.rng(slot) for slot, rng in enumerate(self._rngs)]
+        if self._generators.read(rngs, words[:, at : at + RNG_WORDS]):
+            self._seed_words = np.array([seed_words(seed) for seed in self._seeds], np.uint64)
+        at += RNG_WORDS
+        words[:, at : at + SEED_WORDS] = self._seed_words
+
+    def set_checkpoints(self, rows: Array, newest: int) -> None:
+        """Bring all slots into the states of rows that `get_checkpoints` wrote.
+
+        Args:
+            rows: float64 `(num_envs, checkpoint_size)`.
+            newest: the row that was written last, as far as they were not written together.
+        """
+        at = self.pool.state_size
+        self.pool.set_states(rows[:, :at])
+        words = rows.view(np.uint64)
+        for array in self._memory.values():
+            mine = array.reshape(self.num_envs, -1).view(np.uint8)
+            mine[...] = words[:, at : at + _words(array)].view(np.uint8)[:, : mine.shape[1]]
+            at += _words(array)
+        self._elapsed[...] = words[:, at]
+        self._begun[...] = words[:, at + 1] & 1
+        self._over = (words[:, at + 1] & 2).nonzero()[0]
+        self._all_begun = bool(self._begun.all())
+        at += 2
+        for slot, row in enumerate(words[:, at:].tolist()):
+            self._rngs[slot] = generator_of(row[:RNG_WORDS])
+            self._seeds[slot] = seed_of(row[RNG_WORDS : RNG_WORDS + SEED_WORDS])
+
+
+def _words(array: Array) -> int:
+    """How many words a row of an array takes."""
+    return (array.nbytes // len(array) + 7) // 8

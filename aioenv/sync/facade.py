@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-import atexit
 import os
-import weakref
-from typing import Any, Self
+from typing import Any
 
 import gymnasium
 
 from aioenv.engine.results import WorkerInfo
-from aioenv.engine.session import CLOSE_GRACE_S
-from aioenv.sync.portal import Portal
+from aioenv.sync.blocking import Blocking
 from aioenv.sync.tracing import BlockingTrace
 from aioenv.vector_env import AsyncVectorEnv
 
 __all__ = ["Facade"]
 
 
-class Facade(gymnasium.vector.VectorEnv[Any, Any, Any]):
-    """A `gymnasium.vector.VectorEnv` over an `AsyncVectorEnv` that runs on a thread of its own.
-
-    One that is forgotten is closed when it is collected, or at the end of the program.
-    """
-
-    closed = True  # until there is something to close
+class Facade(Blocking, gymnasium.vector.VectorEnv[Any, Any, Any]):
+    """A `gymnasium.vector.VectorEnv` over an `AsyncVectorEnv` that runs on a thread of its own."""
 
     def _start(self, envs: AsyncVectorEnv) -> None:
         """Start the workers, and take over what they tell of their envs.
@@ -33,14 +25,7 @@ class Facade(gymnasium.vector.VectorEnv[Any, Any, Any]):
             WorkerStartError, SpaceMismatchError, RenderError: as the start of `AsyncVectorEnv`.
         """
         self._envs = envs
-        self._portal = Portal()
-        try:
-            self._portal.call(envs._ensure_started)
-        except BaseException:
-            self._portal.close()
-            raise
-        self.closed = False
-        _open_facades.add(self)
+        self._run(envs)
         self.num_envs = envs.num_envs
         self.single_observation_space = envs.single_observation_space
         self.observation_space = envs.observation_space
@@ -76,42 +61,3 @@ class Facade(gymnasium.vector.VectorEnv[Any, Any, Any]):
     def trace(self, path: str | os.PathLike[str]) -> BlockingTrace:
         """Collect a timeline, until the end of a `with` block over it (see `AsyncVectorEnv.trace`)."""
         return BlockingTrace(self._portal, self._envs.trace, path)
-
-    def _end(self, grace_s: float = CLOSE_GRACE_S) -> None:
-        """End the workers, whose envs may take `grace_s` seconds to close, and the loop thread."""
-        self._portal.call(self._envs.close, grace_s=grace_s)
-        self._portal.close()
-
-    def _forget(self) -> None:
-        """Nobody has closed this, and nobody will."""
-        session = self._envs._session if not self.closed else None
-        if session is None or not session.is_mine:  # a forked copy has no such thread, either
-            return
-        self.closed = True
-        if self._portal.is_here:  # collected there: it can't wait for itself
-            self._envs.closed = True
-            self._envs._abandon()
-            self._portal.close()
-        else:
-            self._end()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        self._forget()
-
-
-_open_facades: weakref.WeakSet[Facade] = weakref.WeakSet()
-
-
-def _forget_all() -> None:
-    """At the end of the program, while threads and modules still work."""
-    for facade in list(_open_facades):
-        facade._forget()
-
-
-atexit.register(_forget_all)

@@ -308,7 +308,7 @@ class AsyncVectorEnv(Facade, Generic[ObsType, ActType]):
                 timeout = 0.0
             self._pending.cancel()
             self._pending = None
-        self._end(timeout)
+        self._end(grace_s=timeout)
 
     # ------------------------------------------------------------ one call at a time
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import os
-import weakref
 from concurrent.futures import Future, InvalidStateError
-from typing import Any, Self
+from typing import Any
 
 from aioenv.rendering.render_pool import RenderPool as AsyncRenderPool
-from aioenv.sync.portal import Portal
+from aioenv.sync.blocking import Blocking
 from aioenv.sync.tracing import BlockingTrace
 
 __all__ = ["RenderPool"]
@@ -19,7 +17,7 @@ __all__ = ["RenderPool"]
 _TELLING = frozenset("model state_spec state_size num_workers devices backend renderer pids get_state".split())
 
 
-class RenderPool:
+class RenderPool(Blocking):
     """`aioenv.RenderPool` for blocking code: it runs on a loop thread of its own::
 
         with aioenv.sync.RenderPool(model, workers_per_device=2) as pool:
@@ -35,19 +33,9 @@ class RenderPool:
         closed: whether `close` has been called.
     """
 
-    closed = True  # until there is something to close
-
     def __init__(self, model: Any, **arguments: Any) -> None:
         self._pool = AsyncRenderPool(model, **arguments)
-        self._pid = os.getpid()
-        self._portal = Portal()
-        try:
-            self._portal.call(self._pool._ensure_started)
-        except BaseException:
-            self._portal.close()
-            raise
-        self.closed = False
-        _open.add(self)
+        self._run(self._pool)
 
     def __getattr__(self, name: str) -> Any:
         """Attributes of `aioenv.RenderPool` that tell of it: `num_workers`, `state_size`, `get_state`, …"""
@@ -80,33 +68,9 @@ class RenderPool:
 
     def close(self) -> None:
         """End the workers and the loop thread. Idempotent."""
-        if self.closed:
-            return
-        self.closed = True
-        _open.discard(self)
-        self._portal.call(self._pool.close)
-        self._portal.close()
-
-    def _forget(self) -> None:
-        """Nobody has closed this, and nobody will."""
-        if self.closed or self._pid != os.getpid():  # a forked copy has no such thread, either
-            return
-        if self._portal.is_here:  # collected there: it can't wait for itself
+        if not self.closed:
             self.closed = True
-            self._pool.closed = True
-            self._pool._crew.abandon()
-            self._portal.close()
-        else:
-            self.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        self._forget()
+            self._end()
 
 
 def _submit(pool: AsyncRenderPool, states: Any, how: dict[str, Any], outcome: Future[Any]) -> None:
@@ -130,13 +94,3 @@ def _submit(pool: AsyncRenderPool, states: Any, how: dict[str, Any], outcome: Fu
 
     inner.add_done_callback(on_done)
     outcome.add_done_callback(on_outcome)
-
-
-_open: weakref.WeakSet[RenderPool] = weakref.WeakSet()
-
-
-@atexit.register
-def _forget_all() -> None:
-    """At the end of the program, while threads and modules still work."""
-    for pool in list(_open):
-        pool._forget()

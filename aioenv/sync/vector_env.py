@@ -221,7 +221,7 @@ class VectorEnv(Facade):
             grace_s: how long each worker may take to close its envs before it is told by signals, in seconds.
             **kwargs: ignored, as by Gymnasium's.
         """
-        self._end(grace_s)
+        self._end(grace_s=grace_s)
 
 
 def _items(portal: Portal, stream: ImageStream) -> Iterator[tuple[int, Any]]:

@@ -1,0 +1,80 @@
+"""What blocking code holds of something asynchronous: a loop thread of its own, from start to close."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import weakref
+from typing import Any, Self
+
+from aioenv.sync.portal import Portal
+from aioenv.workers.startable import Startable
+
+__all__ = ["Blocking"]
+
+
+class Blocking:
+    """Runs what it is made of on a loop thread of its own.
+
+    Subclasses have a `close`, which calls `_end`. One that is forgotten is closed when it is collected, or at the end
+    of the program.
+
+    Attributes:
+        closed: whether `close` has been called.
+    """
+
+    closed = True  # until there is something to close
+    _inner: Startable
+    _portal: Portal
+
+    def _run(self, inner: Startable) -> None:
+        """Start it on a new thread; if that fails, the thread is ended, and its error raised."""
+        self._inner = inner
+        self._portal = Portal()
+        try:
+            self._portal.call(inner._ensure_started)
+        except BaseException:
+            self._portal.close()
+            raise
+        self.closed = False
+        _open.add(self)
+
+    def _end(self, **how: Any) -> None:
+        """End the workers and the loop thread.
+
+        Args:
+            **how: as the `close` of what runs there.
+        """
+        self._portal.call(self._inner.close, **how)
+        self._portal.close()
+
+    def _forget(self) -> None:
+        """Nobody has closed this, and nobody will."""
+        if self.closed or self._inner._pid != os.getpid():  # a forked copy has no such thread, either
+            return
+        self.closed = True
+        if self._portal.is_here:  # collected there: it can't wait for itself
+            self._inner.closed = True
+            self._inner._abandon()
+            self._portal.close()
+        else:
+            self._end()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()  # type: ignore[attr-defined]  # what it takes differs
+
+    def __del__(self) -> None:
+        self._forget()
+
+
+_open: weakref.WeakSet[Blocking] = weakref.WeakSet()
+
+
+@atexit.register
+def _forget_all() -> None:
+    """At the end of the program, while threads and modules still work."""
+    for each in list(_open):
+        each._forget()
