@@ -199,6 +199,10 @@ class EnvCreator:
     def register(self, name: str, shared: Stateful) -> None:
         """Name something shared that the function closes over, so that `state_dict` has it; variants made later, too.
 
+        Args:
+            name: its key there.
+            shared: anything with `state_dict` and `load_state_dict`, `SharedRunningStats` say.
+
         Raises:
             TypeError: if it has neither `state_dict` nor `load_state_dict`.
             ValueError: if the name is taken.

@@ -324,6 +324,7 @@ class AsyncVectorEnv(Pictures, Rollouts, Numbered, Pausing, OneSlot, Calls, Stat
             deadline_s: after this many seconds, take what is in, be it nothing.
 
         Raises:
+            ValueError: if `min_slots` or `max_slots` is less than 1.
             NoAsyncCallError: if nothing is in flight and nothing is ready.
             EnvError: if an env raised; `error.partial` has the other slots' results.
             WorkerDied: likewise, if a worker ended.
@@ -341,7 +342,15 @@ class AsyncVectorEnv(Pictures, Rollouts, Numbered, Pausing, OneSlot, Calls, Stat
     async def ready(
         self, min_slots: int = 1, max_slots: int | None = None, *, deadline_s: float | None = None
     ) -> AsyncIterator[Ready]:
-        """Iterate over results as they come, until nothing is in flight any more; arguments as for `recv`."""
+        """Iterate over results as they come, until nothing is in flight any more.
+
+        If this is cancelled, or left, what was not taken yet waits for `recv`.
+
+        Args, Raises: as `recv`; `deadline_s` is counted anew for each result.
+
+        Yields:
+            What `recv` gives.
+        """
         while self.outstanding:
             yield await self.recv(min_slots, max_slots, deadline_s=deadline_s)
 

@@ -145,6 +145,8 @@ def test_a_pool_is_a_loop_over_simulations(post_constraint, num_threads):
             for data, row in zip(datas, expected, strict=True):
                 mujoco.mj_getState(model, data, row, state)
             assert np.array_equal(pool.get_states(), expected)
+        order = [1, 2, 3, 4, 0]
+        assert np.array_equal(pool.get_states(order), expected[order])
         assert qpos[:, 2].min() < 0.2, "one has hit the floor"
         # whole states, out and in; what is written to a bound field is the state
         pool.set_states(expected[[0, 0]], [3, 2])

@@ -49,6 +49,8 @@ class Actors:
     async def actor_ids(self, *, same_step: bool = True) -> tuple[ActorID, ...]:
         """Whose turn it is in each slot.
 
+        If this is cancelled, nothing is lost. Calls raise what `call` raises.
+
         Args:
             same_step: whether all envs must be in the same part of their step, so that one policy serves them all.
 
@@ -78,6 +80,8 @@ class Actors:
 
     async def is_actor_done(self) -> npt.NDArray[np.bool_]:
         """Whether the actor whose turn it is has nothing more to do, bool of shape `(num_envs,)`.
+
+        If this is cancelled, nothing is lost. Calls raise what `call` raises.
 
         Raises:
             TypeError: if an env has no actors.

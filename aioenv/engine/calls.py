@@ -34,6 +34,11 @@ class Calls:
 
         If this is cancelled, the envs run it all the same; the results are dropped.
 
+        Args:
+            name: of the method or attribute, wherever in the stack of wrappers it is.
+            *args: for the method.
+            **kwargs: likewise.
+
         Returns:
             One result a slot.
 
@@ -69,11 +74,17 @@ class Calls:
         return await self.call(name)
 
     async def set_attr(self, name: str, values: Any) -> None:
-        """Set an attribute of every env: to its element of a list or tuple, else all to the same value.
+        """Set an attribute of every env.
+
+        If this is cancelled, it is set all the same.
+
+        Args:
+            name: of the attribute; it is set on the wrapper that has it, else on the env itself.
+            values: a list or tuple with an element for each slot; anything else is the value of all.
 
         Raises:
             ValueError: if a list has another length than there are slots.
-            PendingCallError, EnvError, WorkerDied: as for `call`.
+            PendingCallError, EnvError, WorkerDied, StepTimeout: as for `call`.
         """
         schedule = self._running
         await set_attr(schedule, name, values)

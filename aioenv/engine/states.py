@@ -31,7 +31,7 @@ class States:
         They hold what the next steps, and the next automatic resets, depend on: all of MuJoCo's data, what wrappers
         count, the random generator, and whether a reset is due. An env that is not MuJoCo's, or a wrapper that
         Gymnasium does not have, must have `get_state()` and `set_state(state)`. Changes to a MuJoCo model are not
-        among it.
+        among it. If this is cancelled, nothing is lost.
 
         Args:
             slots: slot numbers, None for all.
@@ -54,7 +54,8 @@ class States:
         """Bring envs into states that `get_state` gave, of whichever slot, worker, process or `aioenv.load`.
 
         A slot that has failed, or whose episode was over, can be stepped again. No observation is returned, and
-        images show the new state after the next step.
+        images show the new state after the next step. If this is cancelled, envs take on the states all the same, but
+        a slot that had failed stays so: set them again.
 
         Args:
             states: one for each of `slots`, in that order.

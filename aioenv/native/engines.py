@@ -122,10 +122,7 @@ class BatchEngine:
             self._batch.step(slots, nstep)
 
     def get_states(self, slots: Slots, out: Array) -> None:
-        if len(slots) == len(self._state):
-            out[slots] = self._state
-        else:
-            self._state.take(slots, 0, out)
+        self._state.take(slots, 0, out)
 
     def set_states(self, slots: Slots, states: Array) -> None:
         self._state[slots] = states

@@ -94,7 +94,7 @@ class SimPool:
         self._engine.reset(self._pick(slots, n), keyframe, None, None)
 
     def forward(self, slots: Iterable[int] | None = None, *, n: int | None = None) -> None:
-        """Compute all that follows from the states (`mj_forward`); arguments as of `reset`."""
+        """Compute all that follows from the states (`mj_forward`); arguments and errors as of `reset`."""
         self._engine.forward(self._pick(slots, n))
 
     def step(self, slots: Iterable[int] | None = None, *, n: int | None = None, nstep: int = 1) -> None:
@@ -103,23 +103,39 @@ class SimPool:
         Args:
             slots, n: as of `reset`.
             nstep: how many steps.
+
+        Raises:
+            ValueError: if `nstep` is not positive.
+            IndexError: if there is no such simulation.
         """
         if nstep < 1:
             raise ValueError(f"nstep: expected a positive int, got {nstep!r}")
         self._engine.step(self._pick(slots, n), nstep)
 
     def advance(self, nstep: int) -> None:
-        """`step` all of them, without a check."""
+        """Make `nstep` steps with all of them, as `step`, but without a check."""
         self._engine.step(None, nstep)
 
     def start(self, slots: npt.NDArray[np.int64] | None, qpos: Array, qvel: Array) -> None:
-        """Reset, then compute what follows from these positions `(k, nq)` and velocities `(k, nv)`."""
+        """Reset, then compute what follows from the given positions and velocities; without a check.
+
+        Args:
+            slots: which simulations, k numbers in ascending order; None: all of them.
+            qpos: positions, `(k, nq)`.
+            qvel: velocities, `(k, nv)`.
+        """
         self._engine.reset(slots, -1, qpos, qvel)
 
     def start_and_step(
         self, starts: npt.NDArray[np.int64], qpos: Array, qvel: Array, slots: npt.NDArray[np.int64], nstep: int
     ) -> None:
-        """`start` some and `step` others, at once where that is possible."""
+        """`start` some and step others, at once where that is possible; without a check.
+
+        Args:
+            starts, qpos, qvel: of those that start, as of `start`.
+            slots: those that step, numbers in ascending order, none of `starts` among them.
+            nstep: how many steps these make.
+        """
         self._engine.reset_and_step(starts, qpos, qvel, slots, nstep)
 
     # ------------------------------------------------------------ states and fields
@@ -139,8 +155,12 @@ class SimPool:
         """The whole states (`mjSTATE_INTEGRATION`), float64 `(k, state_size)`.
 
         Args:
-            slots: which simulations; None: all of them.
-            out: where to write them.
+            slots: which simulations, as of `reset`; rows are in the order of their numbers here.
+            out: where to write them; it is returned then.
+
+        Raises:
+            ValueError: if `out` has another shape or dtype.
+            IndexError: if there is no such simulation.
         """
         picked = self.numbers(slots)
         if out is None:
@@ -153,7 +173,16 @@ class SimPool:
         return out
 
     def set_states(self, states: npt.ArrayLike, slots: Iterable[int] | None = None) -> None:
-        """Set whole states, `(k, state_size)`. What follows from them is computed by the next `forward` or `step`."""
+        """Set whole states. What follows from them is computed by the next `forward` or `step`.
+
+        Args:
+            states: float64 `(k, state_size)`, as of `get_states`.
+            slots: which simulations, likewise.
+
+        Raises:
+            ValueError: if `states` has another shape.
+            IndexError: if there is no such simulation.
+        """
         picked = self.numbers(slots)
         rows = np.asarray(states, np.float64)
         if rows.shape != (len(picked), self.state_size):
@@ -179,7 +208,7 @@ class SimPool:
         return self._fields.get(name)
 
     def set_const(self, slots: Iterable[int] | None = None) -> None:
-        """Derive constants anew from changed fields of the model (`mj_setConst`)."""
+        """Derive constants anew from changed fields of the model (`mj_setConst`); `slots` as of `reset`."""
         self._engine.set_const(self._pick(slots, None))
 
     # ------------------------------------------------------------ life
@@ -211,7 +240,12 @@ class SimPool:
         return None if slots is None else np.sort(self.numbers(slots))
 
     def numbers(self, slots: Iterable[int] | None) -> npt.NDArray[np.int64]:
-        """Distinct numbers of simulations, from an iterable or a mask; None is all of them."""
+        """Distinct numbers of simulations, from an iterable or a mask; None is all of them.
+
+        Raises:
+            IndexError: if there is no such simulation, or a mask has another shape than `(num_sims,)`.
+            ValueError: if one is named twice.
+        """
         if slots is None:
             return np.arange(self.num_sims)
         array = np.asarray(slots if isinstance(slots, np.ndarray) else list(slots))

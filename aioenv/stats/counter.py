@@ -140,7 +140,10 @@ class CountEpisodes(Wrapper[Any, Any, Any, Any]):
 
     Args:
         env: any env.
-        counter: where numbers come from.
+        counter: where numbers come from: `EpisodeCounter.at(slot)`, or a counter without slots.
+
+    Raises:
+        ValueError: if it is a counter of slots, and not that of one.
     """
 
     def __init__(self, env: Env[Any, Any], counter: EpisodeCounter | SlotCounter) -> None:

@@ -46,7 +46,13 @@ class Moments:
         return std
 
     def normalize(self, x: Any, *, epsilon: float = 1e-8, clip: float | None = None) -> Floats:
-        """`(x - mean) / sqrt(var + epsilon)`, float64, cut to `-clip … clip`."""
+        """`(x - mean) / sqrt(var + epsilon)`, in float64.
+
+        Args:
+            x: a sample, or an array `(..., *shape)` of them.
+            epsilon: added to the variance.
+            clip: cut to `-clip … clip`; None: as it is.
+        """
         return normalize(x, self.mean, self.var, epsilon, clip)
 
     def denormalize(self, y: Any, *, epsilon: float = 1e-8) -> Floats:

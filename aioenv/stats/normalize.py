@@ -72,6 +72,9 @@ class NormalizeObservation(ObservationWrapper[Any, Any, Any]):
 
     Attributes:
         update_running_mean: whether observations are counted; as in Gymnasium.
+
+    Raises:
+        ValueError: if the observation space has no shape, the statistics are of another, or a number is out of range.
     """
 
     def __init__(self, env: Env[Any, Any], stats: Stats, *, epsilon: float = 1e-8, clip: float | None = None) -> None:
@@ -128,6 +131,9 @@ class NormalizeReward(Wrapper[Any, Any, Any, Any]):
 
     Attributes:
         update_running_mean: whether returns are counted; as in Gymnasium.
+
+    Raises:
+        ValueError: if the statistics are of another shape than (), or a number is out of range.
     """
 
     def __init__(

@@ -58,6 +58,9 @@ class Asked:
         """Run a coroutine function on the loop thread to its end, and answer on this one meanwhile.
 
         If the policy raises, or the wait is interrupted (Ctrl-C), it is cancelled, and its end waited for.
+
+        Raises:
+            TypeError: if the policy is a coroutine function.
         """
 
         async def run() -> Any:

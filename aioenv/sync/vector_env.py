@@ -139,7 +139,7 @@ class VectorEnv(Facade):
     def ready(
         self, min_slots: int = 1, max_slots: int | None = None, *, deadline_s: float | None = None
     ) -> Iterator[Ready]:
-        """Iterate over results as they come, until nothing is in flight any more."""
+        """Iterate over results as they come, until nothing is in flight any more (see `AsyncVectorEnv.ready`)."""
         while self._portal.run_soon(lambda: self._envs.outstanding):
             yield self.recv(min_slots, max_slots, deadline_s=deadline_s)
 

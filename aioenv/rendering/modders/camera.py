@@ -15,6 +15,9 @@ __all__ = ["CameraModder"]
 class CameraModder(PlacedModder):
     """Edits the cameras of a model, by name or number. (The free camera is none of the model's.)
 
+    Every method takes its `name` first; a ValueError says if there is none of that name, or a value is not as it should
+    be, and then nothing is edited. Those that begin with `rand_`, but for `rand_all`, give back what they have chosen.
+
     Args, Attributes: as `Modder`.
     """
 
@@ -51,7 +54,11 @@ class CameraModder(PlacedModder):
         return self._copy("quat", name)
 
     def set_quat(self, name: Name, value: npt.ArrayLike) -> None:
-        """Turn it: a quaternion (w, x, y, z) of any length but 0. (One with a target looks at it all the same.)"""
+        """Turn it: a quaternion (w, x, y, z) of any length but 0. (One with a target looks at it all the same.)
+
+        Raises:
+            ValueError: if it is all zeros, or not four finite numbers.
+        """
         quat = vector("quat", value, 4)
         length = np.linalg.norm(quat)
         if length == 0:
@@ -67,12 +74,16 @@ class CameraModder(PlacedModder):
     # ------------------------------------------------------------ at random
 
     def rand_fovy(self, name: Name, spread: float = 0.1) -> float:
-        """Change its field of view by at most this part of itself."""
+        """Change its field of view by at most a part of itself, `spread`; gives it, in degrees.
+
+        Raises:
+            ValueError: as for `set_fovy`.
+        """
         self.set_fovy(name, min(self.get_fovy(name) * self.rng.uniform(1 - spread, 1 + spread), 179.0))
         return self.get_fovy(name)
 
     def rand_quat(self, name: Name, angle: float = 5.0) -> Vector:
-        """Turn it about a random axis by at most `angle` degrees."""
+        """Turn it about a random axis by at most `angle` degrees; gives its quaternion."""
         quat = np.empty(4)
         mujoco.mju_mulQuat(quat, self.get_quat(name), self._random_turn(angle))
         self.set_quat(name, quat)

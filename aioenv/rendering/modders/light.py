@@ -15,6 +15,9 @@ __all__ = ["LightModder"]
 class LightModder(PlacedModder):
     """Edits the lights of a model, by name or number.
 
+    Every method takes its `name` first; a ValueError says if there is none of that name, or a value is not as it should
+    be, and then nothing is edited. Those that begin with `rand_`, but for `rand_all`, give back what they have chosen.
+
     Args, Attributes: as `Modder`.
     """
 
@@ -34,7 +37,11 @@ class LightModder(PlacedModder):
         return self._copy("dir", name)
 
     def set_dir(self, name: Name, value: npt.ArrayLike) -> None:
-        """Turn it; any length but 0 will do."""
+        """Turn it to a direction `(x, y, z)` in its body's frame; any length but 0 will do.
+
+        Raises:
+            ValueError: if it is all zeros, or not three finite numbers.
+        """
         direction = vector("dir", value, 3)
         length = np.linalg.norm(direction)
         if length == 0:

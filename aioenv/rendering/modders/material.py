@@ -12,7 +12,9 @@ __all__ = ["MaterialModder"]
 class MaterialModder(Modder):
     """Edits materials, addressed by a geom that has them, by its name or number.
 
-    Geoms that share a material change together (`geoms_sharing`).
+    Geoms that share a material change together (`geoms_sharing`). Every method takes a geom's `name` first; a
+    ValueError says if there is none, it has no material, or a value is not as it should be, and then nothing is edited.
+    Those that begin with `rand_`, but for `rand_all`, give back what they have chosen.
 
     Args, Attributes: as `Modder`.
     """
@@ -62,7 +64,16 @@ class MaterialModder(Modder):
         return x, y
 
     def set_texrepeat(self, name: Name, repeat_x: float, repeat_y: float) -> None:
-        """Set how often its texture is repeated over the geom, whatever its size."""
+        """Set how often its texture is repeated over the geom, whatever its size.
+
+        Args:
+            name: of a geom.
+            repeat_x: how often along the texture's x, more than 0.
+            repeat_y: likewise along y.
+
+        Raises:
+            ValueError: if one is not positive.
+        """
         if not (repeat_x > 0 and repeat_y > 0):
             raise ValueError(f"texrepeat: expected two positive numbers, got {(repeat_x, repeat_y)!r}")
         material = self.get_mat_id(name)

@@ -45,7 +45,7 @@ class PlacedModder(Modder):
         self._set("pos", row, position)
 
     def rand_pos(self, name: Name, spread: float | None = None) -> Vector:
-        """Move it along each axis, by at most `spread` metres.
+        """Move it along each axis, by at most `spread` metres; gives its position.
 
         Unless that is given, it is a part of the model's extent: a tenth for lights, a fiftieth for cameras.
         """

@@ -23,7 +23,6 @@ _KINDS = {
 _ROLES = (int(mujoco.mjtTextureRole.mjTEXROLE_RGB), int(mujoco.mjtTextureRole.mjTEXROLE_RGBA))
 
 Bitmap = npt.NDArray[np.uint8]
-Colour = npt.NDArray[np.uint8]
 
 
 class Texture(NamedTuple):
@@ -50,7 +49,9 @@ class TextureModder(Modder):
     """Paints textures, addressed by a geom that shows them, by its name or number; "skybox" is the sky.
 
     Geoms that share a texture change together (`geoms_sharing`). Opacity stays as it is. Textures of one channel are
-    refused: the renderer does not show them.
+    refused: the renderer does not show them. Every method takes a geom's `name` first; a ValueError says if it has no
+    texture that can be painted, or a colour is none, and then nothing is painted. Those that paint give the bitmap,
+    uint8 `(height, width, channels)`, a view of the model.
 
     Args:
         model, seed, renderer: as `Modder`.
@@ -165,7 +166,7 @@ class TextureModder(Modder):
     # ------------------------------------------------------------ painting
 
     def set_rgb(self, name: Name, rgb: npt.ArrayLike) -> Bitmap:
-        """Paint it in one colour: three numbers from 0 to 255. Gives its bitmap, as all that paint do."""
+        """Paint it in one colour: three numbers from 0 to 255."""
         return self._paint(name, lambda texture: _colour("rgb", rgb))
 
     def set_checker(self, name: Name, rgb1: npt.ArrayLike, rgb2: npt.ArrayLike) -> Bitmap:
@@ -174,7 +175,14 @@ class TextureModder(Modder):
         return self._paint(name, lambda texture: np.where(self.get_checker_matrices(name)[0][..., None], one, two))
 
     def set_gradient(self, name: Name, rgb1: npt.ArrayLike, rgb2: npt.ArrayLike, vertical: bool = True) -> Bitmap:
-        """Paint a gradient from one colour to another, from top to bottom, or from left to right."""
+        """Paint a gradient.
+
+        Args:
+            name: of a geom, or "skybox".
+            rgb1: where it begins: three numbers from 0 to 255.
+            rgb2: where it ends.
+            vertical: from top to bottom; else from left to right.
+        """
         one, two = _colour("rgb1", rgb1), _colour("rgb2", rgb2)
 
         def gradient(texture: Texture) -> npt.NDArray[Any]:
@@ -185,7 +193,14 @@ class TextureModder(Modder):
         return self._paint(name, gradient)
 
     def set_noise(self, name: Name, rgb1: npt.ArrayLike, rgb2: npt.ArrayLike, fraction: float = 0.9) -> Bitmap:
-        """Paint noise: this fraction of texels, chosen at random, in the second colour, the others in the first."""
+        """Paint noise.
+
+        Args:
+            name: of a geom, or "skybox".
+            rgb1: one colour: three numbers from 0 to 255.
+            rgb2: the other one.
+            fraction: how much of the texels, chosen at random, gets `rgb2`, from 0 to 1.
+        """
         one, two = _colour("rgb1", rgb1), _colour("rgb2", rgb2)
         share = _fraction(fraction)
 
