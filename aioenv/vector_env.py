@@ -81,7 +81,7 @@ class AsyncVectorEnv(Pictures, Rollouts, Numbered, Pausing, OneSlot, Calls, Stat
         channel: how frames travel: "scatter" (a socket, read straight into the batch), "streams" (pipes under
             asyncio's streams, the portable reference), or "auto" for the fastest that the platform has.
         transport: where arrays travel: "frames" (through the channel), "shared" (anonymous memory that all workers
-            map; a frame says where), or "auto": large ones, images say, in shared memory.
+            map; a frame says where), or "auto": large ones, and what render workers draw, in shared memory.
         preload: names of modules that a worker imports before it unpickles a factory; a fork server imports them
             once for all.
         copy: whether results are arrays of your own (their memory is used again once you have let go of them and of

@@ -55,6 +55,7 @@ async def test_images_are_those_of_single_envs(where):
         for each in (envs, singles):
             await each.reset(seed=[3, 4, 5, 6])
         first = await envs.render()
+        assert not first.flags.owndata  # but a block of shared memory
         assert first.shape == (4, 24, 32, 3) and first.tobytes() == (await singles.render()).tobytes()
         for action in actions(4, 30):
             mine, theirs = await envs.step(action), await singles.step(action)

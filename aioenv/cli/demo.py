@@ -243,7 +243,7 @@ async def draw_states(pool: LatePool, slots: list[int], states: npt.NDArray[np.f
         else:
             done.set_exception(error)
 
-    pool.submit(slots, states, pool.allocate(len(slots)), on_done)
+    pool.submit(slots, states, pool.sheet(len(slots)), 0, on_done)
     await done
 
 

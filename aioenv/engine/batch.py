@@ -20,6 +20,7 @@ from aioenv.workers.connection import OnReply
 
 if TYPE_CHECKING:
     from aioenv.engine.fleet import Member
+    from aioenv.rendering.drawing import Sheet
 
 __all__ = ["KEPT", "TURNS", "Batch", "Exchange", "Exchanges", "Part", "Sent"]
 
@@ -68,6 +69,7 @@ class Batch:
         shared: the arrays of the lane of shared memory that the workers write into, by number of leaf.
         lane: the number of that lane. What they write into `COPIED` is copied from there, other lanes are the arrays.
         instead: leaves, by number, in whose place workers send something else, and what that is: the parent draws it.
+        sheet: what it is drawn on; None if there is nothing to draw.
 
     Attributes:
         obs: the observations' array leaves, each `(n, *shape)`.
@@ -75,7 +77,7 @@ class Batch:
         reward: float64 `(n,)`; `terminated`, `truncated`: bool `(n,)`.
         state: float64 `(n, state_size)`, the physics state for images.
         checkpoint: float64 `(n, checkpoint_size)`, what a slot is resumed from.
-        lane: as given.
+        lane, sheet: as given.
     """
 
     def __init__(
@@ -87,9 +89,11 @@ class Batch:
         shared: Mapping[int, npt.NDArray[Any]],
         lane: int,
         instead: Mapping[int, Leaf],
+        sheet: Sheet | None = None,
     ) -> None:
         self.lane = lane
-        self.obs = layout.empty(n, () if lane == COPIED else shared)
+        self.sheet = sheet
+        self.obs = layout.empty(n, instead if lane == COPIED else {**shared, **instead})
         self._copies: list[tuple[npt.NDArray[Any], npt.NDArray[Any]]] = []
         for number, array in shared.items():
             if lane == COPIED:
@@ -99,6 +103,8 @@ class Batch:
         self.received = list(self.obs)
         for number, leaf in instead.items():
             self.received[number] = np.empty((n, *leaf.shape), leaf.dtype)
+            assert sheet is not None
+            self.obs[number] = sheet.images.rgb
         self.reward: npt.NDArray[np.float64] = np.empty(n)
         self.terminated: npt.NDArray[np.bool_] = np.empty(n, np.bool_)
         self.truncated: npt.NDArray[np.bool_] = np.empty(n, np.bool_)

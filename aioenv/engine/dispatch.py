@@ -135,8 +135,8 @@ class Dispatch:
         """A batch of n rows, whose shared arrays lie in a lane, or are copied from it if that is `COPIED`."""
         fleet = self._fleet
         shared: Any = fleet.lanes[lane].observations if fleet.lanes else {}
-        instead = fleet.instead
-        return Batch(fleet.observations, n, self._state_size, fleet.checkpoint_size, shared, lane, instead)
+        sheet = self._painter.sheet(n) if self._painter is not None else None
+        return Batch(fleet.observations, n, self._state_size, fleet.checkpoint_size, shared, lane, fleet.instead, sheet)
 
     # ------------------------------------------------------------ out and in
 

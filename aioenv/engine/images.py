@@ -25,43 +25,46 @@ from aioenv.wire.messages import Failure, load
 from aioenv.workers.supervisor import Worker
 
 if TYPE_CHECKING:
+    from aioenv.rendering.drawing import Sheet
     from aioenv.trace.timeline import Trace
 
 __all__ = ["Images", "Pool", "Shot"]
 
 Slots = npt.NDArray[np.int64]
 States = npt.NDArray[np.float64]
-ImageArrays = Sequence[npt.NDArray[Any]]
 
 
 class Pool(Protocol):
     """What `Images` needs of `rendering.LatePool`."""
 
-    def allocate(self, n: int) -> tuple[npt.NDArray[Any], ...]:
-        """New arrays for all that is drawn of n slots."""
+    def sheet(self, n: int) -> Sheet:
+        """What the images of n slots are drawn on; nobody else has it."""
 
     def submit(
         self,
         slots: Sequence[int],
         states: States,
-        images: ImageArrays,
+        sheet: Sheet,
+        first: int,
         on_done: Callable[[Exception | None], None],
     ) -> None:
-        """Draw k states into k rows of each array; never blocks."""
+        """Draw k states on k rows of a sheet; never blocks."""
 
 
 class Shot:
     """The images of one exchange, that in row i of `slots[i]`.
 
     Attributes:
-        images: arrays, one for each thing that the pool draws; or, where the workers draw, a list of images.
+        sheet: what the pool draws on; None before it has begun.
+        images: where the workers draw, what they have drawn.
     """
 
     def __init__(self, slots: Slots, done: asyncio.Future[None]) -> None:
         self.slots = slots
-        self.images: Any = [None] * len(slots)
+        self.sheet: Sheet | None = None
+        self.images: list[Any] = [None] * len(slots)
         self.open = len(slots)
-        self.kept = len(slots)  # slots for which this is one of the two newest
+        self.kept = 0  # why it is to be drawn: for whom it is one of the two newest or is shown, and who waits for it
         self.error: Exception | None = None
         self.done = done
         self.active = False
@@ -72,13 +75,6 @@ class Shot:
     def rows(self, slots: Slots) -> npt.NDArray[np.int64]:
         """Where slots stand in this shot."""
         return np.searchsorted(self.slots, slots)
-
-    def finish(self, count: int, error: Exception | None = None) -> None:
-        """`count` more images are there, or will never be."""
-        self.open -= count
-        self.error = self.error or error
-        if self.open == 0 and not self.done.done():
-            self.done.set_result(None)
 
 
 class Images:
@@ -93,12 +89,14 @@ class Images:
     def __init__(self, num_envs: int, pool: Pool | None, max_active: int = 2) -> None:
         self._pool = pool
         self._max_active = max_active
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
         self._newest: list[deque[Shot]] = [deque() for _ in range(num_envs)]
         self._shown: list[Shot | None] = [None] * num_envs
         self._latest: list[Any] = [None] * num_envs  # what the workers drew last
         self._queue: deque[Shot] = deque()
+        self._unfinished: set[Shot] = set()
         self._active = 0
+        self._advancing = False
         self._late: dict[tuple[int, int], tuple[Shot, Slots]] = {}
         self.trace: Trace | None = None  # the timeline that is being collected
         self.streams: weakref.WeakSet[ImageStream] = weakref.WeakSet()
@@ -108,14 +106,16 @@ class Images:
 
     def begin(self, slots: Slots) -> Shot:
         """A step or reset of these slots is about to be sent."""
-        shot = Shot(slots, self._loop.create_future())
-        if self._pool is not None:
-            shot.images = self._pool.allocate(len(slots))
+        shot = Shot(slots, self.loop.create_future())
+        self._unfinished.add(shot)
+        shot.kept = shot.open
         for slot in slots.tolist():
             newest = self._newest[slot]
             newest.append(shot)
             if len(newest) > 2:
-                newest.popleft().kept -= 1
+                self.let_go(newest.popleft())
+        if not shot.open:
+            self._finish(shot, 0)
         return shot
 
     def expect(self, worker: Worker, request: int, shot: Shot, slots: Slots) -> None:
@@ -126,6 +126,8 @@ class Images:
 
     def draw(self, shot: Shot, slots: Slots, states: States) -> None:
         """States have arrived; they are copied unless they go out at once."""
+        if shot.done.done():  # everything is being closed
+            return
         if shot.active or self._active < self._max_active:
             self._activate(shot)
             self._dispatch(shot, slots, states)
@@ -138,7 +140,7 @@ class Images:
         """A request has failed as a whole: nothing comes of it that could be drawn."""
         if worker is not None and request is not None:
             self._late.pop((worker.index, request), None)
-        shot.finish(len(slots), error)
+        self._finish(shot, len(slots), error)
         self._advance(shot)
 
     def forget(self, worker: Worker, request: int | None) -> None:
@@ -150,12 +152,15 @@ class Images:
         """A worker has ended: what it was still to draw after its replies will not come."""
         for key in [key for key in self._late if key[0] == worker.index]:
             shot, slots = self._late.pop(key)
-            shot.finish(len(slots), error)
+            self._finish(shot, len(slots), error)
 
     def show(self, shot: Shot, slots: Slots) -> None:
         """The results of these slots are handed out: `render` gives their images from now on."""
+        shot.kept += len(slots)
         for slot in slots.tolist():
-            self._shown[slot] = shot
+            before, self._shown[slot] = self._shown[slot], shot
+            if before is not None:
+                self.let_go(before)
 
     def publish(self) -> None:
         """All of a result has been shown: this is one item of each stream."""
@@ -172,42 +177,62 @@ class Images:
         self.streams.add(stream)
         return stream
 
+    def let_go(self, shot: Shot) -> None:
+        """A reason less to draw a shot; without any, it is not drawn unless that has begun."""
+        shot.kept -= 1
+        if shot.kept <= 0 and shot.waiting:
+            self._queue.remove(shot)
+            shot.waiting = []
+            self._finish(shot, shot.open, RenderError("these images were dropped: newer ones came twice"))
+
+    def _finish(self, shot: Shot, count: int, error: Exception | None = None) -> None:
+        """`count` more images are there, or will never be."""
+        shot.open -= count
+        shot.error = shot.error or error
+        if shot.open == 0 and not shot.done.done():
+            self._unfinished.discard(shot)
+            shot.done.set_result(None)
+
     # ------------------------------------------------------------ drawing
 
     def _activate(self, shot: Shot) -> None:
         if not shot.active:
             shot.active = True
             self._active += 1
+            assert self._pool is not None
+            # not before: of those that are dropped there may be many
+            shot.sheet = shot.sheet or self._pool.sheet(len(shot.slots))
 
     def _dispatch(self, shot: Shot, slots: Slots, states: States) -> None:
-        assert self._pool is not None
-        rows = shot.rows(slots)
+        assert self._pool is not None and shot.sheet is not None
         count = len(slots)
 
         def on_done(error: Exception | None) -> None:
-            shot.finish(count, error)
+            self._finish(shot, count, error)
             self._advance(shot)
 
-        # a part's slots stand next to each other: its images are a slice
-        images = [array[int(rows[0]) : int(rows[0]) + count] for array in shot.images]
         if self.trace is not None:
             self.trace.step = shot.step
-        self._pool.submit(slots.tolist(), states, images, on_done)
+        # a part's slots stand next to each other
+        self._pool.submit(slots.tolist(), states, shot.sheet, int(shot.rows(slots[:1])[0]), on_done)
 
     def _advance(self, shot: Shot) -> None:
         """A shot may be complete: go on with the next one that anybody may still want."""
-        if shot.open == 0 and shot.active:
+        if shot.open <= 0 and shot.active:
             shot.active = False
             self._active -= 1
-        while self._queue and self._active < self._max_active:
-            following = self._queue.popleft()
-            parts, following.waiting = following.waiting, []
-            if following.kept <= 0:
-                following.finish(following.open, RenderError("these images were dropped: newer ones came twice"))
-                continue
-            self._activate(following)
-            for slots, states in parts:
-                self._dispatch(following, slots, states)
+        if self._advancing:  # a pool without workers answers at once: no deeper with each shot
+            return
+        self._advancing = True
+        try:
+            while self._queue and self._active < self._max_active:
+                following = self._queue.popleft()
+                parts, following.waiting = following.waiting, []
+                self._activate(following)
+                for slots, states in parts:
+                    self._dispatch(following, slots, states)
+        finally:
+            self._advancing = False
 
     def _on_images(self, worker: Worker, frame: Frame) -> None:
         known = self._late.pop((worker.index, frame.request), None)
@@ -217,7 +242,7 @@ class Images:
         try:
             rows, images, failures = load(frame.tail)
         except WireError as exc:
-            shot.finish(len(slots), exc)
+            self._finish(shot, len(slots), exc)
             return
         for row, image in zip(rows, images, strict=True):
             self._latest[worker.slots[row]] = image
@@ -229,7 +254,7 @@ class Images:
         if failed:
             cause = worker.failure(failed[0])
             error = RenderError(f"slot {cause.slot} could not be rendered: {cause}")
-        shot.finish(len(slots), error)
+        self._finish(shot, len(slots), error)
 
     # ------------------------------------------------------------ to the user
 
@@ -252,7 +277,7 @@ class Images:
             try:
                 await patience.wait_for_images(asyncio.shield(shot.done))
             finally:
-                shot.kept -= 1
+                self.let_go(shot)
             if shot.error is not None:
                 raise RenderError(f"render: {shot.error}") from shot.error
         return self.gather([shot for shot in shots if shot is not None])
@@ -260,20 +285,27 @@ class Images:
     def gather(self, shots: Sequence[Shot]) -> Any:
         """The images of all slots, of which each has its shot."""
         first = shots[0]
+        if first.sheet is not None and all(shot is first for shot in shots):  # then it is of all slots
+            arrays = first.sheet.images.arrays
+            return arrays[0] if len(arrays) == 1 else arrays
         rows = [int(shot.rows(np.array([slot]))[0]) for slot, shot in enumerate(shots)]
         if self._pool is None:
             return stack_images([shot.images[row] for shot, row in zip(shots, rows, strict=True)])
-        arrays = first.images
-        if any(shot is not first for shot in shots):
-            each = range(len(arrays))
-            arrays = [np.stack([shot.images[i][row] for shot, row in zip(shots, rows, strict=True)]) for i in each]
-        return arrays[0] if len(arrays) == 1 else tuple(arrays)
+        each = [shot.sheet.images.row(row).arrays for shot, row in zip(shots, rows, strict=True) if shot.sheet]
+        stacked = tuple(np.stack(kind) for kind in zip(*each, strict=True))
+        return stacked[0] if len(stacked) == 1 else stacked
 
     def fail_all(self, error: Exception) -> None:
         """Nothing will be drawn any more (the vector env is closing): end every wait."""
-        pending = {id(s): s for newest in self._newest for s in newest if not s.done.done()}
-        for shot in pending.values():
-            shot.finish(shot.open, error)
+        self._queue.clear()
+        for shot in list(self._unfinished):
+            shot.waiting = []
+            self._finish(shot, shot.open, error)
+        # what nobody else has goes now
+        count = len(self._shown)
+        self._shown, self._latest = [None] * count, [None] * count
+        for newest in self._newest:
+            newest.clear()
         for stream in self.streams:
             stream.end()
 

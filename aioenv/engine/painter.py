@@ -14,6 +14,7 @@ from aioenv.errors import EnvError
 
 if TYPE_CHECKING:
     from aioenv.engine.images import Pool
+    from aioenv.rendering.drawing import Sheet
 
 __all__ = ["Painter", "ResultPainter"]
 
@@ -36,17 +37,22 @@ class Painter:
         self._leaf = leaf
         self._key = key
 
+    def sheet(self, n: int) -> Sheet:
+        """What n rows of observations are drawn on."""
+        return self._pool.sheet(n)
+
     def paint(self, batch: Batch, part: Part, done: Done) -> None:
         """Draw the images of a part whose reply has been read; never blocks.
 
         Args:
-            batch: the part's; its rows are written to.
+            batch: the part's, with a sheet of `sheet`, whose rows are drawn on.
             part: with the terminal observations in its infos, which are drawn too.
             done: called once, when all are drawn or can't be.
         """
-        rows = slice(part.start, part.stop)
-        states, images = batch.received[self._leaf][rows], [batch.obs[self._leaf][rows]]
-        _draw(self._pool, self._key, part.slots.tolist(), states, images, list(self._finals(part)), done)
+        assert batch.sheet is not None
+        states = batch.received[self._leaf][part.start : part.stop]
+        finals = list(self._finals(part))
+        _draw(self._pool, self._key, part.slots.tolist(), states, batch.sheet, part.start, finals, done)
 
     def _finals(self, part: Part) -> Iterator[Final]:
         """The terminal observations of a part."""
@@ -94,7 +100,7 @@ class ResultPainter:
         key, info = self._key, result.info
         states = result.obs if key is None else result.obs[key]
         finals = info.get("final_obs", ())
-        images = self._pool.allocate(len(slots))
+        sheet = self._pool.sheet(len(slots))
         self.drawing += 1
 
         def on_done(error: Exception | None) -> None:
@@ -102,15 +108,15 @@ class ResultPainter:
             if error is not None:
                 done(self._error_of(error))
                 return
-            (drawn,) = images
+            drawn = sheet.images.rgb
             if len(slots) < len(states):
                 drawn = np.zeros((len(states), *drawn.shape[1:]), drawn.dtype)
-                drawn[slots] = images[0]
+                drawn[slots] = sheet.images.rgb
             done(result._replace(obs=drawn if key is None else {**result.obs, key: drawn}))
 
         ends = [(slot, finals, slot) for slot, obs in enumerate(finals) if obs is not None]
         some = states if len(slots) == len(states) else states[slots]
-        _draw(self._pool, key, slots.tolist(), some, images, ends, on_done)
+        _draw(self._pool, key, slots.tolist(), some, sheet, 0, ends, on_done)
 
 
 def _draw(
@@ -118,12 +124,13 @@ def _draw(
     key: str | None,
     slots: Sequence[int],
     states: npt.NDArray[np.float64],
-    images: Sequence[npt.NDArray[Any]],
+    sheet: Sheet,
+    first: int,
     finals: Sequence[Final],
     done: Done,
 ) -> None:
-    """Draw states into rows of images, and terminal observations in their place."""
-    final_images = pool.allocate(len(finals)) if finals else ()
+    """Draw states on a sheet from row `first` on, and terminal observations in their place."""
+    aside = pool.sheet(len(finals)) if finals else None
     left = 2 if finals else 1
     first_error: Exception | None = None
 
@@ -133,13 +140,13 @@ def _draw(
         first_error = first_error or error
         if left:
             return
-        for (_, column, index), image in zip(finals, final_images[0] if finals else (), strict=True):
+        for (_, column, index), image in zip(finals, aside.images.rgb if aside is not None else (), strict=True):
             # its own: views of a batch of them would all keep that
             column[index] = image.copy() if key is None else {**column[index], key: image.copy()}
         done(first_error)
 
-    if finals:
+    if aside is not None:
         each = [column[index] for _, column, index in finals]
         final_states = np.stack([obs if key is None else obs[key] for obs in each])
-        pool.submit([slot for slot, _, _ in finals], final_states, final_images, on_done)
-    pool.submit(slots, states, images, on_done)
+        pool.submit([slot for slot, _, _ in finals], final_states, aside, 0, on_done)
+    pool.submit(slots, states, sheet, first, on_done)

@@ -263,6 +263,7 @@ class Schedule(SomeSlots):
         if exchange.images is not None and self.images is not None:
             self.images.show(exchange.images, self._all_slots)
             self.images.publish()
+            exchange.images = None  # or they would be kept until it is used again
 
     def close(self) -> None:
         """The workers are about to be closed: whoever waits gets a ClosedError when they are gone."""

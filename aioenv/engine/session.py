@@ -43,6 +43,8 @@ def late_pool(sources: Sequence[MujocoSource], render: RenderConfig, config: Fle
         distinct,
         [distinct.index(source) for source in sources],
         render,
+        # (what a vector env's own arrays do is another matter)
+        transport="auto" if config.vectorized else config.transport,
         start=config.start,
         channel=config.channel,
         log_prefix=config.log_prefix,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Self
 
 from aioenv.errors import RenderError
@@ -27,22 +28,23 @@ class ImageStream:
         self._buffer = buffer
         self._waiting: deque[tuple[int, list[Shot]]] = deque()
         self._arrival = asyncio.Event()
-        self._open = True
+        self._ended: asyncio.Future[None] = images.loop.create_future()
 
     def add(self, step: int, shots: list[Shot]) -> None:
         """A result has been handed out: each slot's image is, or will be, in its shot."""
         for shot in set(shots):
             shot.kept += 1  # it must be drawn
         self._waiting.append((step, shots))
-        if len(self._waiting) > self._buffer:
-            _release(self._waiting.popleft()[1])
+        while len(self._waiting) > self._buffer:
+            self._release(self._waiting.popleft()[1])
         self._arrival.set()
 
     def end(self) -> None:
         """Nothing more will come."""
-        self._open = False
+        if not self._ended.done():
+            self._ended.set_result(None)
         while self._waiting:
-            _release(self._waiting.popleft()[1])
+            self._release(self._waiting.popleft()[1])
         self._arrival.set()
 
     async def next(self) -> tuple[int, Any] | None:
@@ -52,22 +54,31 @@ class ImageStream:
             RenderError: if an image could not be drawn; the stream goes on with the next step.
         """
         while not self._waiting:
-            if not self._open:
+            if self._ended.done():
                 return None
             self._arrival.clear()
             await self._arrival.wait()
-        step, shots = self._waiting[0]
-        for shot in set(shots):
-            await asyncio.shield(shot.done)
-        if not self._waiting:  # closed meanwhile
-            return None
-        if self._waiting[0][0] != step:  # dropped meanwhile
-            return await self.next()
-        _release(self._waiting.popleft()[1])
+        # it is out of the buffer, or who draws slower than steps are made would wait for one after the other in vain
+        step, shots = self._waiting.popleft()
+        try:
+            for shot in set(shots):
+                if not shot.done.done():
+                    await asyncio.wait([shot.done, self._ended], return_when=asyncio.FIRST_COMPLETED)
+                if self._ended.done():
+                    self._release(shots)
+                    return None
+        except BaseException:
+            self._waiting = deque(sorted([(step, shots), *self._waiting], key=itemgetter(0)))
+            raise
+        self._release(shots)
         for shot in shots:
             if shot.error is not None:
                 raise RenderError(f"render_stream: step {step}: {shot.error}") from shot.error
         return step, self._images.gather(shots)
+
+    def _release(self, shots: list[Shot]) -> None:
+        for shot in set(shots):
+            self._images.let_go(shot)
 
     def __aiter__(self) -> Self:
         return self
@@ -82,8 +93,3 @@ class ImageStream:
         """Take no more part; whoever iterates comes to an end."""
         self._images.streams.discard(self)
         self.end()
-
-
-def _release(shots: list[Shot]) -> None:
-    for shot in set(shots):
-        shot.kept -= 1

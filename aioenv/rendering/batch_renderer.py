@@ -9,13 +9,13 @@ import mujoco
 import numpy as np
 import numpy.typing as npt
 
-from aioenv.batching.layout import byte_view
 from aioenv.host.mujoco_source import MujocoSource, load_model, read_state, write_state
 from aioenv.host.service import Reply
 from aioenv.rendering.cameras import make_camera, of_source
 from aioenv.rendering.canvas import Canvas
 from aioenv.rendering.config import RenderConfig
-from aioenv.rendering.drawing import Images, allocate
+from aioenv.rendering.drawing import Images, load_sources
+from aioenv.rendering.easel import Easel
 from aioenv.rendering.quality import parse_quality
 from aioenv.wire.frames import Frame, Header, Kind
 
@@ -91,7 +91,6 @@ class BatchRenderer:
 
     def __init__(self, sources: Sequence[MujocoSource], config: RenderConfig) -> None:
         self._renderers: list[SourceRenderer] = []
-        self._config = config
         try:
             for source in sources:
                 self._renderers.append(SourceRenderer(source, config))
@@ -99,22 +98,19 @@ class BatchRenderer:
             self.close()
             raise
 
-    def render(self, which: Sequence[int], states: Sequence[npt.NDArray[np.float64]]) -> Images:
+    def render(
+        self, which: Sequence[int], states: Sequence[npt.NDArray[np.float64]], images: Images, rows: Sequence[int]
+    ) -> None:
         """Draw k states.
 
         Args:
             which: for each state, the number of its source.
             states: float64 of shape `(state_size,)` each.
-
-        Returns:
-            The images, rows from the top, of shape `(k, cameras, height, width)`.
+            images: of shape `(n, cameras, height, width)`.
+            rows: for each state, which of them is drawn on.
         """
-        config = self._config
-        shape = (len(states), len(config.cameras), config.height, config.width)
-        images = allocate(shape, depth=config.depth, segmentation=config.segmentation)
-        for row, (index, state) in enumerate(zip(which, states, strict=True)):
+        for index, state, row in zip(which, states, rows, strict=True):
             self._renderers[index].draw(state, images.row(row))
-        return images
 
     def close(self) -> None:
         """Free every OpenGL context."""
@@ -137,12 +133,13 @@ def opengl_name() -> str:
 class RenderService:
     """A `BatchRenderer` as the service of a render worker.
 
-    A RENDER's fixed part is the states, one row after the other, and its tail the number of each row's source as
-    uint32 (empty if there is but one source). The RESULT's fixed part is the images, kind by kind (see `Images`).
+    A RENDER's fixed part is the states, one row after the other; for its tail see `drawing`.
     """
 
     def __init__(self, sources: Sequence[MujocoSource], config: RenderConfig) -> None:
+        self._config = config
         self._renderer = BatchRenderer(sources, config)
+        self._easel = Easel()
         self._state_size = max(source.state_size for source in sources)
         self._sizes = [source.state_size for source in sources]
 
@@ -161,12 +158,16 @@ class RenderService:
         """Answer a RENDER."""
         if frame.kind is not Kind.RENDER:
             raise ValueError(f"a render worker has no answer to {frame.kind.name}")
-        data = b"".join(frame.fixed)
-        states = np.frombuffer(data, np.float64).reshape(-1, self._state_size)
-        which = np.frombuffer(frame.tail, np.uint32) if len(frame.tail) else np.zeros(len(states), np.uint32)
-        rows = [state[: self._sizes[index]] for index, state in zip(which, states, strict=True)]
-        images = self._renderer.render(which.tolist(), rows)
-        return Reply([byte_view(array) for array in images.arrays])
+        sources, where = load_sources(frame.tail)
+        states = np.frombuffer(b"".join(frame.fixed), np.float64).reshape(-1, self._state_size)
+        which = sources or [0] * len(states)
+        of_each = [state[: self._sizes[index]] for index, state in zip(which, states, strict=True)]
+        config = self._config
+        a_state = (len(config.cameras), config.height, config.width)
+        kinds = {"depth": config.depth, "segmentation": config.segmentation}
+        images, rows = self._easel.put_up(where, len(states), a_state, **kinds)
+        self._renderer.render(which, of_each, images, rows)
+        return self._easel.reply(where, images)
 
     def afterwards(self) -> None:
         """Nothing waits."""

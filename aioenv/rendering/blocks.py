@@ -8,7 +8,7 @@ from sys import getrefcount
 from typing import Any
 
 from aioenv.memory import Shared
-from aioenv.rendering.drawing import Images, Where, allocate, lay_out, size_of
+from aioenv.rendering.drawing import Sheet, Where, allocate, lay_out, size_of
 
 __all__ = ["KEPT", "Blocks"]
 
@@ -42,7 +42,7 @@ class _Block:
 
 
 class Blocks:
-    """Makes the arrays that images go into: in blocks of shared memory, of which those that nobody uses are used again.
+    """Makes what images are drawn on: in blocks of shared memory, of which those that nobody uses are used again.
 
     Args:
         shared: the memory, which grows; None: there is none, and images travel.
@@ -52,8 +52,8 @@ class Blocks:
         self._shared = shared
         self._kept: list[_Block] = []  # those taken last at the end
 
-    def images(self, shape: tuple[int, ...], *, depth: bool, segmentation: bool) -> tuple[Images, Where | None]:
-        """Arrays that nobody else has, and where they are, without rows; None if images must travel.
+    def sheet(self, shape: tuple[int, ...], *, depth: bool, segmentation: bool) -> Sheet:
+        """A sheet that nobody else has.
 
         Args:
             shape: all of a depth image's, with the axes of states and cameras before it.
@@ -61,9 +61,9 @@ class Blocks:
         """
         block = self._take(size_of(shape, depth=depth, segmentation=segmentation))
         if block is None:
-            return allocate(shape, depth=depth, segmentation=segmentation), None
+            return Sheet(allocate(shape, depth=depth, segmentation=segmentation), None)
         images = lay_out(block.buffer, shape, depth=depth, segmentation=segmentation)
-        return images, Where(block.offset, block.size, shape[0], [])
+        return Sheet(images, Where(block.offset, block.size, shape[0], []))
 
     def _take(self, size: int) -> _Block | None:
         """A block of at least so many bytes; None if there is no memory to be had."""

@@ -1,7 +1,7 @@
-"""What a `RenderPool` asks of its workers: the tail of a RENDER. The fixed part is the states, one row each.
+"""What render workers are asked: the tail of a RENDER, of either pool. The fixed part is the states, one row each.
 
 The images are the fixed part of the reply, unless the request says where in shared memory they shall be. And what
-images are, of any pool.
+images are, and what they are drawn on.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from aioenv.batching.layout import byte_view
 from aioenv.wire.messages import dump, load
 
 __all__ = [
@@ -20,12 +21,15 @@ __all__ = [
     "Drawing",
     "Images",
     "Rest",
+    "Sheet",
     "Where",
     "allocate",
     "dump_drawing",
     "dump_rest",
+    "dump_sources",
     "lay_out",
     "load_request",
+    "load_sources",
     "size_of",
 ]
 
@@ -89,6 +93,17 @@ def load_request(tail: memoryview) -> tuple[Drawing, Rest]:
     return load(tail[_LENGTH.size : end]), Rest(looks, edits, where and Where(*where))
 
 
+def dump_sources(sources: list[int] | None, where: Where | None) -> bytes:
+    """The tail of a vector env's request: of each state the number of its source, None if there is but one."""
+    return dump((sources, where and tuple(where)))
+
+
+def load_sources(tail: memoryview) -> tuple[list[int] | None, Where | None]:
+    """What such a tail holds."""
+    sources, where = load(tail)
+    return sources, where and Where(*where)
+
+
 class Images(NamedTuple):
     """The images of some states, in the order in which they travel; None for what was not asked for."""
 
@@ -109,6 +124,30 @@ class Images(NamedTuple):
             None if depth is None else depth[row],
             None if segmentation is None else segmentation[row],
         )
+
+
+class Sheet(NamedTuple):
+    """What images are drawn on, row by row.
+
+    Whoever has asked for a row keeps the sheet until the answer is there: its memory may be used for other images when
+    nobody has its arrays any more.
+
+    Attributes:
+        images: the arrays.
+        where: where they are in shared memory, without rows; None if images travel.
+    """
+
+    images: Images
+    where: Where | None
+
+    def ask(self, rows: list[int]) -> tuple[Where | None, list[memoryview] | None]:
+        """What a request for these rows, ascending, says: where they are, or else what its reply is read into."""
+        if self.where is not None:
+            return self.where._replace(rows=rows), None
+        arrays = self.images.arrays
+        if rows[-1] - rows[0] < len(rows):
+            return None, [byte_view(array[rows[0] : rows[-1] + 1]) for array in arrays]
+        return None, [byte_view(array[row]) for array in arrays for row in rows]
 
 
 def _kinds(shape: tuple[int, ...], depth: bool, segmentation: bool) -> list[tuple[tuple[int, ...], Any] | None]:

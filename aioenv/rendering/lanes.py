@@ -19,7 +19,7 @@ from aioenv.batching.layout import byte_view
 from aioenv.errors import RenderTimeout, SlotError, WorkerDied
 from aioenv.rendering.blocks import Blocks
 from aioenv.rendering.crew import error_of
-from aioenv.rendering.drawing import Drawing, Images, Rest, Where, dump_drawing, dump_rest
+from aioenv.rendering.drawing import Drawing, Images, Rest, Sheet, dump_drawing, dump_rest
 from aioenv.trace.timeline import Trace
 from aioenv.wire.frames import Frame, Kind
 from aioenv.workers.restarter import Restarter
@@ -43,16 +43,15 @@ class RenderCall:
         drawing: how all of them are drawn.
         edits: fields of the model, one row a state; None if none is edited.
         looks: of each state its slot, and how often that was randomised: int64 of shape `(N, 2)`; None if nothing is.
-        images: filled row by row; None if `out` is.
-        where: where `images` are in shared memory; None: replies are read straight into them.
-        blocks: makes arrays for pieces on their way to `out`.
-        out: images that a user holds, filled as each piece is there; None if `images` are handed out. Nothing is
-            written to them once the call has ended, however it has.
+        sheet: drawn on row by row; None if `out` is filled.
+        blocks: makes sheets for pieces on their way to `out`.
+        out: images that a user holds, filled as each piece is there; None if those of the sheet are handed out.
+            Nothing is written to them once the call has ended, however it has.
         future: gets its result, of `finish`, when all images are there, or the first error.
         finish: gives the result.
 
     Attributes:
-        flying: how many pieces are with workers: as long as there are any, `images` may be written to.
+        flying: how many pieces are with workers: as long as there are any, the sheet may be written to.
         number: which call it is, in the timeline that is being collected.
     """
 
@@ -62,8 +61,7 @@ class RenderCall:
         drawing: Drawing,
         edits: dict[str, npt.NDArray[Any]] | None,
         looks: npt.NDArray[np.int64] | None,
-        images: Images | None,
-        where: Where | None,
+        sheet: Sheet | None,
         blocks: Blocks,
         out: Images | None,
         future: asyncio.Future[Any],
@@ -77,8 +75,7 @@ class RenderCall:
         self._head = dump_drawing(drawing)
         self._edits = edits
         self._looks = looks
-        self._images = images
-        self._where = where
+        self._sheet = sheet
         self._blocks = blocks
         self._out = out
         self._finish = finish
@@ -95,19 +92,13 @@ class RenderCall:
             Its states; the drawing; where its images go, if they travel; and the images, if `land` is to be called
             with them.
         """
-        images, where, staged, into = self._images, self._where, None, None
-        targets = rows.tolist()
-        if images is None:
+        sheet, staged, targets = self._sheet, None, rows.tolist()
+        if sheet is None:
             drawing, targets = self._drawing, list(range(len(rows)))
             shape = (len(rows), len(drawing.views), drawing.height, drawing.width)
-            staged, where = self._blocks.images(shape, depth=drawing.depth, segmentation=drawing.segmentation)
-            images = staged
-        if where is not None:
-            where = Where(where.offset, where.size, where.length, targets)
-        elif targets[-1] - targets[0] < len(targets):
-            into = [byte_view(array[targets[0] : targets[-1] + 1]) for array in images.arrays]
-        else:
-            into = [byte_view(array[row]) for array in images.arrays for row in targets]
+            sheet = self._blocks.sheet(shape, depth=drawing.depth, segmentation=drawing.segmentation)
+            staged = sheet.images
+        where, into = sheet.ask(targets)
         looks = None if self._looks is None else self._looks[rows].tolist()
         edits = None if self._edits is None else {name: values[rows] for name, values in self._edits.items()}
         return byte_view(self._states[rows]), self._head + dump_rest(Rest(looks, edits, where)), into, staged

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,11 +11,13 @@ import numpy.typing as npt
 from aioenv.batching.layout import byte_view
 from aioenv.errors import SlotError, WorkerDied
 from aioenv.host.mujoco_source import MujocoSource
+from aioenv.memory import check_transport
 from aioenv.rendering.backends import candidates
 from aioenv.rendering.batch_renderer import RenderService
+from aioenv.rendering.blocks import Blocks
 from aioenv.rendering.config import RenderConfig, check_devices
 from aioenv.rendering.crew import MAX_DEFAULT_WORKERS, Crew, WithCrew, error_of
-from aioenv.rendering.drawing import allocate
+from aioenv.rendering.drawing import Sheet, dump_sources
 from aioenv.wire.frames import Frame, Kind
 from aioenv.wire.messages import dump_code
 from aioenv.workers.environment import usable_cpus
@@ -35,6 +36,7 @@ class LatePool(WithCrew):
         sources: the distinct models and views.
         slot_source: for each slot, the number of its source.
         config: what to draw.
+        transport: how images come back (see `RenderPool`).
         start, channel: how workers are started and reached (see `AsyncVectorEnv`).
         log_prefix: goes before what the workers print.
         start_timeout_s: how long they may take to come up, in seconds.
@@ -48,6 +50,7 @@ class LatePool(WithCrew):
         slot_source: Sequence[int],
         config: RenderConfig,
         *,
+        transport: str = "auto",
         start: str | None = None,
         channel: str = "auto",
         log_prefix: str | None = None,
@@ -55,7 +58,7 @@ class LatePool(WithCrew):
         restart: RestartPolicy | None = None,
     ) -> None:
         self._config = config
-        self._slot_source = np.asarray(slot_source, np.uint32)
+        self._slot_source = np.asarray(slot_source)
         self._one_source = len(sources) == 1
         default = min(usable_cpus(), MAX_DEFAULT_WORKERS)
         count = min(config.workers or default, len(slot_source))
@@ -70,7 +73,9 @@ class LatePool(WithCrew):
             log_prefix=log_prefix,
             start_timeout_s=start_timeout_s,
             restart=restart,
+            share=check_transport(transport) != "frames",
         )
+        self._blocks = Blocks(None)
 
     @property
     def workers(self) -> Sequence[Worker]:
@@ -86,17 +91,19 @@ class LatePool(WithCrew):
             WorkerStartError: if a worker did not come up for another reason.
         """
         await self._crew.start()
+        self._blocks = Blocks(self._crew.memory)
 
-    def allocate(self, n: int) -> tuple[npt.NDArray[Any], ...]:
-        """New arrays for the images of n slots: colours, and then distances and objects, if they are asked for."""
+    def sheet(self, n: int) -> Sheet:
+        """What the images of n slots are drawn on; nobody else has it."""
         config = self._config
-        return allocate((n, *config.shape), depth=config.depth, segmentation=config.segmentation).arrays
+        return self._blocks.sheet((n, *config.shape), depth=config.depth, segmentation=config.segmentation)
 
     def submit(
         self,
         slots: Sequence[int],
         states: npt.NDArray[np.float64],
-        images: Sequence[npt.NDArray[Any]],
+        sheet: Sheet,
+        first: int,
         on_done: Callable[[Exception | None], None],
     ) -> None:
         """Draw states; never blocks.
@@ -104,11 +111,12 @@ class LatePool(WithCrew):
         Args:
             slots: k slots.
             states: float64 of shape `(k, state_size)`; copied.
-            images: k rows of each of what `allocate` gives, filled in place, in the order of `slots`.
+            sheet: what they are drawn on.
+            first: the row of the first of them; the others follow, in the order of `slots`.
             on_done: called once, on the loop, when all images are there, or with the first error when all that
                 could be drawn is.
         """
-        numbers = np.asarray(slots)
+        numbers = np.asarray(slots, np.int64)
         owners = numbers % len(self._crew.workers)
         shares = [(w, np.flatnonzero(owners == w.index)) for w in self._crew.workers]
         shares = [(worker, rows) for worker, rows in shares if len(rows)]
@@ -124,32 +132,47 @@ class LatePool(WithCrew):
                 on_done(first_error)
 
         for worker, rows in shares:
-            tail = b"" if self._one_source else self._slot_source[numbers[rows]].tobytes()
-            into = [byte_view(array[row]) for array in images for row in rows.tolist()]
-            self._draw(worker, byte_view(states[rows]), tail, into, partial(on_reply, worker))
+            sources = None if self._one_source else self._slot_source[numbers[rows]].tolist()
+            self._draw(worker, states[rows], sources, sheet, (rows + first).tolist(), partial(on_reply, worker))
+        if not shares:
+            on_done(None)
 
     def _draw(
-        self, worker: Worker, states: memoryview, tail: bytes, into: Sequence[memoryview], on_reply: OnReply
+        self,
+        worker: Worker,
+        states: npt.NDArray[np.float64],
+        sources: list[int] | None,
+        sheet: Sheet,
+        rows: list[int],
+        on_reply: OnReply,
     ) -> None:
         """Send one request, and again if the worker dies over it and is started again."""
+        again = partial(self._draw, worker, states, sources, sheet, rows, on_reply)
 
         def on_outcome(outcome: Frame | SlotError) -> None:
+            # (`again` has the sheet, which must stay as long as the worker may draw on it)
             restarter = self._crew.restarter
             if restarter is not None and isinstance(outcome, WorkerDied):
-                again = partial(self._draw, worker, states, tail, into, on_reply)
                 if restarter.hold(worker, outcome, again, on_reply):
                     return
             on_reply(outcome)
 
+        where, into = sheet.ask(rows)
         try:
-            worker.submit(Kind.RENDER, [states], tail, into=into, on_reply=on_outcome)
+            worker.submit(
+                Kind.RENDER, [byte_view(states)], dump_sources(sources, where), into=into, on_reply=on_outcome
+            )
         except SlotError as exc:
             on_outcome(exc)
 
     async def close(self) -> None:
         """End the workers. Idempotent; if this is cancelled, they are killed at once."""
-        await self._crew.close()
+        try:
+            await self._crew.close()
+        finally:
+            self._blocks.clear()
 
     def abandon(self) -> None:
         """Kill the workers without waiting."""
         self._crew.abandon()
+        self._blocks.clear()

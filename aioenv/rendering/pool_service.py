@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -11,15 +10,13 @@ import mujoco
 import numpy as np
 import numpy.typing as npt
 
-from aioenv.batching.layout import byte_view
 from aioenv.host.mujoco_source import load_model
 from aioenv.host.service import Reply
-from aioenv.host.shared import mapped_part
 from aioenv.rendering.batch_renderer import opengl_name
-from aioenv.rendering.blocks import KEPT
 from aioenv.rendering.cameras import make_camera
 from aioenv.rendering.canvas import Canvas
-from aioenv.rendering.drawing import Drawing, Images, allocate, lay_out, load_request
+from aioenv.rendering.drawing import Drawing, Images, load_request
+from aioenv.rendering.easel import Easel
 from aioenv.rendering.quality import RenderQuality
 from aioenv.wire.frames import Frame, Header, Kind
 
@@ -69,23 +66,6 @@ class Wardrobe:
             self._canvas.upload_texture(self._edited.pop())
 
 
-class _KnownBlocks:
-    """The blocks of shared memory that are mapped here: those that were drawn into last."""
-
-    def __init__(self) -> None:
-        self._known: OrderedDict[tuple[int, int], Any] = OrderedDict()
-
-    def find(self, offset: int, size: int) -> Any:
-        """The memory of a block."""
-        known, key = self._known, (offset, size)
-        if key not in known:
-            known[key] = mapped_part(offset, size)
-            if len(known) > KEPT:
-                known.popitem(last=False)
-        known.move_to_end(key)
-        return known[key]
-
-
 class PoolService:
     """Draws states of one model: the service of a `RenderPool`'s workers.
 
@@ -110,7 +90,7 @@ class PoolService:
         self._option = mujoco.MjvOption()
         self._spec = state_spec
         self._state_size = mujoco.mj_stateSize(self._model, state_spec)
-        self._blocks = _KnownBlocks()
+        self._easel = Easel()
         self._canvas = Canvas(self._model, quality)
         try:
             self._wardrobe = Wardrobe(modders, self._canvas, seed)
@@ -136,20 +116,15 @@ class PoolService:
         drawing, rest = load_request(frame.tail)
         data = b"".join(frame.fixed)
         states = np.frombuffer(data, np.float64).reshape(len(data) // (8 * self._state_size), self._state_size)
-        where = rest.where
-        count, rows = (len(states), range(len(states))) if where is None else (where.length, where.rows)
-        shape = (count, len(drawing.views), drawing.height, drawing.width)
+        a_state = (len(drawing.views), drawing.height, drawing.width)
         kinds = {"depth": drawing.depth, "segmentation": drawing.segmentation}
-        if where is None:
-            images = allocate(shape, **kinds)
-        else:
-            images = lay_out(self._blocks.find(where.offset, where.size), shape, **kinds)
+        images, rows = self._easel.put_up(rest.where, len(states), a_state, **kinds)
         for number, (state, row) in enumerate(zip(states, rows, strict=True)):
             if rest.looks is not None:
                 self._wardrobe.wear(*rest.looks[number])
             with self._edited(rest.edits, number):
                 self._draw(state, drawing, row, images)
-        return Reply([byte_view(array) for array in images.arrays] if where is None else ())
+        return self._easel.reply(rest.where, images)
 
     def _draw(self, state: npt.NDArray[np.float64], drawing: Drawing, row: int, images: Images) -> None:
         mujoco.mj_setState(self._model, self._data, state, self._spec)

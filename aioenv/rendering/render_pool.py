@@ -35,7 +35,7 @@ from aioenv.rendering.blocks import Blocks
 from aioenv.rendering.cameras import Camera, find_camera
 from aioenv.rendering.config import check_int
 from aioenv.rendering.crew import Crew
-from aioenv.rendering.drawing import Drawing, Images, Where, allocate
+from aioenv.rendering.drawing import Drawing, Sheet, allocate
 from aioenv.rendering.lanes import RenderCall
 from aioenv.rendering.pool_life import PoolLife
 from aioenv.rendering.pool_service import PoolService
@@ -50,11 +50,10 @@ TURNS = 2
 
 
 class _Turn(NamedTuple):
-    """Arrays of a call with copy=False."""
+    """The sheet of a call with copy=False."""
 
     key: Any  # what they suit
-    images: Images
-    where: Where | None
+    sheet: Sheet
     call: RenderCall
 
 
@@ -299,17 +298,15 @@ class RenderPool(PoolLife):
             looks = np.stack([numbers, self._randomised[numbers]], axis=1)
         drawing = Drawing(width, height, views, depth, segmentation)
         turn = None if copy or filled is not None else self._take_turn((shape, depth, segmentation))
-        direct, where = (None, None) if filled is not None else turn or self._blocks.images(shape, **kinds)
-        arrays = (filled or direct).arrays  # type: ignore[union-attr]
+        sheet = None if filled is not None else turn or self._blocks.sheet(shape, **kinds)
+        arrays = (filled if sheet is None else sheet.images).arrays  # type: ignore[union-attr]
         result = arrays if len(arrays) > 1 else arrays[0]
         future: asyncio.Future[Any] = loop.create_future()
-        call = RenderCall(
-            rows, drawing, checked_edits, looks, direct, where, self._blocks, filled, future, lambda: result
-        )
+        call = RenderCall(rows, drawing, checked_edits, looks, sheet, self._blocks, filled, future, lambda: result)
         if self._trace is not None:
             call.number = self._number()
-        if not copy and direct is not None:
-            self._turns.append(_Turn((shape, depth, segmentation), direct, where, call))
+        if not copy and sheet is not None:
+            self._turns.append(_Turn((shape, depth, segmentation), sheet, call))
         if not count:
             future.set_result(result)
             return future
@@ -342,12 +339,12 @@ class RenderPool(PoolLife):
             self._last = np.concatenate([self._last, np.broadcast_to(initial, (more, self.state_size))])
             self._randomised = np.concatenate([self._randomised, np.zeros(more, np.int64)])
 
-    def _take_turn(self, key: Any) -> tuple[Images, Where | None] | None:
-        """The arrays of the call before the last one, if they suit and nothing is drawn into them any more."""
+    def _take_turn(self, key: Any) -> Sheet | None:
+        """The sheet of the call before the last one, if it suits and nothing is drawn on it any more."""
         if len(self._turns) == TURNS:
             turn = self._turns[0]
             if turn.key == key and turn.call.future.done() and not turn.call.flying:
-                return turn.images, turn.where
+                return turn.sheet
         return None
 
     def get_state(self, data: mujoco.MjData, out: npt.NDArray[np.float64] | None = None) -> npt.NDArray[np.float64]:

@@ -1,0 +1,215 @@
+"""Images of a vector env in shared memory: right, nobody else's while somebody has them, not waited for in vain."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import aioenv
+from aioenv import memory
+
+pytestmark = pytest.mark.usefixtures("fork_server")
+
+N = 3
+CONFIG = aioenv.RenderConfig(32, 24, quality="fast", workers=1, max_in_flight=1)
+ACTIONS = np.random.default_rng(0).uniform(-1, 1, (100, N, 6)).astype(np.float32)
+
+
+def mapped() -> list[str]:
+    """What this process has mapped of memory without a name."""
+    return [line for line in Path("/proc/self/maps").read_text().splitlines() if "memfd:aioenv" in line]
+
+
+def pool_of(envs):
+    return envs._session._pool or envs._session._pixels_pool
+
+
+def shared(envs) -> int:
+    """Bytes that images take in shared memory."""
+    return os.fstat(pool_of(envs)._crew.memory.fd).st_blocks * 512
+
+
+def renders(way: str, **arguments):
+    config = aioenv.RenderConfig(32, 24, quality="fast", workers=2)
+    return aioenv.make_vec("HalfCheetah-v5", N, num_workers=2, **{way: config}, **arguments)
+
+
+async def images_of(envs, way: str, action=None):
+    obs = (await (envs.reset(seed=0) if action is None else envs.step(action)))[0]
+    return obs if way == "pixels" else await envs.render()
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("way", ["render", "pixels"])
+async def test_what_somebody_has_stays_while_a_hundred_batches_are_drawn(way, monkeypatch):
+    before = mapped()
+    with monkeypatch.context() as patch:  # images travel, since they shall, or since nothing can be shared
+        patch.setattr(memory, "AVAILABLE", way == "render")
+        async with renders(way, transport="frames" if way == "render" else "auto") as envs:
+            assert pool_of(envs)._crew.memory is None
+            expected = [(await images_of(envs, way, action)).copy() for action in (None, *ACTIONS)]
+    async with renders(way) as envs:
+        held, views, places = {}, {}, set()
+        for step, action in enumerate((None, *ACTIONS)):
+            images = await images_of(envs, way, action)
+            assert images.shape == (N, 24, 32, 3) and images.dtype == np.uint8 and images.flags.writeable
+            assert np.array_equal(images, expected[step])
+            places.add(images.__array_interface__["data"][0])
+            if step % 10 == 0:
+                held[step] = images
+            elif step % 10 == 5:
+                views[step] = images[1, ::2]
+            del images
+        assert len(places) < 40 and 0 < shared(envs) < 40 * (1 << 14)  # a batch takes two pages
+        for step, images in held.items():
+            images[0, 0] = step  # they are the caller's own
+        monkeypatch.setattr(pool_of(envs)._crew.memory, "fd", -1)  # no more is to be had
+        again = [await images_of(envs, way, action) for action in (None, *ACTIONS[:30])]
+        assert all(map(np.array_equal, again, expected))
+        monkeypatch.undo()
+    for step, images in held.items():
+        assert (images[0, 0] == step).all() and np.array_equal(images[:, 1:], expected[step][:, 1:])
+    assert all(np.array_equal(view, expected[step][1, ::2]) for step, view in views.items())
+    assert mapped() != before
+    del held, views, again, images
+    gc.collect()
+    assert mapped() == before
+
+
+async def stopped(envs, action) -> int:
+    """Have a step whose images are with a render worker that stands still; gives its pid."""
+    pid = pool_of(envs).pids[0]
+    os.kill(pid, signal.SIGSTOP)
+    await envs.step(action)
+    return pid
+
+
+@pytest.mark.asyncio
+async def test_a_render_worker_that_dies_over_an_image_and_waits_that_are_cancelled():
+    restart = aioenv.RestartPolicy(backoff_s=0.01)
+    async with aioenv.make_vec("HalfCheetah-v5", N, render=CONFIG, num_workers=1, restart=restart) as envs:
+        await envs.reset(seed=0)
+        expected = [await images_of(envs, "render", action) for action in ACTIONS[:4]]
+        copies = [images.copy() for images in expected]
+        await envs.reset(seed=0)
+        await envs.render()
+        pid = await stopped(envs, ACTIONS[0])
+        waiting = asyncio.ensure_future(envs.render())
+        await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        os.kill(pid, signal.SIGKILL)
+        assert np.array_equal(await envs.render(), copies[0])  # drawn again, by another
+        for step in (1, 2, 3):
+            assert np.array_equal(await images_of(envs, "render", ACTIONS[step]), copies[step])
+        assert all(map(np.array_equal, expected, copies))
+    async with aioenv.make_vec("HalfCheetah-v5", N, render=CONFIG, num_workers=1) as envs:
+        await envs.reset(seed=0)
+        images = await images_of(envs, "render", ACTIONS[0])
+        pid = await stopped(envs, ACTIONS[1])
+        stream = envs.render_stream(buffer=2000)
+        for _ in range(400):
+            await envs.step(ACTIONS[1])
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(aioenv.RenderError, match=r"render worker 0.*SIGKILL"):
+            await envs.render()
+        for _ in range(400):
+            with pytest.raises(aioenv.RenderError, match=r"render worker 0.*SIGKILL"):
+                await anext(stream)
+        assert np.array_equal(images, copies[0])
+    assert np.array_equal(images, copies[0])
+
+
+async def pending(make: Callable[[], object]) -> asyncio.Future:
+    """Something that is awaited, and has begun."""
+    future = asyncio.ensure_future(make())
+    await asyncio.sleep(0)
+    assert not future.done()
+    return future
+
+
+@pytest.mark.asyncio
+async def test_close_ends_every_wait_for_images():
+    """Also of those that wait for others to be drawn, and are not the newest."""
+    async with aioenv.make_vec("HalfCheetah-v5", 2, render=CONFIG, num_workers=1) as envs:
+        await envs.reset(seed=0)
+        await envs.render()
+        pid = pool_of(envs).pids[0]
+        os.kill(pid, signal.SIGSTOP)
+        for slot in (0, 1):  # the first is being drawn, the second waits
+            envs.send(ACTIONS[0, :1], [slot])
+            await envs.recv()
+        waiting = await pending(envs.render)
+        stream, other = envs.render_stream(), envs.render_stream()
+        for _ in range(3):
+            envs.send(ACTIONS[0, :1], [1])
+            await envs.recv()
+        reading, ended = await pending(stream.next), await pending(other.next)
+        await other.aclose()
+        assert await ended is None
+        closing = await pending(envs.close)
+        os.kill(pid, signal.SIGCONT)
+        await closing
+        with pytest.raises(aioenv.RenderError, match="the vector env was closed"):
+            await waiting
+        assert await reading is None
+
+
+@pytest.mark.asyncio
+async def test_while_nothing_is_drawn_little_is_kept_and_what_is_shown_is_not_dropped():
+    async with aioenv.make_vec("HalfCheetah-v5", N, render=CONFIG, num_workers=1) as envs:
+        await envs.reset(seed=0)
+        expected = [await images_of(envs, "render", action) for action in ACTIONS[:22]]
+        await envs.reset(seed=0)
+        await envs.render()
+        pid = await stopped(envs, ACTIONS[0])
+        for action in ACTIONS[1:21]:
+            await envs.step(action)
+        images = envs._session.images
+        assert len(images._queue) <= 3 and len(images._unfinished) <= 4 and shared(envs) <= 32 * (1 << 14)
+        step = asyncio.ensure_future(envs.step(ACTIONS[21]))
+        await asyncio.sleep(0)
+        step.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await step
+        another = await pending(lambda: envs.step(ACTIONS[22]))
+        render = await pending(envs.render)
+        os.kill(pid, signal.SIGCONT)
+        assert np.array_equal(await render, expected[20])
+        await another
+
+
+@pytest.mark.asyncio
+async def test_a_stream_gives_what_is_drawn_however_slow():
+    async with aioenv.make_vec("HalfCheetah-v5", N, render=CONFIG, num_workers=1) as envs:
+        await envs.reset(seed=0)
+        expected = [await images_of(envs, "render", action) for action in ACTIONS[:8]]
+        await envs.reset(seed=0)
+        await envs.render()
+        stream = envs.render_stream(buffer=1)
+        pid = await stopped(envs, ACTIONS[0])
+        item = await pending(stream.next)
+        for action in ACTIONS[1:7]:
+            await envs.step(action)
+        os.kill(pid, signal.SIGCONT)
+        number, images = await item
+        assert np.array_equal(images, expected[0])
+        later, images = await stream.next()  # what came between was dropped
+        assert later == number + 6 and np.array_equal(images, expected[6])
+        # a cancelled wait loses nothing, also if another item came meanwhile
+        pid = await stopped(envs, ACTIONS[7])
+        item = await pending(stream.next)
+        item.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await item
+        os.kill(pid, signal.SIGCONT)
+        number, images = await stream.next()
+        assert number == later + 1 and np.array_equal(images, expected[7])
