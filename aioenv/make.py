@@ -91,8 +91,6 @@ def make_vec(
     if backend == "native":
         ours = is_native_task(env)
         _refuse_native(
-            episode_stats=episode_stats is not False,
-            stats_prefix=stats_prefix is not None,
             wrappers=bool(wrappers),
             observation_mode=observation_mode != "same",
             autoreset_mode=not ours and autoreset_mode not in (AutoresetMode.NEXT_STEP, AutoresetMode.NEXT_STEP.value),
@@ -122,6 +120,8 @@ def make_vec(
             render=render,
             pixels=pixels,
             cpu_affinity=cpu_affinity,
+            episode_stats=episode_stats,
+            stats_prefix=stats_prefix,
         )
     images = render is not None or pixels is not None
     factory = env_factory(env, num_envs, wrappers, images, env_kwargs)

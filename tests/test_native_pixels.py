@@ -138,6 +138,20 @@ async def test_wherever_an_observation_goes(where):
             await step
         assert same((await envs.recv(4)).obs, run[1])
         assert same((await envs.step(actions[1])).obs, run[2])
+        # some by themselves, while another is paused
+        await envs.reset(seed=0)
+        envs.pause([2])
+        obs, *_, info = await envs.step(actions[0])
+        moved = np.array([True, True, False, True])
+        assert info["_active"].tolist() == moved.tolist()
+        for key in run[0]:
+            assert np.array_equal(obs[key][moved], run[1][key][moved])
+            assert np.array_equal(obs[key][2], run[0][key][2])
+        alone, *_ = await envs.step_at(1, actions[1][1])
+        assert same(alone, {key: array[1] for key, array in run[2].items()})
+        obs, _ = await envs.reset(seed=0, options={"reset_mask": np.array([True, False, False, False])})
+        assert np.array_equal(obs["pixels"], np.stack([run[i]["pixels"][s] for s, i in enumerate((0, 2, 0, 1))]))
+        envs.resume_all()
         # nobody writes to what was handed out
         assert all(map(same, run, kept))
         if where:

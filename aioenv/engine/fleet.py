@@ -95,6 +95,7 @@ class Fleet:
         seed_plan: where the seeds of episodes come from that are given none; None if nowhere in particular.
         lanes: this side's views of what lies in shared memory; empty if nothing does.
         vectorized: whether the slots of a worker are one vector env.
+        steps_some: whether a slot can be stepped without the others of its worker.
         stats: statistics that the factories refer to.
         episodes: what counts episodes; None: nobody does.
     """
@@ -114,6 +115,7 @@ class Fleet:
     sources: list[MujocoSource | None]
     checkpoint_size: int
     first_checkpoints: dict[Member, Any]
+    steps_some: bool
     lanes: list[Lane]
 
     def __init__(self, config: FleetConfig) -> None:
@@ -305,6 +307,7 @@ class Fleet:
         self.metadata = {**first.metadata}
         if not self._config.vectorized:  # a vector env has a mode of its own
             self.metadata["autoreset_mode"] = self._config.autoreset_mode
+        self.steps_some = all(d.stepped_alone for d in descriptions)
         self.render_mode = first.render_mode
         self.spec = first.spec
         self.sources = [d.source for d in descriptions]

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium import Space
 
+from aioenv.engine.episodes import SoloWatch
 from aioenv.engine.images import Images, Shot
 from aioenv.engine.painter import ResultPainter
 from aioenv.engine.pieces import gather_infos, gather_obs
@@ -33,12 +34,17 @@ class Flight:
         untaken: bool `(len(slots),)`, which of them nobody has taken yet.
         done: resolved when the value is there.
         shot: the images of it, if images are drawn.
+        resets: the slots that it resets; None: it is a step.
+        counted: whether those who count episodes know of it.
+        drawn: the slots whose images are drawn, if observations are images.
     """
 
-    __slots__ = ("done", "shot", "slots", "untaken", "value", "waiting")
+    __slots__ = ("counted", "done", "drawn", "resets", "shot", "slots", "untaken", "value", "waiting")
 
-    def __init__(self, slots: Slots, done: asyncio.Future[None], *, waiting: bool) -> None:
-        self.slots = slots
+    def __init__(self, slots: Slots, done: asyncio.Future[None], *, waiting: bool, resets: Slots | None = None) -> None:
+        self.slots = self.drawn = slots
+        self.resets = resets
+        self.counted = False
         self.waiting = waiting
         self.value: StepResult | ResetResult | EnvError | None = None
         self.untaken = np.ones(len(slots), np.bool_)
@@ -57,11 +63,13 @@ class Flights:
         abandoned: cancelled or timed out; their results wait for `recv`.
         images: where the states that come with results go; None if nobody wants images.
         painter: draws the images that are observations; None if there are none.
+        episodes: counts episodes; None: nobody does.
     """
 
     def __init__(self, table: SlotTable, num_envs: int) -> None:
         self._table = table
         self._n = num_envs
+        self._all = np.arange(num_envs)
         self._loop = asyncio.get_running_loop()
         self._ready: list[Flight] = []
         self._open: set[Flight] = set()  # in flight
@@ -70,18 +78,23 @@ class Flights:
         self._closing = False
         self.images: Images | None = None
         self.painter: ResultPainter | None = None
+        self.episodes: SoloWatch | None = None
 
-    def begin(self, slots: Slots, *, waiting: bool) -> Flight:
+    def begin(self, slots: Slots, *, waiting: bool, resets: Slots | None = None) -> Flight:
         """Something is asked of these slots."""
-        flight = Flight(slots, self._loop.create_future(), waiting=waiting)
+        flight = Flight(slots, self._loop.create_future(), waiting=waiting, resets=resets)
         self._table.move(slots, SlotState.IN_FLIGHT)
         self._open.add(flight)
-        if self.images is not None:
+        if self.images is not None and len(slots):
             flight.shot = self.images.begin(slots)
+        if self.painter is not None and self._table.paused is not None:
+            flight.drawn = self._all  # those that are paused are shown as they were
         return flight
 
     def arrive(self, flight: Flight, value: Any) -> None:
         """Its result is there; where observations are images, it is when they are drawn."""
+        if self.episodes is not None and not flight.counted:
+            self.episodes.note(flight.slots, flight.resets, value)
         shot, images = flight.shot, self.images
         if images is not None and shot is not None:
             if shot.states is None:
@@ -90,7 +103,7 @@ class Flights:
             else:
                 images.draw(shot, shot.slots, shot.states)
         if self.painter is not None and not isinstance(value, EnvError):
-            self.painter.paint(value, flight.slots, partial(self._land, flight))
+            self.painter.paint(value, flight.drawn, partial(self._land, flight))
         else:
             self._land(flight, value)
 

@@ -16,6 +16,7 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 
 from aioenv.batching.layout import Layout
+from aioenv.engine.episodes import SoloWatch
 from aioenv.engine.fleet import FleetConfig
 from aioenv.engine.flights import Flights
 from aioenv.engine.images import Images, Shot
@@ -25,7 +26,8 @@ from aioenv.engine.slots import SlotTable
 from aioenv.engine.threads import SHORT_S, EnvThread, Pace
 from aioenv.errors import ClosedError, EnvError, RenderError, StepTimeout, WorkerStartError
 from aioenv.host.physics_batch import PhysicsReader, find_physics
-from aioenv.host.vector_access import make_vector_env
+from aioenv.host.vector_access import make_vector_env, steps_some
+from aioenv.rendering.pixel_states import PixelStates
 from aioenv.rendering.pixels import PixelsRefused, in_place
 
 if TYPE_CHECKING:
@@ -58,15 +60,21 @@ class SoloLife:
         draws: whether anything is drawn of a result, so that it is more than what the env gives.
         table: the states of the slots.
         steps, resets: how long they take, and so where they are made.
+        actions, observations: the layouts of the single spaces.
+        episodes: counts episodes; None: nobody does.
+        steps_some: whether the env can step some of its slots. kind: what it is, in messages.
     """
 
     history = None  # nothing here goes on elsewhere
-    episodes = None  # nor counts episodes
     members: Sequence[Any] = ()  # there are no worker processes
     single_observation_space: Space[Any]
     observation_space: Space[Any]
     single_action_space: Space[Any]
     action_space: Space[Any]
+    actions: Layout
+    observations: Layout
+    steps_some: bool
+    kind: str
     metadata: dict[str, Any]
     spec: Any
     render_mode: str | None
@@ -105,6 +113,7 @@ class SoloLife:
         self.images: Images | None = None
         self._flights = Flights(self.table, num_envs)
         self._closing = False
+        self.episodes: SoloWatch | None = None
         self.schedule: SoloLife | None = None  # itself, once it is started
 
     @property
@@ -173,14 +182,19 @@ class SoloLife:
         self.single_action_space, self.action_space = env.single_action_space, env.action_space
         self.metadata, self.spec, self.render_mode = dict(env.metadata), env.spec, env.render_mode
         self.table.must_reset = self.metadata.get("autoreset_mode") is AutoresetMode.DISABLED
-        self._actions = Layout(self.single_action_space)
-        self._observations = Layout(self.single_observation_space)
+        self.steps_some = steps_some(env)
+        self.kind = type(env.env if isinstance(env, PixelStates) else env).__name__
+        if self._config.episodes is not None:
+            mode = self.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP)
+            self.episodes = self._flights.episodes = SoloWatch(self._config.episodes, mode, self.num_envs)
+        self.actions = Layout(self.single_action_space)
+        self.observations = self._received = Layout(self.single_observation_space)
         checked = isinstance(self.single_observation_space, _PLAIN) or self._pixels is not None
         self._obs_space = self.observation_space if checked else None
         self._one_each = (self.num_envs,)
         plain = isinstance(self.single_action_space, _PLAIN)
-        self._dtype = self._actions.leaves[0].dtype if plain else None
-        self._shape = (self.num_envs, *self._actions.leaves[0].shape) if plain else None
+        self._dtype = self.actions.leaves[0].dtype if plain else None
+        self._shape = (self.num_envs, *self.actions.leaves[0].shape) if plain else None
         # what draws is tied to its thread, and only a thread can be waited for with a timeout
         chooses = self._run_in == "auto" and self.render_mode is None and self._timeout_s is None
         inline = None if chooses else self._run_in == "inline"
@@ -201,6 +215,7 @@ class SoloLife:
         await self._pixels_pool.start()
         key, space = in_place(self.single_observation_space, pixels)
         self.single_observation_space, self.observation_space = space, batch_space(space, self.num_envs)
+        self.observations = Layout(space)
         self._flights.painter = ResultPainter(self._pixels_pool, key, self._not_drawn)
 
     def _read_states(self, shot: Shot) -> None:

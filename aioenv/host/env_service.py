@@ -51,6 +51,7 @@ class EnvDescription(NamedTuple):
     source: MujocoSource | None
     checkpoint_size: int = 0  # how many float64 it takes to resume it; 0 if it can't be, or nobody asked
     checkpoint_obstacle: str | None = None  # why it can't be
+    stepped_alone: bool = True  # whether its slot can be stepped without the others of its worker
 
 
 class EnvService(EnvCalls, SlotService):

@@ -37,7 +37,7 @@ class SimPool:
         num_sims: how many simulations.
         num_threads: how many threads compute, the caller's among them; None: as many as CPUs this process may use.
         post_constraint: whether a step ends with `mj_rnePostConstraint`, which computes `cfrc_ext`, `cfrc_int` and
-            `cacc`. Then there is an `MjData` for each simulation; otherwise MuJoCo's own batch, which is faster.
+            `cacc`. Then Python threads take one simulation each; otherwise it is MuJoCo's own batch, which is faster.
 
     Attributes:
         model: the model.
@@ -45,7 +45,7 @@ class SimPool:
         state_size: how many float64 one state has.
 
     Raises:
-        ValueError: if a number is not positive.
+        ValueError: if a number is not positive, or if the model has what is part of no state (sleeping bodies, say).
     """
 
     def __init__(

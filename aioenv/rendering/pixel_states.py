@@ -10,12 +10,13 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 from gymnasium.vector.utils import batch_space
 
 from aioenv.host.physics_batch import find_physics
-from aioenv.host.vector_access import make_vector_env
+from aioenv.host.vector_access import make_vector_env, steps_some
 from aioenv.rendering.config import RenderConfig
 from aioenv.rendering.pixels import PixelsRefused, beside, space_beside
 
@@ -63,7 +64,19 @@ class PixelStates(VectorWrapper[Any, Any, Any, Any, Any]):
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """Step every slot."""
-        obs, reward, terminated, truncated, info = self.env.step(actions)
+        return self._shown(*self.env.step(actions))
+
+    @property
+    def step_some(self) -> Callable[..., Any] | None:
+        """Steps some of the slots (see `steps_some`); None if the env can't."""
+        return self._step_some if steps_some(self.env) else None
+
+    def _step_some(self, actions: Any, slots: npt.NDArray[np.int64]) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        return self._shown(*self.env.step_some(actions, slots))  # type: ignore[attr-defined]
+
+    def _shown(
+        self, obs: Any, reward: Any, terminated: Any, truncated: Any, info: dict[str, Any]
+    ) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         if "final_obs" in info:
             info = {**info, "final_obs": self._finals(info["final_obs"])}
         return self._observe(obs), reward, terminated, truncated, info

@@ -170,6 +170,10 @@ class EpisodeStats:
         self._due = np.zeros(num_slots, np.bool_)  # whether the next step resets instead
         self._seen: list[list[list[Any]]] = [[[] for _ in range(num_slots)] for _ in self.events]
 
+    def follow(self, mode: AutoresetMode) -> None:
+        """Tell how episodes begin again: a vector env that has a mode of its own tells it when it is started."""
+        self._mode = mode
+
     # ------------------------------------------------------------ steps
 
     def begin(self, slots: Slots) -> None:
