@@ -54,6 +54,7 @@ class SoloLife:
         config: how long the factory may take, and how what draws is started.
         render: what to draw of every result; None: nothing.
         pixels: how to draw the states that `factory` gives as observations (see `PixelStates`); None: it gives none.
+        short_s: with "auto", steps shorter than that are made on the loop, in seconds.
 
     Attributes:
         images: what draws; None if nobody wants images.
@@ -90,6 +91,7 @@ class SoloLife:
         config: FleetConfig,
         render: RenderConfig | None,
         pixels: RenderConfig | None,
+        short_s: float = SHORT_S,
     ) -> None:
         self.num_envs = num_envs
         self._factory = factory
@@ -100,6 +102,7 @@ class SoloLife:
         self._render = render
         self._pixels = pixels
         self.draws = render is not None or pixels is not None
+        self._short_s = short_s
         self._physics: PhysicsReader | None = None
         self._pool: LatePool | None = None
         self._pixels_pool: LatePool | None = None
@@ -198,7 +201,7 @@ class SoloLife:
         # what draws is tied to its thread, and only a thread can be waited for with a timeout
         chooses = self._run_in == "auto" and self.render_mode is None and self._timeout_s is None
         inline = None if chooses else self._run_in == "inline"
-        self.steps, self.resets = Pace(SHORT_S, inline), Pace(SHORT_S, inline)
+        self.steps, self.resets = Pace(self._short_s, inline), Pace(self._short_s, inline)
 
     async def _start_images(self, render: RenderConfig) -> None:
         """Have what draws started: from the states of the batch itself."""
