@@ -284,6 +284,11 @@ async def test_what_can_not_step_some_of_its_slots_says_what_it_lacks():
         envs.pause([2])  # a whole one
         result = await envs.step([0, 0, 0])
         assert (result.reward.tolist(), result.info["_active"].tolist()) == ([1, 1, 0], [True, True, False])
+        envs.pause([0, 1])
+        with pytest.raises(ValueError, match=r"resume: slots \[0\]: the vector env of slots 0 to 1"):
+            envs.resume([1, 2])
+        envs.resume([1, 2, 0])
+        assert (await envs.step([0, 0, 0])).reward.all()
 
 
 # ---------------------------------------------------------------- episodes
