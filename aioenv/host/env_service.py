@@ -72,7 +72,7 @@ class EnvService(EnvCalls, SlotService):
         for row, data in enumerate(factories):
             try:
                 with running.row(row):
-                    self._envs.append(load_code(data)())
+                    self._envs.append(_checked(load_code(data)()))
             except Exception as exc:
                 self.close()
                 raise StartFailed(describe_failure(exc, row)) from exc
@@ -393,3 +393,10 @@ def _picklable(value: Any) -> Any:
     except Exception:
         return None
     return value
+
+
+def _checked(env: Any) -> Env[Any, Any]:
+    """What a factory made, if it is an env."""
+    if not isinstance(env, Env) and not hasattr(env, "unwrapped"):
+        raise TypeError(f"the factory returned {env!r}, expected a gymnasium.Env")
+    return env  # type: ignore[no-any-return]

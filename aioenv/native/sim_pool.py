@@ -37,7 +37,7 @@ class SimPool:
         num_sims: how many simulations.
         num_threads: how many threads compute, the caller's among them; None: as many as CPUs this process may use.
         post_constraint: whether a step ends with `mj_rnePostConstraint`, which computes `cfrc_ext`, `cfrc_int` and
-            `cacc`. Then there is an `MjData` for each simulation; otherwise MuJoCo's own batch, which is faster.
+            `cacc`. Then Python threads take one simulation each; otherwise it is MuJoCo's own batch, which is faster.
 
     Attributes:
         model: the model.
@@ -45,7 +45,7 @@ class SimPool:
         state_size: how many float64 one state has.
 
     Raises:
-        ValueError: if a number is not positive.
+        ValueError: if a number is not positive, or if the model has what is part of no state (sleeping bodies, say).
     """
 
     def __init__(
@@ -226,7 +226,8 @@ class SimPool:
         self.close()
 
     def __repr__(self) -> str:
-        return f"SimPool(num_sims={self.num_sims}, num_threads={self.num_threads})"
+        state = " closed" if self._engine_or_none is None else ""
+        return f"<SimPool num_sims={self.num_sims} num_threads={self.num_threads}{state}>"
 
     # ------------------------------------------------------------ which
 
