@@ -25,7 +25,7 @@ from aioenv.engine.episodes import check_episode_stats
 from aioenv.engine.fleet import FleetConfig
 from aioenv.engine.imports import modules_needed
 from aioenv.engine.inline import RUN_IN
-from aioenv.engine.model_fields import model_field
+from aioenv.engine.model_fields import model_field, shared_field
 from aioenv.engine.numbered import Episode
 from aioenv.engine.one_slot import check_no_mask
 from aioenv.engine.pausing import several
@@ -261,7 +261,8 @@ class NativeVectorEnv(AsyncVectorEnv):
 
             envs.model_field("body_mass")[[3, 5]] *= 1.5
 
-        It is live: each step and reset takes the field from it. So write while nothing is in flight.
+        It is live, in workers too, whose processes share its memory: each step and reset takes the field from it. So
+        write while nothing is in flight. A worker that is started again has it as it is.
 
         Args:
             name: of a field of `MjModel` that can differ between slots; "opt.gravity" and the like too.
@@ -270,11 +271,13 @@ class NativeVectorEnv(AsyncVectorEnv):
             `(num_envs, ...)`, of the field's own dtype.
 
         Raises:
-            ValueError: if the vector env is in workers or no `NativeMujocoEnv`, or there is no such field.
+            ValueError: if the vector env is no `NativeMujocoEnv`, or there is no such field; in workers, if the env has
+                taken the field itself.
             PendingCallError: if a slot has a request in flight.
+            WorkerDied: if a worker is gone.
         """
-        self._running  # noqa: B018 (checks who calls, and when)
-        return model_field(self._solo, name)
+        schedule = self._running
+        return shared_field(schedule, name) if self._solo is None else model_field(self._solo, name)
 
     # ------------------------------------------------------------ some of its slots
 
