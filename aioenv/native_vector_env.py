@@ -35,6 +35,7 @@ from aioenv.engine.results import ResetResult, StepResult
 from aioenv.engine.rollout import Policy
 from aioenv.engine.session import Session
 from aioenv.engine.solo_some import SoloLive, SoloWalk, SomeSolo
+from aioenv.engine.threads import BLOCKING_S, SHORT_S
 from aioenv.engine.waits import Clock
 from aioenv.errors import RenderError
 from aioenv.host.vector_access import is_native_task, make_registered, refuse_some
@@ -100,6 +101,7 @@ class NativeVectorEnv(AsyncVectorEnv):
         TypeError: if `make_vector_env` is not callable; with workers, if it can't be pickled.
     """
 
+    _short_s = SHORT_S
     _solo: SomeSolo | None = None
 
     def __init__(
@@ -176,6 +178,10 @@ class NativeVectorEnv(AsyncVectorEnv):
             episodes=self._episode_stats,
         )
 
+    def keep_loop(self) -> None:
+        """Before the start: make steps of up to 5 ms on the loop, which is this env's alone (the sync facade's)."""
+        self._short_s = BLOCKING_S
+
     def _make_session(self) -> Session:
         if self._config.num_workers:
             return super()._make_session()
@@ -187,6 +193,7 @@ class NativeVectorEnv(AsyncVectorEnv):
             timeout_s=self._timeout_s,
             config=self._config,
             render=self._render_config,
+            short_s=self._short_s,
         )
         return cast(Session, self._solo)  # which it stands in for, as well as for a fleet and a schedule
 
