@@ -239,7 +239,7 @@ class NativeVectorEnv(AsyncVectorEnv):
     def _check_whole(self, name: str, slots: npt.NDArray[np.int64]) -> None:
         """Raise if an env is to step some of its slots, and can't."""
         fleet = self._running.fleet
-        if fleet.steps_some:
+        if fleet.steps_some or not len(slots):
             return
         if not self._config.num_workers:
             raise refuse_some(name, self._running.fleet.kind)  # type: ignore[attr-defined]
@@ -299,9 +299,21 @@ class NativeVectorEnv(AsyncVectorEnv):
                 paused.
         """
         table = self._running.table
-        paused = set(table.named(several(slots)).tolist()) | set(range(self.num_envs)).difference(table.live.tolist())
-        self._check_whole("pause", np.array(sorted(paused)))
+        left = np.setdiff1d(table.live, table.named(several(slots)))
+        self._check_whole("pause", np.setdiff1d(np.arange(self.num_envs), left))
         super().pause(slots)
+
+    def resume(self, slots: int | Iterable[int] | None = None) -> None:
+        """Take slots into whole batches again (see `AsyncVectorEnv.resume`); as many together as `pause` takes.
+
+        Raises:
+            IndexError, ValueError: as `pause`. Nothing is resumed.
+        """
+        table = self._running.table
+        named = table.named(None if slots is None else several(slots))
+        paused = np.setdiff1d(np.arange(self.num_envs), np.union1d(table.live, named))
+        self._check_whole("resume", paused)
+        super().resume(slots)
 
     async def step_at(self, slot: int, action: Any) -> StepResult:
         """Step one slot, if the vector env has `step_some`; see `AsyncVectorEnv.step_at`."""
