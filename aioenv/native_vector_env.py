@@ -25,7 +25,7 @@ from aioenv.engine.episodes import check_episode_stats
 from aioenv.engine.fleet import FleetConfig
 from aioenv.engine.imports import modules_needed
 from aioenv.engine.inline import RUN_IN
-from aioenv.engine.model_fields import model_field
+from aioenv.engine.model_fields import model_field, shared_field
 from aioenv.engine.numbered import Episode
 from aioenv.engine.one_slot import check_no_mask
 from aioenv.engine.pausing import several
@@ -35,6 +35,7 @@ from aioenv.engine.results import ResetResult, StepResult
 from aioenv.engine.rollout import Policy
 from aioenv.engine.session import Session
 from aioenv.engine.solo_some import SoloLive, SoloWalk, SomeSolo
+from aioenv.engine.threads import BLOCKING_S, SHORT_S
 from aioenv.engine.waits import Clock
 from aioenv.errors import RenderError
 from aioenv.host.vector_access import is_native_task, make_registered, refuse_some
@@ -100,6 +101,7 @@ class NativeVectorEnv(AsyncVectorEnv):
         TypeError: if `make_vector_env` is not callable; with workers, if it can't be pickled.
     """
 
+    _short_s = SHORT_S
     _solo: SomeSolo | None = None
 
     def __init__(
@@ -176,6 +178,10 @@ class NativeVectorEnv(AsyncVectorEnv):
             episodes=self._episode_stats,
         )
 
+    def keep_loop(self) -> None:
+        """Before the start: make steps of up to 5 ms on the loop, which is this env's alone (the sync facade's)."""
+        self._short_s = BLOCKING_S
+
     def _make_session(self) -> Session:
         if self._config.num_workers:
             return super()._make_session()
@@ -187,6 +193,7 @@ class NativeVectorEnv(AsyncVectorEnv):
             timeout_s=self._timeout_s,
             config=self._config,
             render=self._render_config,
+            short_s=self._short_s,
         )
         return cast(Session, self._solo)  # which it stands in for, as well as for a fleet and a schedule
 
@@ -232,7 +239,7 @@ class NativeVectorEnv(AsyncVectorEnv):
     def _check_whole(self, name: str, slots: npt.NDArray[np.int64]) -> None:
         """Raise if an env is to step some of its slots, and can't."""
         fleet = self._running.fleet
-        if fleet.steps_some:
+        if fleet.steps_some or not len(slots):
             return
         if not self._config.num_workers:
             raise refuse_some(name, self._running.fleet.kind)  # type: ignore[attr-defined]
@@ -261,7 +268,8 @@ class NativeVectorEnv(AsyncVectorEnv):
 
             envs.model_field("body_mass")[[3, 5]] *= 1.5
 
-        It is live: each step and reset takes the field from it. So write while nothing is in flight.
+        It is live, in workers too, whose processes share its memory: each step and reset takes the field from it. So
+        write while nothing is in flight. A worker that is started again has it as it is.
 
         Args:
             name: of a field of `MjModel` that can differ between slots; "opt.gravity" and the like too.
@@ -270,11 +278,13 @@ class NativeVectorEnv(AsyncVectorEnv):
             `(num_envs, ...)`, of the field's own dtype.
 
         Raises:
-            ValueError: if the vector env is in workers or no `NativeMujocoEnv`, or there is no such field.
+            ValueError: if the vector env is no `NativeMujocoEnv`, or there is no such field; in workers, if the env has
+                taken the field itself.
             PendingCallError: if a slot has a request in flight.
+            WorkerDied: if a worker is gone.
         """
-        self._running  # noqa: B018 (checks who calls, and when)
-        return model_field(self._solo, name)
+        schedule = self._running
+        return shared_field(schedule, name) if self._solo is None else model_field(self._solo, name)
 
     # ------------------------------------------------------------ some of its slots
 
@@ -289,9 +299,21 @@ class NativeVectorEnv(AsyncVectorEnv):
                 paused.
         """
         table = self._running.table
-        paused = set(table.named(several(slots)).tolist()) | set(range(self.num_envs)).difference(table.live.tolist())
-        self._check_whole("pause", np.array(sorted(paused)))
+        left = np.setdiff1d(table.live, table.named(several(slots)))
+        self._check_whole("pause", np.setdiff1d(np.arange(self.num_envs), left))
         super().pause(slots)
+
+    def resume(self, slots: int | Iterable[int] | None = None) -> None:
+        """Take slots into whole batches again (see `AsyncVectorEnv.resume`); as many together as `pause` takes.
+
+        Raises:
+            IndexError, ValueError: as `pause`. Nothing is resumed.
+        """
+        table = self._running.table
+        named = table.named(None if slots is None else several(slots))
+        paused = np.setdiff1d(np.arange(self.num_envs), np.union1d(table.live, named))
+        self._check_whole("resume", paused)
+        super().resume(slots)
 
     async def step_at(self, slot: int, action: Any) -> StepResult:
         """Step one slot, if the vector env has `step_some`; see `AsyncVectorEnv.step_at`."""

@@ -362,9 +362,6 @@ async def test_model_fields_behind_the_api():
     async with aioenv.make_vec("CartPole-v1", 2, backend="native") as envs:
         with pytest.raises(ValueError, match="no NativeMujocoEnv"):
             envs.model_field("body_mass")
-    async with aioenv.make_vec("Reacher-v5", 2, backend="native", num_workers=1) as envs:
-        with pytest.raises(ValueError, match="num_workers"):
-            envs.model_field("body_mass")
 
 
 def test_model_fields_of_the_blocking_one():

@@ -209,10 +209,10 @@ class Solo(SoloCalls):
             self.table.note_ends(_ALL, value.terminated | value.truncated)
         return value
 
-    async def drain(self) -> None:
+    async def drain(self, timeout_s: float | None = None) -> None:
         """Wait for what was abandoned, then drop what nobody took of it."""
         if self._flights.abandoned:
-            await self._drain(None)
+            await self._drain(timeout_s)
 
     async def _drain(self, timeout_s: float | None) -> None:
         for flight in list(self._flights.abandoned):

@@ -49,6 +49,7 @@ class SoloLife:
         timeout_s: how long any wait may last, in seconds; None for ever.
         config: how long the factory may take, and how what draws is started.
         render: what to draw of every result; None: nothing.
+        short_s: with "auto", steps shorter than that are made on the loop, in seconds.
 
     Attributes:
         images: what draws; None if nobody wants images.
@@ -83,6 +84,7 @@ class SoloLife:
         timeout_s: float | None,
         config: FleetConfig,
         render: RenderConfig | None,
+        short_s: float = SHORT_S,
     ) -> None:
         self.num_envs = num_envs
         self._factory = factory
@@ -91,6 +93,7 @@ class SoloLife:
         self._timeout_s = timeout_s
         self._config = config
         self._render = render
+        self._short_s = short_s
         self._physics: PhysicsReader | None = None
         self._pool: LatePool | None = None
         self._pid = os.getpid()
@@ -174,7 +177,7 @@ class SoloLife:
         # what draws is tied to its thread, and only a thread can be waited for with a timeout
         chooses = self._run_in == "auto" and self.render_mode is None and self._timeout_s is None
         inline = None if chooses else self._run_in == "inline"
-        self.steps, self.resets = Pace(SHORT_S, inline), Pace(SHORT_S, inline)
+        self.steps, self.resets = Pace(self._short_s, inline), Pace(self._short_s, inline)
 
     async def _start_images(self, render: RenderConfig) -> None:
         """Have what draws started: from the states of the batch itself."""

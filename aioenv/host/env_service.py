@@ -52,6 +52,7 @@ class EnvDescription(NamedTuple):
     checkpoint_size: int = 0  # how many float64 it takes to resume it; 0 if it can't be, or nobody asked
     checkpoint_obstacle: str | None = None  # why it can't be
     stepped_alone: bool = True  # whether its slot can be stepped without the others of its worker
+    model_fields: dict[str, npt.NDArray[Any]] | None = None  # of a native vector env, where its first row is described
 
 
 class EnvService(EnvCalls, SlotService):

@@ -20,6 +20,7 @@ from aioenv.host import running
 from aioenv.host.env_service import EnvDescription, FirstCheckpoints
 from aioenv.host.physics_batch import find_physics
 from aioenv.host.service import Reply, SlotService
+from aioenv.host.shared_fields import SharedFields
 from aioenv.host.vector_access import (
     make_vector_env,
     refuse_some,
@@ -61,6 +62,7 @@ class VectorService(SlotService):
         self._closed = False
         self._packer = InfoPacker(num_envs)
         self._calls = VectorCalls(self._env)
+        self._fields = SharedFields(self._env, num_envs)
         self._resets_next = self._env.metadata.get("autoreset_mode") is AutoresetMode.NEXT_STEP
         self._over: npt.NDArray[np.bool_] = np.zeros(num_envs, np.bool_)  # whose episode ended in the last step
         self._resumed = False  # in the place of one that died, and not stepped since
@@ -85,7 +87,8 @@ class VectorService(SlotService):
             checkpoints.obstacle if checkpoints is not None else None,
             stepped_alone=self._n == 1 or steps_some(env),
         )
-        return [first, *[first._replace(observation_space=None, action_space=None)] * (self._n - 1)]
+        rest = [first._replace(observation_space=None, action_space=None)] * (self._n - 1)
+        return [first._replace(model_fields=self._fields.describe()), *rest]
 
     def configure(
         self,
@@ -124,6 +127,8 @@ class VectorService(SlotService):
     # ------------------------------------------------------------ steps and resets
 
     def _step(self, frame: Frame) -> Reply:
+        if self._fields.error is not None:
+            raise self._fields.error
         rows, objects, _ = load(frame.tail) if len(frame.tail) else (None, None, None)
         if rows is not None and len(rows) < self._n:
             return self._step_some(list(rows), b"".join(frame.fixed), objects or ())
@@ -308,6 +313,10 @@ class VectorService(SlotService):
         self._latest = [array.copy() for array in observations], [list(column) for column in objects]
         self._resumed = True
         return [None] * len(rows)
+
+    def share_model_field(self, *args: Any) -> None:
+        """See `SharedFields.share`."""
+        self._fields.share(*args)
 
     def begin_anew(self, rows: Sequence[LostRow]) -> None:
         """Another process had these rows and died: say so in their next step, and reset them then."""

@@ -19,7 +19,7 @@ from mujoco import batch
 
 from aioenv.native.team import Team
 
-__all__ = ["BatchEngine", "Engine", "LoopEngine"]
+__all__ = ["BatchEngine", "Engine", "LoopEngine", "field_value"]
 
 Array = npt.NDArray[Any]
 Slots = npt.NDArray[np.int64]
@@ -50,8 +50,12 @@ class Engine(Protocol):
     def bind(self, name: str) -> Array:
         """The live array of a field of MjData, `(num_sims, ...)`."""
 
-    def field(self, name: str) -> Array:
-        """The live array of a field of MjModel, `(num_sims, ...)`, from now on one for each simulation."""
+    def field(self, name: str, array: Array | None = None) -> Array:
+        """The live array of a field of MjModel, `(num_sims, ...)`, from now on one for each simulation.
+
+        Args:
+            array: what it shall be, if it was not live yet; its values are taken as they are.
+        """
 
     def step(self, slots: Slots | None, nstep: int) -> None:
         """`mj_step`, `nstep` times."""
@@ -78,6 +82,12 @@ class Engine(Protocol):
         """End the threads; the arrays stay as they are."""
 
 
+def field_value(model: Any, name: str) -> Array:
+    """What a model says of a field that can differ between simulations, of the dtype that MuJoCo keeps it in."""
+    value = getattr(model.opt, name[4:]) if name.startswith("opt.") else getattr(model, name)
+    return np.array(value, np.int32) if isinstance(value, int) else np.array(value)
+
+
 class BatchEngine:
     """`mujoco.batch.Batch` behind the interface of `Engine`."""
 
@@ -97,9 +107,10 @@ class BatchEngine:
         array: Array = self._batch.bind(name)
         return array
 
-    def field(self, name: str) -> Array:
+    def field(self, name: str, array: Array | None = None) -> Array:
         if name not in self._fields:
-            self._fields[name] = self._batch.expand(name).copy()
+            own = self._batch.expand(name)
+            self._fields[name] = own.copy() if array is None else array
         return self._fields[name]
 
     def _push(self) -> None:
@@ -208,7 +219,7 @@ class LoopEngine:
         self._spare.clear()  # they copy what was known when they were made
         return self._outputs[name]
 
-    def field(self, name: str) -> Array:
+    def field(self, name: str, array: Array | None = None) -> Array:
         known = self._fields.get(name, self._scalars.get(name))
         if known is not None:
             return known
@@ -217,12 +228,13 @@ class LoopEngine:
         if not (self._fields or self._scalars):
             self.models = [copy.copy(self.models[0]) for _ in self._all]
         if name.startswith("opt.") and not isinstance(getattr(self.models[0].opt, name[4:]), np.ndarray):
-            self._scalars[name] = np.array([getattr(model.opt, name[4:]) for model in self.models])
+            own = np.array([field_value(model, name) for model in self.models])
+            self._scalars[name] = own if array is None else array
             return self._scalars[name]
-        arrays = [self._get(model, name) for model in self.models]
-        self._fields[name] = field = np.stack(arrays)
-        for i, array in enumerate(arrays):
-            self._before[i].append((array, field[i]))
+        targets = [self._get(model, name) for model in self.models]
+        self._fields[name] = field = np.stack(targets) if array is None else array
+        for i, target in enumerate(targets):
+            self._before[i].append((target, field[i]))
         return field
 
     @staticmethod

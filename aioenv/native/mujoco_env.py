@@ -210,6 +210,10 @@ class NativeMujocoEnv(SlotStates, VectorEnv[Any, Any, Any]):
         """A field of the model with values for each slot, `(num_envs, ...)`; see `SimPool.model_field`."""
         return self.pool.model_field(name)
 
+    def set_const(self, slots: Any = None) -> None:
+        """Derive constants anew from changed fields of the model; see `SimPool.set_const`."""
+        self.pool.set_const(slots)
+
     # ------------------------------------------------------------ the vector env
 
     @property  # type: ignore[misc]
