@@ -17,6 +17,7 @@ from aioenv.engine.arguments import (
     check_num_workers,
     check_on_timeout,
     check_preload,
+    check_render,
     check_seconds,
     check_timeout,
     check_worker_env,
@@ -36,9 +37,11 @@ from aioenv.engine.results import ResetResult, StepResult
 from aioenv.engine.rollout import Policy
 from aioenv.engine.session import Session
 from aioenv.engine.solo_some import SoloLive, SoloWalk, SomeSolo
+from aioenv.engine.threads import BLOCKING_S, SHORT_S
 from aioenv.engine.waits import Clock
 from aioenv.errors import RenderError
 from aioenv.host.vector_access import is_native_task, make_registered, refuse_some
+from aioenv.rendering.pixel_states import with_pixel_states
 from aioenv.stats.episodes import EpisodeStats
 from aioenv.vector_env import AsyncVectorEnv
 from aioenv.workers.channel import check_channel
@@ -101,6 +104,7 @@ class NativeVectorEnv(AsyncVectorEnv):
         TypeError: if `make_vector_env` is not callable; with workers, if it can't be pickled.
     """
 
+    _short_s = SHORT_S
     _solo: SomeSolo | None = None
 
     def __init__(
@@ -121,6 +125,7 @@ class NativeVectorEnv(AsyncVectorEnv):
         log_prefix: str | None = None,
         worker_env: Mapping[str, str] | Sequence[Mapping[str, str] | None] | None = None,
         render: RenderConfig | None = None,
+        pixels: RenderConfig | None = None,
         cpu_affinity: str | Sequence[int | Iterable[int]] | None = None,
         episode_stats: bool | EpisodeStats = False,
         stats_prefix: str | None = None,
@@ -149,9 +154,12 @@ class NativeVectorEnv(AsyncVectorEnv):
         self.num_envs = int(num_envs)
         self.closed = False
         self.copy = copy
+        check_render(render, pixels)
+        if pixels is not None:
+            make_vector_env = with_pixel_states(make_vector_env, pixels)
         self._make_vector_env = make_vector_env
         self._run_in = run_in
-        self._render_config = render
+        self._render_config, self._pixels_config = render, pixels
         self._must_reset = False
         self._clock = Clock()
         # the mode is told when the env is there
@@ -169,13 +177,17 @@ class NativeVectorEnv(AsyncVectorEnv):
             start_timeout_s=check_seconds("start_timeout_s", start_timeout_s),
             log_prefix=log_prefix,
             worker_env=check_worker_env(worker_env, workers),
-            find_sources=render is not None,
+            find_sources=render is not None or pixels is not None,
             restart=restart,
             cpu_affinity=check_cpu_affinity(cpu_affinity),
             transport="frames",
             vectorized=True,
             episodes=self._episode_stats,
         )
+
+    def keep_loop(self) -> None:
+        """Before the start: make steps of up to 5 ms on the loop, which is this env's alone (the sync facade's)."""
+        self._short_s = BLOCKING_S
 
     def _make_session(self) -> Session:
         if self._config.num_workers:
@@ -188,6 +200,8 @@ class NativeVectorEnv(AsyncVectorEnv):
             timeout_s=self._timeout_s,
             config=self._config,
             render=self._render_config,
+            pixels=self._pixels_config,
+            short_s=self._short_s,
         )
         return cast(Session, self._solo)  # which it stands in for, as well as for a fleet and a schedule
 
@@ -233,7 +247,7 @@ class NativeVectorEnv(AsyncVectorEnv):
     def _check_whole(self, name: str, slots: npt.NDArray[np.int64]) -> None:
         """Raise if an env is to step some of its slots, and can't."""
         fleet = self._running.fleet
-        if fleet.steps_some:
+        if fleet.steps_some or not len(slots):
             return
         if not self._config.num_workers:
             raise refuse_some(name, self._running.fleet.kind)  # type: ignore[attr-defined]
@@ -293,9 +307,21 @@ class NativeVectorEnv(AsyncVectorEnv):
                 paused.
         """
         table = self._running.table
-        paused = set(table.named(several(slots)).tolist()) | set(range(self.num_envs)).difference(table.live.tolist())
-        self._check_whole("pause", np.array(sorted(paused)))
+        left = np.setdiff1d(table.live, table.named(several(slots)))
+        self._check_whole("pause", np.setdiff1d(np.arange(self.num_envs), left))
         super().pause(slots)
+
+    def resume(self, slots: int | Iterable[int] | None = None) -> None:
+        """Take slots into whole batches again (see `AsyncVectorEnv.resume`); as many together as `pause` takes.
+
+        Raises:
+            IndexError, ValueError: as `pause`. Nothing is resumed.
+        """
+        table = self._running.table
+        named = table.named(None if slots is None else several(slots))
+        paused = np.setdiff1d(np.arange(self.num_envs), np.union1d(table.live, named))
+        self._check_whole("resume", paused)
+        super().resume(slots)
 
     async def step_at(self, slot: int, action: Any) -> StepResult:
         """Step one slot, if the vector env has `step_some`; see `AsyncVectorEnv.step_at`."""

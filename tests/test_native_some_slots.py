@@ -150,6 +150,36 @@ async def test_a_cancelled_step_of_some_is_taken_or_dropped():
         assert equal(await singles.step(action), await native.step(action))
 
 
+async def test_a_timeout_while_slots_are_paused():
+    actions = np.zeros((2, 3), np.float32)
+    for run_in in ("auto", "inline"):
+        async with aioenv.NativeVectorEnv(Hopper, 2, run_in=run_in) as envs:
+            await envs.reset(seed=0)
+            envs.pause(0)
+            if run_in == "inline":
+                for late in (envs.step(actions, timeout_s=1), envs.reset(timeout_s=1)):
+                    with pytest.raises(ValueError, match="nobody can stop waiting"):
+                        await late
+                assert (await envs.step(actions)).info["_active"].tolist() == [False, True]
+                continue
+            with pytest.raises(aioenv.StepTimeout):
+                await envs.step(actions, timeout_s=1e-9)
+            assert (await envs.recv()).slots.tolist() == [1]
+
+
+async def test_rollouts_without_paused_slots():
+    singles, native = both(num_workers=2)
+    async with singles, native:
+        rollouts = []
+        for envs in (singles, native):
+            await envs.reset(seed=2)
+            envs.pause([0, 3])
+            rollouts.append(await envs.rollout(policy, 12))
+        for name in ("obs", "actions", "reward", "terminated", "truncated", "valid", "last_obs"):
+            assert data_equivalence(*(getattr(rollout, name) for rollout in rollouts), exact=True), name
+        assert not rollouts[1].valid[:, [0, 3]].any() and rollouts[1].valid[:, [1, 2, 4]].any()
+
+
 # ---------------------------------------------------------------- one slot
 
 
@@ -254,6 +284,11 @@ async def test_what_can_not_step_some_of_its_slots_says_what_it_lacks():
         envs.pause([2])  # a whole one
         result = await envs.step([0, 0, 0])
         assert (result.reward.tolist(), result.info["_active"].tolist()) == ([1, 1, 0], [True, True, False])
+        envs.pause([0, 1])
+        with pytest.raises(ValueError, match=r"resume: slots \[0\]: the vector env of slots 0 to 1"):
+            envs.resume([1, 2])
+        envs.resume([1, 2, 0])
+        assert (await envs.step([0, 0, 0])).reward.all()
 
 
 # ---------------------------------------------------------------- episodes

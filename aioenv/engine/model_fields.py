@@ -83,7 +83,7 @@ class ModelFields:
             ValueError: if there is no such field, or it can't be shared.
         """
         if name not in self._arrays:
-            self._arrays[name] = self._make(name, self._read_defaults(name))
+            self._arrays[name] = self._make(self._read_defaults(name))
             for worker in self._workers:
                 self._tell(worker, name)
         return self._arrays[name][0]
@@ -103,7 +103,7 @@ class ModelFields:
             raise ValueError(f"model_field: {name!r} has not the same shape in all workers")
         return values
 
-    def _make(self, name: str, values: list[Array]) -> tuple[Array, FieldPlace]:
+    def _make(self, values: list[Array]) -> tuple[Array, FieldPlace]:
         if self._memory is None:
             self._memory = Shared.create() if os.path.exists("/proc/self/fd") else None
             if self._memory is None:

@@ -37,14 +37,20 @@ class SomeSolo(Solo):
         if not self.steps_some:
             raise refuse_some(name, self.kind)
 
-    def begin_step(self, actions: Any, slots: Slots, name: str, *, waiting: bool = True) -> Flight:
-        """Step some slots, ascending, given actions of all; never blocks for longer than the loop may be kept."""
+    def begin_step(
+        self, actions: Any, slots: Slots, name: str, *, waiting: bool = True, timeout_s: float | None = None
+    ) -> Flight:
+        """Step some slots, ascending, given actions of all; never blocks for longer than the loop may be kept.
+
+        With a `timeout_s` it is done on the thread, for which alone one can stop waiting.
+        """
         some = None if len(slots) == self.num_envs else slots
         if some is not None:
             self.check_steps_some(name)
         self.table.check_send(slots, name, reset=False)
+        here = self._is_here(self.steps, timeout_s)
         flight = self._flights.begin(slots, waiting=waiting)
-        self._launch(flight, self._is_here(self.steps, None), partial(self._step, actions, True, flight.shot, some))
+        self._launch(flight, here, partial(self._step, actions, True, flight.shot, some))
         return flight
 
     def begin_reset(
@@ -55,17 +61,18 @@ class SomeSolo(Solo):
         name: str,
         *,
         shown: Slots | None = None,
+        timeout_s: float | None = None,
     ) -> Flight:
         """Reset some slots, ascending; `shown` are those whose results it gives (None: these)."""
         shown = slots if shown is None else shown
         self.table.check_send(shown, name, reset=True)
+        here = self._is_here(self.resets, timeout_s)
         self.table.note_reset(slots)
         mask = None
         if len(slots) < self.num_envs:
             mask = np.zeros(self.num_envs, np.bool_)
             mask[slots] = True
         flight = self._flights.begin(shown, waiting=True, resets=slots)
-        here = self._is_here(self.resets, None)
         self._launch(flight, here, partial(self._reset, seed, mask, options, True, flight.shot))
         return flight
 
@@ -171,9 +178,9 @@ class SoloLive:
         """Step the slots that are not paused (see `AsyncVectorEnv.step`)."""
         solo = self._solo
         batch = solo.actions.assemble(*solo.actions.take_apart(actions, solo.num_envs))
-        await solo.drain()
+        await solo.drain(timeout_s)
         paused, live = self._paused, solo.table.live
-        flight = solo.begin_step(batch, live, "step")
+        flight = solo.begin_step(batch, live, "step", timeout_s=timeout_s)
         value: StepResult = await solo.outcome(flight, timeout_s)
         if not len(live):
             await asyncio.sleep(0)  # whoever steps in a loop lets others run
@@ -184,14 +191,14 @@ class SoloLive:
     ) -> ResetResult:
         """Reset the slots that are not paused, or those of a mask (see `AsyncVectorEnv.reset`)."""
         solo = self._solo
-        await solo.drain()
+        await solo.drain(timeout_s)
         paused, live = self._paused, solo.table.live
         slots = live if mask is None else live[mask[live]]
         if len(slots):
-            flight = solo.begin_reset(slots, seed, options, "reset", shown=live)
+            flight = solo.begin_reset(slots, seed, options, "reset", shown=live, timeout_s=timeout_s)
         else:
             nothing = solo.actions.assemble(solo.actions.zeros(solo.num_envs), solo.actions.no_objects(solo.num_envs))
-            flight = solo.begin_step(nothing, slots, "reset")
+            flight = solo.begin_step(nothing, slots, "reset", timeout_s=timeout_s)
         value = await solo.outcome(flight, timeout_s)
         return ResetResult(value.obs, {**value.info, "_active": ~paused})
 

@@ -40,12 +40,12 @@ class Blocking:
         _open.add(self)
 
     def _end(self, **how: Any) -> None:
-        """End the workers and the loop thread. A forked copy has neither, and leaves those of its parent alone.
+        """End the workers and the loop thread; in a forked copy, which has neither, nothing.
 
         Args:
             **how: as the `close` of what runs there.
         """
-        if self._portal.is_mine:
+        if not self._portal.is_copy:
             self._portal.call(self._inner.close, **how)
         self._portal.close()
 

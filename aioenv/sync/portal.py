@@ -41,14 +41,14 @@ class Portal:
         await self._stop.wait()
 
     @property
-    def is_mine(self) -> bool:
-        """Whether this process has the thread: a forked copy has not."""
-        return self._pid == os.getpid()
-
-    @property
     def is_here(self) -> bool:
         """Whether this is the portal's own thread."""
         return threading.get_ident() == self._thread.ident
+
+    @property
+    def is_copy(self) -> bool:
+        """Whether this is a forked copy: the thread has stayed in the other process."""
+        return os.getpid() != self._pid
 
     def call(self, function: Callable[..., Coroutine[Any, Any, T]], *args: Any, **kwargs: Any) -> T:
         """Run a coroutine function on the loop, and wait for its result.
@@ -56,8 +56,8 @@ class Portal:
         If the wait is interrupted (Ctrl-C), the coroutine is cancelled, and its end is waited for first.
 
         Raises:
-            LoopError: if this is called on the portal's own thread, where it would wait for itself for ever; or in a
-                forked copy of its process, which has no such thread.
+            LoopError: if this is called on the portal's own thread, where it would wait for itself for ever, or in a
+                forked copy of the process, where nobody would answer.
             ClosedError: if the portal is closed.
         """
         call = self._prepare(function, args, kwargs)
@@ -104,11 +104,11 @@ class Portal:
                 "ever. On a loop, use the async API (aioenv.AsyncVectorEnv)"
             )
         if self._closed:
-            raise ClosedError("this has been closed, and its loop thread with it")
-        if not self.is_mine:
+            raise ClosedError("the loop thread is closed")
+        if self.is_copy:
             raise LoopError(
-                f"this belongs to process {self._pid}, where its loop thread runs; in process {os.getpid()}, a forked "
-                "copy of that, nobody would ever answer. Make another one here"
+                f"this was made in process {self._pid}, and its loop thread has stayed there: process {os.getpid()} is "
+                "a forked copy. Make another one here"
             )
         return Call(self._loop, function, args, kwargs)
 
@@ -129,7 +129,7 @@ class Portal:
         if self._closed:
             return
         self._closed = True
-        if not self.is_mine:
+        if self.is_copy:
             return
         self._loop.call_soon_threadsafe(self._stop.set)
         if not self.is_here:

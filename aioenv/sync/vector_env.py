@@ -23,6 +23,7 @@ from aioenv.engine.stream import ImageStream
 from aioenv.engine.waits import Stats
 from aioenv.envs.actors import ActorID
 from aioenv.errors import ClosedError
+from aioenv.host.vector_access import is_native_task
 from aioenv.native_vector_env import NativeVectorEnv
 from aioenv.stats.episodes import EpisodeStats
 from aioenv.sync.evaluate import run_episodes
@@ -251,7 +252,10 @@ def make_vec(
     **kwargs: Any,
 ) -> VectorEnv:
     """Make and start a vector env of copies of one env, for blocking code; arguments as for `aioenv.make_vec`."""
-    return VectorEnv._over(make.make_vec(env, num_envs, **kwargs))
+    envs = make.make_vec(env, num_envs, **kwargs)
+    if isinstance(envs, NativeVectorEnv) and is_native_task(env):  # others may hang, and Ctrl-C with them
+        envs.keep_loop()
+    return VectorEnv._over(envs)
 
 
 # what `help` and notebooks show, instead of **kwargs

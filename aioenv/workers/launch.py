@@ -107,7 +107,8 @@ async def launch(
                 continue
             return process
     except (OSError, ValueError) as exc:  # a ValueError: of variables that no process can have
-        hint = "; raise the limit, with `ulimit -n`" if getattr(exc, "errno", None) == errno.EMFILE else ""
+        full = getattr(exc, "errno", None) == errno.EMFILE
+        hint = "; raise the limit (ulimit -n), or take fewer workers" if full else ""
         raise WorkerStartError(f"a worker process can't be started: {exc}{hint}") from exc
 
 
