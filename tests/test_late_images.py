@@ -213,3 +213,28 @@ async def test_a_stream_gives_what_is_drawn_however_slow():
         os.kill(pid, signal.SIGCONT)
         number, images = await stream.next()
         assert number == later + 1 and np.array_equal(images, expected[7])
+
+
+@pytest.mark.asyncio
+async def test_render_claims_the_images_of_all_slots():
+    async with aioenv.make_vec("HalfCheetah-v5", 2, render=CONFIG, num_workers=1) as envs:
+        await envs.reset(seed=0)
+        await envs.render()
+        pid = pool_of(envs).pids[0]
+        os.kill(pid, signal.SIGSTOP)
+        for slot in (0, 1):  # the first is being drawn, the second waits
+            envs.send(ACTIONS[0, :1], [slot])
+            await envs.recv()
+        rendering = await pending(envs.render)
+        for _ in range(3):  # newer ones come than those that are claimed
+            envs.send(ACTIONS[1, :1], [1])
+            await envs.recv()
+        os.kill(pid, signal.SIGCONT)
+        claimed = await rendering
+        newest = await envs.render()
+        assert np.array_equal(newest[0], claimed[0]) and not np.array_equal(newest[1], claimed[1])
+        await envs.reset(seed=0)
+        for slot in (0, 1):
+            envs.send(ACTIONS[0, :1], [slot])
+            await envs.recv()
+        assert np.array_equal(await envs.render(), claimed)
