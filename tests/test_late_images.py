@@ -238,3 +238,29 @@ async def test_render_claims_the_images_of_all_slots():
             envs.send(ACTIONS[0, :1], [slot])
             await envs.recv()
         assert np.array_equal(await envs.render(), claimed)
+
+
+def resident(pid: int | str) -> int:
+    """Bytes of memory that a process holds."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.stress
+@pytest.mark.asyncio
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("way", ["render", "pixels"])
+async def test_memory_stays_flat_over_thousands_of_batches(way):
+    async with renders(way) as envs:
+        await envs.reset(seed=0)
+        sizes = []
+        for count in (1_000, 4_000):
+            for number in range(count):
+                images = await images_of(envs, way, ACTIONS[number % 100])
+                kept = images if number % 3 else images[0]
+                if number % 50 == 0:  # slots by themselves, too
+                    envs.send(ACTIONS[0, :1], [number % N])
+                    await envs.recv()
+            sizes.append([resident(pid) for pid in ("self", *pool_of(envs).pids)])
+        print(way, "MiB before, after:", *([round(size / 2**20, 1) for size in some] for some in sizes), len(kept))
+        assert all(after < before * 1.02 for before, after in zip(*sizes, strict=True)), sizes
+        assert shared(envs) < 1 << 20
