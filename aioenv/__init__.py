@@ -1,8 +1,17 @@
 """aioenv: step many reinforcement-learning environments at once, from asyncio.
 
-Names are loaded on first use (PEP 562), so that a worker process, which needs only a few of the modules, does
-not import asyncio.
+    async with aioenv.make_vec("HalfCheetah-v5", num_envs=64) as envs:
+        obs, info = await envs.reset(seed=0)
+        obs, reward, terminated, truncated, info = await envs.step(actions)
+
+`make_vec` and `AsyncVectorEnv` make vector envs of single envs, in worker processes; with `backend="native"`, or by
+`NativeVectorEnv`, of envs that are written as one batch. `aioenv.sync` has the same without `await`, and a drop-in for
+Gymnasium's `AsyncVectorEnv`. `run` is `asyncio.run` on the faster loop. `evaluate` runs numbered episodes, `record`
+makes a video, `RenderPool` draws. All errors are an `AioenvError`.
 """
+
+# Names are loaded on first use (PEP 562), so that a worker process, which needs only a few of the modules, does not
+# import asyncio.
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
@@ -29,6 +30,8 @@ __all__ = ["env_factory", "make_vec", "new_event_loop", "run"]
 T = TypeVar("T")
 
 BACKENDS = ("workers", "native")
+
+_HINT = "; a list of functions goes to aioenv.AsyncVectorEnv"
 
 
 def make_vec(
@@ -91,8 +94,6 @@ def make_vec(
     if backend == "native":
         ours = is_native_task(env)
         _refuse_native(
-            episode_stats=episode_stats is not False,
-            stats_prefix=stats_prefix is not None,
             wrappers=bool(wrappers),
             observation_mode=observation_mode != "same",
             autoreset_mode=not ours and autoreset_mode not in (AutoresetMode.NEXT_STEP, AutoresetMode.NEXT_STEP.value),
@@ -122,6 +123,8 @@ def make_vec(
             worker_env=worker_env,
             render=render,
             cpu_affinity=cpu_affinity,
+            episode_stats=episode_stats,
+            stats_prefix=stats_prefix,
         )
     images = render is not None or pixels is not None
     factory = env_factory(env, num_envs, wrappers, images, env_kwargs)
@@ -181,7 +184,10 @@ def env_factory(
         if ":" not in env:  # "module:id" is imported in the worker
             gymnasium.spec(env)
     elif not isinstance(env, EnvSpec) and not callable(env):
-        raise TypeError(f"env: expected an id, an EnvSpec or a function that makes an env, got {env!r}")
+        raise TypeError(
+            f"env: expected an id, an EnvSpec or a function that makes an env, got {env!r}"
+            + _HINT * isinstance(env, (list, tuple))
+        )
     if images and isinstance(env, (str, EnvSpec)):
         env_kwargs = {"render_mode": "rgb_array", **env_kwargs}
     return partial(_make, env, tuple(wrappers), env_kwargs)
@@ -196,7 +202,7 @@ def _make(env: Any, wrappers: tuple[Any, ...], kwargs: dict[str, Any]) -> Env[An
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
     """A new loop of the kind that steps fastest here: uvloop's where there is one, else asyncio's."""
-    if sys.platform != "win32":
+    if sys.platform != "win32" and _has_standard_streams():  # else uvloop's own end up there, and it aborts
         try:
             import uvloop
         except ImportError:
@@ -207,8 +213,20 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
     return asyncio.new_event_loop()
 
 
+def _has_standard_streams() -> bool:
+    """Whether descriptors 0 to 2 are open."""
+    try:
+        for descriptor in range(3):
+            os.fstat(descriptor)
+    except OSError:
+        return False
+    return True
+
+
 def run(coro: Coroutine[Any, Any, T], *, debug: bool | None = None) -> T:
     """Run a coroutine to its end on a new event loop, as `asyncio.run` does, on the faster loop.
+
+    Ctrl-C cancels the coroutine, whose traceback is then that of the KeyboardInterrupt.
 
     Args:
         coro: the coroutine.
@@ -216,6 +234,21 @@ def run(coro: Coroutine[Any, Any, T], *, debug: bool | None = None) -> T:
 
     Returns:
         What the coroutine returns.
+
+    Raises:
+        RuntimeError: if a loop runs in this thread, as in a notebook.
     """
-    with asyncio.Runner(debug=debug, loop_factory=new_event_loop) as runner:
-        return runner.run(coro)
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        pass
+    else:
+        coro.close()
+        raise RuntimeError("aioenv.run: an event loop is running here, as in a notebook: await the coroutine instead")
+    try:
+        with asyncio.Runner(debug=debug, loop_factory=new_event_loop) as runner:
+            return runner.run(coro)
+    except KeyboardInterrupt as exc:
+        if isinstance(exc.__context__, asyncio.CancelledError):  # one traceback that says where, instead of two
+            raise exc.with_traceback(exc.__context__.__traceback__) from None
+        raise

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn, Self, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import gymnasium
 import numpy as np
@@ -21,19 +21,25 @@ from aioenv.engine.arguments import (
     check_worker_env,
     pickle_factories,
 )
+from aioenv.engine.episodes import check_episode_stats
 from aioenv.engine.fleet import FleetConfig
 from aioenv.engine.imports import modules_needed
-from aioenv.engine.inline import RUN_IN, Solo
-from aioenv.engine.model_fields import model_field
+from aioenv.engine.inline import RUN_IN
+from aioenv.engine.model_fields import model_field, shared_field
 from aioenv.engine.numbered import Episode
+from aioenv.engine.one_slot import check_no_mask
+from aioenv.engine.pausing import several
 from aioenv.engine.pictures import check_mode
 from aioenv.engine.record import Rollout
 from aioenv.engine.results import ResetResult, StepResult
 from aioenv.engine.rollout import Policy
 from aioenv.engine.session import Session
+from aioenv.engine.solo_some import SoloLive, SoloWalk, SomeSolo
+from aioenv.engine.threads import BLOCKING_S, SHORT_S
 from aioenv.engine.waits import Clock
 from aioenv.errors import RenderError
-from aioenv.host.vector_access import is_native_task, make_registered
+from aioenv.host.vector_access import is_native_task, make_registered, refuse_some
+from aioenv.stats.episodes import EpisodeStats
 from aioenv.vector_env import AsyncVectorEnv
 from aioenv.workers.channel import check_channel
 from aioenv.workers.launch import check_start
@@ -63,9 +69,10 @@ class NativeVectorEnv(AsyncVectorEnv):
     where it is made, called and closed. An env with a `render_mode` stays on its own thread, since what draws is tied
     to it; so does one with a `timeout_s`. Give `run_in="thread"` to others that must not change threads.
 
-    The slots are one env, so what happens to it happens to all of them: `send` takes whole vector envs (of a worker),
-    an exception fails all of its slots until they are reset, and what hangs on the thread can't be killed: `close`
-    leaves the thread to itself then, after `grace_s`, with a warning. A process can be killed.
+    The slots are one env, so what happens to it happens to all of them: an exception fails all slots that were asked
+    until they are reset, and what hangs on the thread can't be killed: `close` leaves the thread to itself then, after
+    `grace_s`, with a warning. A process can be killed. Slots are stepped without others (`send`, `step_at`, `pause`,
+    `episodes`) where the env has `step_some(actions, slots)`, as `NativeMujocoEnv` has: see `docs/vector-envs.md`.
 
     Args:
         make_vector_env: called with `num_envs`, gives a `gymnasium.vector.VectorEnv` of so many slots.
@@ -83,6 +90,7 @@ class NativeVectorEnv(AsyncVectorEnv):
         start_timeout_s: how long it may take to make it, in seconds.
         render: draw images of every returned state while the next steps run, of a vector env that has a MuJoCo `model`
             and `physics_states()` (see `PhysicsBatch` in `aioenv/host/physics_batch.py`).
+        episode_stats, stats_prefix: see `AsyncVectorEnv`.
 
     Attributes:
         num_envs: how many slots there are.
@@ -93,7 +101,8 @@ class NativeVectorEnv(AsyncVectorEnv):
         TypeError: if `make_vector_env` is not callable; with workers, if it can't be pickled.
     """
 
-    _solo: Solo | None = None
+    _short_s = SHORT_S
+    _solo: SomeSolo | None = None
 
     def __init__(
         self,
@@ -114,6 +123,8 @@ class NativeVectorEnv(AsyncVectorEnv):
         worker_env: Mapping[str, str] | Sequence[Mapping[str, str] | None] | None = None,
         render: RenderConfig | None = None,
         cpu_affinity: str | Sequence[int | Iterable[int]] | None = None,
+        episode_stats: bool | EpisodeStats = False,
+        stats_prefix: str | None = None,
     ) -> None:
         if isinstance(num_envs, bool) or not isinstance(num_envs, (int, np.integer)) or num_envs < 1:
             raise ValueError(f"num_envs: expected a positive int, got {num_envs!r}")
@@ -144,6 +155,8 @@ class NativeVectorEnv(AsyncVectorEnv):
         self._render_config = render
         self._must_reset = False
         self._clock = Clock()
+        # the mode is told when the env is there
+        self._episode_stats = check_episode_stats(episode_stats, stats_prefix, self.num_envs, AutoresetMode.NEXT_STEP)
         workers = check_num_workers(num_workers, self.num_envs) if split else 0
         self._config = FleetConfig(
             factories=pickle_factories([make_vector_env]) * self.num_envs if split else [],
@@ -162,12 +175,17 @@ class NativeVectorEnv(AsyncVectorEnv):
             cpu_affinity=check_cpu_affinity(cpu_affinity),
             transport="frames",
             vectorized=True,
+            episodes=self._episode_stats,
         )
+
+    def keep_loop(self) -> None:
+        """Before the start: make steps of up to 5 ms on the loop, which is this env's alone (the sync facade's)."""
+        self._short_s = BLOCKING_S
 
     def _make_session(self) -> Session:
         if self._config.num_workers:
             return super()._make_session()
-        self._solo = Solo(
+        self._solo = SomeSolo(
             self._make_vector_env,
             self.num_envs,
             run_in=self._run_in,
@@ -175,6 +193,7 @@ class NativeVectorEnv(AsyncVectorEnv):
             timeout_s=self._timeout_s,
             config=self._config,
             render=self._render_config,
+            short_s=self._short_s,
         )
         return cast(Session, self._solo)  # which it stands in for, as well as for a fleet and a schedule
 
@@ -204,24 +223,32 @@ class NativeVectorEnv(AsyncVectorEnv):
         return await super().render(mode)
 
     def send(self, actions: Any, slots: Iterable[int] | None = None) -> None:
-        """Send actions to whole vector envs: `slots` are all there are, or all of some workers.
+        """Send actions to some slots; of an env without `step_some` to all there are, or all of some workers.
 
         Never blocks for longer than the loop may be kept (see the class). Otherwise as `AsyncVectorEnv.send`.
 
         Raises:
-            ValueError: if some slots of a vector env are missing. Nothing was sent.
+            ValueError: if some slots of a vector env are missing that can't step the others. Nothing was sent.
             ActionError, PendingCallError, EnvError, WorkerDied: as for `step`. Nothing was sent.
         """
         if slots is not None and self._config.num_workers:
             slots = self._running.table.named(slots)
-            for member, order in self._running.fleet.shares(slots):
-                if len(order) < member.stop - member.start:
-                    raise ValueError(
-                        f"send: slots {member.start} to {member.stop - 1} are one vector env, which steps all of them "
-                        f"at once, got {np.sort(slots[order]).tolist()} of them; send to all, use more workers, "
-                        'or use backend="workers", which steps slots alone'
-                    )
+            self._check_whole("send", slots)
         super().send(actions, slots)
+
+    def _check_whole(self, name: str, slots: npt.NDArray[np.int64]) -> None:
+        """Raise if an env is to step some of its slots, and can't."""
+        fleet = self._running.fleet
+        if fleet.steps_some or not len(slots):
+            return
+        if not self._config.num_workers:
+            raise refuse_some(name, self._running.fleet.kind)  # type: ignore[attr-defined]
+        for member, order in fleet.shares(slots):
+            if len(order) < member.stop - member.start:
+                raise refuse_some(
+                    f"{name}: slots {np.sort(slots[order]).tolist()}",
+                    f"the vector env of slots {member.start} to {member.stop - 1}",
+                )
 
     async def rollout(self, policy: Policy, steps: int, groups: int = 2) -> Rollout:
         """Collect steps of every slot (see `AsyncVectorEnv.rollout`); over workers, whose slots are a group together.
@@ -241,7 +268,8 @@ class NativeVectorEnv(AsyncVectorEnv):
 
             envs.model_field("body_mass")[[3, 5]] *= 1.5
 
-        It is live: each step and reset takes the field from it. So write while nothing is in flight.
+        It is live, in workers too, whose processes share its memory: each step and reset takes the field from it. So
+        write while nothing is in flight. A worker that is started again has it as it is.
 
         Args:
             name: of a field of `MjModel` that can differ between slots; "opt.gravity" and the like too.
@@ -250,38 +278,83 @@ class NativeVectorEnv(AsyncVectorEnv):
             `(num_envs, ...)`, of the field's own dtype.
 
         Raises:
-            ValueError: if the vector env is in workers or no `NativeMujocoEnv`, or there is no such field.
+            ValueError: if the vector env is no `NativeMujocoEnv`, or there is no such field; in workers, if the env has
+                taken the field itself.
             PendingCallError: if a slot has a request in flight.
+            WorkerDied: if a worker is gone.
         """
-        self._running  # noqa: B018 (checks who calls, and when)
-        return model_field(self._solo, name)
+        schedule = self._running
+        return shared_field(schedule, name) if self._solo is None else model_field(self._solo, name)
+
+    # ------------------------------------------------------------ some of its slots
 
     def pause(self, slots: int | Iterable[int]) -> None:
-        """Not to be had: none of its slots is stepped without the others.
+        """Leave slots out of whole batches, until they are resumed (see `AsyncVectorEnv.pause`).
+
+        The vector env steps the others by its `step_some`. One that has none steps all of its slots at once: over
+        workers all slots of one can be paused together then.
 
         Raises:
-            ValueError: always.
+            IndexError, ValueError: if they are no slot numbers, or the vector env can't leave them out. Nothing is
+                paused.
         """
-        self._refuse_one("pause")
+        table = self._running.table
+        left = np.setdiff1d(table.live, table.named(several(slots)))
+        self._check_whole("pause", np.setdiff1d(np.arange(self.num_envs), left))
+        super().pause(slots)
+
+    def resume(self, slots: int | Iterable[int] | None = None) -> None:
+        """Take slots into whole batches again (see `AsyncVectorEnv.resume`); as many together as `pause` takes.
+
+        Raises:
+            IndexError, ValueError: as `pause`. Nothing is resumed.
+        """
+        table = self._running.table
+        named = table.named(None if slots is None else several(slots))
+        paused = np.setdiff1d(np.arange(self.num_envs), np.union1d(table.live, named))
+        self._check_whole("resume", paused)
+        super().resume(slots)
 
     async def step_at(self, slot: int, action: Any) -> StepResult:
-        """Not to be had, as `pause`."""
-        self._refuse_one("step_at")
+        """Step one slot, if the vector env has `step_some`; see `AsyncVectorEnv.step_at`."""
+        self._check_whole("step_at", self._running.table.named([slot]))
+        if self._solo is not None:
+            return await self._solo.step_at(slot, action)
+        return await super().step_at(slot, action)
 
     async def reset_at(
         self, slot: int, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> ResetResult:
-        """Not to be had, as `pause`."""
-        self._refuse_one("reset_at")
+        """Begin an episode in one slot, if the vector env looks at `options["reset_mask"]`.
+
+        The seed stands in a list of one for each slot, None for the others. Otherwise as `AsyncVectorEnv.reset_at`.
+        """
+        if self._solo is None:
+            return await super().reset_at(slot, seed=seed, options=options)
+        self._running  # noqa: B018 (checks who calls, and when)
+        check_no_mask(options)
+        return await self._solo.reset_at(slot, seed, options)
 
     def episodes(
         self, policy: Policy, n: int, *, seed: int | Sequence[int | None] | None = None
     ) -> AsyncGenerator[Episode, None]:
-        """Not to be had, as `pause`."""
-        self._refuse_one("episodes")
+        """Run episodes 0 … n-1, each exactly once and to its end (see `AsyncVectorEnv.episodes`).
 
-    def _refuse_one(self, name: str) -> NoReturn:
-        raise ValueError(f'{name}: a vector env steps all of its slots at once; backend="workers" steps them alone')
+        It takes an env that has `step_some` (or, over workers, one slot each), and whose `reset` takes a mask and a
+        list of seeds, one a slot.
+
+        Raises:
+            ValueError: if the vector env steps all of its slots at once.
+        """
+        for slot in range(self.num_envs):
+            self._check_whole("episodes", np.array([slot]))
+        return super().episodes(policy, n, seed=seed)
+
+    def _live_of(self, schedule: Any) -> Any:
+        return super()._live_of(schedule) if self._solo is None else SoloLive(self._solo)
+
+    def _walk(self, schedule: Any) -> Any:
+        return super()._walk(schedule) if self._solo is None else SoloWalk(self._solo)
 
 
 def vector_env_factory(

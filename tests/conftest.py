@@ -27,6 +27,8 @@ from aioenv.batching import plane  # noqa: E402
 from aioenv.workers import channel as channels  # noqa: E402
 from aioenv.workers import launch  # noqa: E402
 from aioenv.workers.channel import CHANNELS  # noqa: E402
+from aioenv.workers.environment import server_environment, worker_environment  # noqa: E402
+from aioenv.workers.forkserver import AVAILABLE, ForkServer  # noqa: E402
 
 uvloop.new_event_loop().close()  # libuv opens a pipe for signals, once for the process
 
@@ -61,10 +63,12 @@ def nothing_left_behind(tmp_path, monkeypatch):
 @pytest.fixture(scope="module")
 def fork_server():
     """Keeps the fork server through a module's tests, which then need not start one each."""
-    from aioenv.sync import make_vec
-
-    with make_vec("CartPole-v1", 1):
+    if not AVAILABLE:
         yield
+        return
+    server = ForkServer.acquire(server_environment(worker_environment(None)))
+    yield
+    server.abandon()
 
 
 def run_on(loop: str, coroutine):

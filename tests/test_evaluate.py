@@ -278,15 +278,6 @@ def test_it_prints_as_a_table_and_shows_a_bar(capsys):
     assert "31/31 episodes" in capsys.readouterr().out
 
 
-def test_native_vector_envs_refuse():
-    async def main():
-        async with aioenv.make_vec("CartPole-v1", 2, backend="native") as envs:
-            with pytest.raises(ValueError, match="steps all of its slots at once"):
-                await aioenv.evaluate(envs, policy, 2)
-
-    run_on("asyncio", main())
-
-
 def test_the_blocking_twins(tmp_path):
     with aioenv.sync.VectorEnv([Walk] * 3, num_workers=2) as envs:
         check(aioenv.sync.evaluate(envs, policy, 7, seed=3), 7)

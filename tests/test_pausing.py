@@ -540,17 +540,6 @@ def test_one_slot_is_stepped_and_reset_alone():
     run_on("uvloop", main())
 
 
-def test_vector_envs_that_are_one_env_refuse():
-    async def main():
-        async with aioenv.make_vec("CartPole-v1", 2, backend="native") as envs:
-            for ask in (lambda: envs.pause(0), lambda: envs.step_at(0, 1), lambda: envs.reset_at(0)):
-                with pytest.raises(ValueError, match="steps all of its slots at once"):
-                    await ask()
-            assert await envs.call_at([1, 0], "num_envs") == (2, 2)
-
-    run_on("asyncio", main())
-
-
 def test_the_blocking_twins():
     with aioenv.sync.VectorEnv(counters(3), num_workers=2) as envs:
         envs.reset(seed=0)

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import gymnasium
+
 import aioenv
 from aioenv.cli.options import positive_float, positive_int, size
 from aioenv.loops.record import record
@@ -98,6 +100,9 @@ def run(args: argparse.Namespace) -> int:
         if exc.name != "imageio_ffmpeg":
             raise
         print("record: this takes imageio-ffmpeg: pip install 'aioenv[video]'", file=sys.stderr)
+        return 1
+    except gymnasium.error.Error as exc:
+        print(f"aioenv record: {args.env}: {exc}", file=sys.stderr)
         return 1
     except BaseException:
         if args.out.is_file():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,12 +10,14 @@ import numpy.typing as npt
 from gymnasium.vector import AutoresetMode
 
 from aioenv.batching.infos import NO_RESULT, Column, Columns, Schema
+from aioenv.batching.merge import merge
+from aioenv.engine.results import ResetResult, StepResult
 from aioenv.stats.episodes import Ended, EpisodeStats
 
 if TYPE_CHECKING:
     from aioenv.engine.batch import Exchange, Part
 
-__all__ = ["EpisodeWatch", "Episodes", "check_episode_stats"]
+__all__ = ["EpisodeWatch", "Episodes", "SoloWatch", "check_episode_stats"]
 
 _KEY = "episode"
 # As Gymnasium's RecordEpisodeStatistics: return, length, time.
@@ -84,6 +86,7 @@ class EpisodeWatch:
 
     def __init__(self, stats: EpisodeStats, mode: AutoresetMode) -> None:
         self.stats = stats
+        stats.follow(mode)
         self._same_step = mode is AutoresetMode.SAME_STEP
 
     def note(self, exchange: Exchange, part: Part) -> None:
@@ -138,6 +141,73 @@ class EpisodeWatch:
                         # at the end of an episode what is not in the final info is of the next one's reset
                         if not self._same_step or bool(over[row]) is final:
                             yield number, int(part.slots[row]), value
+
+
+class SoloWatch:
+    """Does for a vector env in this process what `EpisodeWatch` does for the parts of an exchange.
+
+    Args:
+        stats: the statistics.
+        mode: the autoreset mode.
+        num_envs: how many slots it has.
+    """
+
+    def __init__(self, stats: EpisodeStats, mode: AutoresetMode, num_envs: int) -> None:
+        self.stats = stats
+        stats.follow(mode)
+        self._same_step = mode is AutoresetMode.SAME_STEP
+        self._n = num_envs
+
+    def note(
+        self, slots: npt.NDArray[np.int64], resets: npt.NDArray[np.int64] | None, value: StepResult | ResetResult | Any
+    ) -> None:
+        """A result, a whole batch, is in.
+
+        Args:
+            slots: those that it is of.
+            resets: those of them that were reset; None: all were stepped.
+            value: the result, whose info is completed; or the error.
+        """
+        if isinstance(value, ResetResult):
+            assert resets is not None
+            self.stats.begin(resets)
+            return
+        if not isinstance(value, StepResult):
+            self.stats.drop(slots)
+            return
+        over = (value.terminated | value.truncated)[slots]
+        values = list(self._values(value.info, slots, over)) if self.stats.events and value.info else ()
+        ended = self.stats.step(slots, value.reward[slots], over, values)
+        if len(ended.rows) and _KEY not in value.info:
+            told = [None, ended.returns, ended.lengths, ended.times_s]
+            value.info.update(merge([Columns(slots[ended.rows], _SCHEMA, told)], self._n))
+
+    def _values(
+        self, info: Mapping[Any, Any], slots: npt.NDArray[np.int64], over: npt.NDArray[np.bool_]
+    ) -> Iterator[tuple[int, int, Any]]:
+        """Events of this step, with their slots (see `EpisodeWatch._values`)."""
+        for number, event in enumerate(self.stats.events):
+            for final in (False, True) if self._same_step else (False,):
+                values, mask = self._column(info, ("final_info", *event.path) if final else event.path)
+                if self._same_step:
+                    mask = mask[slots] & (over == final)
+                else:
+                    mask = mask[slots]
+                for slot in slots[mask].tolist():
+                    yield number, slot, values[slot]
+
+    def _column(self, info: Any, path: tuple[str, ...]) -> tuple[Any, npt.NDArray[np.bool_]]:
+        """What infos say under a path: something with an element a slot, and of which slots."""
+        mask = np.ones(self._n, np.bool_)
+        for key in path:
+            if not isinstance(info, Mapping) or key not in info:
+                return (), np.zeros(self._n, np.bool_)
+            has = info.get(f"_{key}")
+            if isinstance(has, np.ndarray) and has.dtype == np.bool_ and has.shape == mask.shape:
+                mask &= has
+            info = info[key]
+        each = isinstance(info, (np.ndarray, list, tuple)) and np.ndim(info) and len(info) == self._n
+        return (info if each else [info] * self._n), mask
 
 
 def _rows(columns: Columns, part: Part) -> npt.NDArray[np.int64]:

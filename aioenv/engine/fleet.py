@@ -20,6 +20,7 @@ from aioenv.batching.infos import Schema
 from aioenv.batching.layout import Layout, Leaf
 from aioenv.batching.merge import SchemaTable
 from aioenv.batching.plane import Lane, Plane, choose_plane
+from aioenv.engine.model_fields import ModelFields
 from aioenv.engine.seeds import spread_seeds
 from aioenv.errors import ResumeError, SpaceMismatchError
 from aioenv.host.env_service import EnvDescription, EnvService
@@ -95,8 +96,10 @@ class Fleet:
         seed_plan: where the seeds of episodes come from that are given none; None if nowhere in particular.
         lanes: this side's views of what lies in shared memory; empty if nothing does.
         vectorized: whether the slots of a worker are one vector env.
+        steps_some: whether a slot can be stepped without the others of its worker.
         stats: statistics that the factories refer to.
         episodes: what counts episodes; None: nobody does.
+        model_fields: fields of the models of native slots; None before the start.
     """
 
     members: list[Member]
@@ -114,6 +117,7 @@ class Fleet:
     sources: list[MujocoSource | None]
     checkpoint_size: int
     first_checkpoints: dict[Member, Any]
+    steps_some: bool
     lanes: list[Lane]
 
     def __init__(self, config: FleetConfig) -> None:
@@ -123,6 +127,7 @@ class Fleet:
         self.lanes = []
         self.stats = config.stats
         self.episodes = config.episodes
+        self.model_fields: ModelFields | None = None
         self._plane: Plane | None = None
         self._memory: Shared | None = None
         self.seed_plan: SeedPlan | None = None
@@ -251,6 +256,8 @@ class Fleet:
         self._free_memory()
         if self.seed_plan is not None:
             self.seed_plan.close()
+        if self.model_fields is not None:
+            self.model_fields.close()
 
     def _free_memory(self) -> None:
         """Let go of the memory: what is mapped lives as long as anybody has an array of it."""
@@ -297,6 +304,8 @@ class Fleet:
     def _agree(self) -> None:
         """Find the spaces that all envs share, or say which ones differ."""
         descriptions: list[EnvDescription] = []
+        workers = [member.worker for member in self.members]
+        self.model_fields = ModelFields([worker.description[0].model_fields for worker in workers], workers)
         for member in self.members:
             first: EnvDescription = member.worker.description[0]
             for d in member.worker.description:
@@ -311,6 +320,7 @@ class Fleet:
         self.metadata = {**first.metadata}
         if not self._config.vectorized:  # a vector env has a mode of its own
             self.metadata["autoreset_mode"] = self._config.autoreset_mode
+        self.steps_some = all(d.stepped_alone for d in descriptions)
         self.render_mode = first.render_mode
         self.spec = first.spec
         self.sources = [d.source for d in descriptions]

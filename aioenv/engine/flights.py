@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium import Space
 
+from aioenv.engine.episodes import SoloWatch
 from aioenv.engine.images import Images, Shot
 from aioenv.engine.pieces import gather_infos, gather_obs
 from aioenv.engine.results import Ready, ResetResult, StepResult
@@ -31,12 +32,16 @@ class Flight:
         untaken: bool `(len(slots),)`, which of them nobody has taken yet.
         done: resolved when the value is there.
         shot: the images of it, if images are drawn.
+        resets: the slots that it resets; None: it is a step.
+        counted: whether those who count episodes know of it.
     """
 
-    __slots__ = ("done", "shot", "slots", "untaken", "value", "waiting")
+    __slots__ = ("counted", "done", "resets", "shot", "slots", "untaken", "value", "waiting")
 
-    def __init__(self, slots: Slots, done: asyncio.Future[None], *, waiting: bool) -> None:
+    def __init__(self, slots: Slots, done: asyncio.Future[None], *, waiting: bool, resets: Slots | None = None) -> None:
         self.slots = slots
+        self.resets = resets
+        self.counted = False
         self.waiting = waiting
         self.value: StepResult | ResetResult | EnvError | None = None
         self.untaken = np.ones(len(slots), np.bool_)
@@ -54,6 +59,7 @@ class Flights:
     Attributes:
         abandoned: cancelled or timed out; their results wait for `recv`.
         images: where the states that come with results go; None if nobody wants images.
+        episodes: counts episodes; None: nobody does.
     """
 
     def __init__(self, table: SlotTable, num_envs: int) -> None:
@@ -66,19 +72,22 @@ class Flights:
         self._arrival = asyncio.Event()
         self._closing = False
         self.images: Images | None = None
+        self.episodes: SoloWatch | None = None
 
-    def begin(self, slots: Slots, *, waiting: bool) -> Flight:
+    def begin(self, slots: Slots, *, waiting: bool, resets: Slots | None = None) -> Flight:
         """Something is asked of these slots."""
-        flight = Flight(slots, self._loop.create_future(), waiting=waiting)
+        flight = Flight(slots, self._loop.create_future(), waiting=waiting, resets=resets)
         self._table.move(slots, SlotState.IN_FLIGHT)
         self._open.add(flight)
-        if self.images is not None:
+        if self.images is not None and len(slots):
             flight.shot = self.images.begin(slots)
         return flight
 
     def arrive(self, flight: Flight, value: Any) -> None:
         """Its result is there."""
         flight.value = value
+        if self.episodes is not None and not flight.counted:
+            self.episodes.note(flight.slots, flight.resets, value)
         shot, images = flight.shot, self.images
         if images is not None and shot is not None:
             if shot.states is None:

@@ -101,16 +101,29 @@ class Group:
         self._begin(exchange, requests, stepped=True)
 
     def send_whole_reset(
-        self, slots: Slots, seeds: Mapping[int, int | None], options: dict[str, Any] | None, name: str
+        self,
+        slots: Slots,
+        seeds: Mapping[int, int | None],
+        options: dict[str, Any] | None,
+        name: str,
+        *,
+        each: bool = True,
     ) -> None:
-        """Reset some of the slots; the others' latest observations come too."""
+        """Reset some of the slots; the others' latest observations come too.
+
+        Args:
+            slots: which.
+            seeds: by slot.
+            options: for all of them.
+            name: what this is called in errors.
+            each: whether each slot has a seed of its own, rather than a batch one that was spread.
+        """
         schedule, requests = self._schedule, []
         schedule.table.check_send(self.slots, name, reset=True)
         for (member, mine), shown in zip(self._shares, self._rows, strict=True):
             chosen = mine[np.isin(mine, slots)]
-            tail = reset_tail(
-                member, chosen.tolist(), [seeds[s] for s in chosen.tolist()], options, whole=True, shown=shown
-            )
+            own = [seeds[slot] for slot in chosen.tolist()]
+            tail = reset_tail(member, chosen.tolist(), own, options, whole=True, shown=shown, each=each)
             requests.append(Sent(Kind.RESET, (), tail, chosen))
         schedule.note_reset(slots, {slot: seeds[slot] for slot in slots.tolist()})
         self._begin(self._make(COPIED), requests, stepped=False)

@@ -24,7 +24,7 @@ from aioenv.engine.slots import SlotState
 from aioenv.engine.solo_calls import SoloCalls
 from aioenv.engine.threads import TURN_S, Pace, yield_to_loop
 from aioenv.errors import EnvError, NoAsyncCallError, StepTimeout
-from aioenv.host.vector_access import reset_vector_env, take_observations
+from aioenv.host.vector_access import refuse_some, reset_vector_env, take_observations
 
 __all__ = ["RUN_IN", "Solo"]
 
@@ -46,7 +46,7 @@ class Solo(SoloCalls):
         """A checked copy of a batch of actions."""
         if type(actions) is np.ndarray and actions.shape == self._shape and actions.dtype == self._dtype:
             return actions.copy()
-        return self._actions.assemble(*self._actions.take_apart(actions, self.num_envs))
+        return self.actions.assemble(*self.actions.take_apart(actions, self.num_envs))
 
     async def step(self, actions: Any, *, timeout_s: float | None = None) -> StepResult:
         """Step all slots (see `AsyncVectorEnv.step`).
@@ -61,6 +61,8 @@ class Solo(SoloCalls):
         here = self._is_here(self.steps, timeout_s)
         if here and self.images is None:
             value = self._step(batch, self._copy, None)
+            if self.episodes is not None:
+                self.episodes.note(self._all, None, value)
             if self._last - self._last_turn > TURN_S:
                 await self._turn(value)
             return self._good(value)
@@ -79,8 +81,9 @@ class Solo(SoloCalls):
         if self._flights.abandoned:
             await self._drain(timeout_s)
         self.table.check_send(_ALL, "reset", reset=True)
-        self.table.note_reset(self._all if mask is None else np.flatnonzero(mask))
-        flight = self._flights.begin(self._all, waiting=True)
+        resets = self._all if mask is None else np.flatnonzero(mask)
+        self.table.note_reset(resets)
+        flight = self._flights.begin(self._all, waiting=True, resets=resets)
         here = self._is_here(self.resets, timeout_s)
         self._launch(flight, here, partial(self._reset, seed, mask, options, True, flight.shot))
         return await self._outcome(flight, timeout_s)  # type: ignore[no-any-return]
@@ -94,10 +97,14 @@ class Solo(SoloCalls):
             raise ValueError('timeout_s: with run_in="inline" nobody can stop waiting for the env; use run_in="thread"')
         return True
 
-    def _step(self, actions: Any, copy: bool, shot: Shot | None) -> StepResult | EnvError:
+    def _step(
+        self, actions: Any, copy: bool, shot: Shot | None, some: npt.NDArray[np.int64] | None = None
+    ) -> StepResult | EnvError:
         began = perf_counter()
         try:
-            obs, reward, terminated, truncated, info = self._env.step(actions)
+            obs, reward, terminated, truncated, info = (  # a name for all of it would keep its arrays from being ours
+                self._env.step(actions) if some is None else self._env.step_some(actions, some)
+            )
             self._last = ended = perf_counter()
             self.steps.note(ended - began)
             if shot is not None:
@@ -112,7 +119,7 @@ class Solo(SoloCalls):
                 own(info) if info else {},
             )
         except BaseException as exc:
-            return self._failure(exc)
+            return self._failure(exc, some)
 
     def _reset(
         self,
@@ -141,7 +148,7 @@ class Solo(SoloCalls):
 
     def _fitted(self, obs: Any) -> Any:
         """Observations in the array that the space has, if they can be had as such."""
-        return self._observations.assemble(*take_observations(self._observations, obs, self.num_envs))
+        return self.observations.assemble(*take_observations(self.observations, obs, self.num_envs))
 
     def _column(self, values: Any, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
         array = np.array(values, dtype)
@@ -149,9 +156,11 @@ class Solo(SoloCalls):
             raise ValueError(f"reward and flags: expected shape {self._one_each}, got {array.shape}")
         return array
 
-    def _failure(self, exc: BaseException) -> EnvError:
+    def _failure(self, exc: BaseException, some: npt.NDArray[np.int64] | None = None) -> EnvError:
         """What an env has raised, as an error; Ctrl-C and the like go on, and leave failed slots."""
         error = self._error(exc)
+        if some is not None and len(some):
+            error.concern(tuple(some.tolist()))
         if not isinstance(exc, Exception):
             self.table.fail(error)
             raise exc
@@ -166,6 +175,7 @@ class Solo(SoloCalls):
             flight = self._flights.begin(self._all, waiting=False)
             if not self._copy:  # the next step may be made before this is taken
                 value = value if isinstance(value, EnvError) else type(value)(*map(own, value))
+            flight.counted = True
             self._flights.abandon(flight)
             self._flights.arrive(flight, value)
             raise
@@ -199,6 +209,11 @@ class Solo(SoloCalls):
             self.table.note_ends(_ALL, value.terminated | value.truncated)
         return value
 
+    async def drain(self, timeout_s: float | None = None) -> None:
+        """Wait for what was abandoned, then drop what nobody took of it."""
+        if self._flights.abandoned:
+            await self._drain(timeout_s)
+
     async def _drain(self, timeout_s: float | None) -> None:
         for flight in list(self._flights.abandoned):
             await self._patiently(asyncio.shield(flight.done), timeout_s, _LOST_NOTHING)
@@ -215,16 +230,13 @@ class Solo(SoloCalls):
     def send(self, actions: Any, slots: Iterable[int] | None) -> None:
         """Send actions to all slots; never blocks for longer than the loop may be kept."""
         numbers = self.table.named(slots)
-        arrays, objects = self._actions.take_apart(actions, len(numbers))
+        arrays, objects = self.actions.take_apart(actions, len(numbers))
         if len(numbers) < self.num_envs:
-            raise ValueError(
-                f"send: one vector env steps all of its {self.num_envs} slots at once, got slots {numbers.tolist()}; "
-                'send to all of them, split them with num_workers=, or use backend="workers", which steps slots alone'
-            )
+            raise refuse_some(f"send: slots {numbers.tolist()}", self.kind)
         self.table.check_send(_ALL, "send", reset=False)
         order = np.argsort(numbers)
         picked = [[column[i] for i in order.tolist()] for column in objects]
-        batch = self._actions.assemble([array[order] for array in arrays], picked)
+        batch = self.actions.assemble([array[order] for array in arrays], picked)
         flight = self._flights.begin(self._all, waiting=False)
         self._launch(flight, self._is_here(self.steps, None), partial(self._step, batch, True, flight.shot))
 
@@ -244,7 +256,7 @@ class Solo(SoloCalls):
             mask = np.zeros(self.num_envs, np.bool_)
             mask[numbers] = True
         self.table.note_reset(numbers)
-        flight = self._flights.begin(np.sort(numbers), waiting=False)
+        flight = self._flights.begin(np.sort(numbers), waiting=False, resets=numbers)
         here = self._is_here(self.resets, None)
         self._launch(flight, here, partial(self._reset, seed, mask, options, True, flight.shot))
 

@@ -101,7 +101,15 @@ class Lifecycle(Traces, Startable):
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else "running" if self._schedule is not None else "not started"
-        return f"<{type(self).__name__} num_envs={self.num_envs} {state}>"
+        workers = f" num_workers={self._config.num_workers}" if self._config.num_workers else ""
+        return f"<{type(self).__name__} num_envs={self.num_envs}{workers} {state}>"
+
+    if not TYPE_CHECKING:  # for who forgets the "async"; type checkers say it by themselves
+
+        def __enter__(self) -> None:
+            raise TypeError(f"{self!r}: use `async with`; for code without await there is aioenv.sync.make_vec")
+
+        def __exit__(self, *exc_info: object) -> None: ...
 
     def _check_open(self) -> None:
         if self.closed:

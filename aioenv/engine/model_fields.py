@@ -1,29 +1,39 @@
-"""Fields of the models of a vector env in this process."""
+"""Fields of the models of a vector env: arrays of this process, or shared with workers."""
 
 from __future__ import annotations
 
+import mmap
+import os
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from aioenv.errors import PendingCallError
+from aioenv.errors import PendingCallError, WireError, WorkerDied
+from aioenv.host.shared_fields import FieldPlace
+from aioenv.memory import Shared
+from aioenv.wire.frames import Kind
+from aioenv.wire.messages import Call, dump_code
 
 if TYPE_CHECKING:
     from aioenv.engine.inline import Solo
+    from aioenv.engine.schedule import Schedule
+    from aioenv.workers.supervisor import Worker
 
-__all__ = ["model_field"]
+__all__ = ["ModelFields", "model_field", "shared_field"]
+
+Array = npt.NDArray[Any]
 
 
-def model_field(solo: Solo | None, name: str) -> npt.NDArray[Any]:
-    """The live array of a field of the model, `(num_envs, ...)` (see `NativeMujocoEnv.model_field`).
+def model_field(solo: Solo, name: str) -> Array:
+    """The live array of a field of the model of a vector env in this process (see `NativeVectorEnv.model_field`).
 
     Raises:
-        ValueError: if the vector env is not in this process, or has no models of its slots.
+        ValueError: if it has no models of its slots, or there is no such field.
         PendingCallError: if it is doing something.
     """
-    if solo is None:
-        raise ValueError("model_field: an array can't be live across processes; leave out num_workers=")
     solo.table.check_call(np.arange(solo.num_envs), "model_field")
     if solo._thread is not None and solo._thread.jobs:  # a step that nobody waits for any more
         raise PendingCallError(
@@ -32,5 +42,104 @@ def model_field(solo: Solo | None, name: str) -> npt.NDArray[Any]:
     find = getattr(solo._env.unwrapped, "model_field", None)
     if find is None:
         raise ValueError(f"model_field: {type(solo._env.unwrapped).__name__} is no NativeMujocoEnv")
-    array: npt.NDArray[Any] = find(name)
+    array: Array = find(name)
     return array
+
+
+def shared_field(schedule: Schedule, name: str) -> Array:
+    """Likewise, of one in workers.
+
+    Raises:
+        ValueError, PendingCallError: as above.
+        WorkerDied: if a worker is gone.
+    """
+    schedule.table.check_call(np.arange(schedule.num_envs), "model_field")
+    fields = schedule.fleet.model_fields
+    assert fields is not None  # it was started
+    return fields.field(name)
+
+
+class ModelFields:
+    """Fields that lie in memory which the workers of a native vector env take them from.
+
+    Args:
+        defaults: of each worker, what its model says of its fields; None if its env has none.
+        workers: these, in the order of slots.
+
+    The memory is made with the first field. Workers open it as a descriptor of this process, and are told of a field
+    by a call that nobody waits for: requests are answered in turn, so the next step is one with the field.
+    """
+
+    def __init__(self, defaults: Sequence[dict[str, Array] | None], workers: Sequence[Worker]) -> None:
+        self._defaults = defaults
+        self._workers = workers
+        self._memory: Shared | None = None
+        self._arrays: dict[str, tuple[Array, FieldPlace]] = {}
+
+    def field(self, name: str) -> Array:
+        """The live array of a field, `(num_envs, ...)`.
+
+        Raises:
+            ValueError: if there is no such field, or it can't be shared.
+        """
+        if name not in self._arrays:
+            self._arrays[name] = self._make(self._read_defaults(name))
+            for worker in self._workers:
+                self._tell(worker, name)
+        return self._arrays[name][0]
+
+    def _read_defaults(self, name: str) -> list[Array]:
+        values = []
+        for worker, defaults in zip(self._workers, self._defaults, strict=True):
+            if defaults is None:
+                raise ValueError("model_field: the vector env is no NativeMujocoEnv")
+            if name not in defaults:
+                raise ValueError(
+                    f"model_field: {name!r} is no field of MjModel that can differ between simulations, or the env has "
+                    "taken it itself"
+                )
+            values += [defaults[name]] * len(worker.slots)
+        if len({(value.shape, value.dtype) for value in values}) > 1:
+            raise ValueError(f"model_field: {name!r} has not the same shape in all workers")
+        return values
+
+    def _make(self, values: list[Array]) -> tuple[Array, FieldPlace]:
+        if self._memory is None:
+            self._memory = Shared.create() if os.path.exists("/proc/self/fd") else None
+            if self._memory is None:
+                raise ValueError(
+                    "model_field: this platform has no memory without a name to share; leave out num_workers="
+                )
+        shape = (len(values), *values[0].shape)
+        page = mmap.ALLOCATIONGRANULARITY
+        count = int(np.prod(shape))
+        size = max(1, -(-count * values[0].itemsize // page)) * page
+        offset, memory = self._memory.extend(size)
+        array = np.frombuffer(memory, values[0].dtype, count).reshape(shape)
+        array[...] = values
+        path = f"/proc/{os.getpid()}/fd/{self._memory.fd}"
+        return array, FieldPlace(path, offset, size, shape, values[0].dtype.str)
+
+    def _call(self, worker: Worker, name: str) -> tuple[str, FieldPlace, int]:
+        return name, self._arrays[name][1], worker.slots[0]
+
+    def _tell(self, worker: Worker, name: str) -> None:
+        call = Call("share_model_field", self._call(worker, name), {})
+        with suppress(WorkerDied, WireError):  # it is being started again, and will be told then
+            worker.submit(Kind.CALL, (), dump_code(call), on_reply=lambda _: None)
+
+    async def restore(self, worker: Worker) -> None:
+        """Tell a new process what the one before it was told.
+
+        Raises:
+            WorkerDied, EnvError: if it ends, or fails.
+        """
+        for name in list(self._arrays):
+            await worker.call("share_model_field", *self._call(worker, name))
+
+    def close(self) -> None:
+        """Let go of the memory; it lives as long as anybody has an array of it."""
+        self._arrays = {}
+        if self._memory is not None:
+            self._memory.close()
+            self._memory = None

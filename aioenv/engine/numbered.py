@@ -16,15 +16,12 @@ import numpy as np
 import numpy.typing as npt
 
 from aioenv.assign import draw_seeds
-from aioenv.batching.merge import merge
-from aioenv.engine.groups import Group
-from aioenv.engine.one_slot import info_of
-from aioenv.engine.pausing import Live, put_part
+from aioenv.engine.pausing import Live
 from aioenv.engine.rollout import Policy, are_pairs, split_answer, takes
+from aioenv.engine.walk import GroupWalk, Moved, Walk
 from aioenv.errors import EpisodesDone, PausedError, PendingCallError
 
 if TYPE_CHECKING:
-    from aioenv.engine.batch import Exchange
     from aioenv.engine.schedule import Schedule
     from aioenv.engine.waits import Clock
 
@@ -116,7 +113,7 @@ class Numbered:
         self, schedule: Schedule, policy: Policy, seeds: Sequence[int | None]
     ) -> AsyncGenerator[Episode, None]:
         await schedule.drain()
-        run = _Run(schedule, self._clock, policy, seeds)
+        run = _Run(schedule, self._walk(schedule), self._clock, policy, seeds)
         try:
             while run.busy:
                 for episode in await run.advance():
@@ -124,6 +121,9 @@ class Numbered:
         finally:
             run.end()
             self._live = None
+
+    def _walk(self, schedule: Schedule) -> Walk:
+        return GroupWalk(schedule)
 
 
 def episode_seeds(n: int, seed: int | Sequence[int | None] | None) -> tuple[int | None, list[int | None]]:
@@ -163,13 +163,16 @@ class _Run:
         busy: whether any is left.
     """
 
-    def __init__(self, schedule: Schedule, clock: Clock, policy: Policy, seeds: Sequence[int | None]) -> None:
+    def __init__(
+        self, schedule: Schedule, walk: Walk, clock: Clock, policy: Policy, seeds: Sequence[int | None]
+    ) -> None:
         table, n = schedule.table, schedule.num_envs
         if not len(table.live):
             raise PausedError("episodes: all slots are paused; resume() some first")
         if schedule.outstanding:
             raise PendingCallError("episodes: there are requests in flight, or results that nobody took; recv() them")
         self._schedule = schedule
+        self._walk = walk
         self._clock = clock
         self._policy = policy
         self._wanted = [name for name in ("slots", "episodes", "started") if takes(policy, name)]
@@ -179,10 +182,7 @@ class _Run:
         self._running: dict[int, _Attempt] = {}  # by slot
         self._begin: dict[int, _Attempt] = {}  # to be reset next
         self._started = np.zeros(n, np.bool_)
-        self._obs = schedule.fleet.observations.zeros(n)
-        self._objects = schedule.fleet.observations.no_objects(n)
         self._paused: list[int] = []
-        self._groups: dict[bool, Group] = {}  # the one that was reset last, and the one that was stepped last
         for slot in table.live.tolist():
             self._next(slot)
 
@@ -206,34 +206,22 @@ class _Run:
     async def advance(self) -> list[Episode]:
         """A step of every slot: of its env, or the reset that begins an episode. Gives the episodes that have ended."""
         stepped = sorted(self._running)
-        actions = await self._ask() if stepped else None
+        actions: tuple[Any, Any] = await self._ask() if stepped else ([], [])
         reset, self._begin = self._begin, {}
-        flights: list[tuple[Group, Exchange]] = []
+        seeds = {slot: self._seeds[attempt.number] for slot, attempt in reset.items()}
+        for attempt in reset.values():
+            attempt.began = perf_counter()
         wait = self._clock.envs.begin()
         try:
-            if actions is not None:
-                flights.append(self._step(stepped, *actions))
-            if reset:
-                flights.append(self._reset(reset))
-            exchanges = [exchange for _, exchange in flights]
-            while flights:
-                group, exchange = flights.pop(0)
-                await self._schedule.outcome(exchange, group.settle, None)
-        except BaseException:
-            for _, exchange in flights:
-                self._schedule.abandon(exchange)
-            raise
+            moved = await self._walk.move(stepped, *actions, seeds)
         finally:
             wait.end()
         self._clock.env_steps += len(stepped)
-        for exchange in exchanges:
-            for part in exchange.parts:
-                put_part(self._obs, self._objects, exchange, part)
-        for column in self._objects:  # slots without a first episode show another's, rather than None
+        for column in self._walk.objects:  # slots without a first episode show another's, rather than None
             shown = next((item for item in column if item is not None), None)
             if any(item is None for item in column):
                 column[:] = [shown if item is None else item for item in column]
-        ended = self._take(stepped, exchanges[0]) if stepped else []
+        ended = self._take(stepped, moved) if moved is not None else []
         self._started[:] = False
         for slot, attempt in reset.items():
             if slot in self._schedule.table.exhausted:
@@ -254,47 +242,28 @@ class _Run:
             given["started"] = self._started.copy()
         if "episodes" in self._wanted:
             given["episodes"] = np.array([self._running[i].number if i in self._running else -1 for i in range(n)])
-        obs = fleet.observations.assemble([array.copy() for array in self._obs], [list(c) for c in self._objects])
+        obs = fleet.observations.assemble(
+            [array.copy() for array in self._walk.obs], [list(c) for c in self._walk.objects]
+        )
         answer = self._policy(obs, **given)
         if inspect.isawaitable(answer):
             answer = await answer
         return fleet.actions.take_apart(split_answer(answer, self._pairs)[0], n)
 
-    def _step(self, stepped: list[int], arrays: Any, objects: Any) -> tuple[Group, Exchange]:
-        group = self._group(stepped, stepped=True)
-        chosen = [[column[slot] for slot in stepped] for column in objects]
-        group.send_apart([array[stepped] for array in arrays], chosen, "episodes")
-        return group, group.take()
-
-    def _reset(self, reset: dict[int, _Attempt]) -> tuple[Group, Exchange]:
-        group = self._group(sorted(reset), stepped=False)
-        seeds = {slot: self._seeds[attempt.number] for slot, attempt in reset.items()}
-        for attempt in reset.values():
-            attempt.began = perf_counter()
-        group.send_whole_reset(group.slots, seeds, None, "episodes")
-        return group, group.take()
-
-    def _group(self, slots: list[int], *, stepped: bool) -> Group:
-        group = self._groups.get(stepped)
-        if group is None or group.slots.tolist() != slots:
-            group = self._groups[stepped] = Group(self._schedule, np.array(slots))
-        return group
-
-    def _take(self, stepped: list[int], exchange: Exchange) -> list[Episode]:
+    def _take(self, stepped: list[int], moved: Moved) -> list[Episode]:
         """Take in a step; gives the episodes that have ended, and lets their slots go on."""
-        batch, now = exchange.batch, perf_counter()
+        now = perf_counter()
         ended: list[Episode] = []
-        over = batch.terminated | batch.truncated
-        info = merge([c for part in exchange.parts for c in part.columns], len(stepped)) if over.any() else {}
+        over = moved.terminated | moved.truncated
         for row, slot in enumerate(stepped):
             attempt = self._running[slot]
-            attempt.total += float(batch.reward[row])
+            attempt.total += float(moved.reward[row])
             attempt.length += 1
             if not over[row]:
                 continue
             del self._running[slot]
-            own = info_of(info, row)
-            if own.get("restarted") and not batch.terminated[row]:  # it was lost with its worker
+            own = moved.info(row)
+            if own.get("restarted") and not moved.terminated[row]:  # it was lost with its worker
                 self._begin[slot] = _Attempt(attempt.number, attempt.attempts + 1)
                 continue
             ended.append(
@@ -305,7 +274,7 @@ class _Run:
                     attempt.total,
                     attempt.length,
                     now - attempt.began,
-                    bool(batch.terminated[row]),
+                    bool(moved.terminated[row]),
                     attempt.attempts,
                     own.get("final_info", own),
                 )

@@ -15,7 +15,7 @@ from aioenv.engine.results import ResetResult, StepResult
 if TYPE_CHECKING:
     from aioenv.engine.schedule import Schedule
 
-__all__ = ["OneSlot", "info_of"]
+__all__ = ["OneSlot", "check_no_mask", "info_of"]
 
 
 class OneSlot:
@@ -61,12 +61,21 @@ class OneSlot:
         """
         schedule = self._running
         group = _group(schedule, slot, "reset_at")
-        if options is not None and "reset_mask" in options:
-            raise ValueError('reset_at: it is about one slot; leave out options["reset_mask"]')
+        check_no_mask(options)
         await schedule.drain()
         group.send_whole_reset(group.slots, {int(group.slots[0]): seed}, options, "reset_at")
         result = await _outcome(schedule, group)
         return ResetResult(result.obs, result.info)
+
+
+def check_no_mask(options: dict[str, Any] | None) -> None:
+    """Raise if options name slots.
+
+    Raises:
+        ValueError: if there is a reset mask.
+    """
+    if options is not None and "reset_mask" in options:
+        raise ValueError('reset_at: it is about one slot; leave out options["reset_mask"]')
 
 
 def _group(schedule: Schedule, slot: int, name: str) -> Group:

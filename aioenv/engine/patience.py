@@ -84,8 +84,7 @@ class Patience:
             async with asyncio.timeout(self._timeout_s):
                 return await everything
         except TimeoutError:
-            late = [member for member in self._fleet.members if member.worker.busy]
-            slots, running, who = _describe(late)
+            slots, running, who = self._describe(self._late())
             raise StepTimeout(
                 f"{what}: no reply from {who} within timeout_s={self._timeout_s}; the envs go on with it, but the "
                 "results are dropped",
@@ -101,18 +100,27 @@ class Patience:
                     await begin()
                 return
             except TimeoutError:
-                late = [member for member in self._fleet.members if member.worker.busy]
+                late = self._late()
                 # twice: the last reply may have come just now
                 if self._on_timeout == "raise" or (nobody and not late):
                     raise self._timed_out(late, timeout_s, exchange) from None
                 nobody = not late
                 for member in late:
+                    if self._restarts(member):  # that has a limit of its own
+                        continue
                     if self._on_timeout == "kill" and self._restarter is not None:
                         self._restarter.forsake(member.worker)
                     member.worker.strike(f"no reply within timeout_s={timeout_s}")
 
+    def _restarts(self, member: Member) -> bool:
+        return self._restarter is not None and self._restarter.restarts(member.worker)
+
+    def _late(self) -> list[Member]:
+        """Those that owe a reply, or can't give one yet."""
+        return [member for member in self._fleet.members if member.worker.busy or self._restarts(member)]
+
     def _timed_out(self, late: list[Member], timeout_s: float, exchange: Exchange | None) -> StepTimeout:
-        slots, running, who = _describe(late)
+        slots, running, who = self._describe(late)
         error = StepTimeout(
             f"no reply from {who} within timeout_s={timeout_s}; nothing is lost: recv() takes the "
             "result when it is there, and a later step() or reset() waits for it and drops it",
@@ -123,11 +131,14 @@ class Patience:
             error.partial = so_far(self._fleet.observations, exchange)
         return error
 
-
-def _describe(late: list[Member]) -> tuple[tuple[int, ...], tuple[int, ...], str]:
-    """The slots of workers that owe a reply, those whose envs are being run, and both in words."""
-    slots = tuple(slot for member in late for slot in member.worker.slots)
-    running = tuple(slot for member in late if (slot := member.worker.running_slot) is not None)
-    if not late:  # images that are observations
-        return (), (), "render workers, though every env has replied,"
-    return slots, running, f"slots {list(slots)}" + (f" (running just now: {list(running)})" if running else "")
+    def _describe(self, late: list[Member]) -> tuple[tuple[int, ...], tuple[int, ...], str]:
+        """The slots of workers that owe a reply, those whose envs are being run, and both in words."""
+        if not late:  # images that are observations
+            return (), (), "render workers, though every env has replied,"
+        slots = tuple(slot for member in late for slot in member.worker.slots)
+        alive = [member for member in late if not self._restarts(member)]
+        running = tuple(slot for member in alive if (slot := member.worker.running_slot) is not None)
+        hint = f" (running just now: {list(running)})" if running else ""
+        if not alive:
+            hint = f" (whose worker{'s are' if len(late) > 1 else ' is'} being started again)"
+        return slots, running, f"slots {list(slots)}{hint}"

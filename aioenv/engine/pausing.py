@@ -23,7 +23,7 @@ from aioenv.workers.life import LIVING
 if TYPE_CHECKING:
     from aioenv.engine.schedule import Schedule
 
-__all__ = ["Live", "Pausing", "put_part"]
+__all__ = ["Live", "Pausing", "put_part", "several"]
 
 Slots = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -60,7 +60,7 @@ class Pausing:
             IndexError, ValueError: if they are no slot numbers. Nothing is paused.
         """
         table = self._running.table
-        table.pause(table.named(_several(slots)))
+        table.pause(table.named(several(slots)))
 
     def resume(self, slots: int | Iterable[int] | None = None) -> None:
         """Take slots into whole batches again, where they are. One that is not paused stays as it is.
@@ -73,7 +73,7 @@ class Pausing:
             IndexError, ValueError: if they are no slot numbers.
         """
         table = self._running.table
-        table.resume(table.named(None if slots is None else _several(slots)))
+        table.resume(table.named(None if slots is None else several(slots)))
         self._live = None  # what it knows of their observations is out of date
 
     def resume_all(self) -> None:
@@ -102,7 +102,8 @@ class Pausing:
         return self._live
 
 
-def _several(slots: int | Iterable[int]) -> Iterable[int]:
+def several(slots: int | Iterable[int]) -> Iterable[int]:
+    """A slot number, or some, as some."""
     return [int(slots)] if isinstance(slots, (int, np.integer)) and not isinstance(slots, bool) else slots  # type: ignore[return-value]
 
 
@@ -148,7 +149,8 @@ class Live:
             whole = self._spread(None)
         else:
             slots = group.slots if mask is None else group.slots[mask[group.slots]]
-            group.send_whole_reset(slots, dict(enumerate(seeds)), options, "reset")
+            each = seed is not None and not isinstance(seed, (int, np.integer))
+            group.send_whole_reset(slots, dict(enumerate(seeds)), options, "reset", each=each)
             whole = await self._outcome(group, timeout_s)
         return ResetResult(whole.obs, whole.info)
 

@@ -78,6 +78,11 @@ class Rollout(NamedTuple):
     infos: Infos
     extras: dict[str, npt.NDArray[Any]]
 
+    def __repr__(self) -> str:
+        steps, num_envs = self.reward.shape
+        extras = f" extras={list(self.extras)}" if self.extras else ""
+        return f"<Rollout steps={steps} num_envs={num_envs} valid={self.valid.mean():.0%}{extras}>"
+
 
 class Turn:
     """A group, and where it is.

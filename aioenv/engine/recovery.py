@@ -41,6 +41,8 @@ class Recovery:
         first = await self._fleet.configure_worker(worker)
         if self._merger is not None:
             await self._merger.catch_up(worker, resumed=self._resume)
+        if self._fleet.model_fields is not None:
+            await self._fleet.model_fields.restore(worker)
         every = range(member.stop - member.start)
         lost = list(every)
         if self._resume:

@@ -15,6 +15,7 @@ from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 from gymnasium.vector import AutoresetMode
 
 from aioenv.batching.layout import Layout
+from aioenv.engine.episodes import SoloWatch
 from aioenv.engine.fleet import FleetConfig
 from aioenv.engine.flights import Flights
 from aioenv.engine.images import Images, Shot
@@ -23,7 +24,7 @@ from aioenv.engine.slots import SlotTable
 from aioenv.engine.threads import SHORT_S, EnvThread, Pace
 from aioenv.errors import ClosedError, EnvError, RenderError, StepTimeout, WorkerStartError
 from aioenv.host.physics_batch import PhysicsReader, find_physics
-from aioenv.host.vector_access import make_vector_env
+from aioenv.host.vector_access import make_vector_env, steps_some
 
 if TYPE_CHECKING:
     from aioenv.rendering.config import RenderConfig
@@ -48,20 +49,27 @@ class SoloLife:
         timeout_s: how long any wait may last, in seconds; None for ever.
         config: how long the factory may take, and how what draws is started.
         render: what to draw of every result; None: nothing.
+        short_s: with "auto", steps shorter than that are made on the loop, in seconds.
 
     Attributes:
         images: what draws; None if nobody wants images.
         table: the states of the slots.
         steps, resets: how long they take, and so where they are made.
+        actions, observations: the layouts of the single spaces.
+        episodes: counts episodes; None: nobody does.
+        steps_some: whether the env can step some of its slots. kind: what it is, in messages.
     """
 
     history = None  # nothing here goes on elsewhere
-    episodes = None  # nor counts episodes
     members: Sequence[Any] = ()  # there are no worker processes
     single_observation_space: Space[Any]
     observation_space: Space[Any]
     single_action_space: Space[Any]
     action_space: Space[Any]
+    actions: Layout
+    observations: Layout
+    steps_some: bool
+    kind: str
     metadata: dict[str, Any]
     spec: Any
     render_mode: str | None
@@ -76,6 +84,7 @@ class SoloLife:
         timeout_s: float | None,
         config: FleetConfig,
         render: RenderConfig | None,
+        short_s: float = SHORT_S,
     ) -> None:
         self.num_envs = num_envs
         self._factory = factory
@@ -84,6 +93,7 @@ class SoloLife:
         self._timeout_s = timeout_s
         self._config = config
         self._render = render
+        self._short_s = short_s
         self._physics: PhysicsReader | None = None
         self._pool: LatePool | None = None
         self._pid = os.getpid()
@@ -96,6 +106,7 @@ class SoloLife:
         self.images: Images | None = None
         self._flights = Flights(self.table, num_envs)
         self._closing = False
+        self.episodes: SoloWatch | None = None
         self.schedule: SoloLife | None = None  # itself, once it is started
 
     @property
@@ -152,17 +163,21 @@ class SoloLife:
         self.single_action_space, self.action_space = env.single_action_space, env.action_space
         self.metadata, self.spec, self.render_mode = dict(env.metadata), env.spec, env.render_mode
         self.table.must_reset = self.metadata.get("autoreset_mode") is AutoresetMode.DISABLED
-        self._actions = Layout(self.single_action_space)
-        self._observations = Layout(self.single_observation_space)
+        self.steps_some, self.kind = steps_some(env), type(env).__name__
+        if self._config.episodes is not None:
+            mode = self.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP)
+            self.episodes = self._flights.episodes = SoloWatch(self._config.episodes, mode, self.num_envs)
+        self.actions = Layout(self.single_action_space)
+        self.observations = Layout(self.single_observation_space)
         self._obs_space = self.observation_space if isinstance(self.single_observation_space, _PLAIN) else None
         self._one_each = (self.num_envs,)
         plain = isinstance(self.single_action_space, _PLAIN)
-        self._dtype = self._actions.leaves[0].dtype if plain else None
-        self._shape = (self.num_envs, *self._actions.leaves[0].shape) if plain else None
+        self._dtype = self.actions.leaves[0].dtype if plain else None
+        self._shape = (self.num_envs, *self.actions.leaves[0].shape) if plain else None
         # what draws is tied to its thread, and only a thread can be waited for with a timeout
         chooses = self._run_in == "auto" and self.render_mode is None and self._timeout_s is None
         inline = None if chooses else self._run_in == "inline"
-        self.steps, self.resets = Pace(SHORT_S, inline), Pace(SHORT_S, inline)
+        self.steps, self.resets = Pace(self._short_s, inline), Pace(self._short_s, inline)
 
     async def _start_images(self, render: RenderConfig) -> None:
         """Have what draws started: from the states of the batch itself."""

@@ -48,6 +48,7 @@ def reset_tail(
     *,
     whole: bool,
     shown: Sequence[int] | None = None,
+    each: bool = False,
 ) -> bytes:
     """The tail of a RESET of some slots of a worker (see `ResetRequest`).
 
@@ -56,7 +57,7 @@ def reset_tail(
     """
     rows = tuple(slot - member.start for slot in slots)
     try:
-        return dump(ResetRequest(rows, tuple(seeds), options, whole, shown))
+        return dump(ResetRequest(rows, tuple(seeds), options, whole, shown, each))
     except Exception as exc:
         raise TypeError(f"options: expected what can be pickled, got {type(exc).__name__}: {exc}") from exc
 

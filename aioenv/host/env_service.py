@@ -51,6 +51,8 @@ class EnvDescription(NamedTuple):
     source: MujocoSource | None
     checkpoint_size: int = 0  # how many float64 it takes to resume it; 0 if it can't be, or nobody asked
     checkpoint_obstacle: str | None = None  # why it can't be
+    stepped_alone: bool = True  # whether its slot can be stepped without the others of its worker
+    model_fields: dict[str, npt.NDArray[Any]] | None = None  # of a native vector env, where its first row is described
 
 
 class EnvService(EnvCalls, SlotService):
@@ -71,7 +73,7 @@ class EnvService(EnvCalls, SlotService):
         for row, data in enumerate(factories):
             try:
                 with running.row(row):
-                    self._envs.append(load_code(data)())
+                    self._envs.append(_checked(load_code(data)()))
             except Exception as exc:
                 self.close()
                 raise StartFailed(describe_failure(exc, row)) from exc
@@ -392,3 +394,10 @@ def _picklable(value: Any) -> Any:
     except Exception:
         return None
     return value
+
+
+def _checked(env: Any) -> Env[Any, Any]:
+    """What a factory made, if it is an env."""
+    if not isinstance(env, Env) and not hasattr(env, "unwrapped"):
+        raise TypeError(f"the factory returned {env!r}, expected a gymnasium.Env")
+    return env  # type: ignore[no-any-return]

@@ -22,9 +22,12 @@ __all__ = [
     "is_native_task",
     "make_registered",
     "make_vector_env",
+    "refuse_some",
     "reset_vector_env",
     "set_vector_attr",
+    "steps_some",
     "take_observations",
+    "with_rows",
 ]
 
 AnyVectorEnv = VectorEnv[Any, Any, Any]
@@ -177,6 +180,41 @@ def reset_vector_env(
             'and has reset all of them. Call reset() for all, or use backend="workers"'
         )
     return result
+
+
+def steps_some(env: AnyVectorEnv) -> bool:
+    """Whether a vector env can step some of its slots: whether it has `step_some`.
+
+        def step_some(self, actions, slots): ...
+
+    It takes actions of all slots, and int64 numbers of those that are stepped, ascending, maybe none. It gives what
+    `step` does; for the other slots, which are as they were, their last observations (zeros, if they had none). What
+    else it says of those is not looked at.
+    """
+    return callable(getattr(env, "step_some", None))
+
+
+def refuse_some(name: str, env: Any) -> ValueError:
+    """The error of a vector env that can't step some of its slots."""
+    kind = env if isinstance(env, str) else type(env).__name__
+    return ValueError(
+        f"{name}: {kind} steps all of its slots at once; give it step_some(actions, slots), or use "
+        'backend="workers", which steps slots alone'
+    )
+
+
+def with_rows(
+    layout: Layout, num_envs: int, rows: Sequence[int], arrays: Sequence[Any], objects: Sequence[Sequence[Any]]
+) -> Any:
+    """A batch of actions of all slots, given those of some; the others are zero, or one of these."""
+    whole = layout.zeros(num_envs)
+    for mine, theirs in zip(whole, arrays, strict=True):
+        mine[rows] = theirs
+    columns = []
+    for column in objects:
+        by_row = dict(zip(rows, column, strict=True))
+        columns.append([by_row.get(row, column[0]) for row in range(num_envs)])
+    return layout.assemble(whole, columns)
 
 
 def take_observations(layout: Layout, obs: Any, num_envs: int) -> tuple[Any, Any]:

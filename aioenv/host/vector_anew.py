@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy.typing as npt
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import concatenate, create_empty_array, iterate
 
-from aioenv.host.vector_access import reset_vector_env
+from aioenv.host.vector_access import reset_vector_env, steps_some
 from aioenv.wire.messages import LostRow
 
 __all__ = ["Anew", "Infos"]
@@ -77,17 +78,23 @@ class Anew:
         self.go_on(np.flatnonzero(self._due >= 0 if mask is None else mask).tolist())
         return result
 
-    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, Infos]:
-        """What a step of all rows gives."""
+    def step(self, actions: Any, rows: Sequence[int] | None = None) -> tuple[Any, Any, Any, Any, Infos]:
+        """What a step of all rows gives, or of some (where the env can do that)."""
         n = self._env.num_envs
-        lost, resets = self._due == _LOST, self._due == _RESET
-        rest = ~(lost | resets)
+        asked = np.ones(n, np.bool_)
+        if rows is not None:
+            asked[:] = False
+            asked[list(rows)] = True
+        lost, resets = asked & (self._due == _LOST), asked & (self._due == _RESET)
+        rest = asked & ~(lost | resets)
         obs, infos = None, []
         reward: npt.NDArray[Any] = np.zeros(n)
         terminated: npt.NDArray[Any] = np.zeros(n, np.bool_)
         truncated: npt.NDArray[Any] = np.zeros(n, np.bool_)
         if rest.any():
-            obs, *columns, info = self._env.step(actions)
+            alone = not rest.all() and steps_some(self._env)
+            step = partial(self._env.step_some, slots=np.flatnonzero(rest)) if alone else self._env.step  # type: ignore[attr-defined]
+            obs, *columns, info = step(actions)
             reward, terminated, truncated = (np.where(rest, column, 0) for column in columns)
             infos.append((info, np.flatnonzero(rest).tolist()))
         at_once = self._mode is AutoresetMode.SAME_STEP
@@ -97,7 +104,7 @@ class Anew:
             obs = fresh if obs is None else self._mixed(new, fresh, obs)
             infos.append((info, np.flatnonzero(new).tolist()))
         if lost.any():
-            old = [self._obs.pop(row, None) for row in range(n)]
+            old = [self._obs.pop(row, None) if lost[row] else self._obs.get(row) for row in range(n)]
             truncated = truncated | lost
             infos.append((_restarted(lost, old if at_once else None), np.flatnonzero(lost).tolist()))
             if not at_once:
@@ -111,6 +118,8 @@ class Anew:
         mine = ours if isinstance(ours, list) else list(iterate(space, ours))
         rest = mine if theirs is None else list(iterate(space, theirs))
         each = [mine[row] if mask[row] else rest[row] for row in range(n)]
+        if theirs is None:  # nobody looks at the others
+            each = [mine[int(mask.argmax())] if item is None else item for item in each]
         return concatenate(single, each, create_empty_array(single, n=n))  # type: ignore[arg-type]
 
 

@@ -20,7 +20,15 @@ from aioenv.host import running
 from aioenv.host.env_service import EnvDescription, FirstCheckpoints
 from aioenv.host.physics_batch import find_physics
 from aioenv.host.service import Reply, SlotService
-from aioenv.host.vector_access import make_vector_env, reset_vector_env, take_observations
+from aioenv.host.shared_fields import SharedFields
+from aioenv.host.vector_access import (
+    make_vector_env,
+    refuse_some,
+    reset_vector_env,
+    steps_some,
+    take_observations,
+    with_rows,
+)
 from aioenv.host.vector_anew import Anew, Infos
 from aioenv.host.vector_calls import VectorCalls
 from aioenv.host.vector_checkpoint import VectorCheckpoints
@@ -54,6 +62,7 @@ class VectorService(SlotService):
         self._closed = False
         self._packer = InfoPacker(num_envs)
         self._calls = VectorCalls(self._env)
+        self._fields = SharedFields(self._env, num_envs)
         self._resets_next = self._env.metadata.get("autoreset_mode") is AutoresetMode.NEXT_STEP
         self._over: npt.NDArray[np.bool_] = np.zeros(num_envs, np.bool_)  # whose episode ended in the last step
         self._resumed = False  # in the place of one that died, and not stepped since
@@ -76,8 +85,10 @@ class VectorService(SlotService):
             None if self._physics is None else self._physics.source,
             checkpoints.size if checkpoints is not None else 0,
             checkpoints.obstacle if checkpoints is not None else None,
+            stepped_alone=self._n == 1 or steps_some(env),
         )
-        return [first, *[first._replace(observation_space=None, action_space=None)] * (self._n - 1)]
+        rest = [first._replace(observation_space=None, action_space=None)] * (self._n - 1)
+        return [first._replace(model_fields=self._fields.describe()), *rest]
 
     def configure(
         self,
@@ -116,9 +127,11 @@ class VectorService(SlotService):
     # ------------------------------------------------------------ steps and resets
 
     def _step(self, frame: Frame) -> Reply:
+        if self._fields.error is not None:
+            raise self._fields.error
         rows, objects, _ = load(frame.tail) if len(frame.tail) else (None, None, None)
         if rows is not None and len(rows) < self._n:
-            raise ValueError(f"a vector env steps all of its {self._n} slots at once, got rows {rows}")
+            return self._step_some(list(rows), b"".join(frame.fixed), objects or ())
         # a copy: the env may keep its actions, and the next ones are read into the same memory
         actions = self._actions.assemble([array.copy() for array in self._action_arrays], objects or ())
         infos: Infos
@@ -129,31 +142,56 @@ class VectorService(SlotService):
             obs, reward, terminated, truncated, infos = self._anew.step(actions)
             if self._anew.is_over:
                 self._anew = None
-        flags = [_column(reward, np.float64, self._n), _column(terminated, np.bool_, self._n)]
-        flags.append(_column(truncated, np.bool_, self._n))
+        flags = self._flags(reward, terminated, truncated)
         self._over = flags[1] | flags[2]
         self._resumed = False
         return self._reply(obs, flags, infos, range(self._n))
+
+    def _step_some(self, rows: list[int], data: bytes, objects: Sequence[Sequence[Any]]) -> Reply:
+        """Step some rows, if the env can."""
+        if not steps_some(self._env):
+            raise refuse_some("step", self._env)
+        actions = with_rows(self._actions, self._n, rows, self._actions.split(data, len(rows)), objects)
+        infos: Infos
+        if self._anew is None:
+            obs, reward, terminated, truncated, info = self._env.step_some(actions, np.array(rows))  # type: ignore[attr-defined]
+            infos = [(info, rows)]
+        else:
+            obs, reward, terminated, truncated, infos = self._anew.step(actions, rows)
+            if self._anew.is_over:
+                self._anew = None
+        flags = [column[rows] for column in self._flags(reward, terminated, truncated)]
+        self._over[rows] = flags[1] | flags[2]
+        seen = np.zeros(self._n, np.bool_)
+        seen[rows] = True
+        return self._reply(obs, flags, infos, rows, seen)
+
+    def _flags(self, reward: Any, terminated: Any, truncated: Any) -> list[npt.NDArray[Any]]:
+        n = self._n
+        return [_column(reward, np.float64, n), _column(terminated, np.bool_, n), _column(truncated, np.bool_, n)]
 
     def _reset(self, frame: Frame) -> Reply:
         request: ResetRequest = load(frame.tail)
         rows, every = request.rows, range(self._n)
         if not len(rows):  # no slot of this share is in the mask: the latest observations, as they are
             arrays, objects = self._latest
-            tail = dump(StepReply([], [], [list(column) for column in objects], [])) if objects else b""
+            looked = list(every if request.shown is None else request.shown)
+            tail = dump(StepReply([], [], [[column[row] for row in looked] for column in objects], []))
             riding = [self._state] if self._state.shape[1] else []
             if self._checkpoints is not None:
                 riding.append(self._checkpoints.array)
-            return Reply([byte_view(array) for array in (*arrays, *riding)], tail)
+            return Reply([byte_view(array[looked]) for array in (*arrays, *riding)], tail if objects else b"")
         mask = None
         if len(rows) < self._n:
             mask = np.zeros(self._n, np.bool_)
             mask[list(rows)] = True
         reset = self._anew.reset if self._anew is not None else partial(reset_vector_env, self._env)
-        obs, info = reset(_seed(rows, request.seeds, self._n), mask, request.options)
+        obs, info = reset(_seed(rows, request.seeds, self._n, request.each), mask, request.options)
         if self._anew is not None and self._anew.is_over:
             self._anew = None
         self._over[list(rows)] = False
+        if request.shown is not None:
+            return self._reply(obs, [], [(info, rows)], request.shown, mask)
         shown = every if request.whole else rows
         return self._reply(obs, [], [(info, shown)], shown, mask if self._resumed else None)
 
@@ -276,6 +314,10 @@ class VectorService(SlotService):
         self._resumed = True
         return [None] * len(rows)
 
+    def share_model_field(self, *args: Any) -> None:
+        """See `SharedFields.share`."""
+        self._fields.share(*args)
+
     def begin_anew(self, rows: Sequence[LostRow]) -> None:
         """Another process had these rows and died: say so in their next step, and reset them then."""
         self._anew = Anew(self._env, rows)
@@ -306,17 +348,17 @@ def _column(values: Any, dtype: Any, n: int) -> npt.NDArray[Any]:
     return array
 
 
-def _seed(rows: Sequence[int], seeds: Sequence[int | None], num_envs: int) -> Any:
-    """What a vector env's `reset` takes: one int if slot i has that plus i, else a list, or None."""
+def _seed(rows: Sequence[int], seeds: Sequence[int | None], num_envs: int, each: bool) -> Any:
+    """What a vector env's `reset` takes: one int if slot i has that plus i, else (or if `each`) a list, or None."""
     if all(seed is None for seed in seeds):
         return None
     bases = {None if seed is None else seed - row for row, seed in zip(rows, seeds, strict=True)}
-    if len(bases) == 1:
+    if len(bases) == 1 and not each:
         return bases.pop()
-    each: list[int | None] = [None] * num_envs
+    by_row: list[int | None] = [None] * num_envs
     for row, seed in zip(rows, seeds, strict=True):
-        each[row] = seed
-    return each
+        by_row[row] = seed
+    return by_row
 
 
 class InfoPacker:

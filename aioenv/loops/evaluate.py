@@ -45,6 +45,12 @@ class Evaluation(NamedTuple):
         """How many steps each took, int64 `(n,)`."""
         return np.array([episode.length for episode in self.episodes], np.int64)
 
+    def __repr__(self) -> str:
+        if not self.episodes:
+            return f"<Evaluation of no episodes, seed={self.seed}>"
+        returns = self.returns
+        return f"<Evaluation of {len(self.episodes)} episodes, return {returns.mean():.6g} ± {returns.std():.6g}>"
+
     def __str__(self) -> str:
         rows = [["episode", "seed", "slot", "return", "length", "seconds", "end", "attempts"]]
         shown = list(self.episodes)
@@ -93,6 +99,10 @@ async def evaluate(
         ValueError, TypeError, PausedError, PendingCallError, EpisodesDone, ActionError: as `AsyncVectorEnv.episodes`.
         EnvError, WorkerDied, StepTimeout: likewise; `error.partial` is an `Evaluation` of the episodes that had ended.
     """
+    if not hasattr(envs, "__aenter__"):
+        raise TypeError(
+            f"evaluate: expected a vector env of the async API, got {envs!r}; for others: aioenv.sync.evaluate"
+        )
     entropy, seeds = episode_seeds(episodes, seed)
     done: list[Episode] = []
     with counted(progress, len(seeds)) as count:

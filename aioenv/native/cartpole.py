@@ -6,9 +6,11 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from gymnasium.envs.classic_control import cartpole
+from gymnasium.envs.classic_control import cartpole, utils
+from gymnasium.utils import seeding
 
 from aioenv.batching.generators import RNG_WORDS, SEED_WORDS, Generators, generator_of, seed_of, seed_words
+from aioenv.errors import ResetNeededError
 
 __all__ = ["CartPoleVectorEnv"]
 
@@ -23,6 +25,9 @@ class CartPoleVectorEnv(cartpole.CartPoleVectorEnv):
     A batch of 64 is so small that a call costs more than its arithmetic, and one with a Python number twice as much. So
     intermediate results and parameters stand in arrays that are there already, all four components of the state are
     integrated at once, and actions are checked by one reduction.
+
+    Beyond Gymnasium's it can step and reset some of its slots (`step_some`, `options["reset_mask"]`), and takes a list
+    of seeds: a slot with one of its own begins where a single `CartPole-v1` with that seed does.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -95,6 +100,62 @@ class CartPoleVectorEnv(cartpole.CartPoleVectorEnv):
             reward = self._ones.copy()
         self.prev_done = np.logical_or(terminated, truncated)
         return state.T.astype(np.float32), reward, terminated, truncated, {}
+
+    def step_some(self, actions: npt.NDArray[Any], slots: npt.NDArray[np.int64]) -> Any:
+        """Step some of the slots (int64, ascending): as `step`, with the others as they were.
+
+        Rows of other slots are not used in `actions`, and have their last observation, reward 0 and flags False.
+        """
+        if len(slots) == self.num_envs:
+            return self.step(actions)
+        rest = np.ones(self.num_envs, np.bool_)
+        rest[slots] = False
+        if self.state is None:
+            if len(slots):
+                raise ResetNeededError("Cannot call env.step() before calling env.reset()")
+            return np.zeros((self.num_envs, 4), np.float32), np.zeros(self.num_envs, np.float32), ~rest, ~rest, {}
+        kept = self.state[:, rest], self.steps[rest], self.prev_done[rest]
+        actions = np.where(rest, 0, actions)
+        self.prev_done = self.prev_done & ~rest  # they draw no start
+        _, reward, terminated, truncated, info = self.step(actions)
+        self.state[:, rest], self.steps[rest], self.prev_done[rest] = kept
+        for column in (reward, terminated, truncated):
+            column[rest] = 0
+        return self.state.T.astype(np.float32), reward, terminated, truncated, info
+
+    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Begin an episode in every slot, or in those of `options["reset_mask"]`.
+
+        Args:
+            seed: as Gymnasium's, one for all slots together; or a list, one for each slot (None: from the generator
+                that they share).
+            options: may have a "reset_mask", and the bounds "low" and "high".
+        """
+        mask = None if options is None else options.get("reset_mask")
+        each = seed is not None and not isinstance(seed, (int, np.integer))
+        if mask is None and not each:
+            return super().reset(seed=seed, options=options)
+        if each and len(seed) != self.num_envs:
+            raise ValueError(f"seed: expected an int, None, or one for each of {self.num_envs} slots, got {len(seed)}")
+        if not each and seed is not None:
+            self._np_random, self._np_random_seed = seeding.np_random(seed)
+        self.low, self.high = utils.maybe_parse_reset_bounds(options, -0.05, 0.05)
+        if self.state is None:
+            self.state = np.zeros((4, self.num_envs))
+            self.steps = np.zeros(self.num_envs, np.int32)
+            self.prev_done = np.zeros(self.num_envs, np.bool_)
+        slots = np.arange(self.num_envs) if mask is None else np.flatnonzero(mask)
+        alone = [slot for slot in slots.tolist() if each and seed[slot] is not None]
+        others = np.setdiff1d(slots, alone)
+        state = self.state.copy()
+        state[:, others] = self.np_random.uniform(self.low, self.high, (4, len(others)))
+        for slot in alone:
+            rng, _ = seeding.np_random(seed[slot])
+            state[:, slot] = rng.uniform(self.low, self.high, 4)
+        self.state = state
+        self.steps[slots] = 0
+        self.prev_done[slots] = False
+        return self.state.T.astype(np.float32), {}
 
     def _integrate(self, state: npt.NDArray[np.float64], action: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
         """One Euler step of all poles."""

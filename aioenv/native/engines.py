@@ -1,7 +1,7 @@
-"""The two ways to step many simulations of one model: MuJoCo's own batch, and a loop over MjData on threads.
+"""The two ways to step many simulations of one model: MuJoCo's own batch, and a loop over rows of state on threads.
 
-Both have the same methods and the same arrays. The batch is faster. The loop does what the batch can't: it calls
-`mj_rnePostConstraint` after each step, which contact forces (`cfrc_ext`) need.
+Both have the same methods, the same arrays, and an MjData a thread. The batch is faster. The loop does what the batch
+can't: it calls `mj_rnePostConstraint` after each step, which contact forces (`cfrc_ext`) need.
 """
 
 # ruff: noqa: D102 (`Engine` says what the methods do)
@@ -19,14 +19,27 @@ from mujoco import batch
 
 from aioenv.native.team import Team
 
-__all__ = ["BatchEngine", "Engine", "LoopEngine"]
+__all__ = ["BatchEngine", "Engine", "LoopEngine", "field_value"]
 
 Array = npt.NDArray[Any]
 Slots = npt.NDArray[np.int64]
 
 STATE = int(mujoco.mjtState.mjSTATE_INTEGRATION)
-# fields that a write to the bound array changes
-INPUTS = frozenset("qpos qvel act ctrl qfrc_applied xfrc_applied qacc_warmstart mocap_pos mocap_quat userdata".split())
+# fields of MjData that are parts of the state: what is written to their arrays counts
+_PARTS = {
+    "qpos": mujoco.mjtState.mjSTATE_QPOS,
+    "qvel": mujoco.mjtState.mjSTATE_QVEL,
+    "act": mujoco.mjtState.mjSTATE_ACT,
+    "qacc_warmstart": mujoco.mjtState.mjSTATE_WARMSTART,
+    "ctrl": mujoco.mjtState.mjSTATE_CTRL,
+    "qfrc_applied": mujoco.mjtState.mjSTATE_QFRC_APPLIED,
+    "xfrc_applied": mujoco.mjtState.mjSTATE_XFRC_APPLIED,
+    "mocap_pos": mujoco.mjtState.mjSTATE_MOCAP_POS,
+    "mocap_quat": mujoco.mjtState.mjSTATE_MOCAP_QUAT,
+    "userdata": mujoco.mjtState.mjSTATE_USERDATA,
+}
+# what only `mj_rnePostConstraint` computes
+POST_CONSTRAINT = frozenset(("cacc", "cfrc_int", "cfrc_ext"))
 
 
 class Engine(Protocol):
@@ -37,8 +50,12 @@ class Engine(Protocol):
     def bind(self, name: str) -> Array:
         """The live array of a field of MjData, `(num_sims, ...)`."""
 
-    def field(self, name: str) -> Array:
-        """The live array of a field of MjModel, `(num_sims, ...)`, from now on one for each simulation."""
+    def field(self, name: str, array: Array | None = None) -> Array:
+        """The live array of a field of MjModel, `(num_sims, ...)`, from now on one for each simulation.
+
+        Args:
+            array: what it shall be, if it was not live yet; its values are taken as they are.
+        """
 
     def step(self, slots: Slots | None, nstep: int) -> None:
         """`mj_step`, `nstep` times."""
@@ -65,6 +82,12 @@ class Engine(Protocol):
         """End the threads; the arrays stay as they are."""
 
 
+def field_value(model: Any, name: str) -> Array:
+    """What a model says of a field that can differ between simulations, of the dtype that MuJoCo keeps it in."""
+    value = getattr(model.opt, name[4:]) if name.startswith("opt.") else getattr(model, name)
+    return np.array(value, np.int32) if isinstance(value, int) else np.array(value)
+
+
 class BatchEngine:
     """`mujoco.batch.Batch` behind the interface of `Engine`."""
 
@@ -84,9 +107,10 @@ class BatchEngine:
         array: Array = self._batch.bind(name)
         return array
 
-    def field(self, name: str) -> Array:
+    def field(self, name: str, array: Array | None = None) -> Array:
         if name not in self._fields:
-            self._fields[name] = self._batch.expand(name).copy()
+            own = self._batch.expand(name)
+            self._fields[name] = own.copy() if array is None else array
         return self._fields[name]
 
     def _push(self) -> None:
@@ -138,43 +162,64 @@ class BatchEngine:
         del self._batch, self._qpos, self._qvel, self._state
 
 
-class LoopEngine:
-    """One MjData a simulation, stepped on threads that take the next one each; `mj_step` releases the GIL.
+class _Sim:
+    """An MjData, and the pairs of (batch, its own array) of the fields that are copied out of it."""
 
-    Arrays are copied in and out by the thread that steps, while another one's physics goes on.
+    def __init__(self, model: Any, fields: dict[str, Array]) -> None:
+        self.data = mujoco.MjData(model)
+        self.fields = [(batched, getattr(self.data, name)) for name, batched in fields.items()]
+        # what `mj_forward` leaves as it is
+        self.after_forward = [
+            (batched, getattr(self.data, name)) for name, batched in fields.items() if name not in POST_CONSTRAINT
+        ]
+
+
+class LoopEngine:
+    """Simulations are rows of state, stepped on threads that take the next one each; `mj_step` releases the GIL.
+
+    A thread puts a row into an MjData of its own, computes, and takes it out again: the few MjData stay in the caches,
+    as those of MuJoCo's batch do.
 
     Args:
         post_constraint: whether each step ends with `mj_rnePostConstraint`.
+
+    Raises:
+        ValueError: if the model has what is part of no state (sleeping bodies, say), as MuJoCo's batch.
     """
 
     def __init__(self, model: Any, num_sims: int, num_threads: int, post_constraint: bool) -> None:
+        batch.Batch(model, 1, 1)  # it knows what is part of no state
         self._n = num_sims
         self._post = post_constraint
         self.models = [model] * num_sims
-        self._datas = [mujoco.MjData(model) for _ in range(num_sims)]
-        self._arrays: dict[str, Array] = {}
-        # (target, source) of what is copied before and after each call, a list for each simulation
+        self._plain = model  # what an MjData is made for
+        self._spare: list[_Sim] = []
+        self._state = np.empty((num_sims, mujoco.mj_stateSize(model, STATE)))
+        self._fresh = mujoco.MjData(model)
+        mujoco.mj_getState(model, self._fresh, self._state[0], STATE)
+        self._state[1:] = self._state[0]
+        self._rows = list(self._state)
+        self._inputs = _views(model, self._state)
+        self._outputs: dict[str, Array] = {}
+        # (target, source) of what is copied into each one's model
         self._before: list[list[tuple[Array, Array]]] = [[] for _ in range(num_sims)]
-        self._after: list[list[tuple[Array, Array]]] = [[] for _ in range(num_sims)]
         self._fields: dict[str, Array] = {}
         self._scalars: dict[str, Array] = {}
         self._team = Team(num_threads)
         self._all = list(range(num_sims))
 
     def bind(self, name: str) -> Array:
-        if name not in self._arrays:
-            sources: list[Any] = [getattr(data, name, None) for data in self._datas]
-            if name not in batch.DATA_FIELDS or not isinstance(sources[0], np.ndarray):
-                raise ValueError(f"bind: {name!r} is no field of MjData that every simulation has an array of")
-            array = np.stack(sources)
-            for i, source in enumerate(sources):
-                if name in INPUTS:
-                    self._before[i].append((source, array[i]))
-                self._after[i].append((array[i], source))
-            self._arrays[name] = array
-        return self._arrays[name]
+        known = self._inputs.get(name, self._outputs.get(name))
+        if known is not None:
+            return known
+        source: Any = getattr(self._fresh, name, None)
+        if name not in batch.DATA_FIELDS or not isinstance(source, np.ndarray):
+            raise ValueError(f"bind: {name!r} is no field of MjData that every simulation has an array of")
+        self._outputs[name] = np.stack([source] * self._n)
+        self._spare.clear()  # they copy what was known when they were made
+        return self._outputs[name]
 
-    def field(self, name: str) -> Array:
+    def field(self, name: str, array: Array | None = None) -> Array:
         known = self._fields.get(name, self._scalars.get(name))
         if known is not None:
             return known
@@ -183,12 +228,13 @@ class LoopEngine:
         if not (self._fields or self._scalars):
             self.models = [copy.copy(self.models[0]) for _ in self._all]
         if name.startswith("opt.") and not isinstance(getattr(self.models[0].opt, name[4:]), np.ndarray):
-            self._scalars[name] = np.array([getattr(model.opt, name[4:]) for model in self.models])
+            own = np.array([field_value(model, name) for model in self.models])
+            self._scalars[name] = own if array is None else array
             return self._scalars[name]
-        arrays = [self._get(model, name) for model in self.models]
-        self._fields[name] = field = np.stack(arrays)
-        for i, array in enumerate(arrays):
-            self._before[i].append((array, field[i]))
+        targets = [self._get(model, name) for model in self.models]
+        self._fields[name] = field = np.stack(targets) if array is None else array
+        for i, target in enumerate(targets):
+            self._before[i].append((target, field[i]))
         return field
 
     @staticmethod
@@ -196,31 +242,47 @@ class LoopEngine:
         array: Array = getattr(model.opt, name[4:]) if name.startswith("opt.") else getattr(model, name)
         return array
 
-    def _load(self, slot: int) -> tuple[Any, Any]:
+    def _model(self, slot: int) -> Any:
+        model = self.models[slot]
         for target, source in self._before[slot]:
             target[...] = source
-        model = self.models[slot]
         for name, values in self._scalars.items():
             setattr(model.opt, name[4:], values[slot].item())
-        return model, self._datas[slot]
+        return model
+
+    def _take(self) -> _Sim:
+        """An MjData that no other thread uses; who has taken it gives it back, or nobody does if it raised."""
+        try:
+            return self._spare.pop()
+        except IndexError:
+            return _Sim(self._plain, self._outputs)
 
     def _step(self, nstep: int, slot: int) -> None:
-        model, data = self._load(slot)
+        model, row, sim = self._model(slot), self._rows[slot], self._take()
+        data = sim.data
+        mujoco.mj_setState(model, data, row, STATE)
         mujoco.mj_step(model, data, nstep)
         if self._post:
             mujoco.mj_rnePostConstraint(model, data)
-        for target, source in self._after[slot]:
-            target[...] = source
+        mujoco.mj_getState(model, data, row, STATE)
+        for batched, source in sim.fields:
+            batched[slot] = source
+        self._spare.append(sim)
 
     def _forward(self, slot: int) -> None:
-        model, data = self._load(slot)
+        model, row, sim = self._model(slot), self._rows[slot], self._take()
+        data = sim.data
+        mujoco.mj_setState(model, data, row, STATE)
         mujoco.mj_forward(model, data)
-        for target, source in self._after[slot]:
-            target[...] = source
+        mujoco.mj_getState(model, data, row, STATE)
+        for batched, source in sim.after_forward:
+            batched[slot] = source
+        self._spare.append(sim)
 
     def _reset(self, slots: Slots, keyframe: int, qpos: Array | None, qvel: Array | None, k: int) -> None:
         slot = slots[k]
-        model, data = self._load(slot)
+        model, sim = self._model(slot), self._take()
+        data = sim.data
         if keyframe < 0:
             mujoco.mj_resetData(model, data)
         else:
@@ -230,8 +292,10 @@ class LoopEngine:
         if qvel is not None:
             data.qvel[:] = qvel[k]
         mujoco.mj_forward(model, data)
-        for target, source in self._after[slot]:
-            target[...] = source
+        mujoco.mj_getState(model, data, self._rows[slot], STATE)
+        for batched, source in sim.fields:
+            batched[slot] = source
+        self._spare.append(sim)
 
     def _items(self, slots: Slots | None) -> list[int]:
         return self._all if slots is None else slots.tolist()
@@ -258,22 +322,29 @@ class LoopEngine:
         self._team.run(do, [*slots.tolist(), *(~k for k in range(len(resets)))])
 
     def get_states(self, slots: Slots, out: Array) -> None:
-        for row, slot in zip(out, slots.tolist(), strict=True):
-            mujoco.mj_getState(*self._load(slot), row, STATE)
+        self._state.take(slots, 0, out)
 
     def set_states(self, slots: Slots, states: Array) -> None:
-        for row, slot in zip(states, slots.tolist(), strict=True):
-            mujoco.mj_setState(self.models[slot], self._datas[slot], np.ascontiguousarray(row), STATE)
-            for name in INPUTS & self._arrays.keys():
-                self._arrays[name][slot] = getattr(self._datas[slot], name)
+        self._state[slots] = states
 
     def set_const(self, slots: Slots | None) -> None:
         for slot in self._items(slots):
-            model, _ = self._load(slot)
-            mujoco.mj_setConst(model, mujoco.MjData(model))
+            mujoco.mj_setConst(self._model(slot), mujoco.MjData(self._plain))
         for name, field in self._fields.items():
             for row, model in zip(field, self.models, strict=True):
                 row[...] = self._get(model, name)
 
     def close(self) -> None:
         self._team.close()
+        self._spare.clear()
+
+
+def _views(model: Any, states: Array) -> dict[str, Array]:
+    """The live arrays of the parts of rows of state that MjData has under a name, `(n, ...)`."""
+    views: dict[str, Array] = {}
+    data = mujoco.MjData(model)
+    for name, part in _PARTS.items():
+        begin = mujoco.mj_stateSize(model, STATE & (int(part) - 1))  # parts are in the order of their bits
+        shape = getattr(data, name).shape
+        views[name] = states[:, begin : begin + mujoco.mj_stateSize(model, int(part))].reshape(len(states), *shape)
+    return views

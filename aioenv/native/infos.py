@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["final_info", "merge_infos", "own", "whole"]
+__all__ = ["final_info", "leave_out", "merge_infos", "own", "whole"]
 
 Array = npt.NDArray[Any]
 Info = dict[str, Any]
@@ -28,7 +28,7 @@ def whole(columns: dict[str, Array], ones: npt.NDArray[np.bool_]) -> Info:
 
 
 def merge_infos(
-    columns: dict[str, Array], started: dict[str, Array], starts: npt.NDArray[np.int64], num_envs: int
+    columns: dict[str, Array], started: dict[str, Array], starts: npt.NDArray[np.int64], num_envs: int, first: int = 0
 ) -> Info:
     """The infos of slots some of which have begun an episode.
 
@@ -37,11 +37,12 @@ def merge_infos(
         started: of the resets, one row for each of `starts`.
         starts: which slots have begun an episode, ascending.
         num_envs: how many slots there are.
+        first: the first slot that was stepped.
     """
     info: Info = {}
     begun = np.zeros(num_envs, np.bool_)
     begun[starts] = True
-    first_has_begun = bool(begun[0])
+    first_has_begun = bool(begun[first])
     if len(starts) < num_envs:
         others = ~begun
         for key, given in columns.items():
@@ -59,6 +60,18 @@ def merge_infos(
     for key, rows in started.items():
         if key not in info:
             info[key], info[f"_{key}"] = spread(rows, starts, num_envs), begun.copy()
+    return info
+
+
+def leave_out(info: Info, rest: npt.NDArray[np.bool_]) -> Info:
+    """Infos without the rows of a mask: those of slots that were not stepped."""
+    for key in [key for key in info if f"_{key}" in info]:
+        column, mask = info[key], info[f"_{key}"]
+        mask &= ~rest
+        if not mask.any():
+            del info[key], info[f"_{key}"]
+        elif isinstance(column, np.ndarray):
+            column[rest] = None if column.dtype.hasobject else 0
     return info
 
 

@@ -14,7 +14,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from aioenv.errors import ClosedError, ResetNeededError
-from aioenv.native.infos import final_info, merge_infos, own, whole
+from aioenv.native.infos import final_info, leave_out, merge_infos, own, whole
 from aioenv.native.sim_pool import SimPool, load_model
 from aioenv.native.slot_states import SlotStates
 
@@ -210,6 +210,10 @@ class NativeMujocoEnv(SlotStates, VectorEnv[Any, Any, Any]):
         """A field of the model with values for each slot, `(num_envs, ...)`; see `SimPool.model_field`."""
         return self.pool.model_field(name)
 
+    def set_const(self, slots: Any = None) -> None:
+        """Derive constants anew from changed fields of the model; see `SimPool.set_const`."""
+        self.pool.set_const(slots)
+
     # ------------------------------------------------------------ the vector env
 
     @property  # type: ignore[misc]
@@ -231,11 +235,10 @@ class NativeMujocoEnv(SlotStates, VectorEnv[Any, Any, Any]):
             options: may have a `reset_mask`.
 
         Returns:
-            Observations of all slots, and infos of those that were reset.
+            Observations of all slots (zeros of those that were never reset), and infos of those that were reset.
 
         Raises:
             ValueError, TypeError: if there is not one seed a slot, or the mask is none.
-            ResetNeededError: if slots without a mask have never been reset.
         """
         self._check_open()
         if seed is None:
@@ -253,20 +256,25 @@ class NativeMujocoEnv(SlotStates, VectorEnv[Any, Any, Any]):
         else:
             self._check_mask(mask)
             slots = np.flatnonzero(mask)
-            if not (self._begun | mask).all():
-                raise ResetNeededError("reset every slot before you reset some")
         for slot in slots.tolist():
             if seed[slot] is not None:
                 self._rngs[slot], self._seeds[slot] = seeding.np_random(seed[slot])
         qpos, qvel = self.draw_start(slots)
         self.pool.start(None if mask is None else slots, qpos, qvel)
-        self._begun[slots] = self._all_begun = True
+        self._begun[slots] = True
+        self._all_begun = mask is None or bool(self._begun.all())
         self._elapsed[slots] = 0
         self._over = _NONE if mask is None else self._over[~mask[self._over]]
         where = ALL if mask is None else slots
         self.after_start(where)
         info = self.start_info(where)
-        return own(self.observe(ALL)), merge_infos({}, info, slots, self.num_envs)
+        return self._observe_all(), merge_infos({}, info, slots, self.num_envs)
+
+    def _observe_all(self) -> Array:
+        obs = own(self.observe(ALL))
+        if not self._all_begun:
+            obs[~self._begun] = 0
+        return obs
 
     def _check_mask(self, mask: Any) -> None:
         if not isinstance(mask, np.ndarray):
@@ -297,59 +305,104 @@ class NativeMujocoEnv(SlotStates, VectorEnv[Any, Any, Any]):
             ResetNeededError: if it was never reset, or an episode is over and `autoreset_mode` is DISABLED.
             ValueError: if `actions` has another shape.
         """
+        return self._step(actions, None)
+
+    def step_some(self, actions: Any, slots: Slots) -> tuple[Array, Array, Array, Array, dict[str, Any]]:
+        """Step some of the slots; the others are as they were, and take no physics.
+
+        Args:
+            actions: `(num_envs, nu)`, as for `step`; rows of other slots are not used.
+            slots: which, int64, ascending; may be none.
+
+        Returns:
+            As `step`: rows of other slots have their last observation (zeros, if they were never reset), reward 0,
+            flags False, and nothing in infos.
+
+        Raises:
+            ResetNeededError: if one of them was never reset, or its episode is over and `autoreset_mode` is DISABLED.
+            ValueError: if `actions` has another shape.
+        """
+        if len(slots) == self.num_envs:
+            return self._step(actions, None)
+        rest = self._ones.copy()
+        rest[slots] = False
+        # hooks treat all rows: what they remember of other slots is put back
+        kept = [(array, array[rest]) for array in self._memory.values()]
+        try:
+            return self._step(actions, rest)
+        finally:
+            for array, rows in kept:
+                array[rest] = rows
+
+    def _step(
+        self, actions: Any, rest: npt.NDArray[np.bool_] | None
+    ) -> tuple[Array, Array, Array, Array, dict[str, Any]]:
+        """Step all slots, but for those of a mask."""
         actions = np.asarray(actions)
         if actions.shape != self._ctrl.shape:
             raise ValueError(f"actions: expected shape {self._ctrl.shape}, got {actions.shape}")
-        if not self._all_begun:
+        if not self._all_begun and (rest is None or not (self._begun | rest).all() or self.closed):
             self._check_open()
             raise ResetNeededError("Cannot call env.step() before calling env.reset()")
-        starts = _NONE
-        if len(self._over):
+        starts, due = _NONE, self._over
+        if rest is not None:
+            due = due[~rest[due]]
+        if len(due):
             if self.autoreset_mode is AutoresetMode.NEXT_STEP:
-                starts = self._over
+                starts = due
             elif self.autoreset_mode is AutoresetMode.DISABLED:
                 raise ResetNeededError(
-                    f"the episodes of slots {self._over.tolist()} are over: reset them with "
+                    f"the episodes of slots {due.tolist()} are over: reset them with "
                     "options['reset_mask'], or choose another autoreset_mode"
                 )
         self.before_step()
-        self._physics(actions, starts)
-        obs = own(self.observe(ALL))
+        self._physics(actions, starts, rest)
+        obs = self._observe_all()
         reward, terminated, columns = self.outcome(actions, obs)
         if terminated is None:
             terminated = np.zeros(self.num_envs, np.bool_)
         elapsed = self._elapsed
-        elapsed += 1
+        elapsed += 1 if rest is None else ~rest
         if len(starts):
             elapsed[starts] = 0
         truncated = terminated & False if self._limit is None else elapsed >= self._limit
         reward = own(reward) if reward.dtype == np.float64 else reward.astype(np.float64)
+        if rest is not None:
+            reward[rest] = 0.0
+            terminated[rest] = truncated[rest] = False
         if len(starts):
             reward[starts] = 0.0
             terminated[starts] = False
-            info = merge_infos(columns, self.start_info(starts), starts, self.num_envs)
+            first = 0 if rest is None else int(rest.argmin())
+            info = merge_infos(columns, self.start_info(starts), starts, self.num_envs, first)
         else:
             info = {}
-        self._over = over = (terminated | truncated).nonzero()[0]
+        over = (terminated | truncated).nonzero()[0]
+        self._over = over if rest is None else np.union1d(over, self._over[rest[self._over]])
         if len(over) and self.autoreset_mode is AutoresetMode.SAME_STEP:
             info = self._begin_anew(over, obs, columns)
         elif not len(starts):
             info = whole(columns, self._ones)
+        if rest is not None:
+            info = leave_out(info, rest)
         return obs, reward, terminated, truncated, info
 
-    def _physics(self, actions: Array, starts: Slots) -> None:
-        """Step the simulations, but for those that begin an episode."""
-        if not len(starts):
+    def _physics(self, actions: Array, starts: Slots, rest: npt.NDArray[np.bool_] | None) -> None:
+        """Step the simulations, but for those that begin an episode, and those of a mask."""
+        if rest is None and not len(starts):
             self._ctrl[...] = actions
             self.pool.advance(self.frame_skip)
             return
-        live = self._ones.copy()
+        live = self._ones.copy() if rest is None else ~rest
         live[starts] = False
         slots = live.nonzero()[0]
         self._ctrl[slots] = actions[slots]
-        qpos, qvel = self.draw_start(starts)
-        self.pool.start_and_step(starts, qpos, qvel, slots, self.frame_skip)
-        self.after_start(starts)
+        if len(starts):
+            qpos, qvel = self.draw_start(starts)
+            self.pool.start_and_step(starts, qpos, qvel, slots, self.frame_skip)
+            self.after_start(starts)
+        elif len(slots):
+            self.pool.step(slots, nstep=self.frame_skip)
 
     def _begin_anew(self, over: Slots, obs: Array, columns: dict[str, Array]) -> dict[str, Any]:
         """Begin the next episodes in the step that has ended the last ones."""

@@ -9,9 +9,10 @@ from typing import Any, Self
 import mujoco
 import numpy as np
 import numpy.typing as npt
+from mujoco.batch import MODEL_FIELDS
 
 from aioenv.errors import ClosedError
-from aioenv.native.engines import STATE, BatchEngine, Engine, LoopEngine
+from aioenv.native.engines import STATE, BatchEngine, Engine, LoopEngine, field_value
 from aioenv.native.team import usable_cpus
 
 __all__ = ["SimPool", "load_model"]
@@ -37,7 +38,7 @@ class SimPool:
         num_sims: how many simulations.
         num_threads: how many threads compute, the caller's among them; None: as many as CPUs this process may use.
         post_constraint: whether a step ends with `mj_rnePostConstraint`, which computes `cfrc_ext`, `cfrc_int` and
-            `cacc`. Then there is an `MjData` for each simulation; otherwise MuJoCo's own batch, which is faster.
+            `cacc`. Then Python threads take one simulation each; otherwise it is MuJoCo's own batch, which is faster.
 
     Attributes:
         model: the model.
@@ -45,7 +46,7 @@ class SimPool:
         state_size: how many float64 one state has.
 
     Raises:
-        ValueError: if a number is not positive.
+        ValueError: if a number is not positive, or if the model has what is part of no state (sleeping bodies, say).
     """
 
     def __init__(
@@ -203,6 +204,26 @@ class SimPool:
             self._fields[name] = self._engine.field(name)
         return self._fields[name]
 
+    def share_model_field(self, name: str, array: Array) -> None:
+        """Have `model_field` be this array, `(num_sims, ...)` of the field's dtype; its values are taken from now on.
+
+        Raises:
+            ValueError: if there is no such field, the array does not fit, or `model_field` has given another.
+        """
+        if name in self._fields:
+            raise ValueError(f"model_field: {name!r} was taken by the env itself, which has another array of it")
+        if name not in MODEL_FIELDS:
+            raise ValueError(f"model_field: {name!r} is no field of MjModel that can differ between simulations")
+        value = field_value(self.model, name)
+        if array.shape != (self.num_sims, *value.shape) or array.dtype != value.dtype:
+            expected = f"{value.dtype} of shape {(self.num_sims, *value.shape)}"
+            raise ValueError(f"model_field: {name!r} is {expected}, got {array.dtype} of shape {array.shape}")
+        self._fields[name] = self._engine.field(name, array)
+
+    def unchanged_fields(self) -> dict[str, Array]:
+        """What the model says of all fields that `model_field` can give, but for those that it has given."""
+        return {name: field_value(self.model, name) for name in MODEL_FIELDS if name not in self._fields}
+
     def changed_field(self, name: str) -> Array | None:
         """The array of `model_field`, if that was called for this field."""
         return self._fields.get(name)
@@ -226,7 +247,8 @@ class SimPool:
         self.close()
 
     def __repr__(self) -> str:
-        return f"SimPool(num_sims={self.num_sims}, num_threads={self.num_threads})"
+        state = " closed" if self._engine_or_none is None else ""
+        return f"<SimPool num_sims={self.num_sims} num_threads={self.num_threads}{state}>"
 
     # ------------------------------------------------------------ which
 

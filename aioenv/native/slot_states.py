@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-import mujoco
 import numpy as np
 import numpy.typing as npt
 from gymnasium.utils import seeding
@@ -18,8 +17,6 @@ if TYPE_CHECKING:
 __all__ = ["SlotStates"]
 
 Array = npt.NDArray[Any]
-
-SLEEP = int(mujoco.mjtEnableBit.mjENBL_SLEEP)
 
 
 class SlotStates:
@@ -123,13 +120,7 @@ class SlotStates:
 
     @property
     def checkpoint_size(self) -> int:
-        """How many float64 a slot's row of `get_checkpoints` has.
-
-        Raises:
-            ValueError: if the model lets bodies sleep, which no state tells.
-        """
-        if self.pool.model.opt.enableflags & SLEEP:
-            raise ValueError("the model lets bodies sleep, which no state tells")
+        """How many float64 a slot's row of `get_checkpoints` has."""
         memory: int = sum(map(_words, self._memory.values()))
         return int(self.pool.state_size) + memory + 2 + RNG_WORDS + SEED_WORDS
 

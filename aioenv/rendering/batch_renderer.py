@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
+from typing import Any
 
 import mujoco
 import numpy as np
@@ -15,11 +15,10 @@ from aioenv.rendering.cameras import make_camera, of_source
 from aioenv.rendering.canvas import Canvas
 from aioenv.rendering.config import RenderConfig
 from aioenv.rendering.drawing import Images, load_sources
-from aioenv.rendering.easel import Easel
+from aioenv.rendering.drawing_service import DrawingService
 from aioenv.rendering.quality import parse_quality
-from aioenv.wire.frames import Frame, Header, Kind
 
-__all__ = ["BatchRenderer", "RenderService", "SourceRenderer", "opengl_name"]
+__all__ = ["BatchRenderer", "RenderService", "SourceRenderer"]
 
 
 class SourceRenderer:
@@ -119,47 +118,17 @@ class BatchRenderer:
             renderer.close()
 
 
-def opengl_name() -> str:
-    """The name of the OpenGL implementation whose context is current, if it can be had."""
-    try:
-        from OpenGL.raw.GL.VERSION.GL_1_0 import GL_RENDERER, glGetString  # OpenGL.GL takes 0.1 s to import
-
-        name = glGetString(GL_RENDERER)  # bytes once OpenGL.GL has been imported, else a pointer
-        return str((name if isinstance(name, bytes) else ctypes.string_at(name)).decode())
-    except Exception:  # a convenience, not worth a failure to start
-        return "unknown"
-
-
-class RenderService:
-    """A `BatchRenderer` as the service of a render worker.
-
-    A RENDER's fixed part is the states, one row after the other; for its tail see `drawing`.
-    """
+class RenderService(DrawingService):
+    """A `BatchRenderer` as the service of a render worker."""
 
     def __init__(self, sources: Sequence[MujocoSource], config: RenderConfig) -> None:
+        super().__init__(max(source.state_size for source in sources))
         self._config = config
         self._renderer = BatchRenderer(sources, config)
-        self._easel = Easel()
-        self._state_size = max(source.state_size for source in sources)
         self._sizes = [source.state_size for source in sources]
 
-    def describe(self) -> str:
-        """The name of the OpenGL implementation, if it can be had."""
-        return opengl_name()
-
-    def place(self, header: Header) -> Sequence[memoryview] | None:
-        """States may be read anywhere."""
-        return None
-
-    def expect(self) -> None:
-        """Nothing: how many states come differs."""
-
-    def handle(self, frame: Frame) -> Reply:
-        """Answer a RENDER."""
-        if frame.kind is not Kind.RENDER:
-            raise ValueError(f"a render worker has no answer to {frame.kind.name}")
-        sources, where = load_sources(frame.tail)
-        states = np.frombuffer(b"".join(frame.fixed), np.float64).reshape(-1, self._state_size)
+    def _render(self, states: npt.NDArray[np.float64], tail: Any) -> Reply:
+        sources, where = load_sources(tail)
         which = sources or [0] * len(states)
         of_each = [state[: self._sizes[index]] for index, state in zip(which, states, strict=True)]
         config = self._config
@@ -168,9 +137,6 @@ class RenderService:
         images, rows = self._easel.put_up(where, len(states), a_state, **kinds)
         self._renderer.render(which, of_each, images, rows)
         return self._easel.reply(where, images)
-
-    def afterwards(self) -> None:
-        """Nothing waits."""
 
     def close(self) -> None:
         """Free the OpenGL contexts."""

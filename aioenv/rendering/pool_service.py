@@ -12,13 +12,11 @@ import numpy.typing as npt
 
 from aioenv.host.mujoco_source import load_model
 from aioenv.host.service import Reply
-from aioenv.rendering.batch_renderer import opengl_name
 from aioenv.rendering.cameras import make_camera
 from aioenv.rendering.canvas import Canvas
 from aioenv.rendering.drawing import Drawing, Images, load_request
-from aioenv.rendering.easel import Easel
+from aioenv.rendering.drawing_service import DrawingService
 from aioenv.rendering.quality import RenderQuality
-from aioenv.wire.frames import Frame, Header, Kind
 
 __all__ = ["PoolService", "Wardrobe"]
 
@@ -66,7 +64,7 @@ class Wardrobe:
             self._canvas.upload_texture(self._edited.pop())
 
 
-class PoolService:
+class PoolService(DrawingService):
     """Draws states of one model: the service of a `RenderPool`'s workers.
 
     Args:
@@ -86,11 +84,10 @@ class PoolService:
         seed: int,
     ) -> None:
         self._model = load_model(model)
+        super().__init__(mujoco.mj_stateSize(self._model, state_spec))
         self._data = mujoco.MjData(self._model)
         self._option = mujoco.MjvOption()
         self._spec = state_spec
-        self._state_size = mujoco.mj_stateSize(self._model, state_spec)
-        self._easel = Easel()
         self._canvas = Canvas(self._model, quality)
         try:
             self._wardrobe = Wardrobe(modders, self._canvas, seed)
@@ -98,24 +95,8 @@ class PoolService:
             self._canvas.close()
             raise
 
-    def describe(self) -> str:
-        """The name of the OpenGL implementation, if it can be had."""
-        return opengl_name()
-
-    def place(self, header: Header) -> Sequence[memoryview] | None:
-        """States may be read anywhere."""
-        return None
-
-    def expect(self) -> None:
-        """Nothing: how many states come differs."""
-
-    def handle(self, frame: Frame) -> Reply:
-        """Answer a RENDER (see `drawing`)."""
-        if frame.kind is not Kind.RENDER:
-            raise ValueError(f"a render worker has no answer to {frame.kind.name}")
-        drawing, rest = load_request(frame.tail)
-        data = b"".join(frame.fixed)
-        states = np.frombuffer(data, np.float64).reshape(len(data) // (8 * self._state_size), self._state_size)
+    def _render(self, states: npt.NDArray[np.float64], tail: Any) -> Reply:
+        drawing, rest = load_request(tail)
         a_state = (len(drawing.views), drawing.height, drawing.width)
         kinds = {"depth": drawing.depth, "segmentation": drawing.segmentation}
         images, rows = self._easel.put_up(rest.where, len(states), a_state, **kinds)
@@ -157,9 +138,6 @@ class PoolService:
         finally:
             for name, value in before.items():
                 getattr(self._model, name)[:] = value
-
-    def afterwards(self) -> None:
-        """Nothing waits."""
 
     def close(self) -> None:
         """Free the OpenGL context."""

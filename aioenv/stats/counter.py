@@ -38,6 +38,9 @@ class EpisodeCounter:
         self._block = block
         self._cells: Any = block.data.cast("q")
 
+    def __repr__(self) -> str:
+        return f"<EpisodeCounter of {self.num_slots or 'any'} slots>"
+
     def at(self, slot: int) -> SlotCounter:
         """The counter of a slot, for its factory.
 

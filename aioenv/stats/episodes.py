@@ -67,12 +67,14 @@ class EpisodeEvent:
 
     key: str | tuple[str, ...]
     episode: Reducer = "sum"
-    epoch: Sequence[str | tuple[str, Callable[[npt.NDArray[Any]], Any]]] = ("mean", "std", "min", "max")
+    epoch: str | Sequence[str | tuple[str, Callable[[npt.NDArray[Any]], Any]]] = ("mean", "std", "min", "max")
     name: str = ""
 
     def __post_init__(self) -> None:
         if not self.name:
             object.__setattr__(self, "name", self.key if isinstance(self.key, str) else ".".join(self.key))
+        if isinstance(self.epoch, str):
+            object.__setattr__(self, "epoch", (self.epoch,))
         for level, reducers in (("episode", [self.episode]), ("epoch", list(self.epoch))):
             for reducer in reducers:
                 function = reducer[1] if isinstance(reducer, tuple) else reducer
@@ -154,6 +156,10 @@ class EpisodeStats:
         self._episodes: list[Ended] = []
         self._event_values: list[list[Any]] = [[] for _ in self.events]  # one an episode that has any
 
+    def __repr__(self) -> str:
+        name = f"{self.prefix!r}, " if self.prefix else ""
+        return f"<EpisodeStats {name}{self.total_episodes} episodes, {self.total_steps} steps>"
+
     def bind(self, num_slots: int, mode: AutoresetMode) -> None:
         """Tell whose statistics these are: a vector env of so many slots.
 
@@ -169,6 +175,10 @@ class EpisodeStats:
         self._counts = np.zeros(num_slots, np.bool_)  # whether the episode was seen from its beginning
         self._due = np.zeros(num_slots, np.bool_)  # whether the next step resets instead
         self._seen: list[list[list[Any]]] = [[[] for _ in range(num_slots)] for _ in self.events]
+
+    def follow(self, mode: AutoresetMode) -> None:
+        """Tell how episodes begin again: a vector env that has a mode of its own tells it when it is started."""
+        self._mode = mode
 
     # ------------------------------------------------------------ steps
 

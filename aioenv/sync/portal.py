@@ -61,6 +61,16 @@ class Portal:
             raise
         return call.result()  # type: ignore[no-any-return]
 
+    def submit(self, function: Callable[..., Coroutine[Any, Any, Any]], *args: Any, **kwargs: Any) -> Call:
+        """Run a coroutine function on the loop, and don't wait: `wait` and `result` of what this returns do.
+
+        Raises:
+            LoopError, ClosedError: as `call`.
+        """
+        call = self._prepare(function, args, kwargs)
+        call.post()
+        return call
+
     def begin(self, function: Callable[..., Coroutine[Any, Any, Any]], *args: Any, **kwargs: Any) -> Call:
         """Run a coroutine function on the loop, and wait only until it waits for something itself.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -22,11 +23,12 @@ from aioenv.engine.stream import ImageStream
 from aioenv.engine.waits import Stats
 from aioenv.envs.actors import ActorID
 from aioenv.errors import ClosedError
+from aioenv.host.vector_access import is_native_task
 from aioenv.native_vector_env import NativeVectorEnv
 from aioenv.stats.episodes import EpisodeStats
 from aioenv.sync.evaluate import run_episodes
 from aioenv.sync.facade import Facade
-from aioenv.sync.portal import Portal
+from aioenv.sync.portal import Call, Portal
 from aioenv.sync.rollout import roll_out
 from aioenv.vector_env import AsyncVectorEnv
 
@@ -75,6 +77,10 @@ class VectorEnv(Facade):
     def step(self, actions: Any, *, timeout_s: float | None = None) -> StepResult:
         """Step every slot (see `AsyncVectorEnv.step`)."""
         return self._portal.call(self._envs.step, actions, timeout_s=timeout_s)
+
+    def _begin_step(self, actions: Any) -> Call:
+        """`step`, for who waits for it later; all that it raises is raised then."""
+        return self._portal.submit(self._envs.step, actions)
 
     def render(self, mode: str | None = None) -> Any:
         """A tuple of one image a slot, of the states that were returned last (see `AsyncVectorEnv.render`).
@@ -214,6 +220,11 @@ class VectorEnv(Facade):
         """Whether that actor has nothing more to do (see `AsyncVectorEnv.is_actor_done`)."""
         return self._portal.call(self._envs.is_actor_done)
 
+    def __repr__(self) -> str:
+        state = "closed" if self.closed else "running"
+        workers = f" num_workers={len(self.workers)}" if not self.closed and self.workers else ""
+        return f"<aioenv.sync.VectorEnv num_envs={self.num_envs}{workers} {state}>"
+
     def close_extras(self, *, grace_s: float = CLOSE_GRACE_S, **kwargs: Any) -> None:
         """End the workers and the loop thread; called by `close`, with its arguments.
 
@@ -241,4 +252,12 @@ def make_vec(
     **kwargs: Any,
 ) -> VectorEnv:
     """Make and start a vector env of copies of one env, for blocking code; arguments as for `aioenv.make_vec`."""
-    return VectorEnv._over(make.make_vec(env, num_envs, **kwargs))
+    envs = make.make_vec(env, num_envs, **kwargs)
+    if isinstance(envs, NativeVectorEnv) and is_native_task(env):  # others may hang, and Ctrl-C with them
+        envs.keep_loop()
+    return VectorEnv._over(envs)
+
+
+# what `help` and notebooks show, instead of **kwargs
+VectorEnv.__signature__ = inspect.signature(AsyncVectorEnv)  # type: ignore[attr-defined]
+make_vec.__signature__ = inspect.signature(make.make_vec).replace(return_annotation="VectorEnv")  # type: ignore[attr-defined]

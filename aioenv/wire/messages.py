@@ -64,6 +64,7 @@ class ResetRequest(NamedTuple):
     options: dict[str, Any] | None
     whole: bool  # reply with the latest observations of all rows, not only of those that were reset
     shown: Sequence[int] | None = None  # reply with those of these rows instead
+    each: bool = False  # the seeds are the rows' own, even if they happen to be one number and those after it
 
 
 class StepRequest(NamedTuple):

@@ -93,6 +93,10 @@ class Restarter:
         self._held[worker].append(_Held(again, fail))
         return True
 
+    def restarts(self, worker: Worker) -> bool:
+        """Whether a worker is being started again just now."""
+        return worker in self._tasks
+
     def forsake(self, worker: Worker) -> None:
         """Don't start this worker again."""
         self._lost.add(worker)

@@ -68,7 +68,7 @@ class Native(VectorEnvContract):
     def test_an_exception_touches_its_slot_alone(self):
         """It can't."""
 
-    @pytest.mark.skip(reason="a vector env steps all of its slots at once: send() refuses some of them")
+    @pytest.mark.skip(reason="this vector env has no step_some: send() refuses some of its slots")
     def test_send_and_recv(self):
         """Of some slots."""
 
@@ -107,7 +107,6 @@ class NativeTask(VectorEnvContract):
         return await aioenv.make_vec(self.env_id, len(env_fns), backend="native", **kwargs)
 
     test_an_exception_touches_its_slot_alone = Native.test_an_exception_touches_its_slot_alone
-    test_send_and_recv = Native.test_send_and_recv
 
     @pytest.mark.skip(reason="attributes are the vector env's: one value for all of its slots")
     def test_calls_and_attributes(self):
@@ -125,10 +124,8 @@ class TestNativeTaskWithForces(NativeTask):
 
 
 class TestNativeTaskOverWorkers(NativeTask):
-    """With a worker a slot they can be stepped by themselves."""
+    """With a worker a slot."""
 
     async def start(self, env_fns, **options):
         self.where = {"num_workers": len(env_fns)}
         return await super().start(env_fns, **options)
-
-    test_send_and_recv = VectorEnvContract.test_send_and_recv

@@ -1,25 +1,10 @@
-"""A fork server for many cases, and the grid of faults as a table at the end of `make faults`."""
+"""The grid of faults as a table at the end of `make faults`."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 
-import pytest
-
 from aioenv.testing import FAULTS, MOMENTS
-from aioenv.workers.environment import server_environment, worker_environment
-from aioenv.workers.forkserver import AVAILABLE, ForkServer
-
-
-@pytest.fixture(scope="module")
-def one_fork_server():
-    """Held for the whole module: it starts once, instead of once a case."""
-    if not AVAILABLE:
-        yield
-        return
-    server = ForkServer.acquire(server_environment(worker_environment(None)))
-    yield
-    server.abandon()
 
 
 def pytest_terminal_summary(terminalreporter):

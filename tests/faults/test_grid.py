@@ -15,7 +15,7 @@ from aioenv.testing import FAULTS, MOMENTS
 from faults.grid import ALL, AXES, PAIRS, SAMPLE, TABLE
 from faults.play import Play, without_loop
 
-pytestmark = pytest.mark.usefixtures("one_fork_server")
+pytestmark = pytest.mark.usefixtures("fork_server")
 
 
 def cells(chosen):

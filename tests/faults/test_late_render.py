@@ -19,7 +19,7 @@ from aioenv.workers.launch import START_METHODS
 from faults.grid import TABLE, Outcome
 from faults.play import CLOSE_S, GRACE_S, LATE_S, check_gone, within
 
-pytestmark = pytest.mark.usefixtures("one_fork_server")
+pytestmark = pytest.mark.usefixtures("fork_server")
 
 FAULTS = [fault for fault in TABLE if makes_sense(fault, "render")]
 ACTIONS = np.zeros(5, np.int64)

@@ -177,6 +177,30 @@ async def test_slots_that_hang_are_named_and_their_workers_restarted():
         assert (await envs.step([0] * 4)).obs[:, 1].tolist() == [0, 0, 2, 2]
 
 
+async def test_a_worker_that_takes_its_time_to_come_back_is_waited_for():
+    """Its start has a limit of its own: the timeout is for replies."""
+    async with counters(timeout_s=0.2, on_timeout="restart", restart=RestartPolicy(backoff_s=1.0)) as envs:
+        await envs.reset(seed=1)
+        await envs.step([0, KILL, 0, 0])  # the first restart does not wait, the second one does
+        await envs.step([0] * 4)
+        obs, _, _, truncated, _ = await envs.step([0, HANG, 0, 0])
+        assert truncated.tolist() == [True, True, False, False] and obs[:, 1].tolist() == [0, 0, 3, 3]
+
+
+async def test_a_timeout_names_who_is_being_started_again():
+    async with counters(restart=RestartPolicy(backoff_s=1.0)) as envs:
+        await envs.reset(seed=1)
+        await envs.step([0, 0, 0, KILL])
+        await envs.step([0] * 4)
+        with pytest.raises(
+            aioenv.StepTimeout, match=r"slots \[2, 3\] \(whose worker is being started again\)"
+        ) as caught:
+            await envs.step([0, 0, 0, KILL], timeout_s=0.3)
+        assert caught.value.slots == (2, 3) and caught.value.running == ()
+        ready = await envs.recv(4)
+        assert ready.slots.tolist() == [0, 1, 2, 3] and ready.truncated.tolist() == [False, False, True, True]
+
+
 async def test_slots_that_hang_are_named_and_their_workers_killed():
     async with counters(timeout_s=10, on_timeout="kill") as envs:
         await envs.reset(seed=1)

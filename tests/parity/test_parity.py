@@ -19,10 +19,10 @@ from zoo import SPACES, Sampler
 
 import aioenv
 from aioenv.workers.channel import CHANNELS
-from aioenv.workers.environment import server_environment, worker_environment
-from aioenv.workers.forkserver import AVAILABLE, ForkServer
 from aioenv.workers.launch import START_METHODS
 from parity.compare import assert_same
+
+pytestmark = pytest.mark.usefixtures("fork_server")
 
 STEPS = 300
 NUM_ENVS = 5
@@ -47,17 +47,6 @@ AXES = {
 }
 
 TRANSPORTS = ["frames", "shared"]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_fork_server():
-    """Held for the whole module: it starts once, instead of once a case."""
-    if not AVAILABLE:
-        yield
-        return
-    server = ForkServer.acquire(server_environment(worker_environment(None)))
-    yield
-    server.abandon()
 
 
 def grid(full: bool):

@@ -1,0 +1,228 @@
+"""A Stable-Baselines3 `VecEnv` over worker processes of several envs each, in place of its `SubprocVecEnv`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium import Env
+from gymnasium.envs.registration import EnvSpec
+
+try:
+    from stable_baselines3.common.monitor import Monitor
+    from stable_baselines3.common.vec_env import VecEnv as _VecEnv
+except ImportError as exc:
+    raise ImportError("aioenv.adapters.sb3 needs Stable-Baselines3: pip install stable-baselines3") from exc
+
+from aioenv import sync
+from aioenv.adapters.stack import IS_WRAPPED, SET_ATTR, answering, answering_from
+from aioenv.engine.one_slot import info_of
+from aioenv.errors import EnvError, NoAsyncCallError, PendingCallError
+from aioenv.sync.portal import Call
+
+__all__ = ["VecEnv", "make_vec"]
+
+_FINAL = ("final_obs", "_final_obs", "final_info", "_final_info")
+
+
+class VecEnv(_VecEnv):  # type: ignore[misc]  # Stable-Baselines3 need not be installed where types are checked
+    """A `VecEnv` of Stable-Baselines3: give it to `PPO`, or as `vec_env_cls` to Stable-Baselines3's `make_vec_env`.
+
+    Observations, rewards, dones and infos are those of `SubprocVecEnv`, with "terminal_observation" and
+    "TimeLimit.truncated"; the arrays are yours. Errors are aioenv's: an env that raises is an `EnvError` that names its
+    slot, a worker that ends a `WorkerDied`, and after Ctrl-C in a step the next one is not off by one.
+
+    Args:
+        env_fns: a factory for each slot; or a vector env of `aioenv.sync` that has
+            `autoreset_mode=AutoresetMode.SAME_STEP`, which this then closes.
+        episode_stats: count episodes here, so that infos have "episode" and no env needs a `Monitor`; `env_is_wrapped`
+            then says of `Monitor` that it is there.
+        **kwargs: for `aioenv.sync.VectorEnv`: `num_workers`, `timeout_s`, `restart` and so on.
+
+    Raises:
+        ValueError: if there is another autoreset mode.
+        WorkerStartError, SpaceMismatchError, TypeError: as `aioenv.sync.VectorEnv`.
+    """
+
+    def __init__(
+        self,
+        env_fns: Iterable[Callable[[], Env[Any, Any]]] | sync.VectorEnv,
+        *,
+        episode_stats: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        answers = not isinstance(env_fns, sync.VectorEnv)
+        if isinstance(env_fns, sync.VectorEnv):
+            if kwargs:
+                raise TypeError(f"{', '.join(kwargs)}: for the vector env that is given, when it is made")
+            envs = env_fns
+        else:
+            factories = [answering_from(make) if callable(make) else make for make in env_fns]
+            kwargs = {"autoreset_mode": "SameStep", **kwargs}
+            envs = sync.VectorEnv(factories, episode_stats=episode_stats, **kwargs)
+        self._envs = envs
+        self._counts_episodes = episode_stats
+        self._answers = answers
+        self._pending: Call | None = None
+        try:
+            if envs.autoreset_mode.value != "SameStep":
+                raise ValueError(
+                    "autoreset_mode: Stable-Baselines3 takes AutoresetMode.SAME_STEP, the vector env has "
+                    f"{envs.autoreset_mode}"
+                )
+            super().__init__(envs.num_envs, envs.single_observation_space, envs.single_action_space)
+        except BaseException:
+            envs.close()
+            raise
+
+    # ------------------------------------------------------------ steps
+
+    def reset(self) -> Any:
+        """Begin an episode in every slot, with the seeds and options that were set; gives observations.
+
+        Raises:
+            ValueError: if slots were given different options.
+        """
+        self._drop_pending()
+        options = self._options[0]
+        if any(each != options for each in self._options):
+            raise ValueError("reset: options are the same for all slots here; use env_method for what differs")
+        result = self._envs.reset(seed=list(self._seeds), options=options or None)
+        self.reset_infos = [info_of(result.info, slot) for slot in range(self.num_envs)]
+        self._reset_seeds()
+        self._reset_options()
+        return result.obs
+
+    def step_async(self, actions: Any) -> None:
+        """Send actions; `step_wait` gives the results, and raises what is wrong with them.
+
+        Raises:
+            PendingCallError: if a step is under way already.
+        """
+        if self._pending is not None:
+            raise PendingCallError("step_async: a step is under way, call step_wait first", "step")
+        self._pending = self._envs._begin_step(actions)
+
+    def step_wait(self) -> tuple[Any, np.ndarray[Any, Any], np.ndarray[Any, Any], list[dict[str, Any]]]:
+        """Wait for the step: observations, float64 rewards and bool dones of shape `(num_envs,)`, a dict a slot.
+
+        Where an episode has ended the observation is the next one's first, and `infos[slot]["terminal_observation"]`
+        its last.
+
+        Raises:
+            NoAsyncCallError: if there was no `step_async`.
+            EnvError, WorkerDied, StepTimeout: as `AsyncVectorEnv.step`.
+        """
+        call = self._pending
+        if call is None:
+            raise NoAsyncCallError("step_wait: there was no step_async", "step")
+        self._pending = None
+        try:
+            call.wait()
+        except BaseException:
+            call.cancel()
+            raise
+        obs, reward, terminated, truncated, info = call.result()
+        cut = (truncated & ~terminated).tolist()
+        infos = [info_of(info, slot) for slot in range(self.num_envs)] if info else [{} for _ in cut]
+        dones = terminated | truncated
+        for slot in np.flatnonzero(dones).tolist():
+            infos[slot] = self._last(slot, infos[slot])
+        for own, was_cut in zip(infos, cut, strict=True):
+            own["TimeLimit.truncated"] = was_cut
+        return obs, reward, dones, infos
+
+    def _last(self, slot: int, info: dict[str, Any]) -> dict[str, Any]:
+        """The info of an episode's last step; what else there is tells of the reset after it."""
+        last = dict(info.get("final_info", {}))
+        if "final_obs" in info:
+            last["terminal_observation"] = info["final_obs"]
+        first = {key: value for key, value in info.items() if key not in _FINAL}
+        for key in ("episode", "restarted"):
+            if key in first:
+                last[key] = first.pop(key)
+        self.reset_infos[slot] = first
+        return last
+
+    def _drop_pending(self) -> None:
+        """Take back a step that nobody waited for."""
+        if self._pending is not None:
+            call, self._pending = self._pending, None
+            call.cancel()
+
+    # ------------------------------------------------------------ envs
+
+    def close(self) -> None:
+        """End the workers. Idempotent."""
+        self._drop_pending()
+        self._envs.close()
+
+    def get_images(self) -> Sequence[np.ndarray[Any, Any] | None]:
+        """An image a slot, if the render mode is "rgb_array" or there is a `render=`."""
+        images = self._envs.render()
+        return [None] * self.num_envs if images is None else list(images)
+
+    def has_attr(self, attr_name: str) -> bool:
+        """Whether every env has an attribute."""
+        if not self._answers:
+            try:
+                self._envs.get_attr(attr_name)
+            except EnvError:
+                return False
+            return True
+        return all(self._envs.call("has_wrapper_attr", attr_name))
+
+    def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
+        """Read an attribute of some envs."""
+        return list(self._envs.call_at(self._get_indices(indices), attr_name))
+
+    def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:
+        """Set an attribute of some envs, on their outermost wrapper as `SubprocVecEnv` does."""
+        if self._answers:
+            self._envs.call_at(self._get_indices(indices), SET_ATTR, attr_name, value)
+        elif indices is None:
+            self._envs.set_attr(attr_name, value)
+        else:
+            raise ValueError("set_attr: of all slots alone, with a vector env that was made elsewhere")
+
+    def env_method(self, method_name: str, *method_args: Any, indices: Any = None, **method_kwargs: Any) -> list[Any]:
+        """Call a method of some envs."""
+        return list(self._envs.call_at(self._get_indices(indices), method_name, *method_args, **method_kwargs))
+
+    def env_is_wrapped(self, wrapper_class: type, indices: Any = None) -> list[bool]:
+        """Whether some envs have a wrapper of a class around them."""
+        slots = list(self._get_indices(indices))
+        if self._counts_episodes and wrapper_class is Monitor:
+            return [True] * len(slots)
+        if not self._answers:
+            return [False] * len(slots)
+        return list(self._envs.call_at(slots, IS_WRAPPED, wrapper_class))
+
+    def __repr__(self) -> str:
+        return f"<aioenv.adapters.sb3.VecEnv over {self._envs!r}>"
+
+
+def make_vec(
+    env: str | EnvSpec | Callable[..., Env[Any, Any]], num_envs: int = 1, *, seed: int | None = None, **kwargs: Any
+) -> VecEnv:
+    """Make copies of one env for Stable-Baselines3; arguments as for `aioenv.make_vec`.
+
+    Infos tell of episodes that ended ("episode"), so that envs need no `Monitor`, and workers neither Stable-Baselines3
+    nor torch.
+
+    Args:
+        env: an id, an `EnvSpec`, or a function that makes an env.
+        num_envs: how many copies.
+        seed: of the first reset: slot i gets `seed + i`.
+        **kwargs: `wrappers=`, `num_workers=`, keyword arguments of the env, and so on.
+    """
+    native = kwargs.get("backend") == "native"
+    kwargs = {"episode_stats": True, "autoreset_mode": "SameStep", **kwargs}
+    if not native:
+        kwargs["wrappers"] = (*kwargs.get("wrappers", ()), answering)
+    envs = VecEnv(sync.make_vec(env, num_envs, **kwargs), episode_stats=bool(kwargs["episode_stats"]))
+    envs._answers = not native
+    if seed is not None:
+        envs.seed(seed)
+    return envs

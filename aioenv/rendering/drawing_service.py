@@ -1,0 +1,72 @@
+"""What the services of render workers have in common: states come, and images go."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from aioenv.host.service import Reply
+from aioenv.rendering.easel import Easel
+from aioenv.wire.frames import Frame, Header, Kind
+
+__all__ = ["DrawingService"]
+
+
+class DrawingService:
+    """Answers each RENDER, whose fixed part is the states, one row after the other; for its tail see `drawing`.
+
+    Args:
+        state_size: how many float64 a row has.
+    """
+
+    def __init__(self, state_size: int) -> None:
+        self._state_size = state_size
+        self._easel = Easel()
+
+    def describe(self) -> str:
+        """The name of the OpenGL implementation, if it can be had."""
+        return _opengl_name()
+
+    def place(self, header: Header) -> Sequence[memoryview] | None:
+        """States may be read anywhere."""
+        return None
+
+    def expect(self) -> None:
+        """Nothing: how many states come differs."""
+
+    def handle(self, frame: Frame) -> Reply:
+        """Answer a RENDER.
+
+        Raises:
+            ValueError: if it is another request.
+        """
+        if frame.kind is not Kind.RENDER:
+            raise ValueError(f"a render worker has no answer to {frame.kind.name}")
+        data = b"".join(frame.fixed)
+        states = np.frombuffer(data, np.float64).reshape(len(data) // (8 * self._state_size), self._state_size)
+        return self._render(states, frame.tail)
+
+    def _render(self, states: npt.NDArray[np.float64], tail: Any) -> Reply:
+        raise NotImplementedError
+
+    def afterwards(self) -> None:
+        """Nothing waits."""
+
+    def close(self) -> None:
+        """Free whatever OpenGL contexts there are."""
+        raise NotImplementedError
+
+
+def _opengl_name() -> str:
+    """The name of the OpenGL implementation whose context is current, if it can be had."""
+    try:
+        from OpenGL.raw.GL.VERSION.GL_1_0 import GL_RENDERER, glGetString  # OpenGL.GL takes 0.1 s to import
+
+        name = glGetString(GL_RENDERER)  # bytes once OpenGL.GL has been imported, else a pointer
+        return str((name if isinstance(name, bytes) else ctypes.string_at(name)).decode())
+    except Exception:  # a convenience, not worth a failure to start
+        return "unknown"

@@ -1,0 +1,114 @@
+"""What goes wrong in the first hour: programs that were meant otherwise, and places that a program is run from."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import signal
+import subprocess
+import sys
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+import aioenv
+from aioenv import sync
+from aioenv.cli import main
+
+PROGRAM = """
+import aioenv, sys
+
+async def main():
+    async with aioenv.make_vec("CartPole-v1", 2, num_workers=1) as envs:
+        await envs.reset(seed=0)
+        print("up", flush=True)
+        while {forever}:
+            await envs.step([0, 1])
+
+aioenv.run(main())
+"""
+
+
+def test_a_program_may_have_no_standard_streams():
+    close_all = "import os, sys; os.closerange(0, 3); os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+    program = PROGRAM.format(forever=False).replace('print("up", flush=True)', "")
+    done = subprocess.run([sys.executable, "-c", close_all, "-c", program], timeout=50)
+    assert done.returncode == 0
+
+
+def test_ctrl_c_ends_a_program_with_one_traceback():
+    program = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM.format(forever=True)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert program.stdout is not None and program.stdout.readline() == "up\n"
+    program.send_signal(signal.SIGINT)
+    _, errors = program.communicate(timeout=30)
+    assert program.returncode == -signal.SIGINT
+    assert errors.count("Traceback") == 1 and errors.rstrip().endswith("KeyboardInterrupt")
+    assert '"<string>", line 9, in main' in errors  # where it was
+
+
+def test_run_says_what_to_do_where_a_loop_runs():
+    async def notebook() -> None:
+        with pytest.raises(RuntimeError, match="await the coroutine instead"):
+            aioenv.run(asyncio.sleep(0))
+
+    asyncio.run(notebook())
+
+
+def test_an_async_vector_env_says_that_it_is_one():
+    with pytest.raises(TypeError, match=r"use `async with`; .* aioenv\.sync\.make_vec"):
+        with aioenv.make_vec("CartPole-v1", 2):  # type: ignore[attr-defined]
+            pass
+    with sync.make_vec("CartPole-v1", 2) as envs, pytest.raises(TypeError, match=r"aioenv\.sync\.evaluate"):
+        asyncio.run(aioenv.evaluate(envs, lambda obs: obs, 1))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("env_fns", ["CartPole-v1", lambda: gym.make("CartPole-v1")])
+def test_factories_come_in_a_sequence(env_fns):
+    with pytest.raises(TypeError, match=r"expected a sequence of functions.*make_vec\(env, num_envs\)"):
+        aioenv.AsyncVectorEnv(env_fns)
+
+
+def test_make_vec_takes_no_list():
+    with pytest.raises(TypeError, match=r"a list of functions goes to aioenv\.AsyncVectorEnv"):
+        aioenv.make_vec([lambda: gym.make("CartPole-v1")])  # type: ignore[arg-type]
+
+
+def test_a_factory_that_forgets_to_return_is_named():
+    def forgetful() -> None:
+        gym.make("CartPole-v1")
+
+    with pytest.raises(aioenv.WorkerStartError, match="slot 1: TypeError: the factory returned None, expected"):
+        sync.VectorEnv([lambda: gym.make("CartPole-v1"), forgetful], num_workers=1)
+
+
+def test_things_say_what_they_are():
+    envs = aioenv.make_vec("CartPole-v1", 4, num_workers=2)
+    assert repr(envs) == "<AsyncVectorEnv num_envs=4 num_workers=2 not started>"
+    assert repr(aioenv.make_vec("CartPole-v1", 4, backend="native")) == "<NativeVectorEnv num_envs=4 not started>"
+    with sync.make_vec("CartPole-v1", 2, num_workers=1, episode_stats=True) as blocking:
+        assert repr(blocking) == "<aioenv.sync.VectorEnv num_envs=2 num_workers=1 running>"
+        blocking.reset(seed=0)
+        rollout = blocking.rollout(lambda obs: np.zeros(len(obs), int), 3)
+        assert repr(rollout) == "<Rollout steps=3 num_envs=2 valid=100%>"
+        assert repr(blocking.episode_stats) == "<EpisodeStats 0 episodes, 6 steps>"
+        evaluation = sync.evaluate(blocking, lambda obs: np.zeros(len(obs), int), 2, seed=0)
+        assert repr(evaluation).startswith("<Evaluation of 2 episodes, return ")
+    assert repr(blocking) == "<aioenv.sync.VectorEnv num_envs=2 closed>"
+
+
+def test_the_blocking_names_show_their_arguments():
+    for ours, theirs in ((sync.make_vec, aioenv.make_vec), (sync.VectorEnv, aioenv.AsyncVectorEnv)):
+        assert inspect.signature(ours).parameters == inspect.signature(theirs).parameters
+
+
+def test_an_epoch_may_have_one_reducer():
+    assert aioenv.EpisodeEvent("x", epoch="mean").epoch == ("mean",)
+
+
+def test_the_command_line_knows_ids(capsys, tmp_path):
+    assert main(["record", "Nope-v0", "--out", os.fspath(tmp_path / "x.mp4")]) == 1
+    assert "aioenv record: Nope-v0: Environment `Nope` doesn't exist" in capsys.readouterr().err

@@ -1,0 +1,100 @@
+"""`aioenv.adapters.sb3` against Stable-Baselines3's own `DummyVecEnv`."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from aioenv import errors, sync
+
+INSTALLED = importlib.util.find_spec("stable_baselines3") is not None
+pytestmark = pytest.mark.skipif(not INSTALLED, reason="Stable-Baselines3 is not installed")
+
+
+def make() -> gym.Env:
+    return gym.wrappers.TimeLimit(gym.make("CartPole-v1"), 20)
+
+
+def test_it_steps_as_theirs_do():
+    from stable_baselines3.common.vec_env import DummyVecEnv
+
+    from aioenv.adapters import sb3
+
+    theirs, ours = DummyVecEnv([make] * 3), sb3.VecEnv([make] * 3, num_workers=2)
+    rng = np.random.default_rng(0)
+    cut = 0
+    try:
+        for envs in theirs, ours:
+            envs.seed(5)
+        assert np.array_equal(theirs.reset(), ours.reset())
+        for _ in range(100):
+            actions = rng.integers(0, 2, 3)
+            expected, got = theirs.step(actions), ours.step(actions)
+            for wanted, result in zip(expected[:3], got[:3], strict=True):
+                assert np.array_equal(wanted, result)
+            for wanted, result in zip(expected[3], got[3], strict=True):
+                assert wanted.keys() == result.keys()
+                assert all(np.array_equal(wanted[key], result[key]) for key in wanted)
+                cut += result["TimeLimit.truncated"]
+        assert cut
+        assert ours.reset_infos == theirs.reset_infos
+    finally:
+        theirs.close()
+        ours.close()
+
+
+@pytest.mark.parametrize("backend", ["workers", "native"])
+def test_envs_are_asked_and_told_through_it(backend):
+    from stable_baselines3.common.monitor import Monitor
+
+    from aioenv.adapters import sb3
+
+    envs = sb3.make_vec("Hopper-v5", 3, seed=1, backend=backend)
+    try:
+        assert "VecEnv" in repr(envs)
+        assert envs.get_attr("frame_skip") == [4, 4, 4]
+        assert envs.has_attr("frame_skip") and not envs.has_attr("no_such_thing")
+        assert envs.env_is_wrapped(Monitor, [0, 2]) == [True] * 2  # episodes are counted
+        assert envs.env_is_wrapped(gym.wrappers.TimeLimit) == [backend == "workers"] * 3
+        envs.reset()
+        infos = []
+        while not any("terminal_observation" in info for info in infos):
+            infos = envs.step(np.ones((3, 3), np.float32))[3]
+        (last, *_) = [info for info in infos if "terminal_observation" in info]
+        assert last["terminal_observation"].shape == (11,)
+        assert last["episode"]["l"] > 0
+        if backend == "workers":
+            envs.set_attr("marker", 7, indices=[1])
+            assert envs.env_method("get_wrapper_attr", "marker", indices=1) == [7]
+            assert not envs.env_method("has_wrapper_attr", "marker", indices=[0])[0]
+    finally:
+        envs.close()
+        envs.close()
+
+
+def test_misuse_is_said():
+    from aioenv.adapters import sb3
+
+    with pytest.raises(ValueError, match=r"autoreset_mode: .*SAME_STEP"):
+        sb3.VecEnv([make], autoreset_mode="NextStep")
+    with pytest.raises(TypeError, match="num_workers: for the vector env"):
+        sb3.VecEnv(given := sync.make_vec("CartPole-v1", autoreset_mode="SameStep"), num_workers=1)
+    given.close()
+    envs = sb3.VecEnv([make] * 2)
+    try:
+        envs.reset()
+        with pytest.raises(errors.NoAsyncCallError):
+            envs.step_wait()
+        envs.step_async(np.zeros(2, int))
+        with pytest.raises(errors.PendingCallError):
+            envs.step_async(np.zeros(2, int))
+        assert envs.step_wait()[0].shape == (2, 4)
+        envs.step_async(np.zeros(2, int))  # nobody waits for this one
+        assert envs.reset().shape == (2, 4)
+        with pytest.raises(errors.ActionError):
+            envs.step(np.zeros(3, int))
+    finally:
+        envs.close()
