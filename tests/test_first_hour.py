@@ -50,6 +50,47 @@ def test_ctrl_c_ends_a_program_with_one_traceback():
     assert '"<string>", line 9, in main' in errors  # where it was
 
 
+FORK = """
+import os, warnings
+warnings.simplefilter("ignore", DeprecationWarning)  # that a process with threads is forked
+from aioenv import errors, sync
+
+for envs in sync.make_vec("CartPole-v1", 2), sync.AsyncVectorEnv([lambda: __import__("gymnasium").make("CartPole-v1")]):
+    envs.reset(seed=0)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            envs.step([0] * envs.num_envs)
+        except errors.LoopError as exc:
+            assert "forked copy" in str(exc)
+            envs.close()
+            os._exit(7)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+    assert envs.step([0] * envs.num_envs)[1].all()
+    envs.close()
+"""
+
+
+def test_a_forked_copy_says_that_it_is_one():
+    assert subprocess.run([sys.executable, "-c", FORK], timeout=50).returncode == 0
+
+
+def test_too_few_descriptors_are_explained():
+    program = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40)); from aioenv import sync; "
+    program += 'sync.make_vec("CartPole-v1", 32, num_workers=32)'
+    done = subprocess.run([sys.executable, "-c", program], timeout=50, capture_output=True, text=True)
+    assert "ulimit -n), or take fewer workers" in done.stderr.splitlines()[-1]
+
+
+def test_what_was_forgotten_is_named_as_it_was():
+    program = PROGRAM.format(forever=False).replace("async with ", "envs = await ").replace(" as envs:", "; True:", 1)
+    program = program.replace("; True:", "\n    if True:")
+    done = subprocess.run([sys.executable, "-X", "dev", "-c", program], timeout=50, capture_output=True, text=True)
+    assert done.stdout == "up\n"
+    assert "unclosed <AsyncVectorEnv num_envs=2 num_workers=1 running>; its workers were killed" in done.stderr
+
+
 def test_run_says_what_to_do_where_a_loop_runs():
     async def notebook() -> None:
         with pytest.raises(RuntimeError, match="await the coroutine instead"):

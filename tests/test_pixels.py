@@ -342,8 +342,6 @@ async def test_what_can_not_be_is_refused():
         aioenv.make_vec("HalfCheetah-v5", 1, pixels=aioenv.RenderConfig(8, 8, depth=True))
     with pytest.raises(TypeError, match=r"pixels: expected an aioenv\.RenderConfig"):
         aioenv.make_vec("HalfCheetah-v5", 1, pixels=True)
-    with pytest.raises(ValueError, match="pixels"):
-        aioenv.make_vec("CartPole-v1", 1, pixels=FAST, backend="native")
 
 
 def fails_with_a_value_error():

@@ -42,7 +42,8 @@ class Pictures:
         """Images of the states that `reset` and `step` (or `recv`) returned last.
 
         With `render=` given to the constructor they are already on their way, drawn from the very state that was
-        returned, and a step may be in flight meanwhile. Without, this is `call("render")`.
+        returned, and a step may be in flight meanwhile. Without, this is `call("render")`: None, unless the envs were
+        made with a `render_mode`, "rgb_array" say.
 
         If this is cancelled, the images are drawn all the same.
 

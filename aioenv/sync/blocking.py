@@ -40,12 +40,13 @@ class Blocking:
         _open.add(self)
 
     def _end(self, **how: Any) -> None:
-        """End the workers and the loop thread.
+        """End the workers and the loop thread; in a forked copy, which has neither, nothing.
 
         Args:
             **how: as the `close` of what runs there.
         """
-        self._portal.call(self._inner.close, **how)
+        if not self._portal.is_copy:
+            self._portal.call(self._inner.close, **how)
         self._portal.close()
 
     def _forget(self) -> None:

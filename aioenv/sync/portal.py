@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import time
 from collections.abc import Callable, Coroutine
@@ -28,6 +29,7 @@ class Portal:
         self._stop = asyncio.Event()
         self._thread = threading.Thread(target=self._run, name="aioenv-portal", daemon=True)
         self._closed = False
+        self._pid = os.getpid()
         self._thread.start()
 
     def _run(self) -> None:
@@ -43,13 +45,19 @@ class Portal:
         """Whether this is the portal's own thread."""
         return threading.get_ident() == self._thread.ident
 
+    @property
+    def is_copy(self) -> bool:
+        """Whether this is a forked copy: the thread has stayed in the other process."""
+        return os.getpid() != self._pid
+
     def call(self, function: Callable[..., Coroutine[Any, Any, T]], *args: Any, **kwargs: Any) -> T:
         """Run a coroutine function on the loop, and wait for its result.
 
         If the wait is interrupted (Ctrl-C), the coroutine is cancelled, and its end is waited for first.
 
         Raises:
-            LoopError: if this is called on the portal's own thread, where it would wait for itself for ever.
+            LoopError: if this is called on the portal's own thread, where it would wait for itself for ever, or in a
+                forked copy of the process, where nobody would answer.
             ClosedError: if the portal is closed.
         """
         call = self._prepare(function, args, kwargs)
@@ -97,6 +105,11 @@ class Portal:
             )
         if self._closed:
             raise ClosedError("the loop thread is closed")
+        if self.is_copy:
+            raise LoopError(
+                f"this was made in process {self._pid}, and its loop thread has stayed there: process {os.getpid()} is "
+                "a forked copy. Make another one here"
+            )
         return Call(self._loop, function, args, kwargs)
 
     def run_soon(self, function: Callable[..., Any], *args: Any) -> Any:
@@ -116,6 +129,8 @@ class Portal:
         if self._closed:
             return
         self._closed = True
+        if self.is_copy:
+            return
         self._loop.call_soon_threadsafe(self._stop.set)
         if not self.is_here:
             self._thread.join()

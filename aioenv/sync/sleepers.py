@@ -12,7 +12,7 @@ __all__ = ["Sleepers"]
 
 _ENOUGH_S = 1.0  # so long must have been waited before anything can be said
 _LONG_STEP_S = 2e-3  # in shorter steps the waiting may be ours
-_BUSY = 0.3  # CPUs that workers use, in sum, while one waits for them: below, they sleep
+_BUSY = 0.3  # CPUs that workers use or wait for, in sum, while one waits for them: below, they sleep
 
 
 class Sleepers:
@@ -51,12 +51,24 @@ class Sleepers:
 
 
 def _cpu_seconds(pids: Sequence[int]) -> float | None:
-    """CPU time that processes have used so far, in seconds; None where there is no /proc, or one has ended."""
-    ticks = 0
+    """CPU time that processes have used so far, or, on a busy machine, have waited for, in seconds.
+
+    None where there is no /proc, or one has ended.
+    """
+    ticks = delay_ns = 0
     try:
         for pid in pids:
             fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
             ticks += int(fields[11]) + int(fields[12])
+            delay_ns += _delay_ns(pid)
     except OSError:
         return None
-    return ticks / os.sysconf("SC_CLK_TCK")
+    return ticks / os.sysconf("SC_CLK_TCK") + delay_ns / 1e9
+
+
+def _delay_ns(pid: int) -> int:
+    """How long a process has been ready to run and had no CPU; 0 where the kernel does not count it."""
+    try:
+        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1])
+    except (FileNotFoundError, IndexError):
+        return 0

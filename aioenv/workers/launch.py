@@ -9,6 +9,7 @@ that it starts can be ended with it. For debugging a worker may be a thread of t
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import socket
 import sys
@@ -105,7 +106,8 @@ async def launch(
                 continue
             return process
     except OSError as exc:
-        raise WorkerStartError(f"a worker process can't be started: {exc}") from exc
+        hint = "; raise the limit (ulimit -n), or take fewer workers" if exc.errno == errno.EMFILE else ""
+        raise WorkerStartError(f"a worker process can't be started: {exc}{hint}") from exc
 
 
 async def _spawn(channel: str, environ: Mapping[str, str], memory: int | None) -> Process:

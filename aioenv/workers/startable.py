@@ -108,9 +108,10 @@ class Startable:
 
     def __del__(self) -> None:
         if not self.closed and self._loop is not None and self._pid == os.getpid():
+            text = f"unclosed {self!r}; its workers were killed"  # while it still is
             self.closed = True
             self._abandon()
-            warnings.warn(f"unclosed {self!r}; its workers were killed", ResourceWarning, source=self, stacklevel=2)
+            warnings.warn(text, ResourceWarning, source=self, stacklevel=2)
 
     def _check_open(self) -> None:
         if self.closed:

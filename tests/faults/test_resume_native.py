@@ -207,6 +207,37 @@ async def test_slots_that_are_reset_by_themselves_and_states():
         assert all(same(a, b) for a, b in zip(mine, theirs, strict=True)), t
 
 
+@pytest.mark.parametrize("task", ["Ant-v5", "CartPole-v1"])
+async def test_slots_that_are_stepped_by_themselves(task):
+    """Ant's others have observations that a new process can't compute; CartPole's slots share a generator."""
+
+    async def drive(envs, victims):
+        out = [await envs.reset(seed=3)]
+        actions = envs.action_space.sample() * 0
+        for t, slots in enumerate(([0, 2, 3], [1], [0], [2, 3], [1, 2])):
+            envs.send(actions[slots], slots)
+            if victims and t == 3:
+                kill(envs.workers[1].pid)
+            ready = await envs.recv(len(slots))
+            out.append(tuple(ready)[1:])
+            if victims and t == 1:
+                await die(envs, 0)
+            if t % 2:
+                out.append(await envs.reset_at(t - 1))
+        envs.pause(3)
+        out.append(await envs.step(actions))
+        if victims:
+            await die(envs, 1)
+        return [*out, await envs.step(actions), await envs.step(actions)]
+
+    async with make(task, max_episode_steps=3) as envs:
+        expected = await drive(envs, False)
+    async with make(task, max_episode_steps=3, restart=POLICY) as envs:
+        got = await drive(envs, True)
+    for t, (mine, theirs) in enumerate(zip(got, expected, strict=True)):
+        assert all(same(a, b) for a, b in zip(mine, theirs, strict=True)), t
+
+
 async def test_what_can_not_be_resumed_is_refused_at_the_start():
     match = r"slot 0 can't be resumed: .*CartPoleVectorEnv does not tell the states of its slots; give it get_state"
     with pytest.raises(aioenv.ResumeError, match=match):
