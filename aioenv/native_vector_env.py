@@ -26,7 +26,6 @@ from aioenv.engine.arguments import (
 from aioenv.engine.episodes import check_episode_stats
 from aioenv.engine.fleet import FleetConfig
 from aioenv.engine.imports import modules_needed
-from aioenv.engine.inline import RUN_IN
 from aioenv.engine.model_fields import model_field, shared_field
 from aioenv.engine.numbered import Episode
 from aioenv.engine.one_slot import check_no_mask
@@ -36,8 +35,9 @@ from aioenv.engine.record import Rollout
 from aioenv.engine.results import ResetResult, StepResult
 from aioenv.engine.rollout import Policy
 from aioenv.engine.session import Session
-from aioenv.engine.solo_some import SoloLive, SoloWalk, SomeSolo
-from aioenv.engine.threads import BLOCKING_S, SHORT_S
+from aioenv.engine.solo.inline import RUN_IN
+from aioenv.engine.solo.some import SoloLive, SoloWalk, SomeSolo
+from aioenv.engine.solo.threads import BLOCKING_S, SHORT_S
 from aioenv.engine.waits import Clock
 from aioenv.errors import RenderError
 from aioenv.host.vector_access import is_native_task, make_registered, refuse_some
