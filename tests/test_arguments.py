@@ -85,3 +85,12 @@ def test_nor_is_its_blocking_twin():
             with pytest.raises(TypeError, match="can't be copied or pickled: it owns processes"):
                 how(envs)
         envs.reset()
+
+
+@pytest.mark.parametrize("seed", [1.5, "12", [1.0, 2.0], np.array([1.5, 2.5])], ids=repr)
+@pytest.mark.asyncio
+async def test_seeds_are_ints(seed):
+    async with aioenv.AsyncVectorEnv([make_env] * 2, debug=True) as envs:
+        with pytest.raises(TypeError, match=r"seed: expected an int|as an integer"):
+            await envs.reset(seed=seed)
+        await envs.reset(seed=np.array([1, 2]))

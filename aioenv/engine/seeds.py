@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from operator import index
 from typing import Any
 
 import numpy as np
@@ -18,12 +19,15 @@ def spread_seeds(
 
     Raises:
         ValueError: if a list has another length than there are slots.
+        TypeError: if it is none of these, or an element is no int.
     """
     if seed is None:
         return [None] * len(slots)
     if isinstance(seed, (int, np.integer)):
         return [int(seed) + slot for slot in slots.tolist()]
-    seeds = [None if s is None else int(s) for s in seed]
+    if isinstance(seed, str) or not isinstance(seed, Iterable):
+        raise TypeError(f"seed: expected an int, a sequence of ints or None, got {seed!r}")
+    seeds = [None if s is None else index(s) for s in seed]
     if len(seeds) != len(slots):
         what = f"num_envs={num_envs}" if len(slots) == num_envs else f"the number of slots, {len(slots)},"
         raise ValueError(f"If seeds are passed as a list the length must match {what} but got length={len(seeds)}.")
