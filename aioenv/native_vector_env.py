@@ -16,6 +16,7 @@ from aioenv.engine.arguments import (
     check_cpu_affinity,
     check_num_workers,
     check_on_timeout,
+    check_render,
     check_seconds,
     check_timeout,
     check_worker_env,
@@ -24,7 +25,6 @@ from aioenv.engine.arguments import (
 from aioenv.engine.episodes import check_episode_stats
 from aioenv.engine.fleet import FleetConfig
 from aioenv.engine.imports import modules_needed
-from aioenv.engine.inline import RUN_IN
 from aioenv.engine.model_fields import model_field, shared_field
 from aioenv.engine.numbered import Episode
 from aioenv.engine.one_slot import check_no_mask
@@ -34,11 +34,13 @@ from aioenv.engine.record import Rollout
 from aioenv.engine.results import ResetResult, StepResult
 from aioenv.engine.rollout import Policy
 from aioenv.engine.session import Session
-from aioenv.engine.solo_some import SoloLive, SoloWalk, SomeSolo
-from aioenv.engine.threads import BLOCKING_S, SHORT_S
+from aioenv.engine.solo.inline import RUN_IN
+from aioenv.engine.solo.some import SoloLive, SoloWalk, SomeSolo
+from aioenv.engine.solo.threads import BLOCKING_S, SHORT_S
 from aioenv.engine.waits import Clock
 from aioenv.errors import RenderError
 from aioenv.host.vector_access import is_native_task, make_registered, refuse_some
+from aioenv.rendering.pixel_states import with_pixel_states
 from aioenv.stats.episodes import EpisodeStats
 from aioenv.vector_env import AsyncVectorEnv
 from aioenv.workers.channel import check_channel
@@ -122,6 +124,7 @@ class NativeVectorEnv(AsyncVectorEnv):
         log_prefix: str | None = None,
         worker_env: Mapping[str, str] | Sequence[Mapping[str, str] | None] | None = None,
         render: RenderConfig | None = None,
+        pixels: RenderConfig | None = None,
         cpu_affinity: str | Sequence[int | Iterable[int]] | None = None,
         episode_stats: bool | EpisodeStats = False,
         stats_prefix: str | None = None,
@@ -150,9 +153,12 @@ class NativeVectorEnv(AsyncVectorEnv):
         self.num_envs = int(num_envs)
         self.closed = False
         self.copy = copy
+        check_render(render, pixels)
+        if pixels is not None:
+            make_vector_env = with_pixel_states(make_vector_env, pixels)
         self._make_vector_env = make_vector_env
         self._run_in = run_in
-        self._render_config = render
+        self._render_config, self._pixels_config = render, pixels
         self._must_reset = False
         self._clock = Clock()
         # the mode is told when the env is there
@@ -170,7 +176,7 @@ class NativeVectorEnv(AsyncVectorEnv):
             start_timeout_s=check_seconds("start_timeout_s", start_timeout_s),
             log_prefix=log_prefix,
             worker_env=check_worker_env(worker_env, workers),
-            find_sources=render is not None,
+            find_sources=render is not None or pixels is not None,
             restart=restart,
             cpu_affinity=check_cpu_affinity(cpu_affinity),
             transport="frames",
@@ -193,6 +199,7 @@ class NativeVectorEnv(AsyncVectorEnv):
             timeout_s=self._timeout_s,
             config=self._config,
             render=self._render_config,
+            pixels=self._pixels_config,
             short_s=self._short_s,
         )
         return cast(Session, self._solo)  # which it stands in for, as well as for a fleet and a schedule

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from native_kit import Batch
+from test_record import pictures
 
 import aioenv
 from aioenv import sync
@@ -155,3 +156,20 @@ async def test_blocking_images():
         envs.reset(seed=1)
         images = envs.render()
         assert len(images) == 2 and images[0].shape == (24, 32, 3) and images[0].any()
+
+
+@pytest.mark.parametrize("where", [{"run_in": "inline"}, {"num_workers": 2}], ids=str)
+async def test_streams_grids_and_videos(where, tmp_path):
+    """Of a step that is made at once, too: a video's picture is of the states before it."""
+    large = aioenv.RenderConfig(96, 64, quality="fast", workers=1)
+    async with aioenv.NativeVectorEnv(Pendulums, 2, render=large, **where) as envs:
+        stream = envs.render_stream(100)
+        done = await aioenv.record(envs, tmp_path / "x.mp4", steps=6)
+        items = [await anext(stream) for _ in range(7)]
+        assert [step for step, _ in items] == list(range(7)) and done.pictures == 7
+        assert np.array_equal(items[-1][1], await envs.render())
+        grids = [np.concatenate(list(images), axis=1) for _, images in items]
+        assert np.array_equal(await envs.render("grid"), grids[-1])
+    shown = pictures(tmp_path / "x.mp4", 64, 192).astype(int)
+    distances = np.abs(shown[:, None] - np.array(grids, int)).mean(axis=(2, 3, 4))
+    assert len(shown) == 7 and distances.argmin(axis=1).tolist() == list(range(7))

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from gymnasium import Space, spaces
+from gymnasium import Space
 from gymnasium.spaces.utils import is_space_dtype_shape_equiv
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_differing_spaces, batch_space
@@ -201,21 +201,15 @@ class Fleet:
         """Workers send something else than the user is given: to be called between `start` and `configure`.
 
         Args:
-            key: of a Dict of observations; None for the whole observation.
-            space: what the user is given there.
+            key: of a Dict of observations, whose value it is; None: it is the whole observation.
+            space: the observation space that the user is given.
 
         Returns:
             The number of the leaf.
         """
-        sent = self.single_observation_space
-        given = space
-        if key is not None:
-            assert isinstance(sent, spaces.Dict)
-            parts = {name: space if name == key else part for name, part in sent.spaces.items()}
-            given = spaces.Dict(parts, sort_keys=sent.sort_keys)
-        self.single_observation_space = given
-        self.observation_space = batch_space(given, self.members[-1].stop)
-        self.observations = Layout(given)
+        self.single_observation_space = space
+        self.observation_space = batch_space(space, self.members[-1].stop)
+        self.observations = Layout(space)
         path = "" if key is None else f"[{key!r}]"
         (number,) = (i for i, leaf in enumerate(self.received.leaves) if leaf.path == path)
         self.instead = {number: self.received.leaves[number]}

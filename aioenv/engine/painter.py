@@ -1,21 +1,26 @@
-"""Images as observations, drawn by render workers: workers send states, in whose place the user gets images."""
+"""Images as observations, drawn by render workers: envs give states, in whose place the user gets images."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from aioenv.engine.batch import Batch, Part
+from aioenv.engine.results import ResetResult, StepResult
+from aioenv.errors import EnvError
 
 if TYPE_CHECKING:
     from aioenv.engine.images import Pool
     from aioenv.rendering.drawing import Sheet
 
-__all__ = ["Painter"]
+__all__ = ["Painter", "ResultPainter"]
 
 Done = Callable[[Exception | None], None]
+# A terminal observation: whose it is, and the element of infos that it is.
+Final = tuple[int, Any, int]
 
 
 class Painter:
@@ -44,34 +49,13 @@ class Painter:
             part: with the terminal observations in its infos, which are drawn too.
             done: called once, when all are drawn or can't be.
         """
-        finals = list(self._finals(part))
-        aside = self._pool.sheet(len(finals)) if finals else None
-        left = 2 if finals else 1
-        first_error: Exception | None = None
-
-        def on_done(error: Exception | None) -> None:
-            nonlocal left, first_error
-            left -= 1
-            first_error = first_error or error
-            if left:
-                return
-            for (_, column, index), image in zip(finals, aside.images.rgb if aside is not None else (), strict=True):
-                # its own: views of a batch of them would all keep that
-                column[index] = image.copy() if self._key is None else {**column[index], self._key: image.copy()}
-            done(first_error)
-
-        if aside is not None:
-            states = np.stack([self._state(column[index]) for _, column, index in finals])
-            self._pool.submit([slot for slot, _, _ in finals], states, aside, 0, on_done)
         assert batch.sheet is not None
         states = batch.received[self._leaf][part.start : part.stop]
-        self._pool.submit(part.slots.tolist(), states, batch.sheet, part.start, on_done)
+        finals = list(self._finals(part))
+        _draw(self._pool, self._key, part.slots.tolist(), states, batch.sheet, part.start, finals, done)
 
-    def _state(self, obs: Any) -> Any:
-        return obs if self._key is None else obs[self._key]
-
-    def _finals(self, part: Part) -> Iterator[tuple[int, list[Any], int]]:
-        """The terminal observations of a part: whose each is, and where it stands."""
+    def _finals(self, part: Part) -> Iterator[Final]:
+        """The terminal observations of a part."""
         for columns in part.columns:
             for column, values in zip(columns.schema.columns, columns.values, strict=True):
                 if column.path != ("final_obs",):
@@ -80,3 +64,89 @@ class Painter:
                 numbers = range(positions.start, positions.stop) if isinstance(positions, slice) else positions.tolist()
                 for index, position in enumerate(numbers):
                     yield int(part.slots[position - part.start]), values, index
+
+
+class ResultPainter:
+    """Draws the results of a vector env in this process, before they are handed out.
+
+    Args:
+        pool: draws states.
+        key: of the states in a Dict of observations; None if they are the whole observation.
+        error_of: what the vector env's error is if they can't be drawn.
+
+    Attributes:
+        drawing: how many results are being drawn.
+    """
+
+    def __init__(self, pool: Pool, key: str | None, error_of: Callable[[Exception], EnvError]) -> None:
+        self._pool = pool
+        self._key = key
+        self._error_of = error_of
+        self.drawing = 0
+
+    def paint(
+        self,
+        result: StepResult | ResetResult,
+        slots: npt.NDArray[np.int64],
+        done: Callable[[StepResult | ResetResult | EnvError], None],
+    ) -> None:
+        """Draw the images of a result; never blocks.
+
+        Args:
+            result: a batch of all slots, which nobody else has; its terminal observations are drawn in place.
+            slots: int64, ascending: those that are handed out. The images of others are black.
+            done: called once, with the result that has images, or the error.
+        """
+        key, info = self._key, result.info
+        states = result.obs if key is None else result.obs[key]
+        finals = info.get("final_obs", ())
+        sheet = self._pool.sheet(len(slots))
+        self.drawing += 1
+
+        def on_done(error: Exception | None) -> None:
+            self.drawing -= 1
+            if error is not None:
+                done(self._error_of(error))
+                return
+            drawn = sheet.images.rgb
+            if len(slots) < len(states):
+                drawn = np.zeros((len(states), *drawn.shape[1:]), drawn.dtype)
+                drawn[slots] = sheet.images.rgb
+            done(result._replace(obs=drawn if key is None else {**result.obs, key: drawn}))
+
+        ends = [(slot, finals, slot) for slot, obs in enumerate(finals) if obs is not None]
+        some = states if len(slots) == len(states) else states[slots]
+        _draw(self._pool, key, slots.tolist(), some, sheet, 0, ends, on_done)
+
+
+def _draw(
+    pool: Pool,
+    key: str | None,
+    slots: Sequence[int],
+    states: npt.NDArray[np.float64],
+    sheet: Sheet,
+    first: int,
+    finals: Sequence[Final],
+    done: Done,
+) -> None:
+    """Draw states on a sheet from row `first` on, and terminal observations in their place."""
+    aside = pool.sheet(len(finals)) if finals else None
+    left = 2 if finals else 1
+    first_error: Exception | None = None
+
+    def on_done(error: Exception | None) -> None:
+        nonlocal left, first_error
+        left -= 1
+        first_error = first_error or error
+        if left:
+            return
+        for (_, column, index), image in zip(finals, aside.images.rgb if aside is not None else (), strict=True):
+            # its own: views of a batch of them would all keep that
+            column[index] = image.copy() if key is None else {**column[index], key: image.copy()}
+        done(first_error)
+
+    if aside is not None:
+        each = [column[index] for _, column, index in finals]
+        final_states = np.stack([obs if key is None else obs[key] for obs in each])
+        pool.submit([slot for slot, _, _ in finals], final_states, aside, 0, on_done)
+    pool.submit(slots, states, sheet, first, on_done)

@@ -6,8 +6,6 @@ import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
-from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
 from aioenv.engine.fleet import Fleet, FleetConfig
@@ -17,7 +15,7 @@ from aioenv.engine.schedule import Schedule
 from aioenv.errors import ClosedError, RenderError, WorkerStartError
 from aioenv.rendering.backends import candidates, environment, no_backend_works
 from aioenv.rendering.config import check_devices
-from aioenv.rendering.pixels import PixelsRefused
+from aioenv.rendering.pixels import PixelsRefused, in_place
 
 if TYPE_CHECKING:
     from aioenv.host.mujoco_source import MujocoSource
@@ -104,7 +102,7 @@ class Session:
             await self._start_drawing_fleet(self._pixels)
         try:
             painter = None
-            if self._pixels is not None and self._pixels.workers is not None:
+            if self._pixels is not None and (self._pixels.workers is not None or self._config.vectorized):
                 painter = await self._start_painter(self._pixels)
             state_size, draws_late = 0, False
             if self._render is not None:
@@ -179,9 +177,8 @@ class Session:
             return None
         self._pixels_pool = late_pool(sources, config, self._config)
         await self._pixels_pool.start()
-        key = None if config.render_only else config.render_key
-        leaf = fleet.receive_instead(key, spaces.Box(0, 255, (*config.shape, 3), np.uint8))
-        return Painter(self._pixels_pool, leaf, key)
+        key, space = in_place(fleet.single_observation_space, config)
+        return Painter(self._pixels_pool, fleet.receive_instead(key, space), key)
 
     @property
     def render_workers(self) -> Sequence[Worker]:

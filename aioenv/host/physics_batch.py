@@ -23,6 +23,9 @@ class PhysicsBatch(Protocol):
     It may also say how Gymnasium's renderer would look at it, by attributes that are named as arguments of Gymnasium's
     `MujocoEnv`: `camera_id`, `camera_name`, `default_camera_config`, `visual_options`, `max_geom`.
 
+    For terminal images under SAME_STEP it has `final_physics_states(slots)`: likewise, of slots whose episodes the last
+    step has ended, as they were then.
+
     Attributes:
         model: the model of all slots. Where slots have values of their own for fields of it, images show the model's.
     """
@@ -73,6 +76,16 @@ class PhysicsReader:
         columns = np.empty(self.source.state_size)
         mujoco.mj_extractState(model, np.arange(expected[1], dtype=np.float64), whole, columns, part)
         self._columns = columns.astype(np.int64)
+
+    @property
+    def has_finals(self) -> bool:
+        """Whether it can be said which states episodes ended in."""
+        return callable(getattr(self._env, "final_physics_states", None))
+
+    def read_finals(self, slots: Sequence[int]) -> npt.NDArray[np.float64]:
+        """What images of the ends of episodes depend on, those that the last step has ended in `slots`."""
+        states: npt.NDArray[np.float64] = self._env.final_physics_states(slots)  # type: ignore[attr-defined]
+        return states[:, self._columns]
 
     def read(self, slots: Sequence[int] | None, out: npt.NDArray[np.float64]) -> None:
         """Write what images of `slots` (None: all) depend on into `out`, float64 `(k, source.state_size)`."""

@@ -114,6 +114,8 @@ class VectorService(SlotService):
         else:
             self._checkpoints.lay_out(checkpoint_size)
         self._state = np.zeros((self._n, state_size), np.float64)
+        if not state_size:  # only its source was asked for: what is drawn are observations
+            self._physics = None
         self._observations = Layout(observation_space)
         self._actions = Layout(action_space)
         self._action_arrays = self._actions.zeros(self._n)

@@ -117,9 +117,9 @@ async def _record(
             if inspect.isawaitable(actions):
                 actions = await actions
             if beside:
-                step = asyncio.ensure_future(envs.step(actions))
-                await asyncio.sleep(0)  # it is on its way …
-                await video.write([colours(await envs.render())])  # … while the states before it are drawn
+                drawn = asyncio.ensure_future(envs.render())  # of the states that there are now …
+                step = asyncio.ensure_future(envs.step(actions))  # … even if the next are made at once
+                await video.write([colours(await drawn)])
                 result = await step
             else:
                 await video.write([colours(await envs.render())])

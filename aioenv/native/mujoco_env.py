@@ -407,6 +407,7 @@ class NativeMujocoEnv(SlotStates, VectorEnv[Any, Any, Any]):
     def _begin_anew(self, over: Slots, obs: Array, columns: dict[str, Array]) -> dict[str, Any]:
         """Begin the next episodes in the step that has ended the last ones."""
         info = final_info(obs, columns, over, self.num_envs)
+        self._finals = over, self.pool.get_states(over)
         self.pool.start(over, *self.draw_start(over))
         self._elapsed[over] = 0
         self.after_start(over)

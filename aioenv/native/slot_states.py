@@ -33,6 +33,7 @@ class SlotStates:
     _memory: dict[str, Array]
     _generators: Generators | None = None
     _seed_words: npt.NDArray[np.uint64]
+    _finals: tuple[npt.NDArray[np.int64], Array] | None = None  # slots whose episodes the last step has ended, and how
 
     def rng(self, slot: int) -> np.random.Generator:
         """The random number generator of one slot; seeded by the system if no reset has had a seed for it."""
@@ -50,6 +51,19 @@ class SlotStates:
             out: where to write them.
         """
         return self.pool.get_states(slots, out)
+
+    def final_physics_states(self, slots: Iterable[int]) -> Array:
+        """Likewise, of slots whose episodes the last step that ended any has ended (SAME_STEP): as they were then.
+
+        Raises:
+            ValueError: if it has ended none in some of them.
+        """
+        numbers = self.pool.numbers(slots)
+        ended, states = self._finals or (np.zeros(0, np.int64), np.zeros((0, self.pool.state_size)))
+        if len(others := np.setdiff1d(numbers, ended)):
+            raise ValueError(f"slots: no episode has ended in {others.tolist()}, only in {ended.tolist()}")
+        final: Array = states[np.searchsorted(ended, numbers)]
+        return final
 
     def get_state(self, slots: Iterable[int] | None = None) -> list[dict[str, Any]]:
         """The whole states of slots: whoever sets them goes on exactly as from here.

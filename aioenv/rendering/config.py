@@ -29,7 +29,8 @@ class RenderConfig:
     from here.
 
     `pixels=`: each worker draws its own MuJoCo envs as it steps them, in one OpenGL context for each model; with
-    `workers` given, that many render workers do, each state as soon as it arrives. Any other env draws itself.
+    `workers` given, that many render workers do, each state as soon as it arrives. Any other env draws itself. Of
+    vector envs (`backend="native"`) render workers always draw the states.
 
     Args:
         width: of an image, in pixels.
@@ -40,7 +41,8 @@ class RenderConfig:
             multisampling, which cost software OpenGL up to 40 times the rest of the image. A `RenderQuality` has
             each switch by name.
         workers: how many render workers; None for one a usable CPU, at most four and at most one an env, and for
-            `pixels=` none. (Eight processes that draw on one GPU have been seen to hang, mujoco issue 3444.)
+            `pixels=` of single envs none. (Eight processes that draw on one GPU have been seen to hang, mujoco issue
+            3444.)
         backend: "egl", "osmesa" or "glfw"; "auto" for the best that works (EGL, GLFW if there is a display, OSMesa);
             None for `MUJOCO_GL` if it is set, else "auto".
         depth: for `render=`, give distances from the camera's plane too, in metres, float32 without the last axis.

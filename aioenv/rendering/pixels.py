@@ -7,13 +7,14 @@ the same model draw in one OpenGL context, which is made when the first env is, 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-from gymnasium import Env, Wrapper, spaces
+from gymnasium import Env, Space, Wrapper, spaces
 from gymnasium.utils import RecordConstructorArgs
 
 from aioenv.host.mujoco_source import MujocoSource, find_source, read_state
@@ -24,7 +25,7 @@ from aioenv.wire.messages import dump_code, load_code
 if TYPE_CHECKING:
     from aioenv.rendering.batch_renderer import SourceRenderer
 
-__all__ = ["PixelObservation", "PixelsRefused", "with_pixels"]
+__all__ = ["PixelObservation", "PixelsRefused", "beside", "in_place", "space_beside", "with_pixels"]
 
 
 class PixelsRefused(ValueError):
@@ -66,35 +67,24 @@ class PixelObservation(Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
         space: Any = spaces.Box(0, 255, shape, np.uint8)
         if self._state_size:
             space = spaces.Box(-np.inf, np.inf, (self._state_size,), np.float64)
-        own, key = env.observation_space, config.render_key
-        self._merges = isinstance(own, spaces.Dict)
+        self._merges = isinstance(env.observation_space, spaces.Dict)
         self._shape = shape
-        if config.render_only:
-            self.observation_space = space
-        elif isinstance(own, spaces.Dict):
-            if key in own.spaces:
-                self._let_go()
-                raise PixelsRefused(f"pixels: render_key={key!r} is a key of the observation space already: {own}")
-            self.observation_space = spaces.Dict({key: space, **own.spaces}, sort_keys=own.sort_keys)
-        else:
-            self.observation_space = spaces.Dict({config.obs_key: own, key: space})
+        try:
+            self.observation_space = space_beside(env.observation_space, space, config)
+        except PixelsRefused:
+            self._let_go()
+            raise
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Begin an episode, and draw its first state."""
         obs, info = self.env.reset(seed=seed, options=options)
-        return self._observe(obs), info
+        return beside(obs, self._draw(), self._config, merges=self._merges), info
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """Step, and draw the state after it."""
         obs, reward, terminated, truncated, info = self.env.step(action)
-        return self._observe(obs), reward, terminated, truncated, info
-
-    def _observe(self, obs: Any) -> Any:
-        config = self._config
-        image = self._draw()
-        if config.render_only:
-            return image
-        return {config.render_key: image, **obs} if self._merges else {config.obs_key: obs, config.render_key: image}
+        obs = beside(obs, self._draw(), self._config, merges=self._merges)
+        return obs, reward, terminated, truncated, info
 
     def _draw(self) -> npt.NDArray[Any]:
         if self._state_size:
@@ -127,10 +117,18 @@ class PixelObservation(Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
         super().close()
 
 
-class _Shared:
-    """A renderer, and how many envs of this process draw with it."""
+class _Known(threading.local):
+    """Those of this thread, which alone may draw with them: a worker may be one of its parent's."""
 
-    _all: list[_Shared] = []  # noqa: RUF012
+    def __init__(self) -> None:
+        self.all: list[_Shared] = []
+
+
+_known = _Known()
+
+
+class _Shared:
+    """A renderer, and how many envs of this worker draw with it."""
 
     def __init__(self, source: MujocoSource, config: RenderConfig) -> None:
         from aioenv.rendering.batch_renderer import SourceRenderer  # imports MuJoCo
@@ -146,12 +144,12 @@ class _Shared:
     @classmethod
     def take(cls, source: MujocoSource, config: RenderConfig) -> _Shared:
         """One for this model and view: that of another env, or a new one."""
-        for known in cls._all:
+        for known in _known.all:
             if known._source == source and known._config == config:
                 break
         else:
             known = cls(source, config)
-            cls._all.append(known)
+            _known.all.append(known)
         known._users += 1
         return known
 
@@ -159,7 +157,7 @@ class _Shared:
         """One env less draws with it; the last one frees the OpenGL context."""
         self._users -= 1
         if not self._users:
-            self._all.remove(self)
+            _known.all.remove(self)
             self._renderer.close()
 
     def draw(self, model: Any, data: Any, shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
@@ -187,6 +185,60 @@ def _shape_of_own_images(env: Env[Any, Any]) -> tuple[int, ...]:
         got = f"an array of {image.dtype}" if isinstance(image, np.ndarray) else type(image).__name__
         raise PixelsRefused(f"pixels: expected env.render() to return an array of uint8, got {got}")
     return image.shape
+
+
+def space_beside(own: Space[Any], image: Space[Any], config: RenderConfig) -> Space[Any]:
+    """The space of observations with an image, as Gymnasium's `AddRenderObservation` makes it.
+
+    Args:
+        own: that of the env's own observations.
+        image: that of the image, or of what stands in its place.
+        config: says how they go together.
+
+    Raises:
+        PixelsRefused: if the key of the image is one of theirs already.
+    """
+    key = config.render_key
+    if config.render_only:
+        return image
+    if not isinstance(own, spaces.Dict):
+        return spaces.Dict({config.obs_key: own, key: image})
+    if key in own.spaces:
+        raise PixelsRefused(f"pixels: render_key={key!r} is a key of the observation space already: {own}")
+    return spaces.Dict({key: image, **own.spaces}, sort_keys=own.sort_keys)
+
+
+def beside(own: Any, image: Any, config: RenderConfig, *, merges: bool) -> Any:
+    """An observation of that space, or a batch of them.
+
+    Args:
+        own: the env's.
+        image: the image, or what stands in its place.
+        config: says how they go together.
+        merges: whether the env's own are Dicts.
+    """
+    if config.render_only:
+        return image
+    return {config.render_key: image, **own} if merges else {config.obs_key: own, config.render_key: image}
+
+
+def in_place(space: Space[Any], config: RenderConfig) -> tuple[str | None, Space[Any]]:
+    """Images in the place of what stands for them.
+
+    Args:
+        space: of `space_beside`.
+        config: what is drawn.
+
+    Returns:
+        Where the images are: a key of the Dict, None if they are the whole observation. And the space with them.
+    """
+    image = spaces.Box(0, 255, (*config.shape, 3), np.uint8)
+    if config.render_only:
+        return None, image
+    assert isinstance(space, spaces.Dict)
+    key = config.render_key
+    parts = {name: image if name == key else part for name, part in space.spaces.items()}
+    return key, spaces.Dict(parts, sort_keys=space.sort_keys)
 
 
 def with_pixels(factories: Sequence[bytes], config: RenderConfig) -> list[bytes]:

@@ -13,18 +13,22 @@ import numpy as np
 from gymnasium import Space
 from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 from gymnasium.vector import AutoresetMode
+from gymnasium.vector.utils import batch_space
 
 from aioenv.batching.layout import Layout
 from aioenv.engine.episodes import SoloWatch
 from aioenv.engine.fleet import FleetConfig
-from aioenv.engine.flights import Flights
 from aioenv.engine.images import Images, Shot
+from aioenv.engine.painter import ResultPainter
 from aioenv.engine.session import NO_PHYSICS, late_pool
 from aioenv.engine.slots import SlotTable
-from aioenv.engine.threads import SHORT_S, EnvThread, Pace
+from aioenv.engine.solo.flights import Flights
+from aioenv.engine.solo.threads import SHORT_S, EnvThread, Pace
 from aioenv.errors import ClosedError, EnvError, RenderError, StepTimeout, WorkerStartError
 from aioenv.host.physics_batch import PhysicsReader, find_physics
 from aioenv.host.vector_access import make_vector_env, steps_some
+from aioenv.rendering.pixel_states import PixelStates
+from aioenv.rendering.pixels import PixelsRefused, in_place
 
 if TYPE_CHECKING:
     from aioenv.rendering.config import RenderConfig
@@ -49,10 +53,12 @@ class SoloLife:
         timeout_s: how long any wait may last, in seconds; None for ever.
         config: how long the factory may take, and how what draws is started.
         render: what to draw of every result; None: nothing.
+        pixels: how to draw the states that `factory` gives as observations (see `PixelStates`); None: it gives none.
         short_s: with "auto", steps shorter than that are made on the loop, in seconds.
 
     Attributes:
         images: what draws; None if nobody wants images.
+        draws: whether anything is drawn of a result, so that it is more than what the env gives.
         table: the states of the slots.
         steps, resets: how long they take, and so where they are made.
         actions, observations: the layouts of the single spaces.
@@ -84,6 +90,7 @@ class SoloLife:
         timeout_s: float | None,
         config: FleetConfig,
         render: RenderConfig | None,
+        pixels: RenderConfig | None,
         short_s: float = SHORT_S,
     ) -> None:
         self.num_envs = num_envs
@@ -93,9 +100,12 @@ class SoloLife:
         self._timeout_s = timeout_s
         self._config = config
         self._render = render
+        self._pixels = pixels
+        self.draws = render is not None or pixels is not None
         self._short_s = short_s
         self._physics: PhysicsReader | None = None
         self._pool: LatePool | None = None
+        self._pixels_pool: LatePool | None = None
         self._pid = os.getpid()
         self._env: Any = None
         self._thread: EnvThread | None = None
@@ -122,20 +132,32 @@ class SoloLife:
         Raises:
             WorkerStartError: if the factory raised, took too long, or made something else.
             RenderError: if images were asked for and can't be drawn.
+            ValueError: if pixels were asked for that the env does not have.
         """
-        await self._start_env()
-        if self._render is not None:
-            try:
+        try:
+            await self._start_env()
+        except WorkerStartError as exc:
+            if isinstance(exc.__cause__, PixelsRefused):
+                raise ValueError(str(exc.__cause__)) from None
+            raise
+        try:
+            if self._pixels is not None:
+                await self._start_painter(self._pixels)
+            if self._render is not None:
                 await self._start_images(self._render)
-            except BaseException:
-                await self.close(_END_S)
-                raise
+        except BaseException:
+            await self.close(_END_S)
+            raise
         self.schedule = self
 
     @property
+    def _pools(self) -> list[LatePool]:
+        return [pool for pool in (self._pool, self._pixels_pool) if pool is not None]
+
+    @property
     def render_workers(self) -> Sequence[Any]:
-        """Those that draw states."""
-        return self._pool.workers if self._pool is not None else ()
+        """Those that draw states, for `render` and for observations."""
+        return [worker for pool in self._pools for worker in pool.workers]
 
     async def _start_env(self) -> None:
         start_timeout_s = self._config.start_timeout_s
@@ -163,13 +185,15 @@ class SoloLife:
         self.single_action_space, self.action_space = env.single_action_space, env.action_space
         self.metadata, self.spec, self.render_mode = dict(env.metadata), env.spec, env.render_mode
         self.table.must_reset = self.metadata.get("autoreset_mode") is AutoresetMode.DISABLED
-        self.steps_some, self.kind = steps_some(env), type(env).__name__
+        self.steps_some = steps_some(env)
+        self.kind = type(env.env if isinstance(env, PixelStates) else env).__name__
         if self._config.episodes is not None:
             mode = self.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP)
             self.episodes = self._flights.episodes = SoloWatch(self._config.episodes, mode, self.num_envs)
         self.actions = Layout(self.single_action_space)
-        self.observations = Layout(self.single_observation_space)
-        self._obs_space = self.observation_space if isinstance(self.single_observation_space, _PLAIN) else None
+        self.observations = self._received = Layout(self.single_observation_space)
+        checked = isinstance(self.single_observation_space, _PLAIN) or self._pixels is not None
+        self._obs_space = self.observation_space if checked else None
         self._one_each = (self.num_envs,)
         plain = isinstance(self.single_action_space, _PLAIN)
         self._dtype = self.actions.leaves[0].dtype if plain else None
@@ -187,6 +211,16 @@ class SoloLife:
         await self._pool.start()
         self.images = self._flights.images = Images(self.num_envs, self._pool, render.max_in_flight)
 
+    async def _start_painter(self, pixels: RenderConfig) -> None:
+        """Have what draws observations started, and tell the user's spaces from then on."""
+        assert self._physics is not None
+        self._pixels_pool = late_pool([self._physics.source] * self.num_envs, pixels, self._config)
+        await self._pixels_pool.start()
+        key, space = in_place(self.single_observation_space, pixels)
+        self.single_observation_space, self.observation_space = space, batch_space(space, self.num_envs)
+        self.observations = Layout(space)
+        self._flights.painter = ResultPainter(self._pixels_pool, key, self._not_drawn)
+
     def _read_states(self, shot: Shot) -> None:
         """Put the states that the env is in now into a shot; where the env is."""
         assert self._physics is not None
@@ -196,7 +230,7 @@ class SoloLife:
 
     def _make(self) -> None:
         self._env = make_vector_env(self._factory, self.num_envs)
-        if self._render is not None:
+        if self.draws:
             self._physics = find_physics(self._env)
 
     def _not_made(self, message: str, text: str = "") -> WorkerStartError:
@@ -213,8 +247,7 @@ class SoloLife:
         if self.images is not None:
             self.images.fail_all(ClosedError("the vector env was closed"))
         self._finish()
-        if self._pool is not None:
-            await self._pool.close()
+        await asyncio.gather(*(pool.close() for pool in self._pools))
         if self._thread is not None and not await self._thread.gone(grace_s):
             _log.warning(
                 "the vector env has not ended within grace_s=%s: a thread can't be killed, so it is left to itself "
@@ -226,8 +259,8 @@ class SoloLife:
     def abandon(self) -> None:
         """Have the env closed without waiting for it."""
         self._finish()
-        if self._pool is not None:
-            self._pool.abandon()
+        for pool in self._pools:
+            pool.abandon()
         if self._thread is not None:
             self._thread.leave()
 
@@ -251,11 +284,15 @@ class SoloLife:
 
     # ------------------------------------------------------------ errors, waits
 
-    def _error(self, exc: BaseException) -> EnvError:
+    def _not_drawn(self, exc: Exception) -> EnvError:
+        return self._error(exc, f"it could not be drawn: {exc}")
+
+    def _error(self, exc: BaseException, what: str | None = None) -> EnvError:
         text = "".join(traceback.format_exception(exc))
         where = f"slots 0 to {self.num_envs - 1}" if self.num_envs > 1 else "slot 0"
+        what = what or f"{type(exc).__name__}: {exc}\n{text}"
         error = EnvError(
-            f"{where} (the vector env in this process, pid {self._pid}): {type(exc).__name__}: {exc}\n{text}",
+            f"{where} (the vector env in this process, pid {self._pid}): {what}",
             slots=tuple(self._all.tolist()),
             pid=self._pid,
             traceback=text,
@@ -276,5 +313,7 @@ class SoloLife:
                 return await wait
         except TimeoutError:
             slots = tuple(self._all.tolist())
-            message = f"no result from the vector env within timeout_s={timeout_s}; {meaning}"
+            late = self._flights.painter is not None and self._flights.painter.drawing
+            who = "render workers, though the vector env has replied," if late else "the vector env"
+            message = f"no result from {who} within timeout_s={timeout_s}; {meaning}"
             raise StepTimeout(message, slots=slots, running=slots) from None

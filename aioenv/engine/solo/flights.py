@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,10 @@ from gymnasium import Space
 
 from aioenv.engine.episodes import SoloWatch
 from aioenv.engine.images import Images, Shot
-from aioenv.engine.pieces import gather_infos, gather_obs
+from aioenv.engine.painter import ResultPainter
 from aioenv.engine.results import Ready, ResetResult, StepResult
 from aioenv.engine.slots import SlotState, SlotTable
+from aioenv.engine.solo.pieces import gather_infos, gather_obs
 from aioenv.errors import ClosedError, EnvError
 
 __all__ = ["Flight", "Flights"]
@@ -34,12 +36,13 @@ class Flight:
         shot: the images of it, if images are drawn.
         resets: the slots that it resets; None: it is a step.
         counted: whether those who count episodes know of it.
+        drawn: the slots whose images are drawn, if observations are images.
     """
 
-    __slots__ = ("counted", "done", "resets", "shot", "slots", "untaken", "value", "waiting")
+    __slots__ = ("counted", "done", "drawn", "resets", "shot", "slots", "untaken", "value", "waiting")
 
     def __init__(self, slots: Slots, done: asyncio.Future[None], *, waiting: bool, resets: Slots | None = None) -> None:
-        self.slots = slots
+        self.slots = self.drawn = slots
         self.resets = resets
         self.counted = False
         self.waiting = waiting
@@ -59,12 +62,14 @@ class Flights:
     Attributes:
         abandoned: cancelled or timed out; their results wait for `recv`.
         images: where the states that come with results go; None if nobody wants images.
+        painter: draws the images that are observations; None if there are none.
         episodes: counts episodes; None: nobody does.
     """
 
     def __init__(self, table: SlotTable, num_envs: int) -> None:
         self._table = table
         self._n = num_envs
+        self._all = np.arange(num_envs)
         self._loop = asyncio.get_running_loop()
         self._ready: list[Flight] = []
         self._open: set[Flight] = set()  # in flight
@@ -72,6 +77,7 @@ class Flights:
         self._arrival = asyncio.Event()
         self._closing = False
         self.images: Images | None = None
+        self.painter: ResultPainter | None = None
         self.episodes: SoloWatch | None = None
 
     def begin(self, slots: Slots, *, waiting: bool, resets: Slots | None = None) -> Flight:
@@ -81,11 +87,12 @@ class Flights:
         self._open.add(flight)
         if self.images is not None and len(slots):
             flight.shot = self.images.begin(slots)
+        if self.painter is not None and self._table.paused is not None:
+            flight.drawn = self._all  # those that are paused are shown as they were
         return flight
 
     def arrive(self, flight: Flight, value: Any) -> None:
-        """Its result is there."""
-        flight.value = value
+        """Its result is there; where observations are images, it is when they are drawn."""
         if self.episodes is not None and not flight.counted:
             self.episodes.note(flight.slots, flight.resets, value)
         shot, images = flight.shot, self.images
@@ -95,6 +102,13 @@ class Flights:
                 images.give_up(None, None, shot, shot.slots, value)
             else:
                 images.draw(shot, shot.slots, shot.states)
+        if self.painter is not None and not isinstance(value, EnvError):
+            self.painter.paint(value, flight.drawn, partial(self._land, flight))
+        else:
+            self._land(flight, value)
+
+    def _land(self, flight: Flight, value: Any) -> None:
+        flight.value = value
         if not flight.done.done():
             flight.done.set_result(None)
         if not flight.waiting:

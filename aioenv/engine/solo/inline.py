@@ -16,13 +16,13 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from aioenv.engine.flights import Flight
 from aioenv.engine.images import Shot
-from aioenv.engine.pieces import own
 from aioenv.engine.results import Ready, ResetResult, StepResult
 from aioenv.engine.slots import SlotState
-from aioenv.engine.solo_calls import SoloCalls
-from aioenv.engine.threads import TURN_S, Pace, yield_to_loop
+from aioenv.engine.solo.calls import SoloCalls
+from aioenv.engine.solo.flights import Flight
+from aioenv.engine.solo.pieces import own
+from aioenv.engine.solo.threads import TURN_S, Pace, yield_to_loop
 from aioenv.errors import EnvError, NoAsyncCallError, StepTimeout
 from aioenv.host.vector_access import refuse_some, reset_vector_env, take_observations
 
@@ -59,7 +59,7 @@ class Solo(SoloCalls):
             await self._drain(timeout_s)
         self.table.check_send(_ALL, "step", reset=False)
         here = self._is_here(self.steps, timeout_s)
-        if here and self.images is None:
+        if here and not self.draws:
             value = self._step(batch, self._copy, None)
             if self.episodes is not None:
                 self.episodes.note(self._all, None, value)
@@ -148,7 +148,7 @@ class Solo(SoloCalls):
 
     def _fitted(self, obs: Any) -> Any:
         """Observations in the array that the space has, if they can be had as such."""
-        return self.observations.assemble(*take_observations(self.observations, obs, self.num_envs))
+        return self._received.assemble(*take_observations(self._received, obs, self.num_envs))
 
     def _column(self, values: Any, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
         array = np.array(values, dtype)

@@ -1,0 +1,113 @@
+"""Images as observations of a vector env: the states that stand in their place until render workers have drawn them.
+
+The wrapper is where the vector env is, here or in a worker, and draws nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
+from gymnasium.vector.utils import batch_space
+
+from aioenv.host.physics_batch import find_physics
+from aioenv.host.vector_access import make_vector_env, steps_some
+from aioenv.rendering.config import RenderConfig
+from aioenv.rendering.pixels import PixelsRefused, beside, space_beside
+
+__all__ = ["PixelStates", "with_pixel_states"]
+
+AnyVectorEnv = VectorEnv[Any, Any, Any]
+
+
+class PixelStates(VectorWrapper[Any, Any, Any, Any, Any]):
+    """A vector env whose observations are the states that images are drawn from, alone or beside its own.
+
+    Args:
+        env: has a MuJoCo `model` and `physics_states` (see `PhysicsBatch`).
+        config: what is drawn.
+
+    Raises:
+        PixelsRefused: if it has not, or has not what terminal images are drawn from, or the key of the image already.
+        ValueError: see `PhysicsReader`.
+    """
+
+    def __init__(self, env: AnyVectorEnv, config: RenderConfig) -> None:
+        super().__init__(env)
+        physics = find_physics(env)
+        if physics is None:
+            raise PixelsRefused(
+                "pixels: this vector env has no model and physics_states, from which images could be drawn; use "
+                'backend="workers", whose envs may draw themselves'
+            )
+        if env.metadata.get("autoreset_mode") is AutoresetMode.SAME_STEP and not physics.has_finals:
+            raise PixelsRefused(
+                f"pixels: {type(env.unwrapped).__name__} has no final_physics_states, from which terminal images could "
+                "be drawn under SAME_STEP; use another autoreset mode"
+            )
+        self._physics = physics
+        self._config = config
+        self._merges = isinstance(env.single_observation_space, spaces.Dict)
+        state = spaces.Box(-np.inf, np.inf, (physics.source.state_size,), np.float64)
+        self.single_observation_space = space_beside(env.single_observation_space, state, config)
+        self.observation_space = batch_space(self.single_observation_space, env.num_envs)
+
+    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Begin episodes."""
+        obs, info = self.env.reset(seed=seed, options=options)
+        return self._observe(obs), info
+
+    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        """Step every slot."""
+        return self._shown(*self.env.step(actions))
+
+    @property
+    def step_some(self) -> Callable[..., Any] | None:
+        """Steps some of the slots (see `steps_some`); None if the env can't."""
+        return self._step_some if steps_some(self.env) else None
+
+    def _step_some(self, actions: Any, slots: npt.NDArray[np.int64]) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        return self._shown(*self.env.step_some(actions, slots))  # type: ignore[attr-defined]
+
+    def _shown(
+        self, obs: Any, reward: Any, terminated: Any, truncated: Any, info: dict[str, Any]
+    ) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        if "final_obs" in info:
+            info = {**info, "final_obs": self._finals(info["final_obs"])}
+        return self._observe(obs), reward, terminated, truncated, info
+
+    def _observe(self, obs: Any) -> Any:
+        states = np.empty((self.num_envs, self._physics.source.state_size))
+        self._physics.read(None, states)
+        return beside(obs, states, self._config, merges=self._merges)
+
+    def _finals(self, finals: Any) -> Any:
+        slots = [slot for slot, obs in enumerate(finals) if obs is not None]
+        each: Any = np.full(self.num_envs, None, object)
+        for slot, state in zip(slots, self._physics.read_finals(slots), strict=True):
+            each[slot] = beside(finals[slot], state, self._config, merges=self._merges)
+        return each
+
+
+def with_pixel_states(make: Callable[..., AnyVectorEnv], config: RenderConfig) -> Callable[..., AnyVectorEnv]:
+    """A function that makes the same vector env, with these states as observations.
+
+    Raises:
+        ValueError: if such images can't be observations.
+    """
+    config.check_pixels()
+    return partial(_make, make, config)
+
+
+def _make(make: Callable[..., AnyVectorEnv], config: RenderConfig, *, num_envs: int) -> AnyVectorEnv:
+    env = make_vector_env(make, num_envs)
+    try:
+        return PixelStates(env, config)
+    except BaseException:
+        env.close()
+        raise
