@@ -16,6 +16,7 @@ from aioenv.engine.arguments import (
     check_cpu_affinity,
     check_num_workers,
     check_on_timeout,
+    check_preload,
     check_render,
     check_seconds,
     check_timeout,
@@ -169,7 +170,7 @@ class NativeVectorEnv(AsyncVectorEnv):
             num_workers=workers,
             start=check_start(start),
             channel=check_channel(channel),
-            preload=(preload,) if isinstance(preload, str) else tuple(preload),
+            preload=check_preload(preload),
             needed=modules_needed([make_vector_env]) if split else (),
             observation_mode="same",
             autoreset_mode=AutoresetMode.NEXT_STEP,  # not used: the vector env has its own
