@@ -213,3 +213,54 @@ async def test_a_stream_gives_what_is_drawn_however_slow():
         os.kill(pid, signal.SIGCONT)
         number, images = await stream.next()
         assert number == later + 1 and np.array_equal(images, expected[7])
+
+
+@pytest.mark.asyncio
+async def test_render_claims_the_images_of_all_slots():
+    async with aioenv.make_vec("HalfCheetah-v5", 2, render=CONFIG, num_workers=1) as envs:
+        await envs.reset(seed=0)
+        await envs.render()
+        pid = pool_of(envs).pids[0]
+        os.kill(pid, signal.SIGSTOP)
+        for slot in (0, 1):  # the first is being drawn, the second waits
+            envs.send(ACTIONS[0, :1], [slot])
+            await envs.recv()
+        rendering = await pending(envs.render)
+        for _ in range(3):  # newer ones come than those that are claimed
+            envs.send(ACTIONS[1, :1], [1])
+            await envs.recv()
+        os.kill(pid, signal.SIGCONT)
+        claimed = await rendering
+        newest = await envs.render()
+        assert np.array_equal(newest[0], claimed[0]) and not np.array_equal(newest[1], claimed[1])
+        await envs.reset(seed=0)
+        for slot in (0, 1):
+            envs.send(ACTIONS[0, :1], [slot])
+            await envs.recv()
+        assert np.array_equal(await envs.render(), claimed)
+
+
+def resident(pid: int | str) -> int:
+    """Bytes of memory that a process holds."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.stress
+@pytest.mark.asyncio
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("way", ["render", "pixels"])
+async def test_memory_stays_flat_over_thousands_of_batches(way):
+    async with renders(way) as envs:
+        await envs.reset(seed=0)
+        sizes = []
+        for count in (1_000, 4_000):
+            for number in range(count):
+                images = await images_of(envs, way, ACTIONS[number % 100])
+                kept = images if number % 3 else images[0]
+                if number % 50 == 0:  # slots by themselves, too
+                    envs.send(ACTIONS[0, :1], [number % N])
+                    await envs.recv()
+            sizes.append([resident(pid) for pid in ("self", *pool_of(envs).pids)])
+        print(way, "MiB before, after:", *([round(size / 2**20, 1) for size in some] for some in sizes), len(kept))
+        assert all(after < before * 1.02 for before, after in zip(*sizes, strict=True)), sizes
+        assert shared(envs) < 1 << 20

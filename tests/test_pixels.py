@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 
 import gymnasium as gym
 import mujoco
@@ -14,6 +16,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import AddRenderObservation, GrayscaleObservation
 from gymnasium.wrappers import __all__ as _wrappers
 from test_rendering import MocapEnv
+from test_workers import environment
 
 import aioenv
 from aioenv import sync
@@ -365,3 +368,22 @@ async def test_more_wrappers_go_on_top(monkeypatch):
         grey, _ = await envs.reset(seed=0)
         assert grey.shape == (1, 20, 24)
         assert np.abs(grey - obs.mean(axis=-1)).mean() < 20
+
+
+def test_workers_that_are_threads_draw_each_in_a_context_of_its_own():
+    code = """
+import asyncio, aioenv, numpy as np
+async def main():
+    config = aioenv.RenderConfig(24, 20, quality="fast")
+    runs = []
+    for kwargs in ({"debug": True}, {}):
+        async with aioenv.make_vec("HalfCheetah-v5", 4, pixels=config, num_workers=2, **kwargs) as envs:
+            await envs.reset(seed=0)
+            runs.append((await envs.step(np.ones((4, 6), np.float32))).obs)
+    assert np.array_equal(*runs) and not np.array_equal(runs[0][0], runs[0][1])
+aioenv.run(main())
+"""
+    # in this process nobody but the user chooses
+    env = {**environment(), "MUJOCO_GL": "egl", "PYOPENGL_PLATFORM": "egl"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=env)
+    assert done.returncode == 0, done.stderr

@@ -271,13 +271,16 @@ class Images:
         missing = [slot for slot, shot in enumerate(shots) if shot is None]
         if missing:
             raise RenderError(f"render: slots {missing} have no state yet; reset() first")
-        for shot in dict.fromkeys(shots):
-            assert shot is not None
+        shown = list(dict.fromkeys(shot for shot in shots if shot is not None))
+        for shot in shown:
             shot.kept += 1  # claimed: it must not be dropped while we wait
-            try:
-                await patience.wait_for_images(asyncio.shield(shot.done))
-            finally:
+        try:
+            if waited_for := [shot.done for shot in shown if not shot.done.done()]:
+                await patience.wait_for_images(asyncio.wait(waited_for))
+        finally:
+            for shot in shown:
                 self.let_go(shot)
+        for shot in shown:
             if shot.error is not None:
                 raise RenderError(f"render: {shot.error}") from shot.error
         return self.gather([shot for shot in shots if shot is not None])

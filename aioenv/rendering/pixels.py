@@ -7,6 +7,7 @@ the same model draw in one OpenGL context, which is made when the first env is, 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -116,10 +117,18 @@ class PixelObservation(Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
         super().close()
 
 
-class _Shared:
-    """A renderer, and how many envs of this process draw with it."""
+class _Known(threading.local):
+    """Those of this thread, which alone may draw with them: a worker may be one of its parent's."""
 
-    _all: list[_Shared] = []  # noqa: RUF012
+    def __init__(self) -> None:
+        self.all: list[_Shared] = []
+
+
+_known = _Known()
+
+
+class _Shared:
+    """A renderer, and how many envs of this worker draw with it."""
 
     def __init__(self, source: MujocoSource, config: RenderConfig) -> None:
         from aioenv.rendering.batch_renderer import SourceRenderer  # imports MuJoCo
@@ -135,12 +144,12 @@ class _Shared:
     @classmethod
     def take(cls, source: MujocoSource, config: RenderConfig) -> _Shared:
         """One for this model and view: that of another env, or a new one."""
-        for known in cls._all:
+        for known in _known.all:
             if known._source == source and known._config == config:
                 break
         else:
             known = cls(source, config)
-            cls._all.append(known)
+            _known.all.append(known)
         known._users += 1
         return known
 
@@ -148,7 +157,7 @@ class _Shared:
         """One env less draws with it; the last one frees the OpenGL context."""
         self._users -= 1
         if not self._users:
-            self._all.remove(self)
+            _known.all.remove(self)
             self._renderer.close()
 
     def draw(self, model: Any, data: Any, shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
