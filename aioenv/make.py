@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import gymnasium
+import numpy as np
 from gymnasium import Env, Space
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, VectorEnv
@@ -178,8 +179,10 @@ def env_factory(
     env_kwargs: dict[str, Any],
 ) -> Callable[[], Env[Any, Any]]:
     """The factory of one env of `make_vec`, its arguments checked."""
-    if isinstance(num_envs, bool) or not isinstance(num_envs, int) or num_envs < 1:
+    if isinstance(num_envs, bool) or not isinstance(num_envs, (int, np.integer)) or num_envs < 1:
         raise ValueError(f"num_envs: expected a positive int, got {num_envs!r}")
+    if not isinstance(wrappers, Iterable) or not all(map(callable, wrappers)):
+        raise TypeError(f"wrappers: expected a sequence of functions that wrap an env, got {wrappers!r}")
     if isinstance(env, str):
         if ":" not in env:  # "module:id" is imported in the worker
             gymnasium.spec(env)

@@ -16,6 +16,7 @@ from aioenv.engine.arguments import (
     check_cpu_affinity,
     check_num_workers,
     check_on_timeout,
+    check_preload,
     check_render,
     check_seconds,
     check_timeout,
@@ -25,7 +26,6 @@ from aioenv.engine.arguments import (
 from aioenv.engine.episodes import check_episode_stats
 from aioenv.engine.fleet import FleetConfig
 from aioenv.engine.imports import modules_needed
-from aioenv.engine.inline import RUN_IN
 from aioenv.engine.model_fields import model_field, shared_field
 from aioenv.engine.numbered import Episode
 from aioenv.engine.one_slot import check_no_mask
@@ -35,8 +35,9 @@ from aioenv.engine.record import Rollout
 from aioenv.engine.results import ResetResult, StepResult
 from aioenv.engine.rollout import Policy
 from aioenv.engine.session import Session
-from aioenv.engine.solo_some import SoloLive, SoloWalk, SomeSolo
-from aioenv.engine.threads import BLOCKING_S, SHORT_S
+from aioenv.engine.solo.inline import RUN_IN
+from aioenv.engine.solo.some import SoloLive, SoloWalk, SomeSolo
+from aioenv.engine.solo.threads import BLOCKING_S, SHORT_S
 from aioenv.engine.waits import Clock
 from aioenv.errors import RenderError
 from aioenv.host.vector_access import is_native_task, make_registered, refuse_some
@@ -169,7 +170,7 @@ class NativeVectorEnv(AsyncVectorEnv):
             num_workers=workers,
             start=check_start(start),
             channel=check_channel(channel),
-            preload=(preload,) if isinstance(preload, str) else tuple(preload),
+            preload=check_preload(preload),
             needed=modules_needed([make_vector_env]) if split else (),
             observation_mode="same",
             autoreset_mode=AutoresetMode.NEXT_STEP,  # not used: the vector env has its own

@@ -17,12 +17,14 @@ from aioenv.engine.arguments import (
     check_num_workers,
     check_observation_mode,
     check_on_timeout,
+    check_preload,
     check_render,
     check_seconds,
     check_seed_plan,
     check_timeout,
     check_transport,
     check_worker_env,
+    listed_factories,
     pickle_factories,
 )
 from aioenv.engine.batch import KEPT, TURNS
@@ -157,7 +159,7 @@ class AsyncVectorEnv(Pictures, Rollouts, Numbered, Pausing, OneSlot, Calls, Stat
         stats_prefix: str | None = None,
         seed_plan: Sequence[int] | None = None,
     ) -> None:
-        env_fns = place_creators(env_fns)
+        env_fns = place_creators(listed_factories(env_fns))
         with collected() as stats:
             factories = pickle_factories(env_fns)
         check_render(render, pixels)
@@ -184,7 +186,7 @@ class AsyncVectorEnv(Pictures, Rollouts, Numbered, Pausing, OneSlot, Calls, Stat
             channel=check_channel(channel),
             transport=check_transport(transport),
             num_lanes=1 + (KEPT if copy else TURNS),
-            preload=(preload,) if isinstance(preload, str) else tuple(preload),
+            preload=check_preload(preload),
             needed=modules_needed(env_fns),
             observation_mode=observation_mode,
             autoreset_mode=self.autoreset_mode,

@@ -240,3 +240,12 @@ def test_modes():
     assert parse_mode(AutoresetMode.DISABLED) is AutoresetMode.DISABLED
     with pytest.raises(ValueError, match="'NextStep', 'SameStep', 'Disabled', got 'never'"):
         parse_mode("never")
+
+
+def test_infos_that_fit_no_array_nor_their_masks(caplog):
+    """Gymnasium itself raises: a key that is called as another's mask, and values of changing shapes."""
+    infos = [{"a": (1, 2), "_a": np.zeros((2, 2))}, {"a": 3, "_a": np.zeros(1)}, {"b": np.zeros(2)}]
+    (got,) = by_workers([infos], 2)
+    assert got["a"].tolist() == [(1, 2), 3, None] and got["_a"][1].shape == (1,)
+    assert got["_b"].tolist() == [False, False, True]
+    assert "given as objects" in caplog.text

@@ -15,7 +15,7 @@ import pytest
 from native_kit import BAD, OK, Batch, Gate, everywhere, fail, here
 
 import aioenv
-from aioenv.engine.threads import Pace
+from aioenv.engine.solo.threads import Pace
 
 pytestmark = pytest.mark.asyncio
 

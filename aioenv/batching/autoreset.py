@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
+import numpy as np
 from gymnasium import Env
 from gymnasium.vector import AutoresetMode
 
@@ -51,7 +52,7 @@ class Stepped:
         self.terminated: list[Any] = []
         self.truncated: list[Any] = []
         self.infos: list[tuple[int, dict[str, Any]]] = []
-        self.failures: list[tuple[int, Exception]] = []
+        self.failures: list[tuple[int, BaseException]] = []
         self.over: list[int] = []
 
     def spoil(self, index: int, row: int, exc: Exception) -> None:
@@ -100,13 +101,19 @@ class Autoreset:
         """Begin an episode in one row; observation and info."""
         self._mark[0] = row + 1
         known = self._seeds.pop(row, None)
-        obs, info = self._resets[row](seed=known if seed is None else seed, options=options)
+        try:
+            obs, info = self._resets[row](seed=known if seed is None else seed, options=options)
+        except SystemExit:
+            raise
+        except BaseException:
+            self._mark[0] = 0
+            raise
         self.due[row] = _NOT
         self._lost.pop(row, None)
         self._mark[0] = 0
         return obs, info
 
-    def is_end(self, row: int, exc: Exception) -> bool:
+    def is_end(self, row: int, exc: BaseException) -> bool:
         """Whether a reset has raised this because there is no further episode; if so, the next step will try again."""
         if not isinstance(exc, EpisodesDone) and not (isinstance(exc, StopIteration) and _is_finite(self._envs[row])):
             return False
@@ -174,27 +181,43 @@ class Autoreset:
                         if self.resets_next_step:
                             due[row] = _RESET
                         elif self._same_step:
-                            final = {"final_obs": obs, "final_info": info}
+                            final = {"final_obs": _kept(obs), "final_info": _kept(info)}
                             obs, info = self._resets[row]()
-            except Exception as exc:
+                if final is not None:
+                    infos.append((row, final))
+                if info:
+                    infos.append((row, info))
+            except SystemExit:
+                raise
+            except BaseException as exc:  # a panic of Rust code, or asyncio's CancelledError, is none of Exception's
                 if (final is not None or due[row] == _RESET) and self.is_end(row, exc):
                     out.over.append(row)
                     if final is None:
                         obs, reward, ends, cut = None, 0.0, False, False
-                    info = {}
+                    else:
+                        infos.append((row, final))
                 else:
                     out.failures.append((row, exc))
-                    obs, reward, ends, cut, info, final = None, 0.0, False, False, {}, None
+                    obs, reward, ends, cut = None, 0.0, False, False
             observations.append(obs)
             rewards.append(reward)
             terminated.append(ends)
             truncated.append(cut)
-            if final is not None:
-                infos.append((row, final))
-            if info:
-                infos.append((row, info))
         mark[0] = 0
         return out
+
+
+def _kept(value: Any) -> Any:
+    """What stays as it is when an env, in its reset, writes into the arrays and dicts that it has returned."""
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    if type(value) is dict:
+        return {key: _kept(item) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(map(_kept, value))
+    if isinstance(value, tuple) and hasattr(value, "_make"):  # a graph is a named tuple of arrays
+        return value._make(map(_kept, value))
+    return value
 
 
 def _is_finite(env: Any) -> bool:

@@ -173,14 +173,15 @@ def _merge_by_row(parts: Sequence[Columns], size: int) -> dict[str, Any]:
     except (ValueError, TypeError, AttributeError, OverflowError) as exc:
         # Gymnasium would lose the whole step here; as objects, nothing is lost
         _log.warning("infos do not fit one array a key (%s); they are given as objects", exc)
-        infos = {}
+        infos, masks = {}, {}
         for position, info in rows:
             for key, value in info.items():
                 if key not in infos:
                     infos[key] = np.full(size, None, dtype=object)
-                    infos[f"_{key}"] = np.zeros(size, np.bool_)
+                    masks[f"_{key}"] = np.zeros(size, np.bool_)
                 infos[key][position] = value
-                infos[f"_{key}"][position] = True
+                masks[f"_{key}"][position] = True
+        infos = {**masks, **infos}  # an env's own key, if it is called as another's mask
     if infos.pop(NO_RESULT_KEY, None) is not None:
         infos["_active"] = ~infos.pop(f"_{NO_RESULT_KEY}")
     return infos

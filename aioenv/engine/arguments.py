@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -22,12 +23,14 @@ __all__ = [
     "check_num_workers",
     "check_observation_mode",
     "check_on_timeout",
+    "check_preload",
     "check_render",
     "check_seconds",
     "check_seed_plan",
     "check_timeout",
     "check_transport",
     "check_worker_env",
+    "listed_factories",
     "pickle_factories",
 ]
 
@@ -59,6 +62,22 @@ def pickle_factories(env_fns: Iterable[Callable[..., Any]]) -> list[bytes]:
     return [known[id(function)] for function in functions]
 
 
+def listed_factories(env_fns: Any) -> list[Any]:
+    """The elements of `env_fns`; TypeError if it has none, being a single function, say."""
+    if callable(env_fns) or not isinstance(env_fns, Iterable):
+        got = f"one function, {env_fns!r}; pass `[function] * num_envs`" if callable(env_fns) else repr(env_fns)
+        raise TypeError(f"env_fns: expected a sequence of functions that make an env, one a slot, got {got}")
+    return list(env_fns)
+
+
+def check_preload(preload: Any) -> tuple[str, ...]:
+    """Names of modules; TypeError if it is anything else."""
+    names = (preload,) if isinstance(preload, str) else tuple(preload) if isinstance(preload, Iterable) else (preload,)
+    if not all(isinstance(name, str) for name in names):
+        raise TypeError(f"preload: expected names of modules, got {preload!r}")
+    return names
+
+
 def check_num_workers(num_workers: int | None, num_envs: int) -> int:
     """How many workers to start: by default one a usable CPU, never more than slots."""
     if num_workers is None:
@@ -83,6 +102,8 @@ def check_worker_env(worker_env: Any, num_workers: int) -> list[dict[str, str] |
         for name, value in _items(variables):
             if not isinstance(name, str) or not isinstance(value, str):
                 raise ValueError(f"worker_env: expected names and values as str, got {name!r}: {value!r}")
+            if not name or "=" in name or "\0" in name or "\0" in value:
+                raise ValueError(f"worker_env: no environment can have such a variable: {name!r}: {value!r}")
     return [dict(variables) if variables else None for variables in worker_env]
 
 
@@ -137,7 +158,13 @@ def check_observation_mode(mode: Any) -> None:
 
 
 def check_on_timeout(on_timeout: str, restart: RestartPolicy | None) -> str:
-    """What to do when replies take too long; ValueError if it is unknown, or can't be done."""
+    """What to do when replies take too long; ValueError if it is unknown, or can't be done.
+
+    Raises:
+        TypeError: if `restart` is no policy.
+    """
+    if restart is not None and not isinstance(restart, RestartPolicy):
+        raise TypeError(f"restart: expected an aioenv.RestartPolicy or None, got {restart!r}")
     if on_timeout not in ON_TIMEOUT:
         known = ", ".join(map(repr, ON_TIMEOUT))
         raise ValueError(f"on_timeout: expected one of {known}, got {on_timeout!r}")
@@ -159,7 +186,10 @@ def check_seed_plan(
     """The seeds of episodes to come; ValueError if they can't be, or are fewer than slots."""
     if seeds is None:
         return None
-    items = np.asarray(seeds)
+    try:
+        items = np.asarray(seeds)
+    except ValueError:  # of unequal lengths
+        items = np.asarray(None)
     if items.ndim != 1 or items.dtype.kind not in "iu" or (items < 0).any() or (items > 2**63 - 1).any():
         raise ValueError(f"seed_plan: expected a sequence of ints from 0 to 2**63 - 1, got {seeds!r}")
     if len(items) < num_envs:
@@ -176,6 +206,6 @@ def check_timeout(timeout_s: float | None) -> float | None:
 
 def check_seconds(name: str, value: float) -> float:
     """A duration, as a float; ValueError if it is not a positive number."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+    if isinstance(value, bool) or not isinstance(value, Real) or not value > 0:
         raise ValueError(f"{name}: expected a positive number of seconds, got {value!r}")
     return float(value)

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aioenv.engine.fleet import Member
-from aioenv.engine.solo_calls import SoloCalls
+from aioenv.engine.solo.calls import SoloCalls
 from aioenv.errors import SlotError
 from aioenv.wire.frames import Frame, Kind
 from aioenv.wire.messages import Call, dump_code, load

@@ -123,7 +123,11 @@ class Lifecycle(Traces, Startable):
             self._check_open()
         if schedule is None:
             raise RuntimeError(f"{self!r}: start it first, with `async with envs:` or `await envs`")
-        if asyncio.get_running_loop() is not self._loop:
+        try:
+            here = asyncio.get_running_loop()
+        except RuntimeError:
+            here = None
+        if here is not self._loop:
             self._check_loop()
         return schedule
 

@@ -18,8 +18,8 @@ from aioenv.wire.frames import Kind
 from aioenv.wire.messages import Call, dump_code
 
 if TYPE_CHECKING:
-    from aioenv.engine.inline import Solo
     from aioenv.engine.schedule import Schedule
+    from aioenv.engine.solo.inline import Solo
     from aioenv.workers.supervisor import Worker
 
 __all__ = ["ModelFields", "model_field", "shared_field"]

@@ -309,9 +309,12 @@ class Schedule(SomeSlots):
             self.table.move(left, SlotState.IDLE)
             ends = exchange.batch.terminated[part.start : part.stop] | exchange.batch.truncated[part.start : part.stop]
             ended += left[ends[part.untaken]].tolist()
-            self.table.note_ends(part.slots, ends)
+            # what was taken may have been reset since
+            self.table.note_ends(left, ends[part.untaken])
             for error in part.errors:
-                self.table.fail(error)
+                if still := tuple(slot for slot in error.slots if slot in left):
+                    error.concern(still)
+                    self.table.fail(error)
         if ended:
             _log.warning(
                 "the result of a cancelled or timed-out step was dropped, and with it the ends of the episodes in "

@@ -95,7 +95,9 @@ class EnvCalls:
             try:
                 with running.row(row):
                     results.append(dump(function(self._envs[row])))
-            except Exception as exc:
+            except SystemExit:
+                raise
+            except BaseException as exc:
                 results.append(b"")
                 failures.append(describe_failure(exc, row))
         return results, failures

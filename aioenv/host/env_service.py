@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 from gymnasium import Env, Space
-from gymnasium.vector import AutoresetMode
+from gymnasium.vector import AutoresetMode, VectorEnv
 
 from aioenv.batching.autoreset import Autoreset
 from aioenv.batching.gather import Gatherer
@@ -74,7 +74,9 @@ class EnvService(EnvCalls, SlotService):
             try:
                 with running.row(row):
                     self._envs.append(_checked(load_code(data)()))
-            except Exception as exc:
+            except SystemExit:
+                raise
+            except BaseException as exc:
                 self.close()
                 raise StartFailed(describe_failure(exc, row)) from exc
         self._bases: list[Any] = [env.unwrapped for env in self._envs]
@@ -207,14 +209,15 @@ class EnvService(EnvCalls, SlotService):
             try:
                 obs, info = self._stepper.reset(row, seed, request.options)
                 self._rows.keep(lane, row, obs)
-            except Exception as exc:
+                if info:
+                    infos.append((row, info))
+            except SystemExit:
+                raise
+            except BaseException as exc:
                 if self._stepper.is_end(row, exc):
                     over.append(row)
                 else:
                     failures.append(describe_failure(exc, row))
-                continue
-            if info:
-                infos.append((row, info))
         rows: Sequence[int] = self._all_rows if request.whole else request.rows
         if request.shown is not None:
             rows = request.shown
@@ -280,10 +283,13 @@ class EnvService(EnvCalls, SlotService):
         good: list[tuple[int, dict[str, Any]]] = []
         for row, info in infos:
             try:
-                dump(info)
+                if not isinstance(info, Mapping):
+                    raise TypeError(f"info: expected a dict, got {type(info).__name__}")
+                dump(Gatherer().gather([(row, info)], rows))
                 good.append((row, info))
             except Exception as exc:
-                exc.add_note(f"the info dict of this env can't be pickled: {list(info)}")
+                if isinstance(info, Mapping):
+                    exc.add_note(f"the info dict of this env can't be pickled: {list(info)}")
                 failures.append(describe_failure(exc, row))
         self._gatherer = Gatherer()  # what it believes to have sent, it has not
         groups = self._gatherer.gather(good, rows)
@@ -300,7 +306,9 @@ class EnvService(EnvCalls, SlotService):
             try:
                 with running.row(row):
                     images.append(self._envs[row].render())
-            except Exception as exc:
+            except SystemExit:
+                raise
+            except BaseException as exc:
                 images.append(None)
                 failures.append(describe_failure(exc, row))
         return Reply((), dump((rows, images, failures)))
@@ -388,16 +396,30 @@ class EnvService(EnvCalls, SlotService):
                 env.close()
 
 
+def _checked(env: Any) -> Env[Any, Any]:
+    """What a factory made; a TypeError, which says what to do, if that is no env."""
+    if env is None:
+        raise TypeError("the factory returned None, expected a gymnasium.Env; does it lack a `return`?")
+    if isinstance(env, VectorEnv):
+        raise TypeError(
+            f"the factory returned a vector env, {env!r}, expected a single gymnasium.Env; for vector envs there is "
+            "aioenv.NativeVectorEnv"
+        )
+    if missing := [name for name in ("reset", "step", "unwrapped") if not hasattr(env, name)]:
+        raise TypeError(f"the factory returned {env!r}, expected a gymnasium.Env: it has no {', '.join(missing)}")
+    for name in ("observation_space", "action_space"):
+        try:
+            space = getattr(env, name)
+        except AttributeError as exc:
+            raise TypeError(f"the env {env!r} has no {name}: expected a gymnasium.Space") from exc
+        if not isinstance(space, Space):
+            raise TypeError(f"the {name} of the env {env!r}: expected a gymnasium.Space, got {space!r}")
+    return env  # type: ignore[no-any-return]
+
+
 def _picklable(value: Any) -> Any:
     try:
         dump(value)
     except Exception:
         return None
     return value
-
-
-def _checked(env: Any) -> Env[Any, Any]:
-    """What a factory made, if it is an env."""
-    if not isinstance(env, Env) and not hasattr(env, "unwrapped"):
-        raise TypeError(f"the factory returned {env!r}, expected a gymnasium.Env")
-    return env  # type: ignore[no-any-return]

@@ -61,7 +61,7 @@ class Rows:
             self._reward[where] = out.rewards
             self._terminated[where] = out.terminated
             self._truncated[where] = out.truncated
-        except (TypeError, ValueError):
+        except Exception:  # a tensor that wants its gradient raises a RuntimeError, say
             for name, array, values in (
                 ("reward", self._reward, out.rewards),
                 ("terminated", self._terminated, out.terminated),
@@ -124,7 +124,7 @@ def _store_numbers(
     for row, value in zip(rows, values, strict=True):
         try:
             array[row] = value
-        except (TypeError, ValueError) as exc:
+        except Exception as exc:
             array[row] = 0
             exc.add_note(f"{name}: expected a number, got {value!r}")
             out.failures.append((row, exc))

@@ -56,7 +56,9 @@ def row(number: int) -> Iterator[None]:
     mark[0] = number + 1
     try:
         yield
-    except Exception:
+    except SystemExit:
+        raise
+    except BaseException:
         mark[0] = 0
         raise
     mark[0] = 0

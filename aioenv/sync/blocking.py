@@ -61,6 +61,11 @@ class Blocking:
         else:
             self._end()
 
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            f"{self!r} can't be copied or pickled: it owns processes and a thread. Pickle what makes it, a function"
+        )
+
     def __enter__(self) -> Self:
         return self
 

@@ -69,7 +69,7 @@ class ForkServer:
         # nobody reads it unless the server ends unasked; a pipe would fill
         self._output = _nameless_file()
         code = BOOTSTRAP.format(module="forkserver", arguments=f"{os.getpid()}, {theirs.fileno()}")
-        with theirs:
+        try:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", code],
                 stdin=subprocess.DEVNULL,
@@ -79,6 +79,12 @@ class ForkServer:
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
             )
+        except BaseException:
+            self._control.close()
+            self._output.close()
+            raise
+        finally:
+            theirs.close()
 
     @classmethod
     def acquire(cls, environ: Mapping[str, str] | None) -> ForkServer:
@@ -190,7 +196,11 @@ class ForkServer:
             return
         loop = asyncio.get_running_loop()
         ended = asyncio.Event()
-        pidfd = os.pidfd_open(self._process.pid)
+        try:
+            pidfd = os.pidfd_open(self._process.pid)
+        except OSError:  # too many open files
+            self._bury()
+            return
         loop.add_reader(pidfd, ended.set)
         try:
             with contextlib.suppress(TimeoutError):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import signal
 import socket
 import sys
 from asyncio.subprocess import DEVNULL, PIPE
@@ -23,7 +24,7 @@ from aioenv.wire.orders import SIZE, Fork, Forked, Unfit, unpack
 from aioenv.workers import forkserver
 from aioenv.workers.environment import BOOTSTRAP, server_environment
 from aioenv.workers.forkserver import ForkServer
-from aioenv.workers.process import ForkedProcess, Process, SpawnedProcess, Streams
+from aioenv.workers.process import ForkedProcess, Process, SpawnedProcess, Streams, kill_group
 from aioenv.workers.thread import RunHere, ThreadProcess
 
 __all__ = ["START_METHODS", "check_start", "launch", "launch_here"]
@@ -105,8 +106,9 @@ async def launch(
                 _unfit_modules.add(process.module)
                 continue
             return process
-    except OSError as exc:
-        hint = "; raise the limit (ulimit -n), or take fewer workers" if exc.errno == errno.EMFILE else ""
+    except (OSError, ValueError) as exc:  # a ValueError: of variables that no process can have
+        full = getattr(exc, "errno", None) == errno.EMFILE
+        hint = "; raise the limit (ulimit -n), or take fewer workers" if full else ""
         raise WorkerStartError(f"a worker process can't be started: {exc}{hint}") from exc
 
 
@@ -221,6 +223,9 @@ async def _fork(
             await server.release()
             return message
         assert isinstance(message, Forked)
+        if not fds:  # the kernel drops a descriptor that there is no room for
+            kill_group(message.pid, signal.SIGKILL)
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
         def close_streams() -> None:
             for close in closers:

@@ -78,16 +78,27 @@ class Startable:
     async def _close_once(self, end: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Close it, or wait until it is.
 
-        If this is cancelled, it is abandoned, and what is left to do is waited for.
+        If this is cancelled, it is abandoned, and what is left to do is waited for. If its loop is closed, its
+        processes are killed.
+
+        Raises:
+            LoopError: if this is another loop than the one that it was started on.
 
         Args:
             end: ends what was started; called at most once.
         """
-        self.closed = True
-        _open.discard(self)
-        if self._loop is None:
+        if self._loop is None or self._pid != os.getpid():  # a forked copy has nothing to end
+            self.closed = True
+            return
+        if self._loop.is_closed():  # nobody can wait for anything there any more
+            if not self.closed:
+                self.closed = True
+                _open.discard(self)
+                self._abandon()
             return
         self._check_loop()
+        self.closed = True
+        _open.discard(self)
         if self._closing is None:
             self._closing = self._loop.create_task(self._finish(end))
         try:
@@ -106,6 +117,14 @@ class Startable:
             await asyncio.wait([self._starting])
         await end()
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        if self._loop is not None:
+            raise TypeError(
+                f"{self!r} can't be copied or pickled: it owns processes. Pickle what makes it, a function, or do so "
+                "before it is started"
+            )
+        return super().__reduce_ex__(protocol)
+
     def __del__(self) -> None:
         if not self.closed and self._loop is not None and self._pid == os.getpid():
             text = f"unclosed {self!r}; its workers were killed"  # while it still is
@@ -118,9 +137,20 @@ class Startable:
             raise ClosedError(f"the {self._noun} has been closed")
 
     def _check_loop(self) -> None:
-        loop = asyncio.get_running_loop()
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            raise LoopError(f"this {self._noun} is used on an event loop, in a coroutine; none runs here") from None
         if loop is not self._loop:
-            raise LoopError(f"this {self._noun} belongs to the event loop {self._loop}, it was used from {loop}")
+            where = "" if self._pid == os.getpid() else f", of which process {os.getpid()} is a forked copy"
+            raise LoopError(
+                f"this {self._noun} belongs to the event loop on which it was started, {_named(self._loop)} in process "
+                f"{self._pid}{where}; it was used from {_named(loop)}"
+            )
+
+
+def _named(loop: Any) -> str:
+    return f"<{type(loop).__name__} at {id(loop):#x}>"
 
 
 # Started and not closed: at the end of the program, before modules are taken down, their workers are killed.

@@ -123,6 +123,26 @@ def test_cancelled_close_kills_at_once():
     asyncio.run(main())
 
 
+def test_from_another_loop_it_is_refused_and_nothing_changes():
+    refused = []
+
+    def elsewhere(envs):
+        with pytest.raises(aioenv.LoopError, match="belongs to the event loop on which it was started") as caught:
+            asyncio.run(envs.close())
+        refused.append(caught.value)
+        with pytest.raises(aioenv.LoopError, match="none runs here"):
+            envs.send([0, 0])
+
+    async def main():
+        async with aioenv.make_vec("CartPole-v1", 2, num_workers=2) as envs:
+            await envs.reset()
+            await asyncio.to_thread(elsewhere, envs)
+            assert not envs.closed and len(refused) == 1
+            await envs.step([0, 0])
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("start", START_METHODS)
 def test_forgotten_while_the_loop_runs(start):
     async def main():
@@ -187,12 +207,15 @@ def test_the_program_ends_in_the_middle(how):
 
 def test_a_forked_child_leaves_the_workers_alone():
     body = """
-    child = os.fork()
-    if child == 0:
-        envs.__del__()
-        os._exit(0)
-    os.waitpid(child, 0)
-    await envs.step([0, 1])
+    for way in (envs.close, envs.__aexit__, envs.__del__):
+        child = os.fork()
+        if child == 0:
+            ending = way()
+            if ending is not None:
+                asyncio.run(ending)
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        await envs.step([0, 1])
     await envs.close()
     print(0)
     """
@@ -209,6 +232,34 @@ def test_a_forked_child_of_blocking_code_may_end_as_it_likes():
     if child == 0:
         sys.exit(7)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    envs.step([0, 1])
+    envs.close()
+    """
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=40, env=environ)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("kind", ["VectorEnv", "AsyncVectorEnv"])
+def test_blocking_calls_in_a_forked_child_fail_at_once(kind):
+    code = f"""
+    import os, sys, aioenv, gymnasium as gym
+    envs = aioenv.sync.{kind}([lambda: gym.make("CartPole-v1")] * 2)
+    envs.reset()
+    child = os.fork()
+    if child == 0:
+        for call in (envs.reset, lambda: envs.step([0, 1]), lambda: envs.call("gravity")):
+            try:
+                call()
+            except aioenv.LoopError as exc:
+                assert "forked copy" in str(exc)
+            else:
+                os._exit(1)
+        envs.close()
+        envs.close()
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     envs.step([0, 1])
     envs.close()
     """

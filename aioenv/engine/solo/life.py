@@ -18,12 +18,12 @@ from gymnasium.vector.utils import batch_space
 from aioenv.batching.layout import Layout
 from aioenv.engine.episodes import SoloWatch
 from aioenv.engine.fleet import FleetConfig
-from aioenv.engine.flights import Flights
 from aioenv.engine.images import Images, Shot
 from aioenv.engine.painter import ResultPainter
 from aioenv.engine.session import NO_PHYSICS, late_pool
 from aioenv.engine.slots import SlotTable
-from aioenv.engine.threads import SHORT_S, EnvThread, Pace
+from aioenv.engine.solo.flights import Flights
+from aioenv.engine.solo.threads import SHORT_S, EnvThread, Pace
 from aioenv.errors import ClosedError, EnvError, RenderError, StepTimeout, WorkerStartError
 from aioenv.host.physics_batch import PhysicsReader, find_physics
 from aioenv.host.vector_access import make_vector_env, steps_some

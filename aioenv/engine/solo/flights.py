@@ -14,9 +14,9 @@ from gymnasium import Space
 from aioenv.engine.episodes import SoloWatch
 from aioenv.engine.images import Images, Shot
 from aioenv.engine.painter import ResultPainter
-from aioenv.engine.pieces import gather_infos, gather_obs
 from aioenv.engine.results import Ready, ResetResult, StepResult
 from aioenv.engine.slots import SlotState, SlotTable
+from aioenv.engine.solo.pieces import gather_infos, gather_obs
 from aioenv.errors import ClosedError, EnvError
 
 __all__ = ["Flight", "Flights"]

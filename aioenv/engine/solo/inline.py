@@ -16,13 +16,13 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from aioenv.engine.flights import Flight
 from aioenv.engine.images import Shot
-from aioenv.engine.pieces import own
 from aioenv.engine.results import Ready, ResetResult, StepResult
 from aioenv.engine.slots import SlotState
-from aioenv.engine.solo_calls import SoloCalls
-from aioenv.engine.threads import TURN_S, Pace, yield_to_loop
+from aioenv.engine.solo.calls import SoloCalls
+from aioenv.engine.solo.flights import Flight
+from aioenv.engine.solo.pieces import own
+from aioenv.engine.solo.threads import TURN_S, Pace, yield_to_loop
 from aioenv.errors import EnvError, NoAsyncCallError, StepTimeout
 from aioenv.host.vector_access import refuse_some, reset_vector_env, take_observations
 

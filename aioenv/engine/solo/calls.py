@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from aioenv.engine.solo_life import SoloLife
+from aioenv.engine.solo.life import SoloLife
 from aioenv.errors import ClosedError, StepTimeout
 from aioenv.host.vector_calls import VectorCalls
 

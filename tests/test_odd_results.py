@@ -1,0 +1,118 @@
+"""What one env returns or raises that it should not touches its own slot alone."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+import aioenv
+
+
+class Gradient:
+    """A number that is none yet, as a tensor that wants its gradient."""
+
+    def __float__(self):
+        raise RuntimeError("call detach() first")
+
+
+class Ambiguous(dict):
+    def __bool__(self):
+        raise ValueError("ambiguous")
+
+
+class Odd(gym.Env):
+    """Returns, or raises, what it is told to by `odd`."""
+
+    observation_space = spaces.Box(-9, 9, (1,), np.float32)
+    action_space = spaces.Discrete(2)
+    odd: Any = None
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def reset(self, *, seed=None, options=None):
+        info = {} if options is None or self.number else options["info"]
+        return np.zeros(1, np.float32), info
+
+    def step(self, action):
+        if isinstance(self.odd, BaseException):
+            raise self.odd
+        reward, info = self.odd or (1.0, {"number": self.number})
+        return np.full(1, self.number, np.float32), reward, False, False, info
+
+    def fail(self, error):
+        if self.number == 0:
+            raise error
+        return self.number
+
+
+def make(number: int, odd: Any = None) -> Odd:
+    env = Odd(number)
+    env.odd = odd
+    return env
+
+
+@pytest.mark.parametrize(
+    ("odd", "cause"),
+    [
+        ((1.0, ["no dict"]), TypeError),
+        ((1.0, "no dict"), TypeError),
+        ((1.0, np.arange(2)), ValueError),
+        ((1.0, Ambiguous()), ValueError),
+        ((10**400, {}), OverflowError),
+        ((Gradient(), {}), RuntimeError),
+        (asyncio.CancelledError(), asyncio.CancelledError),
+        (KeyboardInterrupt(), KeyboardInterrupt),
+        (GeneratorExit(), GeneratorExit),
+        (BaseException("panic"), BaseException),
+    ],
+    ids=repr,
+)
+@pytest.mark.asyncio
+async def test_of_a_step(odd, cause):
+    factories = [lambda: make(0, odd), lambda: make(1), lambda: make(2)]
+    async with aioenv.AsyncVectorEnv(factories, debug=True) as envs:
+        await envs.reset()
+        with pytest.raises(aioenv.EnvError) as caught:
+            await envs.step([0, 0, 0])
+        error = caught.value
+        assert error.slots == (0,) and type(error.__cause__) is cause
+        obs, reward, _, _, info = error.partial
+        assert obs[1:, 0].tolist() == [1, 2] and reward[1:].tolist() == [1, 1]
+        assert info["number"].tolist() == [0, 1, 2] and info["_number"].tolist() == [False, True, True]
+        await envs.set_attr("odd", None)
+        await envs.reset(options={"reset_mask": np.array([True, False, False]), "info": {}})
+        assert (await envs.step([0, 0, 0])).reward.tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize("info", [["no dict"], np.arange(2)], ids=repr)
+@pytest.mark.asyncio
+async def test_of_a_reset(info):
+    async with aioenv.AsyncVectorEnv([lambda i=i: make(i) for i in range(3)], debug=True) as envs:
+        with pytest.raises(aioenv.EnvError) as caught:
+            await envs.reset(options={"info": info})
+        assert caught.value.slots == (0,)
+        await envs.reset()
+
+
+@pytest.mark.parametrize("kind", [asyncio.CancelledError, KeyboardInterrupt, BaseException])
+@pytest.mark.asyncio
+async def test_of_a_call(kind):
+    async with aioenv.AsyncVectorEnv([lambda i=i: make(i) for i in range(3)], debug=True) as envs:
+        with pytest.raises(aioenv.EnvError) as caught:
+            await envs.call("fail", kind("no"))
+        assert caught.value.slots == (0,) and caught.value.partial == (None, 1, 2)
+
+
+@pytest.mark.filterwarnings("ignore:.*ERROR:UserWarning")
+def test_the_blocking_drop_in_does_not_raise_what_is_not_its_own():
+    with aioenv.sync.AsyncVectorEnv([lambda: make(0, KeyboardInterrupt()), lambda: make(1)], num_workers=1) as envs:
+        envs.reset()
+        with pytest.raises(aioenv.EnvError, match="KeyboardInterrupt"):
+            envs.step([0, 0])
+        assert envs.call("number") == (0, 1)

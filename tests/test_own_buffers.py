@@ -1,0 +1,59 @@
+"""Envs that return the same arrays and dicts again and again, and write into them."""
+
+from __future__ import annotations
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+from gymnasium.spaces import GraphInstance
+from gymnasium.vector import AutoresetMode
+
+from aioenv import sync
+
+BOX = spaces.Box(-9, 9, (2,), np.float32)
+
+
+class Reuses(gym.Env):
+    """Observes its time; -1 after a reset."""
+
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, kind: str) -> None:
+        self.array = np.zeros(2, np.float32)
+        self.observed = {
+            "box": self.array,
+            "dict": {"deep": (self.array, self.array)},
+            "graph": GraphInstance(self.array.reshape(1, 2), None, None),
+        }[kind]
+        self.observation_space = {
+            "box": BOX,
+            "dict": spaces.Dict(deep=spaces.Tuple((BOX, BOX))),
+            "graph": spaces.Graph(BOX, None),
+        }[kind]
+        self.info = {"time": 0, "nested": {"array": self.array, "list": [self.array]}}
+
+    def _at(self, time):
+        self.array[:] = self.time = self.info["time"] = time
+        return self.observed
+
+    def reset(self, *, seed=None, options=None):
+        return self._at(-1), self.info
+
+    def step(self, action):
+        return self._at(max(self.time, 0) + 1), 1.0, self.time == 3, False, self.info
+
+
+@pytest.mark.parametrize("kind", ["box", "dict", "graph"])
+def test_the_end_of_an_episode_is_not_overwritten_by_the_next(kind):
+    with sync.VectorEnv([lambda: Reuses(kind)] * 2, autoreset_mode=AutoresetMode.SAME_STEP, debug=True) as envs:
+        envs.reset()
+        for _ in range(3):
+            *_, terminated, _, info = envs.step([0, 0])
+        assert terminated.all()
+        of = {"box": lambda o: o, "dict": lambda o: o["deep"][1], "graph": lambda o: o.nodes[0]}[kind]
+        for slot in range(2):
+            assert of(info["final_obs"][slot]).tolist() == [3, 3]
+            assert info["final_info"]["nested"]["list"][slot][0].tolist() == [3, 3]
+        assert info["final_info"]["time"].tolist() == [3, 3] and info["time"].tolist() == [-1, -1]
+        assert info["final_info"]["nested"]["array"].tolist() == [[3, 3]] * 2
