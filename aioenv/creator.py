@@ -243,16 +243,7 @@ class EnvCreator:
 
 
 def place_creators(env_fns: Iterable[Any]) -> list[Any]:
-    """Factories by slot, with creators as those of their slots.
-
-    Raises:
-        TypeError: if there is no sequence of them.
-    """
-    if isinstance(env_fns, (str, bytes)) or not isinstance(env_fns, Iterable):
-        raise TypeError(
-            f"env_fns: expected a sequence of functions, one a slot, got {env_fns!r}; copies of one env are made by "
-            "make_vec(env, num_envs)"
-        )
+    """Factories by slot, with creators as those of their slots."""
     return [fn.at(slot) if isinstance(fn, EnvCreator) else fn for slot, fn in enumerate(env_fns)]
 
 

@@ -107,9 +107,12 @@ def test_an_async_vector_env_says_that_it_is_one():
         asyncio.run(aioenv.evaluate(envs, lambda obs: obs, 1))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("env_fns", ["CartPole-v1", lambda: gym.make("CartPole-v1")])
-def test_factories_come_in_a_sequence(env_fns):
-    with pytest.raises(TypeError, match=r"expected a sequence of functions.*make_vec\(env, num_envs\)"):
+@pytest.mark.parametrize(
+    ("env_fns", "hint"),
+    [("CartPole-v1", r"make_vec\(id, num_envs\)"), (lambda: gym.make("CartPole-v1"), r"\[function\] \* num_envs")],
+)
+def test_factories_come_in_a_sequence(env_fns, hint):
+    with pytest.raises(TypeError, match=f"expected a sequence of functions.*{hint}"):
         aioenv.AsyncVectorEnv(env_fns)
 
 

@@ -64,8 +64,10 @@ def pickle_factories(env_fns: Iterable[Callable[..., Any]]) -> list[bytes]:
 
 def listed_factories(env_fns: Any) -> list[Any]:
     """The elements of `env_fns`; TypeError if it has none, being a single function, say."""
-    if callable(env_fns) or not isinstance(env_fns, Iterable):
+    if callable(env_fns) or isinstance(env_fns, str) or not isinstance(env_fns, Iterable):
         got = f"one function, {env_fns!r}; pass `[function] * num_envs`" if callable(env_fns) else repr(env_fns)
+        if isinstance(env_fns, str):
+            got += "; copies of one id are made by make_vec(id, num_envs)"
         raise TypeError(f"env_fns: expected a sequence of functions that make an env, one a slot, got {got}")
     return list(env_fns)
 
