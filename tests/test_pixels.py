@@ -371,6 +371,7 @@ async def test_more_wrappers_go_on_top(monkeypatch):
 
 
 def test_workers_that_are_threads_draw_each_in_a_context_of_its_own():
+    """And on a backend that works: MuJoCo's own choice hangs where there is no display."""
     code = """
 import asyncio, aioenv, numpy as np
 async def main():
@@ -383,7 +384,6 @@ async def main():
     assert np.array_equal(*runs) and not np.array_equal(runs[0][0], runs[0][1])
 aioenv.run(main())
 """
-    # in this process nobody but the user chooses
-    env = {**environment(), "MUJOCO_GL": "egl", "PYOPENGL_PLATFORM": "egl"}
+    env = {name: value for name, value in environment().items() if name not in ("MUJOCO_GL", "PYOPENGL_PLATFORM")}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=env)
     assert done.returncode == 0, done.stderr

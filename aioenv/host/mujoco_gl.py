@@ -1,4 +1,4 @@
-"""MuJoCo's choice of an OpenGL backend, in a worker that got MuJoCo from its fork server."""
+"""MuJoCo's choice of an OpenGL backend, where it is made after MuJoCo was imported."""
 
 from __future__ import annotations
 
@@ -7,7 +7,15 @@ import os
 import sys
 from typing import Any
 
-__all__ = ["choose_backend_late"]
+__all__ = ["choose_backend", "choose_backend_late"]
+
+
+def choose_backend(backend: str) -> None:
+    """Have MuJoCo draw on a backend in this process; its own choice, GLFW, hangs where there is no display."""
+    if os.environ.get("MUJOCO_GL", "").lower() != backend:
+        os.environ["MUJOCO_GL"] = backend
+        os.environ["PYOPENGL_PLATFORM"] = backend if backend in ("egl", "osmesa") else ""
+        choose_backend_late()
 
 
 def choose_backend_late() -> None:
