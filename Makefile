@@ -34,7 +34,7 @@ demo: $(VENV)/.base opengl
 	$(BIN)/aioenv demo $(ARGS)
 
 test: $(VENV)/.dev opengl
-	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal \
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal --durations=30 \
 		-m 'not parity and not faults and not stress and not soak' $(ARGS)
 
 # every env x autoreset mode x number of workers x event loop against Gymnasium's SyncVectorEnv
