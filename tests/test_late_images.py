@@ -48,7 +48,7 @@ async def images_of(envs, way: str, action=None):
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("way", ["render", "pixels"])
+@pytest.mark.parametrize("way", ["render", pytest.param("pixels", marks=pytest.mark.stress)])
 async def test_what_somebody_has_stays_while_a_hundred_batches_are_drawn(way, monkeypatch):
     before = mapped()
     with monkeypatch.context() as patch:  # images travel, since they shall, or since nothing can be shared

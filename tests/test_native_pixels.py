@@ -256,7 +256,9 @@ class ByKey(gym.vector.VectorObservationWrapper):
         return {"where": observations.astype(np.float32)}
 
 
-@pytest.mark.parametrize("where", [{"run_in": "inline"}, STRESSED], ids=["here", "workers"])
+@pytest.mark.parametrize(
+    "where", [pytest.param({"run_in": "inline"}, marks=pytest.mark.stress), STRESSED], ids=["here", "workers"]
+)
 @pytest.mark.asyncio
 async def test_vector_envs_of_your_own(where):
     async with aioenv.NativeVectorEnv(ByKey, 2, pixels=BESIDE, **where) as envs:

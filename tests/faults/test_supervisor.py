@@ -289,7 +289,7 @@ class Supervised(RuleBasedStateMachine):
 
 
 Supervised.TestCase.settings = settings(
-    max_examples=80, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=40, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
 )
 test_any_order_of_events = Supervised.TestCase
 
