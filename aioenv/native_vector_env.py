@@ -185,7 +185,7 @@ class NativeVectorEnv(AsyncVectorEnv):
             episodes=self._episode_stats,
         )
 
-    def keep_loop(self) -> None:
+    def _keep_loop(self) -> None:
         """Before the start: make steps of up to 5 ms on the loop, which is this env's alone (the sync facade's)."""
         self._short_s = BLOCKING_S
 

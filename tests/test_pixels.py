@@ -373,7 +373,7 @@ async def test_more_wrappers_go_on_top(monkeypatch):
 def test_workers_that_are_threads_draw_each_in_a_context_of_its_own():
     """And on a backend that works: MuJoCo's own choice hangs where there is no display."""
     code = """
-import asyncio, aioenv, numpy as np
+import asyncio, os, aioenv, numpy as np
 async def main():
     config = aioenv.RenderConfig(24, 20, quality="fast")
     runs = []
@@ -382,6 +382,7 @@ async def main():
             await envs.reset(seed=0)
             runs.append((await envs.step(np.ones((4, 6), np.float32))).obs)
     assert np.array_equal(*runs) and not np.array_equal(runs[0][0], runs[0][1])
+    assert "MUJOCO_GL" not in os.environ  # nothing is decided for others
 aioenv.run(main())
 """
     env = {name: value for name, value in environment().items() if name not in ("MUJOCO_GL", "PYOPENGL_PLATFORM")}

@@ -13,7 +13,7 @@ from aioenv.engine.images import Images
 from aioenv.engine.painter import Painter
 from aioenv.engine.schedule import Schedule
 from aioenv.errors import ClosedError, RenderError, WorkerStartError
-from aioenv.host.mujoco_gl import choose_backend
+from aioenv.host.mujoco_gl import choose_backend_here
 from aioenv.rendering.backends import candidates, environment, no_backend_works
 from aioenv.rendering.config import check_devices
 from aioenv.rendering.pixels import PixelsRefused, in_place
@@ -131,6 +131,8 @@ class Session:
         reasons: list[str] = []
         last: WorkerStartError | None = None
         for backend in candidates(pixels.backend):
+            if self._config.debug:
+                choose_backend_here(backend)
             self.fleet = Fleet(_on_backend(self._config, backend, pixels))
             try:
                 await self.fleet.start()
@@ -220,8 +222,6 @@ class Session:
 
 def _on_backend(config: FleetConfig, backend: str, drawing: RenderConfig) -> FleetConfig:
     """The same, with workers that can draw; what the user has said of their environment comes first."""
-    if config.debug:
-        choose_backend(backend)
     devices = check_devices(drawing.devices)
     variables = [
         {**environment(backend, devices[index % len(devices)] if devices else None), **(given or {})}

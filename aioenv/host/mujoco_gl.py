@@ -5,17 +5,22 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import threading
 from typing import Any
 
-__all__ = ["choose_backend", "choose_backend_late"]
+__all__ = ["choose_backend_here", "choose_backend_late"]
+
+_choosing = threading.Lock()
 
 
-def choose_backend(backend: str) -> None:
-    """Have MuJoCo draw on a backend in this process; its own choice, GLFW, hangs where there is no display."""
+def choose_backend_here(backend: str) -> None:
+    """Have MuJoCo draw on a backend in this process; its own choice, GLFW, hangs where there is no display.
+
+    MUJOCO_GL stays what it is, for it tells other vector envs what the user wants.
+    """
     if os.environ.get("MUJOCO_GL", "").lower() != backend:
-        os.environ["MUJOCO_GL"] = backend
-        os.environ["PYOPENGL_PLATFORM"] = backend if backend in ("egl", "osmesa") else ""
-        choose_backend_late()
+        importlib.import_module("mujoco.rendering.classic.gl_context")
+        _choose_on_demand(backend)
 
 
 def choose_backend_late() -> None:
@@ -24,20 +29,36 @@ def choose_backend_late() -> None:
     It chooses when it is imported, and a fork server imports it without MUJOCO_GL: loading EGL there would start
     Mesa's threads. Does nothing where MuJoCo has not been imported, or nothing is chosen.
     """
-    backends = sys.modules.get("mujoco.rendering.classic.gl_context")
-    if backends is None or not os.environ.get("MUJOCO_GL"):
-        return
-    modules = (sys.modules["mujoco"], backends)
+    if "mujoco.rendering.classic.gl_context" in sys.modules and (backend := os.environ.get("MUJOCO_GL")):
+        _choose_on_demand(backend)
+
+
+def _choose_on_demand(backend: str) -> None:
+    backends = sys.modules["mujoco.rendering.classic.gl_context"]
+    modules: tuple[Any, Any] = (sys.modules["mujoco"], backends)
 
     def choose(name: str) -> Any:
         if name != "GLContext":
             raise AttributeError(f"module has no attribute {name!r}")
-        for module in modules:
-            vars(module).pop("__getattr__", None)
-        importlib.reload(backends)
-        modules[0].GLContext = backends.GLContext  # type: ignore[attr-defined]
-        return backends.GLContext
+        with _choosing:  # workers may be threads of one process
+            if "GLContext" not in vars(modules[0]):
+                _reload(backends, backend)
+                modules[0].GLContext = backends.GLContext
+        return modules[0].GLContext
 
     for module in modules:
         vars(module).pop("GLContext", None)
-        module.__getattr__ = choose  # type: ignore[method-assign]
+        module.__getattr__ = choose  # for good: another thread may be on its way to it
+
+
+def _reload(backends: Any, backend: str) -> None:
+    """Load a module anew, for which MUJOCO_GL is this backend."""
+    before = os.environ.get("MUJOCO_GL")
+    os.environ["MUJOCO_GL"] = backend
+    try:
+        importlib.reload(backends)
+    finally:
+        if before is None:
+            del os.environ["MUJOCO_GL"]
+        else:
+            os.environ["MUJOCO_GL"] = before

@@ -254,7 +254,7 @@ def make_vec(
     """Make and start a vector env of copies of one env, for blocking code; arguments as for `aioenv.make_vec`."""
     envs = make.make_vec(env, num_envs, **kwargs)
     if isinstance(envs, NativeVectorEnv) and is_native_task(env):  # others may hang, and Ctrl-C with them
-        envs.keep_loop()
+        envs._keep_loop()
     return VectorEnv._over(envs)
 
 
