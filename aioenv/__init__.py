@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from aioenv.assign import construct_envs as construct_envs
     from aioenv.assign import plan_workers as plan_workers
     from aioenv.creator import EnvCreator as EnvCreator
-    from aioenv.engine.numbered import Episode as Episode
-    from aioenv.engine.record import Rollout as Rollout
     from aioenv.engine.results import Ready as Ready
     from aioenv.engine.results import ResetResult as ResetResult
     from aioenv.engine.results import StepResult as StepResult
+    from aioenv.engine.runs.numbered import Episode as Episode
+    from aioenv.engine.runs.record import Rollout as Rollout
     from aioenv.engine.snapshot import EnvState as EnvState
     from aioenv.engine.snapshot import load as load
     from aioenv.engine.snapshot import save as save
@@ -96,9 +96,9 @@ _HOME = {
     **dict.fromkeys(("EpisodeCounter", "EpisodeEvent", "EpisodeStats", "SharedRunningStats"), "aioenv.stats"),
     "AsyncVectorEnv": "aioenv.vector_env",
     "EnvCreator": "aioenv.creator",
-    "Episode": "aioenv.engine.numbered",
+    "Episode": "aioenv.engine.runs.numbered",
     **dict.fromkeys(("Evaluation", "evaluate"), "aioenv.loops.evaluate"),
-    "Rollout": "aioenv.engine.record",
+    "Rollout": "aioenv.engine.runs.record",
     "Stats": "aioenv.engine.waits",
     "NativeMujocoEnv": "aioenv.native.mujoco_env",
     "NativeVectorEnv": "aioenv.native_vector_env",

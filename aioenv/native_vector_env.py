@@ -25,15 +25,15 @@ from aioenv.engine.arguments import (
 )
 from aioenv.engine.episodes import check_episode_stats
 from aioenv.engine.fleet import FleetConfig
+from aioenv.engine.images.pictures import check_mode
 from aioenv.engine.imports import modules_needed
 from aioenv.engine.model_fields import model_field, shared_field
-from aioenv.engine.numbered import Episode
-from aioenv.engine.one_slot import check_no_mask
-from aioenv.engine.pausing import several
-from aioenv.engine.pictures import check_mode
-from aioenv.engine.record import Rollout
 from aioenv.engine.results import ResetResult, StepResult
-from aioenv.engine.rollout import Policy
+from aioenv.engine.runs.numbered import Episode
+from aioenv.engine.runs.one_slot import check_no_mask
+from aioenv.engine.runs.pausing import several
+from aioenv.engine.runs.record import Rollout
+from aioenv.engine.runs.rollout import Policy
 from aioenv.engine.session import Session
 from aioenv.engine.solo.inline import RUN_IN
 from aioenv.engine.solo.some import SoloLive, SoloWalk, SomeSolo

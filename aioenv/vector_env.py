@@ -31,14 +31,14 @@ from aioenv.engine.batch import KEPT, TURNS
 from aioenv.engine.calls import Calls
 from aioenv.engine.episodes import Episodes, check_episode_stats
 from aioenv.engine.fleet import FleetConfig
+from aioenv.engine.images.pictures import Pictures
 from aioenv.engine.imports import modules_needed
 from aioenv.engine.lifecycle import Lifecycle
-from aioenv.engine.numbered import Numbered
-from aioenv.engine.one_slot import OneSlot
-from aioenv.engine.pausing import Pausing
-from aioenv.engine.pictures import Pictures
 from aioenv.engine.results import Ready, ResetResult, StepResult, WorkerInfo
-from aioenv.engine.rollout import Rollouts
+from aioenv.engine.runs.numbered import Numbered
+from aioenv.engine.runs.one_slot import OneSlot
+from aioenv.engine.runs.pausing import Pausing
+from aioenv.engine.runs.rollout import Rollouts
 from aioenv.engine.seeds import split_reset_options
 from aioenv.engine.states import States
 from aioenv.engine.waits import Clock

@@ -20,6 +20,8 @@ ROOMS = (
     "envs stats assign batching memory wire trace errors"
 ).split()
 STRANGERS = {"workers", "host"}
+# parts of a room that the rest of it does without, and who may use them all the same
+UPSTAIRS = {"engine.runs": ("engine/runs/", "engine/solo/")}
 # modules that a room has no business with, in any function of it
 FORBIDDEN = {
     "wire": {"asyncio", "os", "socket", "subprocess", "gymnasium", "mujoco"},
@@ -73,6 +75,9 @@ def complaints(file: str, source: str) -> list[str]:
     for line, name in imported(ast.parse(source), package):
         other = home(name)
         where = f"{file}:{line}: {name}"
+        for storey, users in UPSTAIRS.items():
+            if name.startswith(f"aioenv.{storey}.") and other == room and not file.startswith(users):
+                found.append(f"{where}: {storey} is above the rest of {room}")
         if name.split(".")[0] in FORBIDDEN.get(room, ()):
             found.append(f"{where} is not for {room}")
         if other is None or other == room:
@@ -119,6 +124,7 @@ def test_the_hall_opens_no_door_by_itself():
         ("engine/slots.py", "import importlib; importlib.import_module('aioenv.cli')", "lies above engine"),
         ("engine/slots.py", "if TYPE_CHECKING:\n    from aioenv.make import run", "lies above engine"),
         ("engine/slots.py", "from aioenv import attic", "is no room"),
+        ("engine/slots.py", "from aioenv.engine.runs.groups import Group", "is above the rest of engine"),
         ("attic.py", "", "not in the plan"),
     ],
 )

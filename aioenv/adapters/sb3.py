@@ -17,7 +17,7 @@ except ImportError as exc:
 
 from aioenv import sync
 from aioenv.adapters.stack import IS_WRAPPED, SET_ATTR, answering, answering_from
-from aioenv.engine.one_slot import info_of
+from aioenv.engine.runs.one_slot import info_of
 from aioenv.errors import EnvError, NoAsyncCallError, PendingCallError
 from aioenv.sync.portal import Call
 

@@ -17,9 +17,9 @@ from aioenv.engine.batch import Batch, Exchange, Part, Sent
 from aioenv.engine.episodes import EpisodeWatch
 from aioenv.engine.fleet import Fleet, Member
 from aioenv.engine.history import History
-from aioenv.engine.images import Images
+from aioenv.engine.images.painter import Painter
+from aioenv.engine.images.shots import Images
 from aioenv.engine.merging import Merger
-from aioenv.engine.painter import Painter
 from aioenv.engine.recovery import Recovery
 from aioenv.engine.slots import SlotState, SlotTable
 from aioenv.engine.tails import read_tail

@@ -21,8 +21,8 @@ from aioenv.batching.merge import merge
 from aioenv.engine.batch import Exchange, Exchanges, Sent
 from aioenv.engine.dispatch import Dispatch
 from aioenv.engine.fleet import Fleet, Member
-from aioenv.engine.images import Images
-from aioenv.engine.painter import Painter
+from aioenv.engine.images.painter import Painter
+from aioenv.engine.images.shots import Images
 from aioenv.engine.patience import Patience
 from aioenv.engine.results import ResetResult, StepResult
 from aioenv.engine.slots import SlotState, SlotTable

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from gymnasium.vector import AutoresetMode
 
 from aioenv.engine.fleet import Fleet, FleetConfig
-from aioenv.engine.images import Images
-from aioenv.engine.painter import Painter
+from aioenv.engine.images.painter import Painter
+from aioenv.engine.images.shots import Images
 from aioenv.engine.schedule import Schedule
 from aioenv.errors import ClosedError, RenderError, WorkerStartError
 from aioenv.host.mujoco_gl import choose_backend_here

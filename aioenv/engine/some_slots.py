@@ -15,7 +15,7 @@ from aioenv.engine.dispatch import Dispatch
 from aioenv.engine.fleet import Fleet, Member
 from aioenv.engine.harvest import harvest
 from aioenv.engine.history import History
-from aioenv.engine.images import Images
+from aioenv.engine.images.shots import Images
 from aioenv.engine.merging import Merger
 from aioenv.engine.patience import Patience
 from aioenv.engine.results import Ready

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from aioenv.engine.numbered import Episode, episode_seeds
+from aioenv.engine.runs.numbered import Episode, episode_seeds
 from aioenv.errors import SlotError, StepTimeout
 from aioenv.loops.progress import progress_bar
 
 if TYPE_CHECKING:
-    from aioenv.engine.rollout import Policy
+    from aioenv.engine.runs.rollout import Policy
     from aioenv.vector_env import AsyncVectorEnv
 
 __all__ = ["Evaluation", "Progress", "counted", "evaluate", "set_partial", "summary"]

@@ -12,7 +12,7 @@ import numpy as np
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode
 
-from aioenv.engine.pictures import colours
+from aioenv.engine.images.pictures import colours
 from aioenv.loops.progress import no_bar, progress_bar
 from aioenv.loops.video import TiledVideo
 from aioenv.make import make_vec

@@ -6,8 +6,8 @@ import contextlib
 from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING
 
-from aioenv.engine.numbered import Episode, episode_seeds
-from aioenv.engine.rollout import Policy
+from aioenv.engine.runs.numbered import Episode, episode_seeds
+from aioenv.engine.runs.rollout import Policy
 from aioenv.errors import SlotError, StepTimeout
 from aioenv.loops.evaluate import Evaluation, Progress, counted, set_partial, summary
 from aioenv.sync.portal import Portal

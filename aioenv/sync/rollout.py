@@ -7,8 +7,8 @@ import queue
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from aioenv.engine.record import Rollout
-from aioenv.engine.rollout import Policy, takes
+from aioenv.engine.runs.record import Rollout
+from aioenv.engine.runs.rollout import Policy, takes
 from aioenv.sync.portal import LOOK_S, Portal
 from aioenv.vector_env import AsyncVectorEnv
 

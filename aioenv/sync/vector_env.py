@@ -13,13 +13,13 @@ from gymnasium import Env
 from gymnasium.envs.registration import EnvSpec
 
 from aioenv import make
-from aioenv.engine.numbered import Episode
-from aioenv.engine.record import Rollout
+from aioenv.engine.images.stream import ImageStream
 from aioenv.engine.results import Ready, ResetResult, StepResult
-from aioenv.engine.rollout import Policy
+from aioenv.engine.runs.numbered import Episode
+from aioenv.engine.runs.record import Rollout
+from aioenv.engine.runs.rollout import Policy
 from aioenv.engine.session import CLOSE_GRACE_S
 from aioenv.engine.snapshot import EnvState
-from aioenv.engine.stream import ImageStream
 from aioenv.engine.waits import Stats
 from aioenv.envs.actors import ActorID
 from aioenv.errors import ClosedError

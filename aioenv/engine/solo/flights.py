@@ -12,8 +12,8 @@ import numpy.typing as npt
 from gymnasium import Space
 
 from aioenv.engine.episodes import SoloWatch
-from aioenv.engine.images import Images, Shot
-from aioenv.engine.painter import ResultPainter
+from aioenv.engine.images.painter import ResultPainter
+from aioenv.engine.images.shots import Images, Shot
 from aioenv.engine.results import Ready, ResetResult, StepResult
 from aioenv.engine.slots import SlotState, SlotTable
 from aioenv.engine.solo.pieces import gather_infos, gather_obs

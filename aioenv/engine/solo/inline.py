@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from aioenv.engine.images import Shot
+from aioenv.engine.images.shots import Shot
 from aioenv.engine.results import Ready, ResetResult, StepResult
 from aioenv.engine.slots import SlotState
 from aioenv.engine.solo.calls import SoloCalls

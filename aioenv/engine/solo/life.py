@@ -18,8 +18,8 @@ from gymnasium.vector.utils import batch_space
 from aioenv.batching.layout import Layout
 from aioenv.engine.episodes import SoloWatch
 from aioenv.engine.fleet import FleetConfig
-from aioenv.engine.images import Images, Shot
-from aioenv.engine.painter import ResultPainter
+from aioenv.engine.images.painter import ResultPainter
+from aioenv.engine.images.shots import Images, Shot
 from aioenv.engine.session import NO_PHYSICS, late_pool
 from aioenv.engine.slots import SlotTable
 from aioenv.engine.solo.flights import Flights

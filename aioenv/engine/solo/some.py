@@ -11,11 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from aioenv.batching.layout import Arrays
-from aioenv.engine.one_slot import info_of
 from aioenv.engine.results import ResetResult, StepResult
+from aioenv.engine.runs.one_slot import info_of
+from aioenv.engine.runs.walk import Moved
 from aioenv.engine.solo.flights import Flight
 from aioenv.engine.solo.inline import Solo
-from aioenv.engine.walk import Moved
 from aioenv.host.vector_access import refuse_some, take_observations, with_rows
 
 __all__ = ["SoloLive", "SoloWalk", "SomeSolo"]

@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from aioenv.assign import draw_seeds
-from aioenv.engine.pausing import Live
-from aioenv.engine.rollout import Policy, are_pairs, split_answer, takes
-from aioenv.engine.walk import GroupWalk, Moved, Walk
+from aioenv.engine.runs.pausing import Live
+from aioenv.engine.runs.rollout import Policy, are_pairs, split_answer, takes
+from aioenv.engine.runs.walk import GroupWalk, Moved, Walk
 from aioenv.errors import EpisodesDone, PausedError, PendingCallError
 
 if TYPE_CHECKING:

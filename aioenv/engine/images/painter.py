@@ -13,7 +13,7 @@ from aioenv.engine.results import ResetResult, StepResult
 from aioenv.errors import EnvError
 
 if TYPE_CHECKING:
-    from aioenv.engine.images import Pool
+    from aioenv.engine.images.shots import Pool
     from aioenv.rendering.drawing import Sheet
 
 __all__ = ["Painter", "ResultPainter"]

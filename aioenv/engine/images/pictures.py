@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from aioenv.engine.calls import call_envs
-from aioenv.engine.images import stack_images
-from aioenv.engine.stream import ImageStream
+from aioenv.engine.images.shots import stack_images
+from aioenv.engine.images.stream import ImageStream
 from aioenv.errors import RenderError
 from aioenv.rendering.config import check_int
 from aioenv.rendering.tiles import tile

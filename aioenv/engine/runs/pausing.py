@@ -13,8 +13,8 @@ from aioenv.batching.infos import Columns
 from aioenv.batching.layout import Arrays
 from aioenv.batching.merge import merge
 from aioenv.engine.batch import Exchange, Part, Sent
-from aioenv.engine.groups import Group
 from aioenv.engine.results import ResetResult, StepResult
+from aioenv.engine.runs.groups import Group
 from aioenv.engine.tails import reset_tail
 from aioenv.errors import SlotError, StepTimeout
 from aioenv.wire.frames import Kind

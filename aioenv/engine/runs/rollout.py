@@ -12,8 +12,8 @@ from gymnasium.vector import AutoresetMode
 
 from aioenv.batching.infos import Column, Columns, Schema
 from aioenv.engine.calls import for_each
-from aioenv.engine.groups import Group, split
-from aioenv.engine.record import Record, Rollout, Turn, objects_of
+from aioenv.engine.runs.groups import Group, split
+from aioenv.engine.runs.record import Record, Rollout, Turn, objects_of
 from aioenv.errors import ActionError, PausedError, ResetNeededError, SlotError, StepTimeout
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from aioenv.engine.images.stream import ImageStream
 from aioenv.engine.patience import Patience
-from aioenv.engine.stream import ImageStream
 from aioenv.errors import RenderError, WireError
 from aioenv.wire.frames import Frame
 from aioenv.wire.messages import Failure, load

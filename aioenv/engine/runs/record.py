@@ -11,7 +11,7 @@ import numpy.typing as npt
 from aioenv.batching.infos import Columns
 from aioenv.batching.layout import Arrays, Layout, _ObjectNode
 from aioenv.batching.merge import merge
-from aioenv.engine.groups import Group
+from aioenv.engine.runs.groups import Group
 
 if TYPE_CHECKING:
     from aioenv.engine.batch import Exchange

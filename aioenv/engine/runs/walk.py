@@ -10,9 +10,9 @@ import numpy.typing as npt
 
 from aioenv.batching.layout import Arrays
 from aioenv.batching.merge import merge
-from aioenv.engine.groups import Group
-from aioenv.engine.one_slot import info_of
-from aioenv.engine.pausing import put_part
+from aioenv.engine.runs.groups import Group
+from aioenv.engine.runs.one_slot import info_of
+from aioenv.engine.runs.pausing import put_part
 
 if TYPE_CHECKING:
     from aioenv.engine.batch import Exchange

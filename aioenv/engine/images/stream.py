@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 from aioenv.errors import RenderError
 
 if TYPE_CHECKING:
-    from aioenv.engine.images import Images, Shot
+    from aioenv.engine.images.shots import Images, Shot
 
 __all__ = ["ImageStream"]
 
