@@ -39,10 +39,11 @@ __all__ = ["Dispatch"]
 
 Slots = npt.NDArray[np.int64]
 
-# How long to poll for replies while there are CPUs without a worker in flight, in seconds: before the loop sleeps, and
-# once the first replies of a step are in, since workers with equal shares are done at nearly the same time. To be woken
-# takes about as long.
-_POLL_S = 150e-6
+# How long to poll for replies while there are CPUs without a worker in flight, in seconds. Before the loop sleeps: with
+# what else a step does, below the 0.5 ms that it may keep the loop busy. And once the first replies of a step are in,
+# since workers with equal shares are done at nearly the same time: as long as it takes to be woken.
+_POLL_S = 250e-6
+_POLL_REST_S = 150e-6
 
 
 class Dispatch:
@@ -90,7 +91,7 @@ class Dispatch:
         self._all_slots = np.arange(self._num_envs)
         self._cpus = usable_cpus()
         self._poller = Poller(_POLL_S)
-        self._rest_poller = Poller(_POLL_S)
+        self._rest_poller = Poller(_POLL_REST_S)
         self.shared_actions = tuple(fleet.lanes[COPIED].actions) if fleet.lanes else ()
         self.history: History | None = None
         self.restarter: Restarter | None = None

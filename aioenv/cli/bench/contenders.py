@@ -106,6 +106,7 @@ def _one_of_the_loops(task: Task, barrier: Any, pipe: Any) -> None:
 CONTENDERS: dict[str, Contender] = {
     "aioenv": Contender("aioenv (uvloop)", "uvloop", ours.as_told),
     "aioenv-asyncio": Contender("aioenv (asyncio)", "aioenv", ours.aioenv_asyncio),
+    "aioenv-one": Contender("aioenv (num_workers=1)", "uvloop", ours.aioenv_one),
     "aioenv-views": Contender("aioenv (copy=False)", "aioenv", ours.aioenv_views),
     "aioenv-groups": Contender("aioenv (groups=2)", "aioenv", ours.aioenv_groups),
     "aioenv-native": Contender("aioenv (backend=native)", "aioenv", ours.aioenv_native),

@@ -23,6 +23,7 @@ __all__ = [
     "aioenv_asyncio",
     "aioenv_groups",
     "aioenv_native",
+    "aioenv_one",
     "aioenv_sync",
     "aioenv_views",
     "as_told",
@@ -78,6 +79,11 @@ async def _rollouts(task: Task) -> Measured:
 def aioenv_asyncio(task: Task) -> Measured:
     """The async API on asyncio's own loop."""
     return as_told(replace(task, loop="asyncio"))
+
+
+def aioenv_one(task: Task) -> Measured:
+    """The async API over one worker: where a step is shorter than it takes to wake two processes."""
+    return as_told(replace(task, keywords={**task.keywords, "num_workers": 1}))
 
 
 def aioenv_views(task: Task) -> Measured:
