@@ -103,7 +103,7 @@ def goals(cpus: int) -> list[Goal]:
         Goal("CartPole-v1 x 64, x Sync", 1.5, 1.6, _ratio("cartpole-64", "aioenv", "gymnasium-sync")),
         Goal(f"CartPole-v1 x 64, {bare}", 0.70, 0.75, _of_cpus_bare("cartpole-64", cpus)),
         Goal("CartPole-v1 x 8, x Async", 4, 5, _ratio("cartpole-8", "aioenv", "gymnasium-async")),
-        Goal("the same with one worker, x Async", 4, 5, _ratio("cartpole-8", "aioenv-one", "gymnasium-async")),
+        Goal("CartPole-v1 x 8, one worker, x Async", 4, 5, _ratio("cartpole-8", "aioenv-one", "gymnasium-async")),
         Goal("CartPole-v1, cost per env x 1024 over x 64", 1.1, 1.0, _cost("cartpole-1024", "cartpole-64"), True),
         Goal("CartPole-v1 x 64 native, x EnvPool", 2, 2, _ratio("cartpole-64", "aioenv-native", "envpool")),
     ]
@@ -123,7 +123,7 @@ def goals(cpus: int) -> list[Goal]:
         Goal("(84, 84, 4) uint8 x 64, x Async", 7, 8, _ratio("pixels-64", "aioenv", "gymnasium-async")),
         Goal("the same with copy=False, x Async", 10, 10, _ratio("pixels-64", "aioenv-views", "gymnasium-async")),
         Goal("no-op x 64, x Async", 25, 30, _ratio("noop-64", "aioenv", "gymnasium-async")),
-        Goal("the same with one worker, x Async", 25, 30, _ratio("noop-64", "aioenv-one", "gymnasium-async")),
+        Goal("no-op x 64, one worker, x Async", 25, 30, _ratio("noop-64", "aioenv-one", "gymnasium-async")),
         Goal("round trip of one no-op, x Async", 0.6, 0.6, _ratio("latency", "aioenv", "gymnasium-async"), True),
         Goal("uneven x 32, recv x lock-step", 1.8, 1.8, _ratio("uneven", "aioenv-recv", "aioenv-step")),
         Goal("shared statistics, µs an update", 10, 10, _number("stats", "aioenv-slots", "update µs"), True),
