@@ -66,10 +66,10 @@ def salvage(data: Buffer, frame: Iterable[type]) -> Any:
         raise WireError(f"a message does not unpickle: {reason_of(exc)}") from exc
 
 
-_Python: Any = pickle._Unpickler  # type: ignore[attr-defined]
+_Python: Any = pickle._Unpickler
 
 
-class _Salvager(_Python):
+class _Salvager(_Python):  # type: ignore[misc]
     """Goes on where an unpickler would raise."""
 
     stack: list[Any]
