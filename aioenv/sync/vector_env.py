@@ -23,7 +23,6 @@ from aioenv.engine.snapshot import EnvState
 from aioenv.engine.waits import Stats
 from aioenv.envs.actors import ActorID
 from aioenv.errors import ClosedError
-from aioenv.host.vector_access import is_native_task
 from aioenv.native_vector_env import NativeVectorEnv
 from aioenv.stats.episodes import EpisodeStats
 from aioenv.sync.evaluate import run_episodes
@@ -57,6 +56,7 @@ class VectorEnv(Facade):
     def _start(self, envs: AsyncVectorEnv) -> None:
         super()._start(envs)
         self.spec = envs.spec
+        self._step_here = envs._step_here if isinstance(envs, NativeVectorEnv) else None
 
     @classmethod
     def _over(cls, envs: AsyncVectorEnv) -> VectorEnv:
@@ -76,6 +76,10 @@ class VectorEnv(Facade):
 
     def step(self, actions: Any, *, timeout_s: float | None = None) -> StepResult:
         """Step every slot (see `AsyncVectorEnv.step`)."""
+        if self._step_here is not None and timeout_s is None:
+            result = self._portal.here(self._step_here, actions)
+            if result is not None:
+                return result
         return self._portal.call(self._envs.step, actions, timeout_s=timeout_s)
 
     def _begin_step(self, actions: Any) -> Call:
@@ -252,10 +256,7 @@ def make_vec(
     **kwargs: Any,
 ) -> VectorEnv:
     """Make and start a vector env of copies of one env, for blocking code; arguments as for `aioenv.make_vec`."""
-    envs = make.make_vec(env, num_envs, **kwargs)
-    if isinstance(envs, NativeVectorEnv) and is_native_task(env):  # others may hang, and Ctrl-C with them
-        envs._keep_loop()
-    return VectorEnv._over(envs)
+    return VectorEnv._over(make.make_vec(env, num_envs, **kwargs))
 
 
 # what `help` and notebooks show, instead of **kwargs
