@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from aioenv.errors import ClosedError, LoopError
 from aioenv.make import new_event_loop
 
-__all__ = ["LOOK_S", "Call", "Portal"]
+__all__ = ["LOOK_S", "Call", "Portal", "Postponed"]
 
 T = TypeVar("T")
 
@@ -252,3 +252,28 @@ class Call:
             return self._task.result()
         finally:
             self._task = None  # an exception's traceback would otherwise keep the call alive
+
+
+class Postponed:
+    """What stands for a call that is made when it is waited for, on the thread that waits.
+
+    Args:
+        work: the call.
+    """
+
+    __slots__ = ("_value", "_work")
+
+    def __init__(self, work: Callable[[], Any]) -> None:
+        self._work = work
+
+    def wait(self) -> bool:
+        """Make it; raises what it raises."""
+        self._value = self._work()
+        return True
+
+    def cancel(self) -> None:
+        """It has not begun, or is over."""
+
+    def result(self) -> Any:
+        """What it returned."""
+        return self._value

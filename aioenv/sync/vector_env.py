@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -27,7 +28,7 @@ from aioenv.native_vector_env import NativeVectorEnv
 from aioenv.stats.episodes import EpisodeStats
 from aioenv.sync.evaluate import run_episodes
 from aioenv.sync.facade import Facade
-from aioenv.sync.portal import Call, Portal
+from aioenv.sync.portal import Call, Portal, Postponed
 from aioenv.sync.rollout import roll_out
 from aioenv.vector_env import AsyncVectorEnv
 
@@ -82,8 +83,10 @@ class VectorEnv(Facade):
                 return result
         return self._portal.call(self._envs.step, actions, timeout_s=timeout_s)
 
-    def _begin_step(self, actions: Any) -> Call:
+    def _begin_step(self, actions: Any) -> Call | Postponed:
         """`step`, for who waits for it later; all that it raises is raised then."""
+        if self._step_here is not None:
+            return Postponed(partial(self.step, actions))
         return self._portal.submit(self._envs.step, actions)
 
     def render(self, mode: str | None = None) -> Any:
