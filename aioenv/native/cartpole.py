@@ -31,6 +31,7 @@ class CartPoleVectorEnv(cartpole.CartPoleVectorEnv):
     """
 
     one_generator = True
+    any_thread = True
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

@@ -15,7 +15,8 @@ Bools = npt.NDArray[np.bool_]
 class Last:
     """Notes what each step and reset gave, where the env is; read it while nothing is in flight.
 
-    References to what the env itself gave, of which callers get copies: to note them takes no time.
+    A step is noted by reference, which takes no time: flags of which callers get copies, and observations that are the
+    caller's too if the env has let go of them.
 
     Args:
         num_envs: how many slots there are.
@@ -49,10 +50,6 @@ class Last:
         if self._keeps_obs:
             self.obs = obs
         self._over, self._flags = (np.zeros_like(self._over) if mask is None else self.over() & ~mask), None
-
-    def failed(self) -> None:
-        """Something has failed in all slots: until they are reset what was said of them doesn't matter."""
-        self._flags = None
 
     def over(self) -> Bools:
         """Whose episode the slot's last step has ended, with no reset since; an array of the caller's."""
