@@ -300,3 +300,33 @@ def test_the_blocking_twins(tmp_path):
             aioenv.sync.evaluate(envs, wrong, 5)
         envs.reset(seed=1)
         check(aioenv.sync.evaluate(envs, policy, 7, seed=3), 7)
+
+
+class Told(gym.Env):
+    """Truncates its episodes, and says words in its infos that mean something elsewhere."""
+
+    observation_space = gym.spaces.Discrete(9)
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        self.t = 0
+        return 0, {}
+
+    def step(self, action):
+        self.t += 1
+        return self.t, 1.0, False, self.t == 3, {"restarted": True, "count": self.t, "deep": {"late": self.t > 1}}
+
+
+@pytest.mark.asyncio
+async def test_an_envs_own_word_of_a_restart_is_not_taken_for_ours():
+    async with aioenv.make_vec(Told, 2, debug=True, episode_stats=True) as envs:
+        evaluation = await asyncio.wait_for(aioenv.evaluate(envs, lambda obs: np.zeros(2, int), 3, seed=0), 10)
+        assert evaluation.lengths.tolist() == [3] * 3
+        assert envs.episode_stats.total_episodes == 3
+        info = evaluation.episodes[0].info
+        assert info.pop("episode")["l"] == 3
+        assert info == {"restarted": True, "count": 3, "deep": {"late": True}}
+        assert type(info["count"]) is int and type(info["deep"]["late"]) is bool  # as they were, ready for JSON
+        await envs.reset()
+        result = await envs.step_at(0, 0)
+        assert type(result.info["count"]) is int

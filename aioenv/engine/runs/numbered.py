@@ -19,6 +19,7 @@ from aioenv.assign import draw_seeds
 from aioenv.engine.runs.pausing import Live
 from aioenv.engine.runs.rollout import Policy, are_pairs, split_answer, takes
 from aioenv.engine.runs.walk import GroupWalk, Moved, Walk
+from aioenv.engine.seeds import listed_seeds
 from aioenv.errors import EpisodesDone, PausedError, PendingCallError
 
 if TYPE_CHECKING:
@@ -131,13 +132,14 @@ def episode_seeds(n: int, seed: int | Sequence[int | None] | None) -> tuple[int 
 
     Raises:
         ValueError: if n is not positive, or there are more or fewer seeds than that.
+        TypeError: if seeds are no ints.
     """
     if isinstance(n, bool) or not isinstance(n, (int, np.integer)) or n < 1:
         raise ValueError(f"episodes: expected a positive int, got {n!r}")
     if seed is None or isinstance(seed, (int, np.integer)):
         entropy, drawn = draw_seeds(seed, int(n))
         return entropy, [*drawn]
-    seeds = [None if s is None else int(s) for s in seed]
+    seeds = listed_seeds(seed)
     if len(seeds) != n:
         raise ValueError(f"seed: expected an int, None, or a list of one for each of {n} episodes, got {len(seeds)}")
     return None, seeds
@@ -262,10 +264,10 @@ class _Run:
             if not over[row]:
                 continue
             del self._running[slot]
-            own = moved.info(row)
-            if own.get("restarted") and not moved.terminated[row]:  # it was lost with its worker
+            if row in moved.lost and not moved.terminated[row]:
                 self._begin[slot] = _Attempt(attempt.number, attempt.attempts + 1)
                 continue
+            own = moved.info(row)
             ended.append(
                 Episode(
                     attempt.number,
