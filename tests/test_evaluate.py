@@ -174,8 +174,12 @@ def test_slots_without_work_are_paused_until_the_end():
             assert {len(slots) for slots in live} >= {0, 1, 2}
             assert envs.active_slots.tolist() == [0, 2, 3]
             async for _ in envs.episodes(policy, 2, seed=2):
-                break  # left early
-            await asyncio.sleep(0)
+                assert len(envs.active_slots) < 3
+                break  # left early: at once it is as it was, before the loop turns
+            assert envs.active_slots.tolist() == [0, 2, 3]
+            envs.pause(0)
+            await envs.reset(seed=1)  # which ends the generator; what it had paused has changed meanwhile
+            assert envs.active_slots.tolist() == [2, 3]
             envs.resume_all()
             await envs.reset(seed=1)
             await envs.step(np.zeros(4))

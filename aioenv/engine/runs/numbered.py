@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections import deque
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -108,20 +108,32 @@ class Numbered:
         if not callable(policy):
             raise TypeError(f"episodes: policy: expected a function of observations, got {policy!r}")
         _, seeds = episode_seeds(n, seed)
-        return self._episodes(schedule, policy, seeds)
+        runs: list[_Run] = []
+
+        def end() -> None:
+            if runs:
+                runs.pop().end()
+                self._live = None
+
+        return _Iteration(self._episodes(schedule, policy, seeds, runs, end), end)
 
     async def _episodes(
-        self, schedule: Schedule, policy: Policy, seeds: Sequence[int | None]
+        self,
+        schedule: Schedule,
+        policy: Policy,
+        seeds: Sequence[int | None],
+        runs: list[_Run],
+        end: Callable[[], None],
     ) -> AsyncGenerator[Episode, None]:
         await schedule.drain()
         run = _Run(schedule, self._walk(schedule), self._clock, policy, seeds)
+        runs.append(run)
         try:
             while run.busy:
                 for episode in await run.advance():
                     yield episode
         finally:
-            run.end()
-            self._live = None
+            end()
 
     def _walk(self, schedule: Schedule) -> Walk:
         return GroupWalk(schedule)
@@ -143,6 +155,33 @@ def episode_seeds(n: int, seed: int | Sequence[int | None] | None) -> tuple[int 
     if len(seeds) != n:
         raise ValueError(f"seed: expected an int, None, or a list of one for each of {n} episodes, got {len(seeds)}")
     return None, seeds
+
+
+class _Iteration(AsyncGenerator[Episode, None]):
+    """An iteration over episodes that ends when it is let go of, as by `break`.
+
+    A generator's own end comes with a later turn of the loop: until then what is paused would stay so.
+
+    Args:
+        inner: the episodes.
+        end: ends what they began; idempotent.
+    """
+
+    def __init__(self, inner: AsyncGenerator[Episode, None], end: Callable[[], None]) -> None:
+        self._inner = inner
+        self._end = end
+
+    async def asend(self, value: None) -> Episode:
+        return await self._inner.asend(value)
+
+    async def athrow(self, *args: Any) -> Episode:
+        return await self._inner.athrow(*args)
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+
+    def __del__(self) -> None:
+        self._end()
 
 
 class _Attempt:

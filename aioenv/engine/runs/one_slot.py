@@ -11,8 +11,7 @@ from aioenv.batching.layout import Arrays, Layout
 from aioenv.batching.merge import merge
 from aioenv.engine.batch import Exchange
 from aioenv.engine.results import ResetResult, StepResult
-from aioenv.engine.runs.groups import Group
-from aioenv.engine.runs.record import objects_of
+from aioenv.engine.runs.groups import Group, objects_of
 from aioenv.engine.seeds import one_seed
 from aioenv.errors import ActionError
 
