@@ -246,7 +246,10 @@ def run(coro: Coroutine[Any, Any, T], *, debug: bool | None = None) -> T:
 
     Raises:
         RuntimeError: if a loop runs in this thread, as in a notebook.
+        TypeError: if it is no coroutine.
     """
+    if not asyncio.iscoroutine(coro):
+        raise TypeError(f"aioenv.run: expected a coroutine, as `main()` gives if it is an `async def`, got {coro!r}")
     try:
         asyncio.get_running_loop()
     except RuntimeError:

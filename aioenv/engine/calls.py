@@ -146,7 +146,11 @@ async def for_each(
         for member, _ in shares:
             await schedule.restarter.settled(member.worker)
     # all is sent before anything is awaited: a cancellation finds the call made in every env, or in none
-    asked = [_ask(m, Call(method, ([slot - m.start for slot in mine], *arguments(mine)), {})) for m, mine in shares]
+    try:
+        calls = [dump_code(Call(method, ([s - m.start for s in mine], *arguments(mine)), {})) for m, mine in shares]
+    except Exception as exc:
+        raise TypeError(f"{what}: expected what can be pickled, got {type(exc).__name__}: {exc}") from exc
+    asked = [_ask(member, call) for (member, _), call in zip(shares, calls, strict=True)]
     replies = await schedule.patience.gather(what, asked)
     results: dict[int, Any] = {}
     errors: list[SlotError] = []
@@ -178,7 +182,7 @@ async def for_each(
     return partial
 
 
-def _ask(member: Member, call: Call) -> asyncio.Future[Frame]:
+def _ask(member: Member, call: bytes) -> asyncio.Future[Frame]:
     """Send a call; its reply, or how the worker ended, comes to the future."""
     reply: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
 
@@ -191,7 +195,7 @@ def _ask(member: Member, call: Call) -> asyncio.Future[Frame]:
             reply.set_result(outcome)
 
     try:
-        member.worker.submit(Kind.CALL, (), dump_code(call), on_reply=on_reply)
+        member.worker.submit(Kind.CALL, (), call, on_reply=on_reply)
     except SlotError as exc:
         reply.set_exception(exc)
     return reply

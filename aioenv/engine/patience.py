@@ -17,6 +17,8 @@ from aioenv.workers.supervisor import Worker
 __all__ = ["ON_TIMEOUT", "Patience", "images_late"]
 
 ON_TIMEOUT = ("raise", "kill", "restart")
+# The loop may have stood still for longer than the timeout: what came meanwhile is read before anybody is called late.
+_TURNS = 3
 
 
 class Drawers(Protocol):
@@ -137,6 +139,8 @@ class Patience:
             async with asyncio.timeout(self._timeout_s):
                 return await everything
         except TimeoutError:
+            if all(reply.done() and not reply.cancelled() for reply in replies):  # as in `_wait`
+                return [reply.exception() or reply.result() for reply in replies]
             slots, running, who = self._describe(self._late())
             raise StepTimeout(
                 f"{what}: no reply from {who} within timeout_s={self._timeout_s}; the envs go on with it, but the "
@@ -146,14 +150,19 @@ class Patience:
             ) from None
 
     async def _wait(self, begin: Callable[[], Awaitable[object]], timeout_s: float, exchange: Exchange | None) -> None:
-        nobody, killed = False, self._killed
+        nobody, killed, come = False, self._killed, False
         while True:
             try:
                 async with asyncio.timeout(timeout_s):
                     await begin()
                 return
             except TimeoutError:
+                for _ in range(_TURNS):
+                    await asyncio.sleep(0)
                 late = self._late()
+                if not late and not come and not any(pool.owing for pool in self.pools):
+                    come = True  # all is there: it was the loop that stood still
+                    continue
                 # twice: the last reply may have come just now
                 if self._on_timeout == "raise" or (nobody and not late):
                     raise self._timed_out(late, timeout_s, exchange) from None

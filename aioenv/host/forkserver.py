@@ -17,17 +17,20 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from aioenv.host import boot
 from aioenv.host.boot import IGNORABLE
 from aioenv.host.mujoco_log import divert_warnings
+from aioenv.wire.child import be_child
 from aioenv.wire.orders import SIZE, Exited, Fork, Forked, Guard, Release, Unfit, pack, unpack
 
 __all__ = ["main"]
 
 _MAX_FDS = 6
+# How often a server that is importing a module looks whether its parent is alive, in seconds.
+_WATCH_S = 0.5
 
 
 class Ends(NamedTuple):
@@ -119,7 +122,7 @@ class Server:
                 return
             self._imported.add(name)
             # whoever needs it will be told why it can't be imported
-            with contextlib.suppress(Exception):
+            with contextlib.suppress(Exception, SystemExit), self._watching():
                 importlib.import_module(name)
             threads = _count_threads()
             if threads > 1:
@@ -131,6 +134,24 @@ class Server:
                 importlib.import_module("aioenv.host.registry").read_registry()
             gc.collect()
             gc.freeze()  # or the first full collection of each worker copies all of it
+
+    @contextlib.contextmanager
+    def _watching(self) -> Iterator[None]:
+        """While a module is imported, which may take for ever: end with the parent all the same."""
+
+        def look(*_: Any) -> None:
+            if os.getppid() != self._parent_pid:
+                self.end()
+                os._exit(0)
+
+        before = signal.signal(signal.SIGALRM, look)
+        signal.setitimer(signal.ITIMER_REAL, _WATCH_S, _WATCH_S)
+        try:
+            yield
+        finally:
+            if signal.getsignal(signal.SIGALRM) is look:  # else the module has one of its own
+                signal.setitimer(signal.ITIMER_REAL, 0)
+                signal.signal(signal.SIGALRM, before)
 
     def _fork(self, fds: Sequence[int], marked: bool, shares: bool) -> Ends | None:
         """Fork a worker; returns its descriptors in it, and None here."""
@@ -219,6 +240,7 @@ def main(parent_pid: int, control_fd: int) -> None:
     """Be a fork server until the control socket ends or the parent does; or the worker that was forked."""
     for name in ("SIGINT", *IGNORABLE):  # what is told to every process of a job, say: it ends with its parent
         signal.signal(getattr(signal, name), signal.SIG_IGN)
+    be_child()
     server = Server(socket.socket(fileno=control_fd), parent_pid)
     ends = server.serve()
     if ends is None:

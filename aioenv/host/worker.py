@@ -25,14 +25,26 @@ from aioenv.wire.messages import Call, Failure, Start, dump, dump_exception, loa
 __all__ = ["describe_failure", "run", "run_here"]
 
 
+# An exception may have a whole array in its message. It is told twice, in the traceback too, and logged perhaps.
+_MAX_TEXT = 16 << 10
+
+
 def describe_failure(exc: BaseException, row: int | None = None) -> Failure:
     """An exception in a form that always travels, with the exception itself if it can be pickled."""
     text = "".join(traceback.format_exception(exc))
     try:
         message = str(exc)
-    except Exception:
+    except BaseException:  # what is wrong with it is no reason for the process to end
         message = "(its __str__ raised)"
-    return Failure(row, type(exc).__qualname__, message, text, dump_exception(exc))
+    return Failure(row, type(exc).__qualname__, _shortened(message), _shortened(text), dump_exception(exc))
+
+
+def _shortened(text: str) -> str:
+    """A text with its middle left out, if it is very long."""
+    if len(text) <= _MAX_TEXT:
+        return text
+    half = _MAX_TEXT // 2
+    return f"{text[:half]}\n[... {len(text) - 2 * half} characters left out ...]\n{text[-half:]}"
 
 
 class _Loop:

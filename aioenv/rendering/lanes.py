@@ -20,6 +20,7 @@ from aioenv.errors import RenderTimeout, SlotError, WorkerDied
 from aioenv.rendering.blocks import Blocks
 from aioenv.rendering.crew import error_of
 from aioenv.rendering.drawing import Drawing, Images, Rest, Sheet, dump_drawing, dump_rest
+from aioenv.rendering.watch import LAST_CHANCE_S
 from aioenv.trace.timeline import Trace
 from aioenv.wire.frames import Frame, Kind
 from aioenv.workers.restarter import Restarter
@@ -242,15 +243,19 @@ class Lane:
         if self._timeout_s is not None:
             self._since = self._loop.time()
             if self._timer is None and self._flying:
-                self._timer = self._loop.call_at(self._since + self._timeout_s, self._expire)
+                self._timer = self._loop.call_at(self._since + self._timeout_s, self._expire, None)
 
-    def _expire(self) -> None:
+    def _expire(self, suspected: float | None) -> None:
+        """The time is up: since `suspected` it has done nothing, or a first look is to be taken (None)."""
         self._timer = None
         if not self._flying or self._timeout_s is None:
             return
         due = self._since + self._timeout_s
         if self._loop.time() < due:  # it has finished something since the timer was set
-            self._timer = self._loop.call_at(due, self._expire)
+            self._timer = self._loop.call_at(due, self._expire, None)
+            return
+        if suspected != self._since:  # the loop may have stood still: what came meanwhile is read first
+            self._timer = self._loop.call_later(LAST_CHANCE_S, self._expire, self._since)
             return
         self._overdue = True
         piece = self._flying[0]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-__all__ = ["Watch"]
+__all__ = ["LAST_CHANCE_S", "Watch"]
 
 # The loop itself may have stood still: replies that came meanwhile are looked at before anybody is called late.
-_LAST_CHANCE_S = 0.1
+LAST_CHANCE_S = 0.1
 # What a process draws first takes far longer than the rest: shaders are compiled, meshes and textures uploaded.
 _FIRST_S = 10.0
 
@@ -56,7 +56,7 @@ class Watch:
         if self._loop.time() < due:
             self._timer = self._loop.call_at(due, self._expire, None)
         elif suspected != self._since:
-            self._timer = self._loop.call_later(_LAST_CHANCE_S, self._expire, self._since)
+            self._timer = self._loop.call_later(LAST_CHANCE_S, self._expire, self._since)
         else:
             self._on_late()
 

@@ -154,7 +154,7 @@ def dump_exception(exc: BaseException) -> bytes | None:
             copy = pickle.loads(data)
             if type(copy) is type(exc) and str(copy) == str(exc):
                 return data
-        except Exception:
+        except BaseException:  # of its constructor, or its `__str__`
             continue
     return None
 

@@ -49,16 +49,24 @@ def env_error_here(who: Identity, message: str, slots: Sequence[int]) -> EnvErro
 
 
 def worker_died(
-    who: Identity, returncode: int | None, fault: WireError | None, running: int | None, why: str | None
+    who: Identity,
+    returncode: int | None,
+    fault: WireError | None,
+    running: int | None,
+    why: str | None,
+    unborn: str | None = None,
 ) -> WorkerDied:
     """The end of a process, or of what could be understood of it.
 
     Args:
         running: the slot that it was running.
         why: why we killed it, if we did.
+        unborn: why it did not come up, if it was started again and did not.
     """
     how = f"broke its stream: {fault}" if fault else describe_exit(returncode)
-    if why is not None:
+    if unborn is not None:
+        how, running = f"could not be started again: {unborn}", None
+    elif why is not None:
         how = f"was killed: {why}"
     elif returncode == -_SIGKILL and fault is None:
         how += " (by somebody, or by the kernel because memory ran out: see `dmesg`)"

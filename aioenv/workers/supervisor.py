@@ -109,6 +109,7 @@ class Worker:
         self._here = here
         self._connection: Connection | None = None  # with its latest process
         self._why: str | None = None  # why it was killed, if we did it
+        self._unborn: str | None = None  # why its latest process did not come up
 
     def __repr__(self) -> str:
         return f"<{self._label} {self.state.value} pid={self.pid}>"
@@ -155,7 +156,12 @@ class Worker:
         self._go(Event.RESTART)
         self.generation += 1
         self._why = None
-        await self._bring_up()
+        self._unborn = None
+        try:
+            await self._bring_up()
+        except Exception as exc:
+            self._unborn = (str(exc) or type(exc).__name__).partition("\n")[0]
+            raise
 
     async def _bring_up(self) -> None:
         connection = self._connection = None
@@ -305,7 +311,7 @@ class Worker:
     def death(self) -> WorkerDied:
         """How the worker ended, as an exception."""
         fault = self._connection.fault if self._connection else None
-        return faults.worker_died(self._identity, self.returncode, fault, self.running_slot, self._why)
+        return faults.worker_died(self._identity, self.returncode, fault, self.running_slot, self._why, self._unborn)
 
     @property
     def _identity(self) -> faults.Identity:
