@@ -37,7 +37,6 @@ from aioenv.engine.runs.rollout import Policy
 from aioenv.engine.session import Session
 from aioenv.engine.solo.inline import RUN_IN
 from aioenv.engine.solo.some import SoloLive, SoloWalk, SomeSolo
-from aioenv.engine.solo.threads import BLOCKING_S, SHORT_S
 from aioenv.engine.waits import Clock
 from aioenv.errors import RenderError
 from aioenv.host.vector_access import is_native_task, make_registered, refuse_some
@@ -104,7 +103,6 @@ class NativeVectorEnv(AsyncVectorEnv):
         TypeError: if `make_vector_env` is not callable; with workers, if it can't be pickled.
     """
 
-    _short_s = SHORT_S
     _solo: SomeSolo | None = None
 
     def __init__(
@@ -185,10 +183,6 @@ class NativeVectorEnv(AsyncVectorEnv):
             episodes=self._episode_stats,
         )
 
-    def _keep_loop(self) -> None:
-        """Before the start: make steps of up to 5 ms on the loop, which is this env's alone (the sync facade's)."""
-        self._short_s = BLOCKING_S
-
     def _make_session(self) -> Session:
         if self._config.num_workers:
             return super()._make_session()
@@ -201,7 +195,6 @@ class NativeVectorEnv(AsyncVectorEnv):
             config=self._config,
             render=self._render_config,
             pixels=self._pixels_config,
-            short_s=self._short_s,
         )
         return cast(Session, self._solo)  # which it stands in for, as well as for a fleet and a schedule
 
@@ -216,6 +209,19 @@ class NativeVectorEnv(AsyncVectorEnv):
         if self._solo is None:
             return "workers" if self._config.num_workers else self._run_in
         return "inline" if self._solo.schedule is not None and self._solo.steps.inline else "thread"
+
+    def _step_here(self, actions: Any) -> StepResult | None:
+        """`step` on the thread of a blocking caller, whose loop does nothing meanwhile; None: the loop must do it."""
+        solo = self._solo
+        if solo is None or self.closed or not solo.steps_anywhere or solo.table.paused is not None:
+            return None
+        wait = self._clock.envs.begin()
+        try:
+            result = solo.step_here(actions)
+            self._clock.env_steps += self.num_envs
+            return result
+        finally:
+            wait.end()
 
     async def render(self, mode: str | None = None) -> Any:
         """Images, one a slot; see `AsyncVectorEnv.render`. Without `render=` they are what the env itself draws.

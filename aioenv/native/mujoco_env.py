@@ -80,6 +80,8 @@ class NativeMujocoEnv(SlotStates, VectorEnv[Any, Any, Any]):
 
     #: whether steps end with `mj_rnePostConstraint`, without which `cfrc_ext` is that of an earlier step
     post_constraint: ClassVar[bool] = False
+    #: whether any thread may step it, one at a time: blocking code does it on its own then
+    any_thread: ClassVar[bool] = True
 
     def __init__(
         self,

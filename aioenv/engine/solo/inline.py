@@ -21,6 +21,7 @@ from aioenv.engine.results import Ready, ResetResult, StepResult
 from aioenv.engine.slots import SlotState
 from aioenv.engine.solo.calls import SoloCalls
 from aioenv.engine.solo.flights import Flight
+from aioenv.engine.solo.held_interrupt import HeldInterrupt
 from aioenv.engine.solo.pieces import own
 from aioenv.engine.solo.threads import TURN_S, Pace, yield_to_loop
 from aioenv.errors import EnvError, NoAsyncCallError, StepTimeout
@@ -69,6 +70,31 @@ class Solo(SoloCalls):
         flight = self._flights.begin(self._all, waiting=True)
         self._launch(flight, here, partial(self._step, batch, True, flight.shot))
         return await self._outcome(flight, timeout_s)  # type: ignore[no-any-return]
+
+    @property
+    def steps_anywhere(self) -> bool:
+        """Whether `step_here` may be called now."""
+        thread = self._thread
+        return self.any_thread and not self._flights.abandoned and (thread is None or not thread.jobs)
+
+    def step_here(self, actions: Any) -> StepResult:
+        """Step all slots on the caller's thread, while the loop does nothing and can do nothing.
+
+        Ctrl-C is held back until the step is over; the result waits for `recv` then.
+        """
+        batch = self._fit(actions)
+        self.table.check_send(_ALL, "step", reset=False)
+        value = None
+        try:
+            with HeldInterrupt():
+                value = self._step(batch, self._copy, None)
+                if self.episodes is not None:
+                    self.episodes.note(self._all, None, value)
+        except BaseException:
+            if value is not None:
+                self._leave(value)
+            raise
+        return self._good(value)
 
     async def reset(
         self,
@@ -172,17 +198,21 @@ class Solo(SoloCalls):
         try:
             await yield_to_loop()
         except BaseException:
-            flight = self._flights.begin(self._all, waiting=False)
-            if not self._copy:  # the next step may be made before this is taken
-                value = value if isinstance(value, EnvError) else type(value)(*map(own, value))
-            flight.counted = True
-            self._flights.abandon(flight)
-            self._flights.arrive(flight, value)
+            self._leave(value)
             raise
         finally:
             self._last_turn = perf_counter()
         self._check_open()
         self._flights.release(_ALL)
+
+    def _leave(self, value: StepResult | EnvError) -> None:
+        """Nobody has taken this: `recv` may."""
+        flight = self._flights.begin(self._all, waiting=False)
+        if not self._copy and not isinstance(value, EnvError):  # the next step may be made before this is taken
+            value = StepResult(*map(own, value))
+        flight.counted = True
+        self._flights.abandon(flight)
+        self._flights.arrive(flight, value)
 
     async def _outcome(self, flight: Flight, timeout_s: float | None) -> Any:
         """Wait for the thread; a cancellation or timeout leaves the result to `recv`."""

@@ -54,7 +54,6 @@ class SoloLife:
         config: how long the factory may take, and how what draws is started.
         render: what to draw of every result; None: nothing.
         pixels: how to draw the states that `factory` gives as observations (see `PixelStates`); None: it gives none.
-        short_s: with "auto", steps shorter than that are made on the loop, in seconds.
 
     Attributes:
         images: what draws; None if nobody wants images.
@@ -63,7 +62,8 @@ class SoloLife:
         steps, resets: how long they take, and so where they are made.
         actions, observations: the layouts of the single spaces.
         episodes: counts episodes; None: nobody does.
-        steps_some: whether the env can step some of its slots. kind: what it is, in messages.
+        steps_some: whether the env can step some of its slots. any_thread: whether any thread may step it.
+        kind: what it is, in messages.
     """
 
     history = None  # nothing here goes on elsewhere
@@ -75,6 +75,7 @@ class SoloLife:
     actions: Layout
     observations: Layout
     steps_some: bool
+    any_thread: bool
     kind: str
     metadata: dict[str, Any]
     spec: Any
@@ -91,7 +92,6 @@ class SoloLife:
         config: FleetConfig,
         render: RenderConfig | None,
         pixels: RenderConfig | None,
-        short_s: float = SHORT_S,
     ) -> None:
         self.num_envs = num_envs
         self._factory = factory
@@ -102,7 +102,6 @@ class SoloLife:
         self._render = render
         self._pixels = pixels
         self.draws = render is not None or pixels is not None
-        self._short_s = short_s
         self._physics: PhysicsReader | None = None
         self._pool: LatePool | None = None
         self._pixels_pool: LatePool | None = None
@@ -186,6 +185,9 @@ class SoloLife:
         self.metadata, self.spec, self.render_mode = dict(env.metadata), env.spec, env.render_mode
         self.table.must_reset = self.metadata.get("autoreset_mode") is AutoresetMode.DISABLED
         self.steps_some = steps_some(env)
+        # what draws is tied to its thread, and only a thread can be waited for with a timeout
+        chooses = self._run_in == "auto" and self.render_mode is None and self._timeout_s is None
+        self.any_thread = chooses and not self.draws and getattr(env, "any_thread", False) is True
         self.kind = type(env.env if isinstance(env, PixelStates) else env).__name__
         if self._config.episodes is not None:
             mode = self.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP)
@@ -198,10 +200,8 @@ class SoloLife:
         plain = isinstance(self.single_action_space, _PLAIN)
         self._dtype = self.actions.leaves[0].dtype if plain else None
         self._shape = (self.num_envs, *self.actions.leaves[0].shape) if plain else None
-        # what draws is tied to its thread, and only a thread can be waited for with a timeout
-        chooses = self._run_in == "auto" and self.render_mode is None and self._timeout_s is None
         inline = None if chooses else self._run_in == "inline"
-        self.steps, self.resets = Pace(self._short_s, inline), Pace(self._short_s, inline)
+        self.steps, self.resets = Pace(SHORT_S, inline), Pace(SHORT_S, inline)
 
     async def _start_images(self, render: RenderConfig) -> None:
         """Have what draws started: from the states of the batch itself."""
