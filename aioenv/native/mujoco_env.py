@@ -94,7 +94,10 @@ class NativeMujocoEnv(Stepping):
         visual_options: dict[int, bool] | None = None,
     ) -> None:
         if render_mode is not None:
-            raise ValueError(f"render_mode: expected None, got {render_mode!r}; a native env does not draw itself")
+            raise ValueError(
+                f"render_mode: expected None, got {render_mode!r}; a native env does not draw itself: "
+                'make_vec(..., backend="native", render=aioenv.RenderConfig()) draws beside the steps'
+            )
         if max_episode_steps is not None and max_episode_steps != -1 and max_episode_steps <= 0:
             raise ValueError(f"max_episode_steps: expected a positive int, -1 or None, got {max_episode_steps!r}")
         self.autoreset_mode = AutoresetMode(autoreset_mode)
@@ -131,6 +134,7 @@ class NativeMujocoEnv(Stepping):
         self._memory: dict[str, npt.NDArray[Any]] = {}
         self._ones = np.ones(self.num_envs, np.bool_)
         self._numbers = np.arange(self.num_envs)
+        self._is_strange = not type(self).__module__.startswith("aioenv.native.")
 
     @property  # type: ignore[misc]
     def np_random(self) -> tuple[np.random.Generator, ...]:  # type: ignore[override]
