@@ -90,17 +90,17 @@ def run(args: argparse.Namespace) -> int:
     camera = int(args.camera) if (args.camera or "").lstrip("-").isdecimal() else args.camera
     rows, columns = args.grid
     config = aioenv.RenderConfig(width, height, camera, args.quality)
+    try:
+        registered(args.env)
+    except (gymnasium.error.Error, ImportError) as exc:
+        print(f"aioenv record: {args.env}: {exc}", file=sys.stderr)
+        return 2
     if args.backend == "native":
         try:
             vector_env_factory(args.env, {})
         except (ValueError, gymnasium.error.Error) as exc:
             print(f"aioenv record: {exc}", file=sys.stderr)
             return 1
-    try:
-        registered(args.env)
-    except (gymnasium.error.Error, ImportError) as exc:
-        print(f"aioenv record: {args.env}: {exc}", file=sys.stderr)
-        return 2
     try:
         done = aioenv.run(
             record(
