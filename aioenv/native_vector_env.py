@@ -32,10 +32,10 @@ from aioenv.engine.results import ResetResult, StepResult
 from aioenv.engine.runs.numbered import Episode
 from aioenv.engine.runs.one_slot import check_no_mask
 from aioenv.engine.runs.pausing import several
-from aioenv.engine.runs.record import Rollout
 from aioenv.engine.runs.rollout import Policy
 from aioenv.engine.session import Session
 from aioenv.engine.solo.inline import RUN_IN
+from aioenv.engine.solo.road import SoloRoad
 from aioenv.engine.solo.some import SoloLive, SoloWalk, SomeSolo
 from aioenv.engine.waits import Clock
 from aioenv.errors import RenderError
@@ -75,6 +75,9 @@ class NativeVectorEnv(AsyncVectorEnv):
     until they are reset, and what hangs on the thread can't be killed: `close` leaves the thread to itself then, after
     `grace_s`, with a warning. A process can be killed. Slots are stepped without others (`send`, `step_at`, `pause`,
     `episodes`) where the env has `step_some(actions, slots)`, as `NativeMujocoEnv` has: see `docs/vector-envs.md`.
+    There `rollout` has groups in this process too, which step in turn while the policy runs; elsewhere all slots are
+    one group, or over workers those of a worker. In this process it begins with the arrays that the last `step` gave if
+    the env has no `step_some` and keeps none: don't write to them before.
 
     Args:
         make_vector_env: called with `num_envs`, gives a `gymnasium.vector.VectorEnv` of so many slots.
@@ -264,19 +267,6 @@ class NativeVectorEnv(AsyncVectorEnv):
                     f"the vector env of slots {member.start} to {member.stop - 1}",
                 )
 
-    async def rollout(self, policy: Policy, steps: int, groups: int = 2) -> Rollout:
-        """Collect steps of every slot (see `AsyncVectorEnv.rollout`); over workers, whose slots are a group together.
-
-        Raises:
-            ValueError: if the vector env is in this process: then there is nothing that could step meanwhile.
-        """
-        if not self._config.num_workers:
-            raise ValueError(
-                "rollout: a vector env in this process steps all of its slots at once; step() it in a loop, or use "
-                "num_workers=2, of which one steps while the policy chooses for the other"
-            )
-        return await super().rollout(policy, steps, groups)
-
     def model_field(self, name: str) -> npt.NDArray[Any]:
         """A field of MuJoCo's model with values for each slot; write to it to change them.
 
@@ -366,6 +356,9 @@ class NativeVectorEnv(AsyncVectorEnv):
 
     def _live_of(self, schedule: Any) -> Any:
         return super()._live_of(schedule) if self._solo is None else SoloLive(self._solo)
+
+    def _road(self, schedule: Any) -> Any:
+        return super()._road(schedule) if self._solo is None else SoloRoad(self._solo)
 
     def _walk(self, schedule: Any) -> Any:
         return super()._walk(schedule) if self._solo is None else SoloWalk(self._solo)

@@ -14,6 +14,8 @@ import gymnasium
 import aioenv
 from aioenv.cli.options import positive_float, positive_int, size
 from aioenv.loops.record import record
+from aioenv.make import BACKENDS
+from aioenv.native_vector_env import vector_env_factory
 from aioenv.rendering.tiles import parse_grid
 
 __all__ = ["HELP", "add_arguments", "run"]
@@ -35,6 +37,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--size", type=size, default=(160, 120), metavar="WxH", help="of one image, in pixels (default: 160x120)"
     )
     parser.add_argument("--camera", help="a camera of the model, by name or number (default: the env's own view)")
+    parser.add_argument(
+        "--backend",
+        choices=BACKENDS,
+        default="workers",
+        help="single envs in worker processes, or the env's version as one vector env (default: workers)",
+    )
     parser.add_argument("--quality", choices=("exact", "fast"), default="fast", help="(default: fast)")
     parser.add_argument("--fps", type=positive_float, help="pictures a second (default: what the env says)")
     parser.add_argument("--seed", type=int, default=0, help="(default: 0)")
@@ -81,6 +89,12 @@ def run(args: argparse.Namespace) -> int:
     camera = int(args.camera) if (args.camera or "").lstrip("-").isdecimal() else args.camera
     rows, columns = args.grid
     config = aioenv.RenderConfig(width, height, camera, args.quality)
+    if args.backend == "native":
+        try:
+            vector_env_factory(args.env, {})
+        except (ValueError, gymnasium.error.Error) as exc:
+            print(f"aioenv record: {exc}", file=sys.stderr)
+            return 1
     try:
         done = aioenv.run(
             record(
@@ -93,6 +107,7 @@ def run(args: argparse.Namespace) -> int:
                 render=config,
                 fps=args.fps,
                 seed=args.seed,
+                backend=args.backend,
                 progress=True,
             )
         )

@@ -96,7 +96,9 @@ class Dispatch:
         self.history: History | None = None
         self.restarter: Restarter | None = None
         self.trace: Trace | None = None
-        self.episodes = EpisodeWatch(fleet.episodes, mode) if fleet.episodes is not None else None
+        self.episodes: EpisodeWatch | None = None
+        if fleet.episodes is not None:
+            self.episodes = EpisodeWatch(fleet.episodes, mode, restarts=restart is not None)
         self.merger = Merger(fleet) if any(not stats.live for stats in fleet.stats) else None
         if restart is not None:
             self.history = History(fleet, self._num_envs, resets_at_once=mode is AutoresetMode.SAME_STEP)

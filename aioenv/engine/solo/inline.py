@@ -22,7 +22,7 @@ from aioenv.engine.slots import SlotState
 from aioenv.engine.solo.calls import SoloCalls
 from aioenv.engine.solo.flights import Flight
 from aioenv.engine.solo.held_interrupt import HeldInterrupt
-from aioenv.engine.solo.pieces import own
+from aioenv.engine.solo.pieces import only, own
 from aioenv.engine.solo.threads import TURN_S, Pace, yield_to_loop
 from aioenv.errors import EnvError, NoAsyncCallError, StepTimeout
 from aioenv.host.vector_access import refuse_some, reset_vector_env, take_observations
@@ -137,13 +137,15 @@ class Solo(SoloCalls):
                 self._read_states(shot)
             if not self._fits(obs):
                 obs = self._fitted(obs)
-            return StepResult(
+            result = StepResult(
                 own(obs) if copy else obs,
                 self._column(reward, _FLOAT64),
                 self._column(terminated, _BOOL),
                 self._column(truncated, _BOOL),
                 own(info) if info else {},
             )
+            self.last.stepped(obs, terminated, truncated, some)
+            return result if some is None else only(result, some)
         except BaseException as exc:
             return self._failure(exc, some)
 
@@ -159,6 +161,7 @@ class Solo(SoloCalls):
         try:
             obs, info = reset_vector_env(self._env, seed, mask, options)
             self.resets.note(perf_counter() - began)
+            self.last.reset(obs, mask)
             if shot is not None:
                 self._read_states(shot)
             if not self._fits(obs):

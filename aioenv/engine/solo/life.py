@@ -23,10 +23,11 @@ from aioenv.engine.images.shots import Images, Shot
 from aioenv.engine.session import NO_PHYSICS, late_pool
 from aioenv.engine.slots import SlotTable
 from aioenv.engine.solo.flights import Flights
+from aioenv.engine.solo.last import Last
 from aioenv.engine.solo.threads import SHORT_S, EnvThread, Pace
 from aioenv.errors import ClosedError, EnvError, RenderError, StepTimeout, WorkerStartError
 from aioenv.host.physics_batch import PhysicsReader, find_physics
-from aioenv.host.vector_access import make_vector_env, steps_some
+from aioenv.host.vector_access import has_one_generator, make_vector_env, steps_some
 from aioenv.rendering.pixel_states import PixelStates
 from aioenv.rendering.pixels import PixelsRefused, in_place
 
@@ -64,6 +65,7 @@ class SoloLife:
         episodes: counts episodes; None: nobody does.
         steps_some: whether the env can step some of its slots. any_thread: whether any thread may step it.
         kind: what it is, in messages.
+        splits: whether it does not matter which of them step together. last: what it has said last.
     """
 
     history = None  # nothing here goes on elsewhere
@@ -77,6 +79,8 @@ class SoloLife:
     steps_some: bool
     any_thread: bool
     kind: str
+    splits: bool
+    last: Last
     metadata: dict[str, Any]
     spec: Any
     render_mode: str | None
@@ -185,6 +189,8 @@ class SoloLife:
         self.metadata, self.spec, self.render_mode = dict(env.metadata), env.spec, env.render_mode
         self.table.must_reset = self.metadata.get("autoreset_mode") is AutoresetMode.DISABLED
         self.steps_some = steps_some(env)
+        self.splits = self.steps_some and not has_one_generator(env)
+        self.last = Last(self.num_envs, keeps_obs=not self.steps_some)
         # what draws is tied to its thread, and only a thread can be waited for with a timeout
         chooses = self._run_in == "auto" and self.render_mode is None and self._timeout_s is None
         self.any_thread = chooses and not self.draws and getattr(env, "any_thread", False) is True
