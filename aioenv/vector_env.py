@@ -97,7 +97,9 @@ class AsyncVectorEnv(Pictures, Rollouts, Numbered, Pausing, OneSlot, Calls, Stat
             for ever.
         on_timeout: what happens then in `reset`, `step` and `recv`: "raise" a StepTimeout; "kill" the workers that
             owe a reply, for good; or "restart" them. Where workers are killed the call goes on: it returns what their
-            slots report then, or raises WorkerDied.
+            slots report then, or raises WorkerDied. A render worker that finishes no image for `timeout_s` holds
+            nothing that could be lost: with `restart` it is replaced, and draws again what it had not, even with
+            "raise".
         restart: start workers again that died; None: their slots are lost.
         start_timeout_s: how long a worker may take to come up, in seconds.
         log_prefix: goes before each line that envs print. What they print becomes log records of the logger
