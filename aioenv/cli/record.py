@@ -12,7 +12,8 @@ from typing import Any
 import gymnasium
 
 import aioenv
-from aioenv.cli.options import positive_float, positive_int, size
+from aioenv.cli.bench.ours import registered
+from aioenv.cli.options import out_file, positive_float, positive_int, size
 from aioenv.loops.record import record
 from aioenv.make import BACKENDS
 from aioenv.native_vector_env import vector_env_factory
@@ -27,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's arguments."""
     parser.add_argument("env", metavar="ENV", help="an id of Gymnasium, or module:id")
     parser.add_argument("--steps", type=positive_int, default=200, help="steps of every env (default: 200)")
-    parser.add_argument("--out", type=Path, default=Path("out/record.mp4"), help="(default: out/record.mp4)")
+    parser.add_argument("--out", type=out_file, default=Path("out/record.mp4"), help="(default: out/record.mp4)")
     parser.add_argument(
         "--policy", metavar="MODULE:FUNCTION", type=policy, help="gives actions for observations (default: at random)"
     )
@@ -89,6 +90,11 @@ def run(args: argparse.Namespace) -> int:
     camera = int(args.camera) if (args.camera or "").lstrip("-").isdecimal() else args.camera
     rows, columns = args.grid
     config = aioenv.RenderConfig(width, height, camera, args.quality)
+    try:
+        registered(args.env)
+    except (gymnasium.error.Error, ImportError) as exc:
+        print(f"aioenv record: {args.env}: {exc}", file=sys.stderr)
+        return 2
     if args.backend == "native":
         try:
             vector_env_factory(args.env, {})
@@ -114,10 +120,7 @@ def run(args: argparse.Namespace) -> int:
     except ImportError as exc:
         if exc.name != "imageio_ffmpeg":
             raise
-        print("record: this takes imageio-ffmpeg: pip install 'aioenv[video]'", file=sys.stderr)
-        return 1
-    except gymnasium.error.Error as exc:
-        print(f"aioenv record: {args.env}: {exc}", file=sys.stderr)
+        print("aioenv record: this takes imageio-ffmpeg: pip install 'aioenv[video]'", file=sys.stderr)
         return 1
     except BaseException:
         if args.out.is_file():
