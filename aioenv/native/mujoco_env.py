@@ -60,6 +60,7 @@ class NativeMujocoEnv(Stepping):
 
     Attributes:
         model: the model of all slots.
+        max_episode_steps: after so many an episode is truncated; None: never.
         dt: seconds of simulated time a step.
         init_qpos, init_qvel: where the model begins.
         qpos, qvel: positions `(num_envs, nq)` and velocities `(num_envs, nv)`, float64, live.
@@ -124,7 +125,7 @@ class NativeMujocoEnv(Stepping):
         self.action_space = batch_space(self.single_action_space, self.num_envs)
         self.qpos, self.qvel, self._ctrl = map(self.pool.bind, ("qpos", "qvel", "ctrl"))
         self.init_qpos, self.init_qvel = self.qpos[0].copy(), self.qvel[0].copy()
-        self._limit = None if max_episode_steps in (None, -1) else max_episode_steps
+        self.max_episode_steps = None if max_episode_steps in (None, -1) else max_episode_steps
         self._elapsed = np.zeros(self.num_envs, np.int64)
         self._begun = np.zeros(self.num_envs, np.bool_)
         self._all_begun = False

@@ -39,7 +39,7 @@ class Stepping(Task, VectorEnv[Any, Any, Any]):
 
     autoreset_mode: AutoresetMode
     frame_skip: int
-    _limit: int | None  # of steps of an episode
+    max_episode_steps: int | None
     _ctrl: Array
     _ones: npt.NDArray[np.bool_]
     _numbers: Slots
@@ -200,7 +200,8 @@ class Stepping(Task, VectorEnv[Any, Any, Any]):
         elapsed += 1 if rest is None else ~rest
         if len(starts):
             elapsed[starts] = 0
-        truncated = terminated & False if self._limit is None else elapsed >= self._limit
+        limit = self.max_episode_steps
+        truncated = terminated & False if limit is None else elapsed >= limit
         reward = own(reward) if reward.dtype == np.float64 else reward.astype(np.float64)
         if rest is not None:
             reward[rest] = 0.0
@@ -245,6 +246,7 @@ class Stepping(Task, VectorEnv[Any, Any, Any]):
         self._finals = over, self.pool.get_states(over)
         self.pool.start(over, *self._draw(over))
         self._elapsed[over] = 0
+        self._over = _NONE
         self.after_start(over)
         obs[over] = self._observe(over, len(over))
         info.update(merge_infos(columns, self._tell(over, len(over)), over, self.num_envs))
