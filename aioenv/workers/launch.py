@@ -18,9 +18,9 @@ from asyncio.subprocess import DEVNULL, PIPE
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
+from aioenv import nested
 from aioenv.errors import WorkerStartError
 from aioenv.memory import Marker
-from aioenv.wire.child import imported_now
 from aioenv.wire.orders import SIZE, Fork, Forked, Unfit, unpack
 from aioenv.workers import forkserver
 from aioenv.workers.environment import BOOTSTRAP, server_environment
@@ -94,15 +94,11 @@ async def launch(
         memory: a descriptor of memory that it shares (see `memory.Shared`); None: it shares none.
 
     Raises:
-        WorkerStartError: if it can't be started, or may not: see `wire.child`.
+        WorkerStartError: if it can't be started.
     """
+    nested.check()
     if not sys.executable:
         raise WorkerStartError("sys.executable is empty: no Python interpreter to start a worker with")
-    if (module := imported_now()) is not None:
-        raise WorkerStartError(
-            f"the module {module!r} starts workers when it is imported, and is imported by a worker, where that would "
-            'go on without end: put what it does under `if __name__ == "__main__":`'
-        )
     try:
         if start == "spawn":
             return await _spawn(channel, environ, memory)

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-import subprocess
-import sys
 import threading
 import time
-from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
@@ -107,37 +104,3 @@ def test_run_wants_a_coroutine():
 
     with pytest.raises(TypeError, match=r"aioenv\.run: expected a coroutine.*got <function"):
         aioenv.run(main)
-
-
-MODULE = """
-import sys
-sys.path[:0] = [{root!r}, {here!r}]
-import aioenv, asyncio, gymnasium as gym
-from gymnasium.envs.classic_control import CartPoleEnv
-
-class Mine(CartPoleEnv):
-    pass
-
-gym.register("Mine-v0", "again_and_again:Mine")
-
-async def main():
-    async with aioenv.make_vec("Mine-v0", 1, num_workers=1, start={start!r}) as envs:
-        await envs.reset()
-
-try:
-    asyncio.run(main())
-except aioenv.WorkerStartError as exc:
-    print(exc, flush=True)
-    raise
-"""
-
-
-@pytest.mark.parametrize("start", ["spawn", "forkserver"])
-def test_a_module_that_starts_workers_when_it_is_imported_is_told_so(tmp_path, start):
-    file = tmp_path / "again_and_again.py"
-    root = str(Path(aioenv.__file__).parent.parent)
-    file.write_text(MODULE.format(root=root, here=str(tmp_path), start=start))
-    run = subprocess.run([sys.executable, str(file)], capture_output=True, text=True, timeout=50, check=False)
-    assert run.returncode == 1
-    assert "the module 'again_and_again' starts workers when it is imported" in run.stdout
-    assert "__main__" in run.stdout
