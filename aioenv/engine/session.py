@@ -12,7 +12,7 @@ from aioenv.engine.fleet import Fleet, FleetConfig
 from aioenv.engine.images.painter import Painter
 from aioenv.engine.images.shots import Images
 from aioenv.engine.schedule import Schedule
-from aioenv.errors import ClosedError, RenderError, WorkerStartError
+from aioenv.errors import ClosedError, RenderError, SpaceMismatchError, WorkerStartError
 from aioenv.host.mujoco_gl import choose_backend_here
 from aioenv.rendering.backends import candidates, environment, no_backend_works
 from aioenv.rendering.config import check_devices
@@ -136,6 +136,13 @@ class Session:
             self.fleet = Fleet(_on_backend(self._config, backend, pixels))
             try:
                 await self.fleet.start()
+            except SpaceMismatchError as exc:
+                if pixels.workers is None:
+                    raise
+                raise SpaceMismatchError(
+                    f"{exc}. (pixels: where render workers draw, states stand for images on their way, and those of "
+                    "different models differ: such envs take RenderConfig(workers=None), and draw themselves)"
+                ) from None
             except WorkerStartError as exc:
                 cause = exc.__cause__
                 if isinstance(cause, PixelsRefused):

@@ -87,6 +87,7 @@ class EnvService(EnvCalls, SlotService):
         self._gatherer = Gatherer()
         self._draws_late = False
         self._late: list[int] | None = None
+        self._state_sizes = [0] * len(self._envs)  # of each row, whose model may be another than the next one's
 
     def describe(self) -> list[EnvDescription]:
         """One description for each row."""
@@ -99,6 +100,7 @@ class EnvService(EnvCalls, SlotService):
             source = find_source(env) if self._find_sources else None
             if source is not None:
                 source = sources.setdefault(source, source)
+                self._state_sizes[row] = source.state_size
             descriptions.append(
                 EnvDescription(
                     None if known and env.observation_space == first.observation_space else env.observation_space,
@@ -149,6 +151,7 @@ class EnvService(EnvCalls, SlotService):
         observations = Layout(observation_space)
         self._checkpoints = self._lay_out_checkpoints(checkpoint_size) if checkpoint_size else None
         self._state = np.zeros((n, state_size), np.float64)
+        self._states = [row[:size] for row, size in zip(self._state, self._state_sizes, strict=True)]
         self._draws_late = draws_late
         riding = [self._state] if state_size else []
         if self._checkpoints is not None:
@@ -243,7 +246,7 @@ class EnvService(EnvCalls, SlotService):
         if self._state.shape[1]:
             for row in touched:
                 base = self._bases[row]
-                read_state(base.model, base.data, self._state[row])
+                read_state(base.model, base.data, self._states[row])
         beyond: Sequence[tuple[int, bytes]] = ()
         if self._checkpoints is not None:
             self._checkpoints.capture(touched)

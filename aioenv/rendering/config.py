@@ -121,7 +121,7 @@ def _is_camera(camera: Any) -> bool:
 
 def check_int(name: str, value: Any, maximum: int) -> None:
     """Raise a ValueError unless it is an int from 1 to the maximum."""
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= maximum:
+    if not _is_int(value) or not 1 <= value <= maximum:
         raise ValueError(f"{name}: expected an int from 1 to {maximum}, got {value!r}")
 
 
