@@ -158,6 +158,10 @@ def test_a_gpu_that_does_not_draw_is_told_of(tmp_path, capsys, monkeypatch):
     assert "WARNING" not in capsys.readouterr().out
     _report_opengl([Probe("egl", "", "ImportError: no EGL")], gpus)
     assert "apt-get install libegl1 libgl1-mesa-dri\n" in capsys.readouterr().out
+    monkeypatch.setenv("MUJOCO_GL", "glfw")
+    _report_opengl([slow, Probe("glfw", "", "no display")], [])
+    told = capsys.readouterr().out
+    assert "No images are drawn while MUJOCO_GL=glfw: unset it, or say egl." in told and "With an NVIDIA" not in told
 
 
 def test_which_backends_are_tried(monkeypatch):
