@@ -9,6 +9,7 @@ from gymnasium import Env, spaces
 from test_render_pool import PLAIN, SMALL, pool_of, some_states
 
 import aioenv
+from aioenv.rendering.asking import take_states
 from aioenv.rendering.cameras import find_camera
 
 
@@ -84,6 +85,22 @@ async def test_what_a_pool_is_asked_is_checked_and_numbers_may_be_numpys():
         assert np.array_equal(await pool.render(states, **sizes), plain)
         edits = {"geom_matid": np.full((count, model.ngeom), -1)}
         assert not np.array_equal(await pool.render(states, edits=edits, **SMALL), plain)
+
+
+def test_data_of_another_model_are_refused_though_their_state_is_as_long():
+    """MuJoCo would read as many positions as this model has, beyond those that there are."""
+    joints = '<mujoco><worldbody>{}<geom size="1"/></worldbody></mujoco>'
+    free = '<body><freejoint/><geom size=".1"/></body>'
+    mocap = '<body mocap="true"><geom size=".1"/></body>'
+    pool = aioenv.RenderPool(joints.format(free + "<body>" + '<joint type="slide"/><geom size=".1"/></body>'))
+    user = f'<mujoco><size nuserdata="8"/><worldbody>{mocap}<geom size="1"/></worldbody></mujoco>'
+    other = mujoco.MjModel.from_xml_string(user)
+    assert mujoco.mj_stateSize(other, pool.state_spec) == pool.state_size
+    for take in (pool.get_state, lambda data: take_states(pool.model, pool.state_spec, [data])):
+        with pytest.raises(ValueError, match="expected an MjData of the pool's model"):
+            take(mujoco.MjData(other))
+    twin = mujoco.MjModel.from_xml_string(joints.format(free + '<body><joint type="slide"/><geom size=".3"/></body>'))
+    assert len(pool.get_state(mujoco.MjData(twin))) == pool.state_size
 
 
 @pytest.mark.stress

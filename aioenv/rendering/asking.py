@@ -21,6 +21,7 @@ __all__ = [
     "MAX_SLOTS",
     "Model",
     "States",
+    "check_data",
     "check_devices",
     "check_edits",
     "check_life",
@@ -166,6 +167,18 @@ def check_slots(slots: Any, count: int | None, max_batch_size: int | None) -> np
     return numbers
 
 
+def check_data(name: str, model: mujoco.MjModel, spec: int, data: Any) -> None:
+    """Raise a ValueError unless these are data of such a model: MuJoCo reads as many numbers as the model has."""
+    if isinstance(data, mujoco.MjData) and (data.model is model or _sizes(data.model, spec) == _sizes(model, spec)):
+        return
+    raise ValueError(f"{name}: expected an MjData of the pool's model, got {data!r}")
+
+
+def _sizes(model: mujoco.MjModel, spec: int) -> list[int]:
+    """Of how many float64 each part of a state is."""
+    return [mujoco.mj_stateSize(model, 1 << bit) for bit in range(int(mujoco.mjtState.mjNSTATE)) if spec >> bit & 1]
+
+
 def take_states(model: mujoco.MjModel, spec: int, states: States) -> npt.NDArray[np.float64]:
     """States as an array of one's own, float64 of shape `(N, nstate)`.
 
@@ -176,8 +189,7 @@ def take_states(model: mujoco.MjModel, spec: int, states: States) -> npt.NDArray
     if isinstance(states, (list, tuple)) and states and isinstance(states[0], mujoco.MjData):
         rows = np.empty((len(states), size))
         for index, (row, data) in enumerate(zip(rows, states, strict=True)):
-            if not isinstance(data, mujoco.MjData) or mujoco.mj_stateSize(data.model, spec) != size:
-                raise ValueError(f"states[{index}]: expected an MjData of the pool's model, got {data!r}")
+            check_data(f"states[{index}]", model, spec, data)
             mujoco.mj_getState(model, data, row, spec)
         return rows
     if isinstance(states, mujoco.MjData):

@@ -19,6 +19,7 @@ from aioenv.rendering.asking import (
     MAX_SLOTS,
     Model,
     States,
+    check_data,
     check_devices,
     check_edits,
     check_life,
@@ -350,7 +351,11 @@ class RenderPool(PoolLife):
         Args:
             data: of the pool's model.
             out: float64 of shape `(state_size,)` to fill; None for a new array.
+
+        Raises:
+            ValueError: if they are of a model whose state is another.
         """
+        check_data("data", self.model, self.state_spec, data)
         row = np.empty(self.state_size) if out is None else out
         mujoco.mj_getState(self.model, data, row, self.state_spec)
         return row

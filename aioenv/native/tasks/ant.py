@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from aioenv.native.arithmetic import norm, square_sum
+from aioenv.native.arithmetic import square_sum
 from aioenv.native.tasks.noisy_start import NoisyStart
 
 __all__ = ["Ant"]
@@ -42,14 +42,7 @@ class Ant(NoisyStart):
         include_cfrc_ext_in_observation: bool = True,
         **kwargs: Any,
     ) -> None:
-        super().__init__(
-            num_envs,
-            xml_file,
-            frame_skip,
-            default_camera_config=default_camera_config,
-            reset_noise_scale=reset_noise_scale,
-            **kwargs,
-        )
+        super().__init__(num_envs, xml_file, frame_skip, default_camera_config, reset_noise_scale, **kwargs)
         self._forward_reward_weight = forward_reward_weight
         self._ctrl_cost_weight = ctrl_cost_weight
         self._contact_cost_weight = contact_cost_weight
@@ -60,7 +53,8 @@ class Ant(NoisyStart):
         self._seen = self.qpos[:, 2:] if exclude_current_positions_from_observation else self.qpos
         self._sees_forces = include_cfrc_ext_in_observation
         self._forces = self.bind("cfrc_ext").reshape(self.num_envs, -1)
-        # the body's position, which lags behind qpos by a substep
+        self._main_body = main_body
+        # its position, which lags behind qpos by a substep
         self._xy = self.bind("xpos")[:, self.model.body(main_body).id, :2]
         self._xy_before = self.remember("xy", (2,))
         forces = self._forces.shape[1] - 6  # not the world's
@@ -106,9 +100,4 @@ class Ant(NoisyStart):
 
     def start_info(self, slots: Any) -> dict[str, Array]:
         """Where it is."""
-        xy = self.qpos[slots, :2]
-        return {
-            "x_position": xy[:, 0].copy(),
-            "y_position": xy[:, 1].copy(),
-            "distance_from_origin": norm(np.ascontiguousarray(xy)),
-        }
+        return self.place(slots)

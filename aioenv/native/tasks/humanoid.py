@@ -28,6 +28,7 @@ class _Body(NoisyStart):
         num_envs: int,
         xml_file: str,
         frame_skip: int,
+        default_camera_config: dict[str, Any] | None,
         *,
         reset_noise_scale: float = 1e-2,
         exclude_current_positions_from_observation: bool = True,
@@ -37,7 +38,7 @@ class _Body(NoisyStart):
         include_cfrc_ext_in_observation: bool = True,
         **kwargs: Any,
     ) -> None:
-        super().__init__(num_envs, xml_file, frame_skip, reset_noise_scale=reset_noise_scale, **kwargs)
+        super().__init__(num_envs, xml_file, frame_skip, default_camera_config, reset_noise_scale, **kwargs)
         self._forces = self.bind("cfrc_ext").reshape(self.num_envs, -1)
         self._tendons = self.bind("ten_length"), self.bind("ten_velocity")
         self._parts = [self.qpos[:, 2:] if exclude_current_positions_from_observation else self.qpos, self.qvel]
@@ -66,10 +67,10 @@ class _Body(NoisyStart):
             "tendon_velocity": velocity[slots].copy(),
         }
 
-    def _costs(self, actions: Array, weight: float, forces_weight: float, limits: tuple[float, float]) -> Any:
-        """What controls and contacts cost; the controls as MuJoCo has them, in float64."""
+    def _costs(self, weight: float, forces_weight: float, limits: tuple[float, float]) -> Any:
+        """What controls and contacts cost; the controls as MuJoCo has them, which zeroes those of what is unstable."""
         contacts = np.clip(forces_weight * square_sum(self._forces), *limits)
-        return weight * square_sum(actions.astype(np.float64)), contacts
+        return weight * square_sum(self._ctrl), contacts
 
 
 class Humanoid(_Body):
@@ -91,7 +92,7 @@ class Humanoid(_Body):
         healthy_z_range: tuple[float, float] = (1.0, 2.0),
         **kwargs: Any,
     ) -> None:
-        super().__init__(num_envs, xml_file, frame_skip, default_camera_config=default_camera_config, **kwargs)
+        super().__init__(num_envs, xml_file, frame_skip, default_camera_config, **kwargs)
         self._forward_reward_weight = forward_reward_weight
         self._ctrl_cost_weight = ctrl_cost_weight
         self._contact_cost_weight, self._contact_cost_range = contact_cost_weight, contact_cost_range
@@ -127,7 +128,7 @@ class Humanoid(_Body):
         forward = self._forward_reward_weight * x_velocity
         survive = healthy * self._healthy_reward
         ctrl_cost, contact_cost = self._costs(
-            actions, self._ctrl_cost_weight, self._contact_cost_weight, self._contact_cost_range
+            self._ctrl_cost_weight, self._contact_cost_weight, self._contact_cost_range
         )
         info = {
             **self.start_info(slice(None)),
@@ -163,7 +164,7 @@ class HumanoidStandup(_Body):
         impact_cost_range: tuple[float, float] = (-np.inf, 10.0),
         **kwargs: Any,
     ) -> None:
-        super().__init__(num_envs, xml_file, frame_skip, default_camera_config=default_camera_config, **kwargs)
+        super().__init__(num_envs, xml_file, frame_skip, default_camera_config, **kwargs)
         # uph_cost_weight is not used, as in Gymnasium's
         self._ctrl_cost_weight = ctrl_cost_weight
         self._impact_cost_weight, self._impact_cost_range = impact_cost_weight, impact_cost_range
@@ -171,9 +172,7 @@ class HumanoidStandup(_Body):
     def outcome(self, actions: Array, obs: Array) -> tuple[Array, Array | None, dict[str, Array]]:
         """Height, less what controls and contacts cost."""
         up = self.qpos[:, 2] / self.model.opt.timestep
-        ctrl_cost, impact_cost = self._costs(
-            actions, self._ctrl_cost_weight, self._impact_cost_weight, self._impact_cost_range
-        )
+        ctrl_cost, impact_cost = self._costs(self._ctrl_cost_weight, self._impact_cost_weight, self._impact_cost_range)
         info = {
             **self.start_info(slice(None)),
             "reward_linup": up,
