@@ -7,8 +7,6 @@ import json
 import os
 import queue
 import signal
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import gymnasium as gym
@@ -16,7 +14,7 @@ import mujoco
 import numpy as np
 import pytest
 from gymnasium.envs.mujoco import MujocoEnv
-from test_workers import environment
+from process_kit import environment, run_alone
 
 import aioenv
 
@@ -128,8 +126,7 @@ def reference(backend: str, *what) -> np.ndarray:
     import pickle
 
     env = {**environment(), "MUJOCO_GL": backend, "PYOPENGL_PLATFORM": backend}
-    done = subprocess.run([sys.executable, "-c", REFERENCE], input=pickle.dumps(what), capture_output=True, env=env)
-    assert done.returncode == 0, done.stderr.decode()
+    done = run_alone(REFERENCE, stdin=pickle.dumps(what), env=env)
     return pickle.loads(done.stdout)
 
 
@@ -474,7 +471,6 @@ async def main():
 aioenv.run(main())
 """
     env = {key: value for key, value in environment().items() if key not in ("DISPLAY", "WAYLAND_DISPLAY")}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=env)
-    assert done.returncode == 0, done.stderr
+    done = run_alone(code, env=env)
     message = json.loads(done.stdout.splitlines()[-1])
     assert "glfw" in message and "apt-get install libegl1" in message

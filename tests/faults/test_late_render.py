@@ -19,8 +19,6 @@ from aioenv.workers.launch import START_METHODS
 from faults.grid import TABLE, Outcome
 from faults.play import CLOSE_S, GRACE_S, LATE_S, check_gone, within
 
-pytestmark = pytest.mark.usefixtures("fork_server")
-
 FAULTS = [fault for fault in TABLE if makes_sense(fault, "render")]
 ACTIONS = np.zeros(5, np.int64)
 TIMEOUT_S = 0.5

@@ -22,8 +22,6 @@ from aioenv.workers.channel import CHANNELS
 from aioenv.workers.launch import START_METHODS
 from parity.compare import assert_same
 
-pytestmark = pytest.mark.usefixtures("fork_server")
-
 STEPS = 300
 NUM_ENVS = 5
 
