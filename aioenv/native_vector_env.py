@@ -32,12 +32,11 @@ from aioenv.engine.results import ResetResult, StepResult
 from aioenv.engine.runs.numbered import Episode
 from aioenv.engine.runs.one_slot import check_no_mask
 from aioenv.engine.runs.pausing import several
-from aioenv.engine.runs.record import Rollout
 from aioenv.engine.runs.rollout import Policy
 from aioenv.engine.session import Session
 from aioenv.engine.solo.inline import RUN_IN
+from aioenv.engine.solo.road import SoloRoad
 from aioenv.engine.solo.some import SoloLive, SoloWalk, SomeSolo
-from aioenv.engine.solo.threads import BLOCKING_S, SHORT_S
 from aioenv.engine.waits import Clock
 from aioenv.errors import RenderError
 from aioenv.host.vector_access import is_native_task, make_registered, refuse_some
@@ -76,6 +75,9 @@ class NativeVectorEnv(AsyncVectorEnv):
     until they are reset, and what hangs on the thread can't be killed: `close` leaves the thread to itself then, after
     `grace_s`, with a warning. A process can be killed. Slots are stepped without others (`send`, `step_at`, `pause`,
     `episodes`) where the env has `step_some(actions, slots)`, as `NativeMujocoEnv` has: see `docs/vector-envs.md`.
+    There `rollout` has groups in this process too, which step in turn while the policy runs; elsewhere all slots are
+    one group, or over workers those of a worker. In this process it begins with the arrays that the last `step` gave if
+    the env has no `step_some` and keeps none: don't write to them before.
 
     Args:
         make_vector_env: called with `num_envs`, gives a `gymnasium.vector.VectorEnv` of so many slots.
@@ -104,7 +106,6 @@ class NativeVectorEnv(AsyncVectorEnv):
         TypeError: if `make_vector_env` is not callable; with workers, if it can't be pickled.
     """
 
-    _short_s = SHORT_S
     _solo: SomeSolo | None = None
 
     def __init__(
@@ -185,10 +186,6 @@ class NativeVectorEnv(AsyncVectorEnv):
             episodes=self._episode_stats,
         )
 
-    def _keep_loop(self) -> None:
-        """Before the start: make steps of up to 5 ms on the loop, which is this env's alone (the sync facade's)."""
-        self._short_s = BLOCKING_S
-
     def _make_session(self) -> Session:
         if self._config.num_workers:
             return super()._make_session()
@@ -201,7 +198,6 @@ class NativeVectorEnv(AsyncVectorEnv):
             config=self._config,
             render=self._render_config,
             pixels=self._pixels_config,
-            short_s=self._short_s,
         )
         return cast(Session, self._solo)  # which it stands in for, as well as for a fleet and a schedule
 
@@ -216,6 +212,19 @@ class NativeVectorEnv(AsyncVectorEnv):
         if self._solo is None:
             return "workers" if self._config.num_workers else self._run_in
         return "inline" if self._solo.schedule is not None and self._solo.steps.inline else "thread"
+
+    def _step_here(self, actions: Any) -> StepResult | None:
+        """`step` on the thread of a blocking caller, whose loop does nothing meanwhile; None: the loop must do it."""
+        solo = self._solo
+        if solo is None or self.closed or not solo.steps_anywhere or solo.table.paused is not None:
+            return None
+        wait = self._clock.envs.begin()
+        try:
+            result = solo.step_here(actions)
+            self._clock.env_steps += self.num_envs
+            return result
+        finally:
+            wait.end()
 
     async def render(self, mode: str | None = None) -> Any:
         """Images, one a slot; see `AsyncVectorEnv.render`. Without `render=` they are what the env itself draws.
@@ -257,19 +266,6 @@ class NativeVectorEnv(AsyncVectorEnv):
                     f"{name}: slots {np.sort(slots[order]).tolist()}",
                     f"the vector env of slots {member.start} to {member.stop - 1}",
                 )
-
-    async def rollout(self, policy: Policy, steps: int, groups: int = 2) -> Rollout:
-        """Collect steps of every slot (see `AsyncVectorEnv.rollout`); over workers, whose slots are a group together.
-
-        Raises:
-            ValueError: if the vector env is in this process: then there is nothing that could step meanwhile.
-        """
-        if not self._config.num_workers:
-            raise ValueError(
-                "rollout: a vector env in this process steps all of its slots at once; step() it in a loop, or use "
-                "num_workers=2, of which one steps while the policy chooses for the other"
-            )
-        return await super().rollout(policy, steps, groups)
 
     def model_field(self, name: str) -> npt.NDArray[Any]:
         """A field of MuJoCo's model with values for each slot; write to it to change them.
@@ -360,6 +356,9 @@ class NativeVectorEnv(AsyncVectorEnv):
 
     def _live_of(self, schedule: Any) -> Any:
         return super()._live_of(schedule) if self._solo is None else SoloLive(self._solo)
+
+    def _road(self, schedule: Any) -> Any:
+        return super()._road(schedule) if self._solo is None else SoloRoad(self._solo)
 
     def _walk(self, schedule: Any) -> Any:
         return super()._walk(schedule) if self._solo is None else SoloWalk(self._solo)

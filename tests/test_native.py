@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import threading
-import time
 from functools import partial
 
 import gymnasium as gym
@@ -21,9 +19,8 @@ from zoo import SPACES, Sampler
 import aioenv
 from aioenv import sync
 from aioenv.batching.merge import SchemaTable, merge
-from aioenv.host.vector_service import InfoPacker
+from aioenv.host.vector_infos import InfoPacker
 from aioenv.native import cartpole as cartpole_module
-from aioenv.native.tasks.pendulums import InvertedPendulum
 from aioenv.wire.messages import dump, load
 
 pytestmark = pytest.mark.asyncio
@@ -350,32 +347,3 @@ async def test_a_forgotten_blocking_one_is_closed(caplog):
         del envs
         gc.collect()
     assert caplog.records == []
-
-
-class Where(InvertedPendulum):
-    """A native task whose steps take a millisecond; it notes on which threads."""
-
-    def before_step(self):
-        self.threads = {*getattr(self, "threads", ()), threading.current_thread().name}
-        end = time.perf_counter() + 1e-3
-        while time.perf_counter() < end:
-            pass
-
-    def where(self):
-        threads, self.threads = self.threads, set()
-        return threads
-
-
-async def test_blocking_code_has_its_loop_make_the_steps_of_native_tasks():
-    async with aioenv.make_vec(Where, 2, backend="native") as envs:
-        await envs.reset(seed=0)
-        for _ in range(30):
-            await envs.step(np.zeros((2, 1), np.float32))
-        assert "aioenv-env" in (await envs.call("where"))[0]
-    with aioenv.sync.make_vec(Where, 2, backend="native", num_threads=1) as envs:
-        envs.reset(seed=0)
-        for _ in range(2000):  # some 20, where nothing else runs
-            envs.step(np.zeros((2, 1), np.float32))
-            if "aioenv-portal" in envs.call("where")[0]:
-                return
-    raise AssertionError("all steps were made on the thread")

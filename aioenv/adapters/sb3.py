@@ -19,7 +19,7 @@ from aioenv import sync
 from aioenv.adapters.stack import IS_WRAPPED, SET_ATTR, answering, answering_from
 from aioenv.engine.runs.one_slot import info_of
 from aioenv.errors import EnvError, NoAsyncCallError, PendingCallError
-from aioenv.sync.portal import Call
+from aioenv.sync.portal import Call, Postponed
 
 __all__ = ["VecEnv", "make_vec"]
 
@@ -64,7 +64,7 @@ class VecEnv(_VecEnv):  # type: ignore[misc]  # Stable-Baselines3 need not be in
         self._envs = envs
         self._counts_episodes = episode_stats
         self._answers = answers
-        self._pending: Call | None = None
+        self._pending: Call | Postponed | None = None
         try:
             if envs.autoreset_mode.value != "SameStep":
                 raise ValueError(

@@ -23,7 +23,8 @@ from aioenv.batching.plane import Lane, Plane, choose_plane
 from aioenv.engine.model_fields import ModelFields
 from aioenv.engine.seeds import spread_seeds
 from aioenv.errors import ResumeError, SpaceMismatchError
-from aioenv.host.env_service import EnvDescription, EnvService
+from aioenv.host.description import EnvDescription
+from aioenv.host.env_service import EnvService
 from aioenv.host.mujoco_source import MujocoSource
 from aioenv.host.polling import MAX_POLL_S
 from aioenv.host.registry import capture_registry

@@ -15,7 +15,7 @@ from aioenv.errors import PendingCallError, WireError, WorkerDied
 from aioenv.host.shared_fields import FieldPlace
 from aioenv.memory import Shared
 from aioenv.wire.frames import Kind
-from aioenv.wire.messages import Call, dump_code
+from aioenv.wire.messages import Call, dump_code, load
 
 if TYPE_CHECKING:
     from aioenv.engine.schedule import Schedule
@@ -63,15 +63,16 @@ class ModelFields:
     """Fields that lie in memory which the workers of a native vector env take them from.
 
     Args:
-        defaults: of each worker, what its model says of its fields; None if its env has none.
+        defaults: of each worker, what its model says of its fields, pickled; None if its env has none.
         workers: these, in the order of slots.
 
     The memory is made with the first field. Workers open it as a descriptor of this process, and are told of a field
     by a call that nobody waits for: requests are answered in turn, so the next step is one with the field.
     """
 
-    def __init__(self, defaults: Sequence[dict[str, Array] | None], workers: Sequence[Worker]) -> None:
-        self._defaults = defaults
+    def __init__(self, defaults: Sequence[bytes | None], workers: Sequence[Worker]) -> None:
+        self._pickled = defaults
+        self._defaults: list[dict[str, Array]] = []  # as soon as a field is wanted
         self._workers = workers
         self._memory: Shared | None = None
         self._arrays: dict[str, tuple[Array, FieldPlace]] = {}
@@ -89,10 +90,12 @@ class ModelFields:
         return self._arrays[name][0]
 
     def _read_defaults(self, name: str) -> list[Array]:
+        if not self._defaults:
+            if None in self._pickled:
+                raise ValueError("model_field: the vector env is no NativeMujocoEnv")
+            self._defaults = [load(data) for data in self._pickled if data is not None]
         values = []
         for worker, defaults in zip(self._workers, self._defaults, strict=True):
-            if defaults is None:
-                raise ValueError("model_field: the vector env is no NativeMujocoEnv")
             if name not in defaults:
                 raise ValueError(
                     f"model_field: {name!r} is no field of MjModel that can differ between simulations, or the env has "
@@ -120,11 +123,8 @@ class ModelFields:
         path = f"/proc/{os.getpid()}/fd/{self._memory.fd}"
         return array, FieldPlace(path, offset, size, shape, values[0].dtype.str)
 
-    def _call(self, worker: Worker, name: str) -> tuple[str, FieldPlace, int]:
-        return name, self._arrays[name][1], worker.slots[0]
-
     def _tell(self, worker: Worker, name: str) -> None:
-        call = Call("share_model_field", self._call(worker, name), {})
+        call = Call("share_model_field", (name, self._arrays[name][1]), {})
         with suppress(WorkerDied, WireError):  # it is being started again, and will be told then
             worker.submit(Kind.CALL, (), dump_code(call), on_reply=lambda _: None)
 
@@ -134,8 +134,8 @@ class ModelFields:
         Raises:
             WorkerDied, EnvError: if it ends, or fails.
         """
-        for name in list(self._arrays):
-            await worker.call("share_model_field", *self._call(worker, name))
+        for name, (_, place) in list(self._arrays.items()):
+            await worker.call("share_model_field", name, place)
 
     def close(self) -> None:
         """Let go of the memory; it lives as long as anybody has an array of it."""

@@ -8,12 +8,11 @@ from __future__ import annotations
 import contextlib
 import gc
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from gymnasium import Env, Space
-from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector import AutoresetMode
 
 from aioenv.batching.autoreset import Autoreset
 from aioenv.batching.gather import Gatherer
@@ -22,40 +21,21 @@ from aioenv.batching.plane import Lane, Plane
 from aioenv.host import running
 from aioenv.host.actions import Actions
 from aioenv.host.checkpoint import Checkpoints, RowCheckpoint
-from aioenv.host.env_calls import EnvCalls
-from aioenv.host.mujoco_source import MujocoSource, find_source, read_state
+from aioenv.host.description import EnvDescription, FirstCheckpoints, checked, describe_envs
+from aioenv.host.env_resume import EnvResume
+from aioenv.host.mujoco_source import read_state
 from aioenv.host.rows import Rows
 from aioenv.host.service import Reply, SlotService
 from aioenv.host.shared import mapped
 from aioenv.host.worker import StartFailed, describe_failure
-from aioenv.stats.here import uncounted
 from aioenv.stats.seed_plan import SeedPlan
 from aioenv.wire.frames import Frame
-from aioenv.wire.messages import Failure, LostRow, ResetRequest, StepReply, dump, dump_usual, load, load_code
+from aioenv.wire.messages import Failure, ResetRequest, StepReply, dump, dump_usual, load, load_code
 
-__all__ = ["Beyond", "EnvDescription", "EnvService", "FirstCheckpoints"]
-
-# Of a row, what did not fit into its checkpoint before an operation, and after it.
-Beyond: TypeAlias = "tuple[bytes | None, bytes | None]"
-FirstCheckpoints: TypeAlias = "tuple[npt.NDArray[np.float64], Sequence[tuple[int, bytes]]]"
+__all__ = ["EnvService", "FirstCheckpoints"]
 
 
-class EnvDescription(NamedTuple):
-    """What the parent learns of one env; a space is None where it equals the one of the worker's first env."""
-
-    observation_space: Space[Any] | None
-    action_space: Space[Any] | None
-    metadata: dict[str, Any]
-    render_mode: str | None
-    spec: Any  # an EnvSpec; None if the env has none, or if it does not pickle
-    source: MujocoSource | None
-    checkpoint_size: int = 0  # how many float64 it takes to resume it; 0 if it can't be, or nobody asked
-    checkpoint_obstacle: str | None = None  # why it can't be
-    stepped_alone: bool = True  # whether its slot can be stepped without the others of its worker
-    model_fields: dict[str, npt.NDArray[Any]] | None = None  # of a native vector env, where its first row is described
-
-
-class EnvService(EnvCalls, SlotService):
+class EnvService(EnvResume, SlotService):
     """Envs, stepped one after the other.
 
     Args:
@@ -73,7 +53,7 @@ class EnvService(EnvCalls, SlotService):
         for row, data in enumerate(factories):
             try:
                 with running.row(row):
-                    self._envs.append(_checked(load_code(data)()))
+                    self._envs.append(checked(load_code(data)()))
             except SystemExit:
                 raise
             except BaseException as exc:
@@ -90,28 +70,7 @@ class EnvService(EnvCalls, SlotService):
 
     def describe(self) -> list[EnvDescription]:
         """One description for each row."""
-        first = self._envs[0]
-        descriptions = []
-        sources: dict[MujocoSource, MujocoSource] = {}  # equal ones travel once
-        for row, env in enumerate(self._envs):
-            known = env is not first
-            checkpoint = self._row_checkpoints[row] if self._row_checkpoints else None
-            source = find_source(env) if self._find_sources else None
-            if source is not None:
-                source = sources.setdefault(source, source)
-            descriptions.append(
-                EnvDescription(
-                    None if known and env.observation_space == first.observation_space else env.observation_space,
-                    None if known and env.action_space == first.action_space else env.action_space,
-                    dict(env.metadata),
-                    env.render_mode,
-                    _picklable(env.spec),
-                    source,
-                    checkpoint.size if checkpoint is not None else 0,
-                    checkpoint.obstacle if checkpoint is not None else None,
-                )
-            )
-        return descriptions
+        return describe_envs(self._envs, self._row_checkpoints, self._find_sources)
 
     def configure(
         self,
@@ -313,113 +272,9 @@ class EnvService(EnvCalls, SlotService):
                 failures.append(describe_failure(exc, row))
         return Reply((), dump((rows, images, failures)))
 
-    # ------------------------------------------------------------ in the place of a worker that died
-
-    def resume(
-        self,
-        rows: Sequence[int],
-        before: npt.NDArray[np.float64],
-        operations: Sequence[tuple[Any, ...] | None],
-        after: npt.NDArray[np.float64],
-        beyond: Sequence[Beyond] = (),
-    ) -> list[str | None]:
-        """Bring new envs to where others were: go to the state before their last operation, and replay it.
-
-        Args:
-            rows: whose.
-            before: checkpoints before the operations, float64 of shape `(len(rows), checkpoint_size)`. Zeros before
-                a reset mean that there was nothing.
-            operations: `("step", action)`, an action as its env takes it, `("reset", seed, options)`, or
-                `("set_state", state)`; None if there was no operation yet: then `after` is restored.
-            after: checkpoints after the operations.
-            beyond: for each row what did not fit into these two; empty if all did.
-
-        Returns:
-            For each row None if it is where the other was, else what differs; such an env must be reset.
-        """
-        if self._checkpoints is None:
-            raise ValueError("configure this service with a checkpoint_size first")
-        outcomes: list[str | None] = []
-        beyond = beyond or [(None, None)] * len(rows)
-        for row, start, operation, end, rest in zip(rows, before, operations, after, beyond, strict=True):
-            try:
-                with uncounted():  # what statistics have seen, they have seen
-                    outcomes.append(self._resume(row, start, operation, end, rest))
-            except Exception as exc:
-                outcomes.append(f"{type(exc).__name__}: {exc}")
-        return outcomes
-
-    def _resume(
-        self,
-        row: int,
-        before: npt.NDArray[np.float64],
-        operation: Any,
-        after: npt.NDArray[np.float64],
-        beyond: Beyond,
-    ) -> str | None:
-        assert self._checkpoints is not None
-        checkpoint = self._row_checkpoints[row]
-        due = self._stepper.due
-        match operation:
-            case None:
-                due[row] = checkpoint.restore(after, beyond[1])
-            case ("set_state", state):
-                self._set_state(row, state)
-            case ("reset", seed, options):
-                if np.array(before).view(np.uint64).any():  # as bits: small integers are subnormal floats
-                    due[row] = checkpoint.restore(before, beyond[0])
-                obs, _ = self._stepper.reset(row, seed, options)
-                self._rows.keep(0, row, obs)
-            case ("step", action):
-                due[row] = checkpoint.restore(before, beyond[0])
-                out = self._stepper.step([row], [action])
-                self._rows.store(0, [row], out)
-                if out.failures:
-                    raise out.failures[0][1]
-        if not checkpoint.replays:
-            due[row] = checkpoint.restore(after, beyond[1])
-        self._checkpoints.capture([row])
-        return checkpoint.difference(self._checkpoints.array[row], after)
-
-    def begin_anew(self, rows: Sequence[LostRow]) -> None:
-        """Another process had these rows and died: say so in their next step, and reset them then as the mode wants."""
-        for row, seed, obs, over in rows:
-            if obs is not None:
-                self._rows.keep(0, row, obs)  # a reset of other rows tells it once more
-            self._stepper.begin_anew(row, seed, None if over else obs)
-
     def close(self) -> None:
         """Close every env; what one of them raises does not keep the others open."""
         envs, self._envs = self._envs, []
         for row, env in enumerate(envs):
             with contextlib.suppress(Exception), running.row(row):
                 env.close()
-
-
-def _checked(env: Any) -> Env[Any, Any]:
-    """What a factory made; a TypeError, which says what to do, if that is no env."""
-    if env is None:
-        raise TypeError("the factory returned None, expected a gymnasium.Env; does it lack a `return`?")
-    if isinstance(env, VectorEnv):
-        raise TypeError(
-            f"the factory returned a vector env, {env!r}, expected a single gymnasium.Env; for vector envs there is "
-            "aioenv.NativeVectorEnv"
-        )
-    if missing := [name for name in ("reset", "step", "unwrapped") if not hasattr(env, name)]:
-        raise TypeError(f"the factory returned {env!r}, expected a gymnasium.Env: it has no {', '.join(missing)}")
-    for name in ("observation_space", "action_space"):
-        try:
-            space = getattr(env, name)
-        except AttributeError as exc:
-            raise TypeError(f"the env {env!r} has no {name}: expected a gymnasium.Space") from exc
-        if not isinstance(space, Space):
-            raise TypeError(f"the {name} of the env {env!r}: expected a gymnasium.Space, got {space!r}")
-    return env  # type: ignore[no-any-return]
-
-
-def _picklable(value: Any) -> Any:
-    try:
-        dump(value)
-    except Exception:
-        return None
-    return value

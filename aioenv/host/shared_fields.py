@@ -6,12 +6,12 @@ import os
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from gymnasium.vector import VectorEnv
 
 from aioenv.memory import map_shared
+from aioenv.wire.messages import dump
 
-__all__ = ["FieldPlace", "SharedFields"]
+__all__ = ["FieldPlace", "SharedFields", "unchanged_fields"]
 
 
 class FieldPlace(NamedTuple):
@@ -35,31 +35,24 @@ class SharedFields:
     Args:
         env: the vector env, with its wrappers.
         num_envs: how many slots it has.
+        start: the number of the first of them among all workers' slots.
 
     Attributes:
         error: why a field is not live, for the next step to say: nobody waits for `share`.
     """
 
-    def __init__(self, env: VectorEnv[Any, Any, Any], num_envs: int) -> None:
+    def __init__(self, env: VectorEnv[Any, Any, Any], num_envs: int, start: int) -> None:
         self._pool: Any = getattr(env.unwrapped, "pool", None)
-        self._n = num_envs
+        self._slots = slice(start, start + num_envs)
         self._shared: set[str] = set()
         self.error: Exception | None = None
 
-    def describe(self) -> dict[str, npt.NDArray[Any]] | None:
-        """What the model says of the fields that can be shared; None if the env is no `NativeMujocoEnv`."""
-        if not hasattr(self._pool, "unchanged_fields"):
-            return None
-        fields: dict[str, npt.NDArray[Any]] = self._pool.unchanged_fields()
-        return fields
-
-    def share(self, name: str, place: FieldPlace, start: int) -> None:
+    def share(self, name: str, place: FieldPlace) -> None:
         """From now on a field is what its parent writes; sharing it again does nothing.
 
         Args:
             name: of the field.
             place: where its values lie.
-            start: the slot of the first row.
         """
         if name in self._shared:
             return
@@ -71,8 +64,17 @@ class SharedFields:
             finally:
                 os.close(fd)
             array = np.frombuffer(memory, place.dtype, int(np.prod(place.shape))).reshape(place.shape)
-            self._pool.share_model_field(name, array[start : start + self._n])
+            self._pool.share_model_field(name, array[self._slots])
         except Exception as exc:
             self.error = exc
             raise
         self._shared.add(name)
+
+
+def unchanged_fields(env: VectorEnv[Any, Any, Any]) -> bytes | None:
+    """What the model says of the fields that can be shared; None if the env is no `NativeMujocoEnv`.
+
+    It is a pickle of a dict of arrays, since few ask for it.
+    """
+    pool: Any = getattr(env.unwrapped, "pool", None)
+    return dump(pool.unchanged_fields()) if hasattr(pool, "unchanged_fields") else None

@@ -19,6 +19,7 @@ from aioenv.errors import ActionError
 
 __all__ = [
     "call_vector_env",
+    "has_one_generator",
     "is_native_task",
     "make_registered",
     "make_vector_env",
@@ -192,6 +193,14 @@ def steps_some(env: AnyVectorEnv) -> bool:
     else it says of those is not looked at.
     """
     return callable(getattr(env, "step_some", None))
+
+
+def has_one_generator(env: AnyVectorEnv) -> bool:
+    """Whether slots draw from a generator that they share: whether it says so, by an attribute `one_generator`.
+
+    Then what a slot draws depends on who was reset before it, and so on which slots are stepped together.
+    """
+    return bool(getattr(env.unwrapped, "one_generator", False))
 
 
 def refuse_some(name: str, env: Any) -> ValueError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -13,30 +13,29 @@ import numpy.typing as npt
 from gymnasium import Space
 from gymnasium.vector import AutoresetMode
 
-from aioenv.batching.infos import MAX_SCHEMAS, Column, Group, Path, Schema
 from aioenv.batching.layout import Layout, byte_view
 from aioenv.batching.plane import Plane
 from aioenv.host import running
-from aioenv.host.env_service import EnvDescription, FirstCheckpoints
+from aioenv.host.description import EnvDescription, FirstCheckpoints, picklable
 from aioenv.host.physics_batch import find_physics
 from aioenv.host.service import Reply, SlotService
-from aioenv.host.shared_fields import SharedFields
+from aioenv.host.shared_fields import SharedFields, unchanged_fields
 from aioenv.host.vector_access import (
     make_vector_env,
     refuse_some,
     reset_vector_env,
     steps_some,
-    take_observations,
     with_rows,
 )
 from aioenv.host.vector_anew import Anew, Infos
 from aioenv.host.vector_calls import VectorCalls
 from aioenv.host.vector_checkpoint import VectorCheckpoints
+from aioenv.host.vector_replies import VectorReplies
 from aioenv.host.worker import StartFailed, describe_failure
 from aioenv.wire.frames import Frame
-from aioenv.wire.messages import Failure, LostRow, ResetRequest, StepReply, dump, dump_usual, load, load_code
+from aioenv.wire.messages import Failure, LostRow, ResetRequest, dump, load, load_code
 
-__all__ = ["InfoPacker", "VectorService"]
+__all__ = ["VectorService"]
 
 
 class VectorService(SlotService):
@@ -60,9 +59,7 @@ class VectorService(SlotService):
             raise StartFailed(describe_failure(exc)) from exc
         self._n = num_envs
         self._closed = False
-        self._packer = InfoPacker(num_envs)
         self._calls = VectorCalls(self._env)
-        self._fields = SharedFields(self._env, num_envs)
         self._resets_next = self._env.metadata.get("autoreset_mode") is AutoresetMode.NEXT_STEP
         self._over: npt.NDArray[np.bool_] = np.zeros(num_envs, np.bool_)  # whose episode ended in the last step
         self._resumed = False  # in the place of one that died, and not stepped since
@@ -71,24 +68,19 @@ class VectorService(SlotService):
     def describe(self) -> list[EnvDescription]:
         """One description for each row; the first has the spaces."""
         env, checkpoints = self._env, self._checkpoints
-        spec = env.spec
-        try:
-            dump(spec)
-        except Exception:
-            spec = None
         first = EnvDescription(
             env.single_observation_space,
             env.single_action_space,
             dict(env.metadata),
             env.render_mode,
-            spec,
+            picklable(env.spec),
             None if self._physics is None else self._physics.source,
             checkpoints.size if checkpoints is not None else 0,
             checkpoints.obstacle if checkpoints is not None else None,
             stepped_alone=self._n == 1 or steps_some(env),
         )
         rest = [first._replace(observation_space=None, action_space=None)] * (self._n - 1)
-        return [first._replace(model_fields=self._fields.describe()), *rest]
+        return [first._replace(model_fields=unchanged_fields(env)), *rest]
 
     def configure(
         self,
@@ -113,14 +105,11 @@ class VectorService(SlotService):
             raise ValueError("make this service with checkpoints=True first")
         else:
             self._checkpoints.lay_out(checkpoint_size)
-        self._state = np.zeros((self._n, state_size), np.float64)
-        if not state_size:  # only its source was asked for: what is drawn are observations
-            self._physics = None
-        self._observations = Layout(observation_space)
+        self._replies = VectorReplies(Layout(observation_space), self._n, state_size, self._physics, self._checkpoints)
+        self._fields = SharedFields(self._env, self._n, start)
         self._actions = Layout(action_space)
         self._action_arrays = self._actions.zeros(self._n)
         self._action_views = [byte_view(array) for array in self._action_arrays]
-        self._latest: Any = self._observations.zeros(self._n), self._observations.no_objects(self._n)
         if running.alone():
             gc.collect()
             gc.freeze()
@@ -175,14 +164,8 @@ class VectorService(SlotService):
     def _reset(self, frame: Frame) -> Reply:
         request: ResetRequest = load(frame.tail)
         rows, every = request.rows, range(self._n)
-        if not len(rows):  # no slot of this share is in the mask: the latest observations, as they are
-            arrays, objects = self._latest
-            looked = list(every if request.shown is None else request.shown)
-            tail = dump(StepReply([], [], [[column[row] for row in looked] for column in objects], []))
-            riding = [self._state] if self._state.shape[1] else []
-            if self._checkpoints is not None:
-                riding.append(self._checkpoints.array)
-            return Reply([byte_view(array[looked]) for array in (*arrays, *riding)], tail if objects else b"")
+        if not len(rows):  # no slot of this share is in the mask
+            return self._replies.again(every if request.shown is None else request.shown)
         mask = None
         if len(rows) < self._n:
             mask = np.zeros(self._n, np.bool_)
@@ -200,47 +183,16 @@ class VectorService(SlotService):
     def _reply(
         self,
         obs: Any,
-        flags: list[Any],
+        flags: Sequence[npt.NDArray[Any]],
         infos: Infos,
         rows: Sequence[int],
         seen: npt.NDArray[np.bool_] | None = None,
     ) -> Reply:
-        """What stands in some rows now, as a reply.
-
-        Args:
-            seen: the rows of which `obs` tells: the others' are the latest. None: all.
-        """
-        arrays, objects = take_observations(self._observations, obs, self._n)
-        if seen is not None:  # an env that was put into a state need not know what was seen of it, before it steps
-            last_arrays, last_objects = self._latest
-            arrays = [np.where(_wide(seen, new), new, old) for new, old in zip(arrays, last_arrays, strict=True)]
-            pairs = zip(objects, last_objects, strict=True)
-            objects = [[n if s else o for s, n, o in zip(seen, new, old, strict=True)] for new, old in pairs]
-        self._latest = arrays, objects
-        if len(rows) < self._n:
-            index = list(rows)
-            arrays = [array[index] for array in arrays]
-            objects = [[column[row] for row in index] for column in objects]
-        riding = []
-        beyond: Sequence[tuple[int, bytes]] = ()
-        if self._physics is not None:
-            self._physics.read(None, self._state)
-            riding.append(self._state)
+        """What the env has just given, as a reply about some rows; `seen` as of `VectorReplies.keep`."""
+        self._replies.keep(obs, seen)
         if self._checkpoints is not None:
             self._checkpoints.capture(self._over, whole=self._anew is None)
-            riding.append(self._checkpoints.array)
-            beyond = self._checkpoints.beyond
-        if len(rows) < self._n:
-            riding = [array[list(rows)] for array in riding]
-            beyond = [(row, data) for row, data in beyond if row in rows]
-        fixed = [byte_view(array) for array in (*arrays, *flags, *riding)]
-        if not objects and not beyond and not any(info for info, _ in infos):
-            return Reply(fixed)
-        groups = [group for info, of in infos if info for group in self._packer.pack(info, of)]
-        news = self._packer.take_news()
-        if len(groups) == 1 and not (news or objects or beyond) and (usual := groups[0]).is_usual:
-            return Reply(fixed, dump_usual(usual.schema, usual.data))
-        return Reply(fixed, dump(StepReply(news, groups, [list(o) for o in objects], [], (), beyond)))
+        return self._replies.make(flags, infos, rows)
 
     def afterwards(self) -> Reply | None:
         """Nothing waits."""
@@ -308,11 +260,9 @@ class VectorService(SlotService):
             return []
         try:
             self._over = self._checkpoints.restore(after, beyond)
-            if self._physics is not None:
-                self._physics.read(None, self._state)
+            self._replies.restore(observations, objects)
         except Exception as exc:
             return [f"{type(exc).__name__}: {exc}"] * len(rows)
-        self._latest = [array.copy() for array in observations], [list(column) for column in objects]
         self._resumed = True
         return [None] * len(rows)
 
@@ -324,7 +274,7 @@ class VectorService(SlotService):
         """Another process had these rows and died: say so in their next step, and reset them then."""
         self._anew = Anew(self._env, rows)
         if (obs := self._anew.last_obs) is not None:  # a reset of some rows tells the others' once more
-            self._latest = self._observations.take_apart(obs, self._n)
+            self._replies.keep(obs)
 
     def close(self) -> None:
         """Close the vector env; what it raises does not matter any more."""
@@ -336,11 +286,6 @@ class VectorService(SlotService):
 
 def _dumped(values: Sequence[Any]) -> tuple[list[bytes], list[Failure]]:
     return [dump(value) for value in values], []
-
-
-def _wide(mask: npt.NDArray[np.bool_], array: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """A mask of rows that goes with an array of more axes."""
-    return mask.reshape(-1, *[1] * (array.ndim - 1))
 
 
 def _column(values: Any, dtype: Any, n: int) -> npt.NDArray[Any]:
@@ -361,87 +306,3 @@ def _seed(rows: Sequence[int], seeds: Sequence[int | None], num_envs: int, each:
     for row, seed in zip(rows, seeds, strict=True):
         by_row[row] = seed
     return by_row
-
-
-class InfoPacker:
-    """Takes the merged infos of a vector env apart into columns, so that those of all workers can be merged.
-
-    What has no element for each slot is every slot's.
-    """
-
-    def __init__(self, num_envs: int) -> None:
-        self._n = num_envs
-        self._ids: dict[Schema, int] = {}
-        self._news: list[tuple[int, Schema]] = []
-
-    def pack(self, info: Mapping[Any, Any], rows: Sequence[int]) -> list[Group]:
-        """The groups of what an info dict says of some rows; keys whose masks are equal go together."""
-        if len(self._ids) >= MAX_SCHEMAS:
-            self._ids.clear()
-        chosen = np.zeros(self._n, np.bool_)
-        chosen[list(rows)] = True
-        groups: list[Group] = []
-        run: list[tuple[Column, Any]] = []
-        mask: Any = None
-        for column, values, has in self._columns(info, ()):
-            if mask is not None and (has != mask).any():
-                groups += self._group(run, mask & chosen)
-                run = []
-            if not run:  # the dicts that it is in must be in its group
-                run = [(Column(column.path[:i], None, (), is_dict=True), None) for i in range(1, len(column.path))]
-            mask = has
-            run.append((column, values))
-        return groups + self._group(run, mask & chosen) if run else groups
-
-    def take_news(self) -> list[tuple[int, Schema]]:
-        """The schemas that the parent has not been told of yet."""
-        news, self._news = self._news, []
-        return news
-
-    def _columns(self, info: Mapping[Any, Any], path: Path) -> list[tuple[Column, Any, npt.NDArray[np.bool_]]]:
-        columns: list[tuple[Column, Any, npt.NDArray[np.bool_]]] = []
-        for key, value in info.items():
-            if isinstance(key, str) and key.startswith("_") and key[1:] in info:
-                continue  # the mask of another
-            mask = info.get(f"_{key}")
-            if not (isinstance(mask, np.ndarray) and mask.dtype == np.bool_ and mask.shape == (self._n,)):
-                mask = np.ones(self._n, np.bool_)
-            here = (*path, key)
-            if isinstance(value, Mapping):
-                columns.append((Column(here, None, (), is_dict=True), None, mask))
-                columns += self._columns(value, here)
-                continue
-            if isinstance(value, (int, float, np.number)) and not isinstance(value, np.timedelta64):
-                value = np.full(self._n, value)
-            if not (isinstance(value, np.ndarray) and value.ndim and len(value) == self._n):
-                each = value if isinstance(value, (list, tuple)) and len(value) == self._n else [value] * self._n
-                columns.append((Column(here, None, ()), each, mask))
-            elif value.dtype.hasobject:
-                columns.append((Column(here, None, ()), list(value), mask))
-            else:
-                # as Gymnasium merges them, an array of bool was made of Python's own
-                python = value.dtype == np.bool_ and value.ndim == 1
-                columns.append((Column(here, value.dtype, value.shape[1:], is_python=python), value, mask))
-        return columns
-
-    def _group(self, run: list[tuple[Column, Any]], mask: npt.NDArray[np.bool_]) -> list[Group]:
-        rows = np.flatnonzero(mask)
-        if not len(rows):
-            return []
-        columns = tuple(column for column, _ in run)
-        floats = all(
-            c.dtype == np.float64 and c.shape == () and len(c.path) == 1 for c in columns
-        )  # dicts have no dtype
-        schema = Schema(columns, floats, by_row=False)
-        number = self._ids.get(schema)
-        if number is None:
-            number = self._ids[schema] = len(self._ids)
-            self._news.append((number, schema))
-        data: list[bytes] = []
-        objects: list[list[Any]] = []
-        for column, values in run:
-            if column.dtype is not None:
-                data.append(np.ascontiguousarray(values[rows]).tobytes())
-            elif not column.is_dict:
-                objects.append([values[row] for row in rows.tolist()])
-        return [Group(number, None if len(rows) == self._n else tuple(rows.tolist()), b"".join(data), objects)]

@@ -30,6 +30,9 @@ class CartPoleVectorEnv(cartpole.CartPoleVectorEnv):
     of seeds: a slot with one of its own begins where a single `CartPole-v1` with that seed does.
     """
 
+    one_generator = True
+    any_thread = True
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         n = self.num_envs

@@ -199,7 +199,7 @@ class LoopEngine:
         mujoco.mj_getState(model, self._fresh, self._state[0], STATE)
         self._state[1:] = self._state[0]
         self._rows = list(self._state)
-        self._inputs = _views(model, self._state)
+        self._inputs = _views(model, self._fresh, self._state)
         self._outputs: dict[str, Array] = {}
         # (target, source) of what is copied into each one's model
         self._before: list[list[tuple[Array, Array]]] = [[] for _ in range(num_sims)]
@@ -339,10 +339,9 @@ class LoopEngine:
         self._spare.clear()
 
 
-def _views(model: Any, states: Array) -> dict[str, Array]:
+def _views(model: Any, data: Any, states: Array) -> dict[str, Array]:
     """The live arrays of the parts of rows of state that MjData has under a name, `(n, ...)`."""
     views: dict[str, Array] = {}
-    data = mujoco.MjData(model)
     for name, part in _PARTS.items():
         begin = mujoco.mj_stateSize(model, STATE & (int(part) - 1))  # parts are in the order of their bits
         shape = getattr(data, name).shape

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from aioenv.errors import ClosedError, LoopError
 from aioenv.make import new_event_loop
 
-__all__ = ["LOOK_S", "Call", "Portal"]
+__all__ = ["LOOK_S", "Call", "Portal", "Postponed"]
 
 T = TypeVar("T")
 
@@ -30,6 +30,8 @@ class Portal:
         self._thread = threading.Thread(target=self._run, name="aioenv-portal", daemon=True)
         self._closed = False
         self._pid = os.getpid()
+        self._calls: set[Call] = set()  # that have not ended; whoever has the lock adds
+        self._idle = threading.RLock()  # a finalizer may call from within a call
         self._thread.start()
 
     def _run(self) -> None:
@@ -110,7 +112,21 @@ class Portal:
                 f"this was made in process {self._pid}, and its loop thread has stayed there: process {os.getpid()} is "
                 "a forked copy. Make another one here"
             )
-        return Call(self._loop, function, args, kwargs)
+        call = Call(self._loop, function, args, kwargs, self._calls.discard)
+        with self._idle:
+            self._calls.add(call)
+        return call
+
+    def here(self, function: Callable[..., T], *args: Any) -> T | None:
+        """Call a plain function on the caller's thread while nothing that was called runs on the loop, nor can begin.
+
+        Returns:
+            What the function does; None, without a call, if the loop is not idle, or not there.
+        """
+        if self._closed or self.is_here or self.is_copy:
+            return None
+        with self._idle:
+            return None if self._calls else function(*args)
 
     def run_soon(self, function: Callable[..., Any], *args: Any) -> Any:
         """Run a plain function on the loop's thread, and wait for its result."""
@@ -146,7 +162,7 @@ class Call:
     Bare locks wake the caller sooner than a condition would.
     """
 
-    __slots__ = ("_args", "_ended", "_finished", "_function", "_kwargs", "_loop", "_task")
+    __slots__ = ("_args", "_ended", "_finished", "_function", "_kwargs", "_loop", "_on_end", "_task")
 
     def __init__(
         self,
@@ -154,8 +170,10 @@ class Call:
         function: Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
+        on_end: Callable[[Call], None],
     ) -> None:
         self._loop = loop
+        self._on_end = on_end
         self._function = function
         self._args = args
         self._kwargs = kwargs
@@ -170,14 +188,15 @@ class Call:
 
     def _start(self) -> None:
         self._task = self._loop.create_task(self._function(*self._args, **self._kwargs))
-        self._task.add_done_callback(self._on_end)
+        self._task.add_done_callback(self._note_end)
 
-    def _on_end(self, task: asyncio.Task[Any]) -> None:
+    def _note_end(self, task: asyncio.Task[Any]) -> None:
         if not task.cancelled():
             task.exception()  # the caller may never ask, and asyncio would complain
         self._end()
 
     def _end(self) -> None:
+        self._on_end(self)
         self._ended = True
         self._finished.release()
 
@@ -233,3 +252,28 @@ class Call:
             return self._task.result()
         finally:
             self._task = None  # an exception's traceback would otherwise keep the call alive
+
+
+class Postponed:
+    """What stands for a call that is made when it is waited for, on the thread that waits.
+
+    Args:
+        work: the call.
+    """
+
+    __slots__ = ("_value", "_work")
+
+    def __init__(self, work: Callable[[], Any]) -> None:
+        self._work = work
+
+    def wait(self) -> bool:
+        """Make it; raises what it raises."""
+        self._value = self._work()
+        return True
+
+    def cancel(self) -> None:
+        """It has not begun, or is over."""
+
+    def result(self) -> Any:
+        """What it returned."""
+        return self._value

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -23,12 +24,11 @@ from aioenv.engine.snapshot import EnvState
 from aioenv.engine.waits import Stats
 from aioenv.envs.actors import ActorID
 from aioenv.errors import ClosedError
-from aioenv.host.vector_access import is_native_task
 from aioenv.native_vector_env import NativeVectorEnv
 from aioenv.stats.episodes import EpisodeStats
 from aioenv.sync.evaluate import run_episodes
 from aioenv.sync.facade import Facade
-from aioenv.sync.portal import Call, Portal
+from aioenv.sync.portal import Call, Portal, Postponed
 from aioenv.sync.rollout import roll_out
 from aioenv.vector_env import AsyncVectorEnv
 
@@ -57,6 +57,7 @@ class VectorEnv(Facade):
     def _start(self, envs: AsyncVectorEnv) -> None:
         super()._start(envs)
         self.spec = envs.spec
+        self._step_here = envs._step_here if isinstance(envs, NativeVectorEnv) else None
 
     @classmethod
     def _over(cls, envs: AsyncVectorEnv) -> VectorEnv:
@@ -76,10 +77,16 @@ class VectorEnv(Facade):
 
     def step(self, actions: Any, *, timeout_s: float | None = None) -> StepResult:
         """Step every slot (see `AsyncVectorEnv.step`)."""
+        if self._step_here is not None and timeout_s is None:
+            result = self._portal.here(self._step_here, actions)
+            if result is not None:
+                return result
         return self._portal.call(self._envs.step, actions, timeout_s=timeout_s)
 
-    def _begin_step(self, actions: Any) -> Call:
+    def _begin_step(self, actions: Any) -> Call | Postponed:
         """`step`, for who waits for it later; all that it raises is raised then."""
+        if self._step_here is not None:
+            return Postponed(partial(self.step, actions))
         return self._portal.submit(self._envs.step, actions)
 
     def render(self, mode: str | None = None) -> Any:
@@ -252,10 +259,7 @@ def make_vec(
     **kwargs: Any,
 ) -> VectorEnv:
     """Make and start a vector env of copies of one env, for blocking code; arguments as for `aioenv.make_vec`."""
-    envs = make.make_vec(env, num_envs, **kwargs)
-    if isinstance(envs, NativeVectorEnv) and is_native_task(env):  # others may hang, and Ctrl-C with them
-        envs._keep_loop()
-    return VectorEnv._over(envs)
+    return VectorEnv._over(make.make_vec(env, num_envs, **kwargs))
 
 
 # what `help` and notebooks show, instead of **kwargs

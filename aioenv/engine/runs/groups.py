@@ -13,40 +13,22 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from aioenv.assign import spread
-from aioenv.batching.layout import Arrays, byte_view
+from aioenv.batching.infos import Columns
+from aioenv.batching.layout import Arrays, Layout, byte_view
 from aioenv.batching.plane import COPIED
 from aioenv.engine.batch import Exchange, Exchanges, Part, Sent
 from aioenv.engine.fleet import Member
 from aioenv.engine.results import StepResult
+from aioenv.engine.runs.road import Came
 from aioenv.engine.schedule import Schedule
 from aioenv.engine.slots import SlotState
 from aioenv.engine.tails import compact, reset_tail, step_tail
 from aioenv.errors import SlotError
 from aioenv.wire.frames import Kind
 
-__all__ = ["Group", "split"]
+__all__ = ["Group", "objects_of"]
 
 Slots = npt.NDArray[np.int64]
-
-
-def split(schedule: Schedule, groups: int) -> list[Group]:
-    """Split the slots of every worker evenly into so many groups, or into as many as its smallest worker has slots.
-
-    So every group keeps every worker busy, and a worker that is done with one finds the next one's request there.
-    Slots that are paused are in none. A worker's vector env steps at once: then groups are of whole workers.
-    """
-    live = schedule.table.live
-    shares = [live[order] for _, order in schedule.fleet.shares(live)]
-    if schedule.fleet.vectorized:
-        groups = min(groups, len(shares))
-        return [Group(schedule, np.concatenate(shares[start:stop])) for start, stop in spread(len(shares), groups)]
-    groups = min([groups, *map(len, shares)])
-    runs: list[list[Slots]] = [[] for _ in range(groups if shares else 0)]
-    for slots in shares:
-        for mine, (start, stop) in zip(runs, spread(len(slots), groups), strict=True):
-            mine.append(slots[start:stop])
-    return [Group(schedule, np.concatenate(mine)) for mine in runs]
 
 
 class Group:
@@ -174,7 +156,7 @@ class Group:
         for part, sent in zip(exchange.parts, requests, strict=True):
             schedule.dispatch.submit(exchange, part, sent)
 
-    async def recv(self) -> tuple[Exchange, SlotError | None]:
+    async def recv(self) -> Came:
         """Wait for what was sent; its results, and what went wrong in some slots.
 
         If this is cancelled, or times out, the exchange is abandoned.
@@ -183,12 +165,22 @@ class Group:
             StepTimeout: if `timeout_s` passed.
             ClosedError: if the vector env was closed.
         """
-        exchange = self.take()
+        exchange, error = self.take(), None
         try:
             await self._schedule.outcome(exchange, self.settle, None)
-        except SlotError as error:
-            return exchange, error
-        return exchange, None
+        except SlotError as exc:
+            error = exc
+        batch, slots = exchange.batch, _slots(exchange)
+        counts = np.ones(len(slots), np.bool_)
+        if self._schedule.restarter is not None:
+            for columns in (c for part in exchange.parts for c in part.columns):
+                if any(column.path == ("restarted",) for column in columns.schema.columns):
+                    counts[columns.positions] = False
+        if error is not None:
+            counts &= ~np.isin(slots, [slot for one in exchange.errors() for slot in one.slots])
+        infos = [c._replace(positions=_positions(c, slots)) for part in exchange.parts for c in part.columns]
+        objects = objects_of(self._schedule.fleet.observations, exchange)
+        return Came(list(batch.obs), objects, batch.reward, batch.terminated, batch.truncated, counts, infos, error)
 
     def take(self) -> Exchange:
         """What is in flight, for somebody else to wait for."""
@@ -228,3 +220,19 @@ def _whole(member: Member, slots: Slots) -> bool:
 def _slots(exchange: Exchange) -> Slots:
     slots: Slots = np.concatenate([part.slots for part in exchange.parts])
     return slots
+
+
+def objects_of(layout: Layout, exchange: Exchange) -> list[list[Any]]:
+    """The object leaves of all rows of an exchange."""
+    objects: list[list[Any]] = layout.no_objects(len(exchange.batch.reward))
+    for part in exchange.parts:
+        for column, items in zip(objects, part.objects, strict=False):
+            column[part.start : part.stop] = items
+    return objects
+
+
+def _positions(columns: Columns, slots: Slots) -> Any:
+    """The slots that info columns are of; a slice where they stand next to each other, which merges faster."""
+    mine = slots[columns.positions]
+    first, last = int(mine[0]), int(mine[-1])
+    return slice(first, last + 1) if last - first + 1 == len(mine) else mine

@@ -9,8 +9,7 @@ import numpy as np
 from aioenv.batching.merge import merge
 from aioenv.engine.batch import Exchange
 from aioenv.engine.results import ResetResult, StepResult
-from aioenv.engine.runs.groups import Group
-from aioenv.engine.runs.record import objects_of
+from aioenv.engine.runs.groups import Group, objects_of
 
 if TYPE_CHECKING:
     from aioenv.engine.schedule import Schedule

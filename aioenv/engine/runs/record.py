@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 import numpy as np
 import numpy.typing as npt
 
-from aioenv.batching.infos import Columns
 from aioenv.batching.layout import Arrays, Layout, _ObjectNode
-from aioenv.batching.merge import merge
-from aioenv.engine.runs.groups import Group
+from aioenv.engine.runs.road import AnyGroup, Came
 
 if TYPE_CHECKING:
-    from aioenv.engine.batch import Exchange
     from aioenv.engine.schedule import Schedule
 
-__all__ = ["Infos", "Record", "Rollout", "Turn", "objects_of"]
+__all__ = ["Infos", "Record", "Rollout", "Turn"]
 
 Slots = npt.NDArray[np.int64]
 
@@ -25,13 +22,13 @@ Slots = npt.NDArray[np.int64]
 class Infos(Sequence[dict[str, Any]]):
     """The info dict of each step, as `step` would have given it; merged when it is looked at."""
 
-    def __init__(self, columns: list[list[Columns]], num_envs: int) -> None:
-        self._columns = columns
-        self._num_envs = num_envs
+    def __init__(self, pieces: list[list[Any]], merge: Callable[[Sequence[Any]], dict[str, Any]]) -> None:
+        self._pieces = pieces
+        self._merge = merge
         self._merged: dict[int, dict[str, Any]] = {}
 
     def __len__(self) -> int:
-        return len(self._columns)
+        return len(self._pieces)
 
     @overload
     def __getitem__(self, step: int) -> dict[str, Any]: ...
@@ -42,8 +39,7 @@ class Infos(Sequence[dict[str, Any]]):
             return [self[i] for i in range(len(self))[step]]
         step = range(len(self))[step]
         if step not in self._merged:
-            columns = sorted(self._columns[step], key=_first_position)
-            self._merged[step] = merge(columns, self._num_envs)
+            self._merged[step] = self._merge(self._pieces[step])
         return self._merged[step]
 
 
@@ -96,7 +92,7 @@ class Turn:
         acted, taken: how many steps it was sent, and how many came back.
     """
 
-    def __init__(self, group: Group, name: str) -> None:
+    def __init__(self, group: AnyGroup, name: str) -> None:
         self.group = group
         self.name = name
         self.obs: Arrays = []
@@ -109,11 +105,16 @@ class Turn:
 class Record:
     """The arrays of a rollout, as they fill.
 
+    Args:
+        schedule: knows the spaces.
+        steps: how many there will be.
+        merge: see `Road`.
+
     Attributes:
-        columns: info columns by step, at positions that are slots.
+        infos: by step, what `merge` makes an info dict of.
     """
 
-    def __init__(self, schedule: Schedule, steps: int) -> None:
+    def __init__(self, schedule: Schedule, steps: int, merge: Callable[[Sequence[Any]], dict[str, Any]]) -> None:
         self._num_envs = n = schedule.num_envs
         self._steps = steps
         self._observations = _Stacked(schedule.fleet.observations.space)
@@ -127,7 +128,8 @@ class Record:
         self._extras: dict[str, npt.NDArray[Any]] = {}
         self._resting: tuple[Slots, Arrays, list[list[Any]]] | None = None
         self._asked = False  # whether the policy has answered yet
-        self.columns: list[list[Columns]] = [[] for _ in range(steps)]
+        self._merge = merge
+        self.infos: list[list[Any]] = [[] for _ in range(steps)]
 
     def extras_of(self, turn: Turn, extras: dict[str, Any]) -> None:
         """What a policy gave beside actions; the same names and shapes every time."""
@@ -166,18 +168,14 @@ class Record:
         """What a group was sent."""
         _put(self._actions, self._action_objects, turn.acted, turn.group.slots, actions, objects)
 
-    def received(self, turn: Turn, exchange: Exchange, valid: npt.NDArray[np.bool_]) -> None:
+    def received(self, turn: Turn, came: Came, valid: npt.NDArray[np.bool_]) -> None:
         """What came of it."""
-        step, slots, batch = turn.taken, turn.group.slots, exchange.batch
-        self._reward[step, slots] = batch.reward
-        self._terminated[step, slots] = batch.terminated
-        self._truncated[step, slots] = batch.truncated
+        step, slots = turn.taken, turn.group.slots
+        self._reward[step, slots] = came.reward
+        self._terminated[step, slots] = came.terminated
+        self._truncated[step, slots] = came.truncated
         self._valid[step, slots] = valid
-        self.columns[step] += [
-            columns._replace(positions=_positions(columns, slots))
-            for part in exchange.parts
-            for columns in part.columns
-        ]
+        self.infos[step] += came.infos
 
     def result(self, turns: Sequence[Turn]) -> Rollout:
         """All of it; or, if it ended before time, the steps of which some slots came back: zeros where none did."""
@@ -206,7 +204,7 @@ class Record:
             self._truncated[:steps],
             self._valid[:steps],
             Layout(self._observations.space).assemble(last, last_objects),
-            Infos(self.columns[:steps], self._num_envs),
+            Infos(self.infos[:steps], self._merge),
             {name: array[:steps] for name, array in self._extras.items()},
         )
 
@@ -233,24 +231,3 @@ def _put(arrays: Arrays, object_arrays: Arrays, step: int, slots: Slots, rows: A
 
 def _cut(arrays: Arrays, steps: int) -> Any:
     return [array[:steps] for array in arrays]
-
-
-def objects_of(layout: Layout, exchange: Exchange) -> list[list[Any]]:
-    """The object leaves of all rows of an exchange."""
-    objects: list[list[Any]] = layout.no_objects(len(exchange.batch.reward))
-    for part in exchange.parts:
-        for column, items in zip(objects, part.objects, strict=False):
-            column[part.start : part.stop] = items
-    return objects
-
-
-def _positions(columns: Columns, slots: Slots) -> Any:
-    """The slots that info columns are of; a slice where they stand next to each other, which merges faster."""
-    mine = slots[columns.positions]
-    first, last = int(mine[0]), int(mine[-1])
-    return slice(first, last + 1) if last - first + 1 == len(mine) else mine
-
-
-def _first_position(columns: Columns) -> int:
-    positions = columns.positions
-    return int(positions.start if isinstance(positions, slice) else positions[0])

@@ -11,13 +11,12 @@ from gymnasium import Space, spaces
 from gymnasium.vector import AutoresetMode
 
 from aioenv.batching.infos import Column, Columns, Schema
-from aioenv.engine.calls import for_each
-from aioenv.engine.runs.groups import Group, split
-from aioenv.engine.runs.record import Record, Rollout, Turn, objects_of
+from aioenv.engine.runs.record import Record, Rollout, Turn
+from aioenv.engine.runs.road import Came, Road
+from aioenv.engine.runs.worker_road import WorkerRoad
 from aioenv.errors import ActionError, PausedError, ResetNeededError, SlotError, StepTimeout
 
 if TYPE_CHECKING:
-    from aioenv.engine.batch import Exchange
     from aioenv.engine.schedule import Schedule
     from aioenv.engine.waits import Clock, Stats
 
@@ -62,7 +61,8 @@ class Rollouts:
                 shape `(k,)`, ascending, always one of the same `groups` arrays: a recurrent policy keeps its state by
                 them. It may be a coroutine function. A plain function holds up the loop, while workers go on.
             steps: how many, of each slot.
-            groups: how many; at most as many as the worker with the fewest slots has, more are so many.
+            groups: how many; at most as many as the worker with the fewest slots has, more are so many. Of vector
+                envs see `NativeVectorEnv`.
 
         Returns:
             Arrays `(steps, num_envs, …)`; `valid` says which rows to learn from (see `Rollout`). Slots that are paused
@@ -78,7 +78,11 @@ class Rollouts:
             WorkerDied: likewise, if a worker ended.
             StepTimeout: if a group's step took longer than `timeout_s`; `error.partial` as above.
         """
-        return await roll_out(self._running, self._clock, self.autoreset_mode, policy, steps, groups)
+        schedule = self._running
+        return await roll_out(schedule, self._road(schedule), self._clock, self.autoreset_mode, policy, steps, groups)
+
+    def _road(self, schedule: Schedule) -> Road:
+        return WorkerRoad(schedule)
 
     def stats(self, *, reset: bool = False) -> Stats:
         """How long the run waited for envs, for images and for the policy; `print` it.
@@ -93,7 +97,7 @@ class Rollouts:
 
 
 async def roll_out(
-    schedule: Schedule, clock: Clock, mode: AutoresetMode, policy: Policy, steps: int, groups: int
+    schedule: Schedule, road: Road, clock: Clock, mode: AutoresetMode, policy: Policy, steps: int, groups: int
 ) -> Rollout:
     """Collect steps of every slot (see `AsyncVectorEnv.rollout`)."""
     for name, value in (("steps", steps), ("groups", groups)):
@@ -108,27 +112,35 @@ async def roll_out(
             f"rollout: slots {unseen.tolist()} have no observation to begin with: they were never reset, or a "
             "state was set since; reset() or step() them first"
         )
-    return await _Run(schedule, clock, mode, policy, int(steps), int(groups)).run()
+    return await _Run(schedule, road, clock, mode, policy, int(steps), int(groups)).run()
 
 
 class _Run:
     """One rollout."""
 
     def __init__(
-        self, schedule: Schedule, clock: Clock, mode: AutoresetMode, policy: Policy, steps: int, groups: int
+        self,
+        schedule: Schedule,
+        road: Road,
+        clock: Clock,
+        mode: AutoresetMode,
+        policy: Policy,
+        steps: int,
+        groups: int,
     ) -> None:
         self._schedule = schedule
+        self._road = road
         self._clock = clock
         self._mode = mode
         self._policy = policy
         self._takes_slots = takes_slots(policy)
         self._steps = steps
         self._observations = schedule.fleet.observations
-        found = split(schedule, groups)
+        found = road.split(groups)
         self._turns = [
             Turn(group, f"group {i} of {len(found)} ({len(group.slots)} slots)") for i, group in enumerate(found)
         ]
-        self._record = Record(schedule, steps)
+        self._record = Record(schedule, steps, road.merge)
         self._actions_are_pairs = are_pairs(schedule.fleet.single_action_space)
 
     async def run(self) -> Rollout:
@@ -151,34 +163,23 @@ class _Run:
 
     async def _look(self) -> None:
         """Find out what the envs are at: observations, and where an automatic reset is due."""
-        schedule = self._schedule
-        shares = schedule.fleet.shares(schedule.table.live)
-        seen = np.concatenate([np.arange(member.start, member.stop) for member, _ in shares])
+        table = self._schedule.table
         wait = self._clock.envs.begin()
         try:
-            await schedule.drain()
-            everyone = Group(schedule, seen)
-            everyone.send_look()
-            exchange, error = await everyone.recv()
-            if error is not None:
-                raise error
-            due: Any = np.zeros(len(seen), np.bool_)
-            if self._mode is AutoresetMode.NEXT_STEP:
-                replies = await for_each(schedule, seen, "rollout", "resets_due", lambda _: ())
-                due = np.array(replies, np.bool_)
+            seen = await self._road.look(due=self._mode is AutoresetMode.NEXT_STEP)
         finally:
             wait.end()
-        objects = objects_of(self._observations, exchange)
         for turn in self._turns:
-            rows = np.searchsorted(seen, turn.group.slots)
-            turn.obs = [array[rows] for array in exchange.batch.obs]
-            turn.objects = [[column[row] for row in rows.tolist()] for column in objects]
-            turn.due = due[rows]
-            turn.over = schedule.table.over(turn.group.slots)
-        if (paused := schedule.table.paused) is not None:
-            rows = np.flatnonzero(paused[seen])
-            resting = [array[rows] for array in exchange.batch.obs]
-            self._record.rest(np.flatnonzero(paused), seen[rows], resting, [[c[r] for r in rows] for c in objects])
+            rows = np.searchsorted(seen.slots, turn.group.slots)
+            turn.obs = [array[rows] for array in seen.obs]
+            turn.objects = [[column[row] for row in rows.tolist()] for column in seen.objects]
+            turn.due = seen.due[rows]
+            turn.over = table.over(turn.group.slots)
+        if (paused := table.paused) is not None:
+            rows = np.flatnonzero(paused[seen.slots])
+            resting = [array[rows] for array in seen.obs]
+            objects = [[column[row] for row in rows.tolist()] for column in seen.objects]
+            self._record.rest(np.flatnonzero(paused), seen.slots[rows], resting, objects)
 
     # ------------------------------------------------------------ one step of one group
 
@@ -193,10 +194,13 @@ class _Run:
         except Exception as exc:
             exc.add_note(f"in the policy of a rollout: {turn.name}, step {turn.acted}")
             raise
+        wait = self._clock.envs.begin()  # a vector env in this process may step here and now
         try:
             arrays, objects = turn.group.send(actions)
         except ActionError as exc:
             raise ActionError(f"rollout, {turn.name}, step {turn.acted}: {exc}") from exc
+        finally:
+            wait.end()
         self._record.did(turn, arrays, objects)
         turn.acted += 1
 
@@ -209,33 +213,23 @@ class _Run:
         """Wait for the results of what was sent last, if anything was."""
         if not turn.group.in_flight:
             return
-        exchange, error = await self._recv(turn)
-        batch = exchange.batch
-        turn.obs, turn.objects = list(batch.obs), objects_of(self._observations, exchange)
-        valid = ~turn.due
-        if self._schedule.restarter is not None:
-            for columns in (c for part in exchange.parts for c in part.columns):
-                if any(column.path == ("restarted",) for column in columns.schema.columns):
-                    valid[columns.positions] = False
-        if self._schedule.table.exhausted:
-            valid &= (
-                ~np.isin(turn.group.slots, list(self._schedule.table.exhausted)) | batch.terminated | batch.truncated
-            )
-        if error is not None:
-            failed = [slot for one in exchange.errors() for slot in one.slots]
-            valid &= ~np.isin(turn.group.slots, failed)
-        self._record.received(turn, exchange, valid)
+        came = await self._recv(turn)
+        turn.obs, turn.objects = came.obs, came.objects
+        ended = came.terminated | came.truncated
+        valid = ~turn.due & came.counts
+        if exhausted := self._schedule.table.exhausted:
+            valid &= ~np.isin(turn.group.slots, list(exhausted)) | ended
+        self._record.received(turn, came, valid)
         self._clock.env_steps += len(valid)
         turn.taken += 1
-        ended = batch.terminated | batch.truncated
         if self._mode is AutoresetMode.NEXT_STEP:
             turn.due = ended
         elif self._mode is AutoresetMode.DISABLED:
             turn.over = ended
-        if error is not None:
-            raise error
+        if came.error is not None:
+            raise came.error
 
-    async def _recv(self, turn: Turn) -> tuple[Exchange, SlotError | None]:
+    async def _recv(self, turn: Turn) -> Came:
         wait = self._clock.envs.begin()
         try:
             return await turn.group.recv()
@@ -250,20 +244,20 @@ class _Run:
             terminal = self._observations.rows(
                 [array[rows].copy() for array in turn.obs], [[column[i] for i in rows] for column in turn.objects]
             )
-            self._record.columns[turn.taken - 1].append(Columns(slots, _FINAL_OBS, [terminal]))
+            self._record.infos[turn.taken - 1].append(Columns(slots, _FINAL_OBS, [terminal]))
         turn.over = np.zeros_like(turn.over)
         turn.group.send_reset(slots)
-        exchange, error = await self._recv(turn)
+        came = await self._recv(turn)
         # others may hold these
         turn.obs = [array.copy() for array in turn.obs]
         turn.objects = [list(column) for column in turn.objects]
-        for array, fresh in zip(turn.obs, exchange.batch.obs, strict=True):
+        for array, fresh in zip(turn.obs, came.obs, strict=True):
             array[rows] = fresh
-        for column, items in zip(turn.objects, objects_of(self._observations, exchange), strict=True):
+        for column, items in zip(turn.objects, came.objects, strict=True):
             for row, item in zip(rows.tolist(), items, strict=True):
                 column[row] = item
-        if error is not None:
-            raise error
+        if came.error is not None:
+            raise came.error
 
     # ------------------------------------------------------------ the end before time
 

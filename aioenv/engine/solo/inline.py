@@ -21,7 +21,8 @@ from aioenv.engine.results import Ready, ResetResult, StepResult
 from aioenv.engine.slots import SlotState
 from aioenv.engine.solo.calls import SoloCalls
 from aioenv.engine.solo.flights import Flight
-from aioenv.engine.solo.pieces import own
+from aioenv.engine.solo.held_interrupt import HeldInterrupt
+from aioenv.engine.solo.pieces import only, own
 from aioenv.engine.solo.threads import TURN_S, Pace, yield_to_loop
 from aioenv.errors import EnvError, NoAsyncCallError, StepTimeout
 from aioenv.host.vector_access import refuse_some, reset_vector_env, take_observations
@@ -70,6 +71,31 @@ class Solo(SoloCalls):
         self._launch(flight, here, partial(self._step, batch, True, flight.shot))
         return await self._outcome(flight, timeout_s)  # type: ignore[no-any-return]
 
+    @property
+    def steps_anywhere(self) -> bool:
+        """Whether `step_here` may be called now."""
+        thread = self._thread
+        return self.any_thread and not self._flights.abandoned and (thread is None or not thread.jobs)
+
+    def step_here(self, actions: Any) -> StepResult:
+        """Step all slots on the caller's thread, while the loop does nothing and can do nothing.
+
+        Ctrl-C is held back until the step is over; the result waits for `recv` then.
+        """
+        batch = self._fit(actions)
+        self.table.check_send(_ALL, "step", reset=False)
+        value = None
+        try:
+            with HeldInterrupt():
+                value = self._step(batch, self._copy, None)
+                if self.episodes is not None:
+                    self.episodes.note(self._all, None, value)
+        except BaseException:
+            if value is not None:
+                self._leave(value)
+            raise
+        return self._good(value)
+
     async def reset(
         self,
         seed: Any,
@@ -111,13 +137,15 @@ class Solo(SoloCalls):
                 self._read_states(shot)
             if not self._fits(obs):
                 obs = self._fitted(obs)
-            return StepResult(
+            result = StepResult(
                 own(obs) if copy else obs,
                 self._column(reward, _FLOAT64),
                 self._column(terminated, _BOOL),
                 self._column(truncated, _BOOL),
                 own(info) if info else {},
             )
+            self.last.stepped(obs, terminated, truncated, some)
+            return result if some is None else only(result, some)
         except BaseException as exc:
             return self._failure(exc, some)
 
@@ -133,6 +161,7 @@ class Solo(SoloCalls):
         try:
             obs, info = reset_vector_env(self._env, seed, mask, options)
             self.resets.note(perf_counter() - began)
+            self.last.reset(obs, mask)
             if shot is not None:
                 self._read_states(shot)
             if not self._fits(obs):
@@ -172,17 +201,21 @@ class Solo(SoloCalls):
         try:
             await yield_to_loop()
         except BaseException:
-            flight = self._flights.begin(self._all, waiting=False)
-            if not self._copy:  # the next step may be made before this is taken
-                value = value if isinstance(value, EnvError) else type(value)(*map(own, value))
-            flight.counted = True
-            self._flights.abandon(flight)
-            self._flights.arrive(flight, value)
+            self._leave(value)
             raise
         finally:
             self._last_turn = perf_counter()
         self._check_open()
         self._flights.release(_ALL)
+
+    def _leave(self, value: StepResult | EnvError) -> None:
+        """Nobody has taken this: `recv` may."""
+        flight = self._flights.begin(self._all, waiting=False)
+        if not self._copy and not isinstance(value, EnvError):  # the next step may be made before this is taken
+            value = StepResult(*map(own, value))
+        flight.counted = True
+        self._flights.abandon(flight)
+        self._flights.arrive(flight, value)
 
     async def _outcome(self, flight: Flight, timeout_s: float | None) -> Any:
         """Wait for the thread; a cancellation or timeout leaves the result to `recv`."""

@@ -23,10 +23,11 @@ from aioenv.engine.images.shots import Images, Shot
 from aioenv.engine.session import NO_PHYSICS, late_pool
 from aioenv.engine.slots import SlotTable
 from aioenv.engine.solo.flights import Flights
+from aioenv.engine.solo.last import Last
 from aioenv.engine.solo.threads import SHORT_S, EnvThread, Pace
 from aioenv.errors import ClosedError, EnvError, RenderError, StepTimeout, WorkerStartError
 from aioenv.host.physics_batch import PhysicsReader, find_physics
-from aioenv.host.vector_access import make_vector_env, steps_some
+from aioenv.host.vector_access import has_one_generator, make_vector_env, steps_some
 from aioenv.rendering.pixel_states import PixelStates
 from aioenv.rendering.pixels import PixelsRefused, in_place
 
@@ -54,7 +55,6 @@ class SoloLife:
         config: how long the factory may take, and how what draws is started.
         render: what to draw of every result; None: nothing.
         pixels: how to draw the states that `factory` gives as observations (see `PixelStates`); None: it gives none.
-        short_s: with "auto", steps shorter than that are made on the loop, in seconds.
 
     Attributes:
         images: what draws; None if nobody wants images.
@@ -63,7 +63,9 @@ class SoloLife:
         steps, resets: how long they take, and so where they are made.
         actions, observations: the layouts of the single spaces.
         episodes: counts episodes; None: nobody does.
-        steps_some: whether the env can step some of its slots. kind: what it is, in messages.
+        steps_some: whether the env can step some of its slots. any_thread: whether any thread may step it.
+        kind: what it is, in messages.
+        splits: whether it does not matter which of them step together. last: what it has said last.
     """
 
     history = None  # nothing here goes on elsewhere
@@ -75,7 +77,10 @@ class SoloLife:
     actions: Layout
     observations: Layout
     steps_some: bool
+    any_thread: bool
     kind: str
+    splits: bool
+    last: Last
     metadata: dict[str, Any]
     spec: Any
     render_mode: str | None
@@ -91,7 +96,6 @@ class SoloLife:
         config: FleetConfig,
         render: RenderConfig | None,
         pixels: RenderConfig | None,
-        short_s: float = SHORT_S,
     ) -> None:
         self.num_envs = num_envs
         self._factory = factory
@@ -102,7 +106,6 @@ class SoloLife:
         self._render = render
         self._pixels = pixels
         self.draws = render is not None or pixels is not None
-        self._short_s = short_s
         self._physics: PhysicsReader | None = None
         self._pool: LatePool | None = None
         self._pixels_pool: LatePool | None = None
@@ -186,6 +189,11 @@ class SoloLife:
         self.metadata, self.spec, self.render_mode = dict(env.metadata), env.spec, env.render_mode
         self.table.must_reset = self.metadata.get("autoreset_mode") is AutoresetMode.DISABLED
         self.steps_some = steps_some(env)
+        self.splits = self.steps_some and not has_one_generator(env)
+        self.last = Last(self.num_envs, keeps_obs=not self.steps_some)
+        # what draws is tied to its thread, and only a thread can be waited for with a timeout
+        chooses = self._run_in == "auto" and self.render_mode is None and self._timeout_s is None
+        self.any_thread = chooses and not self.draws and getattr(env, "any_thread", False) is True
         self.kind = type(env.env if isinstance(env, PixelStates) else env).__name__
         if self._config.episodes is not None:
             mode = self.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP)
@@ -198,10 +206,8 @@ class SoloLife:
         plain = isinstance(self.single_action_space, _PLAIN)
         self._dtype = self.actions.leaves[0].dtype if plain else None
         self._shape = (self.num_envs, *self.actions.leaves[0].shape) if plain else None
-        # what draws is tied to its thread, and only a thread can be waited for with a timeout
-        chooses = self._run_in == "auto" and self.render_mode is None and self._timeout_s is None
         inline = None if chooses else self._run_in == "inline"
-        self.steps, self.resets = Pace(self._short_s, inline), Pace(self._short_s, inline)
+        self.steps, self.resets = Pace(SHORT_S, inline), Pace(SHORT_S, inline)
 
     async def _start_images(self, render: RenderConfig) -> None:
         """Have what draws started: from the states of the batch itself."""

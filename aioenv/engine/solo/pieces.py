@@ -12,8 +12,9 @@ from gymnasium import Space
 from gymnasium.vector.utils import concatenate, create_empty_array, iterate
 
 from aioenv.batching.layout import Layout
+from aioenv.engine.results import StepResult
 
-__all__ = ["gather_infos", "gather_obs", "own"]
+__all__ = ["gather_infos", "gather_obs", "only", "own"]
 
 Rows = npt.NDArray[np.int64]
 
@@ -54,6 +55,15 @@ def _fresh() -> tuple[Any, Any]:
 
 
 _FREE = _count_free()
+
+
+def only(result: StepResult, slots: Rows) -> StepResult:
+    """The same result, with reward 0 and flags False for all slots but these, whatever the env has said of others."""
+    rest = np.ones(len(result.reward), np.bool_)
+    rest[slots] = False
+    for column in (result.reward, result.terminated, result.truncated):
+        column[rest] = 0
+    return result
 
 
 def gather_obs(single: Space[Any], batched: Space[Any], pieces: Sequence[tuple[Any, Rows]], order: Rows) -> Any:

@@ -11,11 +11,14 @@ import numpy as np
 import numpy.typing as npt
 
 from aioenv.batching.layout import Arrays
+from aioenv.engine.images.shots import Shot
 from aioenv.engine.results import ResetResult, StepResult
 from aioenv.engine.runs.one_slot import info_of
 from aioenv.engine.runs.walk import Moved
 from aioenv.engine.solo.flights import Flight
 from aioenv.engine.solo.inline import Solo
+from aioenv.engine.solo.pieces import own
+from aioenv.errors import EnvError
 from aioenv.host.vector_access import refuse_some, take_observations, with_rows
 
 __all__ = ["SoloLive", "SoloWalk", "SomeSolo"]
@@ -75,6 +78,25 @@ class SomeSolo(Solo):
         flight = self._flights.begin(shown, waiting=True, resets=slots)
         self._launch(flight, here, partial(self._reset, seed, mask, options, True, flight.shot))
         return flight
+
+    def begin_look(self, name: str) -> Flight:
+        """Find out the latest observations of all slots; nothing is stepped."""
+        self.table.check_send(self._all, name, reset=True)
+        flight = self._flights.begin(self._all, waiting=True, resets=self._all[:0])
+        self._launch(flight, self._is_here(self.steps, None), partial(self._look, flight.shot))
+        return flight
+
+    def _look(self, shot: Shot | None) -> ResetResult | EnvError:
+        try:
+            obs = self.last.obs
+            if self.steps_some:
+                nothing = self.actions.zeros(self.num_envs), self.actions.no_objects(self.num_envs)
+                obs = self._env.step_some(self.actions.assemble(*nothing), self._all[:0])[0]
+            if shot is not None:
+                self._read_states(shot)
+            return ResetResult(own(obs if self._fits(obs) else self._fitted(obs)), {})
+        except BaseException as exc:
+            return self._failure(exc)
 
     async def outcome(self, flight: Flight, timeout_s: float | None = None) -> Any:
         """Wait for a flight; a cancellation or timeout leaves the result to `recv`."""

@@ -10,15 +10,12 @@ from collections.abc import Callable, Generator
 from queue import SimpleQueue
 from typing import Any
 
-__all__ = ["BLOCKING_S", "SHORT_S", "TURN_S", "EnvThread", "Pace", "yield_to_loop"]
+__all__ = ["SHORT_S", "TURN_S", "EnvThread", "Pace", "yield_to_loop"]
 
 # What takes less comes to the loop itself, and leaves it when it takes twice as long: less than the half millisecond
 # for which anything may keep the loop, and after which it turns to its other tasks. In seconds.
 SHORT_S = 200e-6
 TURN_S = 500e-6
-# Likewise, on the loop of a blocking caller, which has nothing else to do: it spares two ways to a thread and back, and
-# after Ctrl-C it has to be waited for.
-BLOCKING_S = 5e-3
 # What takes so long is moved to the thread at once, in seconds.
 _LONG_S = 10e-3
 # The moving mean: what the newest weighs, how many times the mean it may count (one that was preempted says nothing

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from aioenv.native.arithmetic import norm, square_sum
+from aioenv.native.arithmetic import square_sum
 from aioenv.native.tasks.noisy_start import NoisyStart
 
 __all__ = ["Ant"]
@@ -42,14 +42,7 @@ class Ant(NoisyStart):
         include_cfrc_ext_in_observation: bool = True,
         **kwargs: Any,
     ) -> None:
-        super().__init__(
-            num_envs,
-            xml_file,
-            frame_skip,
-            default_camera_config=default_camera_config,
-            reset_noise_scale=reset_noise_scale,
-            **kwargs,
-        )
+        super().__init__(num_envs, xml_file, frame_skip, default_camera_config, reset_noise_scale, **kwargs)
         self._forward_reward_weight = forward_reward_weight
         self._ctrl_cost_weight = ctrl_cost_weight
         self._contact_cost_weight = contact_cost_weight
@@ -106,9 +99,4 @@ class Ant(NoisyStart):
 
     def start_info(self, slots: Any) -> dict[str, Array]:
         """Where it is."""
-        xy = self.qpos[slots, :2]
-        return {
-            "x_position": xy[:, 0].copy(),
-            "y_position": xy[:, 1].copy(),
-            "distance_from_origin": norm(np.ascontiguousarray(xy)),
-        }
+        return self.place(slots)

@@ -28,6 +28,7 @@ class _Body(NoisyStart):
         num_envs: int,
         xml_file: str,
         frame_skip: int,
+        default_camera_config: dict[str, Any] | None,
         *,
         reset_noise_scale: float = 1e-2,
         exclude_current_positions_from_observation: bool = True,
@@ -37,7 +38,7 @@ class _Body(NoisyStart):
         include_cfrc_ext_in_observation: bool = True,
         **kwargs: Any,
     ) -> None:
-        super().__init__(num_envs, xml_file, frame_skip, reset_noise_scale=reset_noise_scale, **kwargs)
+        super().__init__(num_envs, xml_file, frame_skip, default_camera_config, reset_noise_scale, **kwargs)
         self._forces = self.bind("cfrc_ext").reshape(self.num_envs, -1)
         self._tendons = self.bind("ten_length"), self.bind("ten_velocity")
         self._parts = [self.qpos[:, 2:] if exclude_current_positions_from_observation else self.qpos, self.qvel]
@@ -91,7 +92,7 @@ class Humanoid(_Body):
         healthy_z_range: tuple[float, float] = (1.0, 2.0),
         **kwargs: Any,
     ) -> None:
-        super().__init__(num_envs, xml_file, frame_skip, default_camera_config=default_camera_config, **kwargs)
+        super().__init__(num_envs, xml_file, frame_skip, default_camera_config, **kwargs)
         self._forward_reward_weight = forward_reward_weight
         self._ctrl_cost_weight = ctrl_cost_weight
         self._contact_cost_weight, self._contact_cost_range = contact_cost_weight, contact_cost_range
@@ -163,7 +164,7 @@ class HumanoidStandup(_Body):
         impact_cost_range: tuple[float, float] = (-np.inf, 10.0),
         **kwargs: Any,
     ) -> None:
-        super().__init__(num_envs, xml_file, frame_skip, default_camera_config=default_camera_config, **kwargs)
+        super().__init__(num_envs, xml_file, frame_skip, default_camera_config, **kwargs)
         # uph_cost_weight is not used, as in Gymnasium's
         self._ctrl_cost_weight = ctrl_cost_weight
         self._impact_cost_weight, self._impact_cost_range = impact_cost_weight, impact_cost_range

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from aioenv.native.arithmetic import norm
 from aioenv.native.mujoco_env import NativeMujocoEnv
 
 __all__ = ["NoisyStart"]
@@ -18,7 +19,7 @@ class NoisyStart(NativeMujocoEnv):
     """A task whose episodes begin at the model's defaults plus noise.
 
     Args:
-        num_envs, xml_file, frame_skip, **kwargs: as of `NativeMujocoEnv`.
+        num_envs, xml_file, frame_skip, default_camera_config, **kwargs: as of `NativeMujocoEnv`.
         reset_noise_scale: how far uniform noise goes either way, and the standard deviation of normal noise.
     """
 
@@ -26,9 +27,15 @@ class NoisyStart(NativeMujocoEnv):
     normal_velocities: ClassVar[bool] = False
 
     def __init__(
-        self, num_envs: int, xml_file: str, frame_skip: int, *, reset_noise_scale: float, **kwargs: Any
+        self,
+        num_envs: int,
+        xml_file: str,
+        frame_skip: int,
+        default_camera_config: dict[str, Any] | None,
+        reset_noise_scale: float,
+        **kwargs: Any,
     ) -> None:
-        super().__init__(num_envs, xml_file, frame_skip, **kwargs)
+        super().__init__(num_envs, xml_file, frame_skip, default_camera_config=default_camera_config, **kwargs)
         self._reset_noise_scale = reset_noise_scale
 
     def draw_start(self, slots: npt.NDArray[np.int64]) -> tuple[Array, Array]:
@@ -39,3 +46,8 @@ class NoisyStart(NativeMujocoEnv):
             return qpos, self.init_qvel + scale * self.normal(slots, nv)
         noise = self.uniform(slots, -scale, scale, nq + nv)
         return self.init_qpos + noise[:, :nq], self.init_qvel + noise[:, nq:]
+
+    def place(self, slots: Any) -> dict[str, Array]:
+        """Infos of where the body is on the ground."""
+        xy = np.ascontiguousarray(self.qpos[slots, :2])
+        return {"x_position": xy[:, 0].copy(), "y_position": xy[:, 1].copy(), "distance_from_origin": norm(xy)}

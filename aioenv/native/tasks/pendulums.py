@@ -28,14 +28,7 @@ class InvertedPendulum(NoisyStart):
         reset_noise_scale: float = 0.01,
         **kwargs: Any,
     ) -> None:
-        super().__init__(
-            num_envs,
-            xml_file,
-            frame_skip,
-            default_camera_config=default_camera_config,
-            reset_noise_scale=reset_noise_scale,
-            **kwargs,
-        )
+        super().__init__(num_envs, xml_file, frame_skip, default_camera_config, reset_noise_scale, **kwargs)
         self.set_observation_size(4)
 
     def observe(self, slots: Any) -> Array:
@@ -68,14 +61,7 @@ class InvertedDoublePendulum(NoisyStart):
         reset_noise_scale: float = 0.1,
         **kwargs: Any,
     ) -> None:
-        super().__init__(
-            num_envs,
-            xml_file,
-            frame_skip,
-            default_camera_config=default_camera_config,
-            reset_noise_scale=reset_noise_scale,
-            **kwargs,
-        )
+        super().__init__(num_envs, xml_file, frame_skip, default_camera_config, reset_noise_scale, **kwargs)
         self._healthy_reward = healthy_reward
         self._tip = self.bind("site_xpos")[:, 0]
         self._constraint = self.bind("qfrc_constraint")

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from aioenv.native.arithmetic import norm, square_sum
+from aioenv.native.arithmetic import square_sum
 from aioenv.native.tasks.noisy_start import NoisyStart
 
 __all__ = ["HalfCheetah", "Hopper", "Swimmer", "Walker2d"]
@@ -30,6 +30,7 @@ class _Runner(NoisyStart):
         num_envs: int,
         xml_file: str,
         frame_skip: int,
+        default_camera_config: dict[str, Any] | None,
         *,
         forward_reward_weight: float = 1.0,
         ctrl_cost_weight: float = 0.1,
@@ -37,7 +38,7 @@ class _Runner(NoisyStart):
         exclude_current_positions_from_observation: bool = True,
         **kwargs: Any,
     ) -> None:
-        super().__init__(num_envs, xml_file, frame_skip, reset_noise_scale=reset_noise_scale, **kwargs)
+        super().__init__(num_envs, xml_file, frame_skip, default_camera_config, reset_noise_scale, **kwargs)
         self._forward_reward_weight = forward_reward_weight
         self._ctrl_cost_weight = ctrl_cost_weight
         self._skip = self._skipped if exclude_current_positions_from_observation else 0
@@ -71,7 +72,7 @@ class HalfCheetah(_Runner):
         default_camera_config: dict[str, Any] | None = CHEETAH_CAMERA,
         **kwargs: Any,
     ) -> None:
-        super().__init__(num_envs, xml_file, frame_skip, default_camera_config=default_camera_config, **kwargs)
+        super().__init__(num_envs, xml_file, frame_skip, default_camera_config, **kwargs)
 
     def outcome(self, actions: Array, obs: Array) -> tuple[Array, Array | None, dict[str, Array]]:
         """Speed, less what the controls cost."""
@@ -103,12 +104,7 @@ class Swimmer(_Runner):
         **kwargs: Any,
     ) -> None:
         super().__init__(
-            num_envs,
-            xml_file,
-            frame_skip,
-            default_camera_config=default_camera_config,
-            ctrl_cost_weight=ctrl_cost_weight,
-            **kwargs,
+            num_envs, xml_file, frame_skip, default_camera_config, ctrl_cost_weight=ctrl_cost_weight, **kwargs
         )
         self._xy = self.qpos[:, :2]
         self._xy_before = np.zeros((self.num_envs, 2))
@@ -134,8 +130,7 @@ class Swimmer(_Runner):
 
     def start_info(self, slots: Any) -> dict[str, Array]:
         """Where it is."""
-        xy = self._xy[slots].copy()
-        return {"x_position": xy[:, 0].copy(), "y_position": xy[:, 1].copy(), "distance_from_origin": norm(xy)}
+        return self.place(slots)
 
 
 class _Legs(_Runner):
@@ -148,9 +143,10 @@ class _Legs(_Runner):
         num_envs: int,
         xml_file: str,
         frame_skip: int,
-        *,
+        default_camera_config: dict[str, Any] | None,
         healthy_z_range: tuple[float, float],
         healthy_angle_range: tuple[float, float],
+        *,
         ctrl_cost_weight: float = 1e-3,
         healthy_reward: float = 1.0,
         terminate_when_unhealthy: bool = True,
@@ -161,6 +157,7 @@ class _Legs(_Runner):
             num_envs,
             xml_file,
             frame_skip,
+            default_camera_config,
             ctrl_cost_weight=ctrl_cost_weight,
             reset_noise_scale=reset_noise_scale,
             **kwargs,
@@ -217,13 +214,7 @@ class Hopper(_Legs):
         **kwargs: Any,
     ) -> None:
         super().__init__(
-            num_envs,
-            xml_file,
-            frame_skip,
-            default_camera_config=default_camera_config,
-            healthy_z_range=healthy_z_range,
-            healthy_angle_range=healthy_angle_range,
-            **kwargs,
+            num_envs, xml_file, frame_skip, default_camera_config, healthy_z_range, healthy_angle_range, **kwargs
         )
         self._healthy_state_range = healthy_state_range
 
@@ -250,11 +241,5 @@ class Walker2d(_Legs):
         **kwargs: Any,
     ) -> None:
         super().__init__(
-            num_envs,
-            xml_file,
-            frame_skip,
-            default_camera_config=default_camera_config,
-            healthy_z_range=healthy_z_range,
-            healthy_angle_range=healthy_angle_range,
-            **kwargs,
+            num_envs, xml_file, frame_skip, default_camera_config, healthy_z_range, healthy_angle_range, **kwargs
         )

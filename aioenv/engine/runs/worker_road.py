@@ -1,0 +1,78 @@
+"""Rollouts over workers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from aioenv.assign import spread
+from aioenv.batching.infos import Columns
+from aioenv.batching.merge import merge
+from aioenv.engine.calls import for_each
+from aioenv.engine.runs.groups import Group
+from aioenv.engine.runs.road import Seen
+
+if TYPE_CHECKING:
+    from aioenv.engine.schedule import Schedule
+
+__all__ = ["WorkerRoad"]
+
+Slots = npt.NDArray[np.int64]
+
+
+class WorkerRoad:
+    """See `Road`.
+
+    Args:
+        schedule: what sends and waits.
+    """
+
+    def __init__(self, schedule: Schedule) -> None:
+        self._schedule = schedule
+
+    def split(self, groups: int) -> list[Group]:
+        """Split the slots of every worker evenly into so many groups, or as many as its smallest worker has slots.
+
+        So every group keeps every worker busy, and a worker that is done with one finds the next one's request there.
+        Slots that are paused are in none. A worker's vector env steps at once: then groups are of whole workers.
+        """
+        schedule = self._schedule
+        live = schedule.table.live
+        shares = [live[order] for _, order in schedule.fleet.shares(live)]
+        if schedule.fleet.vectorized:
+            groups = min(groups, len(shares))
+            return [Group(schedule, np.concatenate(shares[start:stop])) for start, stop in spread(len(shares), groups)]
+        groups = min([groups, *map(len, shares)])
+        runs: list[list[Slots]] = [[] for _ in range(groups if shares else 0)]
+        for slots in shares:
+            for mine, (start, stop) in zip(runs, spread(len(slots), groups), strict=True):
+                mine.append(slots[start:stop])
+        return [Group(schedule, np.concatenate(mine)) for mine in runs]
+
+    async def look(self, *, due: bool) -> Seen:
+        """Ask the workers (see `Road.look`); those of which all slots are paused hear nothing."""
+        schedule = self._schedule
+        shares = schedule.fleet.shares(schedule.table.live)
+        slots = np.concatenate([np.arange(member.start, member.stop) for member, _ in shares])
+        await schedule.drain()
+        everyone = Group(schedule, slots)
+        everyone.send_look()
+        came = await everyone.recv()
+        if came.error is not None:
+            raise came.error
+        resets: Any = np.zeros(len(slots), np.bool_)
+        if due:
+            resets = np.array(await for_each(schedule, slots, "rollout", "resets_due", lambda _: ()), np.bool_)
+        return Seen(slots, came.obs, came.objects, resets)
+
+    def merge(self, infos: Sequence[Columns]) -> dict[str, Any]:
+        """See `Road.merge`."""
+        return merge(sorted(infos, key=_first_position), self._schedule.num_envs)
+
+
+def _first_position(columns: Columns) -> int:
+    positions = columns.positions
+    return int(positions.start if isinstance(positions, slice) else positions[0])

@@ -1,0 +1,99 @@
+"""What a factory made: whether it is an env, and what the parent learns of it when its worker has started."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from gymnasium import Env, Space
+from gymnasium.vector import VectorEnv
+
+from aioenv.host.checkpoint import RowCheckpoint
+from aioenv.host.mujoco_source import MujocoSource, find_source
+from aioenv.wire.messages import dump
+
+__all__ = ["EnvDescription", "FirstCheckpoints", "checked", "describe_envs", "picklable"]
+
+# of all rows of a worker, and rows with what did not fit into theirs
+FirstCheckpoints: TypeAlias = "tuple[npt.NDArray[np.float64], Sequence[tuple[int, bytes]]]"
+
+
+class EnvDescription(NamedTuple):
+    """What the parent learns of one env; a space is None where it equals the one of the worker's first env."""
+
+    observation_space: Space[Any] | None
+    action_space: Space[Any] | None
+    metadata: dict[str, Any]
+    render_mode: str | None
+    spec: Any  # an EnvSpec; None if the env has none, or if it does not pickle
+    source: MujocoSource | None
+    checkpoint_size: int = 0  # how many float64 it takes to resume it; 0 if it can't be, or nobody asked
+    checkpoint_obstacle: str | None = None  # why it can't be
+    stepped_alone: bool = True  # whether its slot can be stepped without the others of its worker
+    model_fields: bytes | None = None  # of a native vector env, with its first row (see `unchanged_fields`)
+
+
+def describe_envs(
+    envs: Sequence[Env[Any, Any]], checkpoints: Sequence[RowCheckpoint], find_sources: bool
+) -> list[EnvDescription]:
+    """One description for each env of a worker.
+
+    Args:
+        envs: these.
+        checkpoints: of each what it takes to resume it; empty if nobody asked.
+        find_sources: whether to look for MuJoCo models.
+    """
+    first = envs[0]
+    descriptions = []
+    sources: dict[MujocoSource, MujocoSource] = {}  # equal ones travel once
+    for row, env in enumerate(envs):
+        known = env is not first
+        checkpoint = checkpoints[row] if checkpoints else None
+        source = find_source(env) if find_sources else None
+        if source is not None:
+            source = sources.setdefault(source, source)
+        descriptions.append(
+            EnvDescription(
+                None if known and env.observation_space == first.observation_space else env.observation_space,
+                None if known and env.action_space == first.action_space else env.action_space,
+                dict(env.metadata),
+                env.render_mode,
+                picklable(env.spec),
+                source,
+                checkpoint.size if checkpoint is not None else 0,
+                checkpoint.obstacle if checkpoint is not None else None,
+            )
+        )
+    return descriptions
+
+
+def checked(env: Any) -> Env[Any, Any]:
+    """What a factory made; a TypeError, which says what to do, if that is no env."""
+    if env is None:
+        raise TypeError("the factory returned None, expected a gymnasium.Env; does it lack a `return`?")
+    if isinstance(env, VectorEnv):
+        raise TypeError(
+            f"the factory returned a vector env, {env!r}, expected a single gymnasium.Env; for vector envs there is "
+            "aioenv.NativeVectorEnv"
+        )
+    if missing := [name for name in ("reset", "step", "unwrapped") if not hasattr(env, name)]:
+        raise TypeError(f"the factory returned {env!r}, expected a gymnasium.Env: it has no {', '.join(missing)}")
+    for name in ("observation_space", "action_space"):
+        try:
+            space = getattr(env, name)
+        except AttributeError as exc:
+            raise TypeError(f"the env {env!r} has no {name}: expected a gymnasium.Space") from exc
+        if not isinstance(space, Space):
+            raise TypeError(f"the {name} of the env {env!r}: expected a gymnasium.Space, got {space!r}")
+    return env  # type: ignore[no-any-return]
+
+
+def picklable(value: Any) -> Any:
+    """The value, or None if it can't be pickled."""
+    try:
+        dump(value)
+    except Exception:
+        return None
+    return value

@@ -1,0 +1,98 @@
+"""Envs in the place of others that were lost with their worker: resumed where those were, or begun anew."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from aioenv.host.env_calls import EnvCalls
+from aioenv.host.rows import Rows
+from aioenv.stats.here import uncounted
+from aioenv.wire.messages import LostRow
+
+__all__ = ["Beyond", "EnvResume"]
+
+# Of a row, what did not fit into its checkpoint before an operation, and after it.
+Beyond: TypeAlias = "tuple[bytes | None, bytes | None]"
+
+
+class EnvResume(EnvCalls):
+    """What `EnvService` does in the place of a worker that died."""
+
+    _rows: Rows
+
+    def resume(
+        self,
+        rows: Sequence[int],
+        before: npt.NDArray[np.float64],
+        operations: Sequence[tuple[Any, ...] | None],
+        after: npt.NDArray[np.float64],
+        beyond: Sequence[Beyond] = (),
+    ) -> list[str | None]:
+        """Bring new envs to where others were: go to the state before their last operation, and replay it.
+
+        Args:
+            rows: whose.
+            before: checkpoints before the operations, float64 of shape `(len(rows), checkpoint_size)`. Zeros before
+                a reset mean that there was nothing.
+            operations: `("step", action)`, an action as its env takes it, `("reset", seed, options)`, or
+                `("set_state", state)`; None if there was no operation yet: then `after` is restored.
+            after: checkpoints after the operations.
+            beyond: for each row what did not fit into these two; empty if all did.
+
+        Returns:
+            For each row None if it is where the other was, else what differs; such an env must be reset.
+        """
+        if self._checkpoints is None:
+            raise ValueError("configure this service with a checkpoint_size first")
+        outcomes: list[str | None] = []
+        beyond = beyond or [(None, None)] * len(rows)
+        for row, start, operation, end, rest in zip(rows, before, operations, after, beyond, strict=True):
+            try:
+                with uncounted():  # what statistics have seen, they have seen
+                    outcomes.append(self._resume(row, start, operation, end, rest))
+            except Exception as exc:
+                outcomes.append(f"{type(exc).__name__}: {exc}")
+        return outcomes
+
+    def _resume(
+        self,
+        row: int,
+        before: npt.NDArray[np.float64],
+        operation: Any,
+        after: npt.NDArray[np.float64],
+        beyond: Beyond,
+    ) -> str | None:
+        assert self._checkpoints is not None
+        checkpoint = self._row_checkpoints[row]
+        due = self._stepper.due
+        match operation:
+            case None:
+                due[row] = checkpoint.restore(after, beyond[1])
+            case ("set_state", state):
+                self._set_state(row, state)
+            case ("reset", seed, options):
+                if np.array(before).view(np.uint64).any():  # as bits: small integers are subnormal floats
+                    due[row] = checkpoint.restore(before, beyond[0])
+                obs, _ = self._stepper.reset(row, seed, options)
+                self._rows.keep(0, row, obs)
+            case ("step", action):
+                due[row] = checkpoint.restore(before, beyond[0])
+                out = self._stepper.step([row], [action])
+                self._rows.store(0, [row], out)
+                if out.failures:
+                    raise out.failures[0][1]
+        if not checkpoint.replays:
+            due[row] = checkpoint.restore(after, beyond[1])
+        self._checkpoints.capture([row])
+        return checkpoint.difference(self._checkpoints.array[row], after)
+
+    def begin_anew(self, rows: Sequence[LostRow]) -> None:
+        """Another process had these rows and died: say so in their next step, and reset them then as the mode wants."""
+        for row, seed, obs, over in rows:
+            if obs is not None:
+                self._rows.keep(0, row, obs)  # a reset of other rows tells it once more
+            self._stepper.begin_anew(row, seed, None if over else obs)

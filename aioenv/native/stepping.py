@@ -1,0 +1,222 @@
+"""How the slots of a native task are reset and stepped: the rules of `SyncVectorEnv`, for all of them at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from gymnasium.utils import seeding
+from gymnasium.vector import AutoresetMode, VectorEnv
+
+from aioenv.errors import ClosedError, ResetNeededError
+from aioenv.native.infos import final_info, leave_out, merge_infos, own, whole
+from aioenv.native.task import Array, Slots, Task
+
+__all__ = ["Stepping"]
+
+ALL = slice(None)
+_NONE = np.zeros(0, np.int64)
+
+
+class Stepping(Task, VectorEnv[Any, Any, Any]):
+    """The part of `NativeMujocoEnv` that is reset and stepped.
+
+    A step: `before_step`, physics (for slots whose episode is over under NEXT_STEP: a new start instead), `after_start`
+    if there was any, `observe`, `outcome`.
+    """
+
+    autoreset_mode: AutoresetMode
+    frame_skip: int
+    _limit: int | None  # of steps of an episode
+    _ctrl: Array
+    _ones: npt.NDArray[np.bool_]
+    _numbers: Slots
+
+    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
+        """Begin an episode in every slot, or in those that the boolean array `options["reset_mask"]` names.
+
+        Args:
+            seed: None, an int (slot i gets `seed + i`), or one for each slot.
+            options: may have a `reset_mask`.
+
+        Returns:
+            Observations of all slots (zeros of those that were never reset), and infos of those that were reset.
+
+        Raises:
+            ValueError, TypeError: if there is not one seed a slot, or the mask is none.
+        """
+        self._check_open()
+        if seed is None:
+            seed = [None] * self.num_envs
+        elif isinstance(seed, (int, np.integer)):
+            seed = [int(seed) + i for i in range(self.num_envs)]
+        if len(seed) != self.num_envs:
+            raise ValueError(
+                "If seeds are passed as a list the length must match "
+                f"num_envs={self.num_envs} but got length={len(seed)}."
+            )
+        mask = None if options is None else options.get("reset_mask")
+        if mask is None:
+            slots = self._numbers
+        else:
+            self._check_mask(mask)
+            slots = np.flatnonzero(mask)
+        for slot in slots.tolist():
+            if seed[slot] is not None:
+                self._rngs[slot], self._seeds[slot] = seeding.np_random(seed[slot])
+        qpos, qvel = self.draw_start(slots)
+        self.pool.start(None if mask is None else slots, qpos, qvel)
+        self._begun[slots] = True
+        self._all_begun = mask is None or bool(self._begun.all())
+        self._elapsed[slots] = 0
+        self._over = _NONE if mask is None else self._over[~mask[self._over]]
+        where = ALL if mask is None else slots
+        self.after_start(where)
+        info = self.start_info(where)
+        return self._observe_all(), merge_infos({}, info, slots, self.num_envs)
+
+    def _observe_all(self) -> Array:
+        obs = own(self.observe(ALL))
+        if not self._all_begun:
+            obs[~self._begun] = 0
+        return obs
+
+    def _check_mask(self, mask: Any) -> None:
+        if not isinstance(mask, np.ndarray):
+            raise TypeError(f"`options['reset_mask']` must be a numpy array, got {type(mask)}")
+        if mask.shape != (self.num_envs,):
+            raise ValueError(f"`options['reset_mask']` must have shape `({self.num_envs},)`, got {mask.shape}")
+        if mask.dtype != np.bool_:
+            raise TypeError(f"`options['reset_mask']` must have `dtype=np.bool_`, got {mask.dtype}")
+        if not mask.any():
+            raise ValueError(
+                f"`options['reset_mask']` must contain a boolean array with at least one True value, got {mask}"
+            )
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise ClosedError(f"{self!r} is closed")
+
+    def step(self, actions: Any) -> tuple[Array, Array, Array, Array, dict[str, Any]]:
+        """Step every slot; all that is returned is the caller's own.
+
+        Args:
+            actions: `(num_envs, nu)`; rows of slots that begin an episode instead are not used.
+
+        Returns:
+            Observations, rewards (float64), terminations and truncations (bool), infos.
+
+        Raises:
+            ResetNeededError: if it was never reset, or an episode is over and `autoreset_mode` is DISABLED.
+            ValueError: if `actions` has another shape.
+        """
+        return self._step(actions, None)
+
+    def step_some(self, actions: Any, slots: Slots) -> tuple[Array, Array, Array, Array, dict[str, Any]]:
+        """Step some of the slots; the others are as they were, and take no physics.
+
+        Args:
+            actions: `(num_envs, nu)`, as for `step`; rows of other slots are not used.
+            slots: which, int64, ascending; may be none.
+
+        Returns:
+            As `step`: rows of other slots have their last observation (zeros, if they were never reset), reward 0,
+            flags False, and nothing in infos.
+
+        Raises:
+            ResetNeededError: if one of them was never reset, or its episode is over and `autoreset_mode` is DISABLED.
+            ValueError: if `actions` has another shape.
+        """
+        if len(slots) == self.num_envs:
+            return self._step(actions, None)
+        rest = self._ones.copy()
+        rest[slots] = False
+        # hooks treat all rows: what they remember of other slots is put back
+        kept = [(array, array[rest]) for array in self._memory.values()]
+        try:
+            return self._step(actions, rest)
+        finally:
+            for array, rows in kept:
+                array[rest] = rows
+
+    def _step(
+        self, actions: Any, rest: npt.NDArray[np.bool_] | None
+    ) -> tuple[Array, Array, Array, Array, dict[str, Any]]:
+        """Step all slots, but for those of a mask."""
+        actions = np.asarray(actions)
+        if actions.shape != self._ctrl.shape:
+            raise ValueError(f"actions: expected shape {self._ctrl.shape}, got {actions.shape}")
+        if not self._all_begun and (rest is None or not (self._begun | rest).all() or self.closed):
+            self._check_open()
+            raise ResetNeededError("Cannot call env.step() before calling env.reset()")
+        starts, due = _NONE, self._over
+        if rest is not None:
+            due = due[~rest[due]]
+        if len(due):
+            if self.autoreset_mode is AutoresetMode.NEXT_STEP:
+                starts = due
+            elif self.autoreset_mode is AutoresetMode.DISABLED:
+                raise ResetNeededError(
+                    f"the episodes of slots {due.tolist()} are over: reset them with "
+                    "options['reset_mask'], or choose another autoreset_mode"
+                )
+        self.before_step()
+        self._physics(actions, starts, rest)
+        obs = self._observe_all()
+        reward, terminated, columns = self.outcome(actions, obs)
+        if terminated is None:
+            terminated = np.zeros(self.num_envs, np.bool_)
+        elapsed = self._elapsed
+        elapsed += 1 if rest is None else ~rest
+        if len(starts):
+            elapsed[starts] = 0
+        truncated = terminated & False if self._limit is None else elapsed >= self._limit
+        reward = own(reward) if reward.dtype == np.float64 else reward.astype(np.float64)
+        if rest is not None:
+            reward[rest] = 0.0
+            terminated[rest] = truncated[rest] = False
+        if len(starts):
+            reward[starts] = 0.0
+            terminated[starts] = False
+            first = 0 if rest is None else int(rest.argmin())
+            info = merge_infos(columns, self.start_info(starts), starts, self.num_envs, first)
+        else:
+            info = {}
+        over = (terminated | truncated).nonzero()[0]
+        self._over = over if rest is None else np.union1d(over, self._over[rest[self._over]])
+        if len(over) and self.autoreset_mode is AutoresetMode.SAME_STEP:
+            info = self._begin_anew(over, obs, columns)
+        elif not len(starts):
+            info = whole(columns, self._ones)
+        if rest is not None:
+            info = leave_out(info, rest)
+        return obs, reward, terminated, truncated, info
+
+    def _physics(self, actions: Array, starts: Slots, rest: npt.NDArray[np.bool_] | None) -> None:
+        """Step the simulations, but for those that begin an episode, and those of a mask."""
+        if rest is None and not len(starts):
+            self._ctrl[...] = actions
+            self.pool.advance(self.frame_skip)
+            return
+        live = self._ones.copy() if rest is None else ~rest
+        live[starts] = False
+        slots = live.nonzero()[0]
+        self._ctrl[slots] = actions[slots]
+        if len(starts):
+            qpos, qvel = self.draw_start(starts)
+            self.pool.start_and_step(starts, qpos, qvel, slots, self.frame_skip)
+            self.after_start(starts)
+        elif len(slots):
+            self.pool.step(slots, nstep=self.frame_skip)
+
+    def _begin_anew(self, over: Slots, obs: Array, columns: dict[str, Array]) -> dict[str, Any]:
+        """Begin the next episodes in the step that has ended the last ones."""
+        info = final_info(obs, columns, over, self.num_envs)
+        self._finals = over, self.pool.get_states(over)
+        self.pool.start(over, *self.draw_start(over))
+        self._elapsed[over] = 0
+        self.after_start(over)
+        obs[over] = self.observe(over)
+        info.update(merge_infos(columns, self.start_info(over), over, self.num_envs))
+        return info

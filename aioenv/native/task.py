@@ -1,0 +1,100 @@
+"""What a task of NativeMujocoEnv's says of itself, in hooks, and what it says that with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from gymnasium.spaces import Box
+from gymnasium.vector.utils import batch_space
+
+from aioenv.native.slot_states import SlotStates
+
+__all__ = ["Task"]
+
+Array = npt.NDArray[Any]
+Slots = npt.NDArray[np.int64]
+
+
+class Task(SlotStates):
+    """The part of `NativeMujocoEnv` that tasks override and call."""
+
+    single_observation_space: Any
+    observation_space: Any
+
+    # ------------------------------------------------------------ what a task says
+
+    def draw_start(self, slots: Slots) -> tuple[Array, Array]:
+        """Where new episodes begin: positions `(k, nq)` and velocities `(k, nv)`, drawn with `uniform` or `normal`."""
+        raise NotImplementedError
+
+    def observe(self, slots: Any) -> Array:
+        """Observations `(k, ...)` in a new array; `slots` indexes live arrays: all slots as a slice, or numbers."""
+        raise NotImplementedError
+
+    def outcome(self, actions: Array, obs: Array) -> tuple[Array, Array | None, dict[str, Array]]:
+        """What the step that was made means: rewards, terminations (None: none), and columns of infos.
+
+        All rows must be there and in new arrays; those of slots that have just begun an episode are not used.
+        """
+        raise NotImplementedError
+
+    def start_info(self, slots: Any) -> dict[str, Array]:
+        """Columns of infos of resets, `(k, ...)` each, in new arrays."""
+        return {}
+
+    def before_step(self) -> None:
+        """Note what `outcome` will compare with; `qpos` and the others are still those before the step."""
+
+    def after_start(self, slots: Any) -> None:
+        """Note what is needed of slots that have begun an episode (in arrays from `remember`)."""
+
+    # ------------------------------------------------------------ what a task uses
+
+    def set_observation_size(self, size: int) -> None:
+        """Observations are float64 vectors of this size, without bounds."""
+        self.set_observation_space(Box(-np.inf, np.inf, (size,), np.float64))
+
+    def set_observation_space(self, space: Box) -> None:
+        """Observations of one slot are of this space."""
+        self.single_observation_space = space
+        self.observation_space = batch_space(space, self.num_envs)
+
+    def bind(self, name: str) -> Array:
+        """The live array of a field of `MjData`, `(num_envs, ...)` (see `SimPool.bind`)."""
+        return self.pool.bind(name)
+
+    def remember(self, name: str, shape: tuple[int, ...] = (), dtype: Any = np.float64) -> Array:
+        """An array `(num_envs, *shape)` of what a task knows of each slot from one step to the next.
+
+        Its rows are part of the states of slots. Write into it; don't replace it.
+        """
+        self._memory[name] = np.zeros((self.num_envs, *shape), dtype)
+        return self._memory[name]
+
+    def uniform(self, slots: Slots, low: float, high: float, size: int) -> Array:
+        """`(len(slots), size)` numbers, each row drawn as `np_random.uniform(low, high, size)` of its slot."""
+        drawn = np.empty((len(slots), size))
+        rngs = self._rngs
+        for slot, row in zip(slots.tolist(), drawn, strict=True):
+            (rngs[slot] or self.rng(slot)).random(out=row)
+        drawn *= high - low
+        drawn += low
+        return drawn
+
+    def normal(self, slots: Slots, size: int) -> Array:
+        """`(len(slots), size)` numbers, each row drawn as `np_random.standard_normal(size)` of its slot."""
+        drawn = np.empty((len(slots), size))
+        rngs = self._rngs
+        for slot, row in zip(slots.tolist(), drawn, strict=True):
+            (rngs[slot] or self.rng(slot)).standard_normal(out=row)
+        return drawn
+
+    def model_field(self, name: str) -> Array:
+        """A field of the model with values for each slot, `(num_envs, ...)`; see `SimPool.model_field`."""
+        return self.pool.model_field(name)
+
+    def set_const(self, slots: Any = None) -> None:
+        """Derive constants anew from changed fields of the model; see `SimPool.set_const`."""
+        self.pool.set_const(slots)
