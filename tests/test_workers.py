@@ -86,8 +86,17 @@ print("and on")
 """
 
 
-@pytest.mark.parametrize("how", ["-c", "file", "standard input", "interactive"])
-@pytest.mark.parametrize("start", START_METHODS)
+HOWS = ["-c", "file", "standard input", "interactive"]
+
+
+@pytest.mark.parametrize(
+    ("start", "how"),
+    [
+        pytest.param(start, how, marks=[pytest.mark.stress] if start != "spawn" and number % 2 == 0 else [])
+        for start in START_METHODS
+        for number, how in enumerate(HOWS)
+    ],
+)
 def test_no_main_guard_is_needed(start, how, tmp_path):
     code = SCRIPT.replace("START", start)
     path = tmp_path / "script.py"

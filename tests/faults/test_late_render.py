@@ -52,8 +52,16 @@ def cases(*outcomes):
     return [f for f in FAULTS if TABLE[f].running in outcomes]
 
 
-@pytest.mark.parametrize("start", START_METHODS)
-@pytest.mark.parametrize("fault", cases(Outcome.SLOT, Outcome.WORKER, Outcome.NO_ERROR))
+def started(*outcomes):
+    """Each fault in a forked worker, and one of each outcome in a spawned one; `make stress` has all."""
+    for outcome in outcomes:
+        for number, fault in enumerate(cases(outcome)):
+            for start in START_METHODS:
+                rest = number and start != START_METHODS[-1]
+                yield pytest.param(fault, start, marks=[pytest.mark.stress] if rest else [])
+
+
+@pytest.mark.parametrize(("fault", "start"), started(Outcome.SLOT, Outcome.WORKER, Outcome.NO_ERROR))
 def test_render_tells_it_and_life_goes_on(fault, start):
     row = TABLE[fault]
 
@@ -77,8 +85,7 @@ def test_render_tells_it_and_life_goes_on(fault, start):
     run_on("asyncio", main())
 
 
-@pytest.mark.parametrize("start", START_METHODS)
-@pytest.mark.parametrize("fault", cases(Outcome.TIMEOUT))
+@pytest.mark.parametrize(("fault", "start"), started(Outcome.TIMEOUT))
 def test_while_an_image_hangs_the_next_step_times_out(fault, start):
     async def main():
         async with drawing(fault, start) as envs:
