@@ -162,8 +162,7 @@ def test_ctrl_c_in_the_middle_of_a_step(how, start, channel, interrupted):
     assert json.loads(out) == EXPECTED[how]
 
 
-@pytest.mark.parametrize("channel", CHANNELS)
-@pytest.mark.parametrize("start", START_METHODS)
+@pytest.mark.parametrize(("start", "channel"), list(zip(START_METHODS, CHANNELS, strict=False)))
 def test_ctrl_c_that_nobody_catches(start, channel, interrupted):
     """Although an env still hangs."""
     returncode, out, errors = interrupted("async-uncaught", start, channel)

@@ -54,11 +54,12 @@ def cases(*outcomes):
 
 def started(*outcomes):
     """Each fault in a forked worker, and one of each outcome in a spawned one; `make stress` has all."""
-    for outcome in outcomes:
-        for number, fault in enumerate(cases(outcome)):
-            for start in START_METHODS:
-                rest = number and start != START_METHODS[-1]
-                yield pytest.param(fault, start, marks=[pytest.mark.stress] if rest else [])
+    return [
+        pytest.param(fault, start, marks=[pytest.mark.stress] if number and start != START_METHODS[-1] else [])
+        for outcome in outcomes
+        for number, fault in enumerate(cases(outcome))
+        for start in START_METHODS
+    ]
 
 
 @pytest.mark.parametrize(("fault", "start"), started(Outcome.SLOT, Outcome.WORKER, Outcome.NO_ERROR))
