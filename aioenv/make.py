@@ -89,7 +89,13 @@ def make_vec(
         ValueError: if `num_envs` is not positive, or an argument is none of the values it may have; if `backend` is
             "native" and the env has no vectorized version, or an argument is for single envs.
         gymnasium.error.Error: if the id is malformed or not registered.
+        TypeError: if `env` or `wrappers` is none of what it may be, or an argument is `gymnasium.make_vec`'s alone.
     """
+    if theirs := [name for name in ("vectorization_mode", "vector_kwargs") if name in env_kwargs]:
+        raise TypeError(
+            f'{", ".join(theirs)}: gymnasium.make_vec has that. Here envs step in workers, or with backend="native" as '
+            "one vector env, and what is about the vector env is an argument by itself, autoreset_mode=… say"
+        )
     if backend not in BACKENDS:
         raise ValueError(f"backend: expected one of {', '.join(map(repr, BACKENDS))}, got {backend!r}")
     if backend == "native":

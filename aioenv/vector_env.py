@@ -18,6 +18,7 @@ from aioenv.engine.arguments import (
     check_observation_mode,
     check_on_timeout,
     check_preload,
+    check_recv,
     check_render,
     check_seconds,
     check_seed_plan,
@@ -96,7 +97,9 @@ class AsyncVectorEnv(Pictures, Rollouts, Numbered, Pausing, OneSlot, Calls, Stat
             for ever.
         on_timeout: what happens then in `reset`, `step` and `recv`: "raise" a StepTimeout; "kill" the workers that
             owe a reply, for good; or "restart" them. Where workers are killed the call goes on: it returns what their
-            slots report then, or raises WorkerDied.
+            slots report then, or raises WorkerDied. A render worker that finishes no image for `timeout_s` holds
+            nothing that could be lost: with `restart` it is replaced, and draws again what it had not, even with
+            "raise".
         restart: start workers again that died; None: their slots are lost.
         start_timeout_s: how long a worker may take to come up, in seconds.
         log_prefix: goes before each line that envs print. What they print becomes log records of the logger
@@ -287,10 +290,14 @@ class AsyncVectorEnv(Pictures, Rollouts, Numbered, Pausing, OneSlot, Calls, Stat
         Raises:
             ActionError, PendingCallError, ResetNeededError, EnvError, WorkerDied: as for `step`. Nothing was sent.
         """
-        if slots is not None and not isinstance(slots, np.ndarray):
+        schedule = self._running
+        if isinstance(slots, Iterable) and not isinstance(slots, np.ndarray):
             slots = list(slots)
-        self._running.send(actions, slots)
-        self._clock.env_steps += self.num_envs if slots is None else len(slots)
+        schedule.send(actions, slots)
+        if slots is None:
+            self._clock.env_steps += self.num_envs if schedule.table.paused is None else len(schedule.table.live)
+        else:
+            self._clock.env_steps += len(slots)  # what has no length was refused
 
     def send_reset(
         self,
@@ -326,14 +333,13 @@ class AsyncVectorEnv(Pictures, Rollouts, Numbered, Pausing, OneSlot, Calls, Stat
             deadline_s: after this many seconds, take what is in, be it nothing.
 
         Raises:
-            ValueError: if `min_slots` or `max_slots` is less than 1.
+            ValueError: if `min_slots` or `max_slots` is less than 1, or an argument is no such number.
             NoAsyncCallError: if nothing is in flight and nothing is ready.
             EnvError: if an env raised; `error.partial` has the other slots' results.
             WorkerDied: likewise, if a worker ended.
             StepTimeout: if `timeout_s` passed.
         """
-        if min_slots < 1 or (max_slots is not None and max_slots < 1):
-            raise ValueError(f"recv: expected min_slots and max_slots ≥ 1, got {min_slots} and {max_slots}")
+        check_recv(min_slots, max_slots, deadline_s)
         schedule = self._running
         wait = self._clock.envs.begin()
         try:

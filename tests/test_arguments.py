@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 import aioenv
+from aioenv import EpisodeCounter
+from aioenv.stats import SharedRunningStats
 
 
 def make_env():
@@ -41,7 +43,57 @@ def test_of_make_vec():
         aioenv.make_vec("CartPole-v1", 2, wrappers=gym.wrappers.ClipReward)
     with pytest.raises(TypeError, match=r"wrappers: .* got \[None\]"):
         aioenv.make_vec("CartPole-v1", 2, wrappers=[None])
+    with pytest.raises(TypeError, match=r"vectorization_mode, vector_kwargs: gymnasium.make_vec has that"):
+        aioenv.make_vec("CartPole-v1", 2, vectorization_mode="async", vector_kwargs={})
     aioenv.make_vec("CartPole-v1", np.int64(2), timeout_s=np.float32(3), start_timeout_s=np.int64(60))
+
+
+def test_of_shared_objects():
+    number = np.int64(2)
+    with SharedRunningStats(number, number) as stats, EpisodeCounter(number) as counter:
+        assert stats.shape == (2,) and stats.at(number - 1).slot == counter.at(number - 1).slot == 1
+        with pytest.raises(ValueError, match="slot: expected 0 … 1, got "):
+            counter.at(number)
+    with EpisodeCounter() as counter, pytest.raises(ValueError, match="slot: expected an int from 0, got 'a'"):
+        counter.at("a")
+    with pytest.raises(ValueError, match="decay: expected a number above 0 and up to 1, got 'a'"):
+        SharedRunningStats(num_slots=1, decay="a")
+
+
+ONE_OR_MORE = "slots: expected one or more slot numbers, got "
+INTS = "seed: expected an int, a sequence of ints or None, got "
+
+
+@pytest.mark.asyncio
+async def test_of_methods():
+    async with aioenv.make_vec("CartPole-v1", 2, debug=True) as envs:
+        await envs.reset(seed=0)
+        for refused, error, message in [
+            (lambda: envs.pause(1.5), ValueError, ONE_OR_MORE + "1.5"),
+            (lambda: envs.send([0], 5), ValueError, ONE_OR_MORE + "5"),
+            (lambda: envs.send_reset(5), ValueError, ONE_OR_MORE + "5"),
+        ]:
+            with pytest.raises(error, match=message):
+                refused()
+        for awaited, error, message in [
+            (envs.call_at(1.0, "gravity"), ValueError, ONE_OR_MORE + "1.0"),
+            (envs.reset(seed=[1.5, 2]), TypeError, INTS + r"\[1.5, 2\]"),
+            (envs.reset(seed=np.array(5)), TypeError, INTS + r"array\(5\)"),
+            (envs.reset_at(0, seed=[1]), TypeError, r"seed: expected an int or None, got \[1\]"),
+            (envs.step_at(0, [1]), aioenv.ActionError, r"step_at, the action as a batch of one: .* got \(1, 1\)"),
+            (envs.step([[0], [0, 1]]), aioenv.ActionError, "expected an array of .*, got what makes none: "),
+            (envs.recv("a"), ValueError, "recv: expected min_slots and max_slots ≥ 1, got 'a' and None"),
+            (envs.recv(1.5), ValueError, "recv: expected min_slots and max_slots ≥ 1, got 1.5 and None"),
+            (envs.recv(deadline_s="x"), ValueError, "recv: deadline_s: expected a number of seconds or None, got 'x'"),
+            (aioenv.evaluate(envs, len, 2, seed=[1.5, 2]), TypeError, INTS + r"\[1.5, 2\]"),
+            (aioenv.evaluate(envs, len, 2, seed="ab"), TypeError, INTS + "'ab'"),
+            (aioenv.evaluate(envs, len, 2, seed=np.random.default_rng()), TypeError, INTS + "Generator"),
+        ]:
+            with pytest.raises(error, match=message):
+                await awaited
+        assert not envs.outstanding
+        await envs.step([0, 0])  # nothing was sent, and no episode lost
+        assert await envs.get_attr("steps_beyond_terminated") == (None, None)
 
 
 class NoSpaces(gym.Env):

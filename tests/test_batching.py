@@ -188,7 +188,7 @@ def test_actions_are_taken_apart_and_put_together_by_row(name):
         (SPACES["tuple"], ([0, 1],), r"expected a tuple of 2, got 1"),
         (SPACES["text"], ["a"], "expected a sequence of 2 elements, got 1 of them"),
         (SPACES["discrete"], [0.5, 1], "expected dtype int64, got float64"),
-        (SPACES["image"], np.full((2, 5, 4, 3), 256), "expected dtype uint8, got int64"),
+        (SPACES["image"], np.full((2, 5, 4, 3), 256), "expected uint8, 0 to 255, got numbers from 256 to 256"),
         (SPACES["box"], None, r"expected shape \(2, 2, 3\)"),
     ],
 )

@@ -9,7 +9,7 @@ import pytest
 
 from aioenv.cli import main
 from aioenv.cli.bench import marathon, markdown
-from aioenv.cli.bench.contenders import CONTENDERS
+from aioenv.cli.bench.contenders import CONTENDERS, NotApplicable
 from aioenv.cli.bench.figures import FIGURES
 from aioenv.cli.bench.goals import goals, judged
 from aioenv.cli.bench.rounds import run_contender
@@ -54,9 +54,11 @@ def test_all_measures_rows_fills_the_page_and_resumes(monkeypatch, tmp_path, cap
 def test_all_refuses_what_would_be_ignored_or_overwritten(tmp_path, capfd):
     (page := tmp_path / "page.md").write_text("nothing of ours")
     (other := tmp_path / "other.json").write_text("{}")
+    (like := tmp_path / "like.json").write_text('{"machine": 3, "settings": [], "rows": {"a": 1}, "idle": []}')
     for wrong, told in (
         ([*SMALL, "--markdown", str(page)], "expected one line"),
         ([*SMALL, "--resume", str(other)], "no file that"),
+        ([*SMALL, "--resume", str(like)], "no file that"),
         ([*SMALL, "--rows", "nosuch"], "nosuch"),
         ([*SMALL, "--only", "nobody"], "nobody"),
         ([*SMALL, "--env", "noop"], "--rows"),
@@ -122,6 +124,31 @@ def test_contenders_of_other_libraries_step(name):
         pytest.skip(f"no {CONTENDERS[name].package} here")
     assert run_contender(name, Task("CartPole-v1", 2, 0.05))["env_steps"] > 0
     assert "more than 64" in run_contender("torchrl-parallel", Task("CartPole-v1", 65, 0.05))["not_applicable"]
+
+
+def test_native_contenders_step_and_stand_in_the_tables():
+    native = CONTENDERS["aioenv-native-sync"].measure
+    result = native(Task("CartPole-v1", 2, 0.05))
+    assert result.env_steps == 2 * result.steps > 100
+    for measure in (native, FIGURES["images"].measures["aioenv-native-exact"]):
+        with pytest.raises(NotApplicable, match="nobody has written noop as one vector env"):
+            measure(Task("noop", 2, 0.05))
+    told = {"rounds": [{}], "ratios": {"bare": 3.0}, "env_steps_per_s": result.env_steps / result.seconds}
+    rows = {}
+    for key in ("cartpole-64", "ant-64", "images"):
+        row = ROWS[key]
+        names = [name for name in row.contenders if "native" in name]
+        assert len(names) == 2
+        results = [{"contender": name, "env-steps/s": 4321.0, **told} for name in names]
+        rows[key] = {"env": row.env, "num_envs": row.num_envs, "figure": row.figure, "results": results, "at": "now"}
+    machine = {"usable_cpus": 2, "system": "", "python": "", "packages": {}}
+    settings = {"rounds": 1, "seconds": 1.0}
+    for row in rows.values():
+        row["foreign_load"] = False
+    text = markdown.render({"machine": machine, "settings": settings, "idle": [], "rows": rows})
+    for line in ("| Ant-v5 x 64, aioenv.sync (backend=native) | ", "| aioenv-native-fast | 4,321.00 | "):
+        assert line in text, text
+    assert "aioenv.sync (backend=native) |" in text.split("Env-steps/s of everybody:")[1]
 
 
 def test_plots_are_drawn(tmp_path):

@@ -172,8 +172,12 @@ def test_slots_without_work_are_paused_until_the_end():
             assert {len(slots) for slots in live} >= {0, 1, 2}
             assert envs.active_slots.tolist() == [0, 2, 3]
             async for _ in envs.episodes(policy, 2, seed=2):
-                break  # left early
-            await asyncio.sleep(0)
+                assert len(envs.active_slots) < 3
+                break  # left early: at once it is as it was, before the loop turns
+            assert envs.active_slots.tolist() == [0, 2, 3]
+            envs.pause(0)
+            await envs.reset(seed=1)  # which ends the generator; what it had paused has changed meanwhile
+            assert envs.active_slots.tolist() == [2, 3]
             envs.resume_all()
             await envs.reset(seed=1)
             await envs.step(np.zeros(4))
@@ -298,3 +302,33 @@ def test_the_blocking_twins(tmp_path):
             aioenv.sync.evaluate(envs, wrong, 5)
         envs.reset(seed=1)
         check(aioenv.sync.evaluate(envs, policy, 7, seed=3), 7)
+
+
+class Told(gym.Env):
+    """Truncates its episodes, and says words in its infos that mean something elsewhere."""
+
+    observation_space = gym.spaces.Discrete(9)
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        self.t = 0
+        return 0, {}
+
+    def step(self, action):
+        self.t += 1
+        return self.t, 1.0, False, self.t == 3, {"restarted": True, "count": self.t, "deep": {"late": self.t > 1}}
+
+
+@pytest.mark.asyncio
+async def test_an_envs_own_word_of_a_restart_is_not_taken_for_ours():
+    async with aioenv.make_vec(Told, 2, debug=True, episode_stats=True) as envs:
+        evaluation = await asyncio.wait_for(aioenv.evaluate(envs, lambda obs: np.zeros(2, int), 3, seed=0), 10)
+        assert evaluation.lengths.tolist() == [3] * 3
+        assert envs.episode_stats.total_episodes == 3
+        info = evaluation.episodes[0].info
+        assert info.pop("episode")["l"] == 3
+        assert info == {"restarted": True, "count": 3, "deep": {"late": True}}
+        assert type(info["count"]) is int and type(info["deep"]["late"]) is bool  # as they were, ready for JSON
+        await envs.reset()
+        result = await envs.step_at(0, 0)
+        assert type(result.info["count"]) is int

@@ -10,6 +10,7 @@ import threading
 import time
 import types
 from contextlib import closing
+from pathlib import Path
 
 import gymnasium as gym
 import mujoco
@@ -25,6 +26,7 @@ from aioenv.host.vector_access import is_native_task, make_registered
 from aioenv.native.team import Team
 
 MODES = list(AutoresetMode)
+_ASSETS = Path(gym.__file__).parent / "envs" / "mujoco" / "assets"
 
 
 @pytest.mark.parametrize(
@@ -36,6 +38,26 @@ def test_a_task_is_gymnasiums(name, mode):
     assert compare(
         name, MODES[(MODES.index(mode) + 1) % 3], {"max_episode_steps": 11}, num_envs=4, steps=30, mask_every=9
     )
+
+
+@pytest.mark.parametrize("name", ["HumanoidStandup-v5", "Hopper-v5"])
+def test_what_becomes_unstable_is_gymnasiums(name, tmp_path, capfd, monkeypatch):
+    """MuJoCo resets such a simulation itself, its controls too, of which the humanoids' cost is made."""
+    monkeypatch.chdir(tmp_path)  # its log
+    file = name.partition("-")[0].lower() + ".xml"
+    spec = mujoco.MjSpec.from_file(str(_ASSETS / file))
+    for actuator in spec.actuators:
+        actuator.ctrllimited = mujoco.mjtLimited.mjLIMITED_FALSE
+    (tmp_path / file).write_text(spec.to_xml())
+    rng = np.random.default_rng(1)
+    with both(name, 3, AutoresetMode.SAME_STEP, {"xml_file": str(tmp_path / file)}) as (ours, theirs):
+        assert_same(ours.reset(seed=5), theirs.reset(seed=5))
+        for step in range(8):
+            actions = rng.uniform(-1, 1, ours.action_space.shape).astype(np.float32)
+            actions[1] *= 1e6 if step % 3 == 0 else 1
+            actions[2] = np.nan if step % 3 == 1 else actions[2]
+            assert_same(ours.step(actions), theirs.step(actions), f"step {step}")
+    assert "unstable" in capfd.readouterr().err
 
 
 # ---------------------------------------------------------------- states, and models of one's own

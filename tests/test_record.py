@@ -34,18 +34,25 @@ def test_the_command(tmp_path, capfd, monkeypatch):
     (tmp_path / "my_policy.py").write_text("import numpy as np\ndef still(obs): return np.zeros((len(obs), 6))\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", ["", *sys.path])
-    out = tmp_path / "new" / "x.mp4"
-    command = "record HalfCheetah-v5 --steps 6 --grid 1x2 --size 32x24 --camera track --policy my_policy:still --out"
-    assert main([*command.split(), str(out)]) == 0
-    output = capfd.readouterr().out
-    assert "7 pictures" in output and str(out) in output
-    shown = pictures(out, 24, 64)
-    assert len(shown) == 7 and all(picture.std() > 10 for picture in shown)
+    command = "record HalfCheetah-v5 --steps 6 --grid 1x2 --size 32x24 --camera track --policy my_policy:still".split()
+    videos = []
+    for backend in ([], ["--backend", "native"]):
+        out = tmp_path / f"new{len(videos)}" / "x.mp4"
+        assert main([*command, *backend, "--out", str(out)]) == 0
+        output = capfd.readouterr().out
+        assert "7 pictures" in output and str(out) in output
+        videos.append(pictures(out, 24, 64))
+        assert len(videos[-1]) == 7 and all(picture.std() > 10 for picture in videos[-1])
+    assert np.array_equal(*videos)
+    assert main(["record", "MountainCar-v0", "--backend", "native", "--out", str(tmp_path / "none.mp4")]) == 1
+    assert "MountainCar-v0 has no vector_entry_point" in capfd.readouterr().err
+    assert not (tmp_path / "none.mp4").exists()
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["--backend", "gpu"], "invalid choice: 'gpu'"),
         (["--grid", "4"], "expected ROWSxCOLUMNS"),
         (["--policy", "nothing"], "expected MODULE:FUNCTION"),
         (["--policy", "math:nothing"], "there is no 'math:nothing'"),

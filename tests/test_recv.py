@@ -47,3 +47,20 @@ async def test_uneven_envs_none_starved():
             async for ready in envs.ready(8, max_slots):
                 counts[ready.slots] += 1
             assert counts.min() >= 11, "nothing is left"
+
+
+@pytest.mark.asyncio
+async def test_paused_slots_are_sent_nothing_and_count_no_steps():
+    async with aioenv.make_vec("CartPole-v1", 3, debug=True) as envs:
+        await envs.reset(seed=0)
+        envs.pause(np.flatnonzero([False] * 3))  # nobody
+        envs.pause(1)
+        envs.send(np.zeros(3, int))
+        assert (await envs.recv(2)).slots.tolist() == [0, 2]
+        envs.resume([])
+        assert envs.active_slots.tolist() == [0, 2]
+        assert envs.stats().env_steps == 2
+        envs.resume()
+        envs.send(np.zeros(3, int))
+        await envs.recv(3)
+        assert envs.stats().env_steps == 5

@@ -98,3 +98,41 @@ def test_misuse_is_said():
             envs.step(np.zeros(3, int))
     finally:
         envs.close()
+
+
+class Optional(gym.Env):
+    observation_space = gym.spaces.Box(-9, 9, (2,), np.float64)
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.array([(options or {}).get("at", -1), self.np_random.random()]), {"options": repr(options)}
+
+    def step(self, action):
+        return np.zeros(2), 0.0, False, False, {"count": 3, "good": True}
+
+
+def test_options_of_each_slot():
+    from stable_baselines3.common.vec_env import DummyVecEnv
+
+    from aioenv.adapters import sb3
+
+    theirs, ours = DummyVecEnv([Optional] * 3), sb3.VecEnv([Optional] * 3, debug=True)
+    try:
+        for options in ([{"at": 1}, {}, {"at": 2}], {"at": 3}, [{}, {}, {"at": 4}], None):
+            for envs in theirs, ours:
+                envs.seed(4)
+                if options is not None:
+                    envs.set_options(options)
+            ours.step_async(np.zeros(3, int))  # nobody waits for this one
+            assert np.array_equal(theirs.reset(), ours.reset())
+            assert ours.reset_infos == theirs.reset_infos
+        infos = ours.step(np.zeros(3, int))[3]
+        assert [type(value) for value in infos[0].values()] == [int, bool, bool]
+    finally:
+        theirs.close()
+        ours.close()
+    with pytest.raises(TypeError, match=r"env_fns: .* pass `\[function\] \* num_envs`"):
+        sb3.VecEnv(make)
+    with pytest.raises(TypeError, match="copies of one id are made by make_vec"):
+        sb3.VecEnv("CartPole-v1")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import aioenv
 from aioenv.cli import main, tune
 from aioenv.workers.environment import usable_cpus
 
@@ -30,6 +31,19 @@ def test_lines_to_paste_have_what_differs_from_the_defaults():
     lines = tune.paste("Ant-v5", 8, {"num_workers": 4, "copy": False, "groups": 2, "loop": "asyncio"})
     assert lines[0] == "envs = aioenv.make_vec('Ant-v5', num_envs=8, num_workers=4, copy=False)"
     assert "groups=2" in lines[1] and "asyncio.run(" in lines[2]
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("env", "settings"),
+    [("noop", {"num_workers": 1, "channel": "streams"}), ("CartPole-v1", {"backend": "native", "copy": False})],
+)
+async def test_lines_to_paste_run_as_they_are(env, settings):
+    names = {"aioenv": aioenv}
+    exec("\n".join(tune.paste(env, 2, settings)), names)
+    async with names["envs"] as envs:
+        await envs.reset(seed=0)
+        assert (await envs.step(envs.action_space.sample())).obs.shape == (2, 4)
 
 
 def test_dimensions_begin_with_the_default_and_repeat_nothing():

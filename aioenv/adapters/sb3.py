@@ -17,9 +17,12 @@ except ImportError as exc:
 
 from aioenv import sync
 from aioenv.adapters.stack import IS_WRAPPED, SET_ATTR, answering, answering_from
+from aioenv.engine.arguments import listed_factories
+from aioenv.engine.results import Ready, ResetResult
 from aioenv.engine.runs.one_slot import info_of
 from aioenv.errors import EnvError, NoAsyncCallError, PendingCallError
 from aioenv.sync.portal import Call, Postponed
+from aioenv.vector_env import AsyncVectorEnv
 
 __all__ = ["VecEnv", "make_vec"]
 
@@ -58,7 +61,7 @@ class VecEnv(_VecEnv):  # type: ignore[misc]  # Stable-Baselines3 need not be in
                 raise TypeError(f"{', '.join(kwargs)}: for the vector env that is given, when it is made")
             envs = env_fns
         else:
-            factories = [answering_from(make) if callable(make) else make for make in env_fns]
+            factories = [answering_from(make) if callable(make) else make for make in listed_factories(env_fns)]
             kwargs = {"autoreset_mode": "SameStep", **kwargs}
             envs = sync.VectorEnv(factories, episode_stats=episode_stats, **kwargs)
         self._envs = envs
@@ -82,13 +85,15 @@ class VecEnv(_VecEnv):  # type: ignore[misc]  # Stable-Baselines3 need not be in
         """Begin an episode in every slot, with the seeds and options that were set; gives observations.
 
         Raises:
-            ValueError: if slots were given different options.
+            EnvError, WorkerDied, StepTimeout: as `AsyncVectorEnv.reset`.
         """
         self._drop_pending()
-        options = self._options[0]
-        if any(each != options for each in self._options):
-            raise ValueError("reset: options are the same for all slots here; use env_method for what differs")
-        result = self._envs.reset(seed=list(self._seeds), options=options or None)
+        options, seeds = self._options, list(self._seeds)
+        result: ResetResult | Ready
+        if all(each is options[0] or not (each or options[0]) for each in options):
+            result = self._envs.reset(seed=seeds, options=options[0] or None)
+        else:
+            result = self._envs._portal.call(_reset_each, self._envs._envs, seeds, options)
         self.reset_infos = [info_of(result.info, slot) for slot in range(self.num_envs)]
         self._reset_seeds()
         self._reset_options()
@@ -201,6 +206,14 @@ class VecEnv(_VecEnv):  # type: ignore[misc]  # Stable-Baselines3 need not be in
 
     def __repr__(self) -> str:
         return f"<aioenv.adapters.sb3.VecEnv over {self._envs!r}>"
+
+
+async def _reset_each(envs: AsyncVectorEnv, seeds: list[int | None], options: list[dict[str, Any]]) -> Ready:
+    """A reset of every slot, each with options of its own."""
+    await envs._running.drain()
+    for slot, own in enumerate(options):
+        envs.send_reset([slot], seed=[seeds[slot]], options=own or None)
+    return await envs.recv(len(options))
 
 
 def make_vec(

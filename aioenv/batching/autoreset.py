@@ -77,6 +77,7 @@ class Autoreset:
     Attributes:
         due: for each row what its next step is instead of a step of its env: nothing else (0), a reset, or the end of
             an episode that was lost.
+        mode: likewise.
         resets_next_step: whether the mode is NEXT_STEP.
     """
 
@@ -89,6 +90,7 @@ class Autoreset:
         self._seeds: dict[int, int] = {}  # for the next reset of a row
         self._lost: dict[int, Any] = {}  # the last observation of a row whose end has yet to be told
         self._follows = False
+        self.mode = mode
         self.resets_next_step = mode is AutoresetMode.NEXT_STEP
         self._same_step = mode is AutoresetMode.SAME_STEP
 

@@ -42,7 +42,7 @@ class Schema(NamedTuple):
 
 # A column that the parent adds for rows which were asked for a result and have none: their envs have no further
 # episode. In the merged infos it becomes "_active", which is False there.
-NO_RESULT_KEY = "_no_result"
+NO_RESULT_KEY = "\0no result"  # which no env uses
 NO_RESULT = Schema((Column((NO_RESULT_KEY,), np.dtype(np.bool_), (), is_python=True),), False, True)
 
 

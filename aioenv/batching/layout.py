@@ -4,7 +4,7 @@ Both ends of a connection build the same `Layout` from the same space, so that n
 step. A space is a tree; its leaves are of two sorts:
 
 * *array leaves* (Box, Discrete, MultiDiscrete, MultiBinary): one array of shape `(n, *shape)` a batch. These are
-  the fixed part of a frame.
+  the fixed part of a frame. A Dict or Tuple with nothing in it is one too, of no bytes, which tells how many there are.
 * *object leaves* (Text, Graph, Sequence, OneOf, custom spaces): a list of n Python objects a batch.
 
 `Layout.take_apart` takes the actions of a whole batch apart, `Writer` puts observations into their rows,
@@ -56,7 +56,14 @@ class _TupleNode(NamedTuple):
     children: tuple[_Node, ...]
 
 
-_Node: TypeAlias = "_ArrayNode | _ObjectNode | _DictNode | _TupleNode"
+class _EmptyNode(NamedTuple):
+    """A Dict or Tuple without elements, which has an array leaf of no bytes."""
+
+    number: int
+    value: dict[Any, Any] | tuple[Any, ...]
+
+
+_Node: TypeAlias = "_ArrayNode | _ObjectNode | _DictNode | _TupleNode | _EmptyNode"
 
 
 def byte_view(array: np.ndarray[Any, Any]) -> memoryview:
@@ -83,6 +90,9 @@ class Layout:
         self._root = self._plan(space, "")
 
     def _plan(self, space: Space[Any], path: str) -> _Node:
+        if isinstance(space, (spaces.Dict, spaces.Tuple)) and not space.spaces:
+            self.leaves.append(Leaf(path, (0,), np.dtype(np.bool_)))
+            return _EmptyNode(len(self.leaves) - 1, {} if isinstance(space, spaces.Dict) else ())
         if isinstance(space, spaces.Dict):
             return _DictNode({k: self._plan(s, f"{path}[{k!r}]") for k, s in space.spaces.items()})
         if isinstance(space, spaces.Tuple):
@@ -129,6 +139,8 @@ class Layout:
                 return {key: self._assemble(child, arrays, objects) for key, child in children.items()}
             case _TupleNode(children):
                 return tuple(self._assemble(child, arrays, objects) for child in children)
+            case _EmptyNode(_, value):
+                return value.copy() if isinstance(value, dict) else value
 
     def rows(self, arrays: Sequence[np.ndarray[Any, Any]], objects: Sequence[Sequence[Any]]) -> list[Any]:
         """The batch as a list of single elements; array rows are views, scalars numpy scalars, as in Gymnasium."""
@@ -145,6 +157,8 @@ class Layout:
                 return [dict(zip(children, row, strict=True)) for row in zip(*columns, strict=True)]
             case _TupleNode(children):
                 return list(zip(*(self._rows(c, arrays, objects) for c in children), strict=True))
+            case _EmptyNode(index, value):
+                return [value.copy() if isinstance(value, dict) else value for _ in range(len(arrays[index]))]
 
     def split(self, data: bytes, n: int, here: Mapping[int, np.ndarray[Any, Any]] | None = None) -> Arrays:
         """The arrays of n elements: those of `here` by number of leaf, the others out of their bytes, as copies."""
@@ -202,6 +216,10 @@ class Layout:
                     raise ActionError(f"actions{path}: expected a tuple of {len(children)}, got {got}")
                 for i, child in enumerate(children):
                     self._take_apart(child, value[i], n, f"{path}[{i}]", arrays, objects)
+            case _EmptyNode(index, empty):
+                if value is None or not isinstance(value, type(empty)) or len(value):
+                    raise ActionError(f"actions{path}: expected {empty!r}, got {value!r}")
+                arrays[index] = np.zeros((n, 0), np.bool_)
 
     def batch_of_one(self, value: Any) -> Any:
         """A single action as a batch; one that does not fit comes out as something that `take_apart` refuses."""
@@ -261,6 +279,8 @@ class Writer:
                 items = [(key, self._plan(child, of_array, of_objects)) for key, child in children.items()]
             case _TupleNode(children):
                 items = [(i, self._plan(child, of_array, of_objects)) for i, child in enumerate(children)]
+            case _EmptyNode():
+                items = []
         return partial(_write_all_of_run if of_array is _array_run_writer else _write_all, items)
 
 
@@ -331,19 +351,21 @@ def _fit(value: Any, n: int, leaf: Leaf) -> np.ndarray[Any, Any]:
     try:
         array = np.asarray(value)
     except ValueError as exc:
-        raise ActionError(f"actions{path}: expected an array of shape {expected}, got {exc}") from exc
+        raise ActionError(f"actions{path}: expected an array of shape {expected}, got what makes none: {exc}") from exc
     if array.shape != expected:
         raise ActionError(f"actions{path}: expected shape {expected}, got {array.shape}")
     if array.dtype != dtype:
-        if not np.can_cast(array.dtype, dtype, "same_kind") and not _fits_range(array, dtype):
-            raise ActionError(f"actions{path}: expected dtype {dtype}, got {array.dtype}, which can't be cast")
+        _check_castable(array, dtype, path)
     # always a copy: the caller may change the array while it is still being sent (a step may be cancelled)
     return np.array(array, dtype, order="C")
 
 
-def _fits_range(array: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> bool:
-    """Whether integers of another signedness fit all the same (Python ints are int64, many spaces uint8)."""
-    if array.dtype.kind not in "iu" or dtype.kind not in "iu":
-        return False
-    info = np.iinfo(dtype)
-    return bool(array.size == 0 or (array.min() >= info.min and array.max() <= info.max))
+def _check_castable(array: np.ndarray[Any, Any], dtype: np.dtype[Any], path: str) -> None:
+    """Raise an ActionError if numbers would change; of integers the values count (Python ints are int64)."""
+    if array.dtype.kind in "iu" and dtype.kind in "iu" and not np.can_cast(array.dtype, dtype):
+        info = np.iinfo(dtype)
+        if array.size and (array.min() < info.min or array.max() > info.max):
+            got = f"numbers from {array.min()} to {array.max()}"
+            raise ActionError(f"actions{path}: expected {dtype}, {info.min} to {info.max}, got {got}")
+    elif not np.can_cast(array.dtype, dtype, "same_kind"):
+        raise ActionError(f"actions{path}: expected dtype {dtype}, got {array.dtype}, which can't be cast")

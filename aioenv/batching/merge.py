@@ -34,6 +34,10 @@ class SchemaTable:
                 self._same.clear()  # costs a slower merge of a few steps, nothing else
             self._schemas[number] = self._same.setdefault(schema, schema)
 
+    def of(self, group: Group) -> Schema:
+        """What a group's columns are."""
+        return self._schemas[group.schema]
+
     def unpack(self, group: Group, positions: np.ndarray[Any, Any] | slice, count: int) -> Columns:
         """A group's columns.
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
 import sys
 from collections.abc import Sequence
 
 import aioenv
-from aioenv.cli import bench, demo, doctor, record, trace_view, tune
+from aioenv.errors import AioenvError
 
 __all__ = ["main"]
 
@@ -19,11 +21,35 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: the arguments after the program's name; None for those of this process.
 
     Returns:
-        The exit status: 0 if all went well, 1 if something failed, 130 after Ctrl-C.
+        The exit status: 0 if all went well, 1 if something failed, 2 if it was asked for what can't be, 130 after
+        Ctrl-C, 141 if nobody reads its output any more (`aioenv bench --list | head -1`).
 
     Raises:
         SystemExit: if the arguments are wrong (status 2), or help was asked for (0).
     """
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")  # where a terminal lacks a letter
+    try:
+        status = _run(argv)
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        print("\ninterrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        with contextlib.suppress(OSError, ValueError):  # what is left is flushed at exit
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except (AioenvError, OSError) as exc:
+        print(f"aioenv: {exc}", file=sys.stderr)
+        return 1
+    return status
+
+
+def _run(argv: Sequence[str] | None) -> int:
+    # imported here, since that takes a while, in which Ctrl-C shall be one, too
+    from aioenv.cli import bench, demo, doctor, record, trace_view, tune
+
     parser = argparse.ArgumentParser(prog="aioenv", description="Step many RL envs at once, from asyncio.")
     parser.add_argument("--version", action="version", version=f"aioenv {aioenv.__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
@@ -40,12 +66,5 @@ def main(argv: Sequence[str] | None = None) -> int:
         module.add_arguments(command)
         command.set_defaults(run=module.run)
     args = parser.parse_args(argv)
-    try:
-        status: int = args.run(args)
-    except KeyboardInterrupt:
-        print("\ninterrupted", file=sys.stderr)
-        return 130
-    except aioenv.AioenvError as exc:
-        print(f"aioenv: {exc}", file=sys.stderr)
-        return 1
+    status: int = args.run(args)
     return status

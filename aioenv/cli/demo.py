@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 import aioenv
-from aioenv.cli.options import positive_int, size
+from aioenv.cli.options import out_file, positive_int, size
 from aioenv.host.mujoco_source import MujocoSource, find_source, read_state
 from aioenv.loops.progress import progress_bar
 from aioenv.loops.video import TiledVideo
@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's arguments."""
     parser.add_argument("--steps", type=positive_int, default=1000, help="steps of every env (default: 1000)")
     parser.add_argument("--num-envs", type=positive_int, default=16, help="how many envs (default: 16)")
-    parser.add_argument("--out", type=Path, default=Path("out/demo.mp4"), help="the video (default: out/demo.mp4)")
+    parser.add_argument("--out", type=out_file, default=Path("out/demo.mp4"), help="the video (default: out/demo.mp4)")
     parser.add_argument(
         "--size", type=size, default=(160, 120), metavar="WxH", help="of one image, in pixels (default: 160x120)"
     )

@@ -3,8 +3,27 @@
 from __future__ import annotations
 
 import argparse
+import os
+from pathlib import Path
 
-__all__ = ["positive_float", "positive_int", "size"]
+__all__ = ["out_file", "positive_float", "positive_int", "size"]
+
+
+def out_file(text: str) -> Path:
+    """Where a file can be written: found out before what comes of long work is lost.
+
+    Raises:
+        argparse.ArgumentTypeError: if it can't.
+    """
+    path = Path(text)
+    there = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
+    if there == path and there.is_dir():
+        raise argparse.ArgumentTypeError(f"expected a file, but {text!r} is a directory")
+    if there != path and not there.is_dir():
+        raise argparse.ArgumentTypeError(f"{text!r} can't be written: {str(there)!r} is no directory")
+    if not os.access(there, os.W_OK):
+        raise argparse.ArgumentTypeError(f"{text!r} can't be written: {str(there)!r} is read-only for you")
+    return path
 
 
 def positive_int(text: str) -> int:

@@ -12,8 +12,11 @@ from typing import Any
 import gymnasium
 
 import aioenv
-from aioenv.cli.options import positive_float, positive_int, size
+from aioenv.cli.bench.ours import registered
+from aioenv.cli.options import out_file, positive_float, positive_int, size
 from aioenv.loops.record import record
+from aioenv.make import BACKENDS
+from aioenv.native_vector_env import vector_env_factory
 from aioenv.rendering.tiles import parse_grid
 
 __all__ = ["HELP", "add_arguments", "run"]
@@ -25,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's arguments."""
     parser.add_argument("env", metavar="ENV", help="an id of Gymnasium, or module:id")
     parser.add_argument("--steps", type=positive_int, default=200, help="steps of every env (default: 200)")
-    parser.add_argument("--out", type=Path, default=Path("out/record.mp4"), help="(default: out/record.mp4)")
+    parser.add_argument("--out", type=out_file, default=Path("out/record.mp4"), help="(default: out/record.mp4)")
     parser.add_argument(
         "--policy", metavar="MODULE:FUNCTION", type=policy, help="gives actions for observations (default: at random)"
     )
@@ -35,6 +38,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--size", type=size, default=(160, 120), metavar="WxH", help="of one image, in pixels (default: 160x120)"
     )
     parser.add_argument("--camera", help="a camera of the model, by name or number (default: the env's own view)")
+    parser.add_argument(
+        "--backend",
+        choices=BACKENDS,
+        default="workers",
+        help="single envs in worker processes, or the env's version as one vector env (default: workers)",
+    )
     parser.add_argument("--quality", choices=("exact", "fast"), default="fast", help="(default: fast)")
     parser.add_argument("--fps", type=positive_float, help="pictures a second (default: what the env says)")
     parser.add_argument("--seed", type=int, default=0, help="(default: 0)")
@@ -82,6 +91,17 @@ def run(args: argparse.Namespace) -> int:
     rows, columns = args.grid
     config = aioenv.RenderConfig(width, height, camera, args.quality)
     try:
+        registered(args.env)
+    except (gymnasium.error.Error, ImportError) as exc:
+        print(f"aioenv record: {args.env}: {exc}", file=sys.stderr)
+        return 2
+    if args.backend == "native":
+        try:
+            vector_env_factory(args.env, {})
+        except (ValueError, gymnasium.error.Error) as exc:
+            print(f"aioenv record: {exc}", file=sys.stderr)
+            return 1
+    try:
         done = aioenv.run(
             record(
                 args.env,
@@ -93,16 +113,14 @@ def run(args: argparse.Namespace) -> int:
                 render=config,
                 fps=args.fps,
                 seed=args.seed,
+                backend=args.backend,
                 progress=True,
             )
         )
     except ImportError as exc:
         if exc.name != "imageio_ffmpeg":
             raise
-        print("record: this takes imageio-ffmpeg: pip install 'aioenv[video]'", file=sys.stderr)
-        return 1
-    except gymnasium.error.Error as exc:
-        print(f"aioenv record: {args.env}: {exc}", file=sys.stderr)
+        print("aioenv record: this takes imageio-ffmpeg: pip install 'aioenv[video]'", file=sys.stderr)
         return 1
     except BaseException:
         if args.out.is_file():

@@ -9,10 +9,9 @@ import statistics
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aioenv.cli.options import positive_float, positive_int
+from aioenv.cli.options import out_file, positive_float, positive_int
 
 if TYPE_CHECKING:
     from aioenv.cli.bench.rounds import Outcomes
@@ -52,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--seconds", type=positive_float, default=0.6, help="with the clock running, a round (default: 0.6)")
     add("--only", nargs="+", metavar="SETTING", help="try these settings alone; --list shows them")
     add("--list", action="store_true", help="show what would be tried")
-    add("--json", type=Path, metavar="FILE", help="write every measurement there")
+    add("--json", type=out_file, metavar="FILE", help="write every measurement there")
 
 
 def dimensions(env: str, num_envs: int) -> list[Dimension]:
@@ -91,8 +90,14 @@ def verdict(ratios: Sequence[float]) -> str:
 
 def paste(env: str, num_envs: int, settings: Settings) -> list[str]:
     """Lines of Python that use these settings; what is a default is left out."""
+    from aioenv.cli.bench.tasks import SYNTHETIC
+
+    what, lines = repr(env), []
+    if env in SYNTHETIC:
+        what = SYNTHETIC[env].__name__
+        lines = [f"from aioenv.cli.bench.tasks import {what}"]
     keywords = "".join(f", {name}={value!r}" for name, value in settings.items() if name not in ("groups", "loop"))
-    lines = [f"envs = aioenv.make_vec({env!r}, num_envs={num_envs}{keywords})"]
+    lines += [f"envs = aioenv.make_vec({what}, num_envs={num_envs}{keywords})"]
     if settings.get("groups", 1) > 1:
         lines.append(f"await envs.rollout(policy, steps, groups={settings['groups']})  # instead of step after step")
     if settings.get("loop") == "asyncio":

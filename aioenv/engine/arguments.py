@@ -24,6 +24,7 @@ __all__ = [
     "check_observation_mode",
     "check_on_timeout",
     "check_preload",
+    "check_recv",
     "check_render",
     "check_seconds",
     "check_seed_plan",
@@ -204,6 +205,15 @@ def check_seed_plan(
 def check_timeout(timeout_s: float | None) -> float | None:
     """A duration that may be left out."""
     return None if timeout_s is None else check_seconds("timeout_s", timeout_s)
+
+
+def check_recv(min_slots: int, max_slots: int | None, deadline_s: float | None) -> None:
+    """Raise a ValueError unless these are numbers that `recv` can wait for."""
+    for number in (min_slots, 1 if max_slots is None else max_slots):
+        if not isinstance(number, (int, np.integer)) or number < 1:
+            raise ValueError(f"recv: expected min_slots and max_slots ≥ 1, got {min_slots!r} and {max_slots!r}")
+    if deadline_s is not None and (not isinstance(deadline_s, Real) or deadline_s != deadline_s):
+        raise ValueError(f"recv: deadline_s: expected a number of seconds or None, got {deadline_s!r}")
 
 
 def check_seconds(name: str, value: float) -> float:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from aioenv.engine.fleet import Member
 from aioenv.engine.solo.calls import SoloCalls
-from aioenv.errors import SlotError
+from aioenv.errors import SlotError, WireError
 from aioenv.wire.frames import Frame, Kind
 from aioenv.wire.messages import Call, dump_code, load
 
@@ -164,7 +164,13 @@ async def for_each(
             continue
         values, failures = load(reply.tail)
         for slot, data in zip(mine, values, strict=True):
-            results[slot] = load(data) if data else None
+            try:
+                results[slot] = load(data) if data else None
+            except WireError as exc:
+                message = f"the result of {what} pickled in the worker, but here {exc}"
+                error = member.worker.failure_here(message, [slot])
+                error.__cause__ = exc.__cause__
+                errors.append(error)
         errors += [member.worker.failure(failure) for failure in failures]
     partial = tuple(results.get(slot) for slot in numbers.tolist())
     if errors:

@@ -22,7 +22,7 @@ from aioenv.engine.images.shots import Images
 from aioenv.engine.merging import Merger
 from aioenv.engine.recovery import Recovery
 from aioenv.engine.slots import SlotState, SlotTable
-from aioenv.engine.tails import read_tail
+from aioenv.engine.tails import read_tail, read_what_can_be
 from aioenv.errors import SlotError, WireError, WorkerDied
 from aioenv.host.polling import Poller
 from aioenv.wire.frames import Frame, Kind
@@ -96,7 +96,9 @@ class Dispatch:
         self.history: History | None = None
         self.restarter: Restarter | None = None
         self.trace: Trace | None = None
-        self.episodes = EpisodeWatch(fleet.episodes, mode) if fleet.episodes is not None else None
+        self.episodes: EpisodeWatch | None = None
+        if fleet.episodes is not None:
+            self.episodes = EpisodeWatch(fleet.episodes, mode, restarts=restart is not None)
         self.merger = Merger(fleet) if any(not stats.live for stats in fleet.stats) else None
         if restart is not None:
             self.history = History(fleet, self._num_envs, resets_at_once=mode is AutoresetMode.SAME_STEP)
@@ -242,7 +244,10 @@ class Dispatch:
     def _read_tail(self, exchange: Exchange, part: Part, tail: memoryview) -> None:
         worker = part.member.worker
         try:
-            over = read_tail(part, tail)
+            try:
+                over = read_tail(part, tail)
+            except Exception:
+                over = read_what_can_be(part, tail)
         except Exception as exc:
             error = worker.failure_here(f"its reply can't be read: {type(exc).__name__}: {exc}", part.slots.tolist())
             exchange.fail(part, self._fleet.observations, error)

@@ -82,10 +82,12 @@ class EpisodeWatch:
     Args:
         stats: the statistics.
         mode: the autoreset mode.
+        restarts: whether workers are started again; else "restarted" in an info is an env's own word.
     """
 
-    def __init__(self, stats: EpisodeStats, mode: AutoresetMode) -> None:
+    def __init__(self, stats: EpisodeStats, mode: AutoresetMode, *, restarts: bool) -> None:
         self.stats = stats
+        self._restarts = restarts
         stats.follow(mode)
         self._same_step = mode is AutoresetMode.SAME_STEP
 
@@ -107,7 +109,7 @@ class EpisodeWatch:
         for columns in part.columns:
             if columns.schema is NO_RESULT:
                 keep[_rows(columns, part)] = False
-            elif any(column.path == ("restarted",) for column in columns.schema.columns):
+            elif self._restarts and any(column.path == ("restarted",) for column in columns.schema.columns):
                 lost = np.zeros(len(slots), np.bool_) if lost is None else lost
                 lost[_rows(columns, part)] = True
         values = list(self._values(part, over)) if self.stats.events and part.columns else ()

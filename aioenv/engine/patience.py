@@ -5,17 +5,42 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from aioenv.engine.batch import Exchange
 from aioenv.engine.fleet import Fleet, Member
 from aioenv.engine.harvest import so_far
 from aioenv.errors import StepTimeout
 from aioenv.workers.restarter import Restarter
+from aioenv.workers.supervisor import Worker
 
-__all__ = ["ON_TIMEOUT", "Patience"]
+__all__ = ["ON_TIMEOUT", "Patience", "images_late"]
 
 ON_TIMEOUT = ("raise", "kill", "restart")
+
+
+class Drawers(Protocol):
+    """What there is to know of `rendering.LatePool` for those who wait for it."""
+
+    replaced: int
+
+    @property
+    def recovering(self) -> list[Worker]:
+        """Render workers that are being started again."""
+
+    @property
+    def owing(self) -> list[Worker]:
+        """Render workers that have something to draw, or are being started again."""
+
+
+def images_late(what: str, pools: Sequence[Drawers], timeout_s: float | None) -> StepTimeout:
+    """The error that images are not there in time."""
+    owing = [f"{worker.index} (pid {worker.pid}, {worker.state.value})" for pool in pools for worker in pool.owing]
+    who = f": render workers {', '.join(owing)} owe some" if owing else ""
+    return StepTimeout(
+        f"{what}: not all images were drawn within timeout_s={timeout_s}{who}; ask again for what is late. One that "
+        "finishes nothing for timeout_s is replaced if restart=aioenv.RestartPolicy(...) was given"
+    )
 
 
 class Patience:
@@ -27,6 +52,9 @@ class Patience:
         on_timeout: one of `ON_TIMEOUT`: raise a StepTimeout; or kill the workers that owe replies, for good or to
             have them started again, and wait on for what their slots report then.
         restarter: who starts them again; None if nobody does.
+
+    Attributes:
+        pools: what draws images.
     """
 
     def __init__(self, fleet: Fleet, timeout_s: float | None, on_timeout: str, restarter: Restarter | None) -> None:
@@ -34,6 +62,7 @@ class Patience:
         self._timeout_s = timeout_s
         self._on_timeout = on_timeout
         self._restarter = restarter
+        self.pools: Sequence[Drawers] = ()
 
     async def wait_for(self, exchange: Exchange, timeout_s: float | None = None, *, shielded: bool = False) -> None:
         """Wait for all replies of an exchange.
@@ -58,20 +87,44 @@ class Patience:
         else:
             await self._wait(begin, self._timeout_s, None)
 
-    async def wait_for_images(self, drawn: Awaitable[object]) -> None:
-        """Wait until images are drawn; nobody is killed for it.
+    async def wait_for_images(self, what: str, drawn: Callable[[], Awaitable[object]]) -> None:
+        """Wait until images are drawn. Render workers that hang the pool itself replaces (see `LatePool`).
+
+        Args:
+            what: the user's call, for errors.
+            drawn: gives what to wait for; called again where that goes on after render workers were killed.
 
         Raises:
             StepTimeout: if that takes too long.
         """
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                await drawn
-        except TimeoutError:
-            running = tuple(s for m in self._fleet.members if (s := m.worker.running_slot) is not None)
-            hint = f" (running just now: slots {list(running)})" if running else ""
-            message = f"render: not all images were drawn within timeout_s={self._timeout_s}{hint}"
-            raise StepTimeout(message, slots=running, running=running) from None
+        nobody, killed = False, self._killed
+        while True:
+            try:
+                async with asyncio.timeout(self._timeout_s):
+                    await drawn()
+                return
+            except TimeoutError:
+                before, nobody, killed = nobody, self._draws_on(killed), self._killed
+                # twice: one that has finished something just now may hang since
+                if self._on_timeout == "raise" or not self.pools or (before and nobody):
+                    raise self._images_late(what) from None
+
+    def _draws_on(self, killed: int) -> bool:
+        """Whether no render worker was killed since so many were, and none is being started again."""
+        return self._killed == killed and not any(pool.recovering for pool in self.pools)
+
+    def _images_late(self, what: str) -> StepTimeout:
+        if self.pools:
+            return images_late(what, self.pools, self._timeout_s)
+        running = tuple(s for m in self._fleet.members if (s := m.worker.running_slot) is not None)
+        hint = f" (running just now: slots {list(running)})" if running else ""
+        message = f"{what}: not all images were drawn within timeout_s={self._timeout_s}{hint}"
+        return StepTimeout(message, slots=running, running=running)
+
+    @property
+    def _killed(self) -> int:
+        """How many render workers were killed for being late."""
+        return sum(pool.replaced for pool in self.pools)
 
     async def gather(self, what: str, replies: Sequence[asyncio.Future[Any]]) -> list[Any]:
         """Wait for the replies to a call: each reply, or its exception. Workers that owe one are never killed.
@@ -93,7 +146,7 @@ class Patience:
             ) from None
 
     async def _wait(self, begin: Callable[[], Awaitable[object]], timeout_s: float, exchange: Exchange | None) -> None:
-        nobody = False
+        nobody, killed = False, self._killed
         while True:
             try:
                 async with asyncio.timeout(timeout_s):
@@ -104,7 +157,7 @@ class Patience:
                 # twice: the last reply may have come just now
                 if self._on_timeout == "raise" or (nobody and not late):
                     raise self._timed_out(late, timeout_s, exchange) from None
-                nobody = not late
+                nobody, killed = not late and self._draws_on(killed), self._killed
                 for member in late:
                     if self._restarts(member):  # that has a limit of its own
                         continue

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from operator import index
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["split_reset_options", "spread_seeds"]
+__all__ = ["listed_seeds", "one_seed", "split_reset_options", "spread_seeds"]
 
 
 def spread_seeds(
@@ -25,13 +25,37 @@ def spread_seeds(
         return [None] * len(slots)
     if isinstance(seed, (int, np.integer)):
         return [int(seed) + slot for slot in slots.tolist()]
-    if isinstance(seed, str) or not isinstance(seed, Iterable):
-        raise TypeError(f"seed: expected an int, a sequence of ints or None, got {seed!r}")
-    seeds = [None if s is None else index(s) for s in seed]
+    seeds = listed_seeds(seed)
     if len(seeds) != len(slots):
         what = f"num_envs={num_envs}" if len(slots) == num_envs else f"the number of slots, {len(slots)},"
         raise ValueError(f"If seeds are passed as a list the length must match {what} but got length={len(seeds)}.")
     return seeds
+
+
+def listed_seeds(seed: Any) -> list[int | None]:
+    """The elements of a sequence of seeds.
+
+    Raises:
+        TypeError: if it is none, or an element is no int.
+    """
+    try:
+        if isinstance(seed, str):
+            raise TypeError("a string")
+        return [None if s is None else index(s) for s in seed]
+    except TypeError:
+        raise TypeError(f"seed: expected an int, a sequence of ints or None, got {seed!r}") from None
+
+
+def one_seed(seed: Any) -> int | None:
+    """The seed of one slot, as an int.
+
+    Raises:
+        TypeError: if it is neither an int nor None.
+    """
+    try:
+        return None if seed is None else index(seed)
+    except TypeError:
+        raise TypeError(f"seed: expected an int or None, got {seed!r}") from None
 
 
 def split_reset_options(

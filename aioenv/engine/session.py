@@ -35,7 +35,13 @@ NO_PHYSICS = (
 CLOSE_GRACE_S = 1.0
 
 
-def late_pool(sources: Sequence[MujocoSource], render: RenderConfig, config: FleetConfig) -> LatePool:
+def late_pool(
+    sources: Sequence[MujocoSource],
+    render: RenderConfig,
+    config: FleetConfig,
+    timeout_s: float | None,
+    on_timeout: str = "raise",
+) -> LatePool:
     """The pool, not started, that draws the states of slots with these sources."""
     from aioenv.rendering.late_pool import LatePool
 
@@ -51,6 +57,8 @@ def late_pool(sources: Sequence[MujocoSource], render: RenderConfig, config: Fle
         log_prefix=config.log_prefix,
         start_timeout_s=config.start_timeout_s,
         restart=config.restart,
+        timeout_s=timeout_s,
+        on_timeout=on_timeout,
     )
 
 
@@ -125,6 +133,7 @@ class Session:
             restart=self._config.restart,
             painter=painter,
         )
+        self.schedule.patience.pools = self._pools
 
     async def _start_drawing_fleet(self, pixels: RenderConfig) -> None:
         """Start the workers where they draw themselves, on the first OpenGL backend that works."""
@@ -167,7 +176,7 @@ class Session:
                 )
             self.images = Images(num_envs, None)
             return 0, True
-        self._pool = late_pool(sources, config, self._config)
+        self._pool = late_pool(sources, config, self._config, self._timeout_s, self._on_timeout)
         await self._pool.start()
         self.images = Images(num_envs, self._pool, config.max_in_flight)
         return max(source.state_size for source in sources), False
@@ -178,7 +187,7 @@ class Session:
         sources = [source for source in fleet.sources if source is not None]
         if len(sources) < len(fleet.sources):
             return None
-        self._pixels_pool = late_pool(sources, config, self._config)
+        self._pixels_pool = late_pool(sources, config, self._config, self._timeout_s, self._on_timeout)
         await self._pixels_pool.start()
         key, space = in_place(fleet.single_observation_space, config)
         return Painter(self._pixels_pool, fleet.receive_instead(key, space), key)

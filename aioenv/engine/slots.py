@@ -229,8 +229,12 @@ class SlotTable:
 
     # ------------------------------------------------------------ names
 
-    def named(self, slots: Iterable[int] | None) -> Slots:
+    def named(self, slots: Iterable[int] | None, *, maybe_none: bool = False) -> Slots:
         """Slots as the caller names them, checked and as an array; None stands for all.
+
+        Args:
+            slots: their numbers.
+            maybe_none: whether there may be no number among them.
 
         Raises:
             IndexError: if one is out of range.
@@ -239,7 +243,12 @@ class SlotTable:
         n = len(self._states)
         if slots is None:
             return np.arange(n)
-        array = np.asarray(list(slots) if not isinstance(slots, np.ndarray) else slots)
+        try:
+            array = np.asarray(list(slots) if not isinstance(slots, np.ndarray) else slots)
+        except (TypeError, ValueError):  # no iterable, or of iterables
+            array = np.asarray(None)
+        if maybe_none and array.shape == (0,):
+            return array.astype(np.int64)
         if array.dtype == np.bool_:
             raise ValueError("slots: expected slot numbers, got booleans; use numpy.flatnonzero(mask)")
         if array.ndim != 1 or array.size == 0 or array.dtype.kind not in "iu":

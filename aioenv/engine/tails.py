@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from aioenv.batching.infos import Group
-from aioenv.errors import ActionError
-from aioenv.wire.messages import ResetRequest, StepReply, StepRequest, dump, load, load_usual
+from aioenv.batching.infos import Columns, Group
+from aioenv.errors import ActionError, SlotError
+from aioenv.wire.messages import ResetRequest, StepReply, StepRequest, dump, load, load_usual, reason_of
+from aioenv.wire.salvage import Unreadable, find_unreadable, salvage
 
 if TYPE_CHECKING:
     from aioenv.engine.batch import Part
     from aioenv.engine.fleet import Member
 
-__all__ = ["compact", "load_reply", "read_tail", "reset_tail", "step_tail"]
+__all__ = ["compact", "load_reply", "read_tail", "read_what_can_be", "reset_tail", "step_tail"]
 
 # Those of requests are made before anything is sent or marked: what they carry may not pickle.
 
@@ -85,27 +86,98 @@ def read_tail(part: Part, tail: memoryview) -> list[int]:
     Raises:
         Exception: if it can't be understood.
     """
+    return _take(part, load_reply(tail))
+
+
+def _take(part: Part, reply: StepReply) -> list[int]:
     member = part.member
-    reply = load_reply(tail)
     member.schemas.learn(reply.schemas)
     part.objects = reply.objects
     part.errors = [member.worker.failure(failure) for failure in reply.failures]
-    # where each of the worker's rows stands in the batch
-    first = int(part.slots[0]) - member.start
-    whole = len(part.slots) == member.stop - member.start
     part.beyond = reply.beyond
     columns = []
     for group in reply.infos:
-        if group.rows is None:
-            positions: Any = slice(part.start, part.stop)
-            count = len(part.slots)
-        else:
-            count = len(group.rows)
-            rows = np.asarray(group.rows, np.int64)
-            if whole:
-                positions = rows - first + part.start
-            else:
-                positions = np.searchsorted(part.slots, rows + member.start) + part.start
+        positions, count = _positions(part, group)
         columns.append(member.schemas.unpack(group, positions, count))
     part.columns = columns
     return [member.start + row for row in reply.over]
+
+
+def _positions(part: Part, group: Group) -> tuple[Any, int]:
+    """Where the rows of a group stand in the batch, and how many they are."""
+    if group.rows is None:
+        return slice(part.start, part.stop), len(part.slots)
+    rows = np.asarray(group.rows, np.int64)
+    if len(part.slots) == part.member.stop - part.member.start:
+        return rows - (int(part.slots[0]) - part.member.start) + part.start, len(rows)
+    return np.searchsorted(part.slots, rows + part.member.start) + part.start, len(rows)
+
+
+def read_what_can_be(part: Part, tail: memoryview) -> list[int]:
+    """As `read_tail`, which has failed: values that don't unpickle become errors of their slots, which have the rest.
+
+    Raises:
+        Exception: if nothing can be understood.
+    """
+    member, slots = part.member, part.slots.tolist()
+    usual = load_usual(tail) is not None  # of a sort that was unreadable when it was new
+    reply: StepReply = load_reply(tail) if usual else salvage(tail, (StepReply, Group))
+    bad: dict[int, list[tuple[str, Unreadable]]] = {}  # by slot: what of it, and why
+    for column in reply.objects:
+        for row, value in enumerate(column):
+            if found := find_unreadable(value):
+                bad.setdefault(slots[row], []).append(("its observation", found))
+                column[row] = None
+    member.schemas.learn(reply.schemas)
+    readable = []
+    for group in reply.infos:
+        schema: Any = member.schemas.of(group)
+        if type(schema) is Unreadable:  # one of its keys is
+            for row in np.arange(part.stop)[_positions(part, group)[0]].tolist():
+                bad.setdefault(slots[row - part.start], []).append(("a key of its info", schema))
+        else:
+            readable.append(group)
+    over = _take(part, reply._replace(infos=readable))
+    part.columns = [each for columns in part.columns for each in _readable(part, columns, bad)]
+    part.errors = [*part.errors, *(_unreadable_error(part, slot, what) for slot, what in sorted(bad.items()))]
+    return over
+
+
+def _readable(part: Part, columns: Columns, bad: dict[int, list[tuple[str, Unreadable]]]) -> Iterator[Columns]:
+    """Columns without the values that are unreadable, which are put down in `bad`."""
+    positions, schema, values = columns
+    where: list[int] = np.arange(part.stop)[positions].tolist()
+    rest: list[int] = []
+    for index, position in enumerate(where):
+        lost: set[int] = set()
+        for number, (column, items) in enumerate(zip(schema.columns, values, strict=True)):
+            if isinstance(items, list) and (found := find_unreadable(items[index])):
+                lost.add(number)
+                name = "".join(f"[{key!r}]" for key in column.path)
+                bad.setdefault(int(part.slots[position - part.start]), []).append((f"info{name}", found))
+        if not lost:
+            rest.append(index)
+            continue
+        kept = [number for number in range(len(values)) if number not in lost]
+        fewer = schema._replace(columns=tuple(schema.columns[number] for number in kept))
+        alone = [values[number] if values[number] is None else values[number][index : index + 1] for number in kept]
+        yield Columns(np.array([position]), fewer, alone)
+    if len(rest) == len(where):
+        yield columns
+    elif rest:
+        some: list[Any] = [
+            items[rest] if isinstance(items, np.ndarray) else items and [items[i] for i in rest] for items in values
+        ]
+        yield Columns(np.array([where[i] for i in rest]), schema, some)
+
+
+def _unreadable_error(part: Part, slot: int, what: list[tuple[str, Unreadable]]) -> SlotError:
+    names = ", ".join(name for name, _ in what)
+    cause = what[0][1].exc
+    error = part.member.worker.failure_here(
+        f"{names}: pickled in the worker, but does not unpickle in this process: {reason_of(cause)}; the rest of its "
+        "result is there. Let envs return what both processes can make: arrays, numbers, strings, lists and dicts",
+        [slot],
+    )
+    error.__cause__ = cause
+    return error

@@ -12,6 +12,7 @@ from gymnasium import Env
 from aioenv.batching.autoreset import Autoreset
 from aioenv.host import running
 from aioenv.host.checkpoint import Checkpoints, RowCheckpoint
+from aioenv.host.exchange import AWAITS_RESET, as_single
 from aioenv.host.snapshot import Misfit, RawState, read_snapshot, write_snapshot
 from aioenv.host.worker import describe_failure
 from aioenv.stats import here
@@ -77,8 +78,10 @@ class EnvCalls:
                 stats.load_state_dict(state)
 
     def _set_state(self, row: int, state: RawState) -> tuple[npt.NDArray[np.float64], bytes | None] | None:
+        if "vector" in state[1]:
+            state = as_single(self._envs[row], state, self._stepper.mode)
         if state[1].get("due") and not self._stepper.resets_next_step:
-            raise Misfit("this state awaits a reset, which only AutoresetMode.NEXT_STEP does: it was taken under it")
+            raise Misfit(AWAITS_RESET)
         self._stepper.go_on(row, write_snapshot(self._envs[row], state))
         if self._checkpoints is None:
             return None

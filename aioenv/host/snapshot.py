@@ -14,7 +14,18 @@ from gymnasium import Env
 from aioenv.host.plain_values import Arrays, decode, encode, is_pickled
 from aioenv.host.stack import KINDS, Stack, examine, python_values, settle
 
-__all__ = ["Misfit", "RawState", "read_snapshot", "write_snapshot"]
+__all__ = [
+    "Misfit",
+    "RawState",
+    "check_data",
+    "differences",
+    "fingerprint",
+    "name_counters",
+    "read_data",
+    "read_snapshot",
+    "write_data",
+    "write_snapshot",
+]
 
 # the env's id, plain values as JSON has them, arrays
 RawState: TypeAlias = "tuple[str, dict[str, Any], Arrays]"
@@ -49,15 +60,12 @@ def read_snapshot(env: Env[Any, Any], due: bool) -> RawState:
         "due": due,
         "counters": _counters(stack, arrays),
         "rng": _read_rng(stack.base, arrays),
-        "model": _fingerprint(stack.base.model) if stack.physics else None,
+        "model": fingerprint(stack.base.model) if stack.physics else None,
         "own": [type(holder).__name__ for holder in stack.own],
         "states": [encode(holder.get_state(), f"own/{i}", arrays) for i, holder in enumerate(stack.own)],
     }
     if stack.physics:
-        data = stack.base.data
-        for name in _fields(data):
-            arrays[f"mujoco/{name}"] = getattr(data, name).copy()
-        values["mujoco"] = {name: getattr(data, name) for name in _SCALARS if hasattr(data, name)}
+        values["mujoco"] = read_data(stack.base.data, arrays)
         values["python"] = {
             name: encode(value, f"python/{name}", arrays) for name, value in python_values(stack.base).items()
         }
@@ -78,10 +86,7 @@ def write_snapshot(env: Env[Any, Any], state: RawState) -> bool:
     _check(env, stack, name, values, arrays)
     base = stack.base
     if stack.physics:
-        for field in _fields(base.data):
-            getattr(base.data, field)[...] = arrays[f"mujoco/{field}"]
-        for field, number in values["mujoco"].items():
-            setattr(base.data, field, number)
+        write_data(base.data, arrays, values["mujoco"])
         for attribute, node in values["python"].items():
             _set_attribute(base, attribute, decode(node, arrays))
     for holder, node in zip(stack.own, values["states"], strict=True):
@@ -98,20 +103,17 @@ def _check(env: Env[Any, Any], stack: Stack, name: str, values: dict[str, Any], 
         raise Misfit(f"the state of {name} does not fit {_id(env)}")
     if "vector" in values:
         raise Misfit(f"the state of {name} is one of a slot of {values['vector']}, a vector env; this is a single env")
-    mine = list(_counters(stack, {}))
+    mine = name_counters(stack)
     if mine != list(values["counters"]):
         raise Misfit(f"the state of {name} has counters of wrappers {list(values['counters'])}, the env has {mine}")
     own = [type(holder).__name__ for holder in stack.own]
     if own != values["own"]:
         raise Misfit(f"the state of {name} is of an env in which {values['own']} have states; here {own} have")
-    model = _fingerprint(stack.base.model) if stack.physics else None
+    model = fingerprint(stack.base.model) if stack.physics else None
     if model != values["model"]:
-        raise Misfit(f"the state of {name} is of another MuJoCo model: {_differences(values['model'], model)}")
+        raise Misfit(f"the state of {name} is of another MuJoCo model: {differences(values['model'], model)}")
     if stack.physics:
-        for field in _fields(stack.base.data):
-            there, here = arrays.get(f"mujoco/{field}"), getattr(stack.base.data, field)
-            if there is None or there.shape != here.shape or there.dtype != here.dtype:
-                raise Misfit(f"the state of {name} has no fitting {field}: was it taken by another MuJoCo?")
+        check_data(name, stack.base.data, arrays)
 
 
 def _id(env: Env[Any, Any]) -> str:
@@ -123,22 +125,56 @@ def _fields(data: Any) -> list[str]:
     return [name for name in data._all_fields if name not in _ADDRESSES and isinstance(getattr(data, name), np.ndarray)]
 
 
-def _fingerprint(model: Any) -> dict[str, int]:
+def read_data(data: Any, arrays: Arrays) -> dict[str, Any]:
+    """Put all arrays of an `MjData` among `arrays`; gives its numbers."""
+    for name in _fields(data):
+        arrays[f"mujoco/{name}"] = getattr(data, name).copy()
+    return {name: getattr(data, name) for name in _SCALARS if hasattr(data, name)}
+
+
+def write_data(data: Any, arrays: Arrays, numbers: dict[str, Any]) -> None:
+    """Set all of an `MjData` to what `read_data` gave."""
+    for field in _fields(data):
+        getattr(data, field)[...] = arrays[f"mujoco/{field}"]
+    for field, number in numbers.items():
+        setattr(data, field, number)
+
+
+def check_data(name: str, data: Any, arrays: Arrays) -> None:
+    """See that the arrays of a state fit an `MjData`.
+
+    Raises:
+        Misfit: if one does not.
+    """
+    for field in _fields(data):
+        there, here = arrays.get(f"mujoco/{field}"), getattr(data, field)
+        if there is None or there.shape != here.shape or there.dtype != here.dtype:
+            raise Misfit(f"the state of {name} has no fitting {field}: was it taken by another MuJoCo?")
+
+
+def fingerprint(model: Any) -> dict[str, int]:
+    """What tells models apart."""
     sizes = ("nq", "nv", "na", "nu", "nbody", "ngeom", "nmocap", "nsensordata", "nuserdata")
     return {"signature": int(model.signature), **{size: int(getattr(model, size)) for size in sizes}}
 
 
-def _differences(expected: dict[str, int] | None, got: dict[str, int] | None) -> str:
+def differences(expected: dict[str, int] | None, got: dict[str, int] | None) -> str:
+    """In what two fingerprints differ."""
     if expected is None or got is None:
         return "only one of the two has one"
     return ", ".join(f"{key} {expected[key]} there, {got[key]} here" for key in got if expected.get(key) != got[key])
 
 
+def name_counters(stack: Stack) -> list[str]:
+    """The counters of wrappers, from the outside in, as states name them."""
+    return [f"{i}: {type(wrapper).__name__}.{name}" for i, (wrapper, name) in enumerate(stack.counters)]
+
+
 def _counters(stack: Stack, arrays: Arrays) -> dict[str, Any]:
-    return {
-        f"{i}: {type(wrapper).__name__}.{name}": encode(getattr(wrapper, name), f"counters/{i}", arrays)
-        for i, (wrapper, name) in enumerate(stack.counters)
-    }
+    values = [
+        encode(getattr(wrapper, name), f"counters/{i}", arrays) for i, (wrapper, name) in enumerate(stack.counters)
+    ]
+    return dict(zip(name_counters(stack), values, strict=True))
 
 
 def _read_rng(base: Any, arrays: Arrays) -> dict[str, Any] | None:

@@ -18,6 +18,7 @@ from aioenv.batching.layout import Layout
 from aioenv.errors import ActionError
 
 __all__ = [
+    "TASKS",
     "call_vector_env",
     "has_one_generator",
     "is_native_task",
@@ -39,7 +40,7 @@ _FASTER = {
 }
 
 # What is registered for single envs, and what steps many of them as one, with the very same results.
-_TASKS = {
+TASKS = {
     f"gymnasium.envs.mujoco.{module}_v5:{name}Env": f"aioenv.native.tasks.{ours}:{name}"
     for module, name, ours in (
         ("ant", "Ant", "ant"),
@@ -86,7 +87,7 @@ def make_registered(env: str | EnvSpec, env_kwargs: dict[str, Any], *, num_envs:
     """Make what is registered for an id, "module:id" or spec as a vector env, or ours with the same results."""
     env = copy.deepcopy(_spec(env))
     if is_native_task(env):
-        env.vector_entry_point = _TASKS[str(env.entry_point)]
+        env.vector_entry_point = TASKS[str(env.entry_point)]
         env_kwargs = {name: value for name, value in env_kwargs.items() if name != "disable_env_checker"}
         env_kwargs.setdefault("autoreset_mode", AutoresetMode.NEXT_STEP)
         if env_kwargs.get("max_episode_steps") is None:
@@ -118,7 +119,7 @@ def is_native_task(env: Any) -> bool:
         if not isinstance(env, str) or ":" in env:
             return False
         env = gymnasium.spec(env)
-    return env.vector_entry_point is None and env.entry_point in _TASKS and not env.additional_wrappers
+    return env.vector_entry_point is None and env.entry_point in TASKS and not env.additional_wrappers
 
 
 class _Options(dict[str, Any]):

@@ -7,8 +7,9 @@ from typing import Any, Protocol
 
 from gymnasium.vector import VectorEnv, VectorWrapper
 
+from aioenv.host.exchange import as_native, is_task
 from aioenv.host.plain_values import Arrays, decode, encode, is_pickled
-from aioenv.host.snapshot import Misfit, RawState
+from aioenv.host.snapshot import Misfit, RawState, differences, fingerprint
 
 __all__ = ["Stateful", "find_layer", "has_states", "read_vector_states", "write_vector_states"]
 
@@ -58,7 +59,10 @@ def read_vector_states(env: VectorEnv[Any, Any, Any], rows: Sequence[int]) -> li
     for state in states:
         arrays: Arrays = {}
         node = encode(state, "state", arrays)
-        raw.append((_id(env), {"vector": type(holder).__name__, "state": node, "pickled": is_pickled(node)}, arrays))
+        values = {"vector": type(holder).__name__, "state": node, "pickled": is_pickled(node)}
+        if is_task(holder):
+            values["model"] = fingerprint(holder.model)  # type: ignore[attr-defined]
+        raw.append((_id(env), values, arrays))
     return raw
 
 
@@ -74,10 +78,16 @@ def write_vector_states(
         Misfit: if states can't be set; the message names what is in the way.
     """
     holder = _holder(env)
-    texts = [_misfit(env, holder, name, values) for name, values, _ in states]
-    good = [(row, s) for row, s, text in zip(rows, states, texts, strict=True) if text is None]
+    texts: list[str | None] = []
+    good: list[tuple[int, Any]] = []
+    for row, state in zip(rows, states, strict=True):
+        try:
+            good.append((row, _fitting(env, holder, state)))
+            texts.append(None)
+        except Misfit as exc:
+            texts.append(str(exc))
     if good:
-        holder.set_state([decode(values["state"], arrays) for _, (_, values, arrays) in good], [row for row, _ in good])
+        holder.set_state([state for _, state in good], [row for row, _ in good])
     return texts
 
 
@@ -115,15 +125,25 @@ def _holder(env: VectorEnv[Any, Any, Any]) -> Stateful:
     return holder
 
 
-def _misfit(env: VectorEnv[Any, Any, Any], holder: Stateful, name: str, values: dict[str, Any]) -> str | None:
+def _fitting(env: VectorEnv[Any, Any, Any], holder: Any, state: RawState) -> Any:
+    """A state as the holder takes it.
+
+    Raises:
+        Misfit: if it is of another sort of env.
+    """
+    name, values, arrays = state
     if name != _id(env):
-        return f"the state of {name} does not fit {_id(env)}"
+        raise Misfit(f"the state of {name} does not fit {_id(env)}")
     kind = type(holder).__name__
     if "vector" not in values:
-        return f"the state of {name} is one of a single env; {kind} is a vector env, which keeps other things"
+        if is_task(holder):
+            return as_native(holder, state)
+        raise Misfit(f"the state of {name} is one of a single env; {kind} is a vector env, which keeps other things")
     if values["vector"] != kind:
-        return f"the state of {name} is one of a slot of {values['vector']}; here {kind} has the states"
-    return None
+        raise Misfit(f"the state of {name} is one of a slot of {values['vector']}; here {kind} has the states")
+    if "model" in values and is_task(holder) and values["model"] != (here := fingerprint(holder.model)):
+        raise Misfit(f"the state of {name} is of another MuJoCo model: {differences(values['model'], here)}")
+    return decode(values["state"], arrays)
 
 
 def _id(env: VectorEnv[Any, Any, Any]) -> str:

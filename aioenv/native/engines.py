@@ -9,6 +9,9 @@ can't: it calls `mj_rnePostConstraint` after each step, which contact forces (`c
 from __future__ import annotations
 
 import copy
+import ctypes
+import os
+import weakref
 from functools import partial
 from typing import Any, Protocol
 
@@ -27,18 +30,23 @@ Slots = npt.NDArray[np.int64]
 STATE = int(mujoco.mjtState.mjSTATE_INTEGRATION)
 # fields of MjData that are parts of the state: what is written to their arrays counts
 _PARTS = {
+    "time": mujoco.mjtState.mjSTATE_TIME,
     "qpos": mujoco.mjtState.mjSTATE_QPOS,
     "qvel": mujoco.mjtState.mjSTATE_QVEL,
     "act": mujoco.mjtState.mjSTATE_ACT,
+    "history": mujoco.mjtState.mjSTATE_HISTORY,
     "qacc_warmstart": mujoco.mjtState.mjSTATE_WARMSTART,
     "ctrl": mujoco.mjtState.mjSTATE_CTRL,
     "qfrc_applied": mujoco.mjtState.mjSTATE_QFRC_APPLIED,
     "xfrc_applied": mujoco.mjtState.mjSTATE_XFRC_APPLIED,
+    "eq_active": mujoco.mjtState.mjSTATE_EQ_ACTIVE,
     "mocap_pos": mujoco.mjtState.mjSTATE_MOCAP_POS,
     "mocap_quat": mujoco.mjtState.mjSTATE_MOCAP_QUAT,
     "userdata": mujoco.mjtState.mjSTATE_USERDATA,
+    "plugin_state": mujoco.mjtState.mjSTATE_PLUGIN,
+    "plastic": mujoco.mjtState.mjSTATE_PLASTIC,
 }
-# what only `mj_rnePostConstraint` computes
+# what only `mj_rnePostConstraint` computes; `mj_forward` calls it where a sensor needs it
 POST_CONSTRAINT = frozenset(("cacc", "cfrc_int", "cfrc_ext"))
 
 
@@ -94,6 +102,7 @@ class BatchEngine:
     def __init__(self, model: Any, num_sims: int, num_threads: int) -> None:
         self._batch: Any = batch.Batch(model, num_sims, num_threads)
         self.models = [model] * num_sims
+        _batches.add(self._batch.state.base)
         self._batch.reset()
         self._qpos, self._qvel = self._batch.bind("qpos"), self._batch.bind("qvel")
         self._state = self._batch.state
@@ -163,15 +172,28 @@ class BatchEngine:
 
 
 class _Sim:
-    """An MjData, and the pairs of (batch, its own array) of the fields that are copied out of it."""
+    """An MjData, and the pairs of (batch, its own array) of the fields that are copied out of it.
+
+    Attributes:
+        fields: these; `after_forward`: those that `mj_forward` computes.
+        numbers: pairs of (batch, name), of fields that are one number.
+    """
 
     def __init__(self, model: Any, fields: dict[str, Array]) -> None:
         self.data = mujoco.MjData(model)
-        self.fields = [(batched, getattr(self.data, name)) for name, batched in fields.items()]
-        # what `mj_forward` leaves as it is
+        arrays = {name: array for name, array in fields.items() if array.ndim > 1}
+        self.fields = [(batched, getattr(self.data, name)) for name, batched in arrays.items()]
         self.after_forward = [
-            (batched, getattr(self.data, name)) for name, batched in fields.items() if name not in POST_CONSTRAINT
+            (batched, getattr(self.data, name)) for name, batched in arrays.items() if name not in POST_CONSTRAINT
         ]
+        self.numbers = [(batched, name) for name, batched in fields.items() if name not in arrays]
+
+    def copy_out(self, fields: list[tuple[Array, Array]], slot: int) -> None:
+        """Copy fields into the rows of a slot."""
+        for batched, source in fields:
+            batched[slot] = source
+        for batched, name in self.numbers:
+            batched[slot] = getattr(self.data, name)
 
 
 class LoopEngine:
@@ -200,7 +222,8 @@ class LoopEngine:
         self._state[1:] = self._state[0]
         self._rows = list(self._state)
         self._inputs = _views(model, self._fresh, self._state)
-        self._outputs: dict[str, Array] = {}
+        self._copied: dict[str, Array] = {}  # fields that are computed
+        self._outputs: dict[str, Array] = {}  # views of these, to read
         # (target, source) of what is copied into each one's model
         self._before: list[list[tuple[Array, Array]]] = [[] for _ in range(num_sims)]
         self._fields: dict[str, Array] = {}
@@ -213,9 +236,12 @@ class LoopEngine:
         if known is not None:
             return known
         source: Any = getattr(self._fresh, name, None)
-        if name not in batch.DATA_FIELDS or not isinstance(source, np.ndarray):
-            raise ValueError(f"bind: {name!r} is no field of MjData that every simulation has an array of")
-        self._outputs[name] = np.stack([source] * self._n)
+        if name not in batch.DATA_FIELDS or not isinstance(source, (np.ndarray, int)):
+            raise ValueError(f"bind: {name!r} is no field of MjData that has the same size in every simulation")
+        source = np.array(source, np.int32) if isinstance(source, int) else source
+        self._copied[name] = np.stack([source] * self._n)
+        self._outputs[name] = self._copied[name].view()
+        self._outputs[name].flags.writeable = False  # nobody would read it
         self._spare.clear()  # they copy what was known when they were made
         return self._outputs[name]
 
@@ -255,7 +281,7 @@ class LoopEngine:
         try:
             return self._spare.pop()
         except IndexError:
-            return _Sim(self._plain, self._outputs)
+            return _Sim(self._plain, self._copied)
 
     def _step(self, nstep: int, slot: int) -> None:
         model, row, sim = self._model(slot), self._rows[slot], self._take()
@@ -265,8 +291,7 @@ class LoopEngine:
         if self._post:
             mujoco.mj_rnePostConstraint(model, data)
         mujoco.mj_getState(model, data, row, STATE)
-        for batched, source in sim.fields:
-            batched[slot] = source
+        sim.copy_out(sim.fields, slot)
         self._spare.append(sim)
 
     def _forward(self, slot: int) -> None:
@@ -275,8 +300,7 @@ class LoopEngine:
         mujoco.mj_setState(model, data, row, STATE)
         mujoco.mj_forward(model, data)
         mujoco.mj_getState(model, data, row, STATE)
-        for batched, source in sim.after_forward:
-            batched[slot] = source
+        sim.copy_out(sim.fields if data.flg_rnepost else sim.after_forward, slot)
         self._spare.append(sim)
 
     def _reset(self, slots: Slots, keyframe: int, qpos: Array | None, qvel: Array | None, k: int) -> None:
@@ -293,8 +317,7 @@ class LoopEngine:
             data.qvel[:] = qvel[k]
         mujoco.mj_forward(model, data)
         mujoco.mj_getState(model, data, self._rows[slot], STATE)
-        for batched, source in sim.fields:
-            batched[slot] = source
+        sim.copy_out(sim.fields, slot)
         self._spare.append(sim)
 
     def _items(self, slots: Slots | None) -> list[int]:
@@ -344,6 +367,19 @@ def _views(model: Any, data: Any, states: Array) -> dict[str, Array]:
     views: dict[str, Array] = {}
     for name, part in _PARTS.items():
         begin = mujoco.mj_stateSize(model, STATE & (int(part) - 1))  # parts are in the order of their bits
-        shape = getattr(data, name).shape
+        shape = np.shape(getattr(data, name))
         views[name] = states[:, begin : begin + mujoco.mj_stateSize(model, int(part))].reshape(len(states), *shape)
     return views
+
+
+# What a fork leaves in the child has no threads, which its destructor would wait for: there it stays for ever.
+_batches: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for lost in list(_batches):
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(lost))
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

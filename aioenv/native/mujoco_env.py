@@ -60,6 +60,7 @@ class NativeMujocoEnv(Stepping):
 
     Attributes:
         model: the model of all slots.
+        max_episode_steps: after so many an episode is truncated; None: never.
         dt: seconds of simulated time a step.
         init_qpos, init_qvel: where the model begins.
         qpos, qvel: positions `(num_envs, nq)` and velocities `(num_envs, nv)`, float64, live.
@@ -94,7 +95,10 @@ class NativeMujocoEnv(Stepping):
         visual_options: dict[int, bool] | None = None,
     ) -> None:
         if render_mode is not None:
-            raise ValueError(f"render_mode: expected None, got {render_mode!r}; a native env does not draw itself")
+            raise ValueError(
+                f"render_mode: expected None, got {render_mode!r}; a native env does not draw itself: "
+                'make_vec(..., backend="native", render=aioenv.RenderConfig()) draws beside the steps'
+            )
         if max_episode_steps is not None and max_episode_steps != -1 and max_episode_steps <= 0:
             raise ValueError(f"max_episode_steps: expected a positive int, -1 or None, got {max_episode_steps!r}")
         self.autoreset_mode = AutoresetMode(autoreset_mode)
@@ -121,7 +125,7 @@ class NativeMujocoEnv(Stepping):
         self.action_space = batch_space(self.single_action_space, self.num_envs)
         self.qpos, self.qvel, self._ctrl = map(self.pool.bind, ("qpos", "qvel", "ctrl"))
         self.init_qpos, self.init_qvel = self.qpos[0].copy(), self.qvel[0].copy()
-        self._limit = None if max_episode_steps in (None, -1) else max_episode_steps
+        self.max_episode_steps = None if max_episode_steps in (None, -1) else max_episode_steps
         self._elapsed = np.zeros(self.num_envs, np.int64)
         self._begun = np.zeros(self.num_envs, np.bool_)
         self._all_begun = False
@@ -131,6 +135,7 @@ class NativeMujocoEnv(Stepping):
         self._memory: dict[str, npt.NDArray[Any]] = {}
         self._ones = np.ones(self.num_envs, np.bool_)
         self._numbers = np.arange(self.num_envs)
+        self._is_strange = not type(self).__module__.startswith("aioenv.native.")
 
     @property  # type: ignore[misc]
     def np_random(self) -> tuple[np.random.Generator, ...]:  # type: ignore[override]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import weakref
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Self
@@ -58,13 +60,15 @@ class SimPool:
         post_constraint: bool = False,
     ) -> None:
         for name, value in (("num_sims", num_sims), ("num_threads", num_threads)):
-            if value is not None and (isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1):
-                raise ValueError(f"{name}: expected a positive int, got {value!r}")
+            if value is not None or name == "num_sims":
+                _check_int(name, value, 1)
         self.model = load_model(model)
         self.num_sims = int(num_sims)
         self.num_threads = min(usable_cpus() if num_threads is None else int(num_threads), self.num_sims)
         self.state_size: int = mujoco.mj_stateSize(self.model, STATE)
         self._fields: dict[str, Array] = {}
+        self._pid = os.getpid()
+        _pools.add(self)
         self._engine_or_none: Engine | None = (
             LoopEngine(self.model, self.num_sims, self.num_threads, True)
             if post_constraint
@@ -74,6 +78,11 @@ class SimPool:
     @property
     def _engine(self) -> Engine:
         if self._engine_or_none is None:
+            if self._pid != os.getpid():
+                raise ClosedError(
+                    f"the pool of simulations was made in process {self._pid}, where its threads have stayed: process "
+                    f"{os.getpid()} is a forked copy. Make another one here"
+                )
             raise ClosedError("the pool of simulations is closed")
         return self._engine_or_none
 
@@ -84,12 +93,14 @@ class SimPool:
 
         Args:
             slots: which simulations, distinct numbers or a mask; None: all of them.
-            n: instead of `slots`: the first n.
+            n: instead of `slots`: the first n; may be 0.
             keyframe: number of a keyframe; -1 for the defaults.
 
         Raises:
             IndexError: if there is no such simulation, or keyframe.
+            ValueError, TypeError: if a simulation is named twice, or numbers are none.
         """
+        _check_int("keyframe", keyframe, None)
         if not -1 <= keyframe < self.model.nkey:
             raise IndexError(f"keyframe: the model has {self.model.nkey}, got {keyframe}")
         self._engine.reset(self._pick(slots, n), keyframe, None, None)
@@ -107,10 +118,9 @@ class SimPool:
 
         Raises:
             ValueError: if `nstep` is not positive.
-            IndexError: if there is no such simulation.
+            IndexError, TypeError: as of `reset`.
         """
-        if nstep < 1:
-            raise ValueError(f"nstep: expected a positive int, got {nstep!r}")
+        _check_int("nstep", nstep, 1)
         self._engine.step(self._pick(slots, n), nstep)
 
     def advance(self, nstep: int) -> None:
@@ -144,8 +154,10 @@ class SimPool:
     def bind(self, name: str) -> Array:
         """The live array of a field of `MjData`, shape `(num_sims, ...)`: `qpos`, `ctrl`, `xpos`, `cfrc_ext` and so on.
 
-        What is written to a field of the state is the simulation's at its next call; others are only read. An array of
-        MuJoCo's batch keeps the batch and its threads alive after `close`, until nobody refers to it.
+        What is written to a field of the state is the simulation's at its next call; others can only be read. Of those
+        only what MuJoCo computes in each call means something: without `post_constraint`, `cfrc_ext` is some other
+        simulation's. An array of MuJoCo's batch keeps the batch and its threads alive after `close`, until nobody
+        refers to it.
 
         Raises:
             ValueError: if there is no such field, or it has not one size in all simulations (contacts, say).
@@ -201,6 +213,8 @@ class SimPool:
             ValueError: if there is no such field, or it can't differ between simulations.
         """
         if name not in self._fields:
+            if not isinstance(name, str):
+                raise ValueError(f"model_field: expected the name of a field of MjModel, got {name!r}")
             self._fields[name] = self._engine.field(name)
         return self._fields[name]
 
@@ -256,6 +270,7 @@ class SimPool:
         if n is not None:
             if slots is not None:
                 raise ValueError("give slots or n, not both")
+            _check_int("n", n, None)
             if not 0 <= n <= self.num_sims:
                 raise IndexError(f"n: there are {self.num_sims} simulations, got {n}")
             return None if n == self.num_sims else np.arange(n)
@@ -267,20 +282,43 @@ class SimPool:
         Raises:
             IndexError: if there is no such simulation, or a mask has another shape than `(num_sims,)`.
             ValueError: if one is named twice.
+            TypeError: if they are no whole numbers.
         """
         if slots is None:
             return np.arange(self.num_sims)
+        if not isinstance(slots, Iterable) or np.ndim(slots if isinstance(slots, np.ndarray) else ()) > 1:
+            raise TypeError(f"slots: expected numbers of simulations, or a mask of all, got {slots!r}")
         array = np.asarray(slots if isinstance(slots, np.ndarray) else list(slots))
         if array.dtype == np.bool_:
             if array.shape != (self.num_sims,):
                 raise IndexError(f"slots: expected a mask of shape ({self.num_sims},), got {array.shape}")
             return np.flatnonzero(array)
+        if array.size and array.dtype.kind not in "iu":
+            raise TypeError(f"slots: expected whole numbers, or a mask of bool, got {array.dtype} {array.tolist()}")
         numbers = array.astype(np.int64).reshape(-1)
         if len(numbers) and not (0 <= numbers.min() and numbers.max() < self.num_sims):
             raise IndexError(f"slots: expected numbers from 0 to {self.num_sims - 1}, got {numbers.tolist()}")
         if len(np.unique(numbers)) < len(numbers):
             raise ValueError(f"slots: each may be named once, got {numbers.tolist()}")
         return numbers
+
+
+def _check_int(name: str, value: Any, least: int | None) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or (least is not None and value < least):
+        kind = "an int" if least is None else "a positive int"
+        raise ValueError(f"{name}: expected {kind}, got {value!r}")
+
+
+_pools: weakref.WeakSet[SimPool] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for pool in list(_pools):
+        pool._engine_or_none = None
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def load_model(model: Any) -> Any:
@@ -297,7 +335,7 @@ def load_model(model: Any) -> Any:
     if not isinstance(model, (str, Path)):
         raise TypeError(f"model: expected an MjModel, the path of a file, or XML, got {type(model).__name__}")
     path = Path(model).expanduser()
-    if not path.exists():
+    if not path.is_file():
         raise FileNotFoundError(f"model: there is no file {path}")
     load = mujoco.MjModel.from_binary_path if path.suffix == ".mjb" else mujoco.MjModel.from_xml_path
     return load(str(path))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 from gymnasium.utils import seeding
+from gymnasium.vector import AutoresetMode
 
 from aioenv.batching.generators import RNG_WORDS, SEED_WORDS, Generators, generator_of, seed_of, seed_words
 
@@ -23,6 +24,7 @@ class SlotStates:
     """The part of `NativeMujocoEnv` that tells and sets the states of its slots."""
 
     num_envs: int
+    autoreset_mode: AutoresetMode
     pool: SimPool
     _over: npt.NDArray[np.int64]
     _elapsed: npt.NDArray[np.int64]
@@ -103,7 +105,8 @@ class SlotStates:
             slots: which; None: all of them.
 
         Raises:
-            ValueError: if there is another number of states, or they are of another task.
+            ValueError: if there is another number of states, or they are of another task, or one awaits a reset that
+                AutoresetMode.SAME_STEP would not make.
         """
         numbers = self.pool.numbers(slots)
         if len(states) != len(numbers):
@@ -112,6 +115,8 @@ class SlotStates:
         memories = {frozenset(state["memory"]) for state in states}
         if sizes - {self.pool.state_size} or memories - {frozenset(self._memory)}:
             raise ValueError("states: they are of another task or model than this one's")
+        if self.autoreset_mode is AutoresetMode.SAME_STEP and any(state["over"] for state in states):
+            raise ValueError("states: one is of an episode that is over, which under SAME_STEP would never be reset")
         self.pool.set_states(
             np.array([state["physics"] for state in states]).reshape(-1, self.pool.state_size), numbers
         )

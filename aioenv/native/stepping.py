@@ -10,6 +10,7 @@ from gymnasium.utils import seeding
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from aioenv.errors import ClosedError, ResetNeededError
+from aioenv.native.hooks import check_columns, check_obs, check_outcome, check_start
 from aioenv.native.infos import final_info, leave_out, merge_infos, own, whole
 from aioenv.native.task import Array, Slots, Task
 
@@ -28,10 +29,11 @@ class Stepping(Task, VectorEnv[Any, Any, Any]):
 
     autoreset_mode: AutoresetMode
     frame_skip: int
-    _limit: int | None  # of steps of an episode
+    max_episode_steps: int | None
     _ctrl: Array
     _ones: npt.NDArray[np.bool_]
     _numbers: Slots
+    _is_strange: bool  # whether hooks are somebody else's
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
         """Begin an episode in every slot, or in those that the boolean array `options["reset_mask"]` names.
@@ -65,7 +67,7 @@ class Stepping(Task, VectorEnv[Any, Any, Any]):
         for slot in slots.tolist():
             if seed[slot] is not None:
                 self._rngs[slot], self._seeds[slot] = seeding.np_random(seed[slot])
-        qpos, qvel = self.draw_start(slots)
+        qpos, qvel = self._draw(slots)
         self.pool.start(None if mask is None else slots, qpos, qvel)
         self._begun[slots] = True
         self._all_begun = mask is None or bool(self._begun.all())
@@ -73,14 +75,28 @@ class Stepping(Task, VectorEnv[Any, Any, Any]):
         self._over = _NONE if mask is None else self._over[~mask[self._over]]
         where = ALL if mask is None else slots
         self.after_start(where)
-        info = self.start_info(where)
+        info = self._tell(where, len(slots))
         return self._observe_all(), merge_infos({}, info, slots, self.num_envs)
 
     def _observe_all(self) -> Array:
-        obs = own(self.observe(ALL))
+        obs = own(self._observe(ALL, self.num_envs))
         if not self._all_begun:
             obs[~self._begun] = 0
         return obs
+
+    # hooks, whose results are looked at unless the task is one of ours
+
+    def _draw(self, slots: Slots) -> tuple[Array, Array]:
+        start = self.draw_start(slots)
+        return check_start(self, start, len(slots)) if self._is_strange else start
+
+    def _observe(self, slots: Any, count: int) -> Array:
+        obs = self.observe(slots)
+        return check_obs(self, obs, count) if self._is_strange else obs
+
+    def _tell(self, slots: Any, count: int) -> dict[str, Array]:
+        columns = self.start_info(slots)
+        return check_columns(self, "start_info", columns, count) if self._is_strange else columns
 
     def _check_mask(self, mask: Any) -> None:
         if not isinstance(mask, np.ndarray):
@@ -164,14 +180,16 @@ class Stepping(Task, VectorEnv[Any, Any, Any]):
         self.before_step()
         self._physics(actions, starts, rest)
         obs = self._observe_all()
-        reward, terminated, columns = self.outcome(actions, obs)
+        outcome = self.outcome(actions, obs)
+        reward, terminated, columns = check_outcome(self, outcome) if self._is_strange else outcome
         if terminated is None:
             terminated = np.zeros(self.num_envs, np.bool_)
         elapsed = self._elapsed
         elapsed += 1 if rest is None else ~rest
         if len(starts):
             elapsed[starts] = 0
-        truncated = terminated & False if self._limit is None else elapsed >= self._limit
+        limit = self.max_episode_steps
+        truncated = terminated & False if limit is None else elapsed >= limit
         reward = own(reward) if reward.dtype == np.float64 else reward.astype(np.float64)
         if rest is not None:
             reward[rest] = 0.0
@@ -180,7 +198,7 @@ class Stepping(Task, VectorEnv[Any, Any, Any]):
             reward[starts] = 0.0
             terminated[starts] = False
             first = 0 if rest is None else int(rest.argmin())
-            info = merge_infos(columns, self.start_info(starts), starts, self.num_envs, first)
+            info = merge_infos(columns, self._tell(starts, len(starts)), starts, self.num_envs, first)
         else:
             info = {}
         over = (terminated | truncated).nonzero()[0]
@@ -204,7 +222,7 @@ class Stepping(Task, VectorEnv[Any, Any, Any]):
         slots = live.nonzero()[0]
         self._ctrl[slots] = actions[slots]
         if len(starts):
-            qpos, qvel = self.draw_start(starts)
+            qpos, qvel = self._draw(starts)
             self.pool.start_and_step(starts, qpos, qvel, slots, self.frame_skip)
             self.after_start(starts)
         elif len(slots):
@@ -214,9 +232,10 @@ class Stepping(Task, VectorEnv[Any, Any, Any]):
         """Begin the next episodes in the step that has ended the last ones."""
         info = final_info(obs, columns, over, self.num_envs)
         self._finals = over, self.pool.get_states(over)
-        self.pool.start(over, *self.draw_start(over))
+        self.pool.start(over, *self._draw(over))
         self._elapsed[over] = 0
+        self._over = _NONE
         self.after_start(over)
-        obs[over] = self.observe(over)
-        info.update(merge_infos(columns, self.start_info(over), over, self.num_envs))
+        obs[over] = self._observe(over, len(over))
+        info.update(merge_infos(columns, self._tell(over, len(over)), over, self.num_envs))
         return info

@@ -9,6 +9,7 @@ import numpy.typing as npt
 from gymnasium.spaces import Box
 from gymnasium.vector.utils import batch_space
 
+from aioenv.native.hooks import missing
 from aioenv.native.slot_states import SlotStates
 
 __all__ = ["Task"]
@@ -27,18 +28,18 @@ class Task(SlotStates):
 
     def draw_start(self, slots: Slots) -> tuple[Array, Array]:
         """Where new episodes begin: positions `(k, nq)` and velocities `(k, nv)`, drawn with `uniform` or `normal`."""
-        raise NotImplementedError
+        raise missing(self, "draw_start(slots)")
 
     def observe(self, slots: Any) -> Array:
         """Observations `(k, ...)` in a new array; `slots` indexes live arrays: all slots as a slice, or numbers."""
-        raise NotImplementedError
+        raise missing(self, "observe(slots)")
 
     def outcome(self, actions: Array, obs: Array) -> tuple[Array, Array | None, dict[str, Array]]:
         """What the step that was made means: rewards, terminations (None: none), and columns of infos.
 
         All rows must be there and in new arrays; those of slots that have just begun an episode are not used.
         """
-        raise NotImplementedError
+        raise missing(self, "outcome(actions, obs)")
 
     def start_info(self, slots: Any) -> dict[str, Array]:
         """Columns of infos of resets, `(k, ...)` each, in new arrays."""
@@ -74,7 +75,13 @@ class Task(SlotStates):
         return self._memory[name]
 
     def uniform(self, slots: Slots, low: float, high: float, size: int) -> Array:
-        """`(len(slots), size)` numbers, each row drawn as `np_random.uniform(low, high, size)` of its slot."""
+        """`(len(slots), size)` numbers, each row drawn as `np_random.uniform(low, high, size)` of its slot.
+
+        Raises:
+            ValueError: if `high` is less than `low`.
+        """
+        if high < low:
+            raise ValueError(f"uniform: expected low <= high, got {low} and {high}")
         drawn = np.empty((len(slots), size))
         rngs = self._rngs
         for slot, row in zip(slots.tolist(), drawn, strict=True):

@@ -18,6 +18,7 @@ from aioenv.rendering.blocks import Blocks
 from aioenv.rendering.config import RenderConfig, check_devices
 from aioenv.rendering.crew import MAX_DEFAULT_WORKERS, Crew, WithCrew, error_of
 from aioenv.rendering.drawing import Sheet, dump_sources
+from aioenv.rendering.watch import Watch
 from aioenv.wire.frames import Frame, Kind
 from aioenv.wire.messages import dump_code
 from aioenv.workers.environment import usable_cpus
@@ -41,7 +42,12 @@ class LatePool(WithCrew):
         log_prefix: goes before what the workers print.
         start_timeout_s: how long they may take to come up, in seconds.
         restart: start workers again that died, and draw again what they had not; None: their slots have no images.
+        timeout_s: how long a worker may finish nothing that it was given before it is late, in seconds; None for ever.
+        on_timeout: what becomes of one that is: with "kill" it is killed; with "raise" or "restart" it is killed and
+            started again, if `restart` is given, and left alone if not.
 
+    Attributes:
+        replaced: how many workers were killed for being late.
     """
 
     def __init__(
@@ -56,7 +62,13 @@ class LatePool(WithCrew):
         log_prefix: str | None = None,
         start_timeout_s: float = 60.0,
         restart: RestartPolicy | None = None,
+        timeout_s: float | None = None,
+        on_timeout: str = "raise",
     ) -> None:
+        self._timeout_s = timeout_s if restart is not None or on_timeout == "kill" else None
+        self._forsakes = on_timeout == "kill"
+        self._watches: dict[Worker, Watch] = {}
+        self.replaced = 0
         self._config = config
         self._slot_source = np.asarray(slot_source)
         self._one_source = len(sources) == 1
@@ -92,6 +104,32 @@ class LatePool(WithCrew):
         """
         await self._crew.start()
         self._blocks = Blocks(self._crew.memory)
+        if self._timeout_s is not None:
+            for worker in self._crew.workers:
+                self._watches[worker] = Watch(self._timeout_s, partial(self._on_late, worker))
+
+    def _on_late(self, worker: Worker) -> None:
+        """A worker has finished nothing for too long."""
+        self.replaced += 1
+        if self._forsakes and self._crew.restarter is not None:
+            self._crew.restarter.forsake(worker)
+        worker.strike(f"it finished no image for timeout_s={self._timeout_s}")
+
+    @property
+    def recovering(self) -> list[Worker]:
+        """Those that are being started again, or draw their first image."""
+        restarter, watches = self._crew.restarter, self._watches
+        return [
+            w
+            for w in self._crew.workers
+            if (restarter is not None and restarter.restarts(w)) or (w.busy and w in watches and watches[w].fresh)
+        ]
+
+    @property
+    def owing(self) -> list[Worker]:
+        """Those that have something to draw, or are being started again."""
+        recovering = self.recovering
+        return [worker for worker in self._crew.workers if worker.busy or worker in recovering]
 
     def sheet(self, n: int) -> Sheet:
         """What the images of n slots are drawn on; nobody else has it."""
@@ -151,6 +189,8 @@ class LatePool(WithCrew):
 
         def on_outcome(outcome: Frame | SlotError) -> None:
             # (`again` has the sheet, which must stay as long as the worker may draw on it)
+            if watch is not None and sent:
+                watch.came(died=isinstance(outcome, WorkerDied))
             restarter = self._crew.restarter
             if restarter is not None and isinstance(outcome, WorkerDied):
                 if restarter.hold(worker, outcome, again, on_reply):
@@ -158,15 +198,21 @@ class LatePool(WithCrew):
             on_reply(outcome)
 
         where, into = sheet.ask(rows)
+        watch, sent = self._watches.get(worker), False
         try:
             worker.submit(
                 Kind.RENDER, [byte_view(states)], dump_sources(sources, where), into=into, on_reply=on_outcome
             )
         except SlotError as exc:
             on_outcome(exc)
+            return
+        if watch is not None:
+            sent = True
+            watch.sent()
 
     async def close(self) -> None:
         """End the workers. Idempotent; if this is cancelled, they are killed at once."""
+        self._unwatch()
         try:
             await self._crew.close()
         finally:
@@ -174,5 +220,11 @@ class LatePool(WithCrew):
 
     def abandon(self) -> None:
         """Kill the workers without waiting."""
+        self._unwatch()
         self._crew.abandon()
         self._blocks.clear()
+
+    def _unwatch(self) -> None:
+        watches, self._watches = self._watches, {}
+        for watch in watches.values():
+            watch.close()

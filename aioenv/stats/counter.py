@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, SupportsFloat
 
+import numpy as np
 from gymnasium import Env, Wrapper
 
 from aioenv.errors import ResetNeededError
@@ -29,8 +30,10 @@ class EpisodeCounter:
     """
 
     def __init__(self, num_slots: int | None = None) -> None:
-        if num_slots is not None and (isinstance(num_slots, bool) or not isinstance(num_slots, int) or num_slots < 1):
-            raise ValueError(f"num_slots: expected a positive int or None, got {num_slots!r}")
+        if num_slots is not None:
+            if isinstance(num_slots, bool) or not isinstance(num_slots, (int, np.integer)) or num_slots < 1:
+                raise ValueError(f"num_slots: expected a positive int or None, got {num_slots!r}")
+            num_slots = int(num_slots)
         self._set_up(num_slots, SharedBlock(8 * (num_slots or 1)))
 
     def _set_up(self, num_slots: int | None, block: SharedBlock) -> None:
@@ -47,9 +50,11 @@ class EpisodeCounter:
         Raises:
             ValueError: if there is no such slot. A counter without slots takes any.
         """
-        if isinstance(slot, bool) or not isinstance(slot, int) or not 0 <= slot < (self.num_slots or slot + 1):
-            raise ValueError(f"slot: expected 0 … {(self.num_slots or 0) - 1}, got {slot!r}")
-        return SlotCounter(self, slot)
+        if isinstance(slot, bool) or not isinstance(slot, (int, np.integer)) or slot < 0:
+            raise ValueError(f"slot: expected an int from 0, got {slot!r}")
+        if self.num_slots is not None and slot >= self.num_slots:
+            raise ValueError(f"slot: expected 0 … {self.num_slots - 1}, got {slot!r}")
+        return SlotCounter(self, int(slot))
 
     def next_id(self) -> int:
         """The next number; only without slots.

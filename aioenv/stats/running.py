@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -53,7 +54,7 @@ class SharedRunningStats:
         decay: float = 1.0,
         shared: bool | None = None,
     ) -> None:
-        lengths = (shape,) if isinstance(shape, int) else tuple(shape)
+        lengths = tuple(shape) if isinstance(shape, Iterable) else (shape,)
         if any(isinstance(n, bool) or not isinstance(n, (int, np.integer)) or n < 1 for n in lengths):
             raise ValueError(f"shape: expected positive ints, got {shape!r}")
         if num_slots is None and not live:
@@ -61,9 +62,11 @@ class SharedRunningStats:
                 "num_slots: expected how many envs there are, got None; samples are merged in their order, and only "
                 "with live=True as they come"
             )
-        if num_slots is not None and (isinstance(num_slots, bool) or not isinstance(num_slots, int) or num_slots < 1):
-            raise ValueError(f"num_slots: expected a positive int, got {num_slots!r}")
-        if isinstance(decay, bool) or not 0 < decay <= 1:
+        if num_slots is not None:
+            if isinstance(num_slots, bool) or not isinstance(num_slots, (int, np.integer)) or num_slots < 1:
+                raise ValueError(f"num_slots: expected a positive int, got {num_slots!r}")
+            num_slots = int(num_slots)
+        if isinstance(decay, bool) or not isinstance(decay, Real) or not 0 < decay <= 1:
             raise ValueError(f"decay: expected a number above 0 and up to 1, got {decay!r}")
         if shared is None:
             shared = can_share()

@@ -31,6 +31,7 @@ __all__ = [
     "load",
     "load_code",
     "load_usual",
+    "reason_of",
 ]
 
 
@@ -184,11 +185,15 @@ def load(data: Buffer) -> Any:
     try:
         return pickle.loads(data)
     except (Exception, SystemExit) as exc:  # a module that it imports may call sys.exit
-        try:
-            reason = f"{type(exc).__name__}: {exc}"
-        except Exception:
-            reason = f"{type(exc).__name__} (its __str__ raised)"
-        raise WireError(f"a message does not unpickle: {reason}") from exc
+        raise WireError(f"a message does not unpickle: {reason_of(exc)}") from exc
+
+
+def reason_of(exc: BaseException) -> str:
+    """The type and message of an exception, whatever its `__str__` does."""
+    try:
+        return f"{type(exc).__name__}: {exc}"
+    except Exception:
+        return f"{type(exc).__name__} (its __str__ raised)"
 
 
 def load_code(data: Buffer) -> Any:

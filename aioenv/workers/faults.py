@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from aioenv.errors import EnvError, WireError, WorkerDied, WorkerStartError, describe_exit
-from aioenv.wire.messages import Failure
+from aioenv.wire.messages import Failure, reason_of
 
 __all__ = ["Identity", "env_error", "env_error_here", "start_error", "start_failed", "worker_died"]
 
@@ -37,13 +37,14 @@ def env_error(who: Identity, failure: Failure) -> EnvError:
         traceback=failure.traceback,
         stderr=who.stderr,
     )
-    error.__cause__ = _original(failure)
+    _add_cause(error, failure)
     return error
 
 
 def env_error_here(who: Identity, message: str, slots: Sequence[int]) -> EnvError:
     """An error of some slots that the parent found."""
-    text = f"slots {list(slots)} ({who.label}, pid {who.pid}): {message}"
+    where = f"slot {slots[0]}" if len(slots) == 1 else f"slots {list(slots)}"
+    text = f"{where} ({who.label}, pid {who.pid}): {message}"
     return EnvError(text, slots=tuple(slots), pid=who.pid, stderr=who.stderr)
 
 
@@ -81,7 +82,7 @@ def start_failed(who: Identity, failure: Failure) -> WorkerStartError:
     where = "" if failure.row is None else f" for slot {slots[0]}"
     message = f"{who.label} could not start{where}: {failure.type_name}: {failure.message}\n{failure.traceback}"
     error = start_error(who._replace(slots=slots), message, failure.traceback)
-    error.__cause__ = _original(failure)
+    _add_cause(error, failure)
     return error
 
 
@@ -89,12 +90,14 @@ def _with_output(message: str, who: Identity) -> str:
     return f"{message}\nIts last output:\n{who.stderr}" if who.stderr else message
 
 
-def _original(failure: Failure) -> BaseException | None:
+def _add_cause(error: Exception, failure: Failure) -> None:
     """The exception itself, if it came across; its traceback is text by now."""
     if failure.pickled is None:
-        return None
+        return
     try:
-        exc = pickle.loads(failure.pickled)
-    except Exception:
-        return None
-    return exc if isinstance(exc, BaseException) else None
+        original = pickle.loads(failure.pickled)
+    except (Exception, SystemExit) as exc:
+        error.add_note(f"The {failure.type_name} itself does not unpickle in this process: {reason_of(exc)}")
+        return
+    if isinstance(original, BaseException):
+        error.__cause__ = original

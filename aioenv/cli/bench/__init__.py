@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aioenv.cli.options import positive_float, positive_int
+from aioenv.cli.options import out_file, positive_float, positive_int
 from aioenv.workers.channel import CHANNELS
 from aioenv.workers.launch import START_METHODS
 
@@ -44,14 +44,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--channel", choices=("auto", *CHANNELS), default="auto", help="how aioenv talks to them")
     add("--only", nargs="+", metavar="NAME", help="these contenders; --list shows them")
     add("--list", action="store_true", help="show the contenders, and which of them are installed")
-    add("--json", type=Path, metavar="FILE", help="write every measurement there")
-    add("--plot", type=Path, metavar="FILE", help="draw a plot there, with --all two (takes matplotlib)")
+    add("--json", type=out_file, metavar="FILE", help="write every measurement there")
+    add("--plot", type=out_file, metavar="FILE", help="draw a plot there, with --all two (takes matplotlib)")
     suite = parser.add_argument_group("the whole suite").add_argument
     suite("--quick", action="store_true", help="with --all: fewer rows, and figures that are good for a look alone")
     suite("--rows", nargs="+", metavar="ROW", help="with --all: these rows, by their beginnings; --list shows them")
-    suite("--resume", type=Path, metavar="FILE", help="with --all: as --json, but rows in FILE are not measured again")
+    suite(
+        "--resume", type=out_file, metavar="FILE", help="with --all: as --json, but what it has is not measured again"
+    )
     suite("--again-if-noisy", action="store_true", help="with --resume: but for rows measured under foreign load")
-    suite("--markdown", type=Path, metavar="FILE", help="with --all: write tables there, between the page's markers")
+    suite("--markdown", type=out_file, metavar="FILE", help="with --all: write tables into it, between its markers")
     add = parser.add_mutually_exclusive_group().add_argument
     add("--all", action="store_true", help="instead: all rows of the suite, which takes a while (it says how long)")
     add(

@@ -110,6 +110,7 @@ CONTENDERS: dict[str, Contender] = {
     "aioenv-views": Contender("aioenv (copy=False)", "aioenv", ours.aioenv_views),
     "aioenv-groups": Contender("aioenv (groups=2)", "aioenv", ours.aioenv_groups),
     "aioenv-native": Contender("aioenv (backend=native)", "aioenv", ours.aioenv_native),
+    "aioenv-native-sync": Contender("aioenv.sync (backend=native)", "aioenv", ours.aioenv_native_sync),
     "aioenv-sync": Contender("aioenv.sync", "aioenv", ours.aioenv_sync),
     "gymnasium-async": Contender("gymnasium AsyncVectorEnv", "gymnasium", gymnasium_async),
     "gymnasium-sync": Contender("gymnasium SyncVectorEnv", "gymnasium", gymnasium_sync),

@@ -12,10 +12,11 @@ from typing import Any
 import gymnasium
 
 import aioenv
+from aioenv.cli.bench.ours import natively
 from aioenv.cli.bench.tasks import ACTION_BATCHES, Passes, Task
 from aioenv.rendering.backends import environment
 
-__all__ = ["SIDE", "overlap", "pixels_aioenv", "pixels_gymnasium"]
+__all__ = ["SIDE", "overlap", "pixels_aioenv", "pixels_gymnasium", "pixels_native"]
 
 SIDE = 84  # of an image, in pixels
 FRAME_SKIP = 5  # of Gymnasium's Humanoid
@@ -57,6 +58,15 @@ def pixels_aioenv(quality: Any, workers: int | None, task: Task) -> dict[str, fl
         return {"env-steps/s": passes.count * task.num_envs / passes.seconds}
 
     return aioenv.run(main())
+
+
+def pixels_native(quality: Any, task: Task) -> dict[str, float]:
+    """Of aioenv, with the physics as one batch in this process, and render workers beside it.
+
+    Raises:
+        NotApplicable: if nobody has written the env as one vector env.
+    """
+    return pixels_aioenv(quality, None, natively(task))
 
 
 def overlap(task: Task) -> dict[str, float]:

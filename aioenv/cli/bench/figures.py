@@ -18,7 +18,7 @@ import numpy as np
 
 import aioenv
 from aioenv.cli.bench.common import NotApplicable
-from aioenv.cli.bench.drawn import SIDE, overlap, pixels_aioenv, pixels_gymnasium
+from aioenv.cli.bench.drawn import SIDE, overlap, pixels_aioenv, pixels_gymnasium, pixels_native
 from aioenv.cli.bench.pools import IMAGES_PER_S, QUALITIES, bare_images, pool_images, worker_images
 from aioenv.cli.bench.shared_stats import stats_gymnasium, stats_live, stats_slots
 from aioenv.cli.bench.tasks import ACTION_BATCHES, Passes, Task
@@ -278,6 +278,8 @@ FIGURES: dict[str, Figure] = {
             "gymnasium-async": pixels_gymnasium,
             "aioenv-exact": partial(pixels_aioenv, "exact", None),
             "aioenv-fast": partial(pixels_aioenv, "fast", None),
+            "aioenv-native-exact": partial(pixels_native, "exact"),
+            "aioenv-native-fast": partial(pixels_native, "fast"),
         },
         {"x async": "gymnasium-async"},
         env="HalfCheetah-v5",

@@ -92,7 +92,9 @@ def _resumed(path: Path, fresh: dict[str, Any]) -> dict[str, Any]:
     try:
         content: dict[str, Any] = json.loads(path.read_text())
         old = {name: content[name] for name in ("machine", "settings")}
-        assert isinstance(content["rows"], dict)
+        assert all(isinstance(part, dict) for part in (*old.values(), content["rows"], *content["rows"].values()))
+        assert isinstance(content["idle"], list)
+        assert all(isinstance(row["results"], list) and "foreign_load" in row for row in content["rows"].values())
     except (ValueError, KeyError, TypeError, AssertionError):
         raise Unusable(f"--resume {path}: no file that `aioenv bench --all` wrote") from None
     for part, now in (("machine", fresh["machine"]), ("settings", fresh["settings"])):

@@ -23,12 +23,14 @@ __all__ = [
     "aioenv_asyncio",
     "aioenv_groups",
     "aioenv_native",
+    "aioenv_native_sync",
     "aioenv_one",
     "aioenv_sync",
     "aioenv_views",
     "as_told",
     "has_groups",
     "has_native",
+    "natively",
     "registered",
 ]
 
@@ -110,9 +112,28 @@ def aioenv_native(task: Task) -> Measured:
     Raises:
         NotApplicable: if there is none.
     """
+    return as_told(natively(task))
+
+
+def aioenv_native_sync(task: Task) -> Measured:
+    """The blocking API over such a vector env.
+
+    Raises:
+        NotApplicable: if there is none.
+    """
+    options = natively(task).options
+    return stepped(task, lambda make_envs: aioenv.sync.make_vec(task.env, len(make_envs), **options))
+
+
+def natively(task: Task) -> Task:
+    """The same, of one vector env in this process: nothing is said of workers.
+
+    Raises:
+        NotApplicable: if there is none.
+    """
     if not has_native(task.env):
         raise NotApplicable(f"nobody has written {task.env} as one vector env")
-    return as_told(replace(task, start=None, channel="auto", keywords={**task.keywords, "backend": "native"}))
+    return replace(task, start=None, channel="auto", keywords={**task.keywords, "backend": "native"})
 
 
 def aioenv_sync(task: Task) -> Measured:

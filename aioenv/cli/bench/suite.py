@@ -78,11 +78,11 @@ def _rows() -> Iterable[Row]:
     everyone = (*GYMNASIUM, *OTHERS, *BARE)
     yield Row("noop-1", "noop", 1, ("aioenv", *everyone))
     yield Row("noop-64", "noop", 64, ("aioenv", "aioenv-one", *everyone))
-    variants = ("aioenv-asyncio", "aioenv-sync", "aioenv-groups", "aioenv-native")
+    variants = ("aioenv-asyncio", "aioenv-sync", "aioenv-groups", "aioenv-native", "aioenv-native-sync")
     yield Row("cartpole-8", "CartPole-v1", 8, ("aioenv", "aioenv-one", "aioenv-native", *everyone))
     yield Row("cartpole-64", "CartPole-v1", 64, ("aioenv", *variants, *everyone, "sb3-dummy"))
     yield Row("cartpole-1024", "CartPole-v1", 1024, ("aioenv", "aioenv-native", *everyone))
-    contenders = ("aioenv", "aioenv-groups", "aioenv-native", *RAW, *everyone)
+    contenders = ("aioenv", "aioenv-groups", "aioenv-native", "aioenv-native-sync", *RAW, *everyone)
     for name in MUJOCO_GOALS:
         yield Row(f"{name.lower()}-64", f"{name}-v5", 64, contenders)
     for name in MUJOCO_MORE:

@@ -72,7 +72,7 @@ class Uneven(NoOp):
         return super().step(action)
 
 
-SYNTHETIC: dict[str, Callable[[], gymnasium.Env[Any, Any]]] = {"noop": NoOp, "pixels": Pixels, "uneven": Uneven}
+SYNTHETIC: dict[str, type[gymnasium.Env[Any, Any]]] = {"noop": NoOp, "pixels": Pixels, "uneven": Uneven}
 
 
 @dataclass(frozen=True)

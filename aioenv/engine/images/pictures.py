@@ -60,7 +60,8 @@ class Pictures:
         Raises:
             RenderError: if there is no state yet, or an image could not be drawn; with "grid" also if the envs'
                 images differ in shape.
-            StepTimeout: if `timeout_s` passed. The images are drawn all the same.
+            StepTimeout: if `timeout_s` passed. The images are drawn all the same, by another render worker if
+                this one hangs and `restart` allows it.
             ValueError: if `mode` is neither.
         """
         check_mode(mode)
@@ -96,13 +97,16 @@ class Pictures:
         Raises:
             RenderError: if nothing is drawn, since `render=` was not given; while iterating, if an image could
                 not be drawn: iterate again to go on with the next step.
+            StepTimeout: while iterating, if a result's images are not drawn within `timeout_s` from when they are
+                waited for: iterate again to wait on.
             ValueError: if `buffer` is not a positive int.
         """
         check_int("buffer", buffer, 1 << 20)
-        assert self._running and self._session is not None
+        schedule = self._running
+        assert self._session is not None
         if self._session.images is None:
             raise RenderError("render_stream: nothing is drawn; pass render=aioenv.RenderConfig(...) when you make it")
-        return self._session.images.stream(buffer)
+        return self._session.images.stream(buffer, schedule.patience)
 
 
 def check_mode(mode: str | None) -> None:

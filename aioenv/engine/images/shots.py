@@ -12,6 +12,7 @@ import asyncio
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -171,9 +172,9 @@ class Images:
                 for stream in self.streams:
                     stream.add(self._results - 1, shots)
 
-    def stream(self, buffer: int) -> ImageStream:
+    def stream(self, buffer: int, patience: Patience) -> ImageStream:
         """The images of all results from now on."""
-        stream = ImageStream(self, buffer)
+        stream = ImageStream(self, buffer, patience)
         self.streams.add(stream)
         return stream
 
@@ -276,7 +277,7 @@ class Images:
             shot.kept += 1  # claimed: it must not be dropped while we wait
         try:
             if waited_for := [shot.done for shot in shown if not shot.done.done()]:
-                await patience.wait_for_images(asyncio.wait(waited_for))
+                await patience.wait_for_images("render", partial(asyncio.wait, waited_for))
         finally:
             for shot in shown:
                 self.let_go(shot)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from functools import partial
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Self
 
@@ -11,6 +12,7 @@ from aioenv.errors import RenderError
 
 if TYPE_CHECKING:
     from aioenv.engine.images.shots import Images, Shot
+    from aioenv.engine.patience import Patience
 
 __all__ = ["ImageStream"]
 
@@ -21,9 +23,11 @@ class ImageStream:
     Args:
         images: where they come from.
         buffer: how many results may wait here at most.
+        patience: waits for what is being drawn.
     """
 
-    def __init__(self, images: Images, buffer: int) -> None:
+    def __init__(self, images: Images, buffer: int, patience: Patience) -> None:
+        self._patience = patience
         self._images = images
         self._buffer = buffer
         self._waiting: deque[tuple[int, list[Shot]]] = deque()
@@ -52,6 +56,7 @@ class ImageStream:
 
         Raises:
             RenderError: if an image could not be drawn; the stream goes on with the next step.
+            StepTimeout: if that takes too long; it is waited for again next time.
         """
         while not self._waiting:
             if self._ended.done():
@@ -63,7 +68,9 @@ class ImageStream:
         try:
             for shot in set(shots):
                 if not shot.done.done():
-                    await asyncio.wait([shot.done, self._ended], return_when=asyncio.FIRST_COMPLETED)
+                    ends = [shot.done, self._ended]
+                    wait = partial(asyncio.wait, ends, return_when=asyncio.FIRST_COMPLETED)
+                    await self._patience.wait_for_images("render_stream", wait)
                 if self._ended.done():
                     self._release(shots)
                     return None

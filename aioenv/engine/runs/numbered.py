@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections import deque
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,6 +19,7 @@ from aioenv.assign import draw_seeds
 from aioenv.engine.runs.pausing import Live
 from aioenv.engine.runs.rollout import Policy, are_pairs, split_answer, takes
 from aioenv.engine.runs.walk import GroupWalk, Moved, Walk
+from aioenv.engine.seeds import listed_seeds
 from aioenv.errors import EpisodesDone, PausedError, PendingCallError
 
 if TYPE_CHECKING:
@@ -107,20 +108,32 @@ class Numbered:
         if not callable(policy):
             raise TypeError(f"episodes: policy: expected a function of observations, got {policy!r}")
         _, seeds = episode_seeds(n, seed)
-        return self._episodes(schedule, policy, seeds)
+        runs: list[_Run] = []
+
+        def end() -> None:
+            if runs:
+                runs.pop().end()
+                self._live = None
+
+        return _Iteration(self._episodes(schedule, policy, seeds, runs, end), end)
 
     async def _episodes(
-        self, schedule: Schedule, policy: Policy, seeds: Sequence[int | None]
+        self,
+        schedule: Schedule,
+        policy: Policy,
+        seeds: Sequence[int | None],
+        runs: list[_Run],
+        end: Callable[[], None],
     ) -> AsyncGenerator[Episode, None]:
         await schedule.drain()
         run = _Run(schedule, self._walk(schedule), self._clock, policy, seeds)
+        runs.append(run)
         try:
             while run.busy:
                 for episode in await run.advance():
                     yield episode
         finally:
-            run.end()
-            self._live = None
+            end()
 
     def _walk(self, schedule: Schedule) -> Walk:
         return GroupWalk(schedule)
@@ -131,16 +144,44 @@ def episode_seeds(n: int, seed: int | Sequence[int | None] | None) -> tuple[int 
 
     Raises:
         ValueError: if n is not positive, or there are more or fewer seeds than that.
+        TypeError: if seeds are no ints.
     """
     if isinstance(n, bool) or not isinstance(n, (int, np.integer)) or n < 1:
         raise ValueError(f"episodes: expected a positive int, got {n!r}")
     if seed is None or isinstance(seed, (int, np.integer)):
         entropy, drawn = draw_seeds(seed, int(n))
         return entropy, [*drawn]
-    seeds = [None if s is None else int(s) for s in seed]
+    seeds = listed_seeds(seed)
     if len(seeds) != n:
         raise ValueError(f"seed: expected an int, None, or a list of one for each of {n} episodes, got {len(seeds)}")
     return None, seeds
+
+
+class _Iteration(AsyncGenerator[Episode, None]):
+    """An iteration over episodes that ends when it is let go of, as by `break`.
+
+    A generator's own end comes with a later turn of the loop: until then what is paused would stay so.
+
+    Args:
+        inner: the episodes.
+        end: ends what they began; idempotent.
+    """
+
+    def __init__(self, inner: AsyncGenerator[Episode, None], end: Callable[[], None]) -> None:
+        self._inner = inner
+        self._end = end
+
+    async def asend(self, value: None) -> Episode:
+        return await self._inner.asend(value)
+
+    async def athrow(self, *args: Any) -> Episode:
+        return await self._inner.athrow(*args)
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+
+    def __del__(self) -> None:
+        self._end()
 
 
 class _Attempt:
@@ -262,10 +303,10 @@ class _Run:
             if not over[row]:
                 continue
             del self._running[slot]
-            own = moved.info(row)
-            if own.get("restarted") and not moved.terminated[row]:  # it was lost with its worker
+            if row in moved.lost and not moved.terminated[row]:
                 self._begin[slot] = _Attempt(attempt.number, attempt.attempts + 1)
                 continue
+            own = moved.info(row)
             ended.append(
                 Episode(
                     attempt.number,

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from aioenv.batching.layout import Arrays, Layout
 from aioenv.batching.merge import merge
 from aioenv.engine.batch import Exchange
 from aioenv.engine.results import ResetResult, StepResult
 from aioenv.engine.runs.groups import Group, objects_of
+from aioenv.engine.seeds import one_seed
+from aioenv.errors import ActionError
 
 if TYPE_CHECKING:
     from aioenv.engine.schedule import Schedule
 
-__all__ = ["OneSlot", "check_no_mask", "info_of"]
+__all__ = ["OneSlot", "check_no_mask", "info_of", "one_action"]
 
 
 class OneSlot:
@@ -43,9 +47,9 @@ class OneSlot:
         """
         schedule = self._running
         group = _group(schedule, slot, "step_at")
-        actions = schedule.fleet.actions
+        taken = one_action(schedule.fleet.actions, action)
         await schedule.drain()
-        group.send_apart(*actions.take_apart(actions.batch_of_one(action), 1), "step_at")
+        group.send_apart(*taken, "step_at")
         return await _outcome(schedule, group)
 
     async def reset_at(
@@ -57,14 +61,31 @@ class OneSlot:
             slot: its number.
             seed: for it alone: exactly this one.
             options: passed to the env's `reset`.
+
+        Raises:
+            TypeError: if the seed is no int.
+            PendingCallError, PausedError, EnvError, WorkerDied, StepTimeout: as for `step_at`.
         """
         schedule = self._running
         group = _group(schedule, slot, "reset_at")
         check_no_mask(options)
+        own = one_seed(seed)
         await schedule.drain()
-        group.send_whole_reset(group.slots, {int(group.slots[0]): seed}, options, "reset_at")
+        group.send_whole_reset(group.slots, {int(group.slots[0]): own}, options, "reset_at")
         result = await _outcome(schedule, group)
         return ResetResult(result.obs, result.info)
+
+
+def one_action(layout: Layout, action: Any) -> tuple[Arrays, Sequence[Sequence[Any]]]:
+    """A single action, taken apart.
+
+    Raises:
+        ActionError: if it does not fit.
+    """
+    try:
+        return layout.take_apart(layout.batch_of_one(action), 1)
+    except ActionError as exc:
+        raise ActionError(f"step_at, the action as a batch of one: {exc}") from exc
 
 
 def check_no_mask(options: dict[str, Any] | None) -> None:
@@ -112,5 +133,9 @@ def info_of(info: dict[str, Any], row: int) -> dict[str, Any]:
             own[key] = bool(value[row])
         elif isinstance(mask, np.ndarray) and mask.dtype == np.bool_ and mask[row]:
             item = info_of(value, row) if isinstance(value, dict) else value[row]
-            own[key] = item.copy() if isinstance(item, np.ndarray) else item
+            if isinstance(item, np.ndarray):
+                item = item.copy()
+            elif type(item) is np.int64 or type(item) is np.bool_:  # mostly Python's own (a float64 is a float)
+                item = item.item()
+            own[key] = item
     return own

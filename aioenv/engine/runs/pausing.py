@@ -54,13 +54,14 @@ class Pausing:
         paused, too: the others go on.
 
         Args:
-            slots: a slot number, or some. One that is paused already stays so.
+            slots: a slot number, or some; `numpy.flatnonzero(…)` of nothing pauses none. One that is paused already
+                stays so.
 
         Raises:
             IndexError, ValueError: if they are no slot numbers. Nothing is paused.
         """
         table = self._running.table
-        table.pause(table.named(several(slots)))
+        table.pause(table.named(several(slots), maybe_none=True))
 
     def resume(self, slots: int | Iterable[int] | None = None) -> None:
         """Take slots into whole batches again, where they are. One that is not paused stays as it is.
@@ -73,7 +74,7 @@ class Pausing:
             IndexError, ValueError: if they are no slot numbers.
         """
         table = self._running.table
-        table.resume(table.named(None if slots is None else several(slots)))
+        table.resume(table.named(None if slots is None else several(slots), maybe_none=True))
         self._live = None  # what it knows of their observations is out of date
 
     def resume_all(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
@@ -29,12 +29,14 @@ class Moved(NamedTuple):
     Attributes:
         reward: float64 `(k,)`; terminated, truncated: bool `(k,)`.
         info: gives the info dict of one of them, by its place among the k.
+        lost: the places of those whose episodes were lost with a worker that was restarted.
     """
 
     reward: npt.NDArray[np.float64]
     terminated: npt.NDArray[np.bool_]
     truncated: npt.NDArray[np.bool_]
     info: Callable[[int], dict[str, Any]]
+    lost: Set[int] = frozenset()
 
 
 class Walk(Protocol):
@@ -108,9 +110,13 @@ class GroupWalk:
             group = self._groups[stepped] = Group(self._schedule, np.array(slots))
         return group
 
-    @staticmethod
-    def _moved(exchange: Exchange, k: int) -> Moved:
+    def _moved(self, exchange: Exchange, k: int) -> Moved:
         batch = exchange.batch
+        lost: set[int] = set()
+        if self._schedule.restarter is not None:  # else it is an env's own word
+            for columns in (c for part in exchange.parts for c in part.columns):
+                if any(column.path == ("restarted",) for column in columns.schema.columns):
+                    lost.update(np.arange(k)[columns.positions].tolist())
         merged: list[dict[str, Any]] = []
 
         def info(row: int) -> dict[str, Any]:
@@ -118,4 +124,4 @@ class GroupWalk:
                 merged.append(merge([c for part in exchange.parts for c in part.columns], k))
             return info_of(merged[0], row)
 
-        return Moved(batch.reward, batch.terminated, batch.truncated, info)
+        return Moved(batch.reward, batch.terminated, batch.truncated, info, lost)

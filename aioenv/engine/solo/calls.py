@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from aioenv.engine.patience import images_late
 from aioenv.engine.solo.life import SoloLife
 from aioenv.errors import ClosedError, StepTimeout
 from aioenv.host.vector_calls import VectorCalls
@@ -44,6 +45,10 @@ class SoloCalls(SoloLife):
         """What waits for images."""
         return self
 
-    async def wait_for_images(self, drawn: Awaitable[object]) -> None:
+    async def wait_for_images(self, what: str, drawn: Callable[[], Awaitable[object]]) -> None:
         """Wait until images are drawn (see `Patience.wait_for_images`)."""
-        await self._patiently(drawn, None, "the images are drawn all the same")
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await drawn()
+        except TimeoutError:
+            raise images_late(what, self._pools, self._timeout_s) from None

@@ -213,14 +213,14 @@ class SoloLife:
         """Have what draws started: from the states of the batch itself."""
         if self._physics is None:
             raise RenderError(NO_PHYSICS)
-        self._pool = late_pool([self._physics.source] * self.num_envs, render, self._config)
+        self._pool = late_pool([self._physics.source] * self.num_envs, render, self._config, self._timeout_s)
         await self._pool.start()
         self.images = self._flights.images = Images(self.num_envs, self._pool, render.max_in_flight)
 
     async def _start_painter(self, pixels: RenderConfig) -> None:
         """Have what draws observations started, and tell the user's spaces from then on."""
         assert self._physics is not None
-        self._pixels_pool = late_pool([self._physics.source] * self.num_envs, pixels, self._config)
+        self._pixels_pool = late_pool([self._physics.source] * self.num_envs, pixels, self._config, self._timeout_s)
         await self._pixels_pool.start()
         key, space = in_place(self.single_observation_space, pixels)
         self.single_observation_space, self.observation_space = space, batch_space(space, self.num_envs)

@@ -13,8 +13,9 @@ import numpy.typing as npt
 from aioenv.batching.layout import Arrays
 from aioenv.engine.images.shots import Shot
 from aioenv.engine.results import ResetResult, StepResult
-from aioenv.engine.runs.one_slot import info_of
+from aioenv.engine.runs.one_slot import info_of, one_action
 from aioenv.engine.runs.walk import Moved
+from aioenv.engine.seeds import one_seed
 from aioenv.engine.solo.flights import Flight
 from aioenv.engine.solo.inline import Solo
 from aioenv.engine.solo.pieces import own
@@ -142,7 +143,7 @@ class SomeSolo(Solo):
     async def step_at(self, slot: int, action: Any) -> StepResult:
         """Step one slot (see `AsyncVectorEnv.step_at`)."""
         number = self._one(slot, "step_at")
-        arrays, objects = self.actions.take_apart(self.actions.batch_of_one(action), 1)
+        arrays, objects = one_action(self.actions, action)
         await self.drain()
         batch = with_rows(self.actions, self.num_envs, number.tolist(), arrays, objects)
         value = await self.outcome(self.begin_step(batch, number, "step_at"))
@@ -158,8 +159,9 @@ class SomeSolo(Solo):
     async def reset_at(self, slot: int, seed: int | None, options: dict[str, Any] | None) -> ResetResult:
         """Begin an episode in one slot (see `AsyncVectorEnv.reset_at`)."""
         number = self._one(slot, "reset_at")
+        own = one_seed(seed)
         await self.drain()
-        seeds = None if seed is None else self.seeds_of({int(number[0]): seed})
+        seeds = None if own is None else self.seeds_of({int(number[0]): own})
         value = await self.outcome(self.begin_reset(number, seeds, options, "reset_at"))
         row = int(number[0])
         return ResetResult(self._obs_of(value.obs, row), info_of(value.info, row))

@@ -53,7 +53,8 @@ class Ant(NoisyStart):
         self._seen = self.qpos[:, 2:] if exclude_current_positions_from_observation else self.qpos
         self._sees_forces = include_cfrc_ext_in_observation
         self._forces = self.bind("cfrc_ext").reshape(self.num_envs, -1)
-        # the body's position, which lags behind qpos by a substep
+        self._main_body = main_body
+        # its position, which lags behind qpos by a substep
         self._xy = self.bind("xpos")[:, self.model.body(main_body).id, :2]
         self._xy_before = self.remember("xy", (2,))
         forces = self._forces.shape[1] - 6  # not the world's

@@ -67,10 +67,10 @@ class _Body(NoisyStart):
             "tendon_velocity": velocity[slots].copy(),
         }
 
-    def _costs(self, actions: Array, weight: float, forces_weight: float, limits: tuple[float, float]) -> Any:
-        """What controls and contacts cost; the controls as MuJoCo has them, in float64."""
+    def _costs(self, weight: float, forces_weight: float, limits: tuple[float, float]) -> Any:
+        """What controls and contacts cost; the controls as MuJoCo has them, which zeroes those of what is unstable."""
         contacts = np.clip(forces_weight * square_sum(self._forces), *limits)
-        return weight * square_sum(actions.astype(np.float64)), contacts
+        return weight * square_sum(self._ctrl), contacts
 
 
 class Humanoid(_Body):
@@ -128,7 +128,7 @@ class Humanoid(_Body):
         forward = self._forward_reward_weight * x_velocity
         survive = healthy * self._healthy_reward
         ctrl_cost, contact_cost = self._costs(
-            actions, self._ctrl_cost_weight, self._contact_cost_weight, self._contact_cost_range
+            self._ctrl_cost_weight, self._contact_cost_weight, self._contact_cost_range
         )
         info = {
             **self.start_info(slice(None)),
@@ -172,9 +172,7 @@ class HumanoidStandup(_Body):
     def outcome(self, actions: Array, obs: Array) -> tuple[Array, Array | None, dict[str, Array]]:
         """Height, less what controls and contacts cost."""
         up = self.qpos[:, 2] / self.model.opt.timestep
-        ctrl_cost, impact_cost = self._costs(
-            actions, self._ctrl_cost_weight, self._impact_cost_weight, self._impact_cost_range
-        )
+        ctrl_cost, impact_cost = self._costs(self._ctrl_cost_weight, self._impact_cost_weight, self._impact_cost_range)
         info = {
             **self.start_info(slice(None)),
             "reward_linup": up,

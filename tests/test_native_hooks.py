@@ -1,0 +1,96 @@
+"""Mistakes in a task of one's own: the error names the hook, what was expected and what was got."""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+import numpy as np
+import pytest
+from gymnasium.vector import AutoresetMode
+
+import aioenv
+
+XML = """<mujoco><worldbody><body><joint name="j" axis="0 1 0"/><geom size=".1"/></body></worldbody>
+<actuator><motor joint="j" ctrlrange="-1 1"/></actuator></mujoco>"""
+
+
+class Good(aioenv.NativeMujocoEnv):
+    def __init__(self, num_envs, **kwargs):
+        super().__init__(num_envs, XML, 2, max_episode_steps=2, **kwargs)
+        self.set_observation_size(2)
+
+    def draw_start(self, slots):
+        return np.zeros((len(slots), 1)), self.uniform(slots, -1, 1, 1)
+
+    def observe(self, slots):
+        return np.concatenate((self.qpos[slots], self.qvel[slots]), axis=1)
+
+    def outcome(self, actions, obs):
+        return obs[:, 0].copy(), np.arange(self.num_envs) == 0, {"speed": obs[:, 1].copy()}
+
+
+def whole(value):
+    return lambda self, *args: value
+
+
+MISTAKES = [
+    ("draw_start", whole(None), r"draw_start: expected \(qpos, qvel\), got None"),
+    ("draw_start", lambda self, slots: np.zeros((len(slots), 1)), r"expected \(qpos, qvel\), got float64 of shape"),
+    ("draw_start", lambda self, s: (np.zeros((len(s), 1)), np.zeros(1)), r"qvel of shape \(3, 1\), got float64 of .*1"),
+    (
+        "draw_start",
+        lambda self, slots: (np.zeros((3, 1)), np.zeros((3, 1))),
+        r"qpos of shape \(1, 1\), got .* \(3, 1\)",
+    ),
+    ("draw_start", lambda self, slots: self.uniform(slots, 1, 0, 1), "expected low <= high, got 1 and 0"),
+    ("observe", whole(None), r"observe: expected an array of shape \(3, 2\), got None"),
+    ("observe", lambda self, slots: self.qpos[slots], r"observe: expected shape \(3, 2\) .* got \(3, 1\)"),
+    ("observe", lambda self, slots: np.zeros((3, 2)), r"observe: expected shape \(1, 2\) .* got \(3, 2\)"),
+    ("outcome", whole((np.zeros(3), None)), "outcome: expected .* got a tuple of 2"),
+    ("outcome", whole((1.0, None, {})), "expected rewards as an array of 3 numbers, got 1.0"),
+    ("outcome", whole((np.zeros((3, 1)), None, {})), r"expected rewards .* got float64 of shape \(3, 1\)"),
+    ("outcome", whole((np.zeros(3), np.ones(3, int), {})), r"terminations as bool of shape \(3,\), or None, got int64"),
+    ("outcome", whole((np.zeros(3), None, None)), "outcome: expected a dict of columns of infos, got None"),
+    ("outcome", whole((np.zeros(3), None, {"a": np.zeros(2)})), "info 'a': expected an array with a row for each of 3"),
+    (
+        "start_info",
+        whole({"b": 1.0}),
+        "start_info: info 'b': expected .* a row for each of 3 slots, got 1.0",
+    ),
+    ("start_info", whole({"b": np.zeros(3)}), "start_info: info 'b': .* each of 1 slots, got float64 of shape"),
+]
+
+
+@pytest.mark.parametrize(
+    ("hook", "mistake", "told"), MISTAKES, ids=lambda value: value if isinstance(value, str) else ""
+)
+def test_a_mistake_is_told(hook, mistake, told):
+    task = type("Task", (Good,), {hook: mistake})
+    with closing(task(3, autoreset_mode=AutoresetMode.SAME_STEP)) as env:
+        with pytest.raises((TypeError, ValueError), match=told):
+            env.reset(seed=1)
+            env.step(np.zeros((3, 1), np.float32))  # ends one episode
+            env.reset(options={"reset_mask": np.array([True, False, False])})
+
+
+def test_what_is_missing_is_told():
+    class Lacking(aioenv.NativeMujocoEnv):
+        def __init__(self, num_envs):
+            super().__init__(num_envs, XML, 2)
+
+    with closing(Lacking(2)) as env:
+        with pytest.raises(NotImplementedError, match=r"Lacking has no draw_start\(slots\)"):
+            env.reset()
+        Lacking.draw_start, Lacking.observe = Good.draw_start, Good.observe
+        with pytest.raises(ValueError, match="call set_observation_size"):
+            env.reset()
+        env.set_observation_size(2)
+        env.reset()
+        with pytest.raises(NotImplementedError, match=r"Lacking has no outcome\(actions, obs\)"):
+            env.step(np.zeros((2, 1), np.float32))
+
+
+def test_observations_are_of_the_spaces_dtype():
+    task = type("Task", (Good,), {"observe": lambda self, slots: self.qpos[slots].astype(np.float32).repeat(2, axis=1)})
+    with closing(task(2)) as env:
+        assert env.reset()[0].dtype == env.step(np.zeros((2, 1), np.float32))[0].dtype == np.float64
