@@ -64,8 +64,8 @@ class NativeVectorEnv(AsyncVectorEnv):
             obs, reward, terminated, truncated, info = await envs.step(actions)
 
     What it is made of decides how episodes are reset (`metadata["autoreset_mode"]`), and what a seed does to each slot:
-    seed and options of `reset` are passed on as they are. (Over workers an int seeds each share with `seed` plus its
-    first slot.) Infos come as the env gives them, rewards as float64, flags as bool.
+    seed (an int, or a list of one a slot) and options of `reset` are passed on as they are. (Over workers an int seeds
+    each share with `seed` plus its first slot.) Infos come as the env gives them, rewards as float64, flags as bool.
 
     The env is used by one thread at a time. With `run_in="auto"` these may be two in turn: the loop's, and its own,
     where it is made, called and closed. An env with a `render_mode` stays on its own thread, since what draws is tied

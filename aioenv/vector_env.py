@@ -40,7 +40,7 @@ from aioenv.engine.runs.numbered import Numbered
 from aioenv.engine.runs.one_slot import OneSlot
 from aioenv.engine.runs.pausing import Pausing
 from aioenv.engine.runs.rollout import Rollouts
-from aioenv.engine.seeds import split_reset_options
+from aioenv.engine.seeds import check_options, split_reset_options
 from aioenv.engine.states import States
 from aioenv.engine.waits import Clock
 from aioenv.host.boot import IGNORABLE
@@ -318,6 +318,7 @@ class AsyncVectorEnv(Pictures, Rollouts, Numbered, Pausing, OneSlot, Calls, Stat
             PendingCallError: if one of the slots has a request in flight. Nothing was sent.
         """
         schedule = self._running
+        check_options(options)
         if options is not None and "reset_mask" in options:
             raise ValueError('send_reset: name the slots instead of options["reset_mask"]')
         schedule.send_reset(slots, seed, options)

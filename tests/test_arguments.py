@@ -64,14 +64,19 @@ ONE_OR_MORE = "slots: expected one or more slot numbers, got "
 INTS = "seed: expected an int, a sequence of ints or None, got "
 
 
+@pytest.mark.parametrize("where", [{"debug": True}, {"backend": "native"}], ids=["workers", "native"])
 @pytest.mark.asyncio
-async def test_of_methods():
-    async with aioenv.make_vec("CartPole-v1", 2, debug=True) as envs:
+async def test_of_methods(where):
+    async with aioenv.make_vec("CartPole-v1", 2, **where) as envs:
         await envs.reset(seed=0)
         for refused, error, message in [
             (lambda: envs.pause(1.5), ValueError, ONE_OR_MORE + "1.5"),
             (lambda: envs.send([0], 5), ValueError, ONE_OR_MORE + "5"),
             (lambda: envs.send_reset(5), ValueError, ONE_OR_MORE + "5"),
+            (lambda: envs.send_reset(seed=1.5), TypeError, INTS + "1.5"),
+            (lambda: envs.send_reset(seed="ab"), TypeError, INTS + "'ab'"),
+            (lambda: envs.send_reset([0], seed=[1, 2]), ValueError, "match the number of slots, 1, but got length=2"),
+            (lambda: envs.send_reset(options=3), TypeError, "options: expected a dict or None, got 3"),
         ]:
             with pytest.raises(error, match=message):
                 refused()
@@ -82,8 +87,17 @@ async def test_of_methods():
             (envs.reset_at(0, seed=[1]), TypeError, r"seed: expected an int or None, got \[1\]"),
             (envs.step_at(0, [1]), aioenv.ActionError, r"step_at, the action as a batch of one: .* got \(1, 1\)"),
             (envs.step([[0], [0, 1]]), aioenv.ActionError, "expected an array of .*, got what makes none: "),
-            (envs.recv("a"), ValueError, "recv: expected min_slots and max_slots ≥ 1, got 'a' and None"),
-            (envs.recv(1.5), ValueError, "recv: expected min_slots and max_slots ≥ 1, got 1.5 and None"),
+            (envs.recv("a"), ValueError, "recv: min_slots: expected how many slots to wait for, an int .* 1, got 'a'"),
+            (envs.recv(2.5), ValueError, "recv: min_slots: .*, got 2.5"),
+            (envs.recv(True), ValueError, "recv: min_slots: .*, got True"),
+            (envs.recv(1, "a"), ValueError, "recv: max_slots: expected how many slots to take, .* or None, got 'a'"),
+            (envs.recv(1, 0), ValueError, "recv: max_slots: .*, got 0"),
+            (envs.recv(deadline_s=True), ValueError, "recv: deadline_s: .*, got True"),
+            (envs.call(3), TypeError, "call: name: expected a string, .* got 3"),
+            (envs.set_attr(3, 1), TypeError, "set_attr: name: expected a string, .* got 3"),
+            (envs.reset(options=3), TypeError, "options: expected a dict or None, got 3"),
+            (envs.reset_at(0, options=3), TypeError, "options: expected a dict or None, got 3"),
+            (envs.reset(seed=[1]), ValueError, "the length must match num_envs=2 but got length=1"),
             (envs.recv(deadline_s="x"), ValueError, "recv: deadline_s: expected a number of seconds or None, got 'x'"),
             (aioenv.evaluate(envs, len, 2, seed=[1.5, 2]), TypeError, INTS + r"\[1.5, 2\]"),
             (aioenv.evaluate(envs, len, 2, seed="ab"), TypeError, INTS + "'ab'"),

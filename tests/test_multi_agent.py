@@ -109,6 +109,11 @@ def test_agents_that_come_and_go_are_masks():
 def test_what_is_no_parallel_env():
     with pytest.raises(TypeError, match="expected a PettingZoo ParallelEnv, got TwoStage without possible_agents"):
         PettingZooEnv(TwoStage())
+    in_turn = type("InTurn", (Spread,), {"agent_iter": lambda self: iter(())})
+    with pytest.raises(TypeError, match=r"got an AECEnv, InTurn, .* take pettingzoo.utils.aec_to_parallel"):
+        PettingZooEnv(in_turn(max_cycles=1))
+    with pytest.raises(TypeError, match="expected a StructuredEnv, got Spread without observation_spaces"):
+        SubStepEnv(Spread(max_cycles=1))
     env = PettingZooEnv(Spread(max_cycles=1))
     with pytest.raises(gym.error.ResetNeeded):
         env.step({})

@@ -403,7 +403,7 @@ async def test_cartpole_slots():
             assert (result.obs[[0, 2]] == obs[[0, 2]]).all() and not result.terminated[[0, 2]].any()
         envs.resume(0)
         assert (await envs.step_at(0, 1)).reward == 1.0
-        with pytest.raises(aioenv.EnvError, match="one for each of 3 slots, got 2"):
+        with pytest.raises(ValueError, match="must match num_envs=3 but got length=2"):
             await envs.reset(seed=[1, 2])
 
 

@@ -209,10 +209,14 @@ def check_timeout(timeout_s: float | None) -> float | None:
 
 def check_recv(min_slots: int, max_slots: int | None, deadline_s: float | None) -> None:
     """Raise a ValueError unless these are numbers that `recv` can wait for."""
-    for number in (min_slots, 1 if max_slots is None else max_slots):
-        if not isinstance(number, (int, np.integer)) or number < 1:
-            raise ValueError(f"recv: expected min_slots and max_slots ≥ 1, got {min_slots!r} and {max_slots!r}")
-    if deadline_s is not None and (not isinstance(deadline_s, Real) or deadline_s != deadline_s):
+    for name, number, what in (
+        ("min_slots", min_slots, "how many slots to wait for, an int of at least 1"),
+        ("max_slots", 1 if max_slots is None else max_slots, "how many slots to take, an int of at least 1 or None"),
+    ):
+        if isinstance(number, bool) or not isinstance(number, (int, np.integer)) or number < 1:
+            raise ValueError(f"recv: {name}: expected {what}, got {number!r}")
+    wrong = isinstance(deadline_s, bool) or not isinstance(deadline_s, Real) or deadline_s != deadline_s
+    if deadline_s is not None and wrong:
         raise ValueError(f"recv: deadline_s: expected a number of seconds or None, got {deadline_s!r}")
 
 

@@ -96,10 +96,21 @@ def in_order(numbers: npt.NDArray[np.int64], results: Sequence[Any]) -> tuple[An
     return tuple(results[i] for i in place.tolist())
 
 
+def check_name(what: str, name: Any) -> None:
+    """Raise a TypeError unless this may be the name of a method or attribute."""
+    if not isinstance(name, str):
+        raise TypeError(f"{what}: name: expected a string, the name of a method or attribute of the envs, got {name!r}")
+
+
 async def call_envs(
     schedule: Schedule, slots: Iterable[int] | None, name: str, args: tuple[Any, ...], kwargs: Any
 ) -> tuple[Any, ...]:
-    """Call a method, or read an attribute, of the envs in `slots` (None: all); results in the order of slots."""
+    """Call a method, or read an attribute, of the envs in `slots` (None: all); results in the order of slots.
+
+    Raises:
+        TypeError: if the name is no string.
+    """
+    check_name("call", name)
     return await for_each(schedule, slots, f"call({name!r})", "call_envs", lambda _: (name, args, kwargs))
 
 
@@ -108,7 +119,9 @@ async def set_attr(schedule: Schedule, name: str, values: Any) -> None:
 
     Raises:
         ValueError: if a list has another length than there are slots; worded as Gymnasium's.
+        TypeError: if the name is no string.
     """
+    check_name("set_attr", name)
     num_envs = schedule.num_envs
     if not isinstance(values, (list, tuple)):
         values = [values] * num_envs

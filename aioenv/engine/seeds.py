@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from operator import index
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["listed_seeds", "one_seed", "split_reset_options", "spread_seeds"]
+__all__ = ["check_options", "checked_seed", "listed_seeds", "one_seed", "split_reset_options", "spread_seeds"]
 
 
 def spread_seeds(
@@ -21,13 +21,25 @@ def spread_seeds(
         ValueError: if a list has another length than there are slots.
         TypeError: if it is none of these, or an element is no int.
     """
-    if seed is None:
+    checked = checked_seed(seed, len(slots), num_envs)
+    if checked is None:
         return [None] * len(slots)
+    return checked if isinstance(checked, list) else [checked + slot for slot in slots.tolist()]
+
+
+def checked_seed(seed: Any, n: int, num_envs: int) -> int | list[int | None] | None:
+    """A seed of n of all slots: an int, a list of one for each (None: no seed), or None for none at all.
+
+    Raises:
+        ValueError, TypeError: as `spread_seeds`.
+    """
+    if seed is None:
+        return None
     if isinstance(seed, (int, np.integer)):
-        return [int(seed) + slot for slot in slots.tolist()]
+        return int(seed)
     seeds = listed_seeds(seed)
-    if len(seeds) != len(slots):
-        what = f"num_envs={num_envs}" if len(slots) == num_envs else f"the number of slots, {len(slots)},"
+    if len(seeds) != n:
+        what = f"num_envs={num_envs}" if n == num_envs else f"the number of slots, {n},"
         raise ValueError(f"If seeds are passed as a list the length must match {what} but got length={len(seeds)}.")
     return seeds
 
@@ -58,15 +70,22 @@ def one_seed(seed: Any) -> int | None:
         raise TypeError(f"seed: expected an int or None, got {seed!r}") from None
 
 
+def check_options(options: Any) -> None:
+    """Raise a TypeError unless reset options are a dict or None."""
+    if options is not None and not isinstance(options, Mapping):
+        raise TypeError(f"options: expected a dict or None, got {options!r}")
+
+
 def split_reset_options(
     options: dict[str, Any] | None, num_envs: int
 ) -> tuple[npt.NDArray[np.bool_] | None, dict[str, Any] | None]:
     """Take Gymnasium's `reset_mask` out of reset options; the caller's dict stays as it is.
 
     Raises:
-        TypeError: if the mask is not a numpy array of bool.
+        TypeError: if the options are no dict, or the mask is not a numpy array of bool.
         ValueError: if its shape is not `(num_envs,)`, or nothing in it is True.
     """
+    check_options(options)
     if options is None or "reset_mask" not in options:
         return None, options
     mask = options["reset_mask"]

@@ -37,6 +37,11 @@ class PettingZooEnv(ActorEnv):
         missing = [name for name in ("possible_agents", "observation_space", "action_space") if not hasattr(env, name)]
         if missing:
             raise TypeError(f"env: expected a PettingZoo ParallelEnv, got {type(env).__name__} without {missing[0]}")
+        if hasattr(type(env), "agent_iter"):
+            raise TypeError(
+                f"env: expected a PettingZoo ParallelEnv, got an AECEnv, {type(env).__name__}, whose agents act in "
+                "turn: take pettingzoo.utils.aec_to_parallel(env)"
+            )
         super().__init__(env)
         self._agents = list(env.possible_agents)
         self._places = {agent: place for place, agent in enumerate(self._agents)}

@@ -56,10 +56,14 @@ class SubStepEnv(ActorEnv):
         env: a `StructuredEnv`.
 
     Raises:
+        TypeError: if it is none.
         ValueError: if observation and action spaces have different keys, or none.
     """
 
     def __init__(self, env: StructuredEnv) -> None:
+        wanted = ("observation_spaces", "action_spaces", "actor_id", "is_actor_done", "actor_rewards")
+        if missing := [name for name in wanted if not hasattr(env, name)]:
+            raise TypeError(f"env: expected a StructuredEnv, got {type(env).__name__} without {missing[0]}")
         super().__init__(env)
         self._keys = list(env.observation_spaces)
         if not self._keys or set(self._keys) != set(env.action_spaces):

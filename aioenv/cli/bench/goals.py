@@ -167,6 +167,5 @@ def print_goals(content: dict[str, Any]) -> None:
     width = max(len(row["goal"]) for row in rows)
     print(f"\n{'':<{width}}{'floor':>8}{'target':>8}{'found':>8}")
     for row in rows:
-        print(
-            f"{row['goal']:<{width}}{row['floor']:>8}{row['target']:>8}{row['found']:>8.2f}  {row['verdict']}{row['mark']}"
-        )
+        numbers = f"{row['floor']:>8}{row['target']:>8}{row['found']:>8.2f}"
+        print(f"{row['goal']:<{width}}{numbers}  {row['verdict']}{row['mark']}")

@@ -12,7 +12,7 @@ from aioenv.batching.merge import merge
 from aioenv.engine.batch import Exchange
 from aioenv.engine.results import ResetResult, StepResult
 from aioenv.engine.runs.groups import Group, objects_of
-from aioenv.engine.seeds import one_seed
+from aioenv.engine.seeds import check_options, one_seed
 from aioenv.errors import ActionError
 
 if TYPE_CHECKING:
@@ -93,7 +93,9 @@ def check_no_mask(options: dict[str, Any] | None) -> None:
 
     Raises:
         ValueError: if there is a reset mask.
+        TypeError: if they are none.
     """
+    check_options(options)
     if options is not None and "reset_mask" in options:
         raise ValueError('reset_at: it is about one slot; leave out options["reset_mask"]')
 

@@ -123,6 +123,7 @@ class Live:
         self._known = np.zeros(schedule.num_envs, np.bool_)  # whose last observations are here
         self._obs = self._layout.zeros(schedule.num_envs)
         self._objects = self._layout.no_objects(schedule.num_envs)
+        self._looking: Exchange | None = None  # what was asked for and has not been taken in yet
 
     async def step(self, actions: Any, timeout_s: float | None) -> StepResult:
         """Step the slots that are not paused (see `AsyncVectorEnv.step`)."""
@@ -198,6 +199,7 @@ class Live:
     async def _look(self, paused: Bools, timeout_s: float | None) -> None:
         """Ask for the last observations of paused slots: once for each, or not yet if its worker is not free."""
         schedule = self._schedule
+        await self.take_in(timeout_s)
         wanted = paused & ~self._known
         if not wanted.any():
             return
@@ -212,11 +214,20 @@ class Live:
             rows = (part.slots - part.member.start).tolist()
             tail = reset_tail(part.member, [], [], None, whole=True, shown=rows)
             schedule.dispatch.submit(exchange, part, Sent(Kind.RESET, (), tail, part.slots[:0]))
+        self._looking = exchange
+        await self.take_in(timeout_s)
+
+    async def take_in(self, timeout_s: float | None) -> None:
+        """Wait for observations that were asked for, if any were: whoever asked may have been cancelled."""
+        exchange = self._looking
+        if exchange is None:
+            return
         try:
-            await schedule.patience.wait_for(exchange, timeout_s, shielded=True)
+            await self._schedule.patience.wait_for(exchange, timeout_s, shielded=True)
         except StepTimeout as error:
             error.partial = None
             raise
+        self._looking = None
         for part in exchange.parts:
             if not part.errors:
                 put_part(self._obs, self._objects, exchange, part)

@@ -17,6 +17,7 @@ from aioenv.engine.runs.worker_road import WorkerRoad
 from aioenv.errors import ActionError, PausedError, ResetNeededError, SlotError, StepTimeout
 
 if TYPE_CHECKING:
+    from aioenv.engine.runs.pausing import Live
     from aioenv.engine.schedule import Schedule
     from aioenv.engine.waits import Clock, Stats
 
@@ -34,6 +35,7 @@ class Rollouts:
     num_envs: int
     autoreset_mode: AutoresetMode
     _clock: Clock
+    _live: Live | None
 
     if TYPE_CHECKING:
 
@@ -82,7 +84,7 @@ class Rollouts:
         return await roll_out(schedule, self._road(schedule), self._clock, self.autoreset_mode, policy, steps, groups)
 
     def _road(self, schedule: Schedule) -> Road:
-        return WorkerRoad(schedule)
+        return WorkerRoad(schedule, self._live)
 
     def stats(self, *, reset: bool = False) -> Stats:
         """How long the run waited for envs, for images and for the policy; `print` it.

@@ -14,8 +14,12 @@ from aioenv.batching.merge import merge
 from aioenv.engine.calls import for_each
 from aioenv.engine.runs.groups import Group
 from aioenv.engine.runs.road import Seen
+from aioenv.engine.slots import SlotState
+from aioenv.workers.life import LIVING
 
 if TYPE_CHECKING:
+    from aioenv.engine.fleet import Member
+    from aioenv.engine.runs.pausing import Live
     from aioenv.engine.schedule import Schedule
 
 __all__ = ["WorkerRoad"]
@@ -28,10 +32,12 @@ class WorkerRoad:
 
     Args:
         schedule: what sends and waits.
+        live: what may be asking paused slots for their observations already.
     """
 
-    def __init__(self, schedule: Schedule) -> None:
+    def __init__(self, schedule: Schedule, live: Live | None) -> None:
         self._schedule = schedule
+        self._live = live
 
     def split(self, groups: int) -> list[Group]:
         """Split the slots of every worker evenly into so many groups, or as many as its smallest worker has slots.
@@ -53,11 +59,21 @@ class WorkerRoad:
         return [Group(schedule, np.concatenate(mine)) for mine in runs]
 
     async def look(self, *, due: bool) -> Seen:
-        """Ask the workers (see `Road.look`); those of which all slots are paused hear nothing."""
-        schedule = self._schedule
-        shares = schedule.fleet.shares(schedule.table.live)
-        slots = np.concatenate([np.arange(member.start, member.stop) for member, _ in shares])
+        """Ask the workers (see `Road.look`); of those whose slots are all paused only who can answer now."""
+        schedule, table = self._schedule, self._schedule.table
         await schedule.drain()
+        if self._live is not None:
+            await self._live.take_in(None)
+        stepped = {member for member, _ in schedule.fleet.shares(table.live)}
+        unseen = set(table.unseen().tolist())
+
+        def can_answer(member: Member) -> bool:
+            mine = range(member.start, member.stop)
+            idle = all(table.state(slot) is SlotState.IDLE and slot not in unseen for slot in mine)
+            return idle and member.worker.state in LIVING and not member.worker.busy
+
+        asked = [member for member in schedule.fleet.members if member in stepped or can_answer(member)]
+        slots = np.concatenate([np.arange(member.start, member.stop) for member in asked])
         everyone = Group(schedule, slots)
         everyone.send_look()
         came = await everyone.recv()

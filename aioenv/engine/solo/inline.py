@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from aioenv.engine.images.shots import Shot
 from aioenv.engine.results import Ready, ResetResult, StepResult
+from aioenv.engine.seeds import checked_seed
 from aioenv.engine.slots import SlotState
 from aioenv.engine.solo.calls import SoloCalls
 from aioenv.engine.solo.flights import Flight
@@ -104,6 +105,7 @@ class Solo(SoloCalls):
         timeout_s: float | None = None,
     ) -> ResetResult:
         """Reset all slots, or those of a mask, in the env's own way; seed and options are passed on as they are."""
+        seed = checked_seed(seed, self.num_envs, self.num_envs)
         if self._flights.abandoned:
             await self._drain(timeout_s)
         self.table.check_send(_ALL, "reset", reset=True)
@@ -278,9 +280,8 @@ class Solo(SoloCalls):
     ) -> None:
         """Begin episodes in some slots; never blocks for longer than the loop may be kept."""
         numbers = self.table.named(slots)
-        if seed is not None and not isinstance(seed, (int, np.integer)):
-            if len(seed) != len(numbers):
-                raise ValueError(f"send_reset: got {len(seed)} seeds for {len(numbers)} slots")
+        seed = checked_seed(seed, len(numbers), self.num_envs)
+        if isinstance(seed, list):
             by_slot = dict(zip(numbers.tolist(), seed, strict=True))
             seed = [by_slot.get(slot) for slot in range(self.num_envs)]
         self.table.check_send(numbers, "send_reset", reset=True)

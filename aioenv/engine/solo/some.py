@@ -15,7 +15,7 @@ from aioenv.engine.images.shots import Shot
 from aioenv.engine.results import ResetResult, StepResult
 from aioenv.engine.runs.one_slot import info_of, one_action
 from aioenv.engine.runs.walk import Moved
-from aioenv.engine.seeds import one_seed
+from aioenv.engine.seeds import checked_seed, one_seed
 from aioenv.engine.solo.flights import Flight
 from aioenv.engine.solo.inline import Solo
 from aioenv.engine.solo.pieces import own
@@ -133,7 +133,8 @@ class SomeSolo(Solo):
             return
         numbers = self.table.named(slots)
         keep = self.table.leave_out_paused(numbers, "send_reset", by_name=slots is not None)
-        if seed is not None and not isinstance(seed, (int, np.integer)) and len(seed) == len(numbers):
+        seed = checked_seed(seed, len(numbers), self.num_envs)
+        if isinstance(seed, list):
             seed = [seed[i] for i in keep.tolist()]
         if len(keep):
             super().send_reset(numbers[keep], seed, options)
@@ -215,6 +216,7 @@ class SoloLive:
     ) -> ResetResult:
         """Reset the slots that are not paused, or those of a mask (see `AsyncVectorEnv.reset`)."""
         solo = self._solo
+        seed = checked_seed(seed, solo.num_envs, solo.num_envs)
         await solo.drain(timeout_s)
         paused, live = self._paused, solo.table.live
         slots = live if mask is None else live[mask[live]]
