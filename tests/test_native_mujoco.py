@@ -340,6 +340,11 @@ def test_a_step_that_can_not_be_made():
                 env.reset(options={"reset_mask": mask})
         with pytest.raises(ValueError, match="num_envs=2"):
             env.reset(seed=[1])
+        env.reset(seed=np.array([7, 8]))
+        for seed, error in ((1.5, TypeError), ("ab", TypeError), ([1, 2.5], TypeError), ([1, -2], gym.error.Error)):
+            with pytest.raises(error):
+                env.reset(seed=seed)
+            assert env.np_random_seed == (7, 8), "none of them was taken"
 
 
 @pytest.mark.asyncio

@@ -116,3 +116,13 @@ def test_the_blocking_drop_in_does_not_raise_what_is_not_its_own():
         with pytest.raises(aioenv.EnvError, match="KeyboardInterrupt"):
             envs.step([0, 0])
         assert envs.call("number") == (0, 1)
+
+
+@pytest.mark.asyncio
+async def test_a_rollout_of_no_steps_prints():
+    async with aioenv.make_vec(lambda: make(0), 2, debug=True) as envs:
+        await envs.reset()
+        rollout = await envs.rollout(lambda obs: np.zeros(len(obs), int), 1)
+        assert repr(rollout) == "<Rollout steps=1 num_envs=2 valid=100%>"
+        none = rollout._replace(reward=rollout.reward[:0], valid=rollout.valid[:0])  # as of a first step that timed out
+        assert repr(none) == "<Rollout steps=0 num_envs=2>"

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from process_kit import environment
 from test_rendering import MocapEnv
-from test_workers import environment
 
 import aioenv
 from aioenv.cli import main

@@ -118,3 +118,26 @@ for pool in pools:
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=50)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("post_constraint", [False, True])
+def test_a_program_may_end_while_a_thread_steps(post_constraint):
+    """A thread that came back from MuJoCo while Python ends would crash it."""
+    script = f"""
+import sys, threading
+import aioenv
+pool = aioenv.SimPool({ODD!r}, 256, num_threads=2, post_constraint={post_constraint})
+begun = threading.Event()
+
+def work():
+    for _ in range(1000):
+        pool.step(nstep=20)
+        begun.set()
+
+threading.excepthook = lambda args: None  # it is told that there is no more to be had
+threading.Thread(target=work, daemon=True).start()
+begun.wait()
+sys.exit(5)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=50)
+    assert (done.returncode, done.stderr) == (5, "")

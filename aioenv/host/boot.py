@@ -84,8 +84,10 @@ def work(read_fd: int, write_fd: int, marker_fd: int | None, memory_fd: int | No
     shares, and wait for threads that envs have left behind.
     """
     fds = secure_descriptors(read_fd, write_fd)
+    from aioenv import nested
     from aioenv.host.worker import run
 
+    nested.declare()
     run(*fds, marker_fd, memory_fd)
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):

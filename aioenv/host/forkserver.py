@@ -20,6 +20,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from aioenv import nested
 from aioenv.host import boot
 from aioenv.host.boot import IGNORABLE
 from aioenv.host.mujoco_log import divert_warnings
@@ -217,6 +218,7 @@ def _kill_group(pid: int) -> None:
 
 def main(parent_pid: int, control_fd: int) -> None:
     """Be a fork server until the control socket ends or the parent does; or the worker that was forked."""
+    nested.declare()
     for name in ("SIGINT", *IGNORABLE):  # what is told to every process of a job, say: it ends with its parent
         signal.signal(getattr(signal, name), signal.SIG_IGN)
     server = Server(socket.socket(fileno=control_fd), parent_pid)

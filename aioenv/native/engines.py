@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 from mujoco import batch
 
-from aioenv.native.team import Team
+from aioenv.native.team import AT_WORK, Team
 
 __all__ = ["BatchEngine", "Engine", "LoopEngine", "field_value"]
 
@@ -129,12 +129,14 @@ class BatchEngine:
     def step(self, slots: Slots | None, nstep: int) -> None:
         if self._fields:
             self._push()
-        self._batch.step(slots, nstep)
+        with AT_WORK:
+            self._batch.step(slots, nstep)
 
     def forward(self, slots: Slots | None) -> None:
         if self._fields:
             self._push()
-        self._batch.forward(slots)
+        with AT_WORK:
+            self._batch.forward(slots)
 
     def reset(self, slots: Slots | None, keyframe: int, qpos: Array | None, qvel: Array | None) -> None:
         if self._fields:
@@ -147,12 +149,14 @@ class BatchEngine:
             self._qpos[... if slots is None else slots] = qpos
         if qvel is not None:
             self._qvel[... if slots is None else slots] = qvel
-        self._batch.forward(slots)
+        with AT_WORK:
+            self._batch.forward(slots)
 
     def reset_and_step(self, resets: Slots, qpos: Array, qvel: Array, slots: Slots, nstep: int) -> None:
         self.reset(resets, -1, qpos, qvel)
         if len(slots):
-            self._batch.step(slots, nstep)
+            with AT_WORK:
+                self._batch.step(slots, nstep)
 
     def get_states(self, slots: Slots, out: Array) -> None:
         self._state.take(slots, 0, out)
@@ -162,7 +166,8 @@ class BatchEngine:
 
     def set_const(self, slots: Slots | None) -> None:
         self._push()
-        self._batch.set_const(slots)
+        with AT_WORK:
+            self._batch.set_const(slots)
         for name, array in self._fields.items():
             array[...] = self._batch.expand(name)
 

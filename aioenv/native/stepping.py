@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import index
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,15 @@ __all__ = ["Stepping"]
 
 ALL = slice(None)
 _NONE = np.zeros(0, np.int64)
+
+
+def _listed(seed: Any) -> list[int | None]:
+    try:
+        if isinstance(seed, str):
+            raise TypeError("a string")
+        return [None if s is None else index(s) for s in seed]
+    except TypeError:
+        raise TypeError(f"seed: expected an int, a sequence of ints or None, got {seed!r}") from None
 
 
 class Stepping(Task, VectorEnv[Any, Any, Any]):
@@ -53,6 +63,8 @@ class Stepping(Task, VectorEnv[Any, Any, Any]):
             seed = [None] * self.num_envs
         elif isinstance(seed, (int, np.integer)):
             seed = [int(seed) + i for i in range(self.num_envs)]
+        else:
+            seed = _listed(seed)
         if len(seed) != self.num_envs:
             raise ValueError(
                 "If seeds are passed as a list the length must match "
@@ -64,9 +76,9 @@ class Stepping(Task, VectorEnv[Any, Any, Any]):
         else:
             self._check_mask(mask)
             slots = np.flatnonzero(mask)
-        for slot in slots.tolist():
-            if seed[slot] is not None:
-                self._rngs[slot], self._seeds[slot] = seeding.np_random(seed[slot])
+        seeded = {slot: seeding.np_random(seed[slot]) for slot in slots.tolist() if seed[slot] is not None}
+        for slot, (rng, number) in seeded.items():
+            self._rngs[slot], self._seeds[slot] = rng, number
         qpos, qvel = self._draw(slots)
         self.pool.start(None if mask is None else slots, qpos, qvel)
         self._begun[slots] = True

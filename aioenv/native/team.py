@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from queue import SimpleQueue
 from typing import Any, TypeAlias
 
-__all__ = ["Team", "usable_cpus"]
+__all__ = ["AT_WORK", "Team", "usable_cpus"]
+
+EXIT_S = 10.0  # how long the end of the program waits for a call
 
 Job: TypeAlias = "tuple[Callable[[int], Any], Iterator[int]] | None"
 
@@ -19,6 +23,35 @@ def usable_cpus() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+class _AtWork:
+    """Around calls of MuJoCo without the GIL: a thread that comes back from one while Python ends would crash it."""
+
+    def __init__(self) -> None:
+        self._threads: set[int] = set()
+        self._is_over = False
+        atexit.register(self._end)
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._threads.clear)
+
+    def __enter__(self) -> None:
+        self._threads.add(threading.get_ident())
+        if self._is_over:
+            self._threads.discard(threading.get_ident())
+            raise RuntimeError("the program is ending: no simulation is stepped any more")
+
+    def __exit__(self, *exc: object) -> None:
+        self._threads.discard(threading.get_ident())
+
+    def _end(self) -> None:
+        self._is_over = True
+        deadline = time.monotonic() + EXIT_S
+        while self._threads - {threading.get_ident()} and time.monotonic() < deadline:
+            time.sleep(0.001)
+
+
+AT_WORK = _AtWork()
 
 
 class Team:
@@ -83,7 +116,8 @@ def _drain(work: Callable[[int], Any], pending: Iterator[int]) -> BaseException 
     while True:
         try:
             for item in pending:
-                work(item)
+                with AT_WORK:
+                    work(item)
             return failed
         except BaseException as exc:
             failed = failed or exc

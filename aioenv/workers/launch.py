@@ -18,6 +18,7 @@ from asyncio.subprocess import DEVNULL, PIPE
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
+from aioenv import nested
 from aioenv.errors import WorkerStartError
 from aioenv.memory import Marker
 from aioenv.wire.orders import SIZE, Fork, Forked, Unfit, unpack
@@ -95,6 +96,7 @@ async def launch(
     Raises:
         WorkerStartError: if it can't be started.
     """
+    nested.check()
     if not sys.executable:
         raise WorkerStartError("sys.executable is empty: no Python interpreter to start a worker with")
     try:

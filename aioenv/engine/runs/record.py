@@ -77,7 +77,8 @@ class Rollout(NamedTuple):
     def __repr__(self) -> str:
         steps, num_envs = self.reward.shape
         extras = f" extras={list(self.extras)}" if self.extras else ""
-        return f"<Rollout steps={steps} num_envs={num_envs} valid={self.valid.mean():.0%}{extras}>"
+        valid = f" valid={self.valid.mean():.0%}" if self.valid.size else ""  # an error's partial may have no step
+        return f"<Rollout steps={steps} num_envs={num_envs}{valid}{extras}>"
 
 
 class Turn:
