@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import signal
 import sys
@@ -35,13 +36,17 @@ uvloop.new_event_loop().close()  # libuv opens a pipe for signals, once for the 
 LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 
 
-# every way to start a worker and to talk to it
-WAYS = [(start, channel) for start in launch.START_METHODS for channel in CHANNELS]
+# Every way to start a worker and to talk to it. Without the last, which is a stress run, each test still meets each
+# start method, each channel, and small arrays in shared memory and in frames.
+WAYS = [
+    pytest.param(way, id="-".join(way), marks=[pytest.mark.stress] if way == ("spawn", "streams") else [])
+    for way in itertools.product(launch.START_METHODS, CHANNELS)
+]
 # in these even small arrays go through shared memory: each way to start, and each channel, meets it once
 SHARED = [("spawn", "scatter"), ("forkserver", "streams")]
 
 
-@pytest.fixture(params=WAYS, ids="-".join)
+@pytest.fixture(params=WAYS)
 def way(request, monkeypatch):
     """Make each way the default, one after the other: for tests that must hold for all of them."""
     start, channel = request.param
@@ -52,23 +57,50 @@ def way(request, monkeypatch):
     return start, channel
 
 
+class KeptServer:
+    """A fork server that one test leaves to the next: to start one takes as long as all else that a test does."""
+
+    def __init__(self) -> None:
+        self._server: ForkServer | None = None
+
+    def keep(self) -> None:
+        """Have it run; there is a new one if a test has ended it."""
+        if self._server is not None and self._server.alive and self._server in ForkServer._servers.values():
+            return
+        self.end()
+        if AVAILABLE:
+            self._server = ForkServer.acquire(server_environment(worker_environment(None)))
+
+    def end(self) -> None:
+        """Let go of it."""
+        if self._server is not None:
+            self._server.abandon()
+            self._server = None
+
+
+@pytest.fixture(scope="session")
+def fork_server():
+    """The kept one, of every test that does not ask for `own_fork_server`."""
+    kept = KeptServer()
+    yield kept
+    kept.end()
+
+
+@pytest.fixture
+def own_fork_server():
+    """None is kept: for tests about the beginning and the end of a fork server."""
+
+
 @pytest.fixture(autouse=True)
-def nothing_left_behind(tmp_path, monkeypatch):
+def nothing_left_behind(request, fork_server, tmp_path, monkeypatch):
     """Fail a test that leaves a child, fd, thread or shared memory. MuJoCo writes its log into the cwd."""
+    if "own_fork_server" in request.fixturenames:
+        fork_server.end()
+    else:
+        fork_server.keep()
     monkeypatch.chdir(tmp_path)
     with leak_check():
         yield
-
-
-@pytest.fixture(scope="module")
-def fork_server():
-    """Keeps the fork server through a module's tests, which then need not start one each."""
-    if not AVAILABLE:
-        yield
-        return
-    server = ForkServer.acquire(server_environment(worker_environment(None)))
-    yield
-    server.abandon()
 
 
 def run_on(loop: str, coroutine):

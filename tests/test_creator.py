@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import pickle
-import subprocess
-import sys
 from functools import partial
 
 import gymnasium as gym
 import numpy as np
 import pytest
-from test_workers import environment
+from process_kit import run_alone
 
 import aioenv
 from aioenv import EnvCreator, EpisodeCounter, SharedRunningStats
@@ -22,10 +20,7 @@ from aioenv.stats import CountEpisodes, NormalizeObservation, NormalizeReward
 from aioenv.stats.block import can_share
 from aioenv.workers.launch import START_METHODS
 
-pytestmark = [
-    pytest.mark.skipif(not can_share(), reason="no memory without a name here"),
-    pytest.mark.usefixtures("fork_server"),
-]
+pytestmark = pytest.mark.skipif(not can_share(), reason="no memory without a name here")
 
 
 class Endless(gym.Env):
@@ -225,9 +220,7 @@ def test_ec_may_be_called_in_any_process():
             "import pickle, sys; creator = pickle.load(sys.stdin.buffer); env = creator(scale=2.0)\n"
             "env.reset(seed=1); env.step(0); print(*env.unwrapped.arguments, creator.state_dict()['seen']['count'])"
         )
-        done = subprocess.run(
-            [sys.executable, "-c", code], input=pickle.dumps(creator), capture_output=True, env=environment()
-        )
+        done = run_alone(code, stdin=pickle.dumps(creator))
         assert done.stdout.decode() == "3 2.0 0 None 2.0\n", done.stderr.decode()
         creator().reset(seed=0)
         assert (creator.state_dict()["seen"]["count"], seen.count) == (3, 3)

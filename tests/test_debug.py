@@ -7,7 +7,6 @@ import gc
 import logging
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -17,7 +16,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from conftest import run_on
-from test_workers import environment
+from process_kit import run_alone
 
 import aioenv
 from aioenv.testing import VectorEnvContract
@@ -83,10 +82,7 @@ async def main():
 aioenv.run(main())
 """
     commands = "p secret + 1\nsecret = 5\nc\nc\n"
-    done = subprocess.run(
-        [sys.executable, "-c", script], input=commands, capture_output=True, text=True, timeout=60, env=environment()
-    )
-    assert done.returncode == 0, done.stderr
+    done = run_alone(script, stdin=commands)
     assert "(Pdb) 42" in done.stdout and "rewards [ 5. 41.]" in done.stdout
 
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
-PAGE = (Path(__file__).parent.parent / "docs" / "evaluation.md").read_text(encoding="utf-8")
+from docs_kit import page, snippets
+
+PAGE = page("docs/evaluation.md")
 
 
 def test_the_examples_run(capsys):
     names = {"__name__": "__main__"}
-    for code in re.findall(r"```python\n(.*?)```", PAGE, re.S):
+    for code in snippets(PAGE):
         exec(code, names)
     printed = capsys.readouterr().out
     assert printed.startswith("101 episodes, drawn from seed=0\nepisode")

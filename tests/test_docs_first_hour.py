@@ -2,39 +2,28 @@
 
 from __future__ import annotations
 
-import ast
 import contextlib
-import importlib
-import importlib.util
 import inspect
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
+from docs_kit import ROOT, cell, check_names, page, snippets
 
 import aioenv
 
-ROOT = Path(__file__).parent.parent
 NAMES = ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
-PAGES = {name: (ROOT / name).read_text(encoding="utf-8") for name in NAMES}
+PAGES = {name: page(name) for name in NAMES}
 
 
 class Enough(Exception):
     """A snippet's loop has gone on for long enough."""
 
 
-def blocks(page):
+def blocks(name):
     """The snippets of a page, with fewer slots and steps."""
-    for block in re.findall(r"```python\n(.*?)```", PAGES[page], re.S):
+    for block in snippets(PAGES[name]):
         yield re.sub(r"\b64\b", "4", re.sub(r"\b(16|100|128|1000)\b", "3", block))
-
-
-async def cell(block, names):
-    """Run a snippet as a notebook runs a cell."""
-    outcome = eval(compile(block, "a snippet", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT), names)
-    if inspect.isawaitable(outcome):
-        await outcome
 
 
 def policy(obs, calls=[]):  # noqa: B006
@@ -70,12 +59,12 @@ def test_the_first_snippet_of_the_readme():
 
 
 @pytest.mark.stress  # torch and Stable-Baselines3 take seconds to import
-@pytest.mark.parametrize("page", ["docs/first-hour.md", "docs/from-others.md"])
-def test_snippets_for_learners(page):
-    for name in ("torch", "stable_baselines3"):
-        pytest.importorskip(name)
+@pytest.mark.parametrize("name", ["docs/first-hour.md", "docs/from-others.md"])
+def test_snippets_for_learners(name):
+    for package in ("torch", "stable_baselines3"):
+        pytest.importorskip(package)
     names = {"__name__": "__main__"}
-    for block in re.findall(r"```python\n(.*?)```", PAGES[page], re.S):
+    for block in snippets(PAGES[name]):
         if "aioenv.run(" in block:
             exec(block, names)
         else:
@@ -84,30 +73,18 @@ def test_snippets_for_learners(page):
 
 def test_what_the_pages_name_exists():
     told = PAGES["docs/first-hour.md"] + PAGES["docs/from-others.md"] + PAGES["README.md"]
-    for name in sorted(set(re.findall(r"\baioenv(?:\.[A-Za-z_]\w*)+", told)) - {"aioenv.workers"}):  # a logger
-        parts = name.split(".")
-        if "sb3" in parts:
-            assert importlib.util.find_spec("aioenv.adapters.sb3") is not None
-            continue
-        with contextlib.suppress(ImportError):
-            for end in range(2, len(parts) + 1):
-                importlib.import_module(".".join(parts[:end]))
-        value = aioenv
-        for part in parts[1:]:
-            value = getattr(value, part)
-    for name in set(re.findall(r"(?<!-)\benvs\.(\w+)", told)):
-        assert name == "num_envs" or hasattr(aioenv.AsyncVectorEnv, name) or hasattr(aioenv.envs, name), name
+    assert check_names(told, but={"aioenv.workers"})  # a logger
 
 
 def anchor(heading):
     return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 
-@pytest.mark.parametrize("page", NAMES)
-def test_links_lead_somewhere(page):
-    folder = (ROOT / page).parent
-    for target, mark in re.findall(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)", PAGES[page]):
-        path = (folder / target) if target else ROOT / page
+@pytest.mark.parametrize("name", NAMES)
+def test_links_lead_somewhere(name):
+    folder = (ROOT / name).parent
+    for target, mark in re.findall(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)", PAGES[name]):
+        path = (folder / target) if target else ROOT / name
         assert path.exists(), target
         if mark:
             headings = re.findall(r"^#+ (.*)$", path.read_text(encoding="utf-8"), re.M)

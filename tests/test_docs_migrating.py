@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import ast
-import contextlib
-import importlib
-import inspect
 import re
-from pathlib import Path
 
 import pytest
+from docs_kit import cell, check_names, page, snippets
 
 import aioenv
 from aioenv.stats.block import can_share
 
-PAGE = (Path(__file__).parent.parent / "docs" / "migrating.md").read_text(encoding="utf-8")
+PAGE = page("docs/migrating.md")
 INTRODUCTION, *SECTIONS = re.split(r"^## ", PAGE, flags=re.M)
 
 # all that each system had in public
@@ -68,34 +64,20 @@ def test_every_row_has_a_counterpart_or_says_why_not():
 
 def test_what_the_tables_name_exists():
     told = " ".join(new for section in SECTIONS for _, new, _ in rows(section))
-    named = set(re.findall(r"aioenv(?:\.\w+)+", told))
-    assert len(named) > 20
-    for name in named:
-        parts = name.split(".")
-        with contextlib.suppress(ImportError):
-            for end in range(2, len(parts) + 1):
-                importlib.import_module(".".join(parts[:end]))
-        value = aioenv
-        for part in parts[1:]:
-            value = getattr(value, part)
-    for name in set(re.findall(r"envs\.(\w+)", told)) - {"num_envs"}:
-        assert hasattr(aioenv.AsyncVectorEnv, name) or hasattr(aioenv.envs, name), name
+    assert len(check_names(told)) > 20
 
 
 @pytest.mark.skipif(not can_share(), reason="no memory without a name here")
 @pytest.mark.timeout(180)
-@pytest.mark.usefixtures("fork_server")
 def test_the_examples_run(capsys):
-    blocks = re.findall(r"```python\n(.*?)```", PAGE, re.S)
+    blocks = snippets(PAGE)
     numbers = [int(number) for number in re.findall(r"^# (\d+): ", "\n".join(blocks), re.M)]
     assert sorted(numbers) == list(range(1, len(blocks)))
     names = {"__name__": "__main__"}
 
     async def main():
         for block in blocks:
-            outcome = eval(compile(block, "migrating.md", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT), names)
-            if inspect.isawaitable(outcome):
-                await outcome
+            await cell(block, names)
 
     try:
         aioenv.run(main())

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
+from docs_kit import page, snippets
 
 from aioenv.stats.block import can_share
 
-PAGE = (Path(__file__).parent.parent / "docs" / "sharing.md").read_text(encoding="utf-8")
+PAGE = page("docs/sharing.md")
 
 
 @pytest.mark.skipif(not can_share(), reason="no memory without a name here")
 def test_the_examples_run(capsys):
     names = {"__name__": "__main__"}
-    for code in re.findall(r"```python\n(.*?)```", PAGE, re.S):
+    for code in snippets(PAGE):
         exec(code, names)
     (table,) = re.findall(r"```\n(eval.*?)```", PAGE, re.S)
     printed = capsys.readouterr().out

@@ -7,8 +7,6 @@ import inspect
 import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 import warnings
@@ -20,8 +18,8 @@ import test_vector_env
 from gymnasium import spaces
 from gymnasium.utils.env_checker import data_equivalence
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from process_kit import run_alone
 from test_vector_env import Counter, counters
-from test_workers import environment
 
 import aioenv
 from aioenv.sync import AsyncVectorEnv
@@ -64,9 +62,7 @@ def raised(kind: type[Exception], function, *args) -> tuple[Exception, list[str]
 
 def run_script(code: str) -> str:
     """Run code as a script of its own; what it prints."""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=environment())
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return run_alone(code).stdout
 
 
 # ---------------------------------------------------------------- the same as Gymnasium

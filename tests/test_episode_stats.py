@@ -19,8 +19,6 @@ from aioenv import sync
 from aioenv.stats import EpisodeEvent, EpisodeStats
 from aioenv.stats.episodes import _REDUCERS
 
-pytestmark = pytest.mark.usefixtures("fork_server")
-
 LENGTHS = (2, 3, 5)
 
 

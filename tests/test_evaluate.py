@@ -17,8 +17,6 @@ from gymnasium.vector import AutoresetMode
 import aioenv
 from aioenv.testing.faulty_env import FaultyEnv, faulty_envs
 
-pytestmark = pytest.mark.usefixtures("fork_server")
-
 
 class Walk(gym.Env):
     """A random walk whose length, 1 to some hundred steps, depends on its seed; rewards depend on what is done."""

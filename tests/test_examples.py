@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_workers import environment
+from process_kit import environment, run_alone
 
 from aioenv.workers.launch import START_METHODS
 
@@ -55,7 +55,6 @@ NotebookClient(notebook, timeout=60).execute()
 last = [cell.outputs[-1]["data"]["text/plain"] for cell in notebook.cells if cell.get("outputs")]
 print(*last, sep="\\n")
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, env=environment())
-    assert done.returncode == 0, done.stderr
+    done = run_alone(code, timeout_s=100)
     lines = done.stdout.strip().split("\n")
     assert "running" in lines[0] and lines[-2] == "(4, 8, 21, 3)" and "closed" in lines[-1]

@@ -154,5 +154,5 @@ def test_an_epoch_may_have_one_reducer():
 
 
 def test_the_command_line_knows_ids(capsys, tmp_path):
-    assert main(["record", "Nope-v0", "--out", os.fspath(tmp_path / "x.mp4")]) == 1
+    assert main(["record", "Nope-v0", "--out", os.fspath(tmp_path / "x.mp4")]) == 2
     assert "aioenv record: Nope-v0: Environment `Nope` doesn't exist" in capsys.readouterr().err

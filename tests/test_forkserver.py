@@ -15,7 +15,11 @@ import pytest
 import aioenv
 from aioenv.workers.forkserver import AVAILABLE, ForkServer
 
-pytestmark = [pytest.mark.asyncio, pytest.mark.skipif(not AVAILABLE, reason="no fork server on this platform")]
+pytestmark = [
+    pytest.mark.asyncio,
+    pytest.mark.skipif(not AVAILABLE, reason="no fork server on this platform"),
+    pytest.mark.usefixtures("own_fork_server"),
+]
 
 
 class Teller(gym.Env):

@@ -15,8 +15,6 @@ import pytest
 import aioenv
 from aioenv import memory
 
-pytestmark = pytest.mark.usefixtures("fork_server")
-
 N = 3
 CONFIG = aioenv.RenderConfig(32, 24, quality="fast", workers=1, max_in_flight=1)
 ACTIONS = np.random.default_rng(0).uniform(-1, 1, (100, N, 6)).astype(np.float32)
@@ -128,6 +126,18 @@ async def test_a_render_worker_that_dies_over_an_image_and_waits_that_are_cancel
     assert np.array_equal(images, copies[0])
 
 
+async def two_late(envs) -> int:
+    """Have both slots step while the render worker stands still (the first is being drawn, the second waits)."""
+    await envs.reset(seed=0)
+    await envs.render()
+    pid = pool_of(envs).pids[0]
+    os.kill(pid, signal.SIGSTOP)
+    for slot in (0, 1):
+        envs.send(ACTIONS[0, :1], [slot])
+        await envs.recv()
+    return pid
+
+
 async def pending(make: Callable[[], object]) -> asyncio.Future:
     """Something that is awaited, and has begun."""
     future = asyncio.ensure_future(make())
@@ -140,13 +150,7 @@ async def pending(make: Callable[[], object]) -> asyncio.Future:
 async def test_close_ends_every_wait_for_images():
     """Also of those that wait for others to be drawn, and are not the newest."""
     async with aioenv.make_vec("HalfCheetah-v5", 2, render=CONFIG, num_workers=1) as envs:
-        await envs.reset(seed=0)
-        await envs.render()
-        pid = pool_of(envs).pids[0]
-        os.kill(pid, signal.SIGSTOP)
-        for slot in (0, 1):  # the first is being drawn, the second waits
-            envs.send(ACTIONS[0, :1], [slot])
-            await envs.recv()
+        pid = await two_late(envs)
         waiting = await pending(envs.render)
         stream, other = envs.render_stream(), envs.render_stream()
         for _ in range(3):
@@ -218,13 +222,7 @@ async def test_a_stream_gives_what_is_drawn_however_slow():
 @pytest.mark.asyncio
 async def test_render_claims_the_images_of_all_slots():
     async with aioenv.make_vec("HalfCheetah-v5", 2, render=CONFIG, num_workers=1) as envs:
-        await envs.reset(seed=0)
-        await envs.render()
-        pid = pool_of(envs).pids[0]
-        os.kill(pid, signal.SIGSTOP)
-        for slot in (0, 1):  # the first is being drawn, the second waits
-            envs.send(ACTIONS[0, :1], [slot])
-            await envs.recv()
+        pid = await two_late(envs)
         rendering = await pending(envs.render)
         for _ in range(3):  # newer ones come than those that are claimed
             envs.send(ACTIONS[1, :1], [1])

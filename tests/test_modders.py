@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import mujoco
 import numpy as np
 import pytest
-from test_workers import environment
+from process_kit import environment, run_alone
 
 import aioenv
 from aioenv import CameraModder, LightModder, MaterialModder, Modder, TextureModder
@@ -348,8 +345,7 @@ print(np.array_equal(images[0], images[2]), np.array_equal(images[0], images[1])
 
 def test_rp14_without_a_pool_a_renderer_sees_what_is_painted_and_taken_back():
     env = {**environment(), "MUJOCO_GL": "egl", "LP_NUM_THREADS": "0"}
-    done = subprocess.run([sys.executable, "-c", ALONE], input=ROOM, capture_output=True, text=True, env=env)
-    assert done.returncode == 0, done.stderr
+    done = run_alone(ALONE, stdin=ROOM, env=env)
     restored, unchanged, red, green, blue = done.stdout.split()[-5:]
     assert (restored, unchanged) == ("True", "False") and int(blue) > 50 > max(int(red), int(green))
 

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import re
-import subprocess
-import sys
 import types
 from functools import partial
-from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
 import pytest
+from docs_kit import page, snippets
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from multi_kit import Spread, TwoStage
-from test_workers import environment
+from process_kit import run_alone
 
 import aioenv
 from aioenv import EpisodeCounter, OutOfStepError
 from aioenv.envs import ActorID, PettingZooEnv, SubStepEnv
 
-pytestmark = pytest.mark.usefixtures("fork_server")
-
-PAGE = Path(__file__).parent.parent / "docs" / "multi-agent.md"
+PAGE = page("docs/multi-agent.md")
 MODES = [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP]
 ENVS = {
     "parallel": [lambda: PettingZooEnv(Spread())] * 8,
@@ -341,7 +336,7 @@ def test_sv_logging_prefix_and_no_statistics_of_unfinished_episodes(caplog):
 
 def test_the_page_runs(capsys):
     """But for its first example, which needs a package of PettingZoo's."""
-    code = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.S)
+    code = snippets(PAGE)
     assert len(code) == 2 and "mpe2" in code[0]
     exec(f"import aioenv\n{code[1]}", {"__name__": "__main__"})
     assert capsys.readouterr().out.startswith("ActorID(step_key='cut', agent_id=0) [[")
@@ -349,5 +344,5 @@ def test_the_page_runs(capsys):
 
 def test_the_adapters_import_neither_asyncio_nor_pettingzoo():
     code = "import sys, aioenv.envs; print(sorted({'asyncio', 'pettingzoo', 'mujoco', 'aioenv.envs'} & {*sys.modules}))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment())
+    done = run_alone(code)
     assert done.stdout == "['aioenv.envs']\n", done.stderr

@@ -17,7 +17,7 @@ from aioenv import sync
 from aioenv.native.tasks.ant import Ant
 from aioenv.native.tasks.runners import Hopper
 
-pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("fork_server")]
+pytestmark = pytest.mark.asyncio
 
 MODES = list(AutoresetMode)
 HERE_AND_THERE = pytest.mark.parametrize("num_workers", [0, 1, 2])

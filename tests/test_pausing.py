@@ -18,8 +18,6 @@ from zoo import Sampler
 import aioenv
 from aioenv.testing.faulty_env import FaultyEnv, faulty_envs
 
-pytestmark = pytest.mark.usefixtures("fork_server")
-
 MODES = list(AutoresetMode)
 N = 5
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import subprocess
-import sys
 
 import gymnasium as gym
 import mujoco
@@ -15,8 +13,8 @@ import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import AddRenderObservation, GrayscaleObservation
 from gymnasium.wrappers import __all__ as _wrappers
+from process_kit import environment, run_alone
 from test_rendering import MocapEnv
-from test_workers import environment
 
 import aioenv
 from aioenv import sync
@@ -386,5 +384,4 @@ async def main():
 aioenv.run(main())
 """
     env = {name: value for name, value in environment().items() if name not in ("MUJOCO_GL", "PYOPENGL_PLATFORM")}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=env)
-    assert done.returncode == 0, done.stderr
+    run_alone(code, env=env)

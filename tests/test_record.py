@@ -7,14 +7,16 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
+from process_kit import environment
 from test_rendering import MocapEnv
-from test_workers import environment
 
 import aioenv
 from aioenv.cli import main
+from aioenv.loops.video import TiledVideo, fps_of
 from aioenv.rendering.tiles import parse_grid, tile
 
 SMALL = aioenv.RenderConfig(32, 24, quality="fast")
@@ -63,6 +65,21 @@ def test_wrong_arguments_of_the_command(arguments, message, capsys):
     with pytest.raises(SystemExit):
         main(["record", "CartPole-v1", *arguments])
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--fps", "1e9"], "fps: expected a positive number"),
+        (["--size", "40000x4"], "width: expected an int from 1 to 16384"),
+        (["--out", "x.gif"], "expected a file named *.mp4"),
+    ],
+)
+def test_what_the_command_can_not_do_is_said_in_a_line(arguments, message, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["record", "CartPole-v1", *arguments]) == 1
+    said = capsys.readouterr().err
+    assert message in said and "Traceback" not in said
 
 
 class Frail(MocapEnv):
@@ -114,9 +131,54 @@ def test_the_blocking_twin(tmp_path):
 
 @pytest.mark.asyncio
 async def test_numbers_are_checked(tmp_path):
-    for wrong in ({"steps": 0}, {"steps": 1, "num_envs": 0}, {"steps": 1, "grid": (0, 2)}, {"steps": 1, "fps": 0}):
+    wrong = [{"steps": 0}, {"num_envs": 0}, {"grid": (0, 2)}, {"fps": 0}, {"fps": "9"}, {"fps": np.inf}]
+    for arguments in wrong:
         with pytest.raises(ValueError, match=r"record: .*expected a positive"):
-            await aioenv.record("CartPole-v1", tmp_path / "x.mp4", **wrong)
+            await aioenv.record("CartPole-v1", tmp_path / "x.mp4", **{"steps": 1, **arguments})
+    for grid in (4, (2,), (1, 1, 1), "22"):
+        with pytest.raises(ValueError, match="grid: expected how many rows and columns"):
+            await aioenv.record("CartPole-v1", tmp_path / "x.mp4", steps=1, grid=grid)
+    with pytest.raises(ValueError, match=r"out: expected a file named \*\.mp4"):
+        await aioenv.record("CartPole-v1", tmp_path / "x.gif", steps=1)
+    with pytest.raises(TypeError, match="policy: expected a function"):
+        await aioenv.record("CartPole-v1", tmp_path / "x.mp4", steps=1, policy=3)
+
+
+@pytest.mark.asyncio
+async def test_names_of_files_that_ffmpeg_takes_for_something_else(tmp_path, monkeypatch):
+    """A protocol, an option, no format at all; and what is said when it is killed."""
+    monkeypatch.chdir(tmp_path)
+    picture = np.zeros((1, 4, 4, 3), np.uint8)
+    for name in ("run: 1.mp4", "-x.mp4", "plain"):
+        video = TiledVideo(Path(name))
+        await video.write([picture])
+        await video.close()
+        assert len(pictures(tmp_path / name, 4, 4)) == 1
+    video = TiledVideo(tmp_path / "killed.mp4")
+    await video.write([picture])
+    assert video._process is not None
+    video._process.kill()
+    with pytest.raises(OSError, match=r"killed\.mp4 could not be written: ffmpeg was killed by SIGKILL"):
+        await video.close()
+
+
+def test_how_fast_an_env_is_to_be_played():
+    assert fps_of({"render_fps": 50}) == 50.0 and fps_of({"render_fps": np.float32(2.5)}) == 2.5
+    assert [fps_of(metadata) for metadata in ({}, {"render_fps": None}, {"render_fps": 0}, {"render_fps": "x"})] == [
+        20
+    ] * 4
+
+
+@pytest.mark.asyncio
+async def test_what_is_missing_is_said(tmp_path, monkeypatch):
+    async with aioenv.make_vec("CartPole-v1", 1) as envs:
+        with pytest.raises(
+            aioenv.RenderError, match='these envs give no images: make them with render_mode="rgb_array"'
+        ):
+            await aioenv.record(envs, tmp_path / "x.mp4", steps=1)
+    monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
+    with pytest.raises(ImportError, match=r"pip install 'aioenv\[video\]'"):
+        await aioenv.record("CartPole-v1", tmp_path / "x.mp4", steps=1)
 
 
 @pytest.mark.stress

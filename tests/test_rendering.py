@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import queue
 import signal
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import gymnasium as gym
@@ -16,7 +13,7 @@ import mujoco
 import numpy as np
 import pytest
 from gymnasium.envs.mujoco import MujocoEnv
-from test_workers import environment
+from process_kit import environment, run_alone
 
 import aioenv
 
@@ -128,8 +125,7 @@ def reference(backend: str, *what) -> np.ndarray:
     import pickle
 
     env = {**environment(), "MUJOCO_GL": backend, "PYOPENGL_PLATFORM": backend}
-    done = subprocess.run([sys.executable, "-c", REFERENCE], input=pickle.dumps(what), capture_output=True, env=env)
-    assert done.returncode == 0, done.stderr.decode()
+    done = run_alone(REFERENCE, stdin=pickle.dumps(what), env=env)
     return pickle.loads(done.stdout)
 
 
@@ -461,20 +457,10 @@ def test_a_config_is_checked_when_it_is_made(arguments, message):
         aioenv.RenderConfig(**arguments)
 
 
-def test_without_opengl_the_error_says_what_to_install():
+@pytest.mark.asyncio
+async def test_without_opengl_the_error_says_what_to_install(monkeypatch):
     """GLFW without a display stands for a machine without OpenGL."""
-    code = """
-import json, aioenv
-async def main():
-    config = aioenv.RenderConfig(8, 8, backend="glfw")
-    try:
-        await aioenv.make_vec("HalfCheetah-v5", 1, render=config)
-    except aioenv.RenderError as exc:
-        print(json.dumps(str(exc)))
-aioenv.run(main())
-"""
-    env = {key: value for key, value in environment().items() if key not in ("DISPLAY", "WAYLAND_DISPLAY")}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=env)
-    assert done.returncode == 0, done.stderr
-    message = json.loads(done.stdout.splitlines()[-1])
-    assert "glfw" in message and "apt-get install libegl1" in message
+    for name in ("DISPLAY", "WAYLAND_DISPLAY"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(aioenv.RenderError, match=r"glfw: (.|\n)*apt-get install libegl1"):
+        await aioenv.make_vec("HalfCheetah-v5", 1, render=aioenv.RenderConfig(8, 8, backend="glfw"))

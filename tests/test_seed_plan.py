@@ -10,8 +10,6 @@ from gymnasium.vector import AutoresetMode
 import aioenv
 from aioenv.stats.seed_plan import SeedPlan
 
-pytestmark = pytest.mark.usefixtures("fork_server")
-
 PLAN = [11, 5, 900, 7, 2**40, 3, 12]
 MODES = [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP]
 

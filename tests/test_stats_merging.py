@@ -15,7 +15,7 @@ from stats_kit import SHAPE, Endless, Walker, needs_sharing, same
 import aioenv
 from aioenv.stats import NormalizeObservation, NormalizeReward, SharedRunningStats
 
-pytestmark = [needs_sharing, pytest.mark.usefixtures("fork_server")]
+pytestmark = needs_sharing
 
 
 class Knowing(NormalizeReward):

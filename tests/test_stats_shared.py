@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import pickle
-import subprocess
-import sys
 import threading
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
+from process_kit import environment, run_alone
 from stats_kit import SHAPE, Walker, Writer, close_to, needs_sharing, same, samples
 
 import aioenv
@@ -193,12 +190,8 @@ def test_ec_a_worker_killed_while_it_holds_the_lock_blocks_nobody(start, live):
 
 
 def in_a_process(code):
-    """What a script prints that may fork without harm to the tests."""
-    env = {**os.environ, "PYTHONPATH": str(Path(aioenv.__file__).parents[1])}
-    arguments = [sys.executable, "-W", "ignore", "-c", code]
-    done = subprocess.run(arguments, capture_output=True, text=True, timeout=30, env=env)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    """What a script prints that may fork without harm to the tests, and is warned of it for nothing."""
+    return run_alone(code, env={**environment(), "PYTHONWARNINGS": "ignore"}).stdout
 
 
 def test_a_forked_child_has_a_lock_of_its_own():

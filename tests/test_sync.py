@@ -5,16 +5,14 @@ from __future__ import annotations
 import asyncio
 import gc
 import signal
-import subprocess
-import sys
 import threading
 
 import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.vector import SyncVectorEnv
+from process_kit import run_alone
 from test_vector_env import Counter
-from test_workers import environment
 
 import aioenv
 from aioenv import sync
@@ -120,8 +118,8 @@ envs = sync.make_vec("CartPole-v1", 2)
 envs.reset(seed=0)
 print(*[w.pid for w in envs.workers])
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=environment())
-    assert done.returncode == 0 and not done.stderr and len(done.stdout.split()) == 2
+    done = run_alone(code)
+    assert not done.stderr and len(done.stdout.split()) == 2
 
 
 def test_an_interrupted_wait_cancels_and_loses_nothing():

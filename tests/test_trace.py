@@ -357,6 +357,13 @@ def test_the_command_says_what_is_wrong(tmp_path, timeline, capsys, monkeypatch)
     (tmp_path / "other.json").write_text('{"a": 1}')
     assert main(["trace", str(tmp_path / "other.json")]) == 1
     assert "expected a timeline as envs.trace() writes it" in capsys.readouterr().err
+    for text in ('{"traceEvents": [{"ph": "X", "tid": 0, "name": "a", "ts": 0, "dur": 0, "args": null}]}', "[[]]", "{"):
+        (tmp_path / "other.json").write_text(text)
+        assert main(["trace", str(tmp_path / "other.json")]) == 1
+        assert "expected a timeline" in capsys.readouterr().err
+    (tmp_path / "other.json").write_bytes(b"\xff" * 1000)
+    assert main(["trace", str(tmp_path / "other.json")]) == 1
+    assert len(capsys.readouterr().err) < 300
     assert main(["trace", str(tmp_path / "none.json")]) == 1
     for steps in ("3", "4:2", "a:b"):
         with pytest.raises(SystemExit):
@@ -364,6 +371,12 @@ def test_the_command_says_what_is_wrong(tmp_path, timeline, capsys, monkeypatch)
     (tmp_path / "empty.json").write_text('{"traceEvents": []}')
     assert main(["trace", str(tmp_path / "empty.json")]) == 0
     assert "an empty timeline" in capsys.readouterr().out
+    line = '{"ph": "M", "tid": 0, "name": "thread_name", "args": {"name": "loop"}}'
+    (tmp_path / "short.json").write_text(
+        f'{{"traceEvents": [{line}, {{"ph": "X", "tid": 0, "name": "send", "ts": 5, "dur": 0}}]}}'
+    )
+    assert main(["trace", str(tmp_path / "short.json")]) == 0
+    assert "send" in capsys.readouterr().out
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert main(["trace", str(timeline), "--png", "x.png"]) == 1
     assert "--png takes matplotlib: pip install 'aioenv[bench]'" in capsys.readouterr().err

@@ -20,8 +20,6 @@ import aioenv
 from aioenv.testing.faulty_env import FaultyEnv, faulty_envs
 from aioenv.workers.launch import START_METHODS
 
-pytestmark = pytest.mark.usefixtures("fork_server")
-
 
 class Task(gym.Env):
     """An env with a method, a property with a setter, and a number of episodes."""

@@ -14,6 +14,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
+from process_kit import environment
 
 import aioenv
 from aioenv.engine.results import WorkerInfo
@@ -61,11 +62,6 @@ async def test_what_envs_print_disturbs_nothing_and_is_logged(caplog):
     assert all(line.startswith("train: worker ") for line in text)
 
 
-def environment() -> dict[str, str]:
-    """For a script of its own: it finds the package as this process does."""
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-
-
 SCRIPT = """
 import asyncio, aioenv, gymnasium as gym, numpy as np
 
@@ -90,8 +86,17 @@ print("and on")
 """
 
 
-@pytest.mark.parametrize("how", ["-c", "file", "standard input", "interactive"])
-@pytest.mark.parametrize("start", START_METHODS)
+HOWS = ["-c", "file", "standard input", "interactive"]
+
+
+@pytest.mark.parametrize(
+    ("start", "how"),
+    [
+        pytest.param(start, how, marks=[pytest.mark.stress] if start != "spawn" and number % 2 == 0 else [])
+        for start in START_METHODS
+        for number, how in enumerate(HOWS)
+    ],
+)
 def test_no_main_guard_is_needed(start, how, tmp_path):
     code = SCRIPT.replace("START", start)
     path = tmp_path / "script.py"
@@ -201,6 +206,7 @@ async def test_mujocos_warnings_do_no_harm_whatever_came_before(start, preparati
 
 
 @pytest.mark.asyncio
+@pytest.mark.usefixtures("own_fork_server")  # what it preloads would be there for later tests
 @pytest.mark.parametrize("start", START_METHODS)
 @pytest.mark.parametrize("where", ["the factory", "a preloaded module"])
 async def test_a_handler_of_mujocos_warnings_is_kept(start, where, caplog, tmp_path, monkeypatch):
@@ -225,6 +231,7 @@ async def test_a_handler_of_mujocos_warnings_is_kept(start, where, caplog, tmp_p
 
 
 @pytest.mark.asyncio
+@pytest.mark.usefixtures("own_fork_server")
 @pytest.mark.parametrize("start", START_METHODS)
 async def test_a_preloaded_module_may_load_a_model(start, tmp_path, monkeypatch):
     (tmp_path / "modules").mkdir()

@@ -20,7 +20,7 @@ import aioenv
 from aioenv.cli.options import out_file, positive_int, size
 from aioenv.host.mujoco_source import MujocoSource, find_source, read_state
 from aioenv.loops.progress import progress_bar
-from aioenv.loops.video import TiledVideo
+from aioenv.loops.video import TiledVideo, fps_of
 from aioenv.rendering.late_pool import LatePool
 from aioenv.workers.environment import usable_cpus
 
@@ -222,7 +222,7 @@ async def overlapped(plan: Plan, stack: contextlib.AsyncExitStack, video: TiledV
     taken.clear()
     await envs.reset(seed=0)
     if video is not None:
-        video.fps = envs.metadata.get("render_fps", video.fps)
+        video.fps = fps_of(envs.metadata)
         stack.push_async_callback(video.close)
     return Run("both overlapped", chunk, physics=True, images=True, after=encode)
 

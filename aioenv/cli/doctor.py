@@ -78,7 +78,11 @@ def _report_opengl(probes: Sequence[Probe], gpus: Sequence[str]) -> None:
         print(f"  {probe.backend:<9}{device:<8}{drawn_by:<10}{probe.renderer:<{width + 2}}{rates}")
     used = next((p for name in candidates(None) for p in probes if p.backend == name and p.renderer), None)
     if used is None:
-        print(f"\nNo images can be drawn.\n{INSTALL_HINT}")
+        works = [probe.backend for probe in probes if probe.renderer]
+        if works and (chosen := os.environ.get("MUJOCO_GL")):
+            print(f"\nNo images are drawn while MUJOCO_GL={chosen}: unset it, or say {works[0]}.")
+        else:
+            print(f"\nNo images can be drawn.\n{INSTALL_HINT}")
         return
     print(f"  Images are drawn by {used.backend}, unless you say otherwise (MUJOCO_GL, or backend=).")
     if (why := why_software(used.renderer, gpus)) is not None:

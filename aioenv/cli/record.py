@@ -89,7 +89,6 @@ def run(args: argparse.Namespace) -> int:
     width, height = args.size
     camera = int(args.camera) if (args.camera or "").lstrip("-").isdecimal() else args.camera
     rows, columns = args.grid
-    config = aioenv.RenderConfig(width, height, camera, args.quality)
     try:
         registered(args.env)
     except (gymnasium.error.Error, ImportError) as exc:
@@ -102,6 +101,7 @@ def run(args: argparse.Namespace) -> int:
             print(f"aioenv record: {exc}", file=sys.stderr)
             return 1
     try:
+        config = aioenv.RenderConfig(width, height, camera, args.quality)
         done = aioenv.run(
             record(
                 args.env,
@@ -122,7 +122,11 @@ def run(args: argparse.Namespace) -> int:
             raise
         print("aioenv record: this takes imageio-ffmpeg: pip install 'aioenv[video]'", file=sys.stderr)
         return 1
-    except BaseException:
+    except BaseException as exc:
+        # (a ValueError of a policy's is better seen where it was raised)
+        if isinstance(exc, OSError) or (isinstance(exc, ValueError) and args.policy is None):
+            print(f"aioenv record: {exc}", file=sys.stderr)
+            return 1
         if args.out.is_file():
             print(f"\nThe video ends where it was broken off: {args.out.resolve()}", file=sys.stderr)
         raise

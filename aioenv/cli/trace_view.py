@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import reprlib
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -98,8 +99,9 @@ def read(path: Path) -> list[Span]:
         events = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
         names = {e["tid"]: e["args"]["name"] for e in events if e["ph"] == "M" and e["name"] == "thread_name"}
         return [_span(event, names) for event in events if event["ph"] == "X"]
-    except (KeyError, TypeError, ValueError) as exc:
-        raise ValueError(f"{path}: expected a timeline as envs.trace() writes it, got none: {exc!r}") from exc
+    except (AttributeError, KeyError, TypeError, ValueError) as exc:
+        problem = f"{type(exc).__name__}: {reprlib.repr(exc.object) if isinstance(exc, UnicodeDecodeError) else exc}"
+        raise ValueError(f"{path}: expected a timeline as envs.trace() writes it, got none: {problem}") from exc
 
 
 def _span(event: dict[str, Any], names: dict[int, str]) -> Span:
@@ -157,7 +159,7 @@ def print_summary(spans: Sequence[Span]) -> None:
     for line, names in lines.items():
         for name, seconds in sorted(names.items(), key=lambda item: -sum(item[1])):
             total = sum(seconds)
-            print(f"{line:<{width}}  {name:<16} {len(seconds):>8,} {total:>9.4f} {total / wall:>7.1%}")
+            print(f"{line:<{width}}  {name:<16} {len(seconds):>8,} {total:>9.4f} {total / wall if wall else 1:>7.1%}")
     for inner in ("render", "draw"):
         within, total = overlap(spans, inner)
         if total:

@@ -12,7 +12,7 @@ from aioenv.engine.fleet import Fleet, FleetConfig
 from aioenv.engine.images.painter import Painter
 from aioenv.engine.images.shots import Images
 from aioenv.engine.schedule import Schedule
-from aioenv.errors import ClosedError, RenderError, WorkerStartError
+from aioenv.errors import ClosedError, RenderError, SpaceMismatchError, WorkerStartError
 from aioenv.host.mujoco_gl import choose_backend_here
 from aioenv.rendering.backends import candidates, environment, no_backend_works
 from aioenv.rendering.config import check_devices
@@ -145,6 +145,13 @@ class Session:
             self.fleet = Fleet(_on_backend(self._config, backend, pixels))
             try:
                 await self.fleet.start()
+            except SpaceMismatchError as exc:
+                if pixels.workers is None:
+                    raise
+                raise SpaceMismatchError(
+                    f"{exc}. (pixels: where render workers draw, states stand for images on their way, and those of "
+                    "different models differ: such envs take RenderConfig(workers=None), and draw themselves)"
+                ) from None
             except WorkerStartError as exc:
                 cause = exc.__cause__
                 if isinstance(cause, PixelsRefused):
@@ -170,8 +177,10 @@ class Session:
             if self._config.vectorized:
                 raise RenderError(NO_PHYSICS)
             if fleet.render_mode != "rgb_array":
+                others = [slot for slot, source in enumerate(fleet.sources) if source is None]
+                which = "these envs are not" if len(others) == num_envs else f"slots {others} are not"
                 raise RenderError(
-                    "render: these envs are not MuJoCo envs, so they draw themselves, which takes "
+                    f"render: {which} MuJoCo envs, so all envs draw themselves, which takes "
                     f'render_mode="rgb_array"; got render_mode={fleet.render_mode!r}'
                 )
             self.images = Images(num_envs, None)

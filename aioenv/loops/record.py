@@ -14,7 +14,7 @@ from gymnasium.vector import AutoresetMode
 
 from aioenv.engine.images.pictures import colours
 from aioenv.loops.progress import no_bar, progress_bar
-from aioenv.loops.video import TiledVideo
+from aioenv.loops.video import LEAST_FPS, MOST_FPS, TiledVideo, fps_of, is_fps
 from aioenv.make import make_vec
 from aioenv.rendering.config import RenderConfig
 from aioenv.vector_env import AsyncVectorEnv
@@ -74,17 +74,21 @@ async def record(
         **kwargs: more arguments of `make_vec`.
 
     Raises:
-        ValueError: if a number is not positive.
+        ValueError: if a number is not positive, or `out` is named like another kind of file.
         ImportError: if imageio-ffmpeg is missing.
         RenderError: if images can't be drawn.
         OSError: if the video can't be written.
         SlotError: if an env failed, or its worker; the video ends there.
     """
+    if grid is not None and not (isinstance(grid, (tuple, list)) and len(grid) == 2):
+        raise ValueError(f"record: grid: expected how many rows and columns, as (4, 4), got {grid!r}")
     for name, value in (("steps", steps), ("num_envs", num_envs), *zip(("rows", "columns"), grid or (), strict=False)):
         if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
             raise ValueError(f"record: {name}: expected a positive int, got {value!r}")
-    if fps is not None and not fps > 0:
-        raise ValueError(f"record: fps: expected a positive number, got {fps!r}")
+    if fps is not None and not is_fps(fps):
+        raise ValueError(f"record: fps: expected a positive number, {LEAST_FPS:g} to {MOST_FPS:g}, got {fps!r}")
+    if policy is not None and not callable(policy):
+        raise TypeError(f"record: policy: expected a function of observations or None, got {policy!r}")
     video = TiledVideo(Path(out), grid)
     if isinstance(env, AsyncVectorEnv):
         return await _record(await env, video, steps, policy, fps, seed, progress)
@@ -102,8 +106,7 @@ async def _record(
     seed: int | None,
     progress: bool,
 ) -> Recording:
-    if fps is not None or envs.metadata.get("render_fps"):
-        video.fps = float(fps or envs.metadata["render_fps"])
+    video.fps = fps_of(envs.metadata) if fps is None else float(fps)
     envs.action_space.seed(seed)
     bar = progress_bar(steps) if progress else no_bar()
     # what `render` asks of envs themselves can't be asked while they are stepped

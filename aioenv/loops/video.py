@@ -5,17 +5,37 @@ from __future__ import annotations
 import asyncio
 import importlib
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from aioenv.errors import describe_exit
 from aioenv.rendering.tiles import tile
 
-__all__ = ["TiledVideo"]
+__all__ = ["LEAST_FPS", "MOST_FPS", "TiledVideo", "fps_of", "is_fps"]
 
 ImageArray = npt.NDArray[np.uint8]
+
+
+DEFAULT_FPS = 20.0
+# What an mp4 file can say.
+LEAST_FPS, MOST_FPS = 0.001, 100_000.0
+# What H.264 is put into, by the file's name; without any it is mp4.
+_SUFFIXES = ("", ".mp4", ".m4v", ".mov", ".mkv")
+
+
+def is_fps(fps: Any) -> bool:
+    """Whether a video can be played so fast."""
+    return isinstance(fps, (int, float, np.number)) and bool(LEAST_FPS <= float(fps) <= MOST_FPS)
+
+
+def fps_of(metadata: Mapping[str, Any]) -> float:
+    """How fast an env says that it is to be played, else 20."""
+    fps: Any = metadata.get("render_fps")
+    return float(fps) if is_fps(fps) else DEFAULT_FPS
 
 
 class TiledVideo:
@@ -30,13 +50,21 @@ class TiledVideo:
 
     Raises:
         ImportError: if imageio-ffmpeg is not installed.
+        ValueError: if the path's name says that it is something else than H.264 goes into.
     """
 
     def __init__(self, path: Path, grid: tuple[int, int] | None = None) -> None:
-        self._exe: str = importlib.import_module("imageio_ffmpeg").get_ffmpeg_exe()
+        if path.suffix.lower() not in _SUFFIXES:
+            raise ValueError(f"out: expected a file named *.mp4 (or {', '.join(_SUFFIXES[2:])}), got {str(path)!r}")
+        try:
+            ffmpeg = importlib.import_module("imageio_ffmpeg")
+        except ImportError as exc:
+            message = f"videos take imageio-ffmpeg: pip install 'aioenv[video]' ({exc})"
+            raise ImportError(message, name=exc.name) from exc
+        self._exe: str = ffmpeg.get_ffmpeg_exe()
         self.path = path
         self._grid = grid
-        self.fps = 20.0
+        self.fps = DEFAULT_FPS
         self._process: subprocess.Popen[bytes] | None = None
 
     async def write(self, batches: Sequence[ImageArray]) -> None:
@@ -65,8 +93,10 @@ class TiledVideo:
         source = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{width}x{height}", "-r", f"{self.fps:g}", "-i", "-"]
         codec = ["-c:v", "libx264", "-preset", "veryfast", "-crf", "23", "-pix_fmt", "yuv420p"]
         even = ["-vf", "pad=ceil(iw/2)*2:ceil(ih/2)*2"]  # what yuv420p needs
+        kind = [] if self.path.suffix else ["-f", "mp4"]
+        target = f"file:{self.path}"  # or a colon would end the name of a protocol, and a dash begin an option
         return subprocess.Popen(
-            [self._exe, "-y", "-v", "error", *source, *even, *codec, "-movflags", "+faststart", str(self.path)],
+            [self._exe, "-y", "-v", "error", *source, *even, *codec, "-movflags", "+faststart", *kind, target],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
@@ -93,4 +123,5 @@ class TiledVideo:
             process.communicate()
             raise
         if process.returncode:
-            raise OSError(f"{self.path} could not be written: {errors.decode(errors='replace').strip()}")
+            why = errors.decode(errors="replace").strip() or f"ffmpeg {describe_exit(process.returncode)}"
+            raise OSError(f"{self.path} could not be written: {why}")

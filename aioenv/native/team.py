@@ -39,10 +39,15 @@ class _AtWork:
         self._threads.add(threading.get_ident())
         if self._is_over:
             self._threads.discard(threading.get_ident())
-            raise RuntimeError("the program is ending: no simulation is stepped any more")
+            self.go_on()
 
     def __exit__(self, *exc: object) -> None:
         self._threads.discard(threading.get_ident())
+
+    def go_on(self) -> None:
+        """Between two of many calls; raises a RuntimeError if there shall be no other."""
+        if self._is_over:
+            raise RuntimeError("the program is ending: no simulation is stepped any more")
 
     def _end(self) -> None:
         self._is_over = True
@@ -112,12 +117,20 @@ def _serve(jobs: SimpleQueue[Job], done: SimpleQueue[BaseException | None]) -> N
 
 def _drain(work: Callable[[int], Any], pending: Iterator[int]) -> BaseException | None:
     """Do what is left; what was raised, if anything."""
-    failed = None
+    try:
+        with AT_WORK:
+            return _do_all(work, pending)
+    except RuntimeError as exc:  # the program is ending
+        return exc
+
+
+def _do_all(work: Callable[[int], Any], pending: Iterator[int]) -> BaseException | None:
+    failed: BaseException | None = None
     while True:
         try:
             for item in pending:
-                with AT_WORK:
-                    work(item)
+                AT_WORK.go_on()
+                work(item)
             return failed
         except BaseException as exc:
             failed = failed or exc

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import reprlib
 from collections.abc import Callable, Mapping, Sequence
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -13,20 +15,23 @@ import numpy.typing as npt
 
 from aioenv.rendering.config import MAX_SIDE, check_devices, check_int
 from aioenv.rendering.drawing import EDITABLE, Images
+from aioenv.workers.restart import RestartPolicy
 
 __all__ = [
     "MAX_SLOTS",
     "Model",
     "States",
+    "check_data",
     "check_devices",
     "check_edits",
+    "check_life",
     "check_modders",
     "check_out",
     "check_size",
     "check_slots",
     "check_timeout",
-    "default_spec",
     "take_model",
+    "take_spec",
     "take_states",
 ]
 
@@ -36,6 +41,10 @@ States: TypeAlias = "npt.ArrayLike | Sequence[mujoco.MjData]"
 
 # Of each slot the pool keeps the last state.
 MAX_SLOTS = 1 << 20
+
+
+# Fields whose names end so are numbers of things, of which the model has so many: MuJoCo does not check them.
+_REFERENCES = {"matid": "nmat", "texid": "ntex"}
 
 
 def take_model(model: Model) -> mujoco.MjModel:
@@ -85,12 +94,40 @@ def check_modders(modder: Any) -> tuple[Callable[..., Any], ...]:
 
 def check_timeout(name: str, timeout_s: float | None) -> None:
     """Raise a ValueError unless it is a positive number of seconds, or None."""
-    if timeout_s is not None and (isinstance(timeout_s, bool) or not timeout_s > 0):
+    number = isinstance(timeout_s, Real) and not isinstance(timeout_s, bool)
+    if timeout_s is not None and not (number and timeout_s > 0):
         raise ValueError(f"{name}: expected a positive number of seconds or None, got {timeout_s!r}")
 
 
-def check_size(width: int, height: int, max_image_size: int) -> None:
-    """Check the size of an image.
+def check_life(retry: Any, restart: Any, log_prefix: Any) -> None:
+    """Raise a TypeError or a ValueError unless they are of the kinds that they may be."""
+    if not isinstance(retry, bool):
+        raise ValueError(f"retry: expected True or False, got {retry!r}")
+    if restart is not None and not isinstance(restart, RestartPolicy):
+        raise TypeError(f"restart: expected an aioenv.RestartPolicy or None, got {restart!r}")
+    if log_prefix is not None and not isinstance(log_prefix, str):
+        raise ValueError(f"log_prefix: expected a str or None, got {log_prefix!r}")
+
+
+def take_spec(model: mujoco.MjModel, spec: Any) -> tuple[int, int]:
+    """Which parts of the state `states` consist of, and of how many float64 that is.
+
+    Raises:
+        ValueError: if there are no such parts, or the model has none of them.
+    """
+    if spec is None:
+        spec = default_spec()
+    whole = isinstance(spec, (Integral, mujoco.mjtState)) and not isinstance(spec, bool)
+    if not whole or not 0 <= int(spec) < 1 << int(mujoco.mjtState.mjNSTATE):
+        raise ValueError(f"state_spec: expected parts of mujoco.mjtState, got {spec!r}")
+    size = mujoco.mj_stateSize(model, int(spec))
+    if size == 0:
+        raise ValueError(f"state_spec: expected parts that the model has, got {spec}: it has none of them")
+    return int(spec), size
+
+
+def check_size(width: int, height: int, max_image_size: int) -> tuple[int, int]:
+    """The size of an image, in plain ints.
 
     Raises:
         ValueError: if it is none, or larger than was said when the pool was made.
@@ -102,6 +139,7 @@ def check_size(width: int, height: int, max_image_size: int) -> None:
             f"width, height: an image of {width} x {height} has {width * height} pixels, over "
             f"max_image_size={max_image_size}; make a RenderPool with a larger max_image_size"
         )
+    return int(width), int(height)
 
 
 def check_slots(slots: Any, count: int | None, max_batch_size: int | None) -> npt.NDArray[np.int64]:
@@ -129,6 +167,18 @@ def check_slots(slots: Any, count: int | None, max_batch_size: int | None) -> np
     return numbers
 
 
+def check_data(name: str, model: mujoco.MjModel, spec: int, data: Any) -> None:
+    """Raise a ValueError unless these are data of such a model: MuJoCo reads as many numbers as the model has."""
+    if isinstance(data, mujoco.MjData) and (data.model is model or _sizes(data.model, spec) == _sizes(model, spec)):
+        return
+    raise ValueError(f"{name}: expected an MjData of the pool's model, got {data!r}")
+
+
+def _sizes(model: mujoco.MjModel, spec: int) -> list[int]:
+    """Of how many float64 each part of a state is."""
+    return [mujoco.mj_stateSize(model, 1 << bit) for bit in range(int(mujoco.mjtState.mjNSTATE)) if spec >> bit & 1]
+
+
 def take_states(model: mujoco.MjModel, spec: int, states: States) -> npt.NDArray[np.float64]:
     """States as an array of one's own, float64 of shape `(N, nstate)`.
 
@@ -139,13 +189,21 @@ def take_states(model: mujoco.MjModel, spec: int, states: States) -> npt.NDArray
     if isinstance(states, (list, tuple)) and states and isinstance(states[0], mujoco.MjData):
         rows = np.empty((len(states), size))
         for index, (row, data) in enumerate(zip(rows, states, strict=True)):
-            if not isinstance(data, mujoco.MjData) or mujoco.mj_stateSize(data.model, spec) != size:
-                raise ValueError(f"states[{index}]: expected an MjData of the pool's model, got {data!r}")
+            check_data(f"states[{index}]", model, spec, data)
             mujoco.mj_getState(model, data, row, spec)
         return rows
     if isinstance(states, mujoco.MjData):
         raise ValueError("states: expected a list of MjData, got one; write [data]")
-    array = np.array(states, dtype=np.float64, order="C")
+    try:
+        array = np.array(states)
+    except ValueError:  # rows of different lengths
+        array = np.array(None)
+    if array.dtype.kind not in "biuf":
+        raise ValueError(
+            f"states: expected an array of shape (N, {size}) of numbers, or a list of MjData, got "
+            f"{type(states).__name__} {reprlib.repr(states)}"
+        )
+    array = array.astype(np.float64, order="C", copy=False)
     if array.size == 0 and array.shape[:1] == (0,):
         return np.empty((0, size))
     if array.ndim != 2 or array.shape[1] != size:
@@ -164,8 +222,10 @@ def check_edits(
     Raises:
         ValueError: if a field can't be edited, or a shape is wrong.
     """
-    if not edits:
+    if edits is None:
         return None
+    if not isinstance(edits, Mapping):
+        raise ValueError(f"edits: expected a dict of fields, of one row for each state, got {edits!r}")
     checked = {}
     for name, values in edits.items():
         if name not in EDITABLE:
@@ -177,8 +237,16 @@ def check_edits(
                 f"edits[{name!r}]: expected shape {(count, *field.shape)}: the whole field for each state, got "
                 f"{array.shape}"
             )
+        if array.dtype.kind not in "biuf":
+            raise ValueError(f"edits[{name!r}]: expected numbers, got an array of {array.dtype}")
         checked[name] = array.astype(field.dtype)
-    return checked
+        if (of := _REFERENCES.get(name.rpartition("_")[2])) is not None:
+            count_of = int(getattr(model, of))
+            if array.size and not (array.min() >= -1 and array.max() < count_of):
+                raise ValueError(
+                    f"edits[{name!r}]: expected numbers from -1 to {count_of - 1}, as the model has {of}={count_of}"
+                )
+    return checked or None
 
 
 def check_out(out: Any, images: Images) -> Images:
@@ -192,6 +260,8 @@ def check_out(out: Any, images: Images) -> Images:
         ValueError: if they are not such arrays.
     """
     wanted = {name: array for name, array in images._asdict().items() if array is not None}
+    if not isinstance(out, (np.ndarray, list, tuple)):
+        raise ValueError(f"out: expected an array for {', '.join(wanted)}, or a tuple of them, got {out!r}")
     given = (out,) if isinstance(out, np.ndarray) else tuple(out)
     if len(given) != len(wanted):
         raise ValueError(f"out: expected arrays for {', '.join(wanted)}, got {len(given)}")

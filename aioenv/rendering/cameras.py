@@ -24,14 +24,11 @@ def find_camera(model: mujoco.MjModel, asked: Camera) -> View:
     """The view of a camera of the model, by name or number; None or -1 for the free camera.
 
     Raises:
-        ValueError: if the model has no such camera; the message lists those that it has.
+        ValueError: if the model has no such camera; the message lists those that it has. Or an `MjvCamera` is none that
+            can be drawn.
     """
     if isinstance(asked, mujoco.MjvCamera):
-        if asked.fixedcamid >= model.ncam or asked.trackbodyid >= model.nbody:
-            raise ValueError(
-                f"camera: fixedcamid {asked.fixedcamid} or trackbodyid {asked.trackbodyid} is not of this model, which "
-                f"has {model.ncam} cameras and {model.nbody} bodies"
-            )
+        _check_own(model, asked)
         return _describe(asked, _ATTRIBUTES)
     number = -1 if asked is None else asked
     if isinstance(number, str):
@@ -48,6 +45,29 @@ def find_camera(model: mujoco.MjModel, asked: Camera) -> View:
     free = mujoco.MjvCamera()
     mujoco.mjv_defaultFreeCamera(model, free)
     return _free(_describe(free, _SETTINGS))
+
+
+def _check_own(model: mujoco.MjModel, camera: mujoco.MjvCamera) -> None:
+    """Refuse what MuJoCo would end the process for that draws it.
+
+    Raises:
+        ValueError: if it is not of this model, or not of a kind that can be drawn.
+    """
+    kinds = mujoco.mjtCamera
+    numbers = {kinds.mjCAMERA_FIXED: ("fixedcamid", model.ncam), kinds.mjCAMERA_TRACKING: ("trackbodyid", model.nbody)}
+    if camera.type not in (kinds.mjCAMERA_FREE, *numbers):
+        raise ValueError(
+            f"camera: expected an MjvCamera that is a free, a tracking or a fixed one, got {camera.type!r}"
+        )
+    name, count = numbers.get(kinds(camera.type), ("", 0))
+    if name and not 0 <= getattr(camera, name) < count:
+        raise ValueError(
+            f"camera: {name}: expected 0 to {count - 1} for this model, which has {model.ncam} cameras and "
+            f"{model.nbody} bodies, got {getattr(camera, name)}"
+        )
+    for name in ("lookat", "distance", "azimuth", "elevation"):
+        if not np.isfinite(getattr(camera, name)).all():
+            raise ValueError(f"camera: {name}: expected finite numbers, got {getattr(camera, name)}")
 
 
 def of_source(model: mujoco.MjModel, view: CameraView, asked: str | int | None) -> View:

@@ -60,10 +60,12 @@ class Canvas:
             raise RenderError(f"no OpenGL context: {type(exc).__name__}: {exc}") from exc
         self._context.readDepthMap = mujoco.mjtDepthMap.mjDEPTH_ZEROFAR
         self._warm = False
+        self._checked = False  # whether OpenGL has drawn an image of this size
         self._resize(*self._least)
 
     def _resize(self, width: int, height: int) -> None:
-        self._size = (width, height)
+        self._size = (0, 0)  # or after an error here the next image would be taken for one of this size
+        self._checked = False
         self._rect = mujoco.MjrRect(0, 0, width, height)
         self._rgb = np.empty((height, width, 3), np.uint8)
         self._depth = np.empty((height, width), np.float32)
@@ -71,6 +73,7 @@ class Canvas:
         if wanted != (self._context.offWidth, self._context.offHeight):
             self.make_current()
             mujoco.mjr_resizeOffscreen(*wanted, self._context)
+        self._size = (width, height)
 
     def make_current(self) -> None:
         """Make this thread draw here: needed where it has several contexts, before anything else."""
@@ -97,10 +100,30 @@ class Canvas:
             mujoco.mjr_readPixels(self._rgb, None, self._rect, self._context)
 
     def draw(self, out: npt.NDArray[np.uint8]) -> None:
-        """Draw colours into `out`, uint8 of shape (height, width, 3)."""
+        """Draw colours into `out`, uint8 of shape (height, width, 3).
+
+        Raises:
+            RenderError: if OpenGL can't draw images of this size.
+        """
+        if not self._checked:
+            mujoco.mjr_getError()  # of whatever went before
         mujoco.mjr_render(self._rect, self._scene, self._context)
         mujoco.mjr_readPixels(self._rgb, None, self._rect, self._context)
+        if not self._checked:
+            self._check()
         out[:] = self._rgb[::-1]  # OpenGL has the bottom row first
+
+    def _check(self) -> None:
+        """See that the first image of a size was drawn: if no memory was to be had for it, it is black."""
+        error = mujoco.mjr_getError()
+        if error:
+            width, height = self._size
+            self._size = (0, 0)
+            raise RenderError(
+                f"OpenGL can't draw an image of {width} x {height} with {self._context.offSamples} samples a pixel "
+                f"(error {error}); make it smaller, or use RenderQuality(samples=0)"
+            )
+        self._checked = True
 
     def measure(self, depth: npt.NDArray[np.float32] | None, segmentation: npt.NDArray[np.int32] | None) -> None:
         """Draw distances and what is where.

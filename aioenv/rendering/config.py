@@ -24,9 +24,10 @@ CameraChoice: TypeAlias = "str | int | None"
 class RenderConfig:
     """How a vector env draws its states: `render=` draws those that it returns, `pixels=` makes images observations.
 
-    `render=`: MuJoCo envs are drawn by a pool of render workers from their physics states. Any other env draws itself
-    in its own worker, after its reply has gone out, with its own size and camera; then only that it is drawn is taken
-    from here.
+    `render=`: MuJoCo envs are drawn by a pool of render workers from their physics states, with their models as they
+    were at the start. If any env is none of MuJoCo's, all envs of the vector env draw themselves in their own workers,
+    after their replies have gone out, with their own sizes and cameras; then only that they are drawn is taken from
+    here.
 
     `pixels=`: each worker draws its own MuJoCo envs as it steps them, in one OpenGL context for each model; with
     `workers` given, that many render workers do, each state as soon as it arrives. Any other env draws itself. Of
@@ -121,7 +122,7 @@ def _is_camera(camera: Any) -> bool:
 
 def check_int(name: str, value: Any, maximum: int) -> None:
     """Raise a ValueError unless it is an int from 1 to the maximum."""
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= maximum:
+    if not _is_int(value) or not 1 <= value <= maximum:
         raise ValueError(f"{name}: expected an int from 1 to {maximum}, got {value!r}")
 
 

@@ -19,15 +19,17 @@ from aioenv.rendering.asking import (
     MAX_SLOTS,
     Model,
     States,
+    check_data,
     check_devices,
     check_edits,
+    check_life,
     check_modders,
     check_out,
     check_size,
     check_slots,
     check_timeout,
-    default_spec,
     take_model,
+    take_spec,
     take_states,
 )
 from aioenv.rendering.backends import candidates
@@ -130,12 +132,7 @@ class RenderPool(PoolLife):
         start_timeout_s: float = 60.0,
     ) -> None:
         self.model = take_model(model)
-        self.state_spec = default_spec() if state_spec is None else int(state_spec)
-        self.state_size = mujoco.mj_stateSize(self.model, self.state_spec)
-        if self.state_size == 0:
-            raise ValueError(
-                f"state_spec: expected parts that the model has, got {self.state_spec}: it has none of them"
-            )
+        self.state_spec, self.state_size = take_spec(self.model, state_spec)
         chosen = check_devices(devices)
         check_int("workers_per_device", workers_per_device, 1024)
         check_int("max_image_size", max_image_size, 1 << 28)
@@ -145,6 +142,7 @@ class RenderPool(PoolLife):
             raise ValueError(f"seed: expected an int, 0 or more, or None, got {seed!r}")
         check_timeout("timeout_s", timeout_s)
         check_timeout("start_timeout_s", start_timeout_s)
+        check_life(retry, restart, log_prefix)
         modders = check_modders(modder)
         self.num_workers = workers_per_device * (1 if chosen is None else len(chosen))
         self.devices = None if chosen is None else tuple(chosen[i % len(chosen)] for i in range(self.num_workers))
@@ -274,7 +272,7 @@ class RenderPool(PoolLife):
         Args, Raises: as `render`; what goes wrong later comes out of the future.
         """
         loop = self._check_running()
-        check_size(width, height, self._max_image_size)
+        width, height = check_size(width, height, self._max_image_size)
         several = isinstance(camera, (list, tuple))
         views = tuple(find_camera(self.model, each) for each in (camera if several else [camera]))  # type: ignore[union-attr]
         if not views:
@@ -353,7 +351,11 @@ class RenderPool(PoolLife):
         Args:
             data: of the pool's model.
             out: float64 of shape `(state_size,)` to fill; None for a new array.
+
+        Raises:
+            ValueError: if they are of a model whose state is another.
         """
+        check_data("data", self.model, self.state_spec, data)
         row = np.empty(self.state_size) if out is None else out
         mujoco.mj_getState(self.model, data, row, self.state_spec)
         return row

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
-import subprocess
-import sys
 import textwrap
 import time
 
@@ -15,6 +13,7 @@ import numpy as np
 import pytest
 from conftest import LOOPS, run_on
 from gymnasium import spaces
+from process_kit import run_alone
 
 import aioenv
 from aioenv.workers.launch import START_METHODS
@@ -54,8 +53,19 @@ def wait_until_gone(pids: list[int], within_s: float = 5.0) -> None:
         os.sched_yield()
 
 
-@pytest.mark.parametrize("loop", LOOPS)
-@pytest.mark.parametrize("start", START_METHODS)
+pytestmark = pytest.mark.usefixtures("own_fork_server")
+# both start methods, both loops; the other two pairs are stress runs
+PAIRS = pytest.mark.parametrize(
+    ("start", "loop"),
+    [
+        pytest.param(start, loop, marks=[pytest.mark.stress] if (place + number) % 2 else [])
+        for place, start in enumerate(START_METHODS[::-1])
+        for number, loop in enumerate(LOOPS)
+    ],
+)
+
+
+@PAIRS
 def test_twice_at_once_and_again(loop, start):
     async def main():
         envs = await aioenv.make_vec("CartPole-v1", 2, num_workers=2, start=start)
@@ -173,35 +183,31 @@ async def main():
 """
 
 
-def run_script(start: str, body: str = "", run: str = "asyncio.run(main())") -> tuple[list[int], str, int]:
-    code = textwrap.dedent(SCRIPT.format(start=start, body=body, run=run))
-    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=environ)
-    return [int(pid) for pid in done.stdout.split()], done.stderr, done.returncode
+def run_script(start: str, body: str = "", run: str = "asyncio.run(main())", returncode: int = 0):
+    """What it prints, which are pids, and its stderr."""
+    done = run_alone(SCRIPT.format(start=start, body=body, run=run), returncode=returncode)
+    return [int(pid) for pid in done.stdout.split()], done.stderr
 
 
-@pytest.mark.parametrize("start", START_METHODS)
-@pytest.mark.parametrize("loop", LOOPS)
+@PAIRS
 def test_the_loop_is_closed_before_it(start, loop):
     run = "asyncio.run(main())" if loop == "asyncio" else "aioenv.run(main())"
-    pids, stderr, returncode = run_script(start, run=f"{run}\ndel envs")
-    assert returncode == 0, stderr
+    pids, _ = run_script(start, run=f"{run}\ndel envs")
     assert len(pids) == 2
     wait_until_gone(pids, 1.0)
 
 
 @pytest.mark.parametrize("start", START_METHODS)
 def test_never_closed_at_the_end_of_the_program(start):
-    pids, stderr, returncode = run_script(start)
+    pids, stderr = run_script(start)
     # asyncio itself has something to say about transports that its closed loop has left open
-    assert returncode == 0 and "aioenv" not in stderr, stderr
+    assert "aioenv" not in stderr
     wait_until_gone(pids, 1.0)
 
 
 @pytest.mark.parametrize("how", ["sys.exit(3)", "os._exit(3)", "raise SystemExit(3)"])
 def test_the_program_ends_in_the_middle(how):
-    pids, stderr, returncode = run_script("forkserver", how)
-    assert returncode == 3, stderr
+    pids, _ = run_script("forkserver", how, returncode=3)
     wait_until_gone(pids, 1.0)
 
 
@@ -219,8 +225,8 @@ def test_a_forked_child_leaves_the_workers_alone():
     await envs.close()
     print(0)
     """
-    pids, stderr, returncode = run_script("forkserver", textwrap.indent(textwrap.dedent(body), "    ").strip())
-    assert returncode == 0 and pids[-1] == 0, stderr
+    pids, stderr = run_script("forkserver", textwrap.indent(textwrap.dedent(body), "    ").strip())
+    assert pids[-1] == 0, stderr
 
 
 def test_a_forked_child_of_blocking_code_may_end_as_it_likes():
@@ -235,10 +241,7 @@ def test_a_forked_child_of_blocking_code_may_end_as_it_likes():
     envs.step([0, 1])
     envs.close()
     """
-    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-c", textwrap.dedent(code)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=40, env=environ)
-    assert done.returncode == 0, done.stderr
+    run_alone(code, timeout_s=40)
 
 
 @pytest.mark.parametrize("kind", ["VectorEnv", "AsyncVectorEnv"])
@@ -263,10 +266,7 @@ def test_blocking_calls_in_a_forked_child_fail_at_once(kind):
     envs.step([0, 1])
     envs.close()
     """
-    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-c", textwrap.dedent(code)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=40, env=environ)
-    assert done.returncode == 0, done.stderr
+    run_alone(code, timeout_s=40)
 
 
 def test_the_facade_from_another_thread_and_twice():

@@ -15,8 +15,6 @@ import aioenv
 from aioenv.rendering.watch import Watch
 from faults.play import within
 
-pytestmark = pytest.mark.usefixtures("fork_server")
-
 TIMEOUT_S = 2.5
 CONFIG = aioenv.RenderConfig(width=24, height=20, workers=2)
 POLICY = aioenv.RestartPolicy(backoff_s=0.01)

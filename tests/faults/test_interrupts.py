@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
@@ -19,6 +20,8 @@ import pytest
 from parity.compare import assert_same
 
 import aioenv.sync
+from aioenv.workers.channel import CHANNELS
+from aioenv.workers.launch import START_METHODS
 from faults.align_kit import Ledger, N, Reference, as_step, same
 from faults.test_parent_death import bearing, kill_all
 
@@ -110,7 +113,7 @@ EXPECTED = {
 
 
 @pytest.fixture
-def interrupted(tmp_path, way):
+def interrupted(tmp_path):
     """Run the script, send SIGINT to its process group in the middle of its second step, and give what it printed."""
     said, gate = str(tmp_path / "said"), str(tmp_path / "gate")
     os.mkfifo(said)
@@ -118,9 +121,9 @@ def interrupted(tmp_path, way):
     mark = f"AIOENV_TEST={uuid.uuid4()}"
     env = {**os.environ, **dict([mark.split("=")]), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 
-    def run(how: str) -> tuple[int, str, str]:
+    def run(how: str, start: str, channel: str) -> tuple[int, str, str]:
         fifo = os.open(said, os.O_RDWR)  # for writing too, so that it has no end
-        command = [sys.executable, "-c", SCRIPT, how, *way, said, gate]
+        command = [sys.executable, "-c", SCRIPT, how, start, channel, said, gate]
         try:
             with subprocess.Popen(
                 command, env=env, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -142,16 +145,27 @@ def interrupted(tmp_path, way):
     return run
 
 
-@pytest.mark.parametrize("how", EXPECTED)
-def test_ctrl_c_in_the_middle_of_a_step(how, interrupted):
-    returncode, out, errors = interrupted(how)
+# Each way to wait meets each start method and each channel; but for the drop-in, which is told neither.
+SAMPLE, REST = [], []
+for number, how in enumerate(EXPECTED):
+    for place, way in enumerate(itertools.product(START_METHODS, CHANNELS)):
+        chosen = place in ((0, 3), (1, 2))[number % 2] if how != "drop-in" else place == 0
+        (SAMPLE if chosen else REST).append((how, *way))
+
+
+@pytest.mark.parametrize(
+    ("how", "start", "channel"), [*SAMPLE, *(pytest.param(*case, marks=pytest.mark.stress) for case in REST)]
+)
+def test_ctrl_c_in_the_middle_of_a_step(how, start, channel, interrupted):
+    returncode, out, errors = interrupted(how, start, channel)
     assert returncode == 0, errors
     assert json.loads(out) == EXPECTED[how]
 
 
-def test_ctrl_c_that_nobody_catches(interrupted):
+@pytest.mark.parametrize(("start", "channel"), list(zip(START_METHODS, CHANNELS, strict=False)))
+def test_ctrl_c_that_nobody_catches(start, channel, interrupted):
     """Although an env still hangs."""
-    returncode, out, errors = interrupted("async-uncaught")
+    returncode, out, errors = interrupted("async-uncaught", start, channel)
     assert returncode == -signal.SIGINT and out == "" and "KeyboardInterrupt" in errors
 
 

@@ -19,8 +19,6 @@ from aioenv.workers.launch import START_METHODS
 from faults.grid import TABLE, Outcome
 from faults.play import CLOSE_S, GRACE_S, LATE_S, check_gone, within
 
-pytestmark = pytest.mark.usefixtures("fork_server")
-
 FAULTS = [fault for fault in TABLE if makes_sense(fault, "render")]
 ACTIONS = np.zeros(5, np.int64)
 TIMEOUT_S = 0.5
@@ -54,8 +52,17 @@ def cases(*outcomes):
     return [f for f in FAULTS if TABLE[f].running in outcomes]
 
 
-@pytest.mark.parametrize("start", START_METHODS)
-@pytest.mark.parametrize("fault", cases(Outcome.SLOT, Outcome.WORKER, Outcome.NO_ERROR))
+def started(*outcomes):
+    """Each fault in a forked worker, and one of each outcome in a spawned one; `make stress` has all."""
+    return [
+        pytest.param(fault, start, marks=[pytest.mark.stress] if number and start != START_METHODS[-1] else [])
+        for outcome in outcomes
+        for number, fault in enumerate(cases(outcome))
+        for start in START_METHODS
+    ]
+
+
+@pytest.mark.parametrize(("fault", "start"), started(Outcome.SLOT, Outcome.WORKER, Outcome.NO_ERROR))
 def test_render_tells_it_and_life_goes_on(fault, start):
     row = TABLE[fault]
 
@@ -79,8 +86,7 @@ def test_render_tells_it_and_life_goes_on(fault, start):
     run_on("asyncio", main())
 
 
-@pytest.mark.parametrize("start", START_METHODS)
-@pytest.mark.parametrize("fault", cases(Outcome.TIMEOUT))
+@pytest.mark.parametrize(("fault", "start"), started(Outcome.TIMEOUT))
 def test_while_an_image_hangs_the_next_step_times_out(fault, start):
     async def main():
         async with drawing(fault, start) as envs:

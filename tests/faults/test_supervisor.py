@@ -288,10 +288,20 @@ class Supervised(RuleBasedStateMachine):
         gc.collect()
 
 
-Supervised.TestCase.settings = settings(
-    max_examples=40, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
-)
-test_any_order_of_events = Supervised.TestCase
+def runs(count: int) -> type:
+    """So many runs of the machine, each of some thirty events, as a test case."""
+
+    class Runs(Supervised):
+        pass
+
+    Runs.TestCase.settings = settings(
+        max_examples=count, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+    )
+    return Runs.TestCase
+
+
+test_any_order_of_events = runs(40)
+test_any_order_of_many_events = pytest.mark.stress(pytest.mark.timeout(600)(runs(400)))
 
 
 def test_every_state_is_reached_and_left():

@@ -19,8 +19,6 @@ from aioenv.errors import WireError
 from aioenv.wire.messages import dump
 from aioenv.wire.salvage import find_unreadable, salvage
 
-pytestmark = pytest.mark.usefixtures("fork_server")
-
 
 class Refuses:
     """Does not unpickle anywhere."""

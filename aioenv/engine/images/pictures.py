@@ -123,6 +123,11 @@ def colours(images: Any) -> npt.NDArray[np.uint8]:
     """
     if isinstance(images, tuple) and images and isinstance(images[0], np.ndarray) and images[0].ndim >= 4:
         images = images[0]
+    if isinstance(images, tuple) and all(image is None for image in images):
+        raise RenderError(
+            'these envs give no images: make them with render_mode="rgb_array", or the vector env with '
+            "render=aioenv.RenderConfig(...)"
+        )
     if not isinstance(images, np.ndarray) or images.ndim < 4:
         raise RenderError("one picture of all takes images of one shape, which those of these envs are not")
     return images

@@ -1,0 +1,156 @@
+"""What is asked of the renderers at the edges: arguments that are none, models that differ, sizes that can't be."""
+
+from __future__ import annotations
+
+import mujoco
+import numpy as np
+import pytest
+from gymnasium import Env, spaces
+from test_render_pool import PLAIN, SMALL, pool_of, some_states
+
+import aioenv
+from aioenv.rendering.asking import take_states
+from aioenv.rendering.cameras import find_camera
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"timeout_s": "3"}, "timeout_s: expected a positive number of seconds or None, got '3'"),
+        ({"start_timeout_s": [1]}, "start_timeout_s: expected a positive number"),
+        ({"state_spec": -1}, "state_spec: expected parts of mujoco.mjtState, got -1"),
+        ({"state_spec": 1 << 30}, "state_spec: expected parts of"),
+        ({"state_spec": 2.5}, "state_spec: expected parts of"),
+        ({"retry": 3}, "retry: expected True or False, got 3"),
+        ({"restart": True}, "restart: expected an aioenv.RestartPolicy or None, got True"),
+        ({"log_prefix": 3}, "log_prefix: expected a str or None, got 3"),
+    ],
+)
+def test_arguments_of_a_pool_are_checked_when_it_is_made(arguments, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        pool_of(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"type": 2, "fixedcamid": -1}, "fixedcamid: expected 0 to 0"),
+        ({"type": 2, "fixedcamid": 1}, "fixedcamid: expected 0 to 0"),
+        ({"type": 1, "trackbodyid": -1}, "trackbodyid: expected 0 to 1"),
+        ({"type": 1, "trackbodyid": 2}, "trackbodyid: expected 0 to 1"),
+        ({"type": 3}, "a free, a tracking or a fixed one"),
+        ({"type": 9}, "a free, a tracking or a fixed one"),
+        ({"type": 0, "distance": np.nan}, "distance: expected finite numbers"),
+        ({"type": 0, "lookat": (0, np.inf, 0)}, "lookat: expected finite numbers"),
+    ],
+)
+def test_a_camera_that_would_end_the_worker_is_refused(settings, message):
+    """MuJoCo ends the process that draws from one."""
+    model = mujoco.MjModel.from_xml_string(PLAIN)
+    camera = mujoco.MjvCamera()
+    for name, value in settings.items():
+        if name == "lookat":
+            camera.lookat[:] = value
+        else:
+            setattr(camera, name, value)
+    with pytest.raises(ValueError, match=message):
+        find_camera(model, camera)
+
+
+@pytest.mark.asyncio
+async def test_what_a_pool_is_asked_is_checked_and_numbers_may_be_numpys():
+    async with pool_of() as pool:
+        states = some_states(pool, 3)
+        plain = await pool.render(states, **SMALL)
+        count, model = len(states), pool.model
+        wrong = [
+            ({"states": "abc"}, "states: expected an array of shape"),
+            ({"states": states + 1j}, "states: expected an array of shape"),
+            ({"states": {}}, "states: expected an array of shape"),
+            ({"states": (row for row in states)}, "states: expected an array of shape"),
+            ({"states": [[1], [1, 2]]}, "states: expected an array of shape"),
+            ({"out": 3}, "out: expected an array for rgb, or a tuple of them, got 3"),
+            ({"edits": [1]}, "edits: expected a dict of fields"),
+            ({"edits": {"geom_rgba": np.full((count, model.ngeom, 4), 1j)}}, r"edits\['geom_rgba'\]: expected numbers"),
+            ({"edits": {"geom_rgba": np.full((count, model.ngeom, 4), None)}}, r"edits\['geom_rgba'\]: expected num"),
+            # MuJoCo would read beyond its arrays
+            ({"edits": {"geom_matid": np.full((count, model.ngeom), model.nmat)}}, "expected numbers from -1 to 0"),
+            ({"edits": {"geom_matid": np.full((count, model.ngeom), -2)}}, "expected numbers from -1 to 0"),
+            ({"edits": {"mat_texid": np.full((count, *model.mat_texid.shape), 9)}}, "expected numbers from -1 to 0"),
+        ]
+        for arguments, message in wrong:
+            with pytest.raises(ValueError, match=message):
+                pool.submit(**{"states": states, **SMALL, **arguments})
+        sizes = {name: np.int64(size) for name, size in SMALL.items()}
+        assert np.array_equal(await pool.render(states, **sizes), plain)
+        edits = {"geom_matid": np.full((count, model.ngeom), -1)}
+        assert not np.array_equal(await pool.render(states, edits=edits, **SMALL), plain)
+
+
+def test_data_of_another_model_are_refused_though_their_state_is_as_long():
+    """MuJoCo would read as many positions as this model has, beyond those that there are."""
+    joints = '<mujoco><worldbody>{}<geom size="1"/></worldbody></mujoco>'
+    free = '<body><freejoint/><geom size=".1"/></body>'
+    mocap = '<body mocap="true"><geom size=".1"/></body>'
+    pool = aioenv.RenderPool(joints.format(free + "<body>" + '<joint type="slide"/><geom size=".1"/></body>'))
+    user = f'<mujoco><size nuserdata="8"/><worldbody>{mocap}<geom size="1"/></worldbody></mujoco>'
+    other = mujoco.MjModel.from_xml_string(user)
+    assert mujoco.mj_stateSize(other, pool.state_spec) == pool.state_size
+    for take in (pool.get_state, lambda data: take_states(pool.model, pool.state_spec, [data])):
+        with pytest.raises(ValueError, match="expected an MjData of the pool's model"):
+            take(mujoco.MjData(other))
+    twin = mujoco.MjModel.from_xml_string(joints.format(free + '<body><joint type="slide"/><geom size=".3"/></body>'))
+    assert len(pool.get_state(mujoco.MjData(twin))) == pool.state_size
+
+
+@pytest.mark.stress
+@pytest.mark.asyncio
+async def test_an_image_too_large_for_opengl_is_an_error_and_not_black():
+    """Its memory is had only when it is drawn on, with four samples a pixel."""
+    quality = aioenv.RenderQuality(shadows=False)
+    async with pool_of(max_image_size=1 << 28, quality=quality, workers_per_device=1, timeout_s=None) as pool:
+        before = await pool.render(some_states(pool, 1), **SMALL)
+        for _ in range(2):
+            with pytest.raises(aioenv.RenderError, match="OpenGL can't draw an image of 16384 x 8192"):
+                await pool.render(some_states(pool, 1), width=16384, height=8192)
+        assert np.array_equal(await pool.render(some_states(pool, 1), **SMALL), before)
+
+
+class Balls(Env):
+    """So many balls fall."""
+
+    observation_space = spaces.Box(-np.inf, np.inf, (1,))
+    action_space = spaces.Box(-1, 1, (1,))
+
+    def __init__(self, count: int) -> None:
+        ball = '<body pos="{x} 0 1"><freejoint/><geom size=".2" rgba="1 {x} 0 1"/></body>'
+        balls = "".join(ball.format(x=number / count) for number in range(count))
+        self.model = mujoco.MjModel.from_xml_string(
+            f'<mujoco><worldbody><light pos="0 0 3"/><geom type="plane" size="2 2 .1"/>{balls}</worldbody></mujoco>'
+        )
+        self.data = mujoco.MjData(self.model)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        mujoco.mj_resetData(self.model, self.data)
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        mujoco.mj_step(self.model, self.data, 20)
+        return np.zeros(1, np.float32), 0.0, False, False, {}
+
+
+@pytest.mark.asyncio
+async def test_envs_whose_models_have_states_of_other_sizes():
+    """The state of each is as long as its own model says, in one worker or in several."""
+    config = aioenv.RenderConfig(24, 18, quality="fast")
+    factories = [lambda count=count: Balls(count) for count in (1, 3, 2)]
+    async with aioenv.AsyncVectorEnv(factories, render=config, pixels=config, num_workers=2) as envs:
+        await envs.reset(seed=0)
+        for _ in range(3):
+            obs, *_ = await envs.step(np.zeros((3, 1), np.float32))
+        images = await envs.render()
+        assert np.array_equal(obs, images) and len({image.tobytes() for image in images}) == 3
+    config = aioenv.RenderConfig(24, 18, quality="fast", workers=1)
+    with pytest.raises(aioenv.SpaceMismatchError, match=r"such envs take RenderConfig\(workers=None\)"):
+        await aioenv.AsyncVectorEnv(factories[:2], pixels=config)

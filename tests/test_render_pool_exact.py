@@ -1,0 +1,136 @@
+"""The render pool draws what `mujoco.Renderer` draws, to the last bit: pixels, depth and segmentation."""
+
+from __future__ import annotations
+
+import pickle
+
+import mujoco
+import numpy as np
+import pytest
+from process_kit import environment, run_alone
+from render_pool_kit import ASSETS, differ
+from test_rendering import MOCAP
+
+import aioenv
+
+# In a process of its own, as the two OpenGL backends can't live in one: what mujoco.Renderer draws.
+REFERENCE = """
+import pickle, sys
+import mujoco, numpy as np
+model_bytes, spec, states, sizes, cameras, fast, least = pickle.loads(sys.stdin.buffer.read())
+images = []
+for width, height in sizes:
+    model = mujoco.MjModel.from_binary_path("m.mjb", {"m.mjb": model_bytes})
+    model.vis.global_.offwidth, model.vis.global_.offheight = max(width, least[0]), max(height, least[1])
+    if fast:
+        model.vis.quality.offsamples = 0
+    data = mujoco.MjData(model)
+    renderer = mujoco.Renderer(model, height, width)
+    if fast:
+        renderer.scene.flags[mujoco.mjtRndFlag.mjRND_SHADOW] = False
+        renderer.scene.flags[mujoco.mjtRndFlag.mjRND_REFLECTION] = False
+    kinds = [[], [], []]
+    for number, state in enumerate([states[0], *states]):  # the first image of a context may differ
+        mujoco.mj_setState(model, data, state, spec)
+        mujoco.mj_forward(model, data)
+        for camera in cameras:
+            renderer.update_scene(data, camera)
+            rgb = renderer.render()
+            renderer.enable_depth_rendering()
+            depth = renderer.render()
+            renderer.enable_segmentation_rendering()
+            segmentation = renderer.render()
+            renderer.disable_segmentation_rendering()
+            if number:
+                for kind, image in zip(kinds, (rgb, depth, segmentation)):
+                    kind.append(image)
+    renderer.close()
+    images.append([np.stack(kind).reshape(len(states), len(cameras), *kind[0].shape) for kind in kinds])
+sys.stdout.buffer.write(pickle.dumps(images))
+"""
+
+
+def reference(backend: str, *what) -> list[list[np.ndarray]]:
+    env = {**environment(), "MUJOCO_GL": backend, "PYOPENGL_PLATFORM": backend, "LP_NUM_THREADS": "0"}
+    done = run_alone(REFERENCE, stdin=pickle.dumps(what), env=env, timeout_s=120)
+    return pickle.loads(done.stdout)
+
+
+ORTHOGRAPHIC = """
+<mujoco>
+  <visual><global orthographic="true" fovy="4"/></visual>
+  <asset>
+    <texture name="sky" type="skybox" builtin="gradient" rgb1=".4 .6 .8" rgb2="0 0 0" width="64" height="64"/>
+  </asset>
+  <worldbody>
+    <light pos="0 0 3"/>
+    <camera name="top" pos="0 0 5" projection="orthographic" fovy="3"/>
+    <geom type="plane" size="2 2 .1" rgba=".5 .7 .5 1"/>
+    <body pos="0 0 .5"><freejoint/><geom type="ellipsoid" size=".4 .2 .1" rgba="1 1 0 1"/></body>
+  </worldbody>
+</mujoco>
+"""
+FLEX = """
+<mujoco>
+  <worldbody>
+    <light pos="0 0 3"/>
+    <camera name="side" pos="0 -3 1" xyaxes="1 0 0 0 .3 1"/>
+    <geom type="plane" size="2 2 .1" rgba=".3 .3 .5 1"/>
+    <flexcomp name="cloth" type="grid" count="5 5 1" spacing=".2 .2 .1" pos="0 0 1" radius=".02" rgba="0 .7 .7 1">
+      <edge equality="true"/>
+    </flexcomp>
+  </worldbody>
+</mujoco>
+"""
+MODELS = {
+    # a smaller shadow map, which is nearly all of an exact image's time
+    "small": (MOCAP.replace("<visual>", '<visual><quality shadowsize="256"/>'), ["side", -1]),
+    "mocap": (MOCAP, ["side", -1, "above"]),
+    "orthographic": (ORTHOGRAPHIC, ["top", None]),
+    "flex": (FLEX, ["side"]),
+    "cheetah": (ASSETS / "half_cheetah.xml", ["track", None]),
+    "humanoid": (ASSETS / "humanoid.xml", ["track"]),
+}
+
+
+async def check_exact(name: str, backend: str, quality: str, sizes, least=(1, 1)) -> None:
+    model, cameras = MODELS[name]
+    async with aioenv.RenderPool(model, quality=quality, backend=backend) as pool:
+        data = mujoco.MjData(pool.model)
+        states = []
+        rng = np.random.default_rng(0)
+        for _ in range(3):
+            data.mocap_pos += rng.normal(0, 0.1, data.mocap_pos.shape)
+            mujoco.mj_step(pool.model, data, 20)
+            states.append(pool.get_state(data))
+        drawn = [
+            await pool.render(states, width=w, height=h, camera=cameras, depth=True, segmentation=True)
+            for w, h in sizes
+        ]
+        buffer = np.empty(mujoco.mj_sizeModel(pool.model), np.uint8)
+        mujoco.mj_saveModel(pool.model, None, buffer)
+        spec = pool.state_spec
+    numbered = [-1 if camera is None else camera for camera in cameras]
+    expected = reference(backend, buffer.tobytes(), spec, states, sizes, numbered, quality == "fast", least)
+    for ours, theirs in zip(drawn, expected, strict=True):
+        for kind, other in zip(ours, theirs, strict=True):
+            assert kind.dtype == other.dtype and np.array_equal(kind, other)
+    assert len(np.unique(drawn[0][0])) > 20 and differ(drawn[0][0])
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("name", "backend", "quality", "sizes"),
+    [("small", "egl", "exact", [(31, 33), (40, 24)]), ("orthographic", "osmesa", "fast", [(21, 13)])],
+)
+async def test_pixels_depth_and_segmentation_are_those_of_mujocos_renderer(name, backend, quality, sizes):
+    await check_exact(name, backend, quality, sizes)
+
+
+@pytest.mark.stress
+@pytest.mark.asyncio
+@pytest.mark.parametrize("quality", ["exact", "fast"])
+@pytest.mark.parametrize("backend", ["egl", "osmesa"])
+@pytest.mark.parametrize("name", [name for name in MODELS if name != "small"])
+async def test_pixels_of_every_model_and_size(name, backend, quality):
+    await check_exact(name, backend, quality, [(101, 103), (84, 84), (1, 1), (240, 7), (101, 103)], (640, 480))

@@ -1,0 +1,162 @@
+"""The render pool when things go wrong: starts that fail (RP10), workers that die or hang (RP13), and its end (RP2)."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import signal
+import time
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+from render_pool_kit import SMALL, differ, pool_of
+
+import aioenv
+
+# ------------------------------------------------------------ the end
+
+
+@pytest.mark.asyncio
+async def test_rp2_closed_twice_forgotten_or_cancelled_nothing_is_left():
+    pool = await pool_of(workers_per_device=1)
+    future = pool.submit(**SMALL, slots=range(500))
+    await pool.close()
+    with pytest.raises(aioenv.ClosedError):
+        await future
+    await pool.close()
+    assert "closed" in repr(pool)
+    del pool, future
+    forgotten = await pool_of(workers_per_device=1)
+    with pytest.warns(ResourceWarning, match="its workers were killed"):
+        del forgotten
+        gc.collect()
+    starting = asyncio.ensure_future(pool_of(workers_per_device=1)._ensure_started())
+    await asyncio.sleep(0)
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    never = pool_of()
+    with pytest.raises(RuntimeError, match="start it first"):
+        never.submit(**SMALL)
+    await never.close()
+
+
+# ------------------------------------------------------------ starts that fail
+
+
+class Raises(aioenv.Modder):
+    """Can't be made."""
+
+    def __init__(self, model, **kwargs):
+        raise RuntimeError("no such modder today")
+
+
+class Exits(aioenv.Modder):
+    """Takes its process with it."""
+
+    def __init__(self, model, **kwargs):
+        os._exit(7)
+
+
+@pytest.mark.asyncio
+async def test_rp10_a_start_that_fails_is_told_at_once_with_the_workers_traceback():
+    async with asyncio.timeout(45):
+        with pytest.raises(aioenv.RenderError, match=r"MUJOCO_EGL_DEVICE_ID[\s\S]*apt-get install") as caught:
+            await pool_of(devices=[99], workers_per_device=1, backend="egl")
+        assert "Traceback" in caught.value.__cause__.traceback and "canvas.py" in caught.value.__cause__.traceback
+        with pytest.raises(aioenv.WorkerStartError, match="no such modder today") as caught:
+            await pool_of(modder=Raises, workers_per_device=1)
+        assert "Traceback" in caught.value.traceback and "test_render_pool_faults.py" in caught.value.traceback
+
+
+@pytest.mark.stress
+@pytest.mark.asyncio
+async def test_rp10_modders_that_are_none():
+    with pytest.raises(aioenv.RenderError, match="exited with code 7"):
+        await pool_of(modder=Exits, backend="egl")
+    with pytest.raises(aioenv.WorkerStartError, match=r"expected an aioenv\.Modder, got dict"):
+        await pool_of(modder=lambda model, renderer: {})
+
+
+# ------------------------------------------------------------ workers that raise, die or hang
+
+
+class Faulty(aioenv.Modder):
+    """In slots of a blue ball: raises, hangs or dies, as a file says, which it removes first."""
+
+    where: str
+
+    def randomize(self):
+        self._edit("geom_rgba", 1, self.rng.uniform(0, 1, 4))
+        path = Path(self.where)
+        with open(path, "a+") as file:
+            file.seek(0)
+            faults = file.read()
+            file.truncate(0)
+            file.write(faults[1:])
+        match faults[:1]:
+            case "r":
+                raise ValueError("a fault of the modder")
+            case "h":
+                while True:
+                    time.sleep(10)
+            case "k":
+                os.kill(os.getpid(), signal.SIGKILL)
+
+
+def faulty(path: Path):
+    return type("FaultyThere", (Faulty,), {"where": str(path)})
+
+
+@pytest.mark.asyncio
+async def test_rp13_a_worker_that_raises_dies_or_hangs_fails_its_call_and_is_replaced(tmp_path):
+    path = tmp_path / "faults"
+    path.write_text("")
+    async with pool_of(modder=faulty(path), seed=0, timeout_s=1.0, workers_per_device=2) as pool:
+        draw = partial(pool.render, camera="side", **SMALL)
+        await draw(slots=[0, 1], randomize=True)
+        pids = pool.pids
+        path.write_text("r")
+        with pytest.raises(aioenv.RenderError, match=r"a fault of the modder[\s\S]*Traceback"):
+            await draw(slots=[0], randomize=True)
+        assert differ(await draw(slots=[0, 1])) and pool.pids == pids
+        path.write_text("k")
+        innocent = pool.submit(slots=[1], camera="side", **SMALL)
+        with pytest.raises(aioenv.RenderError, match=r"render worker 0 is gone.*SIGKILL"):
+            await draw(slots=[0], randomize=True)
+        assert (await innocent).shape == (1, 18, 24, 3)
+        path.write_text("h")
+        started = time.monotonic()
+        failing = pool.submit(slots=[1], camera="side", **SMALL, randomize=True)
+        waiting = pool.submit(slots=[1], camera="side", **SMALL)  # behind it, and of no fault
+        with pytest.raises(aioenv.RenderTimeout, match=r"render worker 1 .*timeout_s=1\.0; it is replaced"):
+            await failing
+        assert time.monotonic() - started < 3
+        assert (await waiting).shape == (1, 18, 24, 3)
+        assert not set(pids) & set(pool.pids)
+
+
+@pytest.mark.asyncio
+async def test_rp13_with_retry_what_a_worker_died_over_is_drawn_once_again(tmp_path):
+    path = tmp_path / "faults"
+    path.write_text("")
+    async with pool_of(modder=faulty(path), seed=0, timeout_s=1.0, workers_per_device=1, retry=True) as pool:
+        draw = partial(pool.render, camera="side", slots=range(3), **SMALL)
+        expected = [await draw(randomize=True) for _ in range(3)]
+    async with pool_of(modder=faulty(path), seed=0, timeout_s=1.0, workers_per_device=1, retry=True) as pool:
+        draw = partial(pool.render, camera="side", slots=range(3), **SMALL)
+        drawn = []
+        for fault in ("k", "h"):
+            path.write_text(fault)
+            drawn.append(await draw(randomize=True))
+        drawn.append(await draw(randomize=True))
+        assert np.array_equal(drawn, expected)
+        path.write_text("kk")
+        with pytest.raises(aioenv.RenderError, match="SIGKILL"):
+            await draw(randomize=True)
+        with pytest.raises(aioenv.RenderError, match="SIGKILL") as caught:  # for good, and at once
+            await draw()
+        assert "It is not restarted any more: 3 restarts in 60 s." in caught.value.__notes__
