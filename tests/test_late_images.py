@@ -184,8 +184,10 @@ async def test_while_nothing_is_drawn_little_is_kept_and_what_is_shown_is_not_dr
         step.cancel()
         with pytest.raises(asyncio.CancelledError):
             await step
+        os.kill(envs.workers[0].pid, signal.SIGSTOP)  # so that step 22 is in flight when step 20's images are asked for
         another = await pending(lambda: envs.step(ACTIONS[22]))
         render = await pending(envs.render)
+        os.kill(envs.workers[0].pid, signal.SIGCONT)
         os.kill(pid, signal.SIGCONT)
         assert np.array_equal(await render, expected[20])
         await another

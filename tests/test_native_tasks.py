@@ -96,19 +96,6 @@ async def test_slots_go_on_elsewhere(task, tmp_path):
         assert ends >= 3
 
 
-async def test_states_of_single_envs_are_refused():
-    async with (
-        aioenv.make_vec("Hopper-v5", 1, backend="native") as native,
-        aioenv.make_vec("Hopper-v5", 1) as single,
-    ):
-        await native.reset(seed=1)
-        await single.reset(seed=1)
-        with pytest.raises(aioenv.ResumeError, match="is one of a single env; Hopper is a vector env"):
-            await native.set_state(await single.get_state())
-        with pytest.raises(aioenv.ResumeError, match="one of a slot of Hopper, a vector env; this is a single env"):
-            await single.set_state(await native.get_state())
-
-
 class Mortal(Hopper):
     def before_step(self):
         super().before_step()

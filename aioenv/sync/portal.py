@@ -159,10 +159,26 @@ LOOK_S = 0.5
 class Call:
     """One call on its way to the loop and back. A signal handler may raise between any two lines of its methods.
 
-    Bare locks wake the caller sooner than a condition would.
+    Bare locks wake the caller sooner than a condition would. The task ends with the loop's thread: where one is
+    forgotten Python code runs, and a signal's exception would be lost in it.
+
+    Attributes:
+        cancelled: whether the coroutine has ended by being cancelled.
     """
 
-    __slots__ = ("_args", "_ended", "_finished", "_function", "_kwargs", "_loop", "_on_end", "_task")
+    __slots__ = (
+        "_args",
+        "_ended",
+        "_error",
+        "_finished",
+        "_function",
+        "_kwargs",
+        "_loop",
+        "_on_end",
+        "_task",
+        "_value",
+        "cancelled",
+    )
 
     def __init__(
         self,
@@ -178,6 +194,9 @@ class Call:
         self._args = args
         self._kwargs = kwargs
         self._task: asyncio.Task[Any] | None = None
+        self._value: Any = None
+        self._error: BaseException | None = None
+        self.cancelled = False
         self._finished = threading.Lock()
         self._finished.acquire()
         self._ended = False
@@ -191,8 +210,13 @@ class Call:
         self._task.add_done_callback(self._note_end)
 
     def _note_end(self, task: asyncio.Task[Any]) -> None:
-        if not task.cancelled():
-            task.exception()  # the caller may never ask, and asyncio would complain
+        self._task = None
+        self.cancelled = task.cancelled()
+        if self.cancelled:
+            self._error = asyncio.CancelledError()
+        else:
+            self._error = task.exception()
+            self._value = None if self._error is not None else task.result()
         self._end()
 
     def _end(self) -> None:
@@ -235,23 +259,20 @@ class Call:
             self._end()
 
     @property
-    def cancelled(self) -> bool:
-        """Whether the coroutine has ended by being cancelled."""
-        return self._task is not None and self._task.cancelled()
-
-    @property
     def failed(self) -> bool:
         """Whether the coroutine has ended with an exception."""
-        task = self._task
-        return task is not None and task.done() and not task.cancelled() and task.exception() is not None
+        return self._error is not None and not self.cancelled
 
     def result(self) -> Any:
-        """What the coroutine returned, or raised."""
-        assert self._task is not None
+        """What the coroutine returned, or raised; to be asked once."""
+        value, error = self._value, self._error
+        self._value = self._error = None
         try:
-            return self._task.result()
+            if error is not None:
+                raise error
+            return value
         finally:
-            self._task = None  # an exception's traceback would otherwise keep the call alive
+            del error  # its traceback has this frame
 
 
 class Postponed:
