@@ -10,6 +10,7 @@ from gymnasium import Env, Space
 from gymnasium.vector import AutoresetMode
 
 from aioenv.batching.autoreset import parse_mode
+from aioenv.batching.seeds import check_options, split_reset_options
 from aioenv.creator import place_creators
 from aioenv.engine.actors import Actors
 from aioenv.engine.arguments import (
@@ -40,7 +41,6 @@ from aioenv.engine.runs.numbered import Numbered
 from aioenv.engine.runs.one_slot import OneSlot
 from aioenv.engine.runs.pausing import Pausing
 from aioenv.engine.runs.rollout import Rollouts
-from aioenv.engine.seeds import check_options, split_reset_options
 from aioenv.engine.states import States
 from aioenv.engine.waits import Clock
 from aioenv.host.boot import IGNORABLE

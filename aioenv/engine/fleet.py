@@ -20,8 +20,8 @@ from aioenv.batching.infos import Schema
 from aioenv.batching.layout import Layout, Leaf
 from aioenv.batching.merge import SchemaTable
 from aioenv.batching.plane import Lane, Plane, choose_plane
+from aioenv.batching.seeds import spread_seeds
 from aioenv.engine.model_fields import ModelFields
-from aioenv.engine.seeds import spread_seeds
 from aioenv.errors import ResumeError, SpaceMismatchError
 from aioenv.host.description import EnvDescription
 from aioenv.host.env_service import EnvService

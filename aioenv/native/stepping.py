@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from operator import index
 from typing import Any
 
 import numpy as np
@@ -10,6 +9,7 @@ import numpy.typing as npt
 from gymnasium.utils import seeding
 from gymnasium.vector import AutoresetMode, VectorEnv
 
+from aioenv.batching.seeds import spread_seeds
 from aioenv.errors import ClosedError, ResetNeededError
 from aioenv.native.hooks import check_columns, check_obs, check_outcome, check_start
 from aioenv.native.infos import final_info, leave_out, merge_infos, own, whole
@@ -19,15 +19,6 @@ __all__ = ["Stepping"]
 
 ALL = slice(None)
 _NONE = np.zeros(0, np.int64)
-
-
-def _listed(seed: Any) -> list[int | None]:
-    try:
-        if isinstance(seed, str):
-            raise TypeError("a string")
-        return [None if s is None else index(s) for s in seed]
-    except TypeError:
-        raise TypeError(f"seed: expected an int, a sequence of ints or None, got {seed!r}") from None
 
 
 class Stepping(Task, VectorEnv[Any, Any, Any]):
@@ -59,24 +50,14 @@ class Stepping(Task, VectorEnv[Any, Any, Any]):
             ValueError, TypeError: if there is not one seed a slot, or the mask is none.
         """
         self._check_open()
-        if seed is None:
-            seed = [None] * self.num_envs
-        elif isinstance(seed, (int, np.integer)):
-            seed = [int(seed) + i for i in range(self.num_envs)]
-        else:
-            seed = _listed(seed)
-        if len(seed) != self.num_envs:
-            raise ValueError(
-                "If seeds are passed as a list the length must match "
-                f"num_envs={self.num_envs} but got length={len(seed)}."
-            )
+        seeds = spread_seeds(seed, self._numbers, self.num_envs)
         mask = None if options is None else options.get("reset_mask")
         if mask is None:
             slots = self._numbers
         else:
             self._check_mask(mask)
             slots = np.flatnonzero(mask)
-        seeded = {slot: seeding.np_random(seed[slot]) for slot in slots.tolist() if seed[slot] is not None}
+        seeded = {slot: seeding.np_random(seeds[slot]) for slot in slots.tolist() if seeds[slot] is not None}
         for slot, (rng, number) in seeded.items():
             self._rngs[slot], self._seeds[slot] = rng, number
         qpos, qvel = self._draw(slots)

@@ -16,10 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from aioenv.assign import draw_seeds
+from aioenv.batching.seeds import listed_seeds
 from aioenv.engine.runs.pausing import Live
 from aioenv.engine.runs.rollout import Policy, are_pairs, split_answer, takes
 from aioenv.engine.runs.walk import GroupWalk, Moved, Walk
-from aioenv.engine.seeds import listed_seeds
 from aioenv.errors import EpisodesDone, PausedError, PendingCallError
 
 if TYPE_CHECKING:

@@ -9,10 +9,10 @@ import numpy as np
 
 from aioenv.batching.layout import Arrays, Layout
 from aioenv.batching.merge import merge
+from aioenv.batching.seeds import check_options, one_seed
 from aioenv.engine.batch import Exchange
 from aioenv.engine.results import ResetResult, StepResult
 from aioenv.engine.runs.groups import Group, objects_of
-from aioenv.engine.seeds import check_options, one_seed
 from aioenv.errors import ActionError
 
 if TYPE_CHECKING:

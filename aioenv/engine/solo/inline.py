@@ -16,9 +16,9 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from aioenv.batching.seeds import checked_seed
 from aioenv.engine.images.shots import Shot
 from aioenv.engine.results import Ready, ResetResult, StepResult
-from aioenv.engine.seeds import checked_seed
 from aioenv.engine.slots import SlotState
 from aioenv.engine.solo.calls import SoloCalls
 from aioenv.engine.solo.flights import Flight

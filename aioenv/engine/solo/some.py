@@ -11,11 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from aioenv.batching.layout import Arrays
+from aioenv.batching.seeds import checked_seed, one_seed
 from aioenv.engine.images.shots import Shot
 from aioenv.engine.results import ResetResult, StepResult
 from aioenv.engine.runs.one_slot import info_of, one_action
 from aioenv.engine.runs.walk import Moved
-from aioenv.engine.seeds import checked_seed, one_seed
 from aioenv.engine.solo.flights import Flight
 from aioenv.engine.solo.inline import Solo
 from aioenv.engine.solo.pieces import own
