@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
 import signal
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 import gymnasium as gym
 import numpy as np
 import pytest
+from process_kit import environment
 
 import aioenv
 from aioenv.workers.forkserver import AVAILABLE, ForkServer
@@ -144,6 +146,35 @@ async def test_a_preload_that_fails_is_told_with_its_cause(module):
     name = module("fails_at_import", "raise RuntimeError('not today')")
     with pytest.raises(aioenv.WorkerStartError, match="not today"):
         await tellers(1, preload=[name])
+
+
+async def test_a_module_that_calls_sys_exit_does_not_end_the_server(module):
+    name = module("exits_at_import", "import sys\nsys.exit(3)")
+    async with tellers(1) as others:
+        (pid,) = await servers(others)
+        with pytest.raises(aioenv.WorkerStartError):
+            await tellers(1, preload=[name])
+        async with tellers(1) as more:
+            assert await servers(more) == {pid}
+
+
+async def test_a_server_that_is_stuck_in_an_import_ends_with_its_parent(module, tmp_path):
+    told = tmp_path / "told"
+    os.mkfifo(told)
+    name = module("never_ends", f"import os, time\nopen({str(told)!r}, 'w').write(str(os.getpid()))\ntime.sleep(600)")
+    code = (
+        "import sys, aioenv, gymnasium as gym; sys.path.insert(0, sys.argv[1])\n"
+        f"aioenv.sync.make_vec('CartPole-v1', 1, preload=[{name!r}], start='forkserver')"
+    )
+    parent = await asyncio.create_subprocess_exec(sys.executable, "-c", code, str(tmp_path), env=environment())
+    pid = int(await asyncio.to_thread(told.read_text))
+    server = os.pidfd_open(pid)
+    try:
+        parent.kill()
+        await parent.wait()
+        assert select.select([server], [], [], 30)[0], "it goes on"
+    finally:
+        os.close(server)
 
 
 async def test_the_end_of_the_server_is_the_end_of_its_workers_alone():

@@ -8,7 +8,7 @@ import sys
 import gymnasium as gym
 import numpy as np
 import pytest
-from test_workers import environment
+from process_kit import environment
 
 import aioenv
 from aioenv import sync
