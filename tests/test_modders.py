@@ -301,13 +301,17 @@ def test_rp14_channels():
         texture.nchannel = channels
         texture.data = bytes(range(20 * channels))
         roles = [""] * 10
-        roles[mujoco.mjtTextureRole.mjTEXROLE_RGBA if channels == 4 else mujoco.mjtTextureRole.mjTEXROLE_RGB] = (
-            texture.name
-        )
+        roles[mujoco.mjtTextureRole.mjTEXROLE_RGB] = texture.name
         spec.add_material(name=f"m{channels}").textures = roles
         spec.worldbody.add_geom(name=f"g{channels}", size=[1, 1, 1], material=f"m{channels}")
+    roles = [""] * 10
+    roles[mujoco.mjtTextureRole.mjTEXROLE_RGBA] = "t4"
+    spec.add_material(name="rgba").textures = roles
+    spec.worldbody.add_geom(name="rgba", size=[1, 1, 1], material="rgba")
     model = spec.compile()
     textures = TextureModder(model)
+    with pytest.raises(ValueError, match="'rgba' has no texture in the role rgb"):  # which would not be seen
+        textures.set_rgb("rgba", [1, 2, 3])
     bitmap = textures.set_rgb("g4", [1, 2, 3])
     assert (bitmap[..., :3] == [1, 2, 3]).all() and bitmap[..., 3].tolist() == np.arange(3, 80, 4).reshape(
         4, 5

@@ -73,6 +73,7 @@ async def test_what_a_pool_is_asked_is_checked_and_numbers_may_be_numpys():
             ({"edits": [1]}, "edits: expected a dict of fields"),
             ({"edits": {"geom_rgba": np.full((count, model.ngeom, 4), 1j)}}, r"edits\['geom_rgba'\]: expected numbers"),
             ({"edits": {"geom_rgba": np.full((count, model.ngeom, 4), None)}}, r"edits\['geom_rgba'\]: expected num"),
+            ({"edits": {"geom_size": np.full((count, model.ngeom, 3), 0.3)}}, "sizes of planes can't be edited"),
             # MuJoCo would read beyond its arrays
             ({"edits": {"geom_matid": np.full((count, model.ngeom), model.nmat)}}, "expected numbers from -1 to 0"),
             ({"edits": {"geom_matid": np.full((count, model.ngeom), -2)}}, "expected numbers from -1 to 0"),
@@ -101,6 +102,36 @@ def test_data_of_another_model_are_refused_though_their_state_is_as_long():
             take(mujoco.MjData(other))
     twin = mujoco.MjModel.from_xml_string(joints.format(free + '<body><joint type="slide"/><geom size=".3"/></body>'))
     assert len(pool.get_state(mujoco.MjData(twin))) == pool.state_size
+
+
+ENDLESS = """
+<mujoco>
+  <visual><map zfar="8"/></visual>
+  <statistic extent="1"/>
+  <worldbody>
+    <light pos="0 0 3"/>
+    <geom type="plane" size="0 0 .1" rgba="0 1 0 1"/>
+    <body mocap="true">
+      <geom pos="0 0 .3" size=".2"/>
+      <camera name="eye" mode="track" pos="0 -2 1" xyaxes="1 0 0 0 .5 1"/>
+    </body>
+  </worldbody>
+</mujoco>
+"""
+
+
+@pytest.mark.asyncio
+async def test_an_endless_floor_is_there_wherever_the_picture_before_was_taken():
+    """MuJoCo lays it around the camera of the scene before."""
+    async with pool_of(ENDLESS, workers_per_device=1) as pool:
+        data = mujoco.MjData(pool.model)
+        states = []
+        for x in (1000.0, 0.0):
+            data.mocap_pos[0, 0] = x
+            states.append(pool.get_state(data))
+        images, seen = await pool.render(states, camera="eye", segmentation=True, **SMALL)
+        assert (seen[:, -1, :, 0] == 0).all()
+        assert np.array_equal(await pool.render(states[::-1], camera="eye", **SMALL), images[::-1])
 
 
 @pytest.mark.stress

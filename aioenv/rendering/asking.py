@@ -240,6 +240,11 @@ def check_edits(
         if array.dtype.kind not in "biuf":
             raise ValueError(f"edits[{name!r}]: expected numbers, got an array of {array.dtype}")
         checked[name] = array.astype(field.dtype)
+        planes = model.geom_type == int(mujoco.mjtGeom.mjGEOM_PLANE)
+        if name == "geom_size" and (checked[name][:, planes] != model.geom_size[planes]).any():
+            raise ValueError(
+                "edits['geom_size']: sizes of planes can't be edited: OpenGL has them as they were at the start"
+            )
         if (of := _REFERENCES.get(name.rpartition("_")[2])) is not None:
             count_of = int(getattr(model, of))
             if array.size and not (array.min() >= -1 and array.max() < count_of):

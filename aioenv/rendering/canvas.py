@@ -93,6 +93,8 @@ class Canvas:
         """
         if self._size != (width, height):
             self._resize(width, height)
+        # MuJoCo lays an infinite plane around the camera of the scene before: without this, another state's or view's
+        mujoco.mjv_updateCamera(self.model, data, camera, self._scene)
         mujoco.mjv_updateScene(self.model, data, option, None, camera, mujoco.mjtCatBit.mjCAT_ALL.value, self._scene)
         if not self._warm:  # the first image of a new context can differ from all later ones
             self._warm = True

@@ -19,8 +19,8 @@ _KINDS = {
     int(mujoco.mjtTexture.mjTEXTURE_CUBE): "cube",
     int(mujoco.mjtTexture.mjTEXTURE_SKYBOX): "skybox",
 }
-# In a material's list of textures: where the one is that colours it.
-_ROLES = (int(mujoco.mjtTextureRole.mjTEXROLE_RGB), int(mujoco.mjtTextureRole.mjTEXROLE_RGBA))
+# In a material's list of textures: where the one is that the classic renderer shows. (It leaves out the role rgba.)
+_ROLE = int(mujoco.mjtTextureRole.mjTEXROLE_RGB)
 
 Bitmap = npt.NDArray[np.uint8]
 
@@ -103,7 +103,10 @@ class TextureModder(Modder):
         else:
             number = self._texture_of(self._material_of(name))
             if number < 0:
-                raise ValueError(f"the material of geom {name!r} has no texture; give it one: <material texture=…>")
+                raise ValueError(
+                    f"the material of geom {name!r} has no texture in the role rgb, the only one that MuJoCo's classic "
+                    "renderer shows; give it one: <material texture=…>"
+                )
         why_not = self._why_not(number)
         if why_not is not None:
             raise ValueError(f"the texture of {name!r} can't be painted: {why_not}")
@@ -124,9 +127,7 @@ class TextureModder(Modder):
 
     def _texture_of(self, material: int) -> int:
         """The texture that colours a material; -1 if none does."""
-        if material < 0:
-            return -1
-        return next((t for role in _ROLES if (t := int(self.model.mat_texid[material, role])) >= 0), -1)
+        return -1 if material < 0 else int(self.model.mat_texid[material, _ROLE])
 
     def _why_not(self, texture: int) -> str | None:
         """Why a texture can't be painted; None if it can."""
