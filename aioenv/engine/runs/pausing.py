@@ -45,10 +45,11 @@ class Pausing:
         They keep their process and their state, in the middle of an episode, say. Batches keep their shape: `step` and
         `reset` take and give as many rows as before. The rows of paused slots in actions, seeds and reset masks are
         ignored. In results they repeat the slot's last observation (zeros, if it had none, if its worker is gone, or
-        while a reply of its own is still in flight), with reward 0 and flags False, and `info["_active"]`, a bool array
-        that is there while anything is paused, is False. `send` and `send_reset` without slots leave them out, too; to
-        name one there, in `step_at` or in `reset_at` is a `PausedError`. Calls, attributes, states and images are as
-        before. A worker whose slots are all paused gets no frames.
+        while that is busy: a reply of the slot's own is in flight, say, or a call that was cancelled goes on), with
+        reward 0 and flags False, and `info["_active"]`, a bool array that is there while anything is paused, is False.
+        `send` and `send_reset` without slots leave them out, too; to name one there, in `step_at` or in `reset_at` is a
+        `PausedError`. Calls, attributes, states and images are as before. A worker whose slots are all paused gets no
+        frames.
 
         A reply that is in flight is not lost: `recv` takes it. A slot that has failed, or whose worker is gone, may be
         paused, too: the others go on.

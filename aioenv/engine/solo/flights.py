@@ -93,6 +93,8 @@ class Flights:
 
     def arrive(self, flight: Flight, value: Any) -> None:
         """Its result is there; where observations are images, it is when they are drawn."""
+        if isinstance(value, EnvError) and len(flight.slots):
+            value.concern(tuple(flight.slots.tolist()))
         if self.episodes is not None and not flight.counted:
             self.episodes.note(flight.slots, flight.resets, value)
         shot, images = flight.shot, self.images
@@ -151,6 +153,8 @@ class Flights:
 
     def _offer(self, flight: Flight) -> None:
         self._open.discard(flight)
+        if not len(flight.slots):  # of a batch of which all slots are paused
+            return
         self._ready.append(flight)
         self._table.move(flight.slots, SlotState.READY)
         self._arrival.set()
@@ -168,8 +172,9 @@ class Flights:
                 self._table.fail(flight.value)
             elif isinstance(flight.value, StepResult):
                 ends = flight.value.terminated | flight.value.truncated
-                self._table.note_ends(flight.slots, ends[flight.slots])
+                self._table.note_ends(left, ends[left])  # what was taken may have been reset since
                 ended += left[ends[left]].tolist()
+            self._table.note_taken(left)
         self.abandoned = []
         return sorted(ended)
 
@@ -200,7 +205,9 @@ class Flights:
         room = self._n if max_slots is None else max_slots
         taken: list[tuple[Flight, Slots]] = []
         for flight in self._ready:
-            rows = np.flatnonzero(flight.untaken)[:room]
+            rows = np.flatnonzero(flight.untaken)
+            if not isinstance(flight.value, EnvError):  # that is one error, of all of its slots
+                rows = rows[:room]
             if len(rows):
                 room -= len(rows)
                 flight.untaken[rows] = False
