@@ -109,7 +109,10 @@ class World:
             otherwise = EnvError
         elif not reset and any(s.over for s in some):
             otherwise = ResetNeededError
-        return {WorkerDied, otherwise} if dead else {otherwise}
+        allowed = {otherwise}
+        if not reset and any(s.wild for s in some):  # what was dropped of them nobody has seen
+            allowed |= {None, EnvError, ResetNeededError}
+        return {WorkerDied, *allowed} if dead else allowed
 
     # ------------------------------------------------------------ requests
 

@@ -13,6 +13,7 @@ import logging
 
 import pytest
 from conftest import LOOPS
+from fuzz_chaos import Chaos
 from fuzz_kit import Driver
 
 KINDS = ["workers", "solo", "vectors", "sync"]
@@ -38,6 +39,19 @@ def quiet():
 )
 def test_random_operations(kind, seed):
     drive(kind, seed)
+
+
+@pytest.mark.parametrize("kind", ["workers", "solo"])
+def test_random_operations_of_several_tasks(kind):
+    asyncio.run(Chaos(0, kind).run(25))
+
+
+@pytest.mark.stress
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("kind", ["workers", "solo", "vectors"])
+def test_many_random_operations_of_several_tasks(kind):
+    for seed in range(1, 200):
+        asyncio.run(Chaos(seed, kind).run(25))
 
 
 @pytest.mark.stress

@@ -14,6 +14,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 import aioenv
+from aioenv.engine.slots import SlotState
 
 
 def native(n: int = 3, cls: type = PatientChains, mode: str = "NextStep", **kwargs):
@@ -30,6 +31,44 @@ async def test_a_recv_ends_when_a_step_has_taken_all():
                 async with asyncio.timeout(5):
                     await stepping
                     assert len((await receiving).slots) == 0, "there is nothing left"
+
+
+@pytest.mark.asyncio
+async def test_a_step_is_abandoned_while_another_drains():
+    """It is waited for, too: what it is read into must not be used again before that."""
+    for make in (lambda: aioenv.AsyncVectorEnv([Chain] * 2, debug=True), lambda: native(2, run_in="thread")):
+        async with make() as envs:
+            await envs.reset(seed=0)
+            first = asyncio.create_task(envs.step([SLOW, SLOW]))
+            while not envs.outstanding:
+                await asyncio.sleep(0)
+            first.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await first
+            draining = asyncio.create_task(envs.step([1, 1]))
+            while (envs._schedule.table.count(SlotState.READY)) < 2:
+                await asyncio.sleep(0)
+            await envs.recv(2)  # now, before the other task knows that there is nothing to wait for
+            second = envs.step_at(0, SLOW)
+            second.send(None)
+            with pytest.raises(asyncio.CancelledError):
+                second.throw(asyncio.CancelledError())
+            result = await draining
+            assert result.obs["count"][:, 1].tolist() == [4, 3], "each reset, stepped by all three"
+
+
+@pytest.mark.asyncio
+async def test_two_tasks_step_while_slots_are_paused():
+    async with aioenv.AsyncVectorEnv([Chain] * 3, debug=True) as envs:
+        await envs.reset(seed=0)
+        envs.pause(2)
+        stepping = asyncio.create_task(envs.step([SLOW] * 3))
+        while not envs.outstanding:
+            await asyncio.sleep(0)
+        envs.pause(1)
+        with pytest.raises(aioenv.PendingCallError):
+            await envs.step([0] * 3)
+        assert (await stepping).info["_active"].tolist() == [True, True, False]
 
 
 @pytest.mark.asyncio

@@ -296,7 +296,8 @@ class Schedule(SomeSlots):
 
     async def drain(self) -> None:
         """Wait for the replies of abandoned exchanges, then drop what nobody took of them."""
-        for exchange in self._abandoned:
+        # looked up anew each time: other tasks take and abandon some meanwhile
+        while (exchange := next((one for one in self._abandoned if one.open), None)) is not None:
             await self.patience.wait_for(exchange, shielded=True)
         abandoned, self._abandoned = self._abandoned, []
         for exchange in abandoned:

@@ -250,7 +250,8 @@ class Solo(SoloCalls):
             await self._drain(timeout_s)
 
     async def _drain(self, timeout_s: float | None) -> None:
-        for flight in list(self._flights.abandoned):
+        # looked up anew each time: other tasks take and abandon some meanwhile
+        while (flight := next((one for one in self._flights.abandoned if not one.done.done()), None)) is not None:
             await self._patiently(asyncio.shield(flight.done), timeout_s, _LOST_NOTHING)
         self._check_open()
         if ended := self._flights.drop_abandoned():
