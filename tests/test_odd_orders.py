@@ -58,6 +58,29 @@ async def test_a_step_is_abandoned_while_another_drains():
 
 
 @pytest.mark.asyncio
+@pytest.mark.parametrize("transport", ["shared", "frames"])
+async def test_two_requests_in_one_read(transport):
+    """What comes second, into memory that is the first one's guess, must not be taken for the first one's."""
+    async with aioenv.AsyncVectorEnv([Chain] * 2, num_workers=1, transport=transport) as envs:
+        await envs.reset(seed=0)
+        for count in range(2, 5):
+            os.kill(envs.workers[0].pid, signal.SIGSTOP)
+            envs.pause(0)
+            looking = asyncio.create_task(envs.step([0, 0]))  # it asks for the last observation of slot 0 first
+            while envs.workers[0].state == "ready":
+                await asyncio.sleep(0)
+            looking.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await looking
+            envs.resume()
+            stepping = asyncio.create_task(envs.step([0, 0]))
+            while not envs.outstanding:
+                await asyncio.sleep(0)
+            os.kill(envs.workers[0].pid, signal.SIGCONT)
+            assert (await stepping).obs["count"][:, 1].tolist() == [count, count]
+
+
+@pytest.mark.asyncio
 async def test_two_tasks_step_while_slots_are_paused():
     async with aioenv.AsyncVectorEnv([Chain] * 3, debug=True) as envs:
         await envs.reset(seed=0)
