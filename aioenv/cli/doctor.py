@@ -11,10 +11,10 @@ import sys
 from collections.abc import Sequence
 
 from aioenv.cli.opengl import Probe, probe_all
+from aioenv.machine import usable_cpus
 from aioenv.make import new_event_loop
 from aioenv.rendering.backends import INSTALL, INSTALL_HINT, candidates, find_gpus, why_software
 from aioenv.workers.channel import CHANNELS, check_channel
-from aioenv.workers.environment import usable_cpus
 from aioenv.workers.launch import START_METHODS, check_start
 
 __all__ = ["HELP", "add_arguments", "run"]

@@ -3,7 +3,7 @@
 It is the guardian too: when the process that it serves is gone, in whatever way, it kills the process groups of all
 workers, its own and those that were spawned. It ends when its control socket does.
 
-The parent starts `python -c BOOTSTRAP` (see `workers/forkserver.py`). One that only guards imports next to nothing.
+The parent starts `python -c` (see `bootstrap` in `workers/environment.py`). A mere guardian imports next to nothing.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ ends of a private pipe; nothing here is fit for bytes from strangers.
 from __future__ import annotations
 
 import pickle
+import signal
 import struct
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -17,6 +18,7 @@ from aioenv.errors import WireError
 from aioenv.wire.frames import Buffer
 
 __all__ = [
+    "WHERE",
     "Call",
     "Failure",
     "LostRow",
@@ -33,6 +35,9 @@ __all__ = [
     "load_usual",
     "reason_of",
 ]
+
+# The signal that asks a worker to print where it is; None where there is none that nobody else uses.
+WHERE = int(signal.SIGRTMAX) - 2 if hasattr(signal, "SIGRTMAX") else None
 
 
 class Start(NamedTuple):

@@ -23,7 +23,8 @@ from aioenv.errors import WorkerStartError
 from aioenv.memory import Marker
 from aioenv.wire.orders import SIZE, Fork, Forked, Unfit, unpack
 from aioenv.workers import forkserver
-from aioenv.workers.environment import BOOTSTRAP, server_environment
+from aioenv.workers.environment import bootstrap, server_environment
+from aioenv.workers.faults import oom_kills_before
 from aioenv.workers.forkserver import ForkServer
 from aioenv.workers.process import ForkedProcess, Process, SpawnedProcess, Streams, kill_group
 from aioenv.workers.thread import RunHere, ThreadProcess
@@ -97,8 +98,7 @@ async def launch(
         WorkerStartError: if it can't be started.
     """
     nested.check()
-    if not sys.executable:
-        raise WorkerStartError("sys.executable is empty: no Python interpreter to start a worker with")
+    oom_kills_before()
     try:
         if start == "spawn":
             return await _spawn(channel, environ, memory)
@@ -125,12 +125,9 @@ async def _spawn(channel: str, environ: Mapping[str, str], memory: int | None) -
         if channel == "scatter":
             mine, theirs = _socketpair()
             read_fd = write_fd = theirs.fileno()
-        code = BOOTSTRAP.format(module="boot", arguments=f"{os.getpid()}, {read_fd}, {write_fd}, {shared}, {memory}")
         starting = asyncio.ensure_future(
             asyncio.create_subprocess_exec(
-                sys.executable,
-                "-c",
-                code,
+                *bootstrap("boot", f"{os.getpid()}, {read_fd}, {write_fd}, {shared}, {memory}"),
                 stdin=DEVNULL if theirs else PIPE,
                 stdout=DEVNULL if theirs else PIPE,
                 stderr=PIPE,

@@ -6,7 +6,7 @@ import asyncio
 import codecs
 import logging
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from time import perf_counter
 
 from aioenv.workers.process import Output
@@ -27,6 +27,9 @@ class OutputLog:
 
     Records go to the logger "aioenv.workers" at level INFO, with `worker`, `pid` and `slots` as attributes, and
     read "worker 3 (pid 4711): …", after `prefix` if there is one.
+
+    Attributes:
+        listener: is given all lines too; None: nobody listens.
     """
 
     def __init__(self, label: str, pid: int, slots: tuple[int, ...], prefix: str | None) -> None:
@@ -34,6 +37,7 @@ class OutputLog:
         self._extra = {"worker": label, "pid": pid, "slots": slots}
         self._pid = pid
         self._tail: deque[str] = deque(maxlen=TAIL_LINES)
+        self.listener: Callable[[Sequence[str]], object] | None = None
 
     @property
     def tail(self) -> str:
@@ -53,6 +57,8 @@ class OutputLog:
                 rest = rest[whole:]
             pieces = list(_pieces(lines))
             self._tail.extend(pieces)  # all of them first: an error that is about to be raised wants them
+            if self.listener is not None:
+                self.listener(pieces)
             for piece in pieces:
                 self._log(piece)
                 if perf_counter() > turn and not output.ended.is_set():
