@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from aioenv.errors import WireError
 from aioenv.host import running, shared
 from aioenv.host.link import Link
+from aioenv.host.log_records import tell_records
 from aioenv.host.mujoco_gl import choose_backend_late
 from aioenv.host.mujoco_log import divert_warnings
 from aioenv.host.registry import restore_registry
@@ -109,6 +110,7 @@ class _Loop:
             for name in start.ignored:
                 signal.signal(getattr(signal, name), signal.SIG_IGN)
             self._link.poll(start.poll_s)
+            tell_records(start.log_level)
             sys.path[:] = start.sys_path
             restore_registry(start.registry)
         for name in start.preload:

@@ -52,6 +52,7 @@ class Start(NamedTuple):
     poll_s: float  # how long to poll for a request before the process sleeps, in seconds
     cpus: tuple[int, ...] | None  # the CPUs to be pinned to; None: as it comes
     ignored: tuple[str, ...] = ()  # names of signals to ignore
+    log_level: int = 30  # of what envs log, from here on it is told
 
 
 class Call(NamedTuple):

@@ -9,11 +9,12 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from time import perf_counter
 
+from aioenv.wire.log_lines import LogLine, unpack
 from aioenv.workers.process import Output
 
-__all__ = ["OutputLog"]
+__all__ = ["LOG", "OutputLog"]
 
-_log = logging.getLogger("aioenv.workers")
+LOG = logging.getLogger("aioenv.workers")
 
 TAIL_LINES = 40
 # A longer line is cut into several records: an env that prints 200 kB in one line shall not fill a terminal.
@@ -26,7 +27,8 @@ class OutputLog:
     """Reads one worker's stdout and stderr (they share a stream) and logs it line by line.
 
     Records go to the logger "aioenv.workers" at level INFO, with `worker`, `pid` and `slots` as attributes, and
-    read "worker 3 (pid 4711): …", after `prefix` if there is one.
+    read "worker 3 (pid 4711): …", after `prefix` if there is one. What envs log themselves keeps its level, and goes
+    to "aioenv.workers." and the name of their logger.
 
     Attributes:
         listener: is given all lines too; None: nobody listens.
@@ -56,7 +58,8 @@ class OutputLog:
                 lines.append(rest[:whole])
                 rest = rest[whole:]
             pieces = list(_pieces(lines))
-            self._tail.extend(pieces)  # all of them first: an error that is about to be raised wants them
+            # all of them first: an error that is about to be raised wants them
+            self._tail.extend(map(_readable, pieces))
             if self.listener is not None:
                 self.listener(pieces)
             for piece in pieces:
@@ -66,11 +69,24 @@ class OutputLog:
                     turn = perf_counter() + _TURN_S
         rest += decode(b"", True)
         if rest:
-            self._tail.append(rest)
+            self._tail.append(_readable(rest))
             self._log(rest)
 
     def _log(self, line: str) -> None:
-        _log.info("%s (pid %d): %s", self._label, self._pid, line, extra=self._extra)
+        record = unpack(line)
+        if record is None:
+            LOG.info("%s (pid %d): %s", self._label, self._pid, line, extra=self._extra)
+        else:
+            log = LOG if record.logger == "root" else LOG.getChild(record.logger)
+            log.log(record.level, "%s (pid %d): %s", self._label, self._pid, record.text, extra=self._extra)
+
+
+def _readable(line: str) -> str:
+    """A line as people read it."""
+    match unpack(line):
+        case LogLine(level, logger, text):
+            return f"{logging.getLevelName(level)}:{logger}:{text}"
+    return line
 
 
 def _pieces(lines: list[str]) -> Iterator[str]:

@@ -21,7 +21,7 @@ from aioenv.workers.connection import Connection, OnReply
 from aioenv.workers.environment import worker_environment
 from aioenv.workers.launch import check_start, launch, launch_here
 from aioenv.workers.life import LIVING, NEXT, Event, WorkerState
-from aioenv.workers.output import OutputLog
+from aioenv.workers.output import LOG, OutputLog
 from aioenv.workers.thread import RunHere
 
 __all__ = ["OnReply", "Worker", "WorkerState"]
@@ -104,6 +104,7 @@ class Worker:
             poll_s,
             cpus,
             ignored,
+            LOG.getEffectiveLevel(),
         )
         self._start_timeout_s = start_timeout_s
         self._here = here
