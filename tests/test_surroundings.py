@@ -195,3 +195,20 @@ def test_a_worker_that_does_not_say_where_it_is_keeps_nobody_waiting(monkeypatch
             await envs.step(envs.action_space.sample(), timeout_s=30)
 
     asyncio.run(main())
+
+
+@pytest.mark.skipif("forkserver" not in START_METHODS, reason="takes a fork server")
+def test_a_process_too_many_does_not_take_others_with_it(monkeypatch, tmp_path):
+    (tmp_path / "no_forks.py").write_text(
+        "import os\ndef fork(): raise BlockingIOError(11, 'Resource temporarily unavailable')\nos.fork = fork\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+
+    async def main() -> None:
+        async with aioenv.make_vec("CartPole-v1", 1) as running:
+            await running.reset(seed=0)
+            with pytest.raises(aioenv.WorkerStartError, match="so many processes are not allowed"):
+                await aioenv.make_vec("CartPole-v1", 1, preload=["no_forks"])
+            await running.step([0])
+
+    asyncio.run(main())
