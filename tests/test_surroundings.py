@@ -12,6 +12,7 @@ import time
 import gymnasium as gym
 import numpy as np
 import pytest
+from docs_kit import check_names, page, snippets
 from process_kit import environment
 
 import aioenv
@@ -212,3 +213,33 @@ def test_a_process_too_many_does_not_take_others_with_it(monkeypatch, tmp_path):
             await running.step([0])
 
     asyncio.run(main())
+
+
+@pytest.mark.stress
+def test_a_job_whose_time_is_up_saves_its_envs(tmp_path):
+    """The page's script: SIGTERM goes to every process of the job."""
+    (script,) = [code for code in snippets(page("docs/surroundings.md")) if "aioenv.save" in code]
+    code = script.replace(
+        "        while not", "        print(*[w.pid for w in envs.workers], flush=True)\n        while not"
+    )
+    job = subprocess.Popen(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, text=True
+    )
+    with job:
+        pids = [int(pid) for pid in job.stdout.readline().split()]
+        for pid in (*pids, job.pid):
+            os.kill(pid, signal.SIGTERM)
+    assert job.returncode == 0
+
+    async def main() -> None:
+        async with aioenv.make_vec("HalfCheetah-v5", 8, num_workers=2) as envs:
+            await envs.reset(seed=0)
+            states = aioenv.load(tmp_path / "states.npz")
+            await envs.set_state(states)
+            await envs.step(envs.action_space.sample())
+
+    asyncio.run(main())
+
+
+def test_what_the_page_names_exists():
+    assert check_names(page("docs/surroundings.md"), but={"aioenv.workers", "aioenv.errors.StepTimeout"})
