@@ -134,5 +134,5 @@ def parse_quality(quality: Quality) -> RenderQuality:
         return quality
     named = {"exact": EXACT, "fast": FAST, "coarse": COARSE}
     if not isinstance(quality, str) or quality not in named:
-        raise ValueError(f"quality: expected one of {sorted(named)} or a RenderQuality, got {quality!r}")
+        raise ValueError(f"quality: expected one of {list(named)} or a RenderQuality, got {quality!r}")
     return named[quality]
