@@ -13,7 +13,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from docs_kit import check_names, page, snippets
-from process_kit import environment
+from process_kit import environment, run_alone
 
 import aioenv
 from aioenv import machine
@@ -199,20 +199,31 @@ def test_a_worker_that_does_not_say_where_it_is_keeps_nobody_waiting(monkeypatch
 
 
 @pytest.mark.skipif("forkserver" not in START_METHODS, reason="takes a fork server")
-def test_a_process_too_many_does_not_take_others_with_it(monkeypatch, tmp_path):
+def test_a_process_too_many_does_not_take_others_with_it(tmp_path):
+    """A module that the fork server imports has the system refuse it; in a program of its own, for it stays so."""
     (tmp_path / "no_forks.py").write_text(
         "import os\ndef fork(): raise BlockingIOError(11, 'Resource temporarily unavailable')\nos.fork = fork\n"
     )
-    monkeypatch.syspath_prepend(tmp_path)
+    run_alone(
+        """
+        import asyncio, sys, aioenv
+        sys.path.insert(0, sys.argv[1])
 
-    async def main() -> None:
-        async with aioenv.make_vec("CartPole-v1", 1) as running:
-            await running.reset(seed=0)
-            with pytest.raises(aioenv.WorkerStartError, match="so many processes are not allowed"):
-                await aioenv.make_vec("CartPole-v1", 1, preload=["no_forks"])
-            await running.step([0])
+        async def main():
+            async with aioenv.make_vec("CartPole-v1", 1) as running:
+                await running.reset(seed=0)
+                try:
+                    await aioenv.make_vec("CartPole-v1", 1, preload=["no_forks"])
+                except aioenv.WorkerStartError as exc:
+                    assert "so many processes are not allowed" in str(exc), exc
+                else:
+                    raise AssertionError("it was started")
+                await running.step([0])
 
-    asyncio.run(main())
+        asyncio.run(main())
+        """,
+        str(tmp_path),
+    )
 
 
 @pytest.mark.stress
