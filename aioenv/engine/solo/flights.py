@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -58,6 +58,7 @@ class Flights:
     Args:
         table: the states of its slots, kept up to date here.
         num_envs: how many there are.
+        error_of: what the vector env's error is if its result can't be taken.
 
     Attributes:
         abandoned: cancelled or timed out; their results wait for `recv`.
@@ -66,8 +67,9 @@ class Flights:
         episodes: counts episodes; None: nobody does.
     """
 
-    def __init__(self, table: SlotTable, num_envs: int) -> None:
+    def __init__(self, table: SlotTable, num_envs: int, error_of: Callable[[BaseException], EnvError]) -> None:
         self._table = table
+        self._error_of = error_of
         self._n = num_envs
         self._all = np.arange(num_envs)
         self._loop = asyncio.get_running_loop()
@@ -93,6 +95,12 @@ class Flights:
 
     def arrive(self, flight: Flight, value: Any) -> None:
         """Its result is there; where observations are images, it is when they are drawn."""
+        try:
+            self._take_in(flight, value)
+        except Exception as exc:  # whatever it is: nobody may wait for ever
+            self._land(flight, self._error_of(exc))
+
+    def _take_in(self, flight: Flight, value: Any) -> None:
         if self.episodes is not None and not flight.counted:
             self.episodes.note(flight.slots, flight.resets, value)
         shot, images = flight.shot, self.images
