@@ -16,6 +16,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 from aioenv.batching.layout import Layout
 from aioenv.errors import ActionError
+from aioenv.host.mujoco_gl import check_mujoco_gl
 from aioenv.host.vector_results import reset_result
 
 __all__ = [
@@ -88,6 +89,7 @@ def make_registered(env: str | EnvSpec, env_kwargs: dict[str, Any], *, num_envs:
     """Make what is registered for an id, "module:id" or spec as a vector env, or ours with the same results."""
     env = copy.deepcopy(_spec(env))
     if is_native_task(env):
+        check_mujoco_gl()
         env.vector_entry_point = TASKS[str(env.entry_point)]
         env_kwargs = {name: value for name, value in env_kwargs.items() if name != "disable_env_checker"}
         env_kwargs.setdefault("autoreset_mode", AutoresetMode.NEXT_STEP)
