@@ -82,15 +82,15 @@ class Flights:
         self.painter: ResultPainter | None = None
         self.episodes: SoloWatch | None = None
 
-    def begin(self, slots: Slots, *, waiting: bool, resets: Slots | None = None) -> Flight:
-        """Something is asked of these slots."""
+    def begin(self, slots: Slots, *, waiting: bool, resets: Slots | None = None, shows_all: bool = False) -> Flight:
+        """Something is asked of these slots; with `shows_all` the others are seen, too, as they were."""
         flight = Flight(slots, self._loop.create_future(), waiting=waiting, resets=resets)
         self._table.move(slots, SlotState.IN_FLIGHT)
         self._open.add(flight)
         if self.images is not None and len(slots):
             flight.shot = self.images.begin(slots)
-        if self.painter is not None and self._table.paused is not None:
-            flight.drawn = self._all  # those that are paused are shown as they were
+        if shows_all:
+            flight.drawn = self._all
         return flight
 
     def arrive(self, flight: Flight, value: Any) -> None:
