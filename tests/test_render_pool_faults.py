@@ -168,6 +168,6 @@ async def test_rp13_a_loop_that_stood_still_is_nobodys_timeout():
     async with pool_of(workers_per_device=1, timeout_s=0.7, channel="streams") as pool:
         await pool.render(**SMALL, slots=range(2))
         pids, drawn = pool.pids, pool.submit(**SMALL, slots=range(2))
-        time.sleep(1.0)  # as other code on the loop would; meanwhile the images are drawn
+        time.sleep(1.0)  # noqa: ASYNC251 (as other code may; meanwhile the images are drawn)
         assert (await drawn).shape == (2, SMALL["height"], SMALL["width"], 3)
         assert pool.pids == pids
