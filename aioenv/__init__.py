@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from aioenv.creator import EnvCreator as EnvCreator
     from aioenv.engine.results import Ready as Ready
     from aioenv.engine.results import ResetResult as ResetResult
+    from aioenv.engine.results import SlotStep as SlotStep
     from aioenv.engine.results import StepResult as StepResult
     from aioenv.engine.runs.numbered import Episode as Episode
     from aioenv.engine.runs.record import Rollout as Rollout
@@ -90,7 +91,7 @@ _ERRORS = (
 
 _HOME = {
     **dict.fromkeys(_ERRORS, "aioenv.errors"),
-    **dict.fromkeys(("Ready", "ResetResult", "StepResult"), "aioenv.engine.results"),
+    **dict.fromkeys(("Ready", "ResetResult", "SlotStep", "StepResult"), "aioenv.engine.results"),
     **dict.fromkeys(("EnvState", "load", "save"), "aioenv.engine.snapshot"),
     **dict.fromkeys(("construct_envs", "plan_workers"), "aioenv.assign"),
     **dict.fromkeys(("EpisodeCounter", "EpisodeEvent", "EpisodeStats", "SharedRunningStats"), "aioenv.stats"),
@@ -121,14 +122,16 @@ _HOME = {
 __all__ = ["__version__", "sync", *_HOME]
 
 
-def __getattr__(name: str) -> Any:
-    if name == "sync":
-        return importlib.import_module("aioenv.sync")
-    if name not in _HOME:
-        raise AttributeError(f"module 'aioenv' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_HOME[name]), name)
-    globals()[name] = value
-    return value
+if not TYPE_CHECKING:  # else type checkers would take every name for one that is there
+
+    def __getattr__(name: str) -> Any:
+        if name == "sync":
+            return importlib.import_module("aioenv.sync")
+        if name not in _HOME:
+            raise AttributeError(f"module 'aioenv' has no attribute {name!r}")
+        value = getattr(importlib.import_module(_HOME[name]), name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

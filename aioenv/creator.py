@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, runtime_checkable
 
 import gymnasium
 from gymnasium import Env
@@ -166,7 +166,7 @@ class EnvCreator:
     async def metadata(
         self,
         *,
-        start: str | None = None,
+        start: Literal["forkserver", "spawn"] | None = None,
         start_timeout_s: float = 60.0,
         preload: Iterable[str] = (),
         worker_env: Mapping[str, str] | None = None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Integral
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from aioenv.rendering.quality import Quality, parse_quality
 
@@ -68,7 +68,7 @@ class RenderConfig:
     camera: CameraChoice | Sequence[CameraChoice] = None
     quality: Quality = "exact"
     workers: int | None = None
-    backend: str | None = None
+    backend: Literal["auto", "egl", "osmesa", "glfw"] | None = None
     depth: bool = False
     segmentation: bool = False
     devices: int | Sequence[int] = 1

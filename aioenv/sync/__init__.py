@@ -19,13 +19,19 @@ if TYPE_CHECKING:
 __all__ = ["AsyncVectorEnv", "RenderPool", "VectorEnv", "env_metadata", "evaluate", "make_vec", "record"]
 
 
-def __getattr__(name: str) -> Any:
-    if name == "RenderPool":  # it imports MuJoCo, which not everybody needs
-        from aioenv.sync.render_pool import RenderPool
+if not TYPE_CHECKING:  # else type checkers would take every name for one that is there
 
-        return RenderPool
-    if name == "record":
-        from aioenv.sync.record import record
+    def __getattr__(name: str) -> Any:
+        if name == "RenderPool":  # it imports MuJoCo, which not everybody needs
+            from aioenv.sync.render_pool import RenderPool
 
-        return record
-    raise AttributeError(f"module 'aioenv.sync' has no attribute {name!r}")
+            return RenderPool
+        if name == "record":
+            from aioenv.sync.record import record
+
+            return record
+        raise AttributeError(f"module 'aioenv.sync' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
