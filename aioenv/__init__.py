@@ -21,7 +21,11 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from aioenv import adapters as adapters
+    from aioenv import envs as envs
+    from aioenv import stats as stats
     from aioenv import sync as sync
+    from aioenv import testing as testing
     from aioenv.assign import construct_envs as construct_envs
     from aioenv.assign import plan_workers as plan_workers
     from aioenv.creator import EnvCreator as EnvCreator
@@ -119,14 +123,16 @@ _HOME = {
     "run": "aioenv.make",
 }
 
+_PACKAGES = ("adapters", "envs", "stats", "sync", "testing")
+
 __all__ = ["__version__", "sync", *_HOME]
 
 
 if not TYPE_CHECKING:  # else type checkers would take every name for one that is there
 
     def __getattr__(name: str) -> Any:
-        if name == "sync":
-            return importlib.import_module("aioenv.sync")
+        if name in _PACKAGES:
+            return importlib.import_module(f"aioenv.{name}")
         if name not in _HOME:
             raise AttributeError(f"module 'aioenv' has no attribute {name!r}")
         value = getattr(importlib.import_module(_HOME[name]), name)
@@ -135,4 +141,4 @@ if not TYPE_CHECKING:  # else type checkers would take every name for one that i
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*__all__, *_PACKAGES, *(name for name in globals() if name.startswith("__"))})

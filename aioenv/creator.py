@@ -102,9 +102,12 @@ class EnvCreator:
         """Likewise; a copy."""
         return {**self._kwargs}
 
-    @property
-    def __wrapped__(self) -> Callable[..., Env[Any, Any]]:
-        return partial(self.factory, *self._args, **self._kwargs)
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            if name == "__wrapped__":  # no property: `inspect` would take the class's for what the class wraps
+                return partial(self.factory, *self._args, **self._kwargs)
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __call__(self, **kwargs: Any) -> Env[Any, Any]:
         """Make an env in this process.

@@ -95,6 +95,7 @@ class NativeVectorEnv(AsyncVectorEnv):
         start_timeout_s: how long it may take to make it, in seconds.
         render: draw images of every returned state while the next steps run, of a vector env that has a MuJoCo `model`
             and `physics_states()` (see `PhysicsBatch` in `aioenv/host/physics_batch.py`).
+        pixels: make such images the observations, or one key of them.
         episode_stats, stats_prefix: see `AsyncVectorEnv`.
 
     Attributes:

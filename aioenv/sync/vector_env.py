@@ -35,17 +35,16 @@ __all__ = ["VectorEnv", "make_vec"]
 class VectorEnv(Facade):
     """Many envs, stepped at once in worker processes, for code without `await`.
 
-    It takes the arguments of `AsyncVectorEnv`, starts at once, and has the same methods, which block; Gymnasium's
+    It starts at once, and has the methods of `AsyncVectorEnv`, which block; Gymnasium's
     vector wrappers work on it. It may be used while an event loop runs on the caller's thread (Jupyter), which
     then waits. Close it, or use it as a context manager; one that is forgotten is closed when it is collected, or
     at the end of the program.
 
-    Args:
-        *args: see `AsyncVectorEnv`.
-        **kwargs: see `AsyncVectorEnv`.
+    Arguments and attributes are those of `AsyncVectorEnv`.
 
     Raises:
-        WorkerStartError, SpaceMismatchError, RenderError, ValueError, TypeError: as `AsyncVectorEnv` and its start.
+        ValueError, TypeError: as `AsyncVectorEnv`.
+        WorkerStartError, SpaceMismatchError, RenderError: as its start.
     """
 
     @like_method(AsyncVectorEnv.__init__)
@@ -155,8 +154,19 @@ class VectorEnv(Facade):
         self, min_slots: int = 1, max_slots: int | None = None, *, deadline_s: float | None = None
     ) -> Iterator[Ready]:
         """Iterate over results as they come, until nothing is in flight any more (see `AsyncVectorEnv.ready`)."""
-        while self._portal.run_soon(lambda: self._envs.outstanding):
+        while self.outstanding:
             yield self.recv(min_slots, max_slots, deadline_s=deadline_s)
+
+    @property
+    def outstanding(self) -> bool:
+        """Whether anything is in flight, or has come and was not taken: whether `recv` would give something."""
+        outstanding: bool = self._portal.run_soon(lambda: self._envs.outstanding)
+        return outstanding
+
+    @property
+    def draws_beside(self) -> bool:
+        """Whether images are drawn beside the steps (`render=`)."""
+        return self._envs.draws_beside
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Call a method of every env, or read an attribute (see `AsyncVectorEnv.call`)."""

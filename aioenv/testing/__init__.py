@@ -24,4 +24,4 @@ if not TYPE_CHECKING:  # else type checkers would take every name for one that i
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})
