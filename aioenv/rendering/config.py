@@ -79,6 +79,9 @@ class RenderConfig:
     obs_key: str = "state"
 
     def __post_init__(self) -> None:
+        for name in ("camera", "devices"):  # so that it can be a key, and equals one that was given a tuple
+            if isinstance(getattr(self, name), list):
+                object.__setattr__(self, name, tuple(getattr(self, name)))
         check_int("width", self.width, MAX_SIDE)
         check_int("height", self.height, MAX_SIDE)
         check_int("max_in_flight", self.max_in_flight, 1024)
