@@ -133,6 +133,17 @@ def test_doctor_reports_what_is_here(capfd):
         assert re.search(rf"^  ({works}|{broken})", output, re.MULTILINE), output
 
 
+def test_doctor_goes_on_where_mujoco_could_not_be_imported(capfd, monkeypatch):
+    monkeypatch.setattr("aioenv.cli.doctor.probe_all", lambda: [probe_opengl("osmesa")])
+    monkeypatch.setenv("MUJOCO_GL", "nonsense")
+    assert main(["doctor"]) == 1
+    output = capfd.readouterr().out
+    assert "got 'nonsense'" in output and "\n  osmesa " in output and "nonsense" not in output.partition("osmesa")[0]
+    monkeypatch.setenv("MUJOCO_GL", "nonsense")
+    assert main(["bench", "--list"]) == 1
+    assert "'osmesa'" in capfd.readouterr().err
+
+
 def test_a_gpu_that_does_not_draw_is_told_of(tmp_path, capsys, monkeypatch):
     assert backends.find_gpus(tmp_path) == []
     drivers = {"renderD128": "vgem", "renderD129": "amdgpu", "renderD130": "nvidia"}

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from numbers import Integral
 from typing import Any, Literal, TypeAlias
 
+from aioenv.host.mujoco_gl import check_mujoco_gl
 from aioenv.rendering.quality import Quality, parse_quality
 
 __all__ = ["BACKENDS", "MAX_SIDE", "CameraChoice", "RenderConfig", "check_backend", "check_devices", "check_int"]
@@ -131,7 +132,13 @@ def check_int(name: str, value: Any, maximum: int) -> None:
 
 
 def check_backend(backend: str | None) -> None:
-    """Raise a ValueError unless there is such a backend."""
+    """Look at a backend, and at what MuJoCo is told of one.
+
+    Raises:
+        ValueError: if there is no such backend.
+        RenderError: if MUJOCO_GL names none.
+    """
+    check_mujoco_gl()
     if backend is not None and backend not in (*BACKENDS, "auto"):
         raise ValueError(f"backend: expected one of {BACKENDS}, 'auto' or None, got {backend!r}")
 
