@@ -246,6 +246,16 @@ def _kill_group(pid: int) -> None:
         os.killpg(pid, signal.SIGKILL)
 
 
+def _draw_anew() -> None:
+    """Seed the global generators of what was imported, or all workers would draw the same (`random` does it itself)."""
+    numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
+    if numpy is not None:
+        numpy.random.seed()
+    generator = getattr(torch, "default_generator", None)  # it may have failed to import
+    if generator is not None:
+        generator.seed()
+
+
 def main(parent_pid: int, control_fd: int) -> None:
     """Be a fork server until the control socket ends or the parent does; or the worker that was forked."""
     nested.declare()
@@ -258,7 +268,5 @@ def main(parent_pid: int, control_fd: int) -> None:
         os._exit(0)
     os.dup2(ends.output, 2)
     os.close(ends.output)
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        numpy.random.seed()  # or all workers would draw the same from numpy's global generator
+    _draw_anew()
     boot.work(ends.read, ends.write, ends.marker, ends.memory)
