@@ -13,6 +13,7 @@ from conftest import run_on
 
 import aioenv
 from aioenv.testing import FaultyEnv
+from aioenv.workers import output as output_module
 from aioenv.workers.output import MAX_LINE_CHARS, TAIL_LINES, OutputLog
 from aioenv.workers.process import Output
 
@@ -155,3 +156,18 @@ def test_the_last_words_of_a_flood_are_in_the_error(way, loop, listen):
     run_on(loop, main())
     assert log.lines[-1] == "my last words"
     assert len(log.lines) == 2_001
+
+
+def test_warnings_are_seen_without_any_set_up(monkeypatch, caplog):
+    """Each once, however many workers say it; and not what an env just prints."""
+    monkeypatch.setattr(output_module, "_said", set())
+    with caplog.at_level(logging.INFO, "aioenv.workers"):
+        for pid in (1, 2):
+            pumped(
+                b"/a/b.py:12: UserWarning: \x1b[33mWARN: The reward is a NaN value.\x1b[0m\n  logger.warn(\n",
+                b"MuJoCo: Nan, Inf or huge value in CTRL at ACTUATOR 0. The simulation is unstable. Time = %d.\n" % pid,
+                b"MuJoCo: compiler attribute 'settotalmass' is deprecated\nWarning: it rains\n",
+            )
+    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO", "WARNING", "INFO", "INFO"] + [
+        "INFO"
+    ] * 5

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import codecs
 import logging
+import re
 from collections import deque
 from collections.abc import Iterator
 from time import perf_counter
@@ -20,13 +21,18 @@ TAIL_LINES = 40
 MAX_LINE_CHARS = 8192
 # How long to log before others have a turn of the loop, in seconds: what one env floods shall not hold up the rest.
 _TURN_S = 1e-3
+# Python's warnings, Gymnasium's among them, and MuJoCo's; not that a model is written in an old way
+_WARNS = re.compile(r".+:\d+: \w*Warning: |MuJoCo: (?!.*\bdeprecated\b)")
+_MAX_SAID = 100
+_said: set[str] = set()  # by any worker of this process
 
 
 class OutputLog:
     """Reads one worker's stdout and stderr (they share a stream) and logs it line by line.
 
     Records go to the logger "aioenv.workers" at level INFO, with `worker`, `pid` and `slots` as attributes, and
-    read "worker 3 (pid 4711): …", after `prefix` if there is one.
+    read "worker 3 (pid 4711): …", after `prefix` if there is one. What is a warning has level WARNING, so that somebody
+    who has set up no logging sees it too: of those that differ in numbers alone only the first, whoever says it.
     """
 
     def __init__(self, label: str, pid: int, slots: tuple[int, ...], prefix: str | None) -> None:
@@ -64,7 +70,17 @@ class OutputLog:
             self._log(rest)
 
     def _log(self, line: str) -> None:
-        _log.info("%s (pid %d): %s", self._label, self._pid, line, extra=self._extra)
+        level = logging.WARNING if _WARNS.match(line) and _is_new(line) else logging.INFO
+        _log.log(level, "%s (pid %d): %s", self._label, self._pid, line, extra=self._extra)
+
+
+def _is_new(line: str) -> bool:
+    """Whether no worker has said this yet, numbers aside."""
+    text = re.sub(r"\d+", "", line)
+    if text in _said or len(_said) >= _MAX_SAID:
+        return False
+    _said.add(text)
+    return True
 
 
 def _pieces(lines: list[str]) -> Iterator[str]:
