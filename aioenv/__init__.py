@@ -126,7 +126,11 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module("aioenv.sync")
     if name not in _HOME:
         raise AttributeError(f"module 'aioenv' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_HOME[name]), name)
+    try:
+        value = getattr(importlib.import_module(_HOME[name]), name)
+    except RuntimeError:  # of MuJoCo's import, which says less
+        importlib.import_module("aioenv.host.mujoco_gl").check_mujoco_gl()
+        raise
     globals()[name] = value
     return value
 

@@ -5,8 +5,10 @@ Each runs on a loop thread of its own.
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
+from aioenv.host.mujoco_gl import check_mujoco_gl
 from aioenv.sync.creator import env_metadata
 from aioenv.sync.evaluate import evaluate
 from aioenv.sync.gymnasium import AsyncVectorEnv
@@ -20,12 +22,11 @@ __all__ = ["AsyncVectorEnv", "RenderPool", "VectorEnv", "env_metadata", "evaluat
 
 
 def __getattr__(name: str) -> Any:
-    if name == "RenderPool":  # it imports MuJoCo, which not everybody needs
-        from aioenv.sync.render_pool import RenderPool
-
-        return RenderPool
-    if name == "record":
-        from aioenv.sync.record import record
-
-        return record
-    raise AttributeError(f"module 'aioenv.sync' has no attribute {name!r}")
+    home = {"RenderPool": "aioenv.sync.render_pool", "record": "aioenv.sync.record"}.get(name)
+    if home is None:
+        raise AttributeError(f"module 'aioenv.sync' has no attribute {name!r}")
+    try:
+        return getattr(importlib.import_module(home), name)  # it imports MuJoCo, which not everybody needs
+    except RuntimeError:  # of that import, which says less
+        check_mujoco_gl()
+        raise

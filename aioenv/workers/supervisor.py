@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +26,8 @@ from aioenv.workers.output import OutputLog
 from aioenv.workers.thread import RunHere
 
 __all__ = ["OnReply", "Worker", "WorkerState"]
+
+_log = logging.getLogger("aioenv")
 
 
 class Worker:
@@ -324,7 +327,10 @@ class Worker:
         self._go(Event.EXIT)
         pending, connection.pending = connection.pending, {}
         for request in pending.values():
-            request.on_reply(self.death())
+            try:
+                request.on_reply(self.death())
+            except Exception:  # the others must hear of it all the same
+                _log.exception("the end of %s could not be told to all who waited for it", self._label)
         if unasked and self.on_death is not None:
             self.on_death(self)
 

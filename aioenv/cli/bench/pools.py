@@ -40,7 +40,8 @@ quality.prepare_scene(scene)
 gl = mujoco.GLContext(side, side)
 gl.make_current()
 model.vis.global_.offwidth = model.vis.global_.offheight = side
-context = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_150.value)
+with quality.prepared_planes(model):
+    context = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_150.value)
 mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN.value, context)
 rect, option, camera = mujoco.MjrRect(0, 0, side, side), mujoco.MjvOption(), mujoco.MjvCamera()
 mujoco.mjv_defaultFreeCamera(model, camera)
