@@ -187,6 +187,9 @@ class SlotError(AioenvError):
         self.partial: Any = None
         self.errors: tuple[SlotError, ...] = (self,)
 
+    def __reduce__(self) -> tuple[Any, ...]:  # an exception's own calls the class with nothing but the message
+        return _restore, (type(self), self.args), self.__dict__
+
     def concern(self, slots: tuple[int, ...]) -> None:
         """Make it an error of these slots alone."""
         self.slots = slots
@@ -220,6 +223,10 @@ class SlotError(AioenvError):
             if all(isinstance(error, kind) for error in errors):
                 return group.of(errors)
         return SlotErrorGroup.of(errors)
+
+
+def _restore(kind: type[SlotError], args: tuple[Any, ...]) -> SlotError:
+    return kind.__new__(kind, *args)
 
 
 class EnvError(SlotError):

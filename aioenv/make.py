@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import gymnasium
 import numpy as np
@@ -41,25 +41,25 @@ def make_vec(
     env: str | EnvSpec | Callable[..., Env[Any, Any]] | Callable[..., VectorEnv[Any, Any, Any]],
     num_envs: int = 1,
     *,
-    backend: str = "workers",
+    backend: Literal["workers", "native"] = "workers",
     num_workers: int | None = None,
-    start: str | None = None,
-    channel: str = "auto",
-    transport: str = "auto",
+    start: Literal["forkserver", "spawn"] | None = None,
+    channel: Literal["auto", "scatter", "streams"] = "auto",
+    transport: Literal["auto", "frames", "shared"] = "auto",
     wrappers: Sequence[Callable[[Env[Any, Any]], Env[Any, Any]]] = (),
     preload: Iterable[str] = (),
     copy: bool = True,
-    observation_mode: str | tuple[Space[Any], Space[Any]] = "same",
-    autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
+    observation_mode: Literal["same", "different"] | tuple[Space[Any], Space[Any]] = "same",
+    autoreset_mode: AutoresetMode | Literal["NextStep", "SameStep", "Disabled"] = AutoresetMode.NEXT_STEP,
     timeout_s: float | None = None,
-    on_timeout: str = "raise",
+    on_timeout: Literal["raise", "kill", "restart"] = "raise",
     restart: RestartPolicy | None = None,
     start_timeout_s: float = 60.0,
     log_prefix: str | None = None,
     worker_env: Mapping[str, str] | Sequence[Mapping[str, str] | None] | None = None,
     render: RenderConfig | None = None,
     pixels: RenderConfig | None = None,
-    cpu_affinity: str | Sequence[int | Iterable[int]] | None = None,
+    cpu_affinity: Literal["spread"] | Sequence[int | Iterable[int]] | None = None,
     ignore_signals: bool = False,
     debug: bool = False,
     episode_stats: bool | EpisodeStats = False,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from gymnasium import Env, Space
@@ -140,22 +140,22 @@ class AsyncVectorEnv(Pictures, Rollouts, Numbered, Pausing, OneSlot, Calls, Stat
         env_fns: Iterable[Callable[[], Env[Any, Any]]],
         *,
         num_workers: int | None = None,
-        start: str | None = None,
-        channel: str = "auto",
-        transport: str = "auto",
+        start: Literal["forkserver", "spawn"] | None = None,
+        channel: Literal["auto", "scatter", "streams"] = "auto",
+        transport: Literal["auto", "frames", "shared"] = "auto",
         preload: Iterable[str] = (),
         copy: bool = True,
-        observation_mode: str | tuple[Space[Any], Space[Any]] = "same",
-        autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
+        observation_mode: Literal["same", "different"] | tuple[Space[Any], Space[Any]] = "same",
+        autoreset_mode: AutoresetMode | Literal["NextStep", "SameStep", "Disabled"] = AutoresetMode.NEXT_STEP,
         timeout_s: float | None = None,
-        on_timeout: str = "raise",
+        on_timeout: Literal["raise", "kill", "restart"] = "raise",
         restart: RestartPolicy | None = None,
         start_timeout_s: float = 60.0,
         log_prefix: str | None = None,
         worker_env: Mapping[str, str] | Sequence[Mapping[str, str] | None] | None = None,
         render: RenderConfig | None = None,
         pixels: RenderConfig | None = None,
-        cpu_affinity: str | Sequence[int | Iterable[int]] | None = None,
+        cpu_affinity: Literal["spread"] | Sequence[int | Iterable[int]] | None = None,
         ignore_signals: bool = False,
         debug: bool = False,
         episode_stats: bool | EpisodeStats = False,
