@@ -137,7 +137,7 @@ def test_a_bug_of_all_envs_is_told_once():
     [
         ("CartPole-v1", None, r"expected shape \(2,\), got \(\): None"),
         ("CartPole-v1", {"a": 1}, r"expected shape \(2,\), got \(\): \{'a': 1\}"),
-        ("CartPole-v1", 1, r"expected shape \(2,\), got \(\); 2 slots take an array of 2, one each"),
+        ("CartPole-v1", 1, r"expected shape \(2,\), got \(\); the first axis is the slots, one action each"),
         (
             "CartPole-v1",
             np.zeros(2),

@@ -367,7 +367,7 @@ def _fit(value: Any, n: int, leaf: Leaf) -> np.ndarray[Any, Any]:
     if array.shape != expected:
         hint = ""
         if not array.shape:
-            hint = f": {value!r:.60}" if array.dtype == object else f"; {n} slots take an array of {n}, one each"
+            hint = f": {value!r:.60}" if array.dtype == object else "; the first axis is the slots, one action each"
         elif array.shape == (1, *expected) or (n > 1 and array.shape == shape):
             hint = f"; the first axis is the slots, of which there are {n}"
         raise ActionError(f"actions{path}: expected shape {expected}, got {array.shape}{hint}")
