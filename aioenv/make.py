@@ -19,7 +19,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 from aioenv.creator import EnvCreator
 from aioenv.host.vector_access import is_native_task
-from aioenv.native.team import usable_cpus
+from aioenv.machine import usable_cpus
 from aioenv.native_vector_env import NativeVectorEnv, vector_env_factory
 from aioenv.vector_env import AsyncVectorEnv
 
