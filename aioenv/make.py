@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import os
 import sys
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -203,7 +205,14 @@ def env_factory(
 
 
 def _make(env: Any, wrappers: tuple[Any, ...], kwargs: dict[str, Any]) -> Env[Any, Any]:
-    made: Env[Any, Any] = gymnasium.make(env, **kwargs) if isinstance(env, (str, EnvSpec)) else env(**kwargs)
+    try:
+        made: Env[Any, Any] = gymnasium.make(env, **kwargs) if isinstance(env, (str, EnvSpec)) else env(**kwargs)
+    except TypeError as exc:
+        for name in kwargs:
+            near = get_close_matches(name, inspect.signature(make_vec).parameters, 1, 0.75)
+            if f"'{name}'" in str(exc) and near and near != [name]:
+                exc.add_note(f"{name}: aioenv.make_vec has an argument {near[0]}")
+        raise
     for wrapper in wrappers:
         made = wrapper(made)
     return made

@@ -15,6 +15,7 @@ from conftest import run_on
 import aioenv
 from aioenv.testing import FaultyEnv
 from aioenv.wire.log_lines import LogLine, pack, unpack
+from aioenv.workers import output as output_module
 from aioenv.workers.launch import START_METHODS
 from aioenv.workers.output import MAX_LINE_CHARS, TAIL_LINES, OutputLog
 from aioenv.workers.process import Output
@@ -228,3 +229,18 @@ def test_what_envs_log_keeps_its_level_and_its_name(start, caplog):
         ("INFO", "aioenv.workers", "printed"),
         ("INFO", "aioenv.workers", "own format"),  # it has a handler of its own now, which prints
     ]
+
+
+def test_warnings_are_seen_without_any_set_up(monkeypatch, caplog):
+    """Each once, however many workers say it; and not what an env just prints."""
+    monkeypatch.setattr(output_module, "_said", set())
+    with caplog.at_level(logging.INFO, "aioenv.workers"):
+        for pid in (1, 2):
+            pumped(
+                b"/a/b.py:12: UserWarning: \x1b[33mWARN: The reward is a NaN value.\x1b[0m\n  logger.warn(\n",
+                b"MuJoCo: Nan, Inf or huge value in CTRL at ACTUATOR 0. The simulation is unstable. Time = %d.\n" % pid,
+                b"MuJoCo: compiler attribute 'settotalmass' is deprecated\nWarning: it rains\n",
+            )
+    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO", "WARNING", "INFO", "INFO"] + [
+        "INFO"
+    ] * 5

@@ -49,7 +49,7 @@ def env_error(who: Identity, failure: Failure) -> EnvError:
         slots = (slots[failure.row],)
     where = f"slot {slots[0]}" if len(slots) == 1 else f"slots {slots[0]} to {slots[-1]}"
     error = EnvError(
-        f"{where} ({who.label}, pid {who.pid}): {failure.type_name}: {failure.message}\n{failure.traceback}",
+        f"{where} ({who.label}, pid {who.pid}): {_headline(failure)}\n{failure.traceback}",
         slots=slots,
         pid=who.pid,
         traceback=failure.traceback,
@@ -119,10 +119,14 @@ def start_failed(who: Identity, failure: Failure) -> WorkerStartError:
     """A worker whose service could not be made."""
     slots = who.slots if failure.row is None else (who.slots[failure.row],)
     where = "" if failure.row is None else f" for slot {slots[0]}"
-    message = f"{who.label} could not start{where}: {failure.type_name}: {failure.message}\n{failure.traceback}"
+    message = f"{who.label} could not start{where}: {_headline(failure)}\n{failure.traceback}"
     error = start_error(who._replace(slots=slots), message, failure.traceback)
     _add_cause(error, failure)
     return error
+
+
+def _headline(failure: Failure) -> str:
+    return f"{failure.type_name}: {failure.message}" if failure.message else failure.type_name
 
 
 def _with_output(message: str, who: Identity) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import codecs
 import logging
+import re
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from time import perf_counter
@@ -21,6 +22,10 @@ TAIL_LINES = 40
 MAX_LINE_CHARS = 8192
 # How long to log before others have a turn of the loop, in seconds: what one env floods shall not hold up the rest.
 _TURN_S = 1e-3
+# Python's warnings, Gymnasium's among them, and MuJoCo's; not that a model is written in an old way
+_WARNS = re.compile(r".+:\d+: \w*Warning: |MuJoCo: (?!.*\bdeprecated\b)")
+_MAX_SAID = 100
+_said: set[str] = set()  # by any worker of this process
 
 
 class OutputLog:
@@ -28,7 +33,8 @@ class OutputLog:
 
     Records go to the logger "aioenv.workers" at level INFO, with `worker`, `pid` and `slots` as attributes, and
     read "worker 3 (pid 4711): …", after `prefix` if there is one. What envs log themselves keeps its level, and goes
-    to "aioenv.workers." and the name of their logger.
+    to "aioenv.workers." and the name of their logger. What is a warning has level WARNING, so that somebody who has set
+    up no logging sees it too: of those that differ in numbers alone only the first, whoever says it.
 
     Attributes:
         listener: is given all lines too; None: nobody listens.
@@ -75,7 +81,8 @@ class OutputLog:
     def _log(self, line: str) -> None:
         record = unpack(line)
         if record is None:
-            LOG.info("%s (pid %d): %s", self._label, self._pid, line, extra=self._extra)
+            level = logging.WARNING if _WARNS.match(line) and _is_new(line) else logging.INFO
+            LOG.log(level, "%s (pid %d): %s", self._label, self._pid, line, extra=self._extra)
         else:
             log = LOG if record.logger == "root" else LOG.getChild(record.logger)
             log.log(record.level, "%s (pid %d): %s", self._label, self._pid, record.text, extra=self._extra)
@@ -87,6 +94,15 @@ def _readable(line: str) -> str:
         case LogLine(level, logger, text):
             return f"{logging.getLevelName(level)}:{logger}:{text}"
     return line
+
+
+def _is_new(line: str) -> bool:
+    """Whether no worker has said this yet, numbers aside."""
+    text = re.sub(r"\d+", "", line)
+    if text in _said or len(_said) >= _MAX_SAID:
+        return False
+    _said.add(text)
+    return True
 
 
 def _pieces(lines: list[str]) -> Iterator[str]:
