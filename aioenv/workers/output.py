@@ -34,6 +34,7 @@ class OutputLog:
         self._extra = {"worker": label, "pid": pid, "slots": slots}
         self._pid = pid
         self._tail: deque[str] = deque(maxlen=TAIL_LINES)
+        self._complained = False  # of a handler that raises: once is enough
 
     @property
     def tail(self) -> str:
@@ -64,7 +65,13 @@ class OutputLog:
             self._log(rest)
 
     def _log(self, line: str) -> None:
-        _log.info("%s (pid %d): %s", self._label, self._pid, line, extra=self._extra)
+        try:
+            _log.info("%s (pid %d): %s", self._label, self._pid, line, extra=self._extra)
+        except Exception as exc:  # of a handler; what nobody reads would soon keep the worker from printing
+            if not self._complained:
+                self._complained = True
+                message = f"a line that {self._label} (pid {self._pid}) has printed could not be logged"
+                asyncio.get_running_loop().call_exception_handler({"message": message, "exception": exc})
 
 
 def _pieces(lines: list[str]) -> Iterator[str]:
