@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import signal
 import socket
 import sys
 from functools import partial
@@ -144,7 +146,7 @@ class Loud(gym.Env):
     action_space = gym.spaces.Discrete(2)
 
     def reset(self, *, seed=None, options=None):
-        print("loud\n" * 100_000)
+        print(("loud" * 1000 + "\n") * 200)
         return np.zeros(1, np.float32), {}
 
 
@@ -166,6 +168,19 @@ async def test_a_log_handler_that_raises_does_not_keep_envs_from_printing(caplog
         log.removeHandler(handler)
     (complaint,) = complaints
     assert "could not be logged" in complaint["message"] and isinstance(complaint["exception"], LookupError)
+
+
+async def test_a_log_handler_that_raises_does_not_keep_workers_from_coming_back(caplog):
+    log, handler = logging.getLogger("aioenv"), Refuses()
+    log.addHandler(handler)
+    try:
+        async with aioenv.make_vec("CartPole-v1", 4, num_workers=2, restart=aioenv.RestartPolicy()) as envs:
+            await envs.reset(seed=0)
+            os.kill(envs.workers[0].pid, signal.SIGKILL)
+            result = await asyncio.wait_for(envs.step(np.zeros(4, np.int64)), 30)
+            assert result.truncated.tolist() == [True, True, False, False]
+    finally:
+        log.removeHandler(handler)
 
 
 class Sleeper(Service):

@@ -167,8 +167,8 @@ NOTES: dict[str, tuple[Any, str]] = {
     "backend": (
         "native",
         (
-            'backend="native": the env\'s own vectorised version, which may seed and reset differently. The policy '
-            "took no time here: with one that takes as long as a step, try `envs.rollout(policy, steps, groups=2)`."
+            'backend="native": the env\'s own vectorised version, which may seed and reset differently. The '
+            "policy took no time here: with one that takes as long as a step, try `envs.rollout(policy, steps, groups=2)`."
         ),
     ),
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import codecs
+import contextlib
 import logging
 from collections import deque
 from collections.abc import Iterator
@@ -71,7 +72,8 @@ class OutputLog:
             if not self._complained:
                 self._complained = True
                 message = f"a line that {self._label} (pid {self._pid}) has printed could not be logged"
-                asyncio.get_running_loop().call_exception_handler({"message": message, "exception": exc})
+                with contextlib.suppress(Exception):  # the loop's own goes to the log, too
+                    asyncio.get_running_loop().call_exception_handler({"message": message, "exception": exc})
 
 
 def _pieces(lines: list[str]) -> Iterator[str]:
