@@ -60,9 +60,9 @@ def dimensions(env: str, num_envs: int) -> list[Dimension]:
     """What there is to choose, in the order in which it is tried."""
     from aioenv.cli.bench.ours import has_groups, has_native, registered
     from aioenv.host.vector_access import is_native_task
+    from aioenv.machine import usable_cpus
     from aioenv.memory import AVAILABLE
     from aioenv.workers.channel import CHANNELS, check_channel
-    from aioenv.workers.environment import usable_cpus
 
     cpus = usable_cpus()
     workers = [min(cpus, num_envs), *(n for n in (1, 2 * cpus, 4 * cpus) if n <= num_envs), min(num_envs, MAX_WORKERS)]
@@ -167,8 +167,9 @@ NOTES: dict[str, tuple[Any, str]] = {
     "backend": (
         "native",
         (
-            'backend="native": the env\'s own vectorised version, which may seed and reset differently. The '
-            "policy took no time here: with one that takes as long as a step, try `envs.rollout(policy, steps, groups=2)`."
+            'backend="native": the env\'s own vectorised version, which may seed and reset differently. '
+            "The policy took no time here: with one that takes as long as a step, try "
+            "`envs.rollout(policy, steps, groups=2)`."
         ),
     ),
 }

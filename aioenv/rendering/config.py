@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Integral
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from aioenv.host.mujoco_gl import check_mujoco_gl
 from aioenv.rendering.quality import Quality, parse_quality
@@ -70,7 +70,7 @@ class RenderConfig:
     camera: CameraChoice | Sequence[CameraChoice] = None
     quality: Quality = "exact"
     workers: int | None = None
-    backend: str | None = None
+    backend: Literal["auto", "egl", "osmesa", "glfw"] | None = None
     depth: bool = False
     segmentation: bool = False
     devices: int | Sequence[int] = 1
@@ -80,6 +80,9 @@ class RenderConfig:
     obs_key: str = "state"
 
     def __post_init__(self) -> None:
+        for name in ("camera", "devices"):  # so that it can be a key, and equals one that was given a tuple
+            if isinstance(getattr(self, name), list):
+                object.__setattr__(self, name, tuple(getattr(self, name)))
         check_int("width", self.width, MAX_SIDE)
         check_int("height", self.height, MAX_SIDE)
         check_int("max_in_flight", self.max_in_flight, 1024)

@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +22,8 @@ __all__ = ["Ended", "EpisodeEvent", "EpisodeStats", "EpochStats", "StatsWriter"]
 _log = logging.getLogger("aioenv.stats")
 
 Slots = npt.NDArray[np.int64]
-Reducer = str | Callable[[npt.NDArray[Any]], Any]
+_Word = Literal["sum", "mean", "std", "min", "max", "median", "count", "first", "last"]
+Reducer = _Word | Callable[[npt.NDArray[Any]], Any]
 
 _REDUCERS: dict[str, Callable[[npt.NDArray[Any]], Any]] = {
     "sum": np.sum,
@@ -69,14 +70,15 @@ class EpisodeEvent:
 
     key: str | tuple[str, ...]
     episode: Reducer = "sum"
-    epoch: str | Sequence[str | tuple[str, Callable[[npt.NDArray[Any]], Any]]] = ("mean", "std", "min", "max")
+    epoch: _Word | Sequence[_Word | tuple[str, Callable[[npt.NDArray[Any]], Any]]] = ("mean", "std", "min", "max")
     name: str = ""
 
     def __post_init__(self) -> None:
         if not self.name:
             object.__setattr__(self, "name", self.key if isinstance(self.key, str) else ".".join(self.key))
-        if isinstance(self.epoch, str):
-            object.__setattr__(self, "epoch", (self.epoch,))
+        object.__setattr__(self, "epoch", (self.epoch,) if isinstance(self.epoch, str) else tuple(self.epoch))
+        if not isinstance(self.key, str):
+            object.__setattr__(self, "key", tuple(self.key))
         for level, reducers in (("episode", [self.episode]), ("epoch", list(self.epoch))):
             for reducer in reducers:
                 function = reducer[1] if isinstance(reducer, tuple) else reducer
@@ -295,6 +297,7 @@ class EpisodeStats:
         stats |= {"episode_count": float(len(returns)), "total_episode_count": float(self.total_episodes)}
         for event, values in zip(self.events, self._event_values, strict=True):
             array = np.asarray(values)
+            assert not isinstance(event.epoch, str)  # see __post_init__
             for reducer in event.epoch:
                 name, function = reducer if isinstance(reducer, tuple) else (reducer, reducer)
                 stats[f"{event.name}/{name}"] = _number(function, array)

@@ -21,12 +21,18 @@ if TYPE_CHECKING:
 __all__ = ["AsyncVectorEnv", "RenderPool", "VectorEnv", "env_metadata", "evaluate", "make_vec", "record"]
 
 
-def __getattr__(name: str) -> Any:
-    home = {"RenderPool": "aioenv.sync.render_pool", "record": "aioenv.sync.record"}.get(name)
-    if home is None:
-        raise AttributeError(f"module 'aioenv.sync' has no attribute {name!r}")
-    try:
-        return getattr(importlib.import_module(home), name)  # it imports MuJoCo, which not everybody needs
-    except RuntimeError:  # of that import, which says less
-        check_mujoco_gl()
-        raise
+if not TYPE_CHECKING:  # else type checkers would take every name for one that is there
+
+    def __getattr__(name: str) -> Any:
+        home = {"RenderPool": "aioenv.sync.render_pool", "record": "aioenv.sync.record"}.get(name)
+        if home is None:
+            raise AttributeError(f"module 'aioenv.sync' has no attribute {name!r}")
+        try:
+            return getattr(importlib.import_module(home), name)  # it imports MuJoCo, which not everybody needs
+        except RuntimeError:  # of that import, which says less
+            check_mujoco_gl()
+            raise
+
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

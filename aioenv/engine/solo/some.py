@@ -13,7 +13,7 @@ import numpy.typing as npt
 from aioenv.batching.layout import Arrays
 from aioenv.batching.seeds import checked_seed, one_seed
 from aioenv.engine.images.shots import Shot
-from aioenv.engine.results import ResetResult, StepResult
+from aioenv.engine.results import ResetResult, SlotStep, StepResult
 from aioenv.engine.runs.one_slot import info_of, one_action
 from aioenv.engine.runs.walk import Moved
 from aioenv.engine.solo.flights import Flight
@@ -150,7 +150,7 @@ class SomeSolo(Solo):
 
     # ------------------------------------------------------------ one slot
 
-    async def step_at(self, slot: int, action: Any) -> StepResult:
+    async def step_at(self, slot: int, action: Any) -> SlotStep:
         """Step one slot (see `AsyncVectorEnv.step_at`)."""
         number = self._one(slot, "step_at")
         arrays, objects = one_action(self.actions, action)
@@ -158,11 +158,11 @@ class SomeSolo(Solo):
         batch = with_rows(self.actions, self.num_envs, number.tolist(), arrays, objects)
         value = await self.outcome(self.begin_step(batch, number, "step_at"))
         row = int(number[0])
-        return StepResult(
+        return SlotStep(
             self._obs_of(value.obs, row),
-            float(value.reward[row]),  # type: ignore[arg-type]
-            bool(value.terminated[row]),  # type: ignore[arg-type]
-            bool(value.truncated[row]),  # type: ignore[arg-type]
+            float(value.reward[row]),
+            bool(value.terminated[row]),
+            bool(value.truncated[row]),
             info_of(value.info, row),
         )
 
