@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import os
 import sys
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -17,7 +19,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 from aioenv.creator import EnvCreator
 from aioenv.host.vector_access import is_native_task
-from aioenv.native.team import usable_cpus
+from aioenv.machine import usable_cpus
 from aioenv.native_vector_env import NativeVectorEnv, vector_env_factory
 from aioenv.vector_env import AsyncVectorEnv
 
@@ -203,7 +205,14 @@ def env_factory(
 
 
 def _make(env: Any, wrappers: tuple[Any, ...], kwargs: dict[str, Any]) -> Env[Any, Any]:
-    made: Env[Any, Any] = gymnasium.make(env, **kwargs) if isinstance(env, (str, EnvSpec)) else env(**kwargs)
+    try:
+        made: Env[Any, Any] = gymnasium.make(env, **kwargs) if isinstance(env, (str, EnvSpec)) else env(**kwargs)
+    except TypeError as exc:
+        for name in kwargs:
+            near = get_close_matches(name, inspect.signature(make_vec).parameters, 1, 0.75)
+            if f"'{name}'" in str(exc) and near and near != [name]:
+                exc.add_note(f"{name}: aioenv.make_vec has an argument {near[0]}")
+        raise
     for wrapper in wrappers:
         made = wrapper(made)
     return made

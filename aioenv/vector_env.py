@@ -103,7 +103,7 @@ class AsyncVectorEnv(Pictures, Rollouts, Numbered, Pausing, OneSlot, Calls, Stat
         restart: start workers again that died; None: their slots are lost.
         start_timeout_s: how long a worker may take to come up, in seconds.
         log_prefix: goes before each line that envs print. What they print becomes log records of the logger
-            "aioenv.workers".
+            "aioenv.workers", at level INFO; warnings, each once, at level WARNING.
         worker_env: environment variables for the workers, over those of this process and over the limit of one
             thread for each numeric library. A list has one mapping (or None) for each of `num_workers` workers.
         render: draw images of every returned state while the next steps run; None draws nothing by itself.

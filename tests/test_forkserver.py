@@ -12,7 +12,7 @@ from pathlib import Path
 import gymnasium as gym
 import numpy as np
 import pytest
-from process_kit import environment
+from process_kit import environment, run_alone
 
 import aioenv
 from aioenv.workers.forkserver import AVAILABLE, ForkServer
@@ -238,3 +238,27 @@ async def test_a_server_that_ends_at_once_is_told_with_what_it_said(module, monk
     with pytest.raises(aioenv.WorkerStartError, match=r'start="spawn" does without(.|\n)*no more'):
         await tellers(1, preload=[name])
     assert not ForkServer._servers
+
+
+@pytest.mark.stress  # torch takes seconds to import
+async def test_workers_do_not_draw_alike_from_torch():
+    """In a program of its own, whose fork server is left with torch."""
+    pytest.importorskip("torch")
+    run_alone(
+        """
+        import asyncio, aioenv, gymnasium as gym, numpy as np
+
+        class Draws(gym.Env):
+            observation_space, action_space = gym.spaces.Box(0, 1, (1,), np.float32), gym.spaces.Discrete(2)
+            def reset(self, *, seed=None, options=None):
+                import torch
+                return torch.rand(1).numpy(), {}
+
+        async def main():
+            async with aioenv.make_vec(Draws, 3, num_workers=3, start="forkserver", preload=["torch"]) as envs:
+                obs, _ = await envs.reset()
+                assert len(np.unique(obs)) == 3, obs
+
+        asyncio.run(main())
+        """
+    )

@@ -29,8 +29,8 @@ from aioenv.engine.slots import SlotState, SlotTable
 from aioenv.engine.some_slots import Seeds, SomeSlots
 from aioenv.engine.tails import reset_tail, step_tail
 from aioenv.errors import ClosedError, SlotError, StaleViewWarning
+from aioenv.machine import usable_cpus
 from aioenv.wire.frames import Kind
-from aioenv.workers.environment import usable_cpus
 from aioenv.workers.restart import RestartPolicy
 
 __all__ = ["Schedule"]

@@ -11,18 +11,11 @@ from collections.abc import Callable, Iterator, Sequence
 from queue import SimpleQueue
 from typing import Any, NoReturn, TypeAlias
 
-__all__ = ["AT_WORK", "Team", "usable_cpus"]
+__all__ = ["AT_WORK", "Team"]
 
 EXIT_S = 10.0  # how long the end of the program waits for a call
 
 Job: TypeAlias = "tuple[Callable[[int], Any], Iterator[int]] | None"
-
-
-def usable_cpus() -> int:
-    """How many CPUs this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 class _AtWork:

@@ -106,7 +106,7 @@ class Portal:
                 "ever. On a loop, use the async API (aioenv.AsyncVectorEnv)"
             )
         if self._closed:
-            raise ClosedError("this was closed: it can't be used any more")
+            raise ClosedError("the vector env or pool was closed: it can't be used any more, make another one")
         if self.is_copy:
             raise LoopError(
                 f"this was made in process {self._pid}, and its loop thread has stayed there: process {os.getpid()} is "

@@ -22,7 +22,7 @@ from aioenv.workers.connection import Connection, OnReply
 from aioenv.workers.environment import worker_environment
 from aioenv.workers.launch import check_start, launch, launch_here
 from aioenv.workers.life import LIVING, NEXT, Event, WorkerState
-from aioenv.workers.output import OutputLog
+from aioenv.workers.output import LOG, OutputLog
 from aioenv.workers.thread import RunHere
 
 __all__ = ["OnReply", "Worker", "WorkerState"]
@@ -103,10 +103,11 @@ class Worker:
             tuple(preload),
             service,
             self._environ if forked else None,
-            os.getcwd() if forked else None,
+            _directory() if forked else None,
             poll_s,
             cpus,
             ignored,
+            LOG.getEffectiveLevel(),
         )
         self._start_timeout_s = start_timeout_s
         self._here = here
@@ -195,6 +196,8 @@ class Worker:
             if connection is None:
                 self._go(Event.EXIT)
             else:
+                if isinstance(exc, TimeoutError):
+                    await connection.where()  # it is in what it has printed then
                 connection.kill()
                 await connection.gone()
             if isinstance(exc, TimeoutError):
@@ -298,6 +301,11 @@ class Worker:
         if self._connection is not None:
             self._connection.poll()
 
+    async def where(self) -> str:
+        """The Python frames that its process is in, the innermost first; "" if it does not say within a moment."""
+        connection = self._connection
+        return await connection.where() if self.state in LIVING and connection is not None else ""
+
     @property
     def busy(self) -> bool:
         """Whether any request has not been answered yet."""
@@ -376,6 +384,14 @@ class Worker:
         """Kill the process without a loop to wait on: for `__del__` and the end of the interpreter."""
         if self._connection is not None and self.state not in (WorkerState.DEAD, WorkerState.CLOSED):
             self._connection.abandon()
+
+
+def _directory() -> str | None:
+    """The working directory; None if it has been removed."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return None
 
 
 def _settle(future: asyncio.Future[Frame]) -> OnReply:

@@ -16,9 +16,9 @@ import numpy.typing as npt
 import aioenv
 from aioenv.cli.bench.common import NotApplicable
 from aioenv.cli.bench.tasks import Passes, Task
+from aioenv.machine import usable_cpus
 from aioenv.rendering.backends import candidates, environment
 from aioenv.rendering.quality import parse_quality
-from aioenv.workers.environment import usable_cpus
 
 __all__ = ["IMAGES_PER_S", "QUALITIES", "bare_images", "pool_images", "worker_images"]
 
