@@ -242,12 +242,28 @@ async def test_other_envs_draw_themselves_after_their_reply():
         assert np.array_equal(await envs.render(), np.stack(await envs.call("render")))
 
 
+def refuse():
+    raise ImportError("not here")
+
+
+class Canvas:
+    """An image that does not pickle, or not unpickle in another process."""
+
+    def __init__(self, pickles):
+        self.pickles = pickles
+
+    def __reduce__(self):
+        if not self.pickles:
+            raise TypeError("a canvas")
+        return refuse, ()
+
+
 class Moody(gym.Env):
     """Draws itself; its action tells it to fail in step, in render, or to die while it draws."""
 
     metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012
     observation_space = gym.spaces.Box(0, 1, (1,))
-    action_space = gym.spaces.Discrete(4)
+    action_space = gym.spaces.Discrete(6)
     render_mode = "rgb_array"
 
     def reset(self, *, seed=None, options=None):
@@ -265,7 +281,9 @@ class Moody(gym.Env):
             raise ValueError("render")
         if self.mood == 3:
             os._exit(9)
-        return np.zeros((2, 2, 3), np.uint8)
+        if self.mood > 3:
+            return Canvas(self.mood == 5)
+        return np.full((2, 2, 3), self.mood, np.uint8)
 
 
 @pytest.mark.asyncio
@@ -282,6 +300,16 @@ async def test_envs_that_fail_while_they_draw(workers):
             await envs.render()
         await envs.step([0, 0])
         assert (await envs.render()).shape == (2, 2, 2, 3)
+        for mood, why in (
+            (4, "can't be pickled"),
+            (5, "its image does not unpickle in this process: ImportError: not here"),
+        ):
+            await envs.step([mood, 0])
+            with pytest.raises(aioenv.RenderError, match="slot 0 could not be rendered") as caught:
+                await envs.render()
+            assert why in str(caught.value) and "slot 1" not in str(caught.value)
+            await envs.reset(options={"reset_mask": np.array([True, False])})  # of the other one it is known
+            assert (await envs.render()).shape == (2, 2, 2, 3)
         await envs.step([0, 3])  # the reply was out before it died
         with pytest.raises(aioenv.RenderError, match="exited with code 9"):
             await envs.render()

@@ -9,7 +9,7 @@ import pytest
 
 import aioenv
 from aioenv.cli import main, tune
-from aioenv.workers.environment import usable_cpus
+from aioenv.machine import usable_cpus
 
 
 @pytest.mark.parametrize(

@@ -57,9 +57,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def dimensions(env: str, num_envs: int) -> list[Dimension]:
     """What there is to choose, in the order in which it is tried."""
     from aioenv.cli.bench.ours import has_groups, has_native
+    from aioenv.machine import usable_cpus
     from aioenv.memory import AVAILABLE
     from aioenv.workers.channel import CHANNELS, check_channel
-    from aioenv.workers.environment import usable_cpus
 
     cpus = usable_cpus()
     workers = [min(cpus, num_envs), *(n for n in (1, 2 * cpus, 4 * cpus) if n <= num_envs), min(num_envs, MAX_WORKERS)]

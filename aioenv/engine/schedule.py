@@ -24,13 +24,13 @@ from aioenv.engine.fleet import Fleet, Member
 from aioenv.engine.images.painter import Painter
 from aioenv.engine.images.shots import Images
 from aioenv.engine.patience import Patience
-from aioenv.engine.results import ResetResult, StepResult
+from aioenv.engine.results import ResetResult, SlotStep, StepResult
 from aioenv.engine.slots import SlotState, SlotTable
 from aioenv.engine.some_slots import Seeds, SomeSlots
 from aioenv.engine.tails import reset_tail, step_tail
 from aioenv.errors import ClosedError, SlotError, StaleViewWarning
+from aioenv.machine import usable_cpus
 from aioenv.wire.frames import Kind
-from aioenv.workers.environment import usable_cpus
 from aioenv.workers.restart import RestartPolicy
 
 __all__ = ["Schedule"]
@@ -44,7 +44,7 @@ _STALE = (
     "still in use: copy what you keep, or let copy be True"
 )
 
-Result = TypeVar("Result", StepResult, ResetResult)
+Result = TypeVar("Result", StepResult, ResetResult, SlotStep)
 
 
 class Schedule(SomeSlots):

@@ -82,6 +82,10 @@ class ThreadProcess:
         """See `Process`: whatever the signal, its channel is closed, which it sees when it next reads or writes."""
         self.abandon()
 
+    def ask_where(self) -> bool:
+        """See `Process`: a debugger can tell."""
+        return False
+
     async def reap(self) -> None:
         """See `Process`. One that hangs in an env is not waited for."""
         with contextlib.suppress(TimeoutError):
