@@ -240,6 +240,31 @@ async def test_a_server_that_ends_at_once_is_told_with_what_it_said(module, monk
     assert not ForkServer._servers
 
 
+async def test_threads_that_are_there_from_the_start_are_no_modules_fault(tmp_path):
+    """Of a debugger, or of what a company starts in each interpreter: not every import takes another server then."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys, threading\n"
+        "threading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+        "if 'host.forkserver' in sys.orig_argv[-1]:\n"
+        "    with open(__file__ + '.servers', 'a') as file: file.write('x')\n"
+    )
+    environ = environment()
+    environ["PYTHONPATH"] = f"{tmp_path}{os.pathsep}{environ['PYTHONPATH']}"
+    run_alone(
+        """
+        import asyncio, aioenv
+
+        async def main():
+            async with aioenv.make_vec("CartPole-v1", 2, num_workers=2, start="forkserver") as envs:
+                await envs.reset(seed=0)
+
+        asyncio.run(main())
+        """,
+        env=environ,
+    )
+    assert (tmp_path / "sitecustomize.py.servers").read_text() == "x"
+
+
 @pytest.mark.stress  # torch takes seconds to import
 async def test_workers_do_not_draw_alike_from_torch():
     """In a program of its own, whose fork server is left with torch."""

@@ -122,11 +122,12 @@ class Server:
             if self._unfit is not None:
                 return
             self._imported.add(name)
+            before = _count_threads()  # a debugger's, say, or of `sitecustomize`: no module is to blame for those
             # whoever needs it will be told why it can't be imported
             with contextlib.suppress(Exception, SystemExit), self._watching():
                 importlib.import_module(name)
             threads = _count_threads()
-            if threads > 1:
+            if threads > before:
                 self._unfit = Unfit(name, threads)
         if news:
             # once here, so that no worker has to
