@@ -148,9 +148,9 @@ class NativeVectorEnv(AsyncVectorEnv):
             raise ValueError(f"run_in={run_in!r}: with num_workers={num_workers} it runs in the workers")
         if not split and on_timeout != "raise":
             raise ValueError(f"on_timeout={on_timeout!r}: a thread can't be killed; use num_workers=1 or more")
-        if not split and (restart is not None or cpu_affinity is not None):
-            name = "restart" if restart is not None else "cpu_affinity"
-            raise ValueError(f"{name}: it is about worker processes; use num_workers=1 or more")
+        for name, given in (("restart", restart), ("cpu_affinity", cpu_affinity), ("worker_env", worker_env)):
+            if not split and given is not None:
+                raise ValueError(f"{name}: it is about worker processes; use num_workers=1 or more")
         if run_in == "inline" and timeout_s is not None:
             raise ValueError('timeout_s: with run_in="inline" nobody can stop waiting for the env; use run_in="thread"')
         self.num_envs = int(num_envs)

@@ -538,6 +538,15 @@ def test_one_slot_is_stepped_and_reset_alone():
     run_on("uvloop", main())
 
 
+@pytest.mark.parametrize("when", ["reset", "step"])
+def test_what_there_is_of_one_slot_when_it_fails(when):
+    with aioenv.sync.VectorEnv(faulty_envs(2, "raises", when, slot=1), num_workers=1) as envs:
+        with pytest.raises(aioenv.EnvError) as caught:
+            envs.reset_at(1)
+            envs.step_at(1, 0)
+    assert isinstance(caught.value.partial, aioenv.ResetResult if when == "reset" else aioenv.SlotStep)
+
+
 def test_the_blocking_twins():
     with aioenv.sync.VectorEnv(counters(3), num_workers=2) as envs:
         envs.reset(seed=0)

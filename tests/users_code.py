@@ -17,6 +17,7 @@ from gymnasium.vector import AutoresetMode
 
 import aioenv
 from aioenv import sync
+from aioenv.envs import SubStepEnv
 from aioenv.host.metadata import EnvMetadata
 
 Images = npt.NDArray[np.uint8]
@@ -106,6 +107,34 @@ class Pole(aioenv.NativeMujocoEnv):
     def outcome(self, actions: Any, obs: Rewards) -> tuple[npt.NDArray[Any], Flags, dict[str, npt.NDArray[Any]]]:
         fallen = np.abs(obs[:, 1]) > 0.2
         return 1.0 - fallen, fallen, {"x": obs[:, 0].copy()}
+
+
+class Lunch:
+    """Two actors, one after the other."""
+
+    def __init__(self) -> None:
+        self.observation_spaces = {"cook": gym.spaces.Box(0, 1), "guest": gym.spaces.Box(0, 1, (2,))}
+        self.action_spaces = {"cook": gym.spaces.Discrete(2), "guest": gym.spaces.Discrete(3)}
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        return np.zeros(2, np.float32), 0.0, False, False, {}
+
+    def actor_id(self) -> tuple[str, int]:
+        return "cook", 0
+
+    def is_actor_done(self) -> bool:
+        return False
+
+    def actor_rewards(self) -> None:
+        return None
+
+    def close(self) -> None: ...
+
+
+aioenv.AsyncVectorEnv([lambda: SubStepEnv(Lunch())])
 
 
 class Tint(aioenv.Modder):

@@ -122,11 +122,12 @@ class Server:
             if self._unfit is not None:
                 return
             self._imported.add(name)
+            before = _count_threads()  # a debugger's, say, or of `sitecustomize`: no module is to blame for those
             # whoever needs it will be told why it can't be imported
             with contextlib.suppress(Exception, SystemExit), self._watching():
                 importlib.import_module(name)
             threads = _count_threads()
-            if threads > 1:
+            if threads > before:
                 self._unfit = Unfit(name, threads)
         if news:
             # once here, so that no worker has to
@@ -246,6 +247,16 @@ def _kill_group(pid: int) -> None:
         os.killpg(pid, signal.SIGKILL)
 
 
+def _draw_anew() -> None:
+    """Seed the global generators of what was imported, or all workers would draw the same (`random` does it itself)."""
+    numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
+    if numpy is not None:
+        numpy.random.seed()
+    generator = getattr(torch, "default_generator", None)  # it may have failed to import
+    if generator is not None:
+        generator.seed()
+
+
 def main(parent_pid: int, control_fd: int) -> None:
     """Be a fork server until the control socket ends or the parent does; or the worker that was forked."""
     nested.declare()
@@ -258,7 +269,5 @@ def main(parent_pid: int, control_fd: int) -> None:
         os._exit(0)
     os.dup2(ends.output, 2)
     os.close(ends.output)
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        numpy.random.seed()  # or all workers would draw the same from numpy's global generator
+    _draw_anew()
     boot.work(ends.read, ends.write, ends.marker, ends.memory)
