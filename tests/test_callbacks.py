@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import signal
 import socket
 import sys
 from functools import partial
 
+import gymnasium as gym
 import numpy as np
 import pytest
 from native_kit import OK, Batch, everywhere, here
@@ -134,6 +137,50 @@ async def test_an_argument_that_is_not_there_is_an_error_in_blocking_code():
             return pool.render(np.zeros((1, pool.state_size)), **SMALL).shape
 
     assert await asyncio.wait_for(asyncio.to_thread(draw), 30) == (1, SMALL["height"], SMALL["width"], 3)
+
+
+class Loud(gym.Env):
+    """Prints more than a pipe holds."""
+
+    observation_space = gym.spaces.Box(0, 1, (1,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        print(("loud" * 1000 + "\n") * 200)
+        return np.zeros(1, np.float32), {}
+
+
+class Refuses(logging.Handler):
+    def emit(self, record):
+        raise LookupError("no more room")
+
+
+async def test_a_log_handler_that_raises_does_not_keep_envs_from_printing(caplog):
+    complaints = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: complaints.append(context))
+    log, handler = logging.getLogger("aioenv.workers"), Refuses()
+    log.addHandler(handler)
+    try:
+        with caplog.at_level(logging.INFO, "aioenv.workers"):
+            async with aioenv.AsyncVectorEnv([Loud]) as envs:
+                await asyncio.wait_for(envs.reset(), 30)
+    finally:
+        log.removeHandler(handler)
+    (complaint,) = complaints
+    assert "could not be logged" in complaint["message"] and isinstance(complaint["exception"], LookupError)
+
+
+async def test_a_log_handler_that_raises_does_not_keep_workers_from_coming_back(caplog):
+    log, handler = logging.getLogger("aioenv"), Refuses()
+    log.addHandler(handler)
+    try:
+        async with aioenv.make_vec("CartPole-v1", 4, num_workers=2, restart=aioenv.RestartPolicy()) as envs:
+            await envs.reset(seed=0)
+            os.kill(envs.workers[0].pid, signal.SIGKILL)
+            result = await asyncio.wait_for(envs.step(np.zeros(4, np.int64)), 30)
+            assert result.truncated.tolist() == [True, True, False, False]
+    finally:
+        log.removeHandler(handler)
 
 
 class Sleeper(Service):

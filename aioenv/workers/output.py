@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import codecs
+import contextlib
 import logging
 import re
 from collections import deque
@@ -45,6 +46,7 @@ class OutputLog:
         self._extra = {"worker": label, "pid": pid, "slots": slots}
         self._pid = pid
         self._tail: deque[str] = deque(maxlen=TAIL_LINES)
+        self._complained = False  # of a handler that raises: once is enough
         self.listener: Callable[[Sequence[str]], object] | None = None
 
     @property
@@ -79,6 +81,16 @@ class OutputLog:
             self._log(rest)
 
     def _log(self, line: str) -> None:
+        try:
+            self._hand_on(line)
+        except Exception as exc:  # of a handler; what nobody reads would soon keep the worker from printing
+            if not self._complained:
+                self._complained = True
+                message = f"a line that {self._label} (pid {self._pid}) has printed could not be logged"
+                with contextlib.suppress(Exception):  # the loop's own goes to the log, too
+                    asyncio.get_running_loop().call_exception_handler({"message": message, "exception": exc})
+
+    def _hand_on(self, line: str) -> None:
         record = unpack(line)
         if record is None:
             level = logging.WARNING if _WARNS.match(line) and _is_new(line) else logging.INFO

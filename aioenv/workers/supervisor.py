@@ -338,7 +338,8 @@ class Worker:
             try:
                 request.on_reply(self.death())
             except Exception:  # the others must hear of it all the same
-                _log.exception("the end of %s could not be told to all who waited for it", self._label)
+                with contextlib.suppress(Exception):  # of a log handler
+                    _log.exception("the end of %s could not be told to all who waited for it", self._label)
         if unasked and self.on_death is not None:
             self.on_death(self)
 
