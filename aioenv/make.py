@@ -190,7 +190,8 @@ def env_factory(
     if isinstance(num_envs, bool) or not isinstance(num_envs, (int, np.integer)) or num_envs < 1:
         raise ValueError(f"num_envs: expected a positive int, got {num_envs!r}")
     if not isinstance(wrappers, Iterable) or not all(map(callable, wrappers)):
-        raise TypeError(f"wrappers: expected a sequence of functions that wrap an env, got {wrappers!r}")
+        one = "; one alone goes into a list, too" * callable(wrappers)
+        raise TypeError(f"wrappers: expected a sequence of functions that wrap an env, got {wrappers!r}{one}")
     if isinstance(env, str):
         if ":" not in env:  # "module:id" is imported in the worker
             gymnasium.spec(env)

@@ -308,7 +308,7 @@ class NativeVectorEnv(AsyncVectorEnv):
                 paused.
         """
         table = self._running.table
-        left = np.setdiff1d(table.live, table.named(several(slots)))
+        left = np.setdiff1d(table.live, table.named(several(slots), maybe_none=True))
         self._check_whole("pause", np.setdiff1d(np.arange(self.num_envs), left))
         super().pause(slots)
 
@@ -319,7 +319,7 @@ class NativeVectorEnv(AsyncVectorEnv):
             IndexError, ValueError: as `pause`. Nothing is resumed.
         """
         table = self._running.table
-        named = table.named(None if slots is None else several(slots))
+        named = table.named(None if slots is None else several(slots), maybe_none=True)
         paused = np.setdiff1d(np.arange(self.num_envs), np.union1d(table.live, named))
         self._check_whole("resume", paused)
         super().resume(slots)

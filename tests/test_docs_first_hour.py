@@ -71,6 +71,12 @@ def test_snippets_for_learners(name):
             aioenv.run(cell(block, names))
 
 
+def test_wrappers_of_the_first_hour(capsys):
+    (block,) = (block for block in snippets(PAGES["docs/first-hour.md"]) if "wrappers=" in block)
+    aioenv.run(cell(block, {}))
+    assert capsys.readouterr().out == "(8, 4, 4)\n"
+
+
 def test_what_the_pages_name_exists():
     told = PAGES["docs/first-hour.md"] + PAGES["docs/from-others.md"] + PAGES["README.md"]
     assert check_names(told, but={"aioenv.workers"})  # a logger

@@ -159,6 +159,11 @@ def test_a_misspelled_argument_is_named():
         sync.make_vec("CartPole-v1", 2, num_worker=3, debug=True)
 
 
+def test_one_wrapper_is_a_list_too():
+    with pytest.raises(TypeError, match=r"wrappers: expected a sequence .*; one alone goes into a list, too"):
+        aioenv.make_vec("CartPole-v1", 2, wrappers=gym.wrappers.ClipAction)  # type: ignore[arg-type]
+
+
 def test_two_runs_are_two_loops():
     async def start():
         return await aioenv.make_vec("CartPole-v1", 2, debug=True)

@@ -119,6 +119,8 @@ class Flights:
             self._land(flight, value)
 
     def _land(self, flight: Flight, value: Any) -> None:
+        if isinstance(value, EnvError) and len(flight.slots):
+            value.concern(tuple(flight.slots.tolist()))
         flight.value = value
         if not flight.done.done():
             flight.done.set_result(None)
@@ -162,6 +164,8 @@ class Flights:
 
     def _offer(self, flight: Flight) -> None:
         self._open.discard(flight)
+        if not len(flight.slots):  # of a batch of which all slots are paused
+            return
         self._ready.append(flight)
         self._table.move(flight.slots, SlotState.READY)
         self._arrival.set()
@@ -179,8 +183,9 @@ class Flights:
                 self._table.fail(flight.value)
             elif isinstance(flight.value, StepResult):
                 ends = flight.value.terminated | flight.value.truncated
-                self._table.note_ends(flight.slots, ends[flight.slots])
+                self._table.note_ends(left, ends[left])  # what was taken may have been reset since
                 ended += left[ends[left]].tolist()
+            self._table.note_taken(left)
         self.abandoned = []
         return sorted(ended)
 
@@ -211,7 +216,9 @@ class Flights:
         room = self._n if max_slots is None else max_slots
         taken: list[tuple[Flight, Slots]] = []
         for flight in self._ready:
-            rows = np.flatnonzero(flight.untaken)[:room]
+            rows = np.flatnonzero(flight.untaken)
+            if not isinstance(flight.value, EnvError):  # that is one error, of all of its slots
+                rows = rows[:room]
             if len(rows):
                 room -= len(rows)
                 flight.untaken[rows] = False

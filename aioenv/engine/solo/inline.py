@@ -251,7 +251,8 @@ class Solo(SoloCalls):
             await self._drain(timeout_s)
 
     async def _drain(self, timeout_s: float | None) -> None:
-        for flight in list(self._flights.abandoned):
+        # looked up anew each time: other tasks take and abandon some meanwhile
+        while (flight := next((one for one in self._flights.abandoned if not one.done.done()), None)) is not None:
             await self._patiently(asyncio.shield(flight.done), timeout_s, _LOST_NOTHING)
         self._check_open()
         if ended := self._flights.drop_abandoned():
@@ -334,6 +335,7 @@ class Solo(SoloCalls):
         self.table.note_ends(ready.slots, ready.terminated | ready.truncated)
         for error in errors:
             self.table.fail(error)
+        self.table.note_taken(ready.slots)
         if errors:
             raise EnvError.join(list(errors), ready)
         return ready

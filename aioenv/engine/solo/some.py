@@ -218,7 +218,7 @@ class SoloLive:
         value: StepResult = await solo.outcome(flight, timeout_s)
         if not len(live):
             await asyncio.sleep(0)  # whoever steps in a loop lets others run
-        return value._replace(info={**value.info, "_active": ~paused})
+        return value._replace(info={**value.info, "_active": ~paused}) if paused.any() else value
 
     async def reset(
         self, seed: Any, mask: Bools | None, options: dict[str, Any] | None, timeout_s: float | None
@@ -232,10 +232,11 @@ class SoloLive:
         if len(slots):
             flight = solo.begin_reset(slots, seed, options, "reset", shown=live, shows_all=True, timeout_s=timeout_s)
         else:
+            solo.table.check_send(live, "reset", reset=True)
             nothing = solo.actions.assemble(solo.actions.zeros(solo.num_envs), solo.actions.no_objects(solo.num_envs))
             flight = solo.begin_step(nothing, slots, "reset", shows_all=True, timeout_s=timeout_s)
         value = await solo.outcome(flight, timeout_s)
-        return ResetResult(value.obs, {**value.info, "_active": ~paused})
+        return ResetResult(value.obs, {**value.info, "_active": ~paused} if paused.any() else value.info)
 
     @property
     def _paused(self) -> Bools:
