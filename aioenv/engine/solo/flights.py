@@ -95,14 +95,17 @@ class Flights:
 
     def arrive(self, flight: Flight, value: Any) -> None:
         """Its result is there; where observations are images, it is when they are drawn."""
+        if self.episodes is not None and not flight.counted:
+            try:
+                self.episodes.note(flight.slots, flight.resets, value)
+            except Exception as exc:  # whatever it is: nobody may wait for ever
+                value = self._error_of(exc)
         try:
-            self._take_in(flight, value)
-        except Exception as exc:  # whatever it is: nobody may wait for ever
+            self._have_drawn(flight, value)
+        except Exception as exc:
             self._land(flight, self._error_of(exc))
 
-    def _take_in(self, flight: Flight, value: Any) -> None:
-        if self.episodes is not None and not flight.counted:
-            self.episodes.note(flight.slots, flight.resets, value)
+    def _have_drawn(self, flight: Flight, value: Any) -> None:
         shot, images = flight.shot, self.images
         if images is not None and shot is not None:
             if shot.states is None:
