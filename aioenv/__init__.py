@@ -21,12 +21,17 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from aioenv import adapters as adapters
+    from aioenv import envs as envs
+    from aioenv import stats as stats
     from aioenv import sync as sync
+    from aioenv import testing as testing
     from aioenv.assign import construct_envs as construct_envs
     from aioenv.assign import plan_workers as plan_workers
     from aioenv.creator import EnvCreator as EnvCreator
     from aioenv.engine.results import Ready as Ready
     from aioenv.engine.results import ResetResult as ResetResult
+    from aioenv.engine.results import SlotStep as SlotStep
     from aioenv.engine.results import StepResult as StepResult
     from aioenv.engine.runs.numbered import Episode as Episode
     from aioenv.engine.runs.record import Rollout as Rollout
@@ -90,7 +95,7 @@ _ERRORS = (
 
 _HOME = {
     **dict.fromkeys(_ERRORS, "aioenv.errors"),
-    **dict.fromkeys(("Ready", "ResetResult", "StepResult"), "aioenv.engine.results"),
+    **dict.fromkeys(("Ready", "ResetResult", "SlotStep", "StepResult"), "aioenv.engine.results"),
     **dict.fromkeys(("EnvState", "load", "save"), "aioenv.engine.snapshot"),
     **dict.fromkeys(("construct_envs", "plan_workers"), "aioenv.assign"),
     **dict.fromkeys(("EpisodeCounter", "EpisodeEvent", "EpisodeStats", "SharedRunningStats"), "aioenv.stats"),
@@ -118,18 +123,26 @@ _HOME = {
     "run": "aioenv.make",
 }
 
+_PACKAGES = ("adapters", "envs", "stats", "sync", "testing")
+
 __all__ = ["__version__", "sync", *_HOME]
 
 
-def __getattr__(name: str) -> Any:
-    if name == "sync":
-        return importlib.import_module("aioenv.sync")
-    if name not in _HOME:
-        raise AttributeError(f"module 'aioenv' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_HOME[name]), name)
-    globals()[name] = value
-    return value
+if not TYPE_CHECKING:  # else type checkers would take every name for one that is there
+
+    def __getattr__(name: str) -> Any:
+        if name in _PACKAGES:
+            return importlib.import_module(f"aioenv.{name}")
+        if name not in _HOME:
+            raise AttributeError(f"module 'aioenv' has no attribute {name!r}")
+        try:
+            value = getattr(importlib.import_module(_HOME[name]), name)
+        except RuntimeError:  # of MuJoCo's import, which says less
+            importlib.import_module("aioenv.host.mujoco_gl").check_mujoco_gl()
+            raise
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*__all__, *_PACKAGES, *(name for name in globals() if name.startswith("__"))})

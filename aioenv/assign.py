@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -106,7 +106,7 @@ class WorkerPlan(NamedTuple):
 def plan_workers(
     num_envs: int,
     *,
-    mode: str = "train",
+    mode: Literal["train", "eval"] = "train",
     episodes: Iterable[Any] | None = None,
     scene: Callable[[Any], Hashable] | None = None,
     scenes: Iterable[Any] | None = None,

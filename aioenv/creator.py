@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, runtime_checkable
 
 import gymnasium
 from gymnasium import Env
@@ -102,9 +102,12 @@ class EnvCreator:
         """Likewise; a copy."""
         return {**self._kwargs}
 
-    @property
-    def __wrapped__(self) -> Callable[..., Env[Any, Any]]:
-        return partial(self.factory, *self._args, **self._kwargs)
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            if name == "__wrapped__":  # no property: `inspect` would take the class's for what the class wraps
+                return partial(self.factory, *self._args, **self._kwargs)
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __call__(self, **kwargs: Any) -> Env[Any, Any]:
         """Make an env in this process.
@@ -166,7 +169,7 @@ class EnvCreator:
     async def metadata(
         self,
         *,
-        start: str | None = None,
+        start: Literal["forkserver", "spawn"] | None = None,
         start_timeout_s: float = 60.0,
         preload: Iterable[str] = (),
         worker_env: Mapping[str, str] | None = None,

@@ -187,10 +187,20 @@ class SlotError(AioenvError):
         self.partial: Any = None
         self.errors: tuple[SlotError, ...] = (self,)
 
+    def __reduce__(self) -> tuple[Any, ...]:  # an exception's own calls the class with nothing but the message
+        return _restore, (type(self), self.args), self.__dict__
+
     def concern(self, slots: tuple[int, ...]) -> None:
         """Make it an error of these slots alone."""
         self.slots = slots
         self.slot = slots[0]
+
+    def _refer_to(self, slot: int) -> None:
+        """Say in place of the traceback that it is that of another slot: a bug that all envs have is told once."""
+        text = str(self)
+        end = text.rfind("\n" + self.traceback)
+        if end > 0:
+            self.args = (f"{text[:end]} (traceback as slot {slot}'s)",)
 
     @staticmethod
     def join(errors: list[SlotError], partial: Any) -> SlotError:
@@ -199,6 +209,11 @@ class SlotError(AioenvError):
         The group is an `ExceptionGroup`. It is also an `EnvError` or a `WorkerDied` if all of them are.
         """
         errors = sorted(errors, key=lambda error: error.slot)
+        known: dict[str, int] = {}  # where tracebacks were raised, and the first slot that has each
+        for error in errors:
+            where = "".join(line for line in error.traceback.splitlines() if line.startswith("  "))
+            if where and known.setdefault(where, error.slot) != error.slot:
+                error._refer_to(known[where])
         for error in errors:
             error.partial = partial
             error.errors = tuple(errors)
@@ -208,6 +223,10 @@ class SlotError(AioenvError):
             if all(isinstance(error, kind) for error in errors):
                 return group.of(errors)
         return SlotErrorGroup.of(errors)
+
+
+def _restore(kind: type[SlotError], args: tuple[Any, ...]) -> SlotError:
+    return kind.__new__(kind, *args)
 
 
 class EnvError(SlotError):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import os
 import sys
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import gymnasium
 import numpy as np
@@ -17,7 +19,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 from aioenv.creator import EnvCreator
 from aioenv.host.vector_access import is_native_task
-from aioenv.native.team import usable_cpus
+from aioenv.machine import usable_cpus
 from aioenv.native_vector_env import NativeVectorEnv, vector_env_factory
 from aioenv.vector_env import AsyncVectorEnv
 
@@ -39,25 +41,25 @@ def make_vec(
     env: str | EnvSpec | Callable[..., Env[Any, Any]] | Callable[..., VectorEnv[Any, Any, Any]],
     num_envs: int = 1,
     *,
-    backend: str = "workers",
+    backend: Literal["workers", "native"] = "workers",
     num_workers: int | None = None,
-    start: str | None = None,
-    channel: str = "auto",
-    transport: str = "auto",
+    start: Literal["forkserver", "spawn"] | None = None,
+    channel: Literal["auto", "scatter", "streams"] = "auto",
+    transport: Literal["auto", "frames", "shared"] = "auto",
     wrappers: Sequence[Callable[[Env[Any, Any]], Env[Any, Any]]] = (),
     preload: Iterable[str] = (),
     copy: bool = True,
-    observation_mode: str | tuple[Space[Any], Space[Any]] = "same",
-    autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
+    observation_mode: Literal["same", "different"] | tuple[Space[Any], Space[Any]] = "same",
+    autoreset_mode: AutoresetMode | Literal["NextStep", "SameStep", "Disabled"] = AutoresetMode.NEXT_STEP,
     timeout_s: float | None = None,
-    on_timeout: str = "raise",
+    on_timeout: Literal["raise", "kill", "restart"] = "raise",
     restart: RestartPolicy | None = None,
     start_timeout_s: float = 60.0,
     log_prefix: str | None = None,
     worker_env: Mapping[str, str] | Sequence[Mapping[str, str] | None] | None = None,
     render: RenderConfig | None = None,
     pixels: RenderConfig | None = None,
-    cpu_affinity: str | Sequence[int | Iterable[int]] | None = None,
+    cpu_affinity: Literal["spread"] | Sequence[int | Iterable[int]] | None = None,
     ignore_signals: bool = False,
     debug: bool = False,
     episode_stats: bool | EpisodeStats = False,
@@ -188,7 +190,8 @@ def env_factory(
     if isinstance(num_envs, bool) or not isinstance(num_envs, (int, np.integer)) or num_envs < 1:
         raise ValueError(f"num_envs: expected a positive int, got {num_envs!r}")
     if not isinstance(wrappers, Iterable) or not all(map(callable, wrappers)):
-        raise TypeError(f"wrappers: expected a sequence of functions that wrap an env, got {wrappers!r}")
+        one = "; one alone goes into a list, too" * callable(wrappers)
+        raise TypeError(f"wrappers: expected a sequence of functions that wrap an env, got {wrappers!r}{one}")
     if isinstance(env, str):
         if ":" not in env:  # "module:id" is imported in the worker
             gymnasium.spec(env)
@@ -203,7 +206,14 @@ def env_factory(
 
 
 def _make(env: Any, wrappers: tuple[Any, ...], kwargs: dict[str, Any]) -> Env[Any, Any]:
-    made: Env[Any, Any] = gymnasium.make(env, **kwargs) if isinstance(env, (str, EnvSpec)) else env(**kwargs)
+    try:
+        made: Env[Any, Any] = gymnasium.make(env, **kwargs) if isinstance(env, (str, EnvSpec)) else env(**kwargs)
+    except TypeError as exc:
+        for name in kwargs:
+            near = get_close_matches(name, inspect.signature(make_vec).parameters, 1, 0.75)
+            if f"'{name}'" in str(exc) and near and near != [name]:
+                exc.add_note(f"{name}: aioenv.make_vec has an argument {near[0]}")
+        raise
     for wrapper in wrappers:
         made = wrapper(made)
     return made

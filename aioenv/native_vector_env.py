@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, Literal, Self, cast, overload
 
 import gymnasium
 import numpy as np
@@ -28,7 +28,7 @@ from aioenv.engine.fleet import FleetConfig
 from aioenv.engine.images.pictures import check_mode
 from aioenv.engine.imports import modules_needed
 from aioenv.engine.model_fields import model_field, shared_field
-from aioenv.engine.results import ResetResult, StepResult
+from aioenv.engine.results import ResetResult, SlotStep, StepResult
 from aioenv.engine.runs.numbered import Episode
 from aioenv.engine.runs.one_slot import check_no_mask
 from aioenv.engine.runs.pausing import several
@@ -95,6 +95,7 @@ class NativeVectorEnv(AsyncVectorEnv):
         start_timeout_s: how long it may take to make it, in seconds.
         render: draw images of every returned state while the next steps run, of a vector env that has a MuJoCo `model`
             and `physics_states()` (see `PhysicsBatch` in `aioenv/host/physics_batch.py`).
+        pixels: make such images the observations, or one key of them.
         episode_stats, stats_prefix: see `AsyncVectorEnv`.
 
     Attributes:
@@ -114,12 +115,12 @@ class NativeVectorEnv(AsyncVectorEnv):
         num_envs: int,
         *,
         num_workers: int = 0,
-        run_in: str = "auto",
+        run_in: Literal["auto", "inline", "thread"] = "auto",
         copy: bool = True,
         timeout_s: float | None = None,
-        on_timeout: str = "raise",
-        start: str | None = None,
-        channel: str = "auto",
+        on_timeout: Literal["raise", "kill", "restart"] = "raise",
+        start: Literal["forkserver", "spawn"] | None = None,
+        channel: Literal["auto", "scatter", "streams"] = "auto",
         preload: Iterable[str] = (),
         restart: RestartPolicy | None = None,
         start_timeout_s: float = 60.0,
@@ -127,7 +128,7 @@ class NativeVectorEnv(AsyncVectorEnv):
         worker_env: Mapping[str, str] | Sequence[Mapping[str, str] | None] | None = None,
         render: RenderConfig | None = None,
         pixels: RenderConfig | None = None,
-        cpu_affinity: str | Sequence[int | Iterable[int]] | None = None,
+        cpu_affinity: Literal["spread"] | Sequence[int | Iterable[int]] | None = None,
         episode_stats: bool | EpisodeStats = False,
         stats_prefix: str | None = None,
     ) -> None:
@@ -147,9 +148,9 @@ class NativeVectorEnv(AsyncVectorEnv):
             raise ValueError(f"run_in={run_in!r}: with num_workers={num_workers} it runs in the workers")
         if not split and on_timeout != "raise":
             raise ValueError(f"on_timeout={on_timeout!r}: a thread can't be killed; use num_workers=1 or more")
-        if not split and (restart is not None or cpu_affinity is not None):
-            name = "restart" if restart is not None else "cpu_affinity"
-            raise ValueError(f"{name}: it is about worker processes; use num_workers=1 or more")
+        for name, given in (("restart", restart), ("cpu_affinity", cpu_affinity), ("worker_env", worker_env)):
+            if not split and given is not None:
+                raise ValueError(f"{name}: it is about worker processes; use num_workers=1 or more")
         if run_in == "inline" and timeout_s is not None:
             raise ValueError('timeout_s: with run_in="inline" nobody can stop waiting for the env; use run_in="thread"')
         self.num_envs = int(num_envs)
@@ -226,7 +227,11 @@ class NativeVectorEnv(AsyncVectorEnv):
         finally:
             wait.end()
 
-    async def render(self, mode: str | None = None) -> Any:
+    @overload
+    async def render(self, mode: None = None) -> Any: ...
+    @overload
+    async def render(self, mode: Literal["grid"]) -> npt.NDArray[np.uint8]: ...
+    async def render(self, mode: Literal["grid"] | None = None) -> Any:
         """Images, one a slot; see `AsyncVectorEnv.render`. Without `render=` they are what the env itself draws.
 
         Raises:
@@ -303,7 +308,7 @@ class NativeVectorEnv(AsyncVectorEnv):
                 paused.
         """
         table = self._running.table
-        left = np.setdiff1d(table.live, table.named(several(slots)))
+        left = np.setdiff1d(table.live, table.named(several(slots), maybe_none=True))
         self._check_whole("pause", np.setdiff1d(np.arange(self.num_envs), left))
         super().pause(slots)
 
@@ -314,12 +319,12 @@ class NativeVectorEnv(AsyncVectorEnv):
             IndexError, ValueError: as `pause`. Nothing is resumed.
         """
         table = self._running.table
-        named = table.named(None if slots is None else several(slots))
+        named = table.named(None if slots is None else several(slots), maybe_none=True)
         paused = np.setdiff1d(np.arange(self.num_envs), np.union1d(table.live, named))
         self._check_whole("resume", paused)
         super().resume(slots)
 
-    async def step_at(self, slot: int, action: Any) -> StepResult:
+    async def step_at(self, slot: int, action: Any) -> SlotStep:
         """Step one slot, if the vector env has `step_some`; see `AsyncVectorEnv.step_at`."""
         self._check_whole("step_at", self._running.table.named([slot]))
         if self._solo is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from gymnasium import Env, Space
@@ -103,7 +103,7 @@ class AsyncVectorEnv(Pictures, Rollouts, Numbered, Pausing, OneSlot, Calls, Stat
         restart: start workers again that died; None: their slots are lost.
         start_timeout_s: how long a worker may take to come up, in seconds.
         log_prefix: goes before each line that envs print. What they print becomes log records of the logger
-            "aioenv.workers".
+            "aioenv.workers", at level INFO; warnings, each once, at level WARNING.
         worker_env: environment variables for the workers, over those of this process and over the limit of one
             thread for each numeric library. A list has one mapping (or None) for each of `num_workers` workers.
         render: draw images of every returned state while the next steps run; None draws nothing by itself.
@@ -140,22 +140,22 @@ class AsyncVectorEnv(Pictures, Rollouts, Numbered, Pausing, OneSlot, Calls, Stat
         env_fns: Iterable[Callable[[], Env[Any, Any]]],
         *,
         num_workers: int | None = None,
-        start: str | None = None,
-        channel: str = "auto",
-        transport: str = "auto",
+        start: Literal["forkserver", "spawn"] | None = None,
+        channel: Literal["auto", "scatter", "streams"] = "auto",
+        transport: Literal["auto", "frames", "shared"] = "auto",
         preload: Iterable[str] = (),
         copy: bool = True,
-        observation_mode: str | tuple[Space[Any], Space[Any]] = "same",
-        autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
+        observation_mode: Literal["same", "different"] | tuple[Space[Any], Space[Any]] = "same",
+        autoreset_mode: AutoresetMode | Literal["NextStep", "SameStep", "Disabled"] = AutoresetMode.NEXT_STEP,
         timeout_s: float | None = None,
-        on_timeout: str = "raise",
+        on_timeout: Literal["raise", "kill", "restart"] = "raise",
         restart: RestartPolicy | None = None,
         start_timeout_s: float = 60.0,
         log_prefix: str | None = None,
         worker_env: Mapping[str, str] | Sequence[Mapping[str, str] | None] | None = None,
         render: RenderConfig | None = None,
         pixels: RenderConfig | None = None,
-        cpu_affinity: str | Sequence[int | Iterable[int]] | None = None,
+        cpu_affinity: Literal["spread"] | Sequence[int | Iterable[int]] | None = None,
         ignore_signals: bool = False,
         debug: bool = False,
         episode_stats: bool | EpisodeStats = False,

@@ -32,8 +32,7 @@ def writers(directory: str) -> list[TensorBoard]:
 async def main(epochs: int, steps: int) -> None:
     events = [aioenv.EpisodeEvent("x_position", episode="last", epoch=("mean", "max"), name="distance")]
     stats = aioenv.EpisodeStats(events, prefix="train", writers=writers("runs"))
-    options = {"max_episode_steps": 100, "episode_stats": stats}
-    async with aioenv.make_vec("Hopper-v5", num_envs=8, **options) as envs:
+    async with aioenv.make_vec("Hopper-v5", num_envs=8, max_episode_steps=100, episode_stats=stats) as envs:
         envs.action_space.seed(0)
         await envs.reset(seed=0)
         for _ in range(epochs):

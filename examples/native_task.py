@@ -41,7 +41,7 @@ class Tray(aioenv.NativeMujocoEnv):
         super().__init__(num_envs, XML, frame_skip=4, **{"max_episode_steps": 200, **kwargs})
         self.effort_cost = effort_cost
         self.ball = self.qpos[:, 2:5]  # a view: always where the balls are now
-        self.height = self.ball[:, 2]
+        self.ball_height = self.ball[:, 2]
         self.set_observation_size(5 + self.model.nv)
 
     def draw_start(self, slots):
@@ -55,10 +55,10 @@ class Tray(aioenv.NativeMujocoEnv):
     def outcome(self, actions, obs):
         off = np.sqrt(np.square(obs[:, 2]) + np.square(obs[:, 3]))
         effort = self.effort_cost * np.square(actions).sum(axis=1)
-        return 1 - off - effort, self.height < 0.3, {"off": off, "effort": effort}
+        return 1 - off - effort, self.ball_height < 0.3, {"off": off, "effort": effort}
 
     def start_info(self, slots):
-        return {"height": self.height[slots].copy()}
+        return {"height": self.ball_height[slots].copy()}
 
 
 async def main(steps):

@@ -15,8 +15,7 @@ ENVS = 8
 
 async def main(steps: int) -> None:
     render = aioenv.RenderConfig(width=64, height=64, quality="fast", workers=1)
-    options = {"num_envs": ENVS, "num_workers": 1, "frame_skip": 50}
-    async with aioenv.make_vec("Humanoid-v5", render=render, **options) as envs:
+    async with aioenv.make_vec("Humanoid-v5", ENVS, num_workers=1, render=render, frame_skip=50) as envs:
         actions = np.zeros((steps + 1, ENVS, 17), np.float32)
         await envs.reset(seed=0)
         await envs.step(actions[0])

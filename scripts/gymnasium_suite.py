@@ -6,8 +6,9 @@
 What else it is given goes to pytest.
 
 Gymnasium's source distribution does not hold its tests, so they come from its repository. They are run twice: with
-`AsyncVectorEnv` replaced by the drop-in before anything is collected, then with `SyncVectorEnv` replaced too. Each
-pass counts the cases that built a drop-in; it fails if one of them fails, or if none did.
+`AsyncVectorEnv` replaced by the drop-in before anything is collected, then, with those of vector wrappers, with
+`SyncVectorEnv` replaced too. Each pass counts the cases that built a drop-in; it fails if one of them fails, or if
+none did.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from functools import wraps
+from functools import partial, wraps
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,9 @@ from gymnasium.vector import AutoresetMode
 from aioenv.sync import AsyncVectorEnv
 
 BUILD = Path(__file__).resolve().parents[1] / "build"
-PARTS = ("tests/vector", "tests/envs/registration/test_make_vec.py", "tests/wrappers/vector")
+# the tests of wrappers build no AsyncVectorEnv, and some draw for minutes
+PARTS = {"async": ("tests/vector", "tests/envs/registration/test_make_vec.py")}
+PARTS["sync"] = (*PARTS["async"], "tests/wrappers/vector")
 
 SAME_PROCESS = "it reads `envs.envs`, the env objects themselves, which are in other processes"
 # Cases in which the drop-in is another than SyncVectorEnv, and should be. Of AsyncVectorEnv's there is none.
@@ -68,6 +71,8 @@ class Swap:
         self.case = ""
         self.built: set[str] = set()
         self.outcomes: dict[str, str] = {}
+        # while it lives, its fork server does, which takes longer to start than a case to run
+        self.kept = AsyncVectorEnv([partial(gymnasium.make, "CartPole-v1")])
         AsyncVectorEnv.__init__ = self._counted(AsyncVectorEnv.__init__)  # type: ignore[method-assign]
         vector = gymnasium.vector
         vector.AsyncVectorEnv = vector.async_vector_env.AsyncVectorEnv = AsyncVectorEnv  # type: ignore[misc,assignment]
@@ -108,6 +113,7 @@ class Swap:
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Fail if no case has built one."""
+        self.kept.close()
         if not self.built and session.exitstatus == 0:
             session.exitstatus = 1
 
@@ -124,7 +130,8 @@ def main() -> int:
         arguments = [*rest, *"-q -rxX -p no:cacheprovider -p no:asyncio".split()]
         arguments += ["-c", str(options.suite / "pyproject.toml")]
         arguments += ["--ignore", str(options.suite / "tests/vector/utils")]  # plain functions
-        return pytest.main([*arguments, *(str(options.suite / part) for part in PARTS)], plugins=[Swap(options.which)])
+        arguments += [str(options.suite / part) for part in PARTS[options.which]]
+        return pytest.main(arguments, plugins=[Swap(options.which)])
     suite = fetch(options.source, options.ref)
     # windows nowhere, where there is no display
     env = {"MUJOCO_GL": "egl", "SDL_VIDEODRIVER": "dummy", **os.environ}

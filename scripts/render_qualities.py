@@ -49,6 +49,7 @@ QUALITIES = {
     "RenderQuality(shadows=False)": (RenderQuality(shadows=False), 3),
     "RenderQuality(shadows=False, reflections=False)": (RenderQuality(shadows=False, reflections=False), None),
     '"fast"': ("fast", 4),
+    '"coarse"': ("coarse", 5),
     'RenderQuality(…, buffer="model")': (
         RenderQuality(shadows=False, reflections=False, samples=0, buffer="model"),
         None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import os
 import signal
@@ -55,6 +56,11 @@ def way(request, monkeypatch):
     if (start, channel) in SHARED:
         monkeypatch.setattr(plane, "SHARED_BYTES", 1)
     return start, channel
+
+
+def pytest_collection_finish():
+    """Thousands of tests are in memory from here on: a test that collects garbage shall not go through them all."""
+    gc.freeze()
 
 
 class KeptServer:

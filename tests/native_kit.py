@@ -11,8 +11,11 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
+from gymnasium.utils.env_checker import data_equivalence
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
+
+import aioenv
 
 HERE = [{"run_in": "inline"}, {"run_in": "thread"}]
 EVERYWHERE = [*HERE, {"num_workers": 1}]
@@ -162,3 +165,33 @@ def cartpole(num_envs):
 
 
 OK, BAD = np.zeros(3, np.int64), np.array([1, 0, 0])  # what a Batch of three is given
+
+
+# ---------------------------------------------------------------- beside single envs
+
+MODES = list(AutoresetMode)
+HERE_AND_THERE = pytest.mark.parametrize("num_workers", [0, 1, 2])
+LIMIT = 9
+
+
+def equal(ours, theirs):
+    """Whether two results are the same, to the bit, infos with all of their masks included."""
+    assert type(ours) is type(theirs)
+    for mine, other in zip(ours, theirs, strict=True):
+        assert data_equivalence(mine, other, exact=True), (mine, other)
+    return True
+
+
+def both(mode=AutoresetMode.NEXT_STEP, task="Hopper-v5", num_envs=5, **kwargs):
+    """The same slots as single envs in workers, and as one vector env."""
+    common = {"autoreset_mode": mode, "max_episode_steps": LIMIT}
+    singles = aioenv.make_vec(task, num_envs, num_workers=2, **common)
+    return singles, aioenv.make_vec(task, num_envs, backend="native", **common, **kwargs)
+
+
+def policy(obs):
+    return np.sin(obs[:, 5:8] * 25).astype(np.float32)
+
+
+def outcomes(evaluation):
+    return [(e.number, e.seed, e.total_reward, e.length, e.terminated, e.info) for e in evaluation.episodes]

@@ -160,3 +160,12 @@ async def test_seeds_are_ints(seed):
         with pytest.raises(TypeError, match=r"seed: expected an int|as an integer"):
             await envs.reset(seed=seed)
         await envs.reset(seed=np.array([1, 2]))
+
+
+@pytest.mark.parametrize(
+    "given", [{"restart": aioenv.RestartPolicy()}, {"cpu_affinity": "spread"}, {"worker_env": {"A": "b"}}], ids=str
+)
+def test_what_is_about_worker_processes_is_refused_without_any(given):
+    (name,) = given
+    with pytest.raises(ValueError, match=f"{name}: it is about worker processes; use num_workers=1 or more"):
+        aioenv.make_vec("CartPole-v1", 2, backend="native", **given)

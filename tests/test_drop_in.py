@@ -22,8 +22,8 @@ from process_kit import run_alone
 from test_vector_env import Counter, counters
 
 import aioenv
+from aioenv.machine import usable_cpus
 from aioenv.sync import AsyncVectorEnv
-from aioenv.workers.environment import usable_cpus
 from aioenv.workers.launch import START_METHODS
 
 gate = test_vector_env.gate

@@ -156,3 +156,34 @@ def test_an_epoch_may_have_one_reducer():
 def test_the_command_line_knows_ids(capsys, tmp_path):
     assert main(["record", "Nope-v0", "--out", os.fspath(tmp_path / "x.mp4")]) == 2
     assert "aioenv record: Nope-v0: Environment `Nope` doesn't exist" in capsys.readouterr().err
+
+
+class Masked(gym.Env):
+    """Allows action 0 or 2; an episode lasts two steps."""
+
+    observation_space, action_space = gym.spaces.Box(-1, 1, (1,), np.float32), gym.spaces.Discrete(3)
+
+    def reset(self, *, seed=None, options=None):
+        self.allowed, self.steps = 0, 0
+        return np.zeros(1, np.float32), self.info()
+
+    def info(self):
+        return {"action_mask": (np.arange(3) == self.allowed).astype(np.int8)}
+
+    def step(self, action):
+        assert action == self.allowed
+        self.allowed, self.steps = 2 - self.allowed, self.steps + 1
+        return np.zeros(1, np.float32), 0.0, self.steps == 2, False, self.info()
+
+
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
+def test_actions_that_some_states_do_not_allow(mode):
+    async def main() -> None:
+        async with aioenv.make_vec(Masked, 3, num_workers=1, autoreset_mode=mode) as envs:
+            info = (await envs.reset()).info
+            for _ in range(7):
+                mask = info["action_mask"]
+                assert mask.shape == (3, 3) and mask.dtype == np.int8 and info["_action_mask"].all()
+                info = (await envs.step(envs.action_space.sample(mask=tuple(mask)))).info
+
+    asyncio.run(main())

@@ -12,7 +12,7 @@ from pathlib import Path
 import gymnasium as gym
 import numpy as np
 import pytest
-from process_kit import environment
+from process_kit import environment, run_alone
 
 import aioenv
 from aioenv.workers.forkserver import AVAILABLE, ForkServer
@@ -238,3 +238,52 @@ async def test_a_server_that_ends_at_once_is_told_with_what_it_said(module, monk
     with pytest.raises(aioenv.WorkerStartError, match=r'start="spawn" does without(.|\n)*no more'):
         await tellers(1, preload=[name])
     assert not ForkServer._servers
+
+
+async def test_threads_that_are_there_from_the_start_are_no_modules_fault(tmp_path):
+    """Of a debugger, or of what a company starts in each interpreter: not every import takes another server then."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys, threading\n"
+        "threading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+        "if 'host.forkserver' in sys.orig_argv[-1]:\n"
+        "    with open(__file__ + '.servers', 'a') as file: file.write('x')\n"
+    )
+    environ = environment()
+    environ["PYTHONPATH"] = f"{tmp_path}{os.pathsep}{environ['PYTHONPATH']}"
+    run_alone(
+        """
+        import asyncio, aioenv
+
+        async def main():
+            async with aioenv.make_vec("CartPole-v1", 2, num_workers=2, start="forkserver") as envs:
+                await envs.reset(seed=0)
+
+        asyncio.run(main())
+        """,
+        env=environ,
+    )
+    assert (tmp_path / "sitecustomize.py.servers").read_text() == "x"
+
+
+@pytest.mark.stress  # torch takes seconds to import
+async def test_workers_do_not_draw_alike_from_torch():
+    """In a program of its own, whose fork server is left with torch."""
+    pytest.importorskip("torch")
+    run_alone(
+        """
+        import asyncio, aioenv, gymnasium as gym, numpy as np
+
+        class Draws(gym.Env):
+            observation_space, action_space = gym.spaces.Box(0, 1, (1,), np.float32), gym.spaces.Discrete(2)
+            def reset(self, *, seed=None, options=None):
+                import torch
+                return torch.rand(1).numpy(), {}
+
+        async def main():
+            async with aioenv.make_vec(Draws, 3, num_workers=3, start="forkserver", preload=["torch"]) as envs:
+                obs, _ = await envs.reset()
+                assert len(np.unique(obs)) == 3, obs
+
+        asyncio.run(main())
+        """
+    )

@@ -354,5 +354,10 @@ def test_rp14_without_a_pool_a_renderer_sees_what_is_painted_and_taken_back():
     assert (restored, unchanged) == ("True", "False") and int(blue) > 50 > max(int(red), int(green))
 
 
+def test_what_is_no_model_is_refused():
+    with pytest.raises(TypeError, match=r"model: expected an MjModel, got 'robot.xml'"):
+        aioenv.TextureModder("robot.xml")
+
+
 def test_their_names_are_public():
     assert all(issubclass(kind, aioenv.Modder) for kind in ALL)

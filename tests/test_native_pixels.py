@@ -16,6 +16,7 @@ from test_pixels import same
 
 import aioenv
 from aioenv import sync
+from aioenv.rendering.late_pool import LatePool
 
 TASK = "HalfCheetah-v5"
 FAST = aioenv.RenderConfig(24, 20, quality="fast", workers=2)
@@ -318,6 +319,34 @@ async def test_states_that_episodes_ended_in():
         assert not np.array_equal(env.final_physics_states([2, 0]), now[[2, 0]])
         with pytest.raises(ValueError, match=r"no episode has ended in \[1\], only in \[0, 2\]"):
             env.final_physics_states([0, 1])
+
+
+@pytest.mark.asyncio
+async def test_groups_draw_their_own_slots_while_some_are_paused(monkeypatch):
+    asked = []
+    submit = LatePool.submit
+
+    def note(pool, slots, *rest):
+        asked.append(list(slots))
+        return submit(pool, slots, *rest)
+
+    def policy(obs, slots):
+        return np.zeros((len(slots), 1), np.float32)
+
+    monkeypatch.setattr(LatePool, "submit", note)
+    async with aioenv.make_vec("InvertedPendulum-v5", 5, backend="native", pixels=FAST) as envs:
+        await envs.reset(seed=0)
+        envs.pause([0])
+        whole = await envs.rollout(policy, 2, groups=1)
+        await envs.reset(seed=0)
+        asked.clear()
+        rollout = await envs.rollout(policy, 2, groups=2)
+        look, *groups = asked
+        assert look == [0, 1, 2, 3, 4] and sorted(groups) == [[1, 2]] * 2 + [[3, 4]] * 2
+        assert np.array_equal(rollout.obs, whole.obs) and rollout.obs[:, 0].any()  # it stands still, and is seen
+        asked.clear()
+        obs, *_ = await envs.step(np.zeros((5, 1), np.float32))
+        assert obs[0].any() and asked == [[0, 1, 2, 3, 4]]
 
 
 def test_the_blocking_twin():

@@ -10,6 +10,7 @@ import pytest
 from gymnasium.vector import AutoresetMode
 from native_kit import Batch, Gate, Walk, fail, here
 from parity.compare import assert_same
+from rollout_kit import after_cancellations
 from test_rollout import FIELDS, assert_equal, balance, plain
 
 import aioenv
@@ -284,13 +285,7 @@ async def test_a_policy_that_raises_and_a_timeout():
 async def test_every_instant_of_a_cancellation_leaves_the_env_in_order(where):
     async with aioenv.NativeVectorEnv(Counts, 6, **where) as envs:
         await envs.reset()
-        for turns in range(16):
-            rollout = asyncio.ensure_future(envs.rollout(still, 4, 3))
-            for _ in range(turns):
-                await asyncio.sleep(0)
-            rollout.cancel()
-            await asyncio.wait([rollout])
-            again = await envs.rollout(still, 2)
+        async for again in after_cancellations(envs, still, 16):
             assert (again.obs[1] == again.obs[0] + 1).all() and (again.last_obs == again.obs[1] + 1).all()
             assert_same(again.last_obs, np.array(await envs.get_attr("obs")))
 

@@ -7,12 +7,16 @@ import logging
 import os
 import time
 
+import gymnasium as gym
 import numpy as np
 import pytest
 from conftest import run_on
 
 import aioenv
 from aioenv.testing import FaultyEnv
+from aioenv.wire.log_lines import LogLine, pack, unpack
+from aioenv.workers import output as output_module
+from aioenv.workers.launch import START_METHODS
 from aioenv.workers.output import MAX_LINE_CHARS, TAIL_LINES, OutputLog
 from aioenv.workers.process import Output
 
@@ -155,3 +159,88 @@ def test_the_last_words_of_a_flood_are_in_the_error(way, loop, listen):
     run_on(loop, main())
     assert log.lines[-1] == "my last words"
     assert len(log.lines) == 2_001
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        LogLine(30, "my.env", "zwölf ✓"),
+        LogLine(10, "root", "two\nlines, and one\n\nmore"),
+        LogLine(40, "", ""),
+        LogLine(40, "a logger\x1d", "a\x1ename"),
+    ],
+)
+def test_a_record_comes_across_in_one_line(record):
+    line = pack(record).decode()
+    assert line.endswith("\n") and line.count("\n") == 1
+    assert unpack(line[:-1]) == record
+
+
+def test_a_long_record_is_one_record_and_what_is_none_is_a_line(listen):
+    assert len(pack(LogLine(30, "my", "x" * 100_000))) < MAX_LINE_CHARS
+    log = listen(SlowLog())
+    broken = "\x1enot a level\x1emy\x1etext"
+    pumped(pack(LogLine(30, "my", "one")), broken.encode() + b"\n")
+    assert log.lines == ["one", broken]
+
+
+class Logs(gym.Env):
+    observation_space, action_space = gym.spaces.Box(-1, 1, (1,), np.float32), gym.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        log = logging.getLogger("my.env")
+        log.debug("not asked for")
+        log.info("an aside")
+        logging.error("of the root, %s", "no less")
+        try:
+            raise ValueError("oops")
+        except ValueError:
+            log.exception("it raised")
+        print("printed", flush=True)
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        logging.basicConfig(format="own %(message)s", level=logging.WARNING)
+        logging.getLogger("my.env").warning("format")
+        return np.zeros(1, np.float32), 0.0, False, False, {}
+
+
+@pytest.mark.parametrize("start", START_METHODS)
+def test_what_envs_log_keeps_its_level_and_its_name(start, caplog):
+    async def main() -> None:
+        async with aioenv.AsyncVectorEnv([Logs], start=start) as envs:
+            await envs.reset()
+            await envs.step([0])
+
+    with caplog.at_level(logging.INFO):
+        asyncio.run(main())
+    told = [
+        (record.levelname, record.name, record.getMessage().partition(": ")[2])
+        for record in caplog.records
+        if record.name.startswith("aioenv.workers")
+    ]
+    name = "aioenv.workers.my.env"
+    raised = next(text for level, _, text in told if "it raised" in text)
+    assert raised.startswith("it raised\nTraceback") and raised.endswith("ValueError: oops")
+    assert told == [
+        ("INFO", name, "an aside"),
+        ("ERROR", "aioenv.workers", "of the root, no less"),
+        ("ERROR", name, raised),
+        ("INFO", "aioenv.workers", "printed"),
+        ("INFO", "aioenv.workers", "own format"),  # it has a handler of its own now, which prints
+    ]
+
+
+def test_warnings_are_seen_without_any_set_up(monkeypatch, caplog):
+    """Each once, however many workers say it; and not what an env just prints."""
+    monkeypatch.setattr(output_module, "_said", set())
+    with caplog.at_level(logging.INFO, "aioenv.workers"):
+        for pid in (1, 2):
+            pumped(
+                b"/a/b.py:12: UserWarning: \x1b[33mWARN: The reward is a NaN value.\x1b[0m\n  logger.warn(\n",
+                b"MuJoCo: Nan, Inf or huge value in CTRL at ACTUATOR 0. The simulation is unstable. Time = %d.\n" % pid,
+                b"MuJoCo: compiler attribute 'settotalmass' is deprecated\nWarning: it rains\n",
+            )
+    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO", "WARNING", "INFO", "INFO"] + [
+        "INFO"
+    ] * 5

@@ -121,6 +121,8 @@ async def test_a_vector_env_of_ones_own(tmp_path):
         assert done == (tmp_path / "x.mp4", 7, 6)
         assert len(pictures(done.path, 400, 1200)) == 7
         assert (await envs.step(np.ones(3, int))).reward.all()  # it is still open
+        with pytest.raises(TypeError, match="record: render, polcy: for envs that are made here"):
+            await aioenv.record(envs, tmp_path / "y.mp4", steps=6, render=SMALL, polcy=right)
 
 
 @pytest.mark.stress

@@ -6,6 +6,7 @@ import mujoco
 import numpy as np
 import pytest
 from gymnasium import Env, spaces
+from process_kit import environment, run_alone
 from test_render_pool import PLAIN, SMALL, pool_of, some_states
 
 import aioenv
@@ -185,3 +186,30 @@ async def test_envs_whose_models_have_states_of_other_sizes():
     config = aioenv.RenderConfig(24, 18, quality="fast", workers=1)
     with pytest.raises(aioenv.SpaceMismatchError, match=r"such envs take RenderConfig\(workers=None\)"):
         await aioenv.AsyncVectorEnv(factories[:2], pixels=config)
+
+
+def test_a_mujoco_gl_that_is_none_is_told_with_those_that_are():
+    told = run_alone(
+        """
+        import asyncio
+        import aioenv
+
+        async def native():
+            await aioenv.make_vec("Hopper-v5", 1, backend="native")
+
+        for ask in (
+            lambda: aioenv.RenderConfig(),
+            lambda: aioenv.RenderPool,
+            lambda: aioenv.sync.RenderPool,
+            lambda: aioenv.SimPool,
+            lambda: asyncio.run(native()),
+        ):
+            try:
+                ask()
+            except aioenv.AioenvError as exc:
+                print(str(exc).splitlines()[0])
+        """,
+        env={**environment(), "MUJOCO_GL": "nonsense"},
+    ).stdout.splitlines()
+    assert len(told) == 5
+    assert all("'osmesa'" in line and "got 'nonsense'" in line for line in told)

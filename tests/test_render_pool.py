@@ -167,7 +167,7 @@ async def check_views(pool, states):
         ({"max_image_size": 1.5}, ValueError, "max_image_size: expected an int"),
         ({"modder": aioenv.LightModder(mujoco.MjModel.from_xml_string(PLAIN))}, ValueError, "modder: expected a class"),
         ({"seed": -1}, ValueError, "seed: expected an int"),
-        ({"quality": "best"}, ValueError, r"quality: expected one of \['exact', 'fast'\] or a RenderQuality"),
+        ({"quality": "best"}, ValueError, r"quality: expected one of \['exact', 'fast', 'coarse'\] or a RenderQuality"),
         ({"timeout_s": 0}, ValueError, "timeout_s: expected a positive number"),
         ({"state_spec": int(mujoco.mjtState.mjSTATE_ACT)}, ValueError, "it has none of them"),
         ({"model": 3}, TypeError, "model: expected an MjModel, an MjSpec, a path or a string of XML"),

@@ -160,3 +160,14 @@ async def test_rp13_with_retry_what_a_worker_died_over_is_drawn_once_again(tmp_p
         with pytest.raises(aioenv.RenderError, match="SIGKILL") as caught:  # for good, and at once
             await draw()
         assert "It is not restarted any more: 3 restarts in 60 s." in caught.value.__notes__
+
+
+@pytest.mark.asyncio
+async def test_rp13_a_loop_that_stood_still_is_nobodys_timeout():
+    """A stream hands on what has come one turn of the loop later: after the timer, though the worker was not late."""
+    async with pool_of(workers_per_device=1, timeout_s=0.7, channel="streams") as pool:
+        await pool.render(**SMALL, slots=range(2))
+        pids, drawn = pool.pids, pool.submit(**SMALL, slots=range(2))
+        time.sleep(1.0)  # noqa: ASYNC251 (as other code may; meanwhile the images are drawn)
+        assert (await drawn).shape == (2, SMALL["height"], SMALL["width"], 3)
+        assert pool.pids == pids

@@ -227,67 +227,6 @@ async def test_masked_resets_and_single_slots_keep_the_others_images():
 
 
 @pytest.mark.asyncio
-@pytest.mark.usefixtures("way")
-async def test_other_envs_draw_themselves_after_their_reply():
-    config = aioenv.RenderConfig()
-    async with aioenv.make_vec("CartPole-v1", 3, num_workers=2, render=config) as envs:
-        await envs.reset(seed=0)
-        for _ in range(3):
-            await envs.step(np.ones(3, int))
-        images = await envs.render()
-        assert images.shape == (3, 400, 600, 3)
-        assert np.array_equal(images, np.stack(await envs.call("render")))
-        envs.send([0], [1])
-        await envs.recv()
-        assert np.array_equal(await envs.render(), np.stack(await envs.call("render")))
-
-
-class Moody(gym.Env):
-    """Draws itself; its action tells it to fail in step, in render, or to die while it draws."""
-
-    metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012
-    observation_space = gym.spaces.Box(0, 1, (1,))
-    action_space = gym.spaces.Discrete(4)
-    render_mode = "rgb_array"
-
-    def reset(self, *, seed=None, options=None):
-        self.mood = 0
-        return np.zeros(1, np.float32), {}
-
-    def step(self, action):
-        if action == 1:
-            raise ValueError("step")
-        self.mood = action
-        return np.zeros(1, np.float32), 0.0, False, False, {}
-
-    def render(self):
-        if self.mood == 2:
-            raise ValueError("render")
-        if self.mood == 3:
-            os._exit(9)
-        return np.zeros((2, 2, 3), np.uint8)
-
-
-@pytest.mark.asyncio
-@pytest.mark.parametrize("workers", [1, 2])
-async def test_envs_that_fail_while_they_draw(workers):
-    async with aioenv.make_vec(Moody, 2, num_workers=workers, render=aioenv.RenderConfig()) as envs:
-        await envs.reset()
-        with pytest.raises(aioenv.EnvError, match="slot 1"):
-            await envs.step([0, 1])
-        assert (await envs.render()).shape == (2, 2, 2, 3)
-        await envs.reset()
-        await envs.step([0, 2])
-        with pytest.raises(aioenv.RenderError, match="slot 1 could not be rendered"):
-            await envs.render()
-        await envs.step([0, 0])
-        assert (await envs.render()).shape == (2, 2, 2, 3)
-        await envs.step([0, 3])  # the reply was out before it died
-        with pytest.raises(aioenv.RenderError, match="exited with code 9"):
-            await envs.render()
-
-
-@pytest.mark.asyncio
 async def test_without_a_config_render_is_a_call():
     async with aioenv.make_vec("CartPole-v1", 2, render_mode="rgb_array") as envs:
         await envs.reset(seed=0)

@@ -13,6 +13,7 @@ import pytest
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 from parity.compare import assert_same
+from rollout_kit import after_cancellations
 from test_vector_env import Counter, counters, gate  # noqa: F401 (a fixture)
 from zoo import Sampler
 
@@ -472,13 +473,7 @@ async def end_before_time(envs, open_gate, how, then):
 async def test_every_instant_of_a_cancellation_leaves_the_envs_in_order():
     async with aioenv.AsyncVectorEnv(counters(6, length=1000), num_workers=2) as envs:
         await envs.reset(seed=0)
-        for turns in range(24):
-            rollout = asyncio.ensure_future(envs.rollout(still, 4, 3))
-            for _ in range(turns):
-                await asyncio.sleep(0)
-            rollout.cancel()
-            await asyncio.wait([rollout])
-            again = await envs.rollout(still, 2)
+        async for again in after_cancellations(envs, still, 24):
             counted = np.array(await envs.get_attr("t"))
             assert (again.last_obs[:, 1] == counted).all()
             assert (again.obs[0, :, 1] == counted - 2).all() and (again.reward[0] == counted - 1).all()

@@ -83,6 +83,10 @@ def test_misuse_is_said():
     with pytest.raises(TypeError, match="num_workers: for the vector env"):
         sb3.VecEnv(given := sync.make_vec("CartPole-v1", autoreset_mode="SameStep"), num_workers=1)
     given.close()
+    with pytest.raises(TypeError, match=r"wrapper_class: .*; here it is wrappers=\[Wrapper\]"):
+        sb3.make_vec("CartPole-v1", 2, wrapper_class=gym.wrappers.NormalizeReward)
+    with pytest.raises(TypeError, match=r'start_method: .*; here it is start="forkserver"'):
+        sb3.VecEnv([make], start_method="fork")
     envs = sb3.VecEnv([make] * 2)
     try:
         envs.reset()

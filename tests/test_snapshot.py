@@ -382,6 +382,13 @@ class Odd(Stepper):
         self.x = state["x"].tolist()
 
 
+def test_what_is_no_state_is_not_written(tmp_path):
+    for states in ([3], aioenv.Ready, 3):
+        with pytest.raises(TypeError, match="save: states: expected a list of EnvState, as get_state gives it, got"):
+            aioenv.save(tmp_path / "states.npz", states)
+    assert not [*tmp_path.iterdir()]
+
+
 def test_blocking_code_has_them_too():
     with aioenv.sync.make_vec(partial(make, "Reacher-v5"), 2, num_workers=1) as envs:
         envs.reset(seed=4)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import inspect
 import signal
 import threading
 
@@ -44,6 +45,41 @@ def test_the_same_results_as_gymnasium():
     with pytest.raises(aioenv.ClosedError):
         envs.reset()
     reference.close()
+
+
+def public(kind):
+    return {name for name in dir(kind) if not name.startswith("_")}
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        (aioenv.AsyncVectorEnv, sync.VectorEnv),
+        (aioenv.RenderPool, sync.RenderPool),
+        (aioenv.make_vec, sync.make_vec),
+        (aioenv.evaluate, sync.evaluate),
+        (aioenv.record, sync.record),
+        (aioenv.EnvCreator.metadata, sync.env_metadata),
+    ],
+)
+def test_twins_have_the_same_methods_and_arguments(theirs, ours):
+    def arguments(function):
+        return {
+            name: (p.kind, p.default)
+            for name, p in inspect.signature(function).parameters.items()
+            if name not in ("self", "creator")
+        }
+
+    assert arguments(ours) == arguments(theirs)
+    if not inspect.isclass(theirs):
+        return
+    of_instances = {"observation_space", "action_space", "single_observation_space", "single_action_space"}
+    of_instances |= {"model", "state_spec", "state_size", "num_workers", "devices"}
+    assert public(theirs) - public(ours) <= of_instances
+    for name in public(theirs) & public(ours) - {"close"}:  # which is Gymnasium's, with any keywords
+        method = inspect.getattr_static(theirs, name)
+        if inspect.isfunction(method):
+            assert arguments(getattr(ours, name)) == arguments(method), name
 
 
 def test_gymnasiums_vector_wrappers(tmp_path):

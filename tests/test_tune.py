@@ -9,7 +9,7 @@ import pytest
 
 import aioenv
 from aioenv.cli import main, tune
-from aioenv.workers.environment import usable_cpus
+from aioenv.machine import usable_cpus
 
 
 @pytest.mark.parametrize(
@@ -52,6 +52,25 @@ def test_dimensions_begin_with_the_default_and_repeat_nothing():
     assert {"num_workers", "channel", "copy"} <= set(found)
     assert all(len(values) == len(set(values)) > 1 for values in found.values())
     assert "num_workers" not in {dimension.name for dimension in tune.dimensions("CartPole-v1", 1)}
+
+
+def test_what_is_tried_of_a_vectorised_version():
+    def natively(env):
+        return {dimension.name for dimension in tune.dimensions(env, 8) if dimension.natively}
+
+    assert natively("Hopper-v5") - {"loop"} == {"groups", "copy"}
+    assert natively("CartPole-v1") - {"loop"} == {"copy"}  # its slots draw from one generator, and step together
+
+
+@pytest.mark.stress
+def test_tune_goes_on_with_the_vectorised_version(tmp_path, capfd):
+    file = tmp_path / "tune.json"
+    args = ["tune", "CartPole-v1", "--rounds", "2", "--seconds", "0.3", "--only", "backend", "num_workers", "copy"]
+    assert main([*args, "--json", str(file)]) == 0
+    output, content = capfd.readouterr().out, json.loads(file.read_text())
+    assert [stage["setting"] for stage in content["stages"]] == ["backend", "copy", "once more", "blocking code"]
+    assert content["best"]["backend"] == "native"
+    assert "Blocking code is " in output and "    envs = aioenv.sync.make_vec('CartPole-v1', num_envs=64" in output
 
 
 def test_tune_finds_what_is_faster_and_confirms_it(monkeypatch, tmp_path, capfd):

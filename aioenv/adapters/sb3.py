@@ -26,6 +26,19 @@ from aioenv.vector_env import AsyncVectorEnv
 
 __all__ = ["VecEnv", "make_vec"]
 
+# arguments of Stable-Baselines3's, and what is written here instead
+_THEIRS = {
+    "env_kwargs": "keywords of their own, as in make_vec(id, 8, max_episode_steps=100)",
+    "monitor_dir": 'wrappers=[lambda env: Monitor(env, "a file")]; infos have "episode" without it',
+    "monitor_kwargs": "wrappers=[lambda env: Monitor(env, …)]",
+    "start_index": "seed=; slot i gets seed + i",
+    "start_method": 'start="forkserver" or start="spawn"',
+    "vec_env_cls": "nothing",
+    "vec_env_kwargs": "keywords of their own, num_workers= for instance",
+    "wrapper_class": "wrappers=[Wrapper]",
+    "wrapper_kwargs": "wrappers=[functools.partial(Wrapper, …)]",
+}
+
 _FINAL = ("final_obs", "_final_obs", "final_info", "_final_info")
 
 
@@ -55,6 +68,7 @@ class VecEnv(_VecEnv):  # type: ignore[misc]  # Stable-Baselines3 need not be in
         episode_stats: bool = False,
         **kwargs: Any,
     ) -> None:
+        _refuse_theirs(kwargs)
         answers = not isinstance(env_fns, sync.VectorEnv)
         if isinstance(env_fns, sync.VectorEnv):
             if kwargs:
@@ -216,6 +230,12 @@ async def _reset_each(envs: AsyncVectorEnv, seeds: list[int | None], options: li
     return await envs.recv(len(options))
 
 
+def _refuse_theirs(kwargs: dict[str, Any]) -> None:
+    """Raise if one of Stable-Baselines3's arguments was given, which an env would be given otherwise."""
+    for name in _THEIRS.keys() & kwargs.keys():
+        raise TypeError(f"{name}: Stable-Baselines3 has that; here it is {_THEIRS[name]}")
+
+
 def make_vec(
     env: str | EnvSpec | Callable[..., Env[Any, Any]], num_envs: int = 1, *, seed: int | None = None, **kwargs: Any
 ) -> VecEnv:
@@ -229,7 +249,11 @@ def make_vec(
         num_envs: how many copies.
         seed: of the first reset: slot i gets `seed + i`.
         **kwargs: `wrappers=`, `num_workers=`, keyword arguments of the env, and so on.
+
+    Raises:
+        TypeError: if an argument is one that only Stable-Baselines3's `make_vec_env` has.
     """
+    _refuse_theirs(kwargs)
     native = kwargs.get("backend") == "native"
     kwargs = {"episode_stats": True, "autoreset_mode": "SameStep", **kwargs}
     if not native:

@@ -5,6 +5,7 @@ The same rules as `gymnasium.vector.SyncVectorEnv` 1.4 (https://farama.org/Vecto
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Protocol
@@ -20,6 +21,8 @@ __all__ = ["Autoreset", "Seeds", "Stepped", "parse_mode"]
 
 # Instead of a step of its env, a row's next step is: nothing else; a reset; the end of an episode that was lost.
 _NOT, _RESET, _LOST = 0, 1, 2
+
+_OLD = ", as in the old gym API; Gymnasium's migration guide says what to change"
 
 
 class Seeds(Protocol):
@@ -104,11 +107,13 @@ class Autoreset:
         self._mark[0] = row + 1
         known = self._seeds.pop(row, None)
         try:
-            obs, info = self._resets[row](seed=known if seed is None else seed, options=options)
+            obs, info = _pair(self._resets[row](seed=known if seed is None else seed, options=options))
         except SystemExit:
             raise
-        except BaseException:
+        except BaseException as exc:
             self._mark[0] = 0
+            if isinstance(exc, TypeError) and re.search(r"unexpected keyword argument '(seed|options)'$", str(exc)):
+                exc.add_note("Gymnasium's `reset` is `def reset(self, *, seed=None, options=None)`")
             raise
         self.due[row] = _NOT
         self._lost.pop(row, None)
@@ -147,7 +152,7 @@ class Autoreset:
 
     def _reset_by_itself(self, row: int) -> tuple[Any, dict[str, Any]]:
         seed = self._seeds.pop(row, None)
-        outcome: tuple[Any, dict[str, Any]] = self._resets[row]() if seed is None else self._resets[row](seed=seed)
+        outcome = _pair(self._resets[row]() if seed is None else self._resets[row](seed=seed))
         self.due[row] = _NOT
         return outcome
 
@@ -170,6 +175,7 @@ class Autoreset:
         steps, due, mark = self._steps, self.due, self._mark
         rewards, terminated, truncated, infos = out.rewards, out.terminated, out.truncated, out.infos
         observations = out.observations
+        five: Any = None
         for row, action in zip(rows, actions, strict=True):
             reward: Any
             final = None
@@ -178,13 +184,14 @@ class Autoreset:
                 if due[row]:
                     obs, reward, ends, cut, info, final = self._instead(row)
                 else:
-                    obs, reward, ends, cut, info = steps[row](action)
+                    five = steps[row](action)
+                    obs, reward, ends, cut, info = five
                     if ends or cut:
                         if self.resets_next_step:
                             due[row] = _RESET
                         elif self._same_step:
                             final = {"final_obs": _kept(obs), "final_info": _kept(info)}
-                            obs, info = self._resets[row]()
+                            obs, info = _pair(self._resets[row]())
                 if final is not None:
                     infos.append((row, final))
                 if info:
@@ -199,6 +206,8 @@ class Autoreset:
                     else:
                         infos.append((row, final))
                 else:
+                    if exc.__traceback__ is not None and exc.__traceback__.tb_next is None:  # raised right here
+                        exc = _not_five(exc, five)
                     out.failures.append((row, exc))
                     obs, reward, ends, cut = None, 0.0, False, False
             observations.append(obs)
@@ -207,6 +216,37 @@ class Autoreset:
             truncated.append(cut)
         mark[0] = 0
         return out
+
+
+def _pair(outcome: Any) -> tuple[Any, dict[str, Any]]:
+    """What a reset gave, if it is two things.
+
+    Raises:
+        TypeError, ValueError: if it is not; the type is that of Python's own error.
+    """
+    try:
+        obs, info = outcome
+    except (TypeError, ValueError) as exc:
+        old = _OLD * (outcome is not None and not isinstance(outcome, tuple))
+        raise type(exc)(f"reset: expected (observation, info), got {_briefly(outcome)}{old}") from None
+    return obs, info
+
+
+def _not_five(exc: BaseException, outcome: Any) -> BaseException:
+    """The error of a step that gave something other than five values, in place of Python's; any other as it is."""
+    if not isinstance(exc, (TypeError, ValueError)) or "unpack" not in str(exc):
+        return exc
+    old = _OLD * (isinstance(outcome, tuple) and len(outcome) == 4)
+    return type(exc)(f"step: expected (observation, reward, terminated, truncated, info), got {_briefly(outcome)}{old}")
+
+
+def _briefly(value: Any) -> str:
+    """What somebody returned, in a few words."""
+    if isinstance(value, (tuple, list)):
+        return f"a {type(value).__name__} of {len(value)}"
+    if isinstance(value, np.ndarray):
+        return f"an array of shape {value.shape}"
+    return "None" if value is None else f"a {type(value).__name__}"
 
 
 def _kept(value: Any) -> Any:

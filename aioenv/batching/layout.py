@@ -268,7 +268,7 @@ class Writer:
         """
         self._run(start, values)
 
-    def _plan(self, node: _Node, of_array: Any, of_objects: Any) -> Callable[[int, Any], None]:
+    def _plan(self, node: _Node, of_array: Any, of_objects: Any, path: str = "") -> Callable[[int, Any], None]:
         match node:
             case _ArrayNode(index):
                 write: Callable[[int, Any], None] = of_array(self._arrays[index], self._leaves[index])
@@ -276,17 +276,29 @@ class Writer:
             case _ObjectNode(index, _):
                 return partial(of_objects, self._objects[index])
             case _DictNode(children):
-                items = [(key, self._plan(child, of_array, of_objects)) for key, child in children.items()]
+                named: Iterable[tuple[Any, _Node]] = children.items()
             case _TupleNode(children):
-                items = [(i, self._plan(child, of_array, of_objects)) for i, child in enumerate(children)]
+                named = enumerate(children)
             case _EmptyNode():
-                items = []
-        return partial(_write_all_of_run if of_array is _array_run_writer else _write_all, items)
+                named = ()
+        items = [(key, self._plan(child, of_array, of_objects, f"{path}[{key!r}]")) for key, child in named]
+        if of_array is _array_run_writer:
+            return partial(_write_all_of_run, items)
+        return partial(_write_all, items, path, isinstance(node, _DictNode))
 
 
-def _write_all(items: list[tuple[Any, Callable[[int, Any], None]]], row: int, value: Any) -> None:
+def _write_all(
+    items: list[tuple[Any, Callable[[int, Any], None]]], path: str, is_dict: bool, row: int, value: Any
+) -> None:
     for key, write in items:
-        write(row, value[key])
+        try:
+            item = value[key]
+        except Exception as exc:
+            keys = [key for key, _ in items]
+            expected = f"a dict with the keys {keys}" if is_dict else f"a tuple of {len(keys)}"
+            got = f"the keys {list(value)}" if isinstance(value, dict) else f"{value!r:.80}"
+            raise ValueError(f"observation{path}: expected {expected}, got {got}") from exc
+        write(row, item)
 
 
 def _write_all_of_run(items: list[tuple[Any, Callable[[int, Any], None]]], start: int, values: Sequence[Any]) -> None:
@@ -353,7 +365,12 @@ def _fit(value: Any, n: int, leaf: Leaf) -> np.ndarray[Any, Any]:
     except ValueError as exc:
         raise ActionError(f"actions{path}: expected an array of shape {expected}, got what makes none: {exc}") from exc
     if array.shape != expected:
-        raise ActionError(f"actions{path}: expected shape {expected}, got {array.shape}")
+        hint = ""
+        if not array.shape:
+            hint = f": {value!r:.60}" if array.dtype == object else "; the first axis is the slots, one action each"
+        elif array.shape == (1, *expected) or (n > 1 and array.shape == shape):
+            hint = f"; the first axis is the slots, of which there are {n}"
+        raise ActionError(f"actions{path}: expected shape {expected}, got {array.shape}{hint}")
     if array.dtype != dtype:
         _check_castable(array, dtype, path)
     # always a copy: the caller may change the array while it is still being sent (a step may be cancelled)
@@ -368,4 +385,5 @@ def _check_castable(array: np.ndarray[Any, Any], dtype: np.dtype[Any], path: str
             got = f"numbers from {array.min()} to {array.max()}"
             raise ActionError(f"actions{path}: expected {dtype}, {info.min} to {info.max}, got {got}")
     elif not np.can_cast(array.dtype, dtype, "same_kind"):
-        raise ActionError(f"actions{path}: expected dtype {dtype}, got {array.dtype}, which can't be cast")
+        hint = f": `.astype({dtype.name!r})` if that is meant" * (array.dtype.kind == "f" and dtype.kind in "iu")
+        raise ActionError(f"actions{path}: expected dtype {dtype}, got {array.dtype}, which can't be cast{hint}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from operator import index
 from typing import Any
 
@@ -51,8 +51,8 @@ def listed_seeds(seed: Any) -> list[int | None]:
         TypeError: if it is none, or an element is no int.
     """
     try:
-        if isinstance(seed, str):
-            raise TypeError("a string")
+        if isinstance(seed, (str, Set, Mapping)):  # of which the last two have no order, or no seeds
+            raise TypeError("no sequence")
         return [None if s is None else index(s) for s in seed]
     except TypeError:
         raise TypeError(f"seed: expected an int, a sequence of ints or None, got {seed!r}") from None

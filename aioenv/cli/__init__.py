@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 
 import aioenv
-from aioenv.errors import AioenvError
+from aioenv.errors import AioenvError, RenderError
 
 __all__ = ["main"]
 
@@ -48,6 +48,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(argv: Sequence[str] | None) -> int:
     # imported here, since that takes a while, in which Ctrl-C shall be one, too
+    from aioenv.host.mujoco_gl import check_mujoco_gl
+
+    wrong: RenderError | None = None
+    try:
+        check_mujoco_gl()
+    except RenderError as exc:  # for whoever draws; `doctor` says it beside what it finds
+        wrong = exc
+        del os.environ["MUJOCO_GL"]  # or MuJoCo could not be imported
+
     from aioenv.cli import bench, demo, doctor, record, trace_view, tune
 
     parser = argparse.ArgumentParser(prog="aioenv", description="Step many RL envs at once, from asyncio.")
@@ -66,5 +75,10 @@ def _run(argv: Sequence[str] | None) -> int:
         module.add_arguments(command)
         command.set_defaults(run=module.run)
     args = parser.parse_args(argv)
+    if wrong is not None and args.run is not doctor.run:
+        raise wrong
     status: int = args.run(args)
+    if wrong is not None:
+        print(f"\n{wrong}")
+        return 1
     return status

@@ -21,8 +21,8 @@ from aioenv.cli.options import out_file, positive_int, size
 from aioenv.host.mujoco_source import MujocoSource, find_source, read_state
 from aioenv.loops.progress import progress_bar
 from aioenv.loops.video import TiledVideo, fps_of
+from aioenv.machine import usable_cpus
 from aioenv.rendering.late_pool import LatePool
-from aioenv.workers.environment import usable_cpus
 
 __all__ = ["HELP", "add_arguments", "run"]
 

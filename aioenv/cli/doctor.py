@@ -11,10 +11,10 @@ import sys
 from collections.abc import Sequence
 
 from aioenv.cli.opengl import Probe, probe_all
+from aioenv.machine import cpu_quota, usable_cpus
 from aioenv.make import new_event_loop
 from aioenv.rendering.backends import INSTALL, INSTALL_HINT, candidates, find_gpus, why_software
 from aioenv.workers.channel import CHANNELS, check_channel
-from aioenv.workers.environment import usable_cpus
 from aioenv.workers.launch import START_METHODS, check_start
 
 __all__ = ["HELP", "add_arguments", "run"]
@@ -40,7 +40,9 @@ def run(args: argparse.Namespace) -> int:
     """Print the report; 1 if something required is missing, else 0 (without OpenGL all but images works)."""
     print(f"Python {platform.python_version()}, {platform.platform()}")
     cpus = usable_cpus()
-    print(f"CPUs: {cpus} usable of {os.cpu_count()}; so many workers are the default")
+    quota = cpu_quota()
+    limit = "" if quota is None else f" (a quota of {quota:g})"
+    print(f"CPUs: {cpus} usable of {os.cpu_count()}{limit}; so many workers are the default")
     loop = new_event_loop()
     print(f"Event loop: {type(loop).__module__.partition('.')[0]}")
     loop.close()

@@ -7,7 +7,7 @@ import importlib.util
 import json
 import statistics
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -36,10 +36,12 @@ class Dimension:
     Attributes:
         name: an argument of `make_vec`, or "groups" or "loop".
         values: what to try.
+        natively: whether there is such a choice for a vector env in this process, too.
     """
 
     name: str
     values: tuple[Any, ...]
+    natively: bool = False
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,10 +58,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def dimensions(env: str, num_envs: int) -> list[Dimension]:
     """What there is to choose, in the order in which it is tried."""
-    from aioenv.cli.bench.ours import has_groups, has_native
+    from aioenv.cli.bench.ours import has_groups, has_native, registered
+    from aioenv.host.vector_access import is_native_task
+    from aioenv.machine import usable_cpus
     from aioenv.memory import AVAILABLE
     from aioenv.workers.channel import CHANNELS, check_channel
-    from aioenv.workers.environment import usable_cpus
 
     cpus = usable_cpus()
     workers = [min(cpus, num_envs), *(n for n in (1, 2 * cpus, 4 * cpus) if n <= num_envs), min(num_envs, MAX_WORKERS)]
@@ -71,10 +74,11 @@ def dimensions(env: str, num_envs: int) -> list[Dimension]:
         Dimension("transport", ("auto", "frames", "shared") if AVAILABLE else ("auto",)),
     ]
     if has_groups() and num_envs > 1:
-        found.append(Dimension("groups", (1, 2)))
+        splits = has_native(env) and is_native_task(registered(env))
+        found.append(Dimension("groups", (1, 2), natively=splits))
     if importlib.util.find_spec("uvloop") is not None:
-        found.append(Dimension("loop", ("uvloop", "asyncio")))
-    found.append(Dimension("copy", (True, False)))
+        found.append(Dimension("loop", ("uvloop", "asyncio"), natively=True))
+    found.append(Dimension("copy", (True, False), natively=True))
     return [dimension for dimension in found if len(dimension.values) > 1]
 
 
@@ -144,6 +148,8 @@ def run(args: argparse.Namespace) -> int:
         print(f"aioenv tune: with the defaults, {args.env} {exc}", file=sys.stderr)
         return 1
     print("\n" + "\n".join(f"    {line}" for line in paste(args.env, args.num_envs, settings)))
+    if settings.get("backend") == "native":
+        search.compare_blocking(settings)
     for name, note in NOTES.items():
         if name in settings and settings[name] == note[0]:
             print(f"\n{note[1]}")
@@ -157,8 +163,15 @@ def run(args: argparse.Namespace) -> int:
 
 # What to know of a setting before it is used.
 NOTES: dict[str, tuple[Any, str]] = {
-    "copy": (False, "copy=False: results are views, valid until the second next step."),
-    "backend": ("native", 'backend="native": the env\'s own vectorised version, which may seed and reset differently.'),
+    "copy": (False, "copy=False: results are views, valid until the second next step (natively: until the next)."),
+    "backend": (
+        "native",
+        (
+            'backend="native": the env\'s own vectorised version, which may seed and reset differently. '
+            "The policy took no time here: with one that takes as long as a step, try "
+            "`envs.rollout(policy, steps, groups=2)`."
+        ),
+    ),
 }
 
 
@@ -192,8 +205,8 @@ class _Search:
         """The best settings found, those that are no defaults."""
         best: Settings = {}
         for dimension in found:
-            if best.get("backend") == "native" and dimension.name != "loop":
-                continue  # the others are about workers
+            if best.get("backend") == "native" and not dimension.natively:
+                continue  # it is about workers
             base = dimension.values[0]
             candidates = {_shown(base): best} | {_shown(v): {**best, dimension.name: v} for v in dimension.values[1:]}
             ratios = self._stage(dimension.name, candidates, self._args.rounds)
@@ -224,8 +237,25 @@ class _Search:
         print(f"\nAfter all the difference is noise: {told}. The defaults are as good:")
         return {}
 
-    def _stage(self, title: str, candidates: dict[str, Settings], rounds: int) -> dict[str, list[float]]:
+    def compare_blocking(self, best: Settings) -> None:
+        """Say how blocking code does with these settings: it steps a vector env in this process on its own thread."""
+        settings = {name: value for name, value in best.items() if name not in ("groups", "loop")}
+        candidates = {"await": best, "aioenv.sync": settings}
+        ratios = self._stage("blocking code", candidates, self._args.rounds, blocking=("aioenv.sync",))
+        if ratio := ratios.get("aioenv.sync"):
+            said = {"better": "faster", "worse": "slower", "noise": "as fast"}[verdict(ratio)]
+            line = paste(self._args.env, self._args.num_envs, settings)[-1].replace(
+                "aioenv.make_vec", "aioenv.sync.make_vec"
+            )
+            print(f"\nBlocking code is {said} ({statistics.median(ratio):.2f} times):\n\n    {line}")
+
+    def _stage(
+        self, title: str, candidates: dict[str, Settings], rounds: int, *, blocking: Collection[str] = ()
+    ) -> dict[str, list[float]]:
         """Measure some candidates in turn, print them, and compare them with the first.
+
+        Args:
+            blocking: those that are measured through `aioenv.sync`.
 
         Returns:
             Label → ratios to the first, one a round, of those that could be measured.
@@ -235,7 +265,8 @@ class _Search:
         """
         from aioenv.cli.bench.rounds import play_tasks
 
-        entries = {label: ("aioenv", self._task(settings)) for label, settings in candidates.items()}
+        names = {label: "aioenv-native-sync" if label in blocking else "aioenv" for label in candidates}
+        entries = {label: (names[label], self._task(settings)) for label, settings in candidates.items()}
         outcomes = play_tasks(entries, rounds, _progress(title))
         _progress("")("")
         base = next(iter(outcomes.values()))

@@ -12,10 +12,10 @@ import numpy.typing as npt
 from gymnasium import Space
 
 from aioenv.engine.patience import ON_TIMEOUT
+from aioenv.machine import usable_cpus
 from aioenv.memory import check_transport
 from aioenv.rendering.config import RenderConfig
 from aioenv.wire.messages import dump_code
-from aioenv.workers.environment import usable_cpus
 from aioenv.workers.restart import RestartPolicy
 
 __all__ = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -51,6 +51,10 @@ class Calls:
         schedule = self._running
         return await call_envs(schedule, None, name, args, kwargs)
 
+    @overload
+    async def call_at(self, slots: int, name: str, *args: Any, **kwargs: Any) -> Any: ...
+    @overload
+    async def call_at(self, slots: Iterable[int], name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]: ...
     async def call_at(self, slots: int | Iterable[int], name: str, *args: Any, **kwargs: Any) -> Any:
         """Call a method of one slot's env, or of some slots' envs (or read an attribute); otherwise as `call`.
 
@@ -88,6 +92,16 @@ class Calls:
         """
         schedule = self._running
         await set_attr(schedule, name, values)
+
+    def model_field(self, name: str) -> npt.NDArray[Any]:
+        """A live field of the models of native MuJoCo slots (see `NativeVectorEnv.model_field`).
+
+        Raises:
+            ValueError: always, since envs with a model each have none in common; with `backend="native"` they have.
+        """
+        raise ValueError(
+            f'model_field({name!r}): only with backend="native"; of single envs, `call` a method that changes the model'
+        )
 
 
 def in_order(numbers: npt.NDArray[np.int64], results: Sequence[Any]) -> tuple[Any, ...]:

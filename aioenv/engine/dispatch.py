@@ -25,9 +25,9 @@ from aioenv.engine.slots import SlotState, SlotTable
 from aioenv.engine.tails import read_tail, read_what_can_be
 from aioenv.errors import SlotError, WireError, WorkerDied
 from aioenv.host.polling import Poller
+from aioenv.machine import usable_cpus
 from aioenv.wire.frames import Frame, Kind
 from aioenv.wire.messages import load
-from aioenv.workers.environment import usable_cpus
 from aioenv.workers.restart import RestartPolicy
 from aioenv.workers.restarter import Restarter
 from aioenv.workers.supervisor import Worker

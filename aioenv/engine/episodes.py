@@ -208,7 +208,8 @@ class SoloWatch:
             if isinstance(has, np.ndarray) and has.dtype == np.bool_ and has.shape == mask.shape:
                 mask &= has
             info = info[key]
-        each = isinstance(info, (np.ndarray, list, tuple)) and np.ndim(info) and len(info) == self._n
+        each = info.ndim > 0 if isinstance(info, np.ndarray) else isinstance(info, (list, tuple))
+        each = each and len(info) == self._n
         return (info if each else [info] * self._n), mask
 
 

@@ -30,12 +30,12 @@ from aioenv.host.polling import MAX_POLL_S
 from aioenv.host.registry import capture_registry
 from aioenv.host.vector_service import VectorService
 from aioenv.host.worker import run_here
+from aioenv.machine import usable_cpus
 from aioenv.memory import Shared
 from aioenv.stats.episodes import EpisodeStats
 from aioenv.stats.running import SharedRunningStats
 from aioenv.stats.seed_plan import SeedPlan
 from aioenv.wire.messages import dump_code
-from aioenv.workers.environment import usable_cpus
 from aioenv.workers.restart import RestartPolicy
 from aioenv.workers.supervisor import Worker
 

@@ -43,12 +43,12 @@ def so_far(layout: Layout, exchange: Exchange) -> StepResult | ResetResult:
 
 def harvest(
     layout: Layout, parts: Parts, max_slots: int | None
-) -> tuple[Ready, list[tuple[Exchange, Any]], list[SlotError], Parts]:
+) -> tuple[Ready, list[tuple[Exchange, Any]], list[tuple[SlotError, set[int]]], Parts]:
     """Take the results of up to `max_slots` slots, of the oldest parts first.
 
     Returns:
-        The results; the exchanges they come from with the slots taken of each; the errors among the slots taken;
-        and the parts of which something is left.
+        The results; the exchanges they come from with the slots taken of each; the errors, each with those of its slots
+        that are taken; and the parts of which something is left.
     """
     taken: list[tuple[Exchange, Part, list[int]]] = []  # with rows of the part
     rest: Parts = []
@@ -70,7 +70,7 @@ def harvest(
     objects = layout.no_objects(n)
     reward, terminated, truncated = np.empty(n), np.empty(n, np.bool_), np.empty(n, np.bool_)
     columns: list[Columns] = []
-    errors: list[SlotError] = []
+    errors: list[tuple[SlotError, set[int]]] = []
     moves: dict[Exchange, tuple[list[int], list[int]]] = {}  # rows of its batch, and rows of the result
     begin = 0
     for exchange, part, rows in taken:
@@ -87,7 +87,7 @@ def harvest(
             columns += [c for c in (_chosen(c, source, target) for c in part.columns) if c is not None]
         if part.errors:
             numbers = set(part.slots[rows].tolist())
-            errors += [error for error in part.errors if numbers.intersection(error.slots)]
+            errors += [(error, hit) for error in part.errors if (hit := numbers.intersection(error.slots))]
     for exchange, (theirs, mine) in moves.items():
         batch = exchange.batch
         for array, other in zip(obs, batch.obs, strict=True):

@@ -45,6 +45,7 @@ class History:
         self._objects = fleet.received.no_objects(num_envs)
         self._over = np.zeros(num_envs, np.bool_)
         self._done: npt.NDArray[Any] = np.full(num_envs, None, object)  # what was done last, a `Sent` or a `StateSet`
+        self._failed: set[int] = set()  # which must be reset: their envs have raised since they were last known
         self._before = np.zeros((num_envs, checkpoint_size))
         self._after = np.zeros((num_envs, checkpoint_size))
         self._beyond_before: dict[int, bytes] = {}  # what did not fit into these two
@@ -75,6 +76,7 @@ class History:
         """Slots were put into states: by slot, the state and the checkpoint of it."""
         for slot, (state, checkpoint) in states.items():
             self._done[slot] = StateSet(state)
+            self._failed.discard(slot)
             self._over[slot] = False
             if checkpoint is not None:
                 self._note_after(slot, *checkpoint)
@@ -93,6 +95,8 @@ class History:
                 mine_[slot] = item
         done: Any = slots if sent.kind is Kind.STEP else sent.slots
         self._done[done] = sent
+        if self._failed:
+            self._failed.difference_update(sent.slots.tolist())
         if sent.kind is Kind.STEP:
             self._over[slots] = False if self._resets_at_once else batch.terminated[rows] | batch.truncated[rows]
         else:
@@ -103,8 +107,9 @@ class History:
             self._after[slots] = batch.checkpoint[rows]
             if part.beyond or self._beyond_after or self._beyond_before:
                 self._note_beyond(sent.slots if sent.kind is Kind.RESET else part.slots, part)
-        for error in part.errors:  # nobody knows what these envs are now; they must be reset anyway
+        for error in part.errors:  # what they did can't be done again; they must be reset anyway
             self._done[list(error.slots)] = None
+            self._failed.update(error.slots)
 
     def _note_beyond(self, done: npt.NDArray[np.int64], part: Part) -> None:
         for slot in done.tolist():
@@ -114,19 +119,25 @@ class History:
         self._beyond_after.update((part.member.start + row, data) for row, data in part.beyond)
 
     def lost_rows(self, member: Member, rows: list[int]) -> list[LostRow]:
-        """What rows of a worker that begin anew are told; none for those that had not begun."""
+        """What rows of a worker that begin anew are told; none for those that had not begun.
+
+        One that had failed is told its seed alone: it is reset before it is stepped.
+        """
         observations = list(self._fleet.received.rows(self._obs, self._objects))
         lost = []
         for row in rows:
             slot = member.start + row
+            seed = _derive(self._seeds[slot], member.worker.generation)
             if self._done[slot] is not None:
-                seed = _derive(self._seeds[slot], member.worker.generation)
                 lost.append(LostRow(row, seed, observations[slot], bool(self._over[slot])))
+            elif slot in self._failed and not self._fleet.vectorized:
+                lost.append(LostRow(row, seed, None, True))
         return lost
 
-    def resumed_rows(self, member: Member) -> tuple[list[int], Any, list[tuple[Any, ...]], Any, Any]:
+    def resumed_rows(self, member: Member) -> tuple[list[int], Any, list[tuple[Any, ...] | None], Any, Any]:
         """What a worker's rows that go on are told (see `EnvService.resume`)."""
-        rows = [row for row in range(member.stop - member.start) if self._done[member.start + row] is not None]
+        every = range(member.start, member.stop)
+        rows = [slot - member.start for slot in every if self._done[slot] is not None or slot in self._failed]
         slots = [member.start + row for row in rows]
         operations = [self._operation(slot, slot - member.start) for slot in slots]
         beyond = [(self._beyond_before.get(slot), self._beyond_after.get(slot)) for slot in slots]
@@ -140,9 +151,11 @@ class History:
         objects = [column[slots] for column in self._objects]
         return rows, self._after[slots], beyond, [array[slots] for array in self._obs], objects
 
-    def _operation(self, slot: int, row: int) -> tuple[Any, ...]:
-        """What was done to a slot last, as `EnvService.resume` takes it."""
+    def _operation(self, slot: int, row: int) -> tuple[Any, ...] | None:
+        """What was done to a slot last, as `EnvService.resume` takes it; None if it has failed since."""
         sent = self._done[slot]
+        if sent is None:
+            return None
         if isinstance(sent, StateSet):
             return "set_state", sent.state
         if sent.kind is Kind.RESET:

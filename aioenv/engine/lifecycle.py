@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 from gymnasium import Space
+from gymnasium.envs.registration import EnvSpec
 
 from aioenv.engine.fleet import Fleet, FleetConfig
 from aioenv.engine.results import WorkerInfo
@@ -168,9 +169,10 @@ class Lifecycle(Traces, Startable):
         return self._started.metadata
 
     @property
-    def spec(self) -> Any:
+    def spec(self) -> EnvSpec | None:
         """The `EnvSpec` of the first env, if it has one."""
-        return self._started.spec
+        spec: EnvSpec | None = self._started.spec
+        return spec
 
     @property
     def render_mode(self) -> str | None:

@@ -17,6 +17,10 @@ from aioenv.workers.supervisor import Worker
 __all__ = ["ON_TIMEOUT", "Patience", "images_late"]
 
 ON_TIMEOUT = ("raise", "kill", "restart")
+# From what timeout on workers that are late are asked where they are, in seconds: with shorter ones somebody looks in
+# now and then. The question interrupts what they wait for (most of it goes on waiting), so those that are to live
+# are asked later.
+_ASK_FROM_S, _ASK_DOOMED_FROM_S = 5.0, 1.0
 # The loop may have stood still for longer than the timeout: what came meanwhile is read before anybody is called late.
 _TURNS = 3
 
@@ -141,13 +145,15 @@ class Patience:
         except TimeoutError:
             if all(reply.done() and not reply.cancelled() for reply in replies):  # as in `_wait`
                 return [reply.exception() or reply.result() for reply in replies]
-            slots, running, who = self._describe(self._late())
-            raise StepTimeout(
+            slots, running, who = self._describe(late := self._late())
+            error = StepTimeout(
                 f"{what}: no reply from {who} within timeout_s={self._timeout_s}; the envs go on with it, but the "
                 "results are dropped",
                 slots=slots,
                 running=running,
-            ) from None
+            )
+            await self._ask_where(late, self._timeout_s, error)
+            raise error from None
 
     async def _wait(self, begin: Callable[[], Awaitable[object]], timeout_s: float, exchange: Exchange | None) -> None:
         nobody, killed, come = False, self._killed, False
@@ -165,14 +171,29 @@ class Patience:
                     continue
                 # twice: the last reply may have come just now
                 if self._on_timeout == "raise" or (nobody and not late):
-                    raise self._timed_out(late, timeout_s, exchange) from None
+                    error = self._timed_out(late, timeout_s, exchange)
+                    await self._ask_where(late, timeout_s, error)
+                    raise error from None
                 nobody, killed = not late and self._draws_on(killed), self._killed
+                await self._ask_where(late, timeout_s)  # it is in what they have printed then
                 for member in late:
-                    if self._restarts(member):  # that has a limit of its own
+                    # that has a limit of its own; or its reply has come while it was asked
+                    if self._restarts(member) or not member.worker.busy:
                         continue
                     if self._on_timeout == "kill" and self._restarter is not None:
                         self._restarter.forsake(member.worker)
                     member.worker.strike(f"no reply within timeout_s={timeout_s}")
+
+    async def _ask_where(self, late: list[Member], timeout_s: float | None, error: StepTimeout | None = None) -> None:
+        """Have workers that are late say where they are, and note it."""
+        if timeout_s is None or timeout_s < (_ASK_DOOMED_FROM_S if error is None else _ASK_FROM_S):
+            return
+        workers = [member.worker for member in late]
+        for worker, frames in zip(workers, await asyncio.gather(*(worker.where() for worker in workers)), strict=True):
+            if frames and error is not None:
+                slot = worker.running_slot
+                who = f"worker {worker.index} (pid {worker.pid})" if slot is None else f"slot {slot} (pid {worker.pid})"
+                error.add_note(f"Where {who} is, the innermost call first:\n{frames}")
 
     def _restarts(self, member: Member) -> bool:
         return self._restarter is not None and self._restarter.restarts(member.worker)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 
 from aioenv.engine.fleet import Fleet
@@ -52,7 +53,8 @@ class Recovery:
             found = {row: text for row, text in zip(rows, differences, strict=True) if text is not None}
             for row, difference in found.items():
                 slot = member.start + row
-                _log.warning("slot %d could not be resumed: %s; its episode is truncated", slot, difference)
+                with contextlib.suppress(Exception):  # of a handler: the worker is there
+                    _log.warning("slot %d could not be resumed: %s; its episode is truncated", slot, difference)
             lost = list(found)
             if not (rows and vectorized):  # of which all rows were restored
                 self._history.note_first(member, first, [row for row in every if row not in rows])

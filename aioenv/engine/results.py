@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from aioenv.workers.memory import ProcessMemory, process_memory
 
-__all__ = ["Ready", "ResetResult", "StepResult", "WorkerInfo"]
+__all__ = ["Ready", "ResetResult", "SlotStep", "StepResult", "WorkerInfo"]
 
 
 class ResetResult(NamedTuple):
@@ -39,6 +39,24 @@ class StepResult(NamedTuple):
     reward: npt.NDArray[np.float64]
     terminated: npt.NDArray[np.bool_]
     truncated: npt.NDArray[np.bool_]
+    info: dict[str, Any]
+
+
+class SlotStep(NamedTuple):
+    """The outcome of `step_at`: of one env, no batch; unpacks as that of its `step`.
+
+    Attributes:
+        obs: an observation of the single observation space.
+        reward: a float.
+        terminated: a bool.
+        truncated: a bool.
+        info: the env's own dict.
+    """
+
+    obs: Any
+    reward: float
+    terminated: bool
+    truncated: bool
     info: dict[str, Any]
 
 

@@ -24,13 +24,13 @@ from aioenv.engine.fleet import Fleet, Member
 from aioenv.engine.images.painter import Painter
 from aioenv.engine.images.shots import Images
 from aioenv.engine.patience import Patience
-from aioenv.engine.results import ResetResult, StepResult
+from aioenv.engine.results import ResetResult, SlotStep, StepResult
 from aioenv.engine.slots import SlotState, SlotTable
 from aioenv.engine.some_slots import Seeds, SomeSlots
 from aioenv.engine.tails import reset_tail, step_tail
 from aioenv.errors import ClosedError, SlotError, StaleViewWarning
+from aioenv.machine import usable_cpus
 from aioenv.wire.frames import Kind
-from aioenv.workers.environment import usable_cpus
 from aioenv.workers.restart import RestartPolicy
 
 __all__ = ["Schedule"]
@@ -44,7 +44,7 @@ _STALE = (
     "still in use: copy what you keep, or let copy be True"
 )
 
-Result = TypeVar("Result", StepResult, ResetResult)
+Result = TypeVar("Result", StepResult, ResetResult, SlotStep)
 
 
 class Schedule(SomeSlots):
@@ -255,7 +255,7 @@ class Schedule(SomeSlots):
 
     def _settle(self, exchange: Exchange) -> None:
         """All replies are in and about to be handed out: the slots are free again, or failed."""
-        self.table.move(slice(None), SlotState.IDLE)
+        self.free_slots(slice(None))
         if exchange.stepped and self._must_reset:
             self.table.note_ends(slice(None), exchange.batch.terminated | exchange.batch.truncated)
         for error in exchange.errors():
@@ -276,6 +276,7 @@ class Schedule(SomeSlots):
         self._exchanges.clear()
         self._abandoned.clear()
         self._ready.clear()
+        self._arrival.set()
         del self._next
 
     # ------------------------------------------------------------ what nobody waits for any more
@@ -295,7 +296,8 @@ class Schedule(SomeSlots):
 
     async def drain(self) -> None:
         """Wait for the replies of abandoned exchanges, then drop what nobody took of them."""
-        for exchange in self._abandoned:
+        # looked up anew each time: other tasks take and abandon some meanwhile
+        while (exchange := next((one for one in self._abandoned if one.open), None)) is not None:
             await self.patience.wait_for(exchange, shielded=True)
         abandoned, self._abandoned = self._abandoned, []
         for exchange in abandoned:
@@ -303,6 +305,8 @@ class Schedule(SomeSlots):
         dropped = [(e, p) for e, p in self._ready if e in abandoned]
         self._ready = [(e, p) for e, p in self._ready if e not in abandoned]
         ended: list[int] = []
+        if dropped:
+            self._arrival.set()
         for exchange, part in dropped:
             assert part.untaken is not None
             left = part.slots[part.untaken]
@@ -315,6 +319,7 @@ class Schedule(SomeSlots):
                 if still := tuple(slot for slot in error.slots if slot in left):
                     error.concern(still)
                     self.table.fail(error)
+            self.table.note_taken(left)
         if ended:
             _log.warning(
                 "the result of a cancelled or timed-out step was dropped, and with it the ends of the episodes in "

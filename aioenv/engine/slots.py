@@ -61,6 +61,8 @@ class SlotTable:
         # whose observation nobody knows: never reset, or put into a state
         self._unseen = np.ones(num_envs, np.bool_)
         self._any_unseen = True
+        # put into a state while a result of theirs had not been taken, which says nothing of them any more
+        self._overtaken: set[int] = set()
         self.paused: npt.NDArray[np.bool_] | None = None
         self.exhausted: set[int] = set()
 
@@ -146,23 +148,35 @@ class SlotTable:
         else:
             self._states[slots] = int(state)  # numpy takes ten times as long for an enum
 
-    def fail(self, error: SlotError) -> None:
-        """Take note that slots can't be stepped: until a reset (EnvError), or for good (WorkerDied)."""
+    def fail(self, error: SlotError, among: Iterable[int] | None = None) -> None:
+        """Take note that slots can't be stepped: until a reset (EnvError), or for good (WorkerDied).
+
+        Args:
+            error: what went wrong.
+            among: its slots whose results are taken just now; None: all. A reset of others may have been sent since.
+        """
         dead = isinstance(error, WorkerDied)
         self._any_dead |= dead
         self._any_failed |= not dead
-        for slot in error.slots:
+        for slot in error.slots if dead or among is None else among:
             if self._states[slot] != SlotState.DEAD:
                 self._errors[slot] = error
                 if dead:
                     self._states[slot] = SlotState.DEAD
-                else:
+                elif slot not in self._overtaken:
                     self._failed[slot] = True
 
     def note_ends(self, slots: Slots | slice, ended: Any) -> None:
         """Take note of which episodes have ended in a step."""
         if self.must_reset:
             self._ended[slots] |= ended
+            if self._overtaken:
+                self._ended[list(self._overtaken)] = False
+
+    def note_taken(self, slots: Slots) -> None:
+        """Results of these slots that waited were taken, or dropped."""
+        if self._overtaken:
+            self._overtaken.difference_update(slots.tolist())
 
     def note_reset(self, slots: Slots) -> None:
         """A reset of these slots is being sent: what was wrong with them is over."""
@@ -178,6 +192,7 @@ class SlotTable:
     def note_states(self, slots: Slots) -> None:
         """These slots were put into states: whatever was wrong is over, and their observations come with a step."""
         self.note_reset(slots)
+        self._overtaken.update(slots[self._states[slots] == SlotState.READY].tolist())
         self._unseen[slots] = True
         self._any_unseen = bool(self._unseen.any())
 
@@ -196,7 +211,7 @@ class SlotTable:
         """Leave these slots out of whole batches."""
         paused = np.zeros(len(self._states), np.bool_) if self.paused is None else self.paused.copy()
         paused[slots] = True
-        self.paused = paused
+        self.paused = paused if paused.any() else None
 
     def resume(self, slots: Slots) -> None:
         """Take these slots in again."""

@@ -49,8 +49,14 @@ def save(path: str | os.PathLike[str], states: Iterable[EnvState]) -> None:
     Args:
         path: of the file.
         states: what `get_state` gave.
+
+    Raises:
+        TypeError: if they are anything else.
+        OSError: if the file can't be written.
     """
-    states = list(states)
+    states = list(states) if isinstance(states, Iterable) else [states]
+    if strange := [state for state in states if not isinstance(state, EnvState)]:
+        raise TypeError(f"save: states: expected a list of EnvState, as get_state gives it, got {strange[0]!r}")
     heads = [{"env_id": state.env_id, "values": state.values} for state in states]
     arrays: dict[str, Any] = {
         f"{i}/{name}": array for i, state in enumerate(states) for name, array in state.arrays.items()

@@ -160,10 +160,11 @@ class SomeSlots:
             exchange.idle = not exchange.open and not any(exchange is other for other, _ in self._ready)
         self._abandoned = [exchange for exchange in self._abandoned if not exchange.idle]
         self.table.note_ends(ready.slots, ready.terminated | ready.truncated)
-        for error in errors:
-            self.table.fail(error)
+        for error, slots in errors:
+            self.table.fail(error, slots)
+        self.table.note_taken(ready.slots)
         if errors:
-            raise SlotError.join(errors, ready)
+            raise SlotError.join([error for error, _ in errors], ready)
         return ready
 
     def _offer(self, exchange: Exchange, part: Part) -> None:
@@ -172,6 +173,12 @@ class SomeSlots:
         self.table.move(part.slots, SlotState.READY)
         if self._wanted and self.table.count(SlotState.READY) >= min(self._wanted):
             self._arrival.set()
+
+    def free_slots(self, slots: Slots | slice) -> None:
+        """Whoever waited for these slots has their results."""
+        self.table.move(slots, SlotState.IDLE)
+        if self._wanted:
+            self._arrival.set()  # a `recv` may have nothing left to wait for
 
     async def _merge(self, merger: Merger, slots: int) -> None:
         """Merge what the envs have seen, if nothing else is in flight than so many slots, whose replies are in."""

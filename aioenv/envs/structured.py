@@ -17,12 +17,19 @@ __all__ = ["StructuredEnv", "SubStepEnv"]
 class StructuredEnv(Protocol):
     """A step of this env is a round of sub-steps; in each, one actor gets an observation and acts.
 
+    It has a `render`, too, if it is to be drawn.
+
     Attributes:
         observation_spaces, action_spaces: by step key, in the order of a round.
     """
 
-    observation_spaces: Mapping[Any, Space[Any]]
-    action_spaces: Mapping[Any, Space[Any]]
+    @property  # of any type of spaces; a plain attribute will do
+    def observation_spaces(self) -> Mapping[Any, Space[Any]]:
+        """Of what actors observe, by step key."""
+
+    @property
+    def action_spaces(self) -> Mapping[Any, Space[Any]]:
+        """Of what they do, by step key."""
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Begin an episode: what the first actor observes, and an info dict."""
@@ -30,17 +37,14 @@ class StructuredEnv(Protocol):
     def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
         """Act for whom `actor_id` names: what the next one observes, the reward, and the rest as in Gymnasium."""
 
-    def actor_id(self) -> ActorID:
-        """Whose turn it is: step key and agent. A plain pair will do."""
+    def actor_id(self) -> tuple[Any, Any]:
+        """Whose turn it is, as an `ActorID` or a plain pair: step key and agent."""
 
     def is_actor_done(self) -> bool:
         """Whether this actor has nothing more to do in this episode."""
 
     def actor_rewards(self) -> Any:
         """A reward for each actor in the last round that was completed; None if there is no such thing."""
-
-    def render(self) -> Any:
-        """As in Gymnasium."""
 
     def close(self) -> None:
         """As in Gymnasium."""

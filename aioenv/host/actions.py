@@ -30,18 +30,19 @@ class Actions:
         own = layout.zeros(n)
         self._lanes = [[lane.get(i, array) for i, array in enumerate(own)] for lane in shared]
         self._shared = set(shared[0])
-        self._lane = bytearray(laned)  # the one that the request that was just read is about
+        self._lane = bytearray(laned)  # of the last request that was read into `views`
         framed = [byte_view(array) for i, array in enumerate(own) if i not in self._shared]
         self.views: list[memoryview] = [memoryview(self._lane), *framed] if laned else framed
 
     def open(self, frame: Frame) -> tuple[int, bytes]:
         """The lane that a request is about, and the actions that were not read into `views`."""
-        data = b""
+        lane, data = self._lane, b""
         # a request for a few rows may be as long as one for all, if it has nothing but the lane
         if frame.fixed is not self.views:
+            # `_lane` may be the next request's already: several come in one read
             data, size = b"".join(frame.fixed), len(self._lane)
-            self._lane[:], data = data[:size], data[size:]
-        return self._lane[0] if self._lane else 0, data
+            lane, data = bytearray(data[:size]), data[size:]
+        return lane[0] if lane else 0, data
 
     def of_all(self, lane: int, objects: Sequence[Sequence[Any]]) -> list[Any]:
         """The actions of all rows; copies, since envs may keep them, and the next are read into the same memory."""

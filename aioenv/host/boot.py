@@ -1,6 +1,6 @@
 """The first thing that a worker process runs: take the descriptors into safety, then import the rest.
 
-The parent starts `python -c BOOTSTRAP` (see `workers/launch.py`), which imports this module and nothing else. A
+The parent starts `python -c` (see `bootstrap` in `workers/environment.py`), which imports this and nothing else. A
 forked worker comes here too, from `forkserver.py`.
 """
 

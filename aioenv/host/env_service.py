@@ -274,7 +274,17 @@ class EnvService(EnvResume, SlotService):
             except BaseException as exc:
                 images.append(None)
                 failures.append(describe_failure(exc, row))
-        return Reply((), dump((rows, images, failures)))
+        try:
+            return Reply((), dump((rows, images, failures)))
+        except Exception:
+            for i, row in enumerate(rows):  # whose is it?
+                try:
+                    dump(images[i])
+                except Exception as exc:
+                    exc.add_note(f"its image, a {type(images[i]).__name__}, can't be pickled")
+                    images[i] = None
+                    failures.append(describe_failure(exc, row))
+            return Reply((), dump((rows, images, failures)))
 
     def close(self) -> None:
         """Close every env; what one of them raises does not keep the others open."""

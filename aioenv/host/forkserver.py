@@ -3,12 +3,13 @@
 It is the guardian too: when the process that it serves is gone, in whatever way, it kills the process groups of all
 workers, its own and those that were spawned. It ends when its control socket does.
 
-The parent starts `python -c BOOTSTRAP` (see `workers/forkserver.py`). One that only guards imports next to nothing.
+The parent starts `python -c` (see `bootstrap` in `workers/environment.py`). A mere guardian imports next to nothing.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import importlib
 import os
@@ -24,7 +25,7 @@ from aioenv import nested
 from aioenv.host import boot
 from aioenv.host.boot import IGNORABLE
 from aioenv.host.mujoco_log import divert_warnings
-from aioenv.wire.orders import SIZE, Exited, Fork, Forked, Guard, Release, Unfit, pack, unpack
+from aioenv.wire.orders import SIZE, Exited, Fork, Forked, Guard, Refused, Release, Unfit, pack, unpack
 
 __all__ = ["main"]
 
@@ -121,11 +122,12 @@ class Server:
             if self._unfit is not None:
                 return
             self._imported.add(name)
+            before = _count_threads()  # a debugger's, say, or of `sitecustomize`: no module is to blame for those
             # whoever needs it will be told why it can't be imported
             with contextlib.suppress(Exception, SystemExit), self._watching():
                 importlib.import_module(name)
             threads = _count_threads()
-            if threads > 1:
+            if threads > before:
                 self._unfit = Unfit(name, threads)
         if news:
             # once here, so that no worker has to
@@ -161,15 +163,16 @@ class Server:
         *channel, output = rest
         status = socket.socket(fileno=status_fd)
         if self._unfit is not None:
-            _tell(status, self._unfit)
-            status.close()
-            for fd in fds[:-1]:
-                os.close(fd)
+            _refuse(self._unfit, status, fds)
             return None
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         server_pid = os.getpid()
-        pid = os.fork()
+        try:
+            pid = os.fork()
+        except OSError as exc:  # too many processes, or too little memory: its other workers live on
+            _refuse(Refused(exc.errno or errno.EAGAIN), status, fds)
+            return None
         if pid == 0:
             status.close()
             self._become_worker(server_pid)
@@ -231,9 +234,27 @@ def _tell(status: socket.socket, message: Any, *fds: int) -> None:
         socket.send_fds(status, [pack(message)], fds)
 
 
+def _refuse(why: Unfit | Refused, status: socket.socket, fds: Sequence[int]) -> None:
+    """Tell that there is no worker, and let go of what it was to have."""
+    _tell(status, why)
+    status.close()
+    for fd in fds[:-1]:
+        os.close(fd)
+
+
 def _kill_group(pid: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
+
+
+def _draw_anew() -> None:
+    """Seed the global generators of what was imported, or all workers would draw the same (`random` does it itself)."""
+    numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
+    if numpy is not None:
+        numpy.random.seed()
+    generator = getattr(torch, "default_generator", None)  # it may have failed to import
+    if generator is not None:
+        generator.seed()
 
 
 def main(parent_pid: int, control_fd: int) -> None:
@@ -248,7 +269,5 @@ def main(parent_pid: int, control_fd: int) -> None:
         os._exit(0)
     os.dup2(ends.output, 2)
     os.close(ends.output)
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        numpy.random.seed()  # or all workers would draw the same from numpy's global generator
+    _draw_anew()
     boot.work(ends.read, ends.write, ends.marker, ends.memory)

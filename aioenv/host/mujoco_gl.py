@@ -8,9 +8,31 @@ import sys
 import threading
 from typing import Any
 
-__all__ = ["choose_backend_here", "choose_backend_late"]
+from aioenv.errors import RenderError
+
+__all__ = ["check_mujoco_gl", "choose_backend_here", "choose_backend_late"]
+
+# What MuJoCo can be imported with, and what there is to choose.
+_SWITCHES = ("", "glfw", "enable", "enabled", "on", "true", "1", "disable", "disabled", "off", "false", "0")
+_OTHERS = {"linux": ("egl", "osmesa", "glx"), "win32": ("wgl",), "darwin": ("cgl",)}
 
 _choosing = threading.Lock()
+
+
+def check_mujoco_gl() -> None:
+    """Look at MUJOCO_GL before MuJoCo does, whose import fails where it has no such value.
+
+    Raises:
+        RenderError: if there is none.
+    """
+    value = os.environ.get("MUJOCO_GL", "")
+    others = _OTHERS.get(sys.platform, ())
+    if value.lower().strip() not in (*_SWITCHES, *others):
+        names = ", ".join(repr(name) for name in ("egl", "osmesa", "glfw") if name in (*_SWITCHES, *others))
+        raise RenderError(
+            f"MUJOCO_GL (an environment variable): expected one of {names}, or that it is not set (then the best that "
+            f"works draws), got {value!r}; MuJoCo can't be imported with it. `aioenv doctor` shows what works"
+        )
 
 
 def choose_backend_here(backend: str) -> None:

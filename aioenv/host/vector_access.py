@@ -16,6 +16,8 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 from aioenv.batching.layout import Layout
 from aioenv.errors import ActionError
+from aioenv.host.mujoco_gl import check_mujoco_gl
+from aioenv.host.vector_results import reset_result
 
 __all__ = [
     "TASKS",
@@ -87,6 +89,7 @@ def make_registered(env: str | EnvSpec, env_kwargs: dict[str, Any], *, num_envs:
     """Make what is registered for an id, "module:id" or spec as a vector env, or ours with the same results."""
     env = copy.deepcopy(_spec(env))
     if is_native_task(env):
+        check_mujoco_gl()
         env.vector_entry_point = TASKS[str(env.entry_point)]
         env_kwargs = {name: value for name, value in env_kwargs.items() if name != "disable_env_checker"}
         env_kwargs.setdefault("autoreset_mode", AutoresetMode.NEXT_STEP)
@@ -171,11 +174,12 @@ def reset_vector_env(
 
     Raises:
         ValueError: if a mask is given and the env did not look at it: all of its slots have been reset.
+        TypeError, ValueError: if what it gives is no result of a reset.
     """
     if mask is None:
-        return env.reset(seed=seed, options=options)
+        return reset_result(env.reset(seed=seed, options=options))  # type: ignore[no-any-return]
     masked = _Options({**(options or {}), "reset_mask": mask})
-    result = env.reset(seed=seed, options=masked)
+    result: tuple[Any, dict[str, Any]] = reset_result(env.reset(seed=seed, options=masked))
     if not masked.looked:
         raise ValueError(
             f"{type(env.unwrapped).__name__} can't reset some of its slots: it did not look at options['reset_mask'] "

@@ -12,6 +12,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import concatenate, create_empty_array, iterate
 
 from aioenv.host.vector_access import reset_vector_env, steps_some
+from aioenv.host.vector_results import step_result
 from aioenv.wire.messages import LostRow
 
 __all__ = ["Anew", "Infos"]
@@ -94,7 +95,7 @@ class Anew:
         if rest.any():
             alone = not rest.all() and steps_some(self._env)
             step = partial(self._env.step_some, slots=np.flatnonzero(rest)) if alone else self._env.step  # type: ignore[attr-defined]
-            obs, *columns, info = step(actions)
+            obs, *columns, info = step_result(step(actions))
             reward, terminated, truncated = (np.where(rest, column, 0) for column in columns)
             infos.append((info, np.flatnonzero(rest).tolist()))
         at_once = self._mode is AutoresetMode.SAME_STEP

@@ -31,6 +31,7 @@ from aioenv.host.vector_anew import Anew, Infos
 from aioenv.host.vector_calls import VectorCalls
 from aioenv.host.vector_checkpoint import VectorCheckpoints
 from aioenv.host.vector_replies import VectorReplies
+from aioenv.host.vector_results import step_result
 from aioenv.host.worker import StartFailed, describe_failure
 from aioenv.wire.frames import Frame
 from aioenv.wire.messages import Failure, LostRow, ResetRequest, dump, load, load_code
@@ -127,7 +128,7 @@ class VectorService(SlotService):
         actions = self._actions.assemble([array.copy() for array in self._action_arrays], objects or ())
         infos: Infos
         if self._anew is None:
-            obs, reward, terminated, truncated, info = self._env.step(actions)
+            obs, reward, terminated, truncated, info = step_result(self._env.step(actions))
             infos = [(info, range(self._n))]
         else:
             obs, reward, terminated, truncated, infos = self._anew.step(actions)
@@ -145,7 +146,8 @@ class VectorService(SlotService):
         actions = with_rows(self._actions, self._n, rows, self._actions.split(data, len(rows)), objects)
         infos: Infos
         if self._anew is None:
-            obs, reward, terminated, truncated, info = self._env.step_some(actions, np.array(rows))  # type: ignore[attr-defined]
+            result = self._env.step_some(actions, np.array(rows))  # type: ignore[attr-defined]
+            obs, reward, terminated, truncated, info = step_result(result)
             infos = [(info, rows)]
         else:
             obs, reward, terminated, truncated, infos = self._anew.step(actions, rows)
@@ -159,7 +161,11 @@ class VectorService(SlotService):
 
     def _flags(self, reward: Any, terminated: Any, truncated: Any) -> list[npt.NDArray[Any]]:
         n = self._n
-        return [_column(reward, np.float64, n), _column(terminated, np.bool_, n), _column(truncated, np.bool_, n)]
+        return [
+            _column("reward", reward, np.float64, n),
+            _column("terminated", terminated, np.bool_, n),
+            _column("truncated", truncated, np.bool_, n),
+        ]
 
     def _reset(self, frame: Frame) -> Reply:
         request: ResetRequest = load(frame.tail)
@@ -288,10 +294,10 @@ def _dumped(values: Sequence[Any]) -> tuple[list[bytes], list[Failure]]:
     return [dump(value) for value in values], []
 
 
-def _column(values: Any, dtype: Any, n: int) -> npt.NDArray[Any]:
+def _column(name: str, values: Any, dtype: Any, n: int) -> npt.NDArray[Any]:
     array = np.ascontiguousarray(values, dtype)
-    if array.shape != (n,):
-        raise ValueError(f"reward and flags: expected shape {(n,)}, got {array.shape}")
+    if array.shape != (n,) or np.ndim(values) != 1:
+        raise ValueError(f"{name}: expected shape {(n,)}, got {np.shape(values)}")
     return array
 
 

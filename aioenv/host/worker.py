@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import importlib
 import os
 import signal
@@ -13,6 +14,7 @@ from collections.abc import Sequence
 from aioenv.errors import WireError
 from aioenv.host import running, shared
 from aioenv.host.link import Link
+from aioenv.host.log_records import tell_records
 from aioenv.host.mujoco_gl import choose_backend_late
 from aioenv.host.mujoco_log import divert_warnings
 from aioenv.host.registry import restore_registry
@@ -20,7 +22,7 @@ from aioenv.host.service import Reply, Service
 from aioenv.host.tracing import TracedService
 from aioenv.trace.ring import TRACE, Handle, Ring
 from aioenv.wire.frames import Frame, Header, Kind
-from aioenv.wire.messages import Call, Failure, Start, dump, dump_exception, load, load_code
+from aioenv.wire.messages import WHERE, Call, Failure, Start, dump, dump_exception, load, load_code
 
 __all__ = ["describe_failure", "run", "run_here"]
 
@@ -108,6 +110,7 @@ class _Loop:
             for name in start.ignored:
                 signal.signal(getattr(signal, name), signal.SIG_IGN)
             self._link.poll(start.poll_s)
+            tell_records(start.log_level)
             sys.path[:] = start.sys_path
             restore_registry(start.registry)
         for name in start.preload:
@@ -162,11 +165,23 @@ def run(read_fd: int, write_fd: int, marker_fd: int | None, memory_fd: int | Non
     running.share(marker_fd)
     shared.keep(memory_fd)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
+    _be_traceable()
     divert_warnings()
     try:
         _Loop(read_fd, write_fd).run()
     except BrokenPipeError:
         os._exit(1)  # the parent is gone: nobody is left to tell
+
+
+def _be_traceable() -> None:
+    """Let a crash print where it happened, and the parent ask where this process is, even in C code with the GIL held.
+
+    To the descriptor: an env may have closed `sys.stderr`. Other threads are left out of what is asked for, since they
+    run on meanwhile.
+    """
+    faulthandler.enable(2)
+    if WHERE is not None:
+        faulthandler.register(WHERE, 2, all_threads=False)
 
 
 def run_here(fd: int, mark: memoryview, memory_fd: int | None) -> None:

@@ -78,6 +78,7 @@ async def record(
         ImportError: if imageio-ffmpeg is missing.
         RenderError: if images can't be drawn.
         OSError: if the video can't be written.
+        TypeError: if `env` is a vector env, and arguments are for one that is to be made; if `policy` is no function.
         SlotError: if an env failed, or its worker; the video ends there.
     """
     if grid is not None and not (isinstance(grid, (tuple, list)) and len(grid) == 2):
@@ -91,6 +92,8 @@ async def record(
         raise TypeError(f"record: policy: expected a function of observations or None, got {policy!r}")
     video = TiledVideo(Path(out), grid)
     if isinstance(env, AsyncVectorEnv):
+        if strange := [*["render"][: render is not None], *kwargs]:
+            raise TypeError(f"record: {', '.join(strange)}: for envs that are made here; env is a vector env already")
         return await _record(await env, video, steps, policy, fps, seed, progress)
     render = render or RenderConfig(160, 120, quality="fast")
     async with make_vec(env, num_envs, render=render, **kwargs) as envs:

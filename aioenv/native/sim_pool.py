@@ -14,8 +14,8 @@ import numpy.typing as npt
 from mujoco.batch import MODEL_FIELDS
 
 from aioenv.errors import ClosedError
+from aioenv.machine import usable_cpus
 from aioenv.native.engines import STATE, BatchEngine, Engine, LoopEngine, field_value
-from aioenv.native.team import usable_cpus
 
 __all__ = ["SimPool", "load_model"]
 

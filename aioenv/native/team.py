@@ -9,48 +9,44 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from queue import SimpleQueue
-from typing import Any, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
-__all__ = ["AT_WORK", "Team", "usable_cpus"]
+__all__ = ["AT_WORK", "Team"]
 
 EXIT_S = 10.0  # how long the end of the program waits for a call
 
 Job: TypeAlias = "tuple[Callable[[int], Any], Iterator[int]] | None"
 
 
-def usable_cpus() -> int:
-    """How many CPUs this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 class _AtWork:
-    """Around calls of MuJoCo without the GIL: a thread that comes back from one while Python ends would crash it."""
+    """Around calls of MuJoCo without the GIL: a thread that comes back from one while Python ends would crash it.
+
+    Attributes:
+        is_over: whether the program is ending, so that there shall be no other call.
+    """
 
     def __init__(self) -> None:
         self._threads: set[int] = set()
-        self._is_over = False
+        self.is_over = False
         atexit.register(self._end)
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._threads.clear)
 
     def __enter__(self) -> None:
         self._threads.add(threading.get_ident())
-        if self._is_over:
+        if self.is_over:
             self._threads.discard(threading.get_ident())
-            self.go_on()
+            self.refuse()
 
     def __exit__(self, *exc: object) -> None:
         self._threads.discard(threading.get_ident())
 
-    def go_on(self) -> None:
-        """Between two of many calls; raises a RuntimeError if there shall be no other."""
-        if self._is_over:
-            raise RuntimeError("the program is ending: no simulation is stepped any more")
+    def refuse(self) -> NoReturn:
+        """Raise the RuntimeError of a call that shall not be."""
+        raise RuntimeError("the program is ending: no simulation is stepped any more")
 
     def _end(self) -> None:
-        self._is_over = True
+        self.is_over = True
         deadline = time.monotonic() + EXIT_S
         while self._threads - {threading.get_ident()} and time.monotonic() < deadline:
             time.sleep(0.001)
@@ -129,7 +125,8 @@ def _do_all(work: Callable[[int], Any], pending: Iterator[int]) -> BaseException
     while True:
         try:
             for item in pending:
-                AT_WORK.go_on()
+                if AT_WORK.is_over:
+                    AT_WORK.refuse()
                 work(item)
             return failed
         except BaseException as exc:

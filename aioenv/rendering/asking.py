@@ -7,18 +7,20 @@ import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Required, TypeAlias, TypedDict
 
 import mujoco
 import numpy as np
 import numpy.typing as npt
 
+from aioenv.rendering.cameras import Camera
 from aioenv.rendering.config import MAX_SIDE, check_devices, check_int
 from aioenv.rendering.drawing import EDITABLE, Images
 from aioenv.workers.restart import RestartPolicy
 
 __all__ = [
     "MAX_SLOTS",
+    "How",
     "Model",
     "States",
     "check_data",
@@ -37,6 +39,19 @@ __all__ = [
 
 Model: TypeAlias = "mujoco.MjModel | mujoco.MjSpec | str | os.PathLike[str]"
 States: TypeAlias = "npt.ArrayLike | Sequence[mujoco.MjData]"
+
+
+class How(TypedDict, total=False):
+    """Arguments of `RenderPool.render` that say nothing of what it gives, for type checkers."""
+
+    slots: Sequence[int] | npt.NDArray[np.integer[Any]] | None
+    width: Required[int]
+    height: Required[int]
+    camera: Camera | Sequence[Camera]
+    randomize: bool
+    edits: Mapping[str, npt.ArrayLike] | None
+    out: Any
+    copy: bool
 
 
 # Of each slot the pool keeps the last state.

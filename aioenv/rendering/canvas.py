@@ -53,7 +53,8 @@ class Canvas:
             self._gl = mujoco.GLContext(64, 64)
             self._gl.make_current()
             model.vis.global_.offwidth, model.vis.global_.offheight = self._least
-            self._context = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_150.value)
+            with quality.prepared_planes(model):
+                self._context = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_150.value)
             mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN.value, self._context)
         except Exception as exc:
             self.close()

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Integral
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
+from aioenv.host.mujoco_gl import check_mujoco_gl
 from aioenv.rendering.quality import Quality, parse_quality
 
 __all__ = ["BACKENDS", "MAX_SIDE", "CameraChoice", "RenderConfig", "check_backend", "check_devices", "check_int"]
@@ -39,7 +40,8 @@ class RenderConfig:
         camera: a camera of the model by name or number, -1 for the free camera; None for the env's own view. A list of
             C of them adds an axis of C before that of the height.
         quality: "exact" gives the pixels of `mujoco.Renderer`; "fast" leaves out shadows, reflections and
-            multisampling, which cost software OpenGL up to 40 times the rest of the image. A `RenderQuality` has
+            multisampling, which cost software OpenGL up to 40 times the rest of the image; "coarse" draws round shapes
+            with half as many sides and rings besides, which halves what is left. A `RenderQuality` has
             each switch by name.
         workers: how many render workers; None for one a usable CPU, at most four and at most one an env, and for
             `pixels=` of single envs none. (Eight processes that draw on one GPU have been seen to hang, mujoco issue
@@ -68,7 +70,7 @@ class RenderConfig:
     camera: CameraChoice | Sequence[CameraChoice] = None
     quality: Quality = "exact"
     workers: int | None = None
-    backend: str | None = None
+    backend: Literal["auto", "egl", "osmesa", "glfw"] | None = None
     depth: bool = False
     segmentation: bool = False
     devices: int | Sequence[int] = 1
@@ -78,6 +80,9 @@ class RenderConfig:
     obs_key: str = "state"
 
     def __post_init__(self) -> None:
+        for name in ("camera", "devices"):  # so that it can be a key, and equals one that was given a tuple
+            if isinstance(getattr(self, name), list):
+                object.__setattr__(self, name, tuple(getattr(self, name)))
         check_int("width", self.width, MAX_SIDE)
         check_int("height", self.height, MAX_SIDE)
         check_int("max_in_flight", self.max_in_flight, 1024)
@@ -127,7 +132,13 @@ def check_int(name: str, value: Any, maximum: int) -> None:
 
 
 def check_backend(backend: str | None) -> None:
-    """Raise a ValueError unless there is such a backend."""
+    """Look at a backend, and at what MuJoCo is told of one.
+
+    Raises:
+        ValueError: if there is no such backend.
+        RenderError: if MUJOCO_GL names none.
+    """
+    check_mujoco_gl()
     if backend is not None and backend not in (*BACKENDS, "auto"):
         raise ValueError(f"backend: expected one of {BACKENDS}, 'auto' or None, got {backend!r}")
 

@@ -223,7 +223,10 @@ class Lane:
         if error is not None:
             call.fail(error)
         else:
-            call.land(piece.rows, staged)
+            try:
+                call.land(piece.rows, staged)
+            except Exception as exc:  # `out` is the user's: it may be read-only by now, say
+                call.fail(exc)
         self._pump()
 
     def _on_death_over(self, piece: _Piece, death: WorkerDied) -> None:

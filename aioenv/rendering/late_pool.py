@@ -11,6 +11,7 @@ import numpy.typing as npt
 from aioenv.batching.layout import byte_view
 from aioenv.errors import SlotError, WorkerDied
 from aioenv.host.mujoco_source import MujocoSource
+from aioenv.machine import usable_cpus
 from aioenv.memory import check_transport
 from aioenv.rendering.backends import candidates
 from aioenv.rendering.batch_renderer import RenderService
@@ -21,7 +22,6 @@ from aioenv.rendering.drawing import Sheet, dump_sources
 from aioenv.rendering.watch import Watch
 from aioenv.wire.frames import Frame, Kind
 from aioenv.wire.messages import dump_code
-from aioenv.workers.environment import usable_cpus
 from aioenv.workers.restart import RestartPolicy
 from aioenv.workers.supervisor import OnReply, Worker
 

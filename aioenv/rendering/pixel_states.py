@@ -17,6 +17,7 @@ from gymnasium.vector.utils import batch_space
 
 from aioenv.host.physics_batch import find_physics
 from aioenv.host.vector_access import make_vector_env, steps_some
+from aioenv.host.vector_results import reset_result, step_result
 from aioenv.rendering.config import RenderConfig
 from aioenv.rendering.pixels import PixelsRefused, beside, space_beside
 
@@ -59,12 +60,12 @@ class PixelStates(VectorWrapper[Any, Any, Any, Any, Any]):
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Begin episodes."""
-        obs, info = self.env.reset(seed=seed, options=options)
+        obs, info = reset_result(self.env.reset(seed=seed, options=options))
         return self._observe(obs), info
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """Step every slot."""
-        return self._shown(*self.env.step(actions))
+        return self._shown(*step_result(self.env.step(actions)))
 
     @property
     def step_some(self) -> Callable[..., Any] | None:
@@ -72,7 +73,7 @@ class PixelStates(VectorWrapper[Any, Any, Any, Any, Any]):
         return self._step_some if steps_some(self.env) else None
 
     def _step_some(self, actions: Any, slots: npt.NDArray[np.int64]) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        return self._shown(*self.env.step_some(actions, slots))  # type: ignore[attr-defined]
+        return self._shown(*step_result(self.env.step_some(actions, slots)))  # type: ignore[attr-defined]
 
     def _shown(
         self, obs: Any, reward: Any, terminated: Any, truncated: Any, info: dict[str, Any]

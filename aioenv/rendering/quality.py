@@ -1,18 +1,31 @@
-"""What "exact" and "fast" mean, in MuJoCo's terms.
+"""What "exact", "fast" and "coarse" mean, in MuJoCo's terms.
 
 On software OpenGL nearly all of an image's cost is the shadow map: HalfCheetah at 84x84 takes 20 to 30 ms as it
-comes, and 0.6 ms without shadows, reflections and multisampling.
+comes, and 0.6 ms without shadows, reflections and multisampling. What is left is for the most part not pixels but
+vertices: those of planes that are cut into up to 200 x 200 patches (3 ms, where a model asks for it), then those of
+round shapes.
 """
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 if TYPE_CHECKING:
     import mujoco
 
-__all__ = ["EXACT", "FAST", "Quality", "RenderQuality", "parse_quality"]
+__all__ = ["COARSE", "EXACT", "FAST", "Quality", "RenderQuality", "parse_quality"]
+
+# Whole numbers: the switch, and the least and the most that it may be.
+_NUMBERS = (
+    ("shadow_map", 0, 16_384),
+    ("samples", 0, 64),
+    ("slices", 3, 1_000),
+    ("stacks", 2, 1_000),
+    ("plane_patches", 1, 200),
+)
 
 
 @dataclass(frozen=True)
@@ -24,6 +37,12 @@ class RenderQuality:
         shadow_map: the side of the shadow map, in texels; None for what the model says (4096 unless it says more).
         reflections: draw what reflecting planes show: the scene once more for each of them.
         samples: multisampling: how many samples a pixel; 0 for none, None for what the model says (4).
+        slices: how many sides round shapes (spheres, capsules, cylinders, …) have at most; None for what the model says
+            (28).
+        stacks: how many rings spheres and the ends of capsules have at most; None for what the model says (16).
+        plane_patches: how many patches a side a finite plane is cut into at most; None for what its third size says (up
+            to 200). Light is computed at their corners: only models all of whose lights are directional are drawn with
+            fewer than they ask for, and there 32 change a pixel by 2 of 255.
         buffer: how large the buffer is that images are drawn in: "image" (as large as the image, the least to clear
             and to read) or "model" (at least as large as the model's `offwidth` and `offheight`). Pixels are the same.
 
@@ -35,16 +54,21 @@ class RenderQuality:
     shadow_map: int | None = None
     reflections: bool = True
     samples: int | None = None
+    slices: int | None = None
+    stacks: int | None = None
+    plane_patches: int | None = None
     buffer: Literal["image", "model"] = "image"
 
     def __post_init__(self) -> None:
         for name in ("shadows", "reflections"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name}: expected True or False, got {getattr(self, name)!r}")
-        for name, most in (("shadow_map", 16_384), ("samples", 64)):
+        for name, least, most in _NUMBERS:
             value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most):
-                raise ValueError(f"{name}: expected an int from 0 to {most} or None, got {value!r}")
+            if value is not None and (
+                isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most
+            ):
+                raise ValueError(f"{name}: expected an int from {least} to {most} or None, got {value!r}")
         if self.buffer not in ("image", "model"):
             raise ValueError(f"buffer: expected 'image' or 'model', got {self.buffer!r}")
 
@@ -57,6 +81,30 @@ class RenderQuality:
             quality.shadowsize = self.shadow_map
         if self.samples is not None:
             quality.offsamples = self.samples
+        if self.slices is not None:
+            quality.numslices = min(quality.numslices, self.slices)
+        if self.stacks is not None:
+            quality.numstacks = min(quality.numstacks, self.stacks)
+
+    @contextlib.contextmanager
+    def prepared_planes(self, model: mujoco.MjModel) -> Iterator[None]:
+        """Around the making of the OpenGL context, which is when planes are cut into patches."""
+        import mujoco
+
+        directional = (model.light_type == mujoco.mjtLightType.mjLIGHT_DIRECTIONAL).all()
+        if self.plane_patches is None or not directional:
+            yield
+            return
+        sizes = model.geom_size
+        before = sizes.copy()
+        # the patches of infinite planes are MuJoCo's own
+        planes = (model.geom_type == mujoco.mjtGeom.mjGEOM_PLANE) & (sizes[:, :2] > 0).all(axis=1)
+        least = 2 * sizes[planes, :2].max(axis=1) / self.plane_patches
+        sizes[planes, 2] = sizes[planes, 2].clip(min=least)
+        try:
+            yield
+        finally:
+            sizes[:] = before
 
     def prepare_scene(self, scene: mujoco.MjvScene) -> None:
         """Set a scene's flags."""
@@ -69,10 +117,11 @@ class RenderQuality:
 
 
 EXACT = RenderQuality()
-FAST = RenderQuality(shadows=False, reflections=False, samples=0)
+FAST = RenderQuality(shadows=False, reflections=False, samples=0, plane_patches=32)
+COARSE = RenderQuality(shadows=False, reflections=False, samples=0, plane_patches=32, slices=14, stacks=8)
 
 # What users write.
-Quality: TypeAlias = "Literal['exact', 'fast'] | RenderQuality"
+Quality: TypeAlias = "Literal['exact', 'fast', 'coarse'] | RenderQuality"
 
 
 def parse_quality(quality: Quality) -> RenderQuality:
@@ -83,7 +132,7 @@ def parse_quality(quality: Quality) -> RenderQuality:
     """
     if isinstance(quality, RenderQuality):
         return quality
-    named = {"exact": EXACT, "fast": FAST}
+    named = {"exact": EXACT, "fast": FAST, "coarse": COARSE}
     if not isinstance(quality, str) or quality not in named:
-        raise ValueError(f"quality: expected one of {sorted(named)} or a RenderQuality, got {quality!r}")
+        raise ValueError(f"quality: expected one of {list(named)} or a RenderQuality, got {quality!r}")
     return named[quality]

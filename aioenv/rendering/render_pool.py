@@ -7,7 +7,7 @@ import secrets
 from collections import deque
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, Unpack, overload
 
 import mujoco
 import numpy as np
@@ -17,6 +17,7 @@ from aioenv.host.mujoco_source import dump_model
 from aioenv.memory import check_transport
 from aioenv.rendering.asking import (
     MAX_SLOTS,
+    How,
     Model,
     States,
     check_data,
@@ -82,8 +83,8 @@ class RenderPool(PoolLife):
             its own.
         seed: of the randomisation; None for another one each time. With the same seed a slot looks the same after the
             same number of randomisations, whatever else was drawn, by however many workers.
-        quality: "exact" (the pixels of `mujoco.Renderer`), "fast" (no shadows, reflections, multisampling), or a
-            `RenderQuality`.
+        quality: "exact" (the pixels of `mujoco.Renderer`), "fast" (no shadows, reflections, multisampling),
+            "coarse" (rounder shapes with fewer sides, too), or a `RenderQuality`.
         start: how processes are started: "forkserver", "spawn", or None for the first where the platform has it.
         timeout_s: how long a worker may go without finishing an image that it owes before it is killed, in seconds;
             None for ever.
@@ -120,14 +121,14 @@ class RenderPool(PoolLife):
         modder: Any = None,
         seed: int | None = None,
         quality: Quality = "exact",
-        start: str | None = None,
+        start: Literal["forkserver", "spawn"] | None = None,
         timeout_s: float | None = 60.0,
         retry: bool = False,
         restart: RestartPolicy | None = RestartPolicy(),  # noqa: B008  (it is frozen)
         state_spec: int | None = None,
-        backend: str | None = None,
-        transport: str = "auto",
-        channel: str = "auto",
+        backend: Literal["auto", "egl", "osmesa", "glfw"] | None = None,
+        transport: Literal["auto", "frames", "shared"] = "auto",
+        channel: Literal["auto", "scatter", "streams"] = "auto",
         log_prefix: str | None = None,
         start_timeout_s: float = 60.0,
     ) -> None:
@@ -188,6 +189,19 @@ class RenderPool(PoolLife):
 
     # ------------------------------------------------------------ images
 
+    @overload
+    async def render(
+        self,
+        states: States | None = None,
+        *,
+        depth: Literal[False] = False,
+        segmentation: Literal[False] = False,
+        **how: Unpack[How],
+    ) -> npt.NDArray[np.uint8]: ...
+    @overload
+    async def render(
+        self, states: States | None = None, *, depth: bool = False, segmentation: bool = False, **how: Unpack[How]
+    ) -> Any: ...
     async def render(
         self,
         states: States | None = None,
@@ -249,6 +263,19 @@ class RenderPool(PoolLife):
             copy=copy,
         )
 
+    @overload
+    def submit(
+        self,
+        states: States | None = None,
+        *,
+        depth: Literal[False] = False,
+        segmentation: Literal[False] = False,
+        **how: Unpack[How],
+    ) -> asyncio.Future[npt.NDArray[np.uint8]]: ...
+    @overload
+    def submit(
+        self, states: States | None = None, *, depth: bool = False, segmentation: bool = False, **how: Unpack[How]
+    ) -> asyncio.Future[Any]: ...
     def submit(
         self,
         states: States | None = None,

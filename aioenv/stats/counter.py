@@ -135,6 +135,9 @@ class SlotCounter:
         self.counter = counter
         self.slot = slot
 
+    def __repr__(self) -> str:
+        return f"<slot {self.slot} of {self.counter!r}>"
+
     def next_id(self) -> int:
         """The next number of this slot."""
         slots = self.counter.num_slots

@@ -7,10 +7,11 @@ set) never does, and neither does what it had gathered: the next one begins at n
 from __future__ import annotations
 
 import logging
+from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +22,8 @@ __all__ = ["Ended", "EpisodeEvent", "EpisodeStats", "EpochStats", "StatsWriter"]
 _log = logging.getLogger("aioenv.stats")
 
 Slots = npt.NDArray[np.int64]
-Reducer = str | Callable[[npt.NDArray[Any]], Any]
+_Word = Literal["sum", "mean", "std", "min", "max", "median", "count", "first", "last"]
+Reducer = _Word | Callable[[npt.NDArray[Any]], Any]
 
 _REDUCERS: dict[str, Callable[[npt.NDArray[Any]], Any]] = {
     "sum": np.sum,
@@ -58,6 +60,7 @@ class EpisodeEvent:
         key: of the info dict; a tuple leads into nested ones.
         episode: how the values of an episode's steps become one: "sum", "mean", "std", "min", "max", "median", "count",
             "first", "last", or a function of an array. An episode without values has none ("sum" and "count": 0).
+            What it raises comes out of `epoch` and `write`.
         epoch: how those of all episodes become numbers: names as above, or pairs of a name and a function.
         name: what it is called; by default the key.
 
@@ -67,14 +70,15 @@ class EpisodeEvent:
 
     key: str | tuple[str, ...]
     episode: Reducer = "sum"
-    epoch: str | Sequence[str | tuple[str, Callable[[npt.NDArray[Any]], Any]]] = ("mean", "std", "min", "max")
+    epoch: _Word | Sequence[_Word | tuple[str, Callable[[npt.NDArray[Any]], Any]]] = ("mean", "std", "min", "max")
     name: str = ""
 
     def __post_init__(self) -> None:
         if not self.name:
             object.__setattr__(self, "name", self.key if isinstance(self.key, str) else ".".join(self.key))
-        if isinstance(self.epoch, str):
-            object.__setattr__(self, "epoch", (self.epoch,))
+        object.__setattr__(self, "epoch", (self.epoch,) if isinstance(self.epoch, str) else tuple(self.epoch))
+        if not isinstance(self.key, str):
+            object.__setattr__(self, "key", tuple(self.key))
         for level, reducers in (("episode", [self.episode]), ("epoch", list(self.epoch))):
             for reducer in reducers:
                 function = reducer[1] if isinstance(reducer, tuple) else reducer
@@ -153,8 +157,10 @@ class EpisodeStats:
         if len(set(names)) < len(names):
             raise ValueError(f"events: expected names of their own, got {names}")
         self._returns: npt.NDArray[np.float64] | None = None  # of each slot, so far
-        self._episodes: list[Ended] = []
-        self._event_values: list[list[Any]] = [[] for _ in self.events]  # one an episode that has any
+        self._ended: list[array[float]]
+        self._event_values: list[list[Any]]  # one an episode that has any
+        self._failed: tuple[str, Exception] | None  # an event that could not be reduced, and why
+        self._forget_epoch()
 
     def __repr__(self) -> str:
         name = f"{self.prefix!r}, " if self.prefix else ""
@@ -256,12 +262,16 @@ class EpisodeStats:
         if not len(slots):
             return
         self.total_episodes += len(slots)
-        self._episodes.append(ended)
+        for column, each in zip(self._ended, ended[1:], strict=True):
+            column.frombytes(each.astype(np.float64).tobytes())
         for number, event in enumerate(self.events):
             for slot in slots.tolist():
                 values = self._seen[number][slot]
                 if values or event.episode in _OF_NOTHING:
-                    self._event_values[number].append(_reduce(event.episode, np.asarray(values)))
+                    try:
+                        self._event_values[number].append(_reduce(event.episode, np.asarray(values)))
+                    except Exception as exc:  # the step can't help it: it is for whoever asks for the number
+                        self._failed = self._failed or (event.name, exc)
 
     # ------------------------------------------------------------ epochs
 
@@ -271,18 +281,23 @@ class EpisodeStats:
         "return/mean", "return/std", "return/min", "return/max"; "length/mean", "length/median", "length/total", in
         steps; "time/mean" in seconds; "episode_count", "total_episode_count" (since the beginning); and of each event
         "NAME/REDUCER". Where there was no episode, NaN.
+
+        Raises:
+            ValueError: if the values of an event in an episode could not be reduced; its cause is what was raised.
         """
-        episodes = self._episodes
-        returns, lengths, times = (
-            np.concatenate([getattr(ended, name) for ended in episodes]) if episodes else np.zeros(0)
-            for name in ("returns", "lengths", "times_s")
-        )
+        if self._failed is not None:
+            name, cause = self._failed
+            raise ValueError(
+                f"event {name!r}: the values of an episode could not be reduced: {type(cause).__name__}: {cause}"
+            ) from cause
+        returns, lengths, times = (np.array(column) for column in self._ended)
         stats = {f"return/{name}": _number(name, returns) for name in ("mean", "std", "min", "max")}
         stats |= {f"length/{name}": _number(name, lengths) for name in ("mean", "median")}
         stats |= {"length/total": float(lengths.sum()), "time/mean": _number("mean", times)}
         stats |= {"episode_count": float(len(returns)), "total_episode_count": float(self.total_episodes)}
         for event, values in zip(self.events, self._event_values, strict=True):
             array = np.asarray(values)
+            assert not isinstance(event.epoch, str)  # see __post_init__
             for reducer in event.epoch:
                 name, function = reducer if isinstance(reducer, tuple) else (reducer, reducer)
                 stats[f"{event.name}/{name}"] = _number(function, array)
@@ -317,8 +332,10 @@ class EpisodeStats:
             self._due = due
 
     def _forget_epoch(self) -> None:
-        self._episodes = []
+        # returns, lengths, times: 24 bytes an episode, since an epoch may be a whole training
+        self._ended = [array("d") for _ in range(3)]
         self._event_values = [[] for _ in self.events]
+        self._failed = None
 
 
 _NOBODY = Ended(np.zeros(0, np.int64), np.zeros(0), np.zeros(0, np.int64), np.zeros(0))

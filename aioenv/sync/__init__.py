@@ -5,8 +5,10 @@ Each runs on a loop thread of its own.
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
+from aioenv.host.mujoco_gl import check_mujoco_gl
 from aioenv.sync.creator import env_metadata
 from aioenv.sync.evaluate import evaluate
 from aioenv.sync.gymnasium import AsyncVectorEnv
@@ -19,13 +21,18 @@ if TYPE_CHECKING:
 __all__ = ["AsyncVectorEnv", "RenderPool", "VectorEnv", "env_metadata", "evaluate", "make_vec", "record"]
 
 
-def __getattr__(name: str) -> Any:
-    if name == "RenderPool":  # it imports MuJoCo, which not everybody needs
-        from aioenv.sync.render_pool import RenderPool
+if not TYPE_CHECKING:  # else type checkers would take every name for one that is there
 
-        return RenderPool
-    if name == "record":
-        from aioenv.sync.record import record
+    def __getattr__(name: str) -> Any:
+        home = {"RenderPool": "aioenv.sync.render_pool", "record": "aioenv.sync.record"}.get(name)
+        if home is None:
+            raise AttributeError(f"module 'aioenv.sync' has no attribute {name!r}")
+        try:
+            return getattr(importlib.import_module(home), name)  # it imports MuJoCo, which not everybody needs
+        except RuntimeError:  # of that import, which says less
+            check_mujoco_gl()
+            raise
 
-        return record
-    raise AttributeError(f"module 'aioenv.sync' has no attribute {name!r}")
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

@@ -6,6 +6,7 @@ import os
 from typing import Any
 
 import gymnasium
+from gymnasium import Space
 
 from aioenv.engine.results import WorkerInfo
 from aioenv.sync.blocking import Blocking
@@ -17,6 +18,12 @@ __all__ = ["Facade"]
 
 class Facade(Blocking, gymnasium.vector.VectorEnv[Any, Any, Any]):
     """A `gymnasium.vector.VectorEnv` over an `AsyncVectorEnv` that runs on a thread of its own."""
+
+    # as Gymnasium has them, but with types that strict checkers know
+    single_observation_space: Space[Any]
+    observation_space: Space[Any]
+    single_action_space: Space[Any]
+    action_space: Space[Any]
 
     def _start(self, envs: AsyncVectorEnv) -> None:
         """Start the workers, and take over what they tell of their envs.

@@ -110,14 +110,15 @@ class AsyncVectorEnv(Facade, Generic[ObsType, ActType]):
         self._state = AsyncState.DEFAULT
         self._pending: Call | None = None
         num_workers = check_num_workers(num_workers, max(len(env_fns), 1))
+        # any str, as the types of Gymnasium's arguments have it
+        words: dict[str, Any] = {"start": start_method(context), "observation_mode": observation_mode}
+        words["autoreset_mode"] = autoreset_mode
         envs = vector_env.AsyncVectorEnv(
             env_fns,
             num_workers=num_workers if max_concurrency is None else min(num_workers, int(max_concurrency)),
-            start=start_method(context),
             copy=copy,
-            observation_mode=observation_mode,
-            autoreset_mode=autoreset_mode,
             start_timeout_s=_START_TIMEOUT_S,
+            **words,
         )
         envs._must_reset = False
         failure: Exception | None = None

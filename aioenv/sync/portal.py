@@ -52,7 +52,7 @@ class Portal:
         """Whether this is a forked copy: the thread has stayed in the other process."""
         return os.getpid() != self._pid
 
-    def call(self, function: Callable[..., Coroutine[Any, Any, T]], *args: Any, **kwargs: Any) -> T:
+    def call(self, function: Callable[..., Coroutine[Any, Any, T]], /, *args: Any, **kwargs: Any) -> T:
         """Run a coroutine function on the loop, and wait for its result.
 
         If the wait is interrupted (Ctrl-C), the coroutine is cancelled, and its end is waited for first.
@@ -71,7 +71,7 @@ class Portal:
             raise
         return call.result()  # type: ignore[no-any-return]
 
-    def submit(self, function: Callable[..., Coroutine[Any, Any, Any]], *args: Any, **kwargs: Any) -> Call:
+    def submit(self, function: Callable[..., Coroutine[Any, Any, Any]], /, *args: Any, **kwargs: Any) -> Call:
         """Run a coroutine function on the loop, and don't wait: `wait` and `result` of what this returns do.
 
         Raises:
@@ -81,7 +81,7 @@ class Portal:
         call.post()
         return call
 
-    def begin(self, function: Callable[..., Coroutine[Any, Any, Any]], *args: Any, **kwargs: Any) -> Call:
+    def begin(self, function: Callable[..., Coroutine[Any, Any, Any]], /, *args: Any, **kwargs: Any) -> Call:
         """Run a coroutine function on the loop, and wait only until it waits for something itself.
 
         Raises:
@@ -106,7 +106,7 @@ class Portal:
                 "ever. On a loop, use the async API (aioenv.AsyncVectorEnv)"
             )
         if self._closed:
-            raise ClosedError("this was closed: it can't be used any more")
+            raise ClosedError("the vector env or pool was closed: it can't be used any more, make another one")
         if self.is_copy:
             raise LoopError(
                 f"this was made in process {self._pid}, and its loop thread has stayed there: process {os.getpid()} is "
@@ -206,7 +206,13 @@ class Call:
         self._loop.call_soon_threadsafe(self._start)
 
     def _start(self) -> None:
-        self._task = self._loop.create_task(self._function(*self._args, **self._kwargs))
+        try:
+            coroutine = self._function(*self._args, **self._kwargs)
+        except BaseException as exc:  # arguments that it does not have: nobody may wait for ever
+            self._error = exc
+            self._end()
+            return
+        self._task = self._loop.create_task(coroutine)
         self._task.add_done_callback(self._note_end)
 
     def _note_end(self, task: asyncio.Task[Any]) -> None:

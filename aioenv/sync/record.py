@@ -2,29 +2,59 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from gymnasium.envs.registration import EnvSpec
+
 from aioenv.loops import record as loops
 from aioenv.loops.record import Recording
+from aioenv.rendering.config import RenderConfig
 from aioenv.sync.portal import Portal
 from aioenv.sync.vector_env import VectorEnv
 
 __all__ = ["record"]
 
 
-def record(env: Any, out: str | Path, **kwargs: Any) -> Recording:
+def record(
+    env: VectorEnv | str | EnvSpec | Callable[..., Any],
+    out: str | Path,
+    *,
+    steps: int,
+    policy: Callable[[Any], Any] | None = None,
+    num_envs: int = 4,
+    grid: tuple[int, int] | None = None,
+    render: RenderConfig | None = None,
+    fps: float | None = None,
+    seed: int | None = 0,
+    progress: bool = False,
+    **kwargs: Any,
+) -> Recording:
     """Step envs and write a video of them (see `aioenv.record`); the policy runs on the loop's thread.
 
     Args:
         env: what `aioenv.sync.make_vec` takes, or a `VectorEnv` of it.
         out: the mp4 file.
-        **kwargs: those of `aioenv.record`.
+        steps, policy, num_envs, grid, render, fps, seed, progress: as for `aioenv.record`.
+        **kwargs: more arguments of `aioenv.make_vec`.
     """
-    if isinstance(env, VectorEnv):
-        return env._portal.call(loops.record, env._envs, out, **kwargs)
-    portal = Portal()
+    portal = env._portal if isinstance(env, VectorEnv) else Portal()
     try:
-        return portal.call(loops.record, env, out, **kwargs)
+        return portal.call(
+            loops.record,
+            env._envs if isinstance(env, VectorEnv) else env,
+            out,
+            steps=steps,
+            policy=policy,
+            num_envs=num_envs,
+            grid=grid,
+            render=render,
+            fps=fps,
+            seed=seed,
+            progress=progress,
+            **kwargs,
+        )
     finally:
-        portal.close()
+        if not isinstance(env, VectorEnv):
+            portal.close()

@@ -5,16 +5,19 @@ from __future__ import annotations
 import contextlib
 import os
 from concurrent.futures import Future, InvalidStateError
-from typing import Any
+from typing import Any, Literal, Unpack, overload
 
+import mujoco
+import numpy as np
+import numpy.typing as npt
+
+from aioenv.rendering.asking import How, States
 from aioenv.rendering.render_pool import RenderPool as AsyncRenderPool
 from aioenv.sync.blocking import Blocking
+from aioenv.sync.signatures import like_method, signed
 from aioenv.sync.tracing import BlockingTrace
 
 __all__ = ["RenderPool"]
-
-
-_TELLING = frozenset("model state_spec state_size num_workers devices backend renderer pids get_state".split())
 
 
 class RenderPool(Blocking):
@@ -26,23 +29,55 @@ class RenderPool(Blocking):
     The constructor starts the workers. One that is forgotten is closed when it is collected, or at the end of the
     program.
 
-    Args:
-        model: as `aioenv.RenderPool`, as are the keyword arguments, and all errors.
+    Arguments, attributes and errors are those of `aioenv.RenderPool`.
 
     Attributes:
         closed: whether `close` has been called.
     """
 
-    def __init__(self, model: Any, **arguments: Any) -> None:
-        self._pool = AsyncRenderPool(model, **arguments)
-        self._run(self._pool)
+    @like_method(AsyncRenderPool.__init__)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._pool = pool = AsyncRenderPool(*args, **kwargs)
+        self.model = pool.model
+        self.state_spec: int = pool.state_spec
+        self.state_size: int = pool.state_size
+        self.num_workers: int = pool.num_workers
+        self.devices: tuple[int, ...] | None = pool.devices
+        self._run(pool)
 
-    def __getattr__(self, name: str) -> Any:
-        """Attributes of `aioenv.RenderPool` that tell of it: `num_workers`, `state_size`, `get_state`, …"""
-        if name in _TELLING:
-            return getattr(self._pool, name)
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+    @property
+    def backend(self) -> str:
+        """What draws (see `aioenv.RenderPool.backend`)."""
+        return self._pool.backend
 
+    @property
+    def renderer(self) -> str:
+        """What OpenGL says of itself (see `aioenv.RenderPool.renderer`)."""
+        return self._pool.renderer
+
+    @property
+    def pids(self) -> tuple[int | None, ...]:
+        """The processes that draw (see `aioenv.RenderPool.pids`)."""
+        return self._pool.pids
+
+    def get_state(self, data: mujoco.MjData, out: npt.NDArray[np.float64] | None = None) -> npt.NDArray[np.float64]:
+        """A row of `states`: what a picture of `data` depends on (see `aioenv.RenderPool.get_state`)."""
+        return self._pool.get_state(data, out)
+
+    @overload
+    def render(
+        self,
+        states: States | None = None,
+        *,
+        depth: Literal[False] = False,
+        segmentation: Literal[False] = False,
+        **how: Unpack[How],
+    ) -> npt.NDArray[np.uint8]: ...
+    @overload
+    def render(
+        self, states: States | None = None, *, depth: bool = False, segmentation: bool = False, **how: Unpack[How]
+    ) -> Any: ...
+    @signed(AsyncRenderPool.render)
     def render(self, states: Any = None, **how: Any) -> Any:
         """Draw states, and wait for the images: see `aioenv.RenderPool.render`.
 
@@ -50,6 +85,20 @@ class RenderPool(Blocking):
         """
         return self._portal.call(self._pool.render, states, **how)
 
+    @overload
+    def submit(
+        self,
+        states: States | None = None,
+        *,
+        depth: Literal[False] = False,
+        segmentation: Literal[False] = False,
+        **how: Unpack[How],
+    ) -> Future[npt.NDArray[np.uint8]]: ...
+    @overload
+    def submit(
+        self, states: States | None = None, *, depth: bool = False, segmentation: bool = False, **how: Unpack[How]
+    ) -> Future[Any]: ...
+    @signed(AsyncRenderPool.submit)
     def submit(self, states: Any = None, **how: Any) -> Future[Any]:
         """Have states drawn, and go on: gives a future of what `render` returns.
 
@@ -65,6 +114,9 @@ class RenderPool(Blocking):
     def trace(self, path: str | os.PathLike[str]) -> BlockingTrace:
         """Collect a timeline, until the end of a `with` block over it (see `aioenv.RenderPool.trace`)."""
         return BlockingTrace(self._portal, self._pool.trace, path)
+
+    def __repr__(self) -> str:
+        return f"<aioenv.sync.RenderPool num_workers={self.num_workers} {'closed' if self.closed else 'running'}>"
 
     def close(self) -> None:
         """End the workers and the loop thread. Idempotent."""

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Literal, overload
 
-import gymnasium
 import numpy as np
 import numpy.typing as npt
-from gymnasium import Env
-from gymnasium.envs.registration import EnvSpec
 
 from aioenv import make
 from aioenv.engine.images.stream import ImageStream
-from aioenv.engine.results import Ready, ResetResult, StepResult
+from aioenv.engine.results import Ready, ResetResult, SlotStep, StepResult
 from aioenv.engine.runs.numbered import Episode
 from aioenv.engine.runs.record import Rollout
 from aioenv.engine.runs.rollout import Policy
@@ -30,6 +26,7 @@ from aioenv.sync.evaluate import run_episodes
 from aioenv.sync.facade import Facade
 from aioenv.sync.portal import Call, Portal, Postponed
 from aioenv.sync.rollout import roll_out
+from aioenv.sync.signatures import like_function, like_method
 from aioenv.vector_env import AsyncVectorEnv
 
 __all__ = ["VectorEnv", "make_vec"]
@@ -38,19 +35,19 @@ __all__ = ["VectorEnv", "make_vec"]
 class VectorEnv(Facade):
     """Many envs, stepped at once in worker processes, for code without `await`.
 
-    It takes the arguments of `AsyncVectorEnv`, starts at once, and has the same methods, which block; Gymnasium's
+    It starts at once, and has the methods of `AsyncVectorEnv`, which block; Gymnasium's
     vector wrappers work on it. It may be used while an event loop runs on the caller's thread (Jupyter), which
     then waits. Close it, or use it as a context manager; one that is forgotten is closed when it is collected, or
     at the end of the program.
 
-    Args:
-        *args: see `AsyncVectorEnv`.
-        **kwargs: see `AsyncVectorEnv`.
+    Arguments and attributes are those of `AsyncVectorEnv`.
 
     Raises:
-        WorkerStartError, SpaceMismatchError, RenderError, ValueError, TypeError: as `AsyncVectorEnv` and its start.
+        ValueError, TypeError: as `AsyncVectorEnv`.
+        WorkerStartError, SpaceMismatchError, RenderError: as its start.
     """
 
+    @like_method(AsyncVectorEnv.__init__)
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._start(AsyncVectorEnv(*args, **kwargs))
 
@@ -89,7 +86,11 @@ class VectorEnv(Facade):
             return Postponed(partial(self.step, actions))
         return self._portal.submit(self._envs.step, actions)
 
-    def render(self, mode: str | None = None) -> Any:
+    @overload
+    def render(self, mode: None = None) -> Any: ...
+    @overload
+    def render(self, mode: Literal["grid"]) -> npt.NDArray[np.uint8]: ...
+    def render(self, mode: Literal["grid"] | None = None) -> Any:
         """A tuple of one image a slot, of the states that were returned last (see `AsyncVectorEnv.render`).
 
         With `depth` or `segmentation` it is the tuple of arrays that the async API gives, with "grid" one array.
@@ -153,13 +154,28 @@ class VectorEnv(Facade):
         self, min_slots: int = 1, max_slots: int | None = None, *, deadline_s: float | None = None
     ) -> Iterator[Ready]:
         """Iterate over results as they come, until nothing is in flight any more (see `AsyncVectorEnv.ready`)."""
-        while self._portal.run_soon(lambda: self._envs.outstanding):
+        while self.outstanding:
             yield self.recv(min_slots, max_slots, deadline_s=deadline_s)
+
+    @property
+    def outstanding(self) -> bool:
+        """Whether anything is in flight, or has come and was not taken: whether `recv` would give something."""
+        outstanding: bool = self._portal.run_soon(lambda: self._envs.outstanding)
+        return outstanding
+
+    @property
+    def draws_beside(self) -> bool:
+        """Whether images are drawn beside the steps (`render=`)."""
+        return self._envs.draws_beside
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Call a method of every env, or read an attribute (see `AsyncVectorEnv.call`)."""
         return self._portal.call(self._envs.call, name, *args, **kwargs)
 
+    @overload
+    def call_at(self, slots: int, name: str, *args: Any, **kwargs: Any) -> Any: ...
+    @overload
+    def call_at(self, slots: Iterable[int], name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]: ...
     def call_at(self, slots: int | Iterable[int], name: str, *args: Any, **kwargs: Any) -> Any:
         """Call a method of one slot's env, or of some slots' (see `AsyncVectorEnv.call_at`)."""
         return self._portal.call(self._envs.call_at, slots, name, *args, **kwargs)
@@ -188,7 +204,7 @@ class VectorEnv(Facade):
         slots: tuple[int, ...] = self._portal.run_soon(lambda: self._envs.exhausted)
         return slots
 
-    def step_at(self, slot: int, action: Any) -> StepResult:
+    def step_at(self, slot: int, action: Any) -> SlotStep:
         """Step one slot (see `AsyncVectorEnv.step_at`)."""
         return self._portal.call(self._envs.step_at, slot, action)
 
@@ -202,8 +218,6 @@ class VectorEnv(Facade):
 
     def model_field(self, name: str) -> npt.NDArray[Any]:
         """A live field of the models of native MuJoCo slots (see `NativeVectorEnv.model_field`)."""
-        if not isinstance(self._envs, NativeVectorEnv):
-            raise ValueError('model_field: only with backend="native"')
         array: npt.NDArray[Any] = self._portal.run_soon(self._envs.model_field, name)
         return array
 
@@ -253,15 +267,11 @@ def _items(portal: Portal, stream: ImageStream) -> Iterator[tuple[int, Any]]:
         yield item
 
 
-def make_vec(
-    env: str | EnvSpec | Callable[..., Env[Any, Any]] | Callable[..., gymnasium.vector.VectorEnv[Any, Any, Any]],
-    num_envs: int = 1,
-    **kwargs: Any,
-) -> VectorEnv:
-    """Make and start a vector env of copies of one env, for blocking code; arguments as for `aioenv.make_vec`."""
-    return VectorEnv._over(make.make_vec(env, num_envs, **kwargs))
+@like_function(make.make_vec)
+def make_vec(*args: Any, **kwargs: Any) -> VectorEnv:
+    """Make and start a vector env of copies of one env, for blocking code; arguments and errors as `aioenv.make_vec`.
 
-
-# what `help` and notebooks show, instead of **kwargs
-VectorEnv.__signature__ = inspect.signature(AsyncVectorEnv)  # type: ignore[attr-defined]
-make_vec.__signature__ = inspect.signature(make.make_vec).replace(return_annotation="VectorEnv")  # type: ignore[attr-defined]
+    Raises:
+        WorkerStartError, SpaceMismatchError, RenderError: as the start of `AsyncVectorEnv`.
+    """
+    return VectorEnv._over(make.make_vec(*args, **kwargs))

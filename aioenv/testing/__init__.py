@@ -14,8 +14,14 @@ if TYPE_CHECKING:
 __all__ = ["FAULTS", "MOMENTS", "FaultyEnv", "LeakError", "VectorEnvContract", "faulty_envs", "leak_check"]
 
 
-def __getattr__(name: str) -> Any:
-    # a worker that holds a FaultyEnv comes here too, and has no use for asyncio
-    if name == "VectorEnvContract":
-        return importlib.import_module("aioenv.testing.contract").VectorEnvContract
-    raise AttributeError(f"module 'aioenv.testing' has no attribute {name!r}")
+if not TYPE_CHECKING:  # else type checkers would take every name for one that is there
+
+    def __getattr__(name: str) -> Any:
+        # a worker that holds a FaultyEnv comes here too, and has no use for asyncio
+        if name == "VectorEnvContract":
+            return importlib.import_module("aioenv.testing.contract").VectorEnvContract
+        raise AttributeError(f"module 'aioenv.testing' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

@@ -7,6 +7,7 @@ ends of a private pipe; nothing here is fit for bytes from strangers.
 from __future__ import annotations
 
 import pickle
+import signal
 import struct
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -17,6 +18,7 @@ from aioenv.errors import WireError
 from aioenv.wire.frames import Buffer
 
 __all__ = [
+    "WHERE",
     "Call",
     "Failure",
     "LostRow",
@@ -34,6 +36,9 @@ __all__ = [
     "reason_of",
 ]
 
+# The signal that asks a worker to print where it is; None where there is none that nobody else uses.
+WHERE = int(signal.SIGRTMAX) - 2 if hasattr(signal, "SIGRTMAX") else None
+
 
 class Start(NamedTuple):
     """START: what a worker needs before it can unpickle its service, and the service."""
@@ -47,6 +52,7 @@ class Start(NamedTuple):
     poll_s: float  # how long to poll for a request before the process sleeps, in seconds
     cpus: tuple[int, ...] | None  # the CPUs to be pinned to; None: as it comes
     ignored: tuple[str, ...] = ()  # names of signals to ignore
+    log_level: int = 30  # of what envs log, from here on it is told
 
 
 class Call(NamedTuple):

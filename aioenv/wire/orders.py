@@ -10,7 +10,7 @@ import pickle
 import struct
 from typing import Any, NamedTuple
 
-__all__ = ["SIZE", "Exited", "Fork", "Forked", "Guard", "Release", "Unfit", "pack", "unpack"]
+__all__ = ["SIZE", "Exited", "Fork", "Forked", "Guard", "Refused", "Release", "Unfit", "pack", "unpack"]
 
 SIZE = struct.Struct("<I")
 
@@ -40,6 +40,12 @@ class Forked(NamedTuple):
     """On the status socket of a worker: it runs. Beside it: its pidfd."""
 
     pid: int
+
+
+class Refused(NamedTuple):
+    """From the server, about a worker: the system would not have it forked."""
+
+    errno: int  # of the OSError
 
 
 class Unfit(NamedTuple):

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Protocol, TypeAlias
 
+from aioenv.errors import WireError
 from aioenv.wire.decoder import Decoder
 from aioenv.wire.frames import Buffer, Frame, Header
 
@@ -138,7 +139,8 @@ class ScatterChannel:
             count = os.writev(self._fd, buffers[:_IOV_MAX])
         except (BlockingIOError, InterruptedError):
             count = 0
-        except OSError:  # the worker has ended; who reads finds out how
+        except OSError as exc:
+            self._unsendable(exc)
             return
         for index, buffer in enumerate(buffers):
             if count < len(buffer):
@@ -154,8 +156,9 @@ class ScatterChannel:
             count = os.writev(self._fd, list(islice(unsent, _IOV_MAX)))
         except (BlockingIOError, InterruptedError):
             return
-        except OSError:
+        except OSError as exc:
             unsent.clear()
+            self._unsendable(exc)
         else:
             while unsent and count >= len(unsent[0]):
                 count -= len(unsent.popleft())
@@ -163,6 +166,11 @@ class ScatterChannel:
                 unsent[0] = unsent[0][count:]
         if not unsent:
             self._loop.remove_writer(self._fd)
+
+    def _unsendable(self, exc: OSError) -> None:
+        # if the worker has ended, who reads finds out how; else nobody would ever answer
+        if self._fd >= 0 and not isinstance(exc, ConnectionError):
+            self._end(WireError(f"a request could not be sent: {exc}"))
 
     async def receive(self, on_frame: Callable[[Frame], None]) -> None:
         """Read frames until the stream ends (see `Channel`)."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import dropwhile, takewhile
+from pathlib import Path
 from typing import TypeAlias
 
 from aioenv.errors import SlotError, WireError
@@ -27,6 +29,11 @@ _LAST_BYTES_S = 0.25
 # CPUs are scarce, and its exit code says more than our SIGKILL.
 _EXIT_S = 1.0
 _TERM_S = 1.0
+# How long a worker may take to say where it is: one that is stopped, or was starved, does not.
+_WHERE_S = 0.25
+# How `faulthandler` begins what it prints, what each frame looks like, and the outermost one of a worker.
+_STACK, _FRAME, _OUTERMOST = "Stack (most recent call first)", '  File "', '  File "<string>", line 1 in <module>'
+_OURS = tuple(f"{_FRAME}{Path(__file__).resolve().parents[1] / room}" for room in ("batching", "host"))
 
 
 class Pending:
@@ -153,6 +160,24 @@ class Connection:
                 self.pending[frame.request] = pending  # it hears of the end that this brings, at least
                 raise
 
+    async def where(self) -> str:
+        """The Python frames that its main thread is in, the innermost first; "" if it does not say."""
+        lines: list[str] = []
+        said = asyncio.Event()
+
+        def hear(more: Sequence[str]) -> None:
+            lines.extend(more)
+            if _OUTERMOST in more:
+                said.set()
+
+        self._output.listener = hear
+        try:
+            if self._process.ask_where():
+                await _within(said, _WHERE_S)
+        finally:
+            self._output.listener = None
+        return "\n".join(_frames(lines))
+
     # ------------------------------------------------------------ the end
 
     async def _receive(self) -> None:
@@ -229,6 +254,13 @@ class Connection:
     def abandon(self) -> None:
         """Kill the process without a loop to wait on."""
         self._process.abandon()
+
+
+def _frames(lines: Sequence[str]) -> Iterator[str]:
+    """The frames in what `faulthandler` has printed, without those that every worker has."""
+    stack = dropwhile(lambda line: not line.startswith(_STACK), lines)
+    frames = (line for line in stack if line.startswith(_FRAME))
+    return takewhile(lambda line: not line.startswith(_OURS), frames)
 
 
 async def _within(event: asyncio.Event, timeout_s: float) -> bool:

@@ -1,14 +1,17 @@
-"""The surroundings of a worker: its environment variables, the CPUs, how its interpreter finds this package."""
+"""The surroundings of a worker: its environment variables, its interpreter, how that finds this package."""
 
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from aioenv.errors import WorkerStartError
 from aioenv.trace.timeline import VARIABLE as TRACE_VARIABLE
 
-__all__ = ["BOOTSTRAP", "identity", "server_environment", "usable_cpus", "worker_environment"]
+__all__ = ["bootstrap", "identity", "server_environment", "worker_environment"]
 
 # Several envs step in several workers: threads inside each would only fight for the same CPUs.
 _THREAD_LIMITS = dict.fromkeys(
@@ -30,11 +33,37 @@ _IMPORT_TIME = (
 ).split()
 _CHOSEN_LATE = ("MUJOCO_GL", "PYOPENGL_PLATFORM")
 
-# Works from any directory and for a package that is on no path but the parent's.
-BOOTSTRAP = (
-    f"import sys; sys.path.insert(0, {str(Path(__file__).resolve().parents[2])!r}); "
-    "from aioenv.host.{module} import main; main({arguments})"
-)
+_ROOT = Path(__file__).resolve().parents[2]  # where this package is imported from
+
+
+def bootstrap(module: str, arguments: str) -> list[str]:
+    """The command that runs `main(arguments)` of a module of `host`, in an interpreter like this one.
+
+    It has this process's options (`-O`, `-W`, `-X dev`, `-I` …) and imports from where this process does, from the
+    first module on: what lies in the working directory must not stand in for the standard library.
+
+    Raises:
+        WorkerStartError: if there is no interpreter.
+    """
+    if not sys.executable:
+        raise WorkerStartError("sys.executable is empty: no Python interpreter to start a worker with")
+    if getattr(sys, "frozen", False) and not Path(sys.executable).name.startswith("python"):
+        raise WorkerStartError(
+            f"this program is frozen: {sys.executable} is no Python interpreter, and no worker can be started with it. "
+            'backend="native" and debug=True need no processes; or set sys.executable to a Python that has the packages'
+        )
+    path = [entry for entry in sys.path if isinstance(entry, str)]
+    if not any(_is_root(entry) for entry in path):
+        path.insert(0, str(_ROOT))
+    code = f"import sys; sys.path[:] = {path!a}; from aioenv.host.{module} import main; main({arguments})"
+    return [sys.executable, *subprocess._args_from_interpreter_flags(), "-c", code]  # type: ignore[attr-defined]
+
+
+def _is_root(entry: str) -> bool:
+    try:
+        return Path(entry).resolve() == _ROOT
+    except OSError:  # the working directory has been removed
+        return False
 
 
 def worker_environment(extra: Mapping[str, str] | None) -> dict[str, str]:
@@ -52,10 +81,3 @@ def server_environment(environ: Mapping[str, str]) -> dict[str, str]:
 def identity(environ: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
     """What must be the same for two workers to come from one fork server."""
     return tuple(sorted((n, v) for n, v in environ.items() if n.startswith(tuple(_IMPORT_TIME))))
-
-
-def usable_cpus() -> int:
-    """How many CPUs this process may use (its affinity, where the platform has one)."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

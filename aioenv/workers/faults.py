@@ -4,15 +4,33 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Sequence
+from functools import cache
 from typing import NamedTuple
 
 from aioenv.errors import EnvError, WireError, WorkerDied, WorkerStartError, describe_exit
+from aioenv.machine import oom_kills
 from aioenv.wire.messages import Failure, reason_of
 
-__all__ = ["Identity", "env_error", "env_error_here", "start_error", "start_failed", "worker_died"]
+__all__ = [
+    "Identity",
+    "env_error",
+    "env_error_here",
+    "oom_kills_before",
+    "start_error",
+    "start_failed",
+    "worker_died",
+]
 
 
 _SIGKILL = 9
+# What an env raises that asks somebody at the terminal, which a worker does not have.
+_ASKS = {"BdbQuit", "EOFError"}
+
+
+@cache
+def oom_kills_before() -> int | None:
+    """See `machine.oom_kills`: the number before the first worker was started, which is when to call this first."""
+    return oom_kills()
 
 
 class Identity(NamedTuple):
@@ -31,13 +49,15 @@ def env_error(who: Identity, failure: Failure) -> EnvError:
         slots = (slots[failure.row],)
     where = f"slot {slots[0]}" if len(slots) == 1 else f"slots {slots[0]} to {slots[-1]}"
     error = EnvError(
-        f"{where} ({who.label}, pid {who.pid}): {failure.type_name}: {failure.message}\n{failure.traceback}",
+        f"{where} ({who.label}, pid {who.pid}): {_headline(failure)}\n{failure.traceback}",
         slots=slots,
         pid=who.pid,
         traceback=failure.traceback,
         stderr=who.stderr,
     )
     _add_cause(error, failure)
+    if failure.type_name in _ASKS:
+        error.add_note("A worker has no terminal: breakpoint() and input() work in envs with debug=True.")
     return error
 
 
@@ -69,12 +89,23 @@ def worker_died(
     elif why is not None:
         how = f"was killed: {why}"
     elif returncode == -_SIGKILL and fault is None:
-        how += " (by somebody, or by the kernel because memory ran out: see `dmesg`)"
+        how += f" ({_who_killed()})"
     where = "" if running is None else f" while it ran slot {running}"
     message = _with_output(f"{who.label} (pid {who.pid}, slots {list(who.slots)}) {how}{where}", who)
     return WorkerDied(
         message, slots=who.slots or (-1,), pid=who.pid, stderr=who.stderr, returncode=returncode, running=running
     )
+
+
+def _who_killed() -> str:
+    before, now = oom_kills_before(), oom_kills()
+    if before is None or now is None:
+        return "by somebody, or by the kernel because memory ran out: see `dmesg`"
+    if now > before:
+        return (
+            f"by the kernel, it seems: memory ran out, and it has killed {now - before} of this container's processes"
+        )
+    return "by somebody; by the kernel not: memory did not run out"
 
 
 def start_error(who: Identity, message: str, traceback: str = "") -> WorkerStartError:
@@ -88,10 +119,14 @@ def start_failed(who: Identity, failure: Failure) -> WorkerStartError:
     """A worker whose service could not be made."""
     slots = who.slots if failure.row is None else (who.slots[failure.row],)
     where = "" if failure.row is None else f" for slot {slots[0]}"
-    message = f"{who.label} could not start{where}: {failure.type_name}: {failure.message}\n{failure.traceback}"
+    message = f"{who.label} could not start{where}: {_headline(failure)}\n{failure.traceback}"
     error = start_error(who._replace(slots=slots), message, failure.traceback)
     _add_cause(error, failure)
     return error
+
+
+def _headline(failure: Failure) -> str:
+    return f"{failure.type_name}: {failure.message}" if failure.message else failure.type_name
 
 
 def _with_output(message: str, who: Identity) -> str:

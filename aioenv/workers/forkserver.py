@@ -19,7 +19,7 @@ from typing import IO, Any, ClassVar
 
 from aioenv.errors import WorkerStartError
 from aioenv.wire.orders import Guard, Release, pack
-from aioenv.workers.environment import BOOTSTRAP, identity
+from aioenv.workers.environment import bootstrap, identity
 
 __all__ = ["AVAILABLE", "ForkServer"]
 
@@ -68,10 +68,9 @@ class ForkServer:
         self._control.setblocking(False)
         # nobody reads it unless the server ends unasked; a pipe would fill
         self._output = _nameless_file()
-        code = BOOTSTRAP.format(module="forkserver", arguments=f"{os.getpid()}, {theirs.fileno()}")
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", code],
+                bootstrap("forkserver", f"{os.getpid()}, {theirs.fileno()}"),
                 stdin=subprocess.DEVNULL,
                 stdout=self._output,
                 stderr=self._output,

@@ -21,9 +21,10 @@ from typing import Any
 from aioenv import nested
 from aioenv.errors import WorkerStartError
 from aioenv.memory import Marker
-from aioenv.wire.orders import SIZE, Fork, Forked, Unfit, unpack
+from aioenv.wire.orders import SIZE, Fork, Forked, Refused, Unfit, unpack
 from aioenv.workers import forkserver
-from aioenv.workers.environment import BOOTSTRAP, server_environment
+from aioenv.workers.environment import bootstrap, server_environment
+from aioenv.workers.faults import oom_kills_before
 from aioenv.workers.forkserver import ForkServer
 from aioenv.workers.process import ForkedProcess, Process, SpawnedProcess, Streams, kill_group
 from aioenv.workers.thread import RunHere, ThreadProcess
@@ -41,6 +42,13 @@ _STREAM_LIMIT = 4 << 20
 _OUTPUT_LIMIT = 1 << 14
 # A socket's buffers: as for pipes, one step's frame of images should fit. The kernel may allow less.
 _SOCKET_BYTES = 1 << 20
+
+# What to do when the system has no room for a worker.
+_HINTS = {
+    errno.EMFILE: "; raise the limit (ulimit -n), or take fewer workers",
+    errno.EAGAIN: "; so many processes are not allowed (ulimit -u, or a limit of the container's): take fewer workers",
+    errno.ENOMEM: "; memory does not suffice: take fewer workers",
+}
 
 # Modules that start threads when they are imported: no fork server takes them a second time.
 _unfit_modules: set[str] = set()
@@ -97,8 +105,7 @@ async def launch(
         WorkerStartError: if it can't be started.
     """
     nested.check()
-    if not sys.executable:
-        raise WorkerStartError("sys.executable is empty: no Python interpreter to start a worker with")
+    oom_kills_before()
     try:
         if start == "spawn":
             return await _spawn(channel, environ, memory)
@@ -109,8 +116,7 @@ async def launch(
                 continue
             return process
     except (OSError, ValueError) as exc:  # a ValueError: of variables that no process can have
-        full = getattr(exc, "errno", None) == errno.EMFILE
-        hint = "; raise the limit (ulimit -n), or take fewer workers" if full else ""
+        hint = _HINTS.get(getattr(exc, "errno", None) or 0, "")
         raise WorkerStartError(f"a worker process can't be started: {exc}{hint}") from exc
 
 
@@ -125,12 +131,9 @@ async def _spawn(channel: str, environ: Mapping[str, str], memory: int | None) -
         if channel == "scatter":
             mine, theirs = _socketpair()
             read_fd = write_fd = theirs.fileno()
-        code = BOOTSTRAP.format(module="boot", arguments=f"{os.getpid()}, {read_fd}, {write_fd}, {shared}, {memory}")
         starting = asyncio.ensure_future(
             asyncio.create_subprocess_exec(
-                sys.executable,
-                "-c",
-                code,
+                *bootstrap("boot", f"{os.getpid()}, {read_fd}, {write_fd}, {shared}, {memory}"),
                 stdin=DEVNULL if theirs else PIPE,
                 stdout=DEVNULL if theirs else PIPE,
                 stderr=PIPE,
@@ -224,6 +227,8 @@ async def _fork(
                 close()
             await server.release()
             return message
+        if isinstance(message, Refused):
+            raise OSError(message.errno, os.strerror(message.errno))
         assert isinstance(message, Forked)
         if not fds:  # the kernel drops a descriptor that there is no room for
             kill_group(message.pid, signal.SIGKILL)

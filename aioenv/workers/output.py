@@ -4,29 +4,41 @@ from __future__ import annotations
 
 import asyncio
 import codecs
+import contextlib
 import logging
+import re
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from time import perf_counter
 
+from aioenv.wire.log_lines import LogLine, unpack
 from aioenv.workers.process import Output
 
-__all__ = ["OutputLog"]
+__all__ = ["LOG", "OutputLog"]
 
-_log = logging.getLogger("aioenv.workers")
+LOG = logging.getLogger("aioenv.workers")
 
 TAIL_LINES = 40
 # A longer line is cut into several records: an env that prints 200 kB in one line shall not fill a terminal.
 MAX_LINE_CHARS = 8192
 # How long to log before others have a turn of the loop, in seconds: what one env floods shall not hold up the rest.
 _TURN_S = 1e-3
+# Python's warnings, Gymnasium's among them, and MuJoCo's; not that a model is written in an old way
+_WARNS = re.compile(r".+:\d+: \w*Warning: |MuJoCo: (?!.*\bdeprecated\b)")
+_MAX_SAID = 100
+_said: set[str] = set()  # by any worker of this process
 
 
 class OutputLog:
     """Reads one worker's stdout and stderr (they share a stream) and logs it line by line.
 
     Records go to the logger "aioenv.workers" at level INFO, with `worker`, `pid` and `slots` as attributes, and
-    read "worker 3 (pid 4711): …", after `prefix` if there is one.
+    read "worker 3 (pid 4711): …", after `prefix` if there is one. What envs log themselves keeps its level, and goes
+    to "aioenv.workers." and the name of their logger. What is a warning has level WARNING, so that somebody who has set
+    up no logging sees it too: of those that differ in numbers alone only the first, whoever says it.
+
+    Attributes:
+        listener: is given all lines too; None: nobody listens.
     """
 
     def __init__(self, label: str, pid: int, slots: tuple[int, ...], prefix: str | None) -> None:
@@ -34,6 +46,8 @@ class OutputLog:
         self._extra = {"worker": label, "pid": pid, "slots": slots}
         self._pid = pid
         self._tail: deque[str] = deque(maxlen=TAIL_LINES)
+        self._complained = False  # of a handler that raises: once is enough
+        self.listener: Callable[[Sequence[str]], object] | None = None
 
     @property
     def tail(self) -> str:
@@ -52,7 +66,10 @@ class OutputLog:
                 lines.append(rest[:whole])
                 rest = rest[whole:]
             pieces = list(_pieces(lines))
-            self._tail.extend(pieces)  # all of them first: an error that is about to be raised wants them
+            # all of them first: an error that is about to be raised wants them
+            self._tail.extend(map(_readable, pieces))
+            if self.listener is not None:
+                self.listener(pieces)
             for piece in pieces:
                 self._log(piece)
                 if perf_counter() > turn and not output.ended.is_set():
@@ -60,11 +77,44 @@ class OutputLog:
                     turn = perf_counter() + _TURN_S
         rest += decode(b"", True)
         if rest:
-            self._tail.append(rest)
+            self._tail.append(_readable(rest))
             self._log(rest)
 
     def _log(self, line: str) -> None:
-        _log.info("%s (pid %d): %s", self._label, self._pid, line, extra=self._extra)
+        try:
+            self._hand_on(line)
+        except Exception as exc:  # of a handler; what nobody reads would soon keep the worker from printing
+            if not self._complained:
+                self._complained = True
+                message = f"a line that {self._label} (pid {self._pid}) has printed could not be logged"
+                with contextlib.suppress(Exception):  # the loop's own goes to the log, too
+                    asyncio.get_running_loop().call_exception_handler({"message": message, "exception": exc})
+
+    def _hand_on(self, line: str) -> None:
+        record = unpack(line)
+        if record is None:
+            level = logging.WARNING if _WARNS.match(line) and _is_new(line) else logging.INFO
+            LOG.log(level, "%s (pid %d): %s", self._label, self._pid, line, extra=self._extra)
+        else:
+            log = LOG if record.logger == "root" else LOG.getChild(record.logger)
+            log.log(record.level, "%s (pid %d): %s", self._label, self._pid, record.text, extra=self._extra)
+
+
+def _readable(line: str) -> str:
+    """A line as people read it."""
+    match unpack(line):
+        case LogLine(level, logger, text):
+            return f"{logging.getLevelName(level)}:{logger}:{text}"
+    return line
+
+
+def _is_new(line: str) -> bool:
+    """Whether no worker has said this yet, numbers aside."""
+    text = re.sub(r"\d+", "", line)
+    if text in _said or len(_said) >= _MAX_SAID:
+        return False
+    _said.add(text)
+    return True
 
 
 def _pieces(lines: list[str]) -> Iterator[str]:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from aioenv.memory import Marker
+from aioenv.wire.messages import WHERE
 from aioenv.wire.orders import SIZE, Exited, unpack
 from aioenv.workers.channel import Channel, Expect, Place, ScatterChannel, StreamsChannel
 from aioenv.workers.forkserver import ForkServer
@@ -56,6 +57,9 @@ class Process(Protocol):
     def signal(self, sig: signal.Signals) -> None:
         """Send a signal to it, and to whatever it has started that is still in its process group."""
 
+    def ask_where(self) -> bool:
+        """Have it print where it is; False if it can't be asked. What it has started is not."""
+
     async def reap(self) -> None:
         """Once it has ended: wait until the exit code is known."""
 
@@ -95,6 +99,15 @@ class _Watched:
     def signal(self, sig: signal.Signals) -> None:
         """See `Process`."""
         kill_group(self.pid, sig)
+
+    def ask_where(self) -> bool:
+        """See `Process`."""
+        if WHERE is None or self._pidfd is None:
+            return False
+        with contextlib.suppress(OSError):
+            signal.pidfd_send_signal(self._pidfd, WHERE)
+            return True
+        return False
 
     def _on_exit(self) -> None:
         self.exited.set()

@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Real
 
 __all__ = ["Budget", "RestartPolicy"]
 
@@ -30,7 +31,7 @@ class RestartPolicy:
             `docs/reliability.md`.
 
     Raises:
-        ValueError: if a number is out of range.
+        ValueError: if a number is out of range, or an argument is of another kind.
     """
 
     max_restarts: int = 3
@@ -41,6 +42,12 @@ class RestartPolicy:
     def __post_init__(self) -> None:
         if isinstance(self.max_restarts, bool) or not isinstance(self.max_restarts, int) or self.max_restarts < 1:
             raise ValueError(f"max_restarts: expected a positive int, got {self.max_restarts!r}")
+        for name in ("within_s", "backoff_s"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, Real):
+                raise ValueError(f"{name}: expected a number of seconds, got {value!r}")
+        if not isinstance(self.resume, bool):
+            raise ValueError(f"resume: expected True or False, got {self.resume!r}")
         if not self.within_s > 0:
             raise ValueError(f"within_s: expected a positive number of seconds, got {self.within_s!r}")
         if not self.backoff_s >= 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple
@@ -72,7 +73,8 @@ class Restarter:
             self._lost.add(worker)
             error.add_note(f"It is not restarted any more: {policy.max_restarts} restarts in {policy.within_s:g} s.")
         else:
-            _log.warning("%s; it is restarted, %s", str(error).partition("\n")[0], self._meaning)
+            with contextlib.suppress(Exception):  # of a handler: it must not keep the worker from coming back
+                _log.warning("%s; it is restarted, %s", str(error).partition("\n")[0], self._meaning)
         return delay_s
 
     def hold(

@@ -145,7 +145,7 @@ class Startable:
             where = "" if self._pid == os.getpid() else f", of which process {os.getpid()} is a forked copy"
             raise LoopError(
                 f"this {self._noun} belongs to the event loop on which it was started, {_named(self._loop)} in process "
-                f"{self._pid}{where}; it was used from {_named(loop)}"
+                f"{self._pid}{where}; it was used from {_named(loop)}: make another one there"
             )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -21,10 +22,12 @@ from aioenv.workers.connection import Connection, OnReply
 from aioenv.workers.environment import worker_environment
 from aioenv.workers.launch import check_start, launch, launch_here
 from aioenv.workers.life import LIVING, NEXT, Event, WorkerState
-from aioenv.workers.output import OutputLog
+from aioenv.workers.output import LOG, OutputLog
 from aioenv.workers.thread import RunHere
 
 __all__ = ["OnReply", "Worker", "WorkerState"]
+
+_log = logging.getLogger("aioenv")
 
 
 class Worker:
@@ -100,10 +103,11 @@ class Worker:
             tuple(preload),
             service,
             self._environ if forked else None,
-            os.getcwd() if forked else None,
+            _directory() if forked else None,
             poll_s,
             cpus,
             ignored,
+            LOG.getEffectiveLevel(),
         )
         self._start_timeout_s = start_timeout_s
         self._here = here
@@ -192,6 +196,8 @@ class Worker:
             if connection is None:
                 self._go(Event.EXIT)
             else:
+                if isinstance(exc, TimeoutError):
+                    await connection.where()  # it is in what it has printed then
                 connection.kill()
                 await connection.gone()
             if isinstance(exc, TimeoutError):
@@ -295,6 +301,11 @@ class Worker:
         if self._connection is not None:
             self._connection.poll()
 
+    async def where(self) -> str:
+        """The Python frames that its process is in, the innermost first; "" if it does not say within a moment."""
+        connection = self._connection
+        return await connection.where() if self.state in LIVING and connection is not None else ""
+
     @property
     def busy(self) -> bool:
         """Whether any request has not been answered yet."""
@@ -324,7 +335,11 @@ class Worker:
         self._go(Event.EXIT)
         pending, connection.pending = connection.pending, {}
         for request in pending.values():
-            request.on_reply(self.death())
+            try:
+                request.on_reply(self.death())
+            except Exception:  # the others must hear of it all the same
+                with contextlib.suppress(Exception):  # of a log handler
+                    _log.exception("the end of %s could not be told to all who waited for it", self._label)
         if unasked and self.on_death is not None:
             self.on_death(self)
 
@@ -370,6 +385,14 @@ class Worker:
         """Kill the process without a loop to wait on: for `__del__` and the end of the interpreter."""
         if self._connection is not None and self.state not in (WorkerState.DEAD, WorkerState.CLOSED):
             self._connection.abandon()
+
+
+def _directory() -> str | None:
+    """The working directory; None if it has been removed."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return None
 
 
 def _settle(future: asyncio.Future[Frame]) -> OnReply:

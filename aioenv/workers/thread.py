@@ -82,6 +82,10 @@ class ThreadProcess:
         """See `Process`: whatever the signal, its channel is closed, which it sees when it next reads or writes."""
         self.abandon()
 
+    def ask_where(self) -> bool:
+        """See `Process`: a debugger can tell."""
+        return False
+
     async def reap(self) -> None:
         """See `Process`. One that hangs in an env is not waited for."""
         with contextlib.suppress(TimeoutError):
@@ -89,11 +93,12 @@ class ThreadProcess:
                 await self.exited.wait()
         if self.exited.is_set():
             return
-        _log.warning(
-            "%s has not ended: a thread can't be killed, so it is left to itself (it is a daemon, and does not keep "
-            "the program from ending); without debug=True envs live in processes, which can be killed",
-            self._name,
-        )
+        with contextlib.suppress(Exception):  # of a handler: its end must be told
+            _log.warning(
+                "%s has not ended: a thread can't be killed, so it is left to itself (it is a daemon, and does not "
+                "keep the program from ending); without debug=True envs live in processes, which can be killed",
+                self._name,
+            )
         self.returncode = -signal.SIGKILL
         self.exited.set()
 

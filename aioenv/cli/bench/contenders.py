@@ -11,7 +11,7 @@ from typing import Any
 from aioenv.cli.bench import others, ours, raw
 from aioenv.cli.bench.common import NotApplicable, refuse_many_processes, stepped
 from aioenv.cli.bench.tasks import Measured, Task, clock_blocking
-from aioenv.workers.environment import usable_cpus
+from aioenv.machine import usable_cpus
 
 __all__ = ["CONTENDERS", "Contender", "NotApplicable"]
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -123,7 +123,7 @@ def _gymnasium_forkserver(task: Task, preload: bool) -> Iterator[Any]:
         forkserver._forkserver._stop()  # type: ignore[attr-defined]
 
 
-def _aioenv_one_each(task: Task, start: str) -> aioenv.AsyncVectorEnv:
+def _aioenv_one_each(task: Task, start: Literal["forkserver", "spawn"]) -> aioenv.AsyncVectorEnv:
     n = task.num_envs
     return aioenv.AsyncVectorEnv([task.make_env] * n, num_workers=n, start=start, channel=task.channel)
 
@@ -134,7 +134,7 @@ def _start_gymnasium(preload: bool, task: Task) -> dict[str, float]:
         return {"ready s": time.perf_counter() - began}
 
 
-def _start_aioenv(start: str, task: Task) -> dict[str, float]:
+def _start_aioenv(start: Literal["forkserver", "spawn"], task: Task) -> dict[str, float]:
     async def main() -> dict[str, float]:
         began = time.perf_counter()
         async with _aioenv_one_each(task, start):
@@ -201,7 +201,7 @@ def _memory_gymnasium(preload: bool, task: Task) -> dict[str, float]:
     return _figures_of_memory(task, private_mib)
 
 
-def _memory_aioenv(start: str, task: Task) -> dict[str, float]:
+def _memory_aioenv(start: Literal["forkserver", "spawn"], task: Task) -> dict[str, float]:
     async def main(task: Task) -> float:
         async with _aioenv_one_each(task, start) as envs:
             await envs.reset(seed=0)
@@ -278,8 +278,10 @@ FIGURES: dict[str, Figure] = {
             "gymnasium-async": pixels_gymnasium,
             "aioenv-exact": partial(pixels_aioenv, "exact", None),
             "aioenv-fast": partial(pixels_aioenv, "fast", None),
+            "aioenv-coarse": partial(pixels_aioenv, "coarse", None),
             "aioenv-native-exact": partial(pixels_native, "exact"),
             "aioenv-native-fast": partial(pixels_native, "fast"),
+            "aioenv-native-coarse": partial(pixels_native, "coarse"),
         },
         {"x async": "gymnasium-async"},
         env="HalfCheetah-v5",

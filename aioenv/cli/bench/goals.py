@@ -140,19 +140,18 @@ def goals(cpus: int) -> list[Goal]:
 
 
 def judged(content: dict[str, Any]) -> list[dict[str, Any]]:
-    """What a run found of each goal: "goal", "floor", "target", "found" (None if not measured), "verdict", "mark"."""
+    """What a run found of each goal that it measured: "goal", "floor", "target", "found", "verdict", "mark"."""
     rows = []
     for goal in goals(content["machine"]["usable_cpus"]):
         found = goal.find(content["rows"])
+        if found is None:
+            continue
         sign = "≤" if goal.at_most else "≥"
         row: dict[str, Any] = {
             "goal": goal.text,
             "floor": f"{sign} {goal.floor:g}",
             "target": f"{sign} {goal.target:g}",
         }
-        if found is None:
-            rows.append({**row, "found": None, "verdict": "not measured", "mark": ""})
-            continue
         value, results = found
         met = "target" if goal.met(value, goal.target) else "floor" if goal.met(value, goal.floor) else "MISSED"
         rows.append({**row, "found": value, "verdict": met, "mark": max(map(load_mark, results))})
@@ -161,7 +160,7 @@ def judged(content: dict[str, Any]) -> list[dict[str, Any]]:
 
 def print_goals(content: dict[str, Any]) -> None:
     """A line for each goal that was measured."""
-    rows = [row for row in judged(content) if row["found"] is not None]
+    rows = judged(content)
     if not rows:
         return
     width = max(len(row["goal"]) for row in rows)

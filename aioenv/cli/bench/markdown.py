@@ -65,7 +65,8 @@ def render(content: dict[str, Any]) -> str:
         if name in rows:
             row = rows[name]
             parts += [f"### {figure.title}", f"{row['env']} x {row['num_envs']}:", _figure(row, name)]
-    parts += ["### Goals", _goals(content)]
+    if goals := judged(content):
+        parts += ["### Goals", _goals(goals)]
     return "\n\n".join(parts)
 
 
@@ -168,9 +169,9 @@ def _figure(row: dict[str, Any], name: str) -> str:
     return _table(["", *figure.keys, *figure.baselines], lines)
 
 
-def _goals(content: dict[str, Any]) -> str:
-    lines = []
-    for row in judged(content):
-        found = "" if row["found"] is None else f"{row['found']:.2f}{row['mark']}"
-        lines.append([row["goal"], row["floor"], row["target"], found, row["verdict"]])
+def _goals(goals: list[dict[str, Any]]) -> str:
+    lines = [
+        [goal["goal"], goal["floor"], goal["target"], f"{goal['found']:.2f}{goal['mark']}", goal["verdict"]]
+        for goal in goals
+    ]
     return _table(["", "floor", "target", "found", ""], lines)

@@ -16,9 +16,9 @@ import numpy.typing as npt
 import aioenv
 from aioenv.cli.bench.common import NotApplicable
 from aioenv.cli.bench.tasks import Passes, Task
+from aioenv.machine import usable_cpus
 from aioenv.rendering.backends import candidates, environment
 from aioenv.rendering.quality import parse_quality
-from aioenv.workers.environment import usable_cpus
 
 __all__ = ["IMAGES_PER_S", "QUALITIES", "bare_images", "pool_images", "worker_images"]
 
@@ -40,7 +40,8 @@ quality.prepare_scene(scene)
 gl = mujoco.GLContext(side, side)
 gl.make_current()
 model.vis.global_.offwidth = model.vis.global_.offheight = side
-context = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_150.value)
+with quality.prepared_planes(model):
+    context = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_150.value)
 mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN.value, context)
 rect, option, camera = mujoco.MjrRect(0, 0, side, side), mujoco.MjvOption(), mujoco.MjvCamera()
 mujoco.mjv_defaultFreeCamera(model, camera)

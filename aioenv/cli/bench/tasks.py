@@ -7,7 +7,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import gymnasium
 import numpy as np
@@ -111,8 +111,8 @@ class Task:
     num_envs: int
     seconds: float
     warm_up_s: float = 0.3
-    start: str | None = None
-    channel: str = "auto"
+    start: Literal["forkserver", "spawn"] | None = None
+    channel: Literal["auto", "scatter", "streams"] = "auto"
     keywords: dict[str, Any] = field(default_factory=dict)
     groups: int = 1
     loop: str = "uvloop"

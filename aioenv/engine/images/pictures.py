@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -38,7 +38,11 @@ class Pictures:
         """Whether images are drawn beside the steps (`render=`): `render` may be awaited while a step is in flight."""
         return self._session is not None and self._session.images is not None
 
-    async def render(self, mode: str | None = None) -> Any:
+    @overload
+    async def render(self, mode: None = None) -> Any: ...
+    @overload
+    async def render(self, mode: Literal["grid"]) -> npt.NDArray[np.uint8]: ...
+    async def render(self, mode: Literal["grid"] | None = None) -> Any:
         """Images of the states that `reset` and `step` (or `recv`) returned last.
 
         With `render=` given to the constructor they are already on their way, drawn from the very state that was

@@ -22,7 +22,8 @@ from aioenv.engine.images.stream import ImageStream
 from aioenv.engine.patience import Patience
 from aioenv.errors import RenderError, WireError
 from aioenv.wire.frames import Frame
-from aioenv.wire.messages import Failure, load
+from aioenv.wire.messages import Failure, load, reason_of
+from aioenv.wire.salvage import find_unreadable, salvage
 from aioenv.workers.supervisor import Worker
 
 if TYPE_CHECKING:
@@ -241,21 +242,34 @@ class Images:
             return
         shot, slots = known
         try:
-            rows, images, failures = load(frame.tail)
-        except WireError as exc:
-            self._finish(shot, len(slots), exc)
-            return
+            error = self._take_images(worker, shot, slots, frame.tail)
+        except Exception as exc:
+            error = RenderError(f"what slots {slots.tolist()} have drawn can't be read: {reason_of(exc)}")
+        self._finish(shot, len(slots), error)
+
+    def _take_images(self, worker: Worker, shot: Shot, slots: Slots, tail: memoryview) -> RenderError | None:
+        """Put what envs have drawn into a shot; the error of the first that has no image, if any has none."""
+        failed: list[Failure]
+        try:
+            rows, images, failed = load(tail)
+        except WireError:  # images that don't unpickle are errors of their slots
+            rows, images, failed = salvage(tail, ())
+        errors = [worker.failure(failure) for failure in failed]
         for row, image in zip(rows, images, strict=True):
-            self._latest[worker.slots[row]] = image
+            slot = worker.slots[row]
+            found = find_unreadable(image)
+            self._latest[slot] = image if found is None else None
+            if found is not None:
+                why = f"its image does not unpickle in this process: {reason_of(found.exc)}"
+                errors.append(worker.failure_here(why, [slot]))
         # slots that a reset left as they were look as before
         for slot, row in zip(slots.tolist(), shot.rows(slots), strict=True):
             shot.images[row] = self._latest[slot]
-        failed: list[Failure] = failures
-        error = None
-        if failed:
-            cause = worker.failure(failed[0])
-            error = RenderError(f"slot {cause.slot} could not be rendered: {cause}")
-        self._finish(shot, len(slots), error)
+        if not errors:
+            return None
+        first, *others = sorted(errors, key=lambda error: error.slot)
+        more = f"\nand {len(others)} more, in slots {[error.slot for error in others]}" if others else ""
+        return RenderError(f"slot {first.slot} could not be rendered: {first}{more}")
 
     # ------------------------------------------------------------ to the user
 

@@ -202,7 +202,7 @@ class Group:
     def settle(self, exchange: Exchange) -> StepResult:
         """All replies are in and about to be handed out: the slots are free again, or failed."""
         schedule, batch, slots = self._schedule, exchange.batch, _slots(exchange)
-        schedule.table.move(slots, SlotState.IDLE)
+        schedule.free_slots(slots)
         if exchange.stepped:
             schedule.table.note_ends(slots, batch.terminated | batch.truncated)
         for error in exchange.errors():

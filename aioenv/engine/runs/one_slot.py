@@ -11,7 +11,7 @@ from aioenv.batching.layout import Arrays, Layout
 from aioenv.batching.merge import merge
 from aioenv.batching.seeds import check_options, one_seed
 from aioenv.engine.batch import Exchange
-from aioenv.engine.results import ResetResult, StepResult
+from aioenv.engine.results import ResetResult, SlotStep
 from aioenv.engine.runs.groups import Group, objects_of
 from aioenv.errors import ActionError
 
@@ -29,7 +29,7 @@ class OneSlot:
         @property
         def _running(self) -> Schedule: ...
 
-    async def step_at(self, slot: int, action: Any) -> StepResult:
+    async def step_at(self, slot: int, action: Any) -> SlotStep:
         """Step one slot; others may be in flight meanwhile (`send`).
 
         If this is cancelled after it was sent, `recv` takes the result, or a later `step` or `reset` drops it.
@@ -50,7 +50,7 @@ class OneSlot:
         taken = one_action(schedule.fleet.actions, action)
         await schedule.drain()
         group.send_apart(*taken, "step_at")
-        return await _outcome(schedule, group)
+        return await schedule.outcome(group.take(), lambda exchange: _result(schedule, group, exchange), None)
 
     async def reset_at(
         self, slot: int, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -72,8 +72,12 @@ class OneSlot:
         own = one_seed(seed)
         await schedule.drain()
         group.send_whole_reset(group.slots, {int(group.slots[0]): own}, options, "reset_at")
-        result = await _outcome(schedule, group)
-        return ResetResult(result.obs, result.info)
+
+        def result(exchange: Exchange) -> ResetResult:
+            step = _result(schedule, group, exchange)
+            return ResetResult(step.obs, step.info)
+
+        return await schedule.outcome(group.take(), result, None)
 
 
 def one_action(layout: Layout, action: Any) -> tuple[Arrays, Sequence[Sequence[Any]]]:
@@ -106,24 +110,14 @@ def _group(schedule: Schedule, slot: int, name: str) -> Group:
     return Group(schedule, numbers)
 
 
-async def _outcome(schedule: Schedule, group: Group) -> StepResult:
-    exchange = group.take()
-
-    def result(exchange: Exchange) -> StepResult:
-        group.settle(exchange)
-        batch = exchange.batch
-        layout = schedule.fleet.observations
-        (obs,) = layout.rows(batch.obs, objects_of(layout, exchange))
-        columns = [c for part in exchange.parts for c in part.columns]
-        return StepResult(
-            obs,
-            float(batch.reward[0]),  # type: ignore[arg-type]
-            bool(batch.terminated[0]),  # type: ignore[arg-type]
-            bool(batch.truncated[0]),  # type: ignore[arg-type]
-            info_of(merge(columns, 1), 0),
-        )
-
-    return await schedule.outcome(exchange, result, None)
+def _result(schedule: Schedule, group: Group, exchange: Exchange) -> SlotStep:
+    group.settle(exchange)
+    batch = exchange.batch
+    layout = schedule.fleet.observations
+    (obs,) = layout.rows(batch.obs, objects_of(layout, exchange))
+    columns = [c for part in exchange.parts for c in part.columns]
+    info = info_of(merge(columns, 1), 0)
+    return SlotStep(obs, float(batch.reward[0]), bool(batch.terminated[0]), bool(batch.truncated[0]), info)
 
 
 def info_of(info: dict[str, Any], row: int) -> dict[str, Any]:

@@ -45,10 +45,11 @@ class Pausing:
         They keep their process and their state, in the middle of an episode, say. Batches keep their shape: `step` and
         `reset` take and give as many rows as before. The rows of paused slots in actions, seeds and reset masks are
         ignored. In results they repeat the slot's last observation (zeros, if it had none, if its worker is gone, or
-        while a reply of its own is still in flight), with reward 0 and flags False, and `info["_active"]`, a bool array
-        that is there while anything is paused, is False. `send` and `send_reset` without slots leave them out, too; to
-        name one there, in `step_at` or in `reset_at` is a `PausedError`. Calls, attributes, states and images are as
-        before. A worker whose slots are all paused gets no frames.
+        while that is busy: a reply of the slot's own is in flight, say, or a call that was cancelled goes on), with
+        reward 0 and flags False, and `info["_active"]`, a bool array that is there while anything is paused, is False.
+        `send` and `send_reset` without slots leave them out, too; to name one there, in `step_at` or in `reset_at` is a
+        `PausedError`. Calls, attributes, states and images are as before. A worker whose slots are all paused gets no
+        frames.
 
         A reply that is in flight is not lost: `recv` takes it. A slot that has failed, or whose worker is gone, may be
         paused, too: the others go on.
@@ -131,7 +132,7 @@ class Live:
         arrays, objects = schedule.fleet.actions.take_apart(actions, schedule.num_envs)
         group = await self._prepare(timeout_s)
         if group is None:
-            return self._spread(None)
+            return self._spread(None, np.ones(schedule.num_envs, np.bool_))
         slots = group.slots
         chosen = [[column[slot] for slot in slots.tolist()] for column in objects]
         group.send_apart([array[slots] for array in arrays], chosen, "step")
@@ -148,7 +149,7 @@ class Live:
         seeds = self._schedule.fleet.seeds(seed, np.arange(self._schedule.num_envs), anew=mask is None)
         group = await self._prepare(timeout_s)
         if group is None:
-            whole = self._spread(None)
+            whole = self._spread(None, np.ones(self._schedule.num_envs, np.bool_))
         else:
             slots = group.slots if mask is None else group.slots[mask[group.slots]]
             each = seed is not None and not isinstance(seed, (int, np.integer))
@@ -159,10 +160,13 @@ class Live:
     async def _outcome(self, group: Group, timeout_s: float | None) -> StepResult:
         """Wait for what a group was sent; a cancellation or timeout leaves it to `recv`."""
         exchange = group.take()
+        # another task's step, though it is refused, may look at what is paused then
+        paused = np.ones(self._schedule.num_envs, np.bool_)
+        paused[group.slots] = False
 
         def result(exchange: Exchange) -> StepResult:
             group.settle(exchange)
-            return self._spread(exchange)
+            return self._spread(exchange, paused)
 
         try:
             return await self._schedule.outcome(exchange, result, timeout_s)
@@ -173,7 +177,7 @@ class Live:
                 error.partial = error.errors[0].partial
             raise
         except StepTimeout as error:
-            whole = self._spread(exchange)
+            whole = self._spread(exchange, paused)
             error.partial = whole if exchange.stepped else ResetResult(whole.obs, whole.info)
             raise
 
@@ -235,12 +239,9 @@ class Live:
 
     # ------------------------------------------------------------ after it is back
 
-    def _spread(self, exchange: Exchange | None) -> StepResult:
+    def _spread(self, exchange: Exchange | None, resting: Bools) -> StepResult:
         """Results of the group in their rows of a whole batch; the rows of slots without a reply are zero."""
         n, layout = self._schedule.num_envs, self._layout
-        paused = self._paused
-        assert paused is not None or exchange is not None
-        resting = np.zeros(n, np.bool_) if paused is None else paused
         obs, objects = layout.zeros(n), [list(column) for column in self._objects]
         for mine, known in zip(obs, self._obs, strict=True):
             mine[resting] = known[resting]

@@ -42,6 +42,18 @@ class Infos(Sequence[dict[str, Any]]):
             self._merged[step] = self._merge(self._pieces[step])
         return self._merged[step]
 
+    def __repr__(self) -> str:
+        return f"<infos of {len(self)} steps>"
+
+    def __reduce__(self) -> tuple[Any, ...]:  # what merges them is the vector env's
+        return _merged, ([*self],)
+
+
+def _merged(infos: list[dict[str, Any]]) -> Infos:
+    made = Infos([[] for _ in infos], lambda pieces: {})
+    made._merged = dict(enumerate(infos))
+    return made
+
 
 class Rollout(NamedTuple):
     """What `rollout` has collected: `[t, i]` is of the t-th step of slot i. The arrays are yours.

@@ -11,7 +11,6 @@ import numpy as np
 
 from aioenv.engine.patience import images_late
 from aioenv.engine.solo.life import SoloLife
-from aioenv.errors import ClosedError, StepTimeout
 from aioenv.host.vector_calls import VectorCalls
 
 __all__ = ["SoloCalls"]
@@ -27,18 +26,18 @@ class SoloCalls(SoloLife):
         rows = np.sort(self.table.named(slots)).tolist()
         self.table.check_call(self._all, what)
         work = partial(self._call, method, rows, *arguments(rows))
-        try:
-            if self._thread is None:
-                return tuple(work())
-            result = asyncio.shield(self._thread.ask(work))
-            return tuple(await self._patiently(result, None, f"{what} goes on, but its result is dropped"))
-        except (StepTimeout, ClosedError):
-            raise
-        except Exception as exc:
-            raise self._error(exc) from exc
+        if self._thread is None:
+            return tuple(work())
+        result = asyncio.shield(self._thread.ask(work))
+        return tuple(await self._patiently(result, None, f"{what} goes on, but its result is dropped"))
 
     def _call(self, method: str, *args: Any) -> Any:
-        return getattr(VectorCalls(self._env), method)(*args)
+        try:
+            return getattr(VectorCalls(self._env), method)(*args)
+        except BaseException as exc:  # here, where a StopIteration or a TimeoutError can be nobody's but the env's
+            if self._thread is None and not isinstance(exc, Exception):  # Ctrl-C, on the loop
+                raise
+            raise self._error(exc) from exc
 
     @property
     def patience(self) -> SoloCalls:

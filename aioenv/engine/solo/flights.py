@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -58,6 +58,7 @@ class Flights:
     Args:
         table: the states of its slots, kept up to date here.
         num_envs: how many there are.
+        error_of: what the vector env's error is if its result can't be taken.
 
     Attributes:
         abandoned: cancelled or timed out; their results wait for `recv`.
@@ -66,8 +67,9 @@ class Flights:
         episodes: counts episodes; None: nobody does.
     """
 
-    def __init__(self, table: SlotTable, num_envs: int) -> None:
+    def __init__(self, table: SlotTable, num_envs: int, error_of: Callable[[BaseException], EnvError]) -> None:
         self._table = table
+        self._error_of = error_of
         self._n = num_envs
         self._all = np.arange(num_envs)
         self._loop = asyncio.get_running_loop()
@@ -80,21 +82,30 @@ class Flights:
         self.painter: ResultPainter | None = None
         self.episodes: SoloWatch | None = None
 
-    def begin(self, slots: Slots, *, waiting: bool, resets: Slots | None = None) -> Flight:
-        """Something is asked of these slots."""
+    def begin(self, slots: Slots, *, waiting: bool, resets: Slots | None = None, shows_all: bool = False) -> Flight:
+        """Something is asked of these slots; with `shows_all` the others are seen, too, as they were."""
         flight = Flight(slots, self._loop.create_future(), waiting=waiting, resets=resets)
         self._table.move(slots, SlotState.IN_FLIGHT)
         self._open.add(flight)
         if self.images is not None and len(slots):
             flight.shot = self.images.begin(slots)
-        if self.painter is not None and self._table.paused is not None:
-            flight.drawn = self._all  # those that are paused are shown as they were
+        if shows_all:
+            flight.drawn = self._all
         return flight
 
     def arrive(self, flight: Flight, value: Any) -> None:
         """Its result is there; where observations are images, it is when they are drawn."""
         if self.episodes is not None and not flight.counted:
-            self.episodes.note(flight.slots, flight.resets, value)
+            try:
+                self.episodes.note(flight.slots, flight.resets, value)
+            except Exception as exc:  # whatever it is: nobody may wait for ever
+                value = self._error_of(exc)
+        try:
+            self._have_drawn(flight, value)
+        except Exception as exc:
+            self._land(flight, self._error_of(exc))
+
+    def _have_drawn(self, flight: Flight, value: Any) -> None:
         shot, images = flight.shot, self.images
         if images is not None and shot is not None:
             if shot.states is None:
@@ -108,6 +119,8 @@ class Flights:
             self._land(flight, value)
 
     def _land(self, flight: Flight, value: Any) -> None:
+        if isinstance(value, EnvError) and len(flight.slots):
+            value.concern(tuple(flight.slots.tolist()))
         flight.value = value
         if not flight.done.done():
             flight.done.set_result(None)
@@ -151,6 +164,8 @@ class Flights:
 
     def _offer(self, flight: Flight) -> None:
         self._open.discard(flight)
+        if not len(flight.slots):  # of a batch of which all slots are paused
+            return
         self._ready.append(flight)
         self._table.move(flight.slots, SlotState.READY)
         self._arrival.set()
@@ -168,8 +183,9 @@ class Flights:
                 self._table.fail(flight.value)
             elif isinstance(flight.value, StepResult):
                 ends = flight.value.terminated | flight.value.truncated
-                self._table.note_ends(flight.slots, ends[flight.slots])
+                self._table.note_ends(left, ends[left])  # what was taken may have been reset since
                 ended += left[ends[left]].tolist()
+            self._table.note_taken(left)
         self.abandoned = []
         return sorted(ended)
 
@@ -200,7 +216,9 @@ class Flights:
         room = self._n if max_slots is None else max_slots
         taken: list[tuple[Flight, Slots]] = []
         for flight in self._ready:
-            rows = np.flatnonzero(flight.untaken)[:room]
+            rows = np.flatnonzero(flight.untaken)
+            if not isinstance(flight.value, EnvError):  # that is one error, of all of its slots
+                rows = rows[:room]
             if len(rows):
                 room -= len(rows)
                 flight.untaken[rows] = False

@@ -27,6 +27,7 @@ from aioenv.engine.solo.pieces import only, own
 from aioenv.engine.solo.threads import TURN_S, Pace, yield_to_loop
 from aioenv.errors import EnvError, NoAsyncCallError, StepTimeout
 from aioenv.host.vector_access import refuse_some, reset_vector_env, take_observations
+from aioenv.host.vector_results import step_result
 
 __all__ = ["RUN_IN", "Solo"]
 
@@ -131,7 +132,7 @@ class Solo(SoloCalls):
         began = perf_counter()
         try:
             obs, reward, terminated, truncated, info = (  # a name for all of it would keep its arrays from being ours
-                self._env.step(actions) if some is None else self._env.step_some(actions, some)
+                step_result(self._env.step(actions) if some is None else self._env.step_some(actions, some))
             )
             self._last = ended = perf_counter()
             self.steps.note(ended - began)
@@ -141,9 +142,9 @@ class Solo(SoloCalls):
                 obs = self._fitted(obs)
             result = StepResult(
                 own(obs) if copy else obs,
-                self._column(reward, _FLOAT64),
-                self._column(terminated, _BOOL),
-                self._column(truncated, _BOOL),
+                self._column("reward", reward, _FLOAT64),
+                self._column("terminated", terminated, _BOOL),
+                self._column("truncated", truncated, _BOOL),
                 own(info) if info else {},
             )
             self.last.stepped(obs, terminated, truncated, some)
@@ -181,10 +182,10 @@ class Solo(SoloCalls):
         """Observations in the array that the space has, if they can be had as such."""
         return self._received.assemble(*take_observations(self._received, obs, self.num_envs))
 
-    def _column(self, values: Any, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    def _column(self, name: str, values: Any, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
         array = np.array(values, dtype)
         if array.shape != self._one_each:
-            raise ValueError(f"reward and flags: expected shape {self._one_each}, got {array.shape}")
+            raise ValueError(f"{name}: expected shape {self._one_each}, got {array.shape}")
         return array
 
     def _failure(self, exc: BaseException, some: npt.NDArray[np.int64] | None = None) -> EnvError:
@@ -250,7 +251,8 @@ class Solo(SoloCalls):
             await self._drain(timeout_s)
 
     async def _drain(self, timeout_s: float | None) -> None:
-        for flight in list(self._flights.abandoned):
+        # looked up anew each time: other tasks take and abandon some meanwhile
+        while (flight := next((one for one in self._flights.abandoned if not one.done.done()), None)) is not None:
             await self._patiently(asyncio.shield(flight.done), timeout_s, _LOST_NOTHING)
         self._check_open()
         if ended := self._flights.drop_abandoned():
@@ -333,6 +335,7 @@ class Solo(SoloCalls):
         self.table.note_ends(ready.slots, ready.terminated | ready.truncated)
         for error in errors:
             self.table.fail(error)
+        self.table.note_taken(ready.slots)
         if errors:
             raise EnvError.join(list(errors), ready)
         return ready

@@ -117,7 +117,7 @@ class SoloLife:
         self._all = np.arange(num_envs)
         self.table = SlotTable(num_envs, must_reset=False)
         self.images: Images | None = None
-        self._flights = Flights(self.table, num_envs)
+        self._flights = Flights(self.table, num_envs, self._error)
         self._closing = False
         self.episodes: SoloWatch | None = None
         self.schedule: SoloLife | None = None  # itself, once it is started
@@ -164,16 +164,17 @@ class SoloLife:
 
     async def _start_env(self) -> None:
         start_timeout_s = self._config.start_timeout_s
+        limit = asyncio.timeout(start_timeout_s)
         try:
             if self._run_in == "inline":
                 self._make()
             else:
                 self._thread = EnvThread()
-                async with asyncio.timeout(start_timeout_s):
+                async with limit:
                     await self._thread.ask(self._make)
         except BaseException as exc:
             self._finish()
-            if isinstance(exc, TimeoutError):  # the thread goes on, and ends when the factory does
+            if isinstance(exc, TimeoutError) and limit.expired():  # the thread goes on, and ends when the factory does
                 message = f"the vector env was not made within {start_timeout_s=}"
                 raise self._not_made(message) from exc
             if isinstance(exc, Exception):
@@ -285,7 +286,9 @@ class SoloLife:
         try:
             if env is not None:
                 env.close()
-        except Exception:
+        except BaseException as exc:
+            if self._thread is None and not isinstance(exc, Exception):  # Ctrl-C, on the loop
+                raise
             _log.warning("the vector env raised when it was closed", exc_info=True)
 
     # ------------------------------------------------------------ errors, waits

@@ -55,6 +55,7 @@ def _fresh() -> tuple[Any, Any]:
 
 
 _FREE = _count_free()
+_NUMBERS = "biufc"
 
 
 def only(result: StepResult, slots: Rows) -> StepResult:
@@ -82,7 +83,7 @@ def gather_obs(single: Space[Any], batched: Space[Any], pieces: Sequence[tuple[A
 def gather_infos(
     pieces: Sequence[tuple[Mapping[Any, Any], Rows]], num_envs: int, place: Sequence[Rows], n: int
 ) -> dict[Any, Any]:
-    """Some rows of some infos, as the info of a batch of n.
+    """Some rows of some infos, as the info of a batch of n: without keys that none of these rows has.
 
     Args:
         pieces: infos of batches of `num_envs`, and which rows of each.
@@ -90,25 +91,50 @@ def gather_infos(
     """
     result: dict[Any, Any] = {}
     for (info, rows), target in zip(pieces, place, strict=True):
+        others = {key for key, mask in info.items() if _is_mask(key, mask, info, num_envs) and not mask[rows].any()}
+        others.update([key[1:] for key in others])
         for key, value in info.items():
+            if key in others:
+                continue
             if isinstance(value, Mapping):
                 earlier = result.get(key, {})
                 inner = gather_infos([(value, rows)], num_envs, [target], n)
                 result[key] = _overlay(earlier, inner, target) if earlier else inner
             elif isinstance(value, np.ndarray) and value.ndim and len(value) == num_envs:
-                array = result.get(key)
-                if (
-                    not isinstance(array, np.ndarray)
-                    or array.dtype != value.dtype
-                    or array.shape[1:] != value.shape[1:]
-                ):
-                    fill: Any = None if value.dtype.hasobject else 0
-                    array = np.full((n, *value.shape[1:]), fill, value.dtype)
-                    result[key] = array
-                array[target] = value[rows]
+                array = result[key] = _room(result.get(key), value, n)
+                if array.shape[1:] == value.shape[1:]:
+                    array[target] = value[rows]
+                else:
+                    for row, item in zip(target.tolist(), value[rows], strict=True):
+                        array[row] = item
             else:
                 result[key] = value
     return result
+
+
+def _is_mask(key: Any, mask: Any, info: Mapping[Any, Any], num_envs: int) -> bool:
+    """Whether this says which rows have another key, as Gymnasium's masks do."""
+    if not isinstance(key, str) or key[:1] != "_" or key[1:] not in info:
+        return False
+    return isinstance(mask, np.ndarray) and mask.dtype == np.bool_ and mask.shape == (num_envs,)
+
+
+def _room(known: Any, value: npt.NDArray[Any], n: int) -> npt.NDArray[Any]:
+    """A column of n rows like those of `value`, with what is known already in it."""
+    shape, dtype = value.shape[1:], value.dtype
+    if isinstance(known, np.ndarray):
+        if known.dtype == dtype and known.shape[1:] == shape:
+            return known
+        if known.shape[1:] == shape:
+            numbers = known.dtype.kind in _NUMBERS and dtype.kind in _NUMBERS
+            dtype = np.result_type(known, value) if numbers else np.dtype(object)
+        else:
+            shape, dtype = (), np.dtype(object)
+    array: npt.NDArray[Any] = np.full((n, *shape), None if dtype.hasobject else 0, dtype)
+    if isinstance(known, np.ndarray):
+        for row, item in enumerate(known):
+            array[row] = item
+    return array
 
 
 def _overlay(earlier: dict[Any, Any], later: dict[Any, Any], rows: Rows) -> dict[Any, Any]:

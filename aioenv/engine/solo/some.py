@@ -13,7 +13,7 @@ import numpy.typing as npt
 from aioenv.batching.layout import Arrays
 from aioenv.batching.seeds import checked_seed, one_seed
 from aioenv.engine.images.shots import Shot
-from aioenv.engine.results import ResetResult, StepResult
+from aioenv.engine.results import ResetResult, SlotStep, StepResult
 from aioenv.engine.runs.one_slot import info_of, one_action
 from aioenv.engine.runs.walk import Moved
 from aioenv.engine.solo.flights import Flight
@@ -42,18 +42,26 @@ class SomeSolo(Solo):
             raise refuse_some(name, self.kind)
 
     def begin_step(
-        self, actions: Any, slots: Slots, name: str, *, waiting: bool = True, timeout_s: float | None = None
+        self,
+        actions: Any,
+        slots: Slots,
+        name: str,
+        *,
+        waiting: bool = True,
+        shows_all: bool = False,
+        timeout_s: float | None = None,
     ) -> Flight:
         """Step some slots, ascending, given actions of all; never blocks for longer than the loop may be kept.
 
-        With a `timeout_s` it is done on the thread, for which alone one can stop waiting.
+        With a `timeout_s` it is done on the thread, for which alone one can stop waiting. With `shows_all` the
+        observations of the others are seen, too.
         """
         some = None if len(slots) == self.num_envs else slots
         if some is not None:
             self.check_steps_some(name)
         self.table.check_send(slots, name, reset=False)
         here = self._is_here(self.steps, timeout_s)
-        flight = self._flights.begin(slots, waiting=waiting)
+        flight = self._flights.begin(slots, waiting=waiting, shows_all=shows_all)
         self._launch(flight, here, partial(self._step, actions, True, flight.shot, some))
         return flight
 
@@ -65,6 +73,7 @@ class SomeSolo(Solo):
         name: str,
         *,
         shown: Slots | None = None,
+        shows_all: bool = False,
         timeout_s: float | None = None,
     ) -> Flight:
         """Reset some slots, ascending; `shown` are those whose results it gives (None: these)."""
@@ -76,7 +85,7 @@ class SomeSolo(Solo):
         if len(slots) < self.num_envs:
             mask = np.zeros(self.num_envs, np.bool_)
             mask[slots] = True
-        flight = self._flights.begin(shown, waiting=True, resets=slots)
+        flight = self._flights.begin(shown, waiting=True, resets=slots, shows_all=shows_all)
         self._launch(flight, here, partial(self._reset, seed, mask, options, True, flight.shot))
         return flight
 
@@ -141,7 +150,7 @@ class SomeSolo(Solo):
 
     # ------------------------------------------------------------ one slot
 
-    async def step_at(self, slot: int, action: Any) -> StepResult:
+    async def step_at(self, slot: int, action: Any) -> SlotStep:
         """Step one slot (see `AsyncVectorEnv.step_at`)."""
         number = self._one(slot, "step_at")
         arrays, objects = one_action(self.actions, action)
@@ -149,11 +158,11 @@ class SomeSolo(Solo):
         batch = with_rows(self.actions, self.num_envs, number.tolist(), arrays, objects)
         value = await self.outcome(self.begin_step(batch, number, "step_at"))
         row = int(number[0])
-        return StepResult(
+        return SlotStep(
             self._obs_of(value.obs, row),
-            float(value.reward[row]),  # type: ignore[arg-type]
-            bool(value.terminated[row]),  # type: ignore[arg-type]
-            bool(value.truncated[row]),  # type: ignore[arg-type]
+            float(value.reward[row]),
+            bool(value.terminated[row]),
+            bool(value.truncated[row]),
             info_of(value.info, row),
         )
 
@@ -205,11 +214,11 @@ class SoloLive:
         batch = solo.actions.assemble(*solo.actions.take_apart(actions, solo.num_envs))
         await solo.drain(timeout_s)
         paused, live = self._paused, solo.table.live
-        flight = solo.begin_step(batch, live, "step", timeout_s=timeout_s)
+        flight = solo.begin_step(batch, live, "step", shows_all=True, timeout_s=timeout_s)
         value: StepResult = await solo.outcome(flight, timeout_s)
         if not len(live):
             await asyncio.sleep(0)  # whoever steps in a loop lets others run
-        return value._replace(info={**value.info, "_active": ~paused})
+        return value._replace(info={**value.info, "_active": ~paused}) if paused.any() else value
 
     async def reset(
         self, seed: Any, mask: Bools | None, options: dict[str, Any] | None, timeout_s: float | None
@@ -221,12 +230,13 @@ class SoloLive:
         paused, live = self._paused, solo.table.live
         slots = live if mask is None else live[mask[live]]
         if len(slots):
-            flight = solo.begin_reset(slots, seed, options, "reset", shown=live, timeout_s=timeout_s)
+            flight = solo.begin_reset(slots, seed, options, "reset", shown=live, shows_all=True, timeout_s=timeout_s)
         else:
+            solo.table.check_send(live, "reset", reset=True)
             nothing = solo.actions.assemble(solo.actions.zeros(solo.num_envs), solo.actions.no_objects(solo.num_envs))
-            flight = solo.begin_step(nothing, slots, "reset", timeout_s=timeout_s)
+            flight = solo.begin_step(nothing, slots, "reset", shows_all=True, timeout_s=timeout_s)
         value = await solo.outcome(flight, timeout_s)
-        return ResetResult(value.obs, {**value.info, "_active": ~paused})
+        return ResetResult(value.obs, {**value.info, "_active": ~paused} if paused.any() else value.info)
 
     @property
     def _paused(self) -> Bools:

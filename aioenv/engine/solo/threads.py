@@ -79,7 +79,7 @@ class EnvThread:
             if error is None:
                 done.set_result(value)
             else:
-                done.set_exception(error if isinstance(error, Exception) else RuntimeError(repr(error)))
+                done.set_exception(_as_told(error))
 
         self.submit(work, on_done)
         return done
@@ -88,9 +88,11 @@ class EnvThread:
         """Do this last, and end; doesn't wait."""
 
         def job() -> None:
-            last()
-            self.ended = True
-            self._tell(_resolve, self._gone)
+            try:
+                last()
+            finally:  # whatever it raises: who waits hears that it is over
+                self.ended = True
+                self._tell(_resolve, self._gone)
 
         self._queue.put(job)
         self._queue.put(None)
@@ -119,6 +121,15 @@ def _work(queue: SimpleQueue[Callable[[], object] | None]) -> None:
     while (job := queue.get()) is not None:
         job()
         del job  # what it refers to must not live until the next one comes
+
+
+def _as_told(error: BaseException) -> Exception:
+    """An error as a future can have it; one that would end a generator, or the loop, becomes the cause of another."""
+    if isinstance(error, Exception) and not isinstance(error, StopIteration):
+        return error
+    told = RuntimeError(f"it raised {error!r}")
+    told.__cause__ = error
+    return told
 
 
 def _resolve(done: asyncio.Future[Any]) -> None:

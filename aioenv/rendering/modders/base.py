@@ -30,9 +30,14 @@ class Modder:
     Attributes:
         model: the model.
         rng: where all randomness comes from.
+
+    Raises:
+        TypeError: if `model` is no MjModel, or `renderer` none of what it may be.
     """
 
     def __init__(self, model: mujoco.MjModel, *, seed: Seed = None, renderer: Any = None) -> None:
+        if not isinstance(model, mujoco.MjModel):
+            raise TypeError(f"model: expected an MjModel, got {model!r}")
         self.model = model
         self.rng = np.random.default_rng(seed)
         self._tell = _teller(model, renderer)

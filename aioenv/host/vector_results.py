@@ -1,0 +1,51 @@
+"""What the `step` and `reset` of a vector env must give, looked at before anything is made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+__all__ = ["reset_result", "step_result"]
+
+_STEP = ("obs", "reward", "terminated", "truncated", "info")
+_RESET = ("obs", "info")
+
+
+def step_result(result: Any) -> Any:
+    """The same, if it is what `step` must give.
+
+    Raises:
+        TypeError: if it is no tuple, or the info no dict.
+        ValueError: if it has another length.
+    """
+    if type(result) is tuple and len(result) == 5 and type(result[4]) is dict:
+        return result
+    return _checked("step", result, _STEP)
+
+
+def reset_result(result: Any) -> Any:
+    """The same, if it is what `reset` must give.
+
+    Raises:
+        TypeError, ValueError: as `step_result`.
+    """
+    return _checked("reset", result, _RESET)
+
+
+def _checked(method: str, result: Any, names: Sequence[str]) -> Any:
+    expected = f"{method}: expected {len(names)} values ({', '.join(names)}) from the vector env"
+    if not isinstance(result, (tuple, list)):
+        raise TypeError(f"{expected}, got {type(result).__name__}")
+    if len(result) != len(names):
+        hint = "; what was `done` is `terminated` and `truncated`" if method == "step" and len(result) == 4 else ""
+        raise ValueError(f"{expected}, got {len(result)}{hint}")
+    info = result[-1]
+    if not isinstance(info, Mapping):
+        hint = (
+            "; `VectorEnv._add_info(infos, info, slot)` merges those of single envs" if isinstance(info, list) else ""
+        )
+        raise TypeError(
+            f"{method}: expected info from the vector env as a dict, with an element a slot in each array, got "
+            f"{type(info).__name__}{hint}"
+        )
+    return result

@@ -1,0 +1,41 @@
+"""Log records of a worker among what it prints: one line each, which the parent makes a record of again."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+__all__ = ["LogLine", "pack", "unpack"]
+
+# Of ASCII's separators, which nobody prints: one before a record and between its parts, one in place of line ends.
+_PART, _LINE = "\x1e", "\x1d"
+
+_MAX_CHARS = 8000  # as the parent cuts longer lines
+
+
+class LogLine(NamedTuple):
+    """A log record: what travels of it."""
+
+    level: int
+    logger: str
+    text: str  # the message, and the traceback if there is one
+
+
+def pack(record: LogLine) -> bytes:
+    """A record as a line."""
+    text = record.text.replace("\r", "").replace("\n", _LINE)
+    half = _MAX_CHARS // 2
+    if len(text) > _MAX_CHARS:
+        text = f"{text[:half]} [...] {text[-half:]}"
+    line = f"{_PART}{record.level}{_PART}{record.logger.replace(chr(10), ' ')}{_PART}{text}\n"
+    return line.encode("utf-8", "replace")
+
+
+def unpack(line: str) -> LogLine | None:
+    """The record of a line, without its end; None if it is none."""
+    if not line.startswith(_PART):
+        return None
+    try:
+        _, level, logger, text = line.split(_PART, 3)
+        return LogLine(int(level), logger, text.replace(_LINE, "\n"))
+    except ValueError:
+        return None

@@ -1,0 +1,69 @@
+"""Random operations in random order, cancelled, timed out and killed at random, against a plain model of the contract.
+
+What is driven, `Config` in `fuzz_kit.py` draws; what may come of an operation, `fuzz_requests.py` and `fuzz_others.py`
+say; what the envs must do, `fuzz_model.py` does. A failure shows the seed and all operations before it. For more:
+
+    python -m pytest tests/test_fuzz.py -m stress
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+from conftest import LOOPS
+from fuzz_chaos import Chaos
+from fuzz_kit import Driver
+
+KINDS = ["workers", "solo", "vectors", "sync"]
+OPERATIONS = 40
+
+
+def drive(kind: str, seed: int, start: str = "forkserver") -> None:
+    loop = LOOPS["uvloop" if seed % 3 == 2 else "asyncio"]
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(Driver(seed, kind, start).run(OPERATIONS))
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    """Deaths and drops are logged, hundreds of them."""
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+@pytest.mark.parametrize(
+    ("kind", "seed"), [(kind, seed) for kind in KINDS for seed in range(6 if kind == "solo" else 3)]
+)
+def test_random_operations(kind, seed):
+    drive(kind, seed)
+
+
+@pytest.mark.parametrize("kind", ["workers", "solo"])
+def test_random_operations_of_several_tasks(kind):
+    asyncio.run(Chaos(0, kind).run(25))
+
+
+@pytest.mark.stress
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("kind", ["workers", "solo", "vectors"])
+def test_many_random_operations_of_several_tasks(kind):
+    for seed in range(1, 200):
+        asyncio.run(Chaos(seed, kind).run(25))
+
+
+@pytest.mark.stress
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("kind", KINDS)
+def test_many_random_operations(kind):
+    for seed in range(10_000, 10_300):
+        drive(kind, seed)
+
+
+@pytest.mark.stress
+@pytest.mark.timeout(1200)
+def test_many_random_operations_spawned():
+    for seed in range(40):
+        drive("workers", seed, "spawn")

@@ -1,0 +1,182 @@
+"""What everybody does wrong once: the message says what was expected, what was got, and what to do."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import traceback
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+import aioenv
+from aioenv import sync
+
+
+class Plain(gym.Env):
+    observation_space = gym.spaces.Box(-1, 1, (3,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, ends: bool = False) -> None:
+        self.ends = ends
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(3, np.float32), {}
+
+    def step(self, action):
+        return np.zeros(3, np.float32), 0.0, self.ends, False, {}
+
+
+class OldReset(Plain):
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(3, np.float32)
+
+
+class OldResetLater(Plain):
+    first = True
+
+    def reset(self, *, seed=None, options=None):
+        obs = np.zeros(3, np.float32)
+        self.first, first = False, self.first
+        return (obs, {}) if first else obs
+
+
+class OldSeeding(Plain):
+    def reset(self):
+        return np.zeros(3, np.float32), {}
+
+
+class OldStep(Plain):
+    def step(self, action):
+        return np.zeros(3, np.float32), 0.0, False, {}
+
+
+class Forgetful(Plain):
+    def step(self, action):
+        pass
+
+
+class Buggy(Plain):
+    def step(self, action):
+        raise ValueError(f"a bug in {id(self)}")
+
+
+class Nested(Plain):
+    observation_space = gym.spaces.Dict(a=gym.spaces.Dict(b=gym.spaces.Discrete(3), c=gym.spaces.Discrete(3)))
+
+    def __init__(self, obs) -> None:
+        self.obs = obs
+
+    def reset(self, *, seed=None, options=None):
+        return self.obs, {}
+
+
+class Pair(Nested):
+    observation_space = gym.spaces.Tuple((gym.spaces.Discrete(3), gym.spaces.Discrete(3)))
+
+
+def steps(envs, count):
+    envs.reset(seed=0)
+    for _ in range(count):
+        envs.step(np.zeros(envs.num_envs, np.int64))
+
+
+FIVE = r"step: expected \(observation, reward, terminated, truncated, info\), got"
+
+
+@pytest.mark.parametrize(
+    ("make", "mode", "said"),
+    [
+        (
+            OldReset,
+            "NextStep",
+            r"reset: expected \(observation, info\), got an array of shape \(3,\), as in the old gym",
+        ),
+        (
+            lambda: OldResetLater(True),
+            "NextStep",
+            r"reset: expected .* got an array of shape \(3,\), as in the old gym",
+        ),
+        (
+            lambda: OldResetLater(True),
+            "SameStep",
+            r"reset: expected .* got an array of shape \(3,\), as in the old gym",
+        ),
+        (OldSeeding, "NextStep", r"keyword argument 'seed'(.|\n)*`def reset\(self, \*, seed=None, options=None\)`"),
+        (OldStep, "NextStep", FIVE + " a tuple of 4, as in the old gym API"),
+        (Forgetful, "NextStep", FIVE + r" None\n"),
+        (
+            lambda: Nested({"a": {"b": 1}}),
+            "NextStep",
+            r"\['a'\]: expected a dict with the keys \['b', 'c'\], got .*\['b'\]",
+        ),
+        (lambda: Nested(None), "NextStep", r"observation: expected a dict with the keys \['a'\], got None"),
+        (lambda: Pair((1,)), "NextStep", r"observation: expected a tuple of 2, got \(1,\)"),
+    ],
+)
+def test_an_env_that_gives_something_else(make, mode, said):
+    with sync.make_vec(make, 2, autoreset_mode=mode, debug=True) as envs:
+        with pytest.raises(aioenv.EnvError, match=said):
+            steps(envs, 2)
+
+
+def test_a_bug_of_all_envs_is_told_once():
+    with sync.make_vec(Buggy, 4, num_workers=2) as envs, pytest.raises(aioenv.EnvError) as caught:
+        steps(envs, 1)
+    assert [error.slot for error in caught.value.errors] == [0, 1, 2, 3]
+    told = "".join(traceback.format_exception(caught.value))
+    assert told.count("raise ValueError(") == 2  # the group, and the first error in it
+    for slot, error in enumerate(caught.value.errors):
+        assert str(error).startswith(f"slot {slot} (worker") and "raise ValueError(" in error.traceback
+        assert str(error).endswith(" (traceback as slot 0's)") == (slot > 0)
+
+
+@pytest.mark.parametrize(
+    ("env_id", "actions", "said"),
+    [
+        ("CartPole-v1", None, r"expected shape \(2,\), got \(\): None"),
+        ("CartPole-v1", {"a": 1}, r"expected shape \(2,\), got \(\): \{'a': 1\}"),
+        ("CartPole-v1", 1, r"expected shape \(2,\), got \(\); the first axis is the slots, one action each"),
+        (
+            "CartPole-v1",
+            np.zeros(2),
+            r"expected dtype int64, got float64, which can't be cast: `\.astype\('int64'\)` if",
+        ),
+        ("Pendulum-v1", np.zeros((1, 2, 1)), r"expected shape \(2, 1\), got \(1, 2, 1\); the first axis is the slots"),
+        ("Pendulum-v1", np.zeros(1), r"expected shape \(2, 1\), got \(1,\); the first axis is the slots"),
+    ],
+)
+def test_actions_of_another_shape(env_id, actions, said):
+    with sync.make_vec(env_id, 2, debug=True) as envs:
+        envs.reset(seed=0)
+        with pytest.raises(aioenv.ActionError, match=said):
+            envs.step(actions)
+
+
+def test_a_misspelled_argument_is_named():
+    with pytest.raises(aioenv.WorkerStartError, match=r"num_worker: aioenv\.make_vec has an argument num_workers"):
+        sync.make_vec("CartPole-v1", 2, num_worker=3, debug=True)
+
+
+def test_one_wrapper_is_a_list_too():
+    with pytest.raises(TypeError, match=r"wrappers: expected a sequence .*; one alone goes into a list, too"):
+        aioenv.make_vec("CartPole-v1", 2, wrappers=gym.wrappers.ClipAction)  # type: ignore[arg-type]
+
+
+def test_two_runs_are_two_loops():
+    async def start():
+        return await aioenv.make_vec("CartPole-v1", 2, debug=True)
+
+    with asyncio.Runner() as runner:
+        envs = runner.run(start())
+        with asyncio.Runner() as other, pytest.raises(aioenv.LoopError, match=r"used from .*: make another one there"):
+            other.run(envs.reset())
+        runner.run(envs.close())
+
+
+def test_what_is_closed_says_what_it_was():
+    envs = sync.make_vec("CartPole-v1", 2, debug=True)
+    envs.close()
+    with pytest.raises(aioenv.ClosedError, match=re.escape("the vector env or pool was closed: ")):
+        envs.reset()

@@ -1,0 +1,90 @@
+"""A vector env of somebody's own that gives what no step or reset gives: one clear error, wherever it lives."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from native_kit import OK, Batch, everywhere
+
+import aioenv
+
+
+class Odd(Batch):
+    """Gives what `reset_odd` and `step_odd` make of a good result."""
+
+    reset_odd = step_odd = None
+
+    def reset(self, *, seed=None, options=None):
+        result = super().reset(seed=seed, options=options)
+        return result if self.reset_odd is None else self.reset_odd(result)
+
+    def step(self, actions):
+        result = super().step(actions)
+        return result if self.step_odd is None else self.step_odd(result)
+
+
+RESETS = {
+    "one value": (lambda result: result[0], "reset: expected 2 values (obs, info) from the vector env, got ndarray"),
+    "three values": (lambda result: (*result, {}), "got 3"),
+    "a list of infos": (lambda result: (result[0], [{}] * 3), "got list; `VectorEnv._add_info(infos, info, slot)`"),
+}
+STEPS = {
+    "four values": (lambda result: (*result[:3], result[4]), "got 4; what was `done` is `terminated` and `truncated`"),
+    "six values": (lambda result: (*result, None), "step: expected 5 values"),
+    "nothing": (lambda result: None, "got NoneType"),
+    "a list of infos": (lambda result: (*result[:4], [{}] * 3), "expected info from the vector env as a dict"),
+    "no info": (lambda result: (*result[:4], None), "got NoneType"),
+    "a scalar reward": (lambda result: (result[0], 1.0, *result[2:]), "reward: expected shape (3,), got ()"),
+    "two flags": (lambda result: (*result[:3], [False] * 2, {}), "truncated: expected shape (3,), got (2,)"),
+}
+
+
+@pytest.mark.asyncio
+@everywhere
+async def test_what_is_no_result_is_an_error_that_says_so(where):
+    async with aioenv.NativeVectorEnv(Odd, 3, episode_stats=True, **where) as envs:
+        for name, odd in (("reset_odd", RESETS), ("step_odd", STEPS)):
+            for change, told in odd.values():
+                await envs.set_attr(name, change)
+                with pytest.raises(aioenv.EnvError) as caught:
+                    await envs.reset()
+                    await envs.step(OK)
+                assert told in str(caught.value) and caught.value.slots == (0, 1, 2)
+            await envs.set_attr(name, None)
+        await envs.reset()  # the slots have failed, and begin again
+        await envs.step(OK)
+
+
+@pytest.mark.asyncio
+@everywhere
+async def test_a_scalar_for_one_slot_is_no_batch(where):
+    async with aioenv.NativeVectorEnv(Odd, 1, **where) as envs:
+        await envs.set_attr("step_odd", lambda result: (result[0], 1.0, *result[2:]))
+        await envs.reset()
+        with pytest.raises(aioenv.EnvError, match=r"reward: expected shape \(1,\), got \(\)"):
+            await envs.step(OK[:1])
+
+
+SEEDS = {
+    TypeError: (1.5, "abc", [1.0, 2, 3], [[1], [2], [3]], {1, 2, 3}),
+    ValueError: ([1, 2], np.arange(4)),
+}
+
+
+@pytest.mark.asyncio
+@everywhere
+async def test_seeds_are_checked_before_the_env_has_them(where):
+    async with aioenv.NativeVectorEnv(Batch, 3, **where) as envs, aioenv.make_vec("CartPole-v1", 3) as others:
+        for error, seeds in SEEDS.items():
+            for seed in seeds:
+                told = set()
+                for each in (envs, others):
+                    with pytest.raises(error) as caught:
+                        await each.reset(seed=seed)
+                    told.add(str(caught.value))
+                    with pytest.raises(error) as caught:
+                        each.send_reset(seed=seed)
+                    told.add(str(caught.value))
+                assert len(told) == 1 and "seed" in told.pop()
+        for good in ([1, None, 3], np.arange(3), range(3), 5, np.int64(5), None):
+            await envs.reset(seed=good)
