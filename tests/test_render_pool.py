@@ -267,6 +267,10 @@ async def check_mocap_and_edits(pool, states):
     moved[3, 1] = (0, 0, 0.3)  # of a geom that was compiled in the middle of its body
     edited = await draw(edits={"geom_pos": moved})
     assert [np.array_equal(a, b) for a, b in zip(images, edited, strict=True)] == [True, True, True, False]
+    textures = np.tile(pool.model.mat_texid, (4, 1, 1))
+    textures[0] = -1
+    edited = await draw(edits={"mat_texid": textures})
+    assert [np.array_equal(a, b) for a, b in zip(images, edited, strict=True)] == [False, True, True, True]
     positions = np.tile(pool.model.cam_pos, (4, 1, 1)) + np.arange(4)[:, None, None] / 10
     still = np.tile(states[:1], (4, 1))
     assert differ(await pool.render(still, camera="side", **SMALL, edits={"cam_pos": positions}))

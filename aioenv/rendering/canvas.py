@@ -181,6 +181,11 @@ class Canvas:
         """Show the edits of a texture: OpenGL has a copy of its own."""
         mujoco.mjr_uploadTexture(self.model, self._context, texture)
 
+    def assign_textures(self) -> None:
+        """Show the edits of which material has which texture: the context has a copy of its own."""
+        numbers = self.model.mat_texid.ravel()
+        self._context.mat_texid[: len(numbers)] = numbers
+
     def close(self) -> None:
         """Free the OpenGL context. Idempotent."""
         context, self._context = self._context, None

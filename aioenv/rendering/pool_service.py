@@ -134,10 +134,14 @@ class PoolService(DrawingService):
         try:
             for name, value in changes.items():
                 getattr(self._model, name)[:] = value
+            if "mat_texid" in changes:
+                self._canvas.assign_textures()
             yield
         finally:
             for name, value in before.items():
                 getattr(self._model, name)[:] = value
+            if "mat_texid" in changes:
+                self._canvas.assign_textures()
 
     def close(self) -> None:
         """Free the OpenGL context."""
