@@ -18,6 +18,7 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from aioenv.creator import EnvCreator
+from aioenv.host.making import make_env
 from aioenv.host.vector_access import is_native_task
 from aioenv.machine import usable_cpus
 from aioenv.native_vector_env import NativeVectorEnv, vector_env_factory
@@ -202,21 +203,10 @@ def env_factory(
         )
     if images and isinstance(env, (str, EnvSpec)):
         env_kwargs = {"render_mode": "rgb_array", **env_kwargs}
-    return partial(_make, env, tuple(wrappers), env_kwargs)
-
-
-def _make(env: Any, wrappers: tuple[Any, ...], kwargs: dict[str, Any]) -> Env[Any, Any]:
-    try:
-        made: Env[Any, Any] = gymnasium.make(env, **kwargs) if isinstance(env, (str, EnvSpec)) else env(**kwargs)
-    except TypeError as exc:
-        for name in kwargs:
-            near = get_close_matches(name, inspect.signature(make_vec).parameters, 1, 0.75)
-            if f"'{name}'" in str(exc) and near and near != [name]:
-                exc.add_note(f"{name}: aioenv.make_vec has an argument {near[0]}")
-        raise
-    for wrapper in wrappers:
-        made = wrapper(made)
-    return made
+    names = inspect.signature(make_vec).parameters
+    found = {name: get_close_matches(name, names, 1, 0.75) for name in env_kwargs if name not in names}
+    near = {name: matches[0] for name, matches in found.items() if matches}
+    return partial(make_env, env, tuple(wrappers), env_kwargs, near)
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:

@@ -1,10 +1,16 @@
 """Statistics that workers and parent share, and wrappers that normalize by them."""
 
-from aioenv.stats.counter import CountEpisodes, EpisodeCounter
-from aioenv.stats.episodes import EpisodeEvent, EpisodeStats, EpochStats, StatsWriter
-from aioenv.stats.moments import Moments
-from aioenv.stats.normalize import NormalizeObservation, NormalizeReward
-from aioenv.stats.running import SharedRunningStats, SlotStats
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from aioenv.stats.counter import CountEpisodes, EpisodeCounter
+    from aioenv.stats.episodes import EpisodeEvent, EpisodeStats, EpochStats, StatsWriter
+    from aioenv.stats.moments import Moments
+    from aioenv.stats.normalize import NormalizeObservation, NormalizeReward
+    from aioenv.stats.running import SharedRunningStats, SlotStats
 
 __all__ = [
     "CountEpisodes",
@@ -19,3 +25,25 @@ __all__ = [
     "SlotStats",
     "StatsWriter",
 ]
+
+_HOME = {
+    **dict.fromkeys(("CountEpisodes", "EpisodeCounter"), "counter"),
+    **dict.fromkeys(("EpisodeEvent", "EpisodeStats", "EpochStats", "StatsWriter"), "episodes"),
+    "Moments": "moments",
+    **dict.fromkeys(("NormalizeObservation", "NormalizeReward"), "normalize"),
+    **dict.fromkeys(("SharedRunningStats", "SlotStats"), "running"),
+}
+
+if not TYPE_CHECKING:  # else type checkers would take every name for one that is there
+
+    def __getattr__(name: str) -> Any:
+        # each when it is asked for: every worker imports something from here, and most need no more
+        if name not in _HOME:
+            raise AttributeError(f"module 'aioenv.stats' has no attribute {name!r}")
+        value = getattr(importlib.import_module(f"aioenv.stats.{_HOME[name]}"), name)
+        globals()[name] = value
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

@@ -1,0 +1,40 @@
+"""What the factories of `make_vec` do in a worker.
+
+Next to nothing is imported here: a fork server imports this module for its workers, and what it has imported besides
+costs each of them memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import gymnasium
+from gymnasium import Env
+from gymnasium.envs.registration import EnvSpec
+
+__all__ = ["make_env"]
+
+
+def make_env(env: Any, wrappers: Sequence[Any], kwargs: Mapping[str, Any], near: Mapping[str, str]) -> Env[Any, Any]:
+    """Make an env, and wrap it.
+
+    Args:
+        env: an id, an EnvSpec, or a function that makes it.
+        wrappers: functions that wrap an env; the first is the innermost.
+        kwargs: of the env.
+        near: those of them that look like a misspelled argument of `make_vec`, and what that is.
+
+    Raises:
+        TypeError: if the env does not take these arguments; a note says what may have been meant.
+    """
+    try:
+        made: Env[Any, Any] = gymnasium.make(env, **kwargs) if isinstance(env, (str, EnvSpec)) else env(**kwargs)
+    except TypeError as exc:
+        for name, meant in near.items():
+            if f"'{name}'" in str(exc):
+                exc.add_note(f"{name}: aioenv.make_vec has an argument {meant}")
+        raise
+    for wrapper in wrappers:
+        made = wrapper(made)
+    return made
