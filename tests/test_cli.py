@@ -431,7 +431,8 @@ def test_bench_tells_its_own_cpu_time_from_that_of_others():
     finally:
         busy.kill()
         busy.wait()
-    assert own_cpus > 0 and busy_cpus > 0  # how much each gets is up to what else runs
+    # in seconds: what share of a CPU each gets is up to what else runs
+    assert own_cpus * wall > 0.1 and busy_cpus * wall > 0.1
     assert others >= busy_cpus - 0.05
     assert others + own_cpus <= os.cpu_count() + 0.05
 

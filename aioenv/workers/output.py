@@ -25,7 +25,7 @@ MAX_LINE_CHARS = 8192
 _TURN_S = 1e-3
 # Python's warnings, Gymnasium's among them, and MuJoCo's; not that a model is written in an old way
 _WARNS = re.compile(r".+:\d+: \w*Warning: |MuJoCo: (?!.*\bdeprecated\b)")
-_MAX_SAID = 100
+_MAX_SAID = 100  # who has something new to warn of in every step is not heard for ever
 _said: set[str] = set()  # by any worker of this process
 
 
