@@ -44,7 +44,7 @@ class Link:
         self._decoder = Decoder(place, expect)
         self._encoder = Encoder()
         self._poller = Poller(0.0)
-        self._readable = _readability(read_fd)
+        self._readable, self._sleep = _waits(read_fd)
         for fd in {read_fd, write_fd}:
             _enlarge(fd)
 
@@ -66,7 +66,8 @@ class Link:
                 return frame
             if not waited:
                 waited = True
-                self._poller.wait(self._readable)
+                if not self._poller.wait(self._readable):
+                    self._sleep()
             count = os.readv(self._read_fd, decoder.buffers()[:_IOV_MAX])
             if count == 0:
                 return None
@@ -94,13 +95,17 @@ class Link:
             count = os.writev(self._write_fd, list(islice(rest, _IOV_MAX)))
 
 
-def _readability(fd: int) -> Callable[[], object]:
-    """A function that tells whether there is something to read."""
+def _waits(fd: int) -> tuple[Callable[[], object], Callable[[], object]]:
+    """Two functions: one tells whether there is something to read, the other returns once there is.
+
+    Whoever sleeps in a read of a Unix socket is woken, for nothing, when the peer reads what was written before (there
+    is room again): an interrupt for an idle CPU, which the peer waits for. Whoever polls for input is not.
+    """
     if not hasattr(select, "poll"):  # Windows: never poll, just read
-        return lambda: True
+        return lambda: True, lambda: None
     poll = select.poll()
     poll.register(fd, select.POLLIN)
-    return partial(poll.poll, 0)
+    return partial(poll.poll, 0), partial(poll.poll, None)
 
 
 def _enlarge(fd: int) -> None:
