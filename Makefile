@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test parity faults stress soak gymnasium-suite lint types bench docs opengl clean
+.PHONY: demo test parity faults stress soak gymnasium-suite lint types bench docs opengl opengl-all clean
 
 # a stamp a set of extras, so that nothing is installed twice
 $(VENV)/.base: pyproject.toml
@@ -30,30 +30,34 @@ $(VENV)/.docs: $(VENV)/.base
 opengl: $(VENV)/.base
 	@sh scripts/opengl.sh $(BIN)/python
 
+# both of Mesa's, EGL and OSMesa, which the tests compare
+opengl-all: $(VENV)/.base
+	@sh scripts/opengl.sh $(BIN)/python all
+
 demo: $(VENV)/.base opengl
 	$(BIN)/aioenv demo $(ARGS)
 
-test: $(VENV)/.dev opengl
+test: $(VENV)/.dev opengl-all
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal --durations=30 \
 		-m 'not parity and not faults and not stress and not soak' $(ARGS)
 
 # every env x autoreset mode x number of workers x event loop against Gymnasium's SyncVectorEnv
-parity: $(VENV)/.dev
+parity: $(VENV)/.dev opengl-all
 	$(BIN)/python -m pytest -m parity $(ARGS)
 
 # every fault x moment x way to start x event loop x async or blocking, as a table
-faults: $(VENV)/.dev
+faults: $(VENV)/.dev opengl-all
 	$(BIN)/python -m pytest -q -m faults $(ARGS)
 
-stress: $(VENV)/.dev
+stress: $(VENV)/.dev opengl-all
 	$(BIN)/python -m pytest -m stress $(ARGS)
 
 # a million env-steps, a worker killed every second
-soak: $(VENV)/.dev
+soak: $(VENV)/.dev opengl-all
 	$(BIN)/python -m pytest -m soak -p no:logging -o faulthandler_timeout=0 $(ARGS)
 
 # Gymnasium's own tests, on the drop-in; from a checkout of its repository: make gymnasium-suite ARGS="--source PATH"
-gymnasium-suite: $(VENV)/.suite opengl
+gymnasium-suite: $(VENV)/.suite opengl-all
 	$(BIN)/python scripts/gymnasium_suite.py $(ARGS)
 
 lint: $(VENV)/.dev

@@ -1,13 +1,14 @@
 """Gymnasium's registry, carried from the parent to a worker.
 
 Ids that a script or a notebook registers are unknown to a fresh process; with this, `gym.make("MyEnv-v0")` in a
-factory works all the same. All entries are sent, each pickled by itself beside its `repr`: a worker unpickles only
-those whose own entry reads differently, so that what comes with Gymnasium costs a comparison. (A fork server reads its
-entries once for all workers.)
+factory works all the same. All entries are sent, each pickled by itself, and before them a digest: a worker whose own
+registry pickles to the same, as it mostly does, unpickles nothing, and else only entries that differ. (A fork server
+pickles its entries once for all workers.)
 """
 
 from __future__ import annotations
 
+import hashlib
 from functools import partial
 from typing import Any, NoReturn
 
@@ -15,40 +16,54 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec
 
 from aioenv.errors import WireError
-from aioenv.wire.messages import dump_code, load
+from aioenv.wire.messages import dump, dump_code, load
 
 __all__ = ["capture_registry", "read_registry", "restore_registry"]
 
-# How entries read, where that is known already.
-_texts: dict[str, str] = {}
+# A fork server's entries, and their digest.
+_known: dict[str, bytes] = {}
+_digests: list[bytes] = []
 
 
-def capture_registry() -> dict[str, tuple[str, bytes]]:
-    """This process's registry: id → how the spec reads, and the spec pickled."""
-    entries: dict[str, tuple[str, bytes]] = {}
-    for env_id, spec in gymnasium.registry.items():
-        try:
-            data = dump_code(spec)
-        except Exception as exc:
-            data = dump_code(_broken(env_id, str(exc)))
-        entries[env_id] = (repr(spec), data)
-    return entries
+def capture_registry() -> tuple[bytes, bytes]:
+    """This process's registry: a digest of its entries, and id → pickled spec, pickled."""
+    entries = _entries()
+    return _digest(entries), dump(entries)
 
 
 def read_registry() -> None:
-    """In a fork server: see how all entries read, so that its workers need not."""
-    _texts.update((env_id, repr(spec)) for env_id, spec in gymnasium.registry.items())
+    """In a fork server: see how all entries pickle, so that its workers need not."""
+    _known.update(_entries())
+    _digests[:] = [_digest(_known)]
 
 
-def restore_registry(entries: dict[str, tuple[str, bytes]]) -> None:
+def restore_registry(digest: bytes, pickled: bytes) -> None:
     """Register what differs here; an entry that does not unpickle fails only when it is used."""
-    for env_id, (text, data) in entries.items():
-        if (_texts.get(env_id) or repr(gymnasium.registry.get(env_id))) == text:
+    if digest in _digests:
+        return
+    known = _known or _entries()
+    entries: dict[str, bytes] = load(pickled)
+    for env_id, data in entries.items():
+        if known.get(env_id) == data:
             continue
         try:
             gymnasium.registry[env_id] = load(data)
         except WireError as exc:
             gymnasium.registry[env_id] = _broken(env_id, str(exc))
+
+
+def _entries() -> dict[str, bytes]:
+    entries: dict[str, bytes] = {}
+    for env_id, spec in gymnasium.registry.items():
+        try:
+            entries[env_id] = dump_code(spec)
+        except Exception as exc:
+            entries[env_id] = dump_code(_broken(env_id, str(exc)))
+    return entries
+
+
+def _digest(entries: dict[str, bytes]) -> bytes:
+    return hashlib.sha256(repr(sorted(entries.items())).encode()).digest()
 
 
 def _broken(env_id: str, reason: str) -> EnvSpec:

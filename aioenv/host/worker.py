@@ -112,7 +112,8 @@ class _Loop:
             self._link.poll(start.poll_s)
             tell_records(start.log_level)
             sys.path[:] = start.sys_path
-            restore_registry(start.registry)
+            if start.registry is not None:
+                restore_registry(*start.registry)
         for name in start.preload:
             importlib.import_module(name)
         self._service = load_code(start.service)()

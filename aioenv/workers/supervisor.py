@@ -74,7 +74,7 @@ class Worker:
         log_prefix: str | None = None,
         preload: Sequence[str] = (),
         needed: Sequence[str] = (),
-        registry: dict[str, tuple[str, bytes]] | None = None,
+        registry: tuple[bytes, bytes] | None = None,
         start_timeout_s: float = 60.0,
         cpus: tuple[int, ...] | None = None,
         here: RunHere | None = None,
@@ -99,7 +99,7 @@ class Worker:
         forked = self._start == "forkserver"
         self._message = Start(
             list(sys.path),
-            registry or {},
+            registry,
             tuple(preload),
             service,
             self._environ if forked else None,

@@ -120,11 +120,13 @@ def _cost(content: dict[str, Any]) -> Any:
     panel = figure.subplots()
     for contender, line in points.items():
         ours = contender.startswith("aioenv")
-        style = {
-            "color": OURS if ours else COLORS[contender],
-            "linestyle": "-" if contender != "aioenv-native" else "--",
-        }
-        panel.plot(*zip(*line, strict=True), marker="o", label=CONTENDERS[contender].label, **style)
+        panel.plot(
+            *zip(*line, strict=True),
+            marker="o",
+            label=CONTENDERS[contender].label,
+            color=OURS if ours else COLORS[contender],
+            linestyle="-" if contender != "aioenv-native" else "--",
+        )
     panel.set_xscale("log", base=2)
     panel.set_yscale("log")
     panel.set_xticks(COST_ENVS, [f"{n:,}" for n in COST_ENVS])
