@@ -3,10 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
+import sys
 from pathlib import Path
+from types import ModuleType
 
-__all__ = ["out_file", "positive_float", "positive_int", "size"]
+__all__ = ["import_here", "out_file", "positive_float", "positive_int", "size"]
+
+
+def import_here(module: str) -> ModuleType:
+    """Import a module, of the current directory too: `aioenv` alone would not find it, as `python -m aioenv` does.
+
+    Raises:
+        ImportError: if there is none, or one that it imports.
+    """
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    return importlib.import_module(module)
 
 
 def out_file(text: str) -> Path:
