@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-__all__ = ["import_here", "out_file", "positive_float", "positive_int", "size"]
+__all__ = ["import_here", "out_file", "positive_float", "positive_int", "seed", "size"]
 
 
 def import_here(module: str) -> ModuleType:
@@ -53,6 +53,17 @@ def positive_int(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, got {text!r}")
     return value
+
+
+def seed(text: str) -> int:
+    """A whole number of at least 0.
+
+    Raises:
+        argparse.ArgumentTypeError: if it is none.
+    """
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"expected a whole number of at least 0, got {text!r}")
+    return int(text)
 
 
 def positive_float(text: str) -> float:

@@ -13,7 +13,7 @@ import gymnasium
 
 import aioenv
 from aioenv.cli.bench.ours import registered
-from aioenv.cli.options import import_here, out_file, positive_float, positive_int, size
+from aioenv.cli.options import import_here, out_file, positive_float, positive_int, seed, size
 from aioenv.loops.record import record
 from aioenv.make import BACKENDS
 from aioenv.native_vector_env import vector_env_factory
@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--quality", choices=("exact", "fast", "coarse"), default="fast", help="(default: fast)")
     parser.add_argument("--fps", type=positive_float, help="pictures a second (default: what the env says)")
-    parser.add_argument("--seed", type=int, default=0, help="(default: 0)")
+    parser.add_argument("--seed", type=seed, default=0, help="of the envs and of random actions (default: 0)")
 
 
 def policy(text: str) -> Callable[[Any], Any]:
