@@ -171,3 +171,33 @@ async def test_rp13_a_loop_that_stood_still_is_nobodys_timeout():
         time.sleep(1.0)  # noqa: ASYNC251 (as other code may; meanwhile the images are drawn)
         assert (await drawn).shape == (2, SMALL["height"], SMALL["width"], 3)
         assert pool.pids == pids
+
+
+async def ends_of_workers() -> None:
+    """Wait until the processes of all workers are known to have ended."""
+    ends = [task for task in asyncio.all_tasks() if task.get_name().endswith(": watch")]
+    assert ends
+    await asyncio.wait(ends, timeout=30)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("kind", ["pool", "envs", "pixels"])
+async def test_what_is_forgotten_is_not_started_again_and_ends_every_wait(kind):
+    """Workers are killed with their owner, while their loop runs on."""
+    future = None
+    if kind == "pool":
+        forgotten = await pool_of(workers_per_device=1)
+        future = forgotten.submit(**SMALL, slots=range(500))
+    else:
+        images = aioenv.RenderConfig(8, 8, quality="fast", workers=1)
+        forgotten = await aioenv.make_vec(
+            "HalfCheetah-v5", 1, restart=aioenv.RestartPolicy(), **({"pixels": images} if kind == "pixels" else {})
+        )
+    with pytest.warns(ResourceWarning, match="its workers were killed"):
+        del forgotten
+        gc.collect()
+    await ends_of_workers()
+    assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("restart of")]
+    if future is not None:
+        with pytest.raises(aioenv.RenderError, match="render worker 0 is gone"):
+            await asyncio.wait_for(future, 30)
