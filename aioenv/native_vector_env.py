@@ -87,7 +87,7 @@ class NativeVectorEnv(AsyncVectorEnv):
         copy: whether results are arrays of your own; with False they are what the env gives (or, with workers, views
             into two batches used in turn), valid until the next step.
         timeout_s: how long `reset`, `step`, `recv`, `render` and calls may wait, in seconds; None for ever.
-        on_timeout: with workers, see `AsyncVectorEnv`: "raise" or "kill".
+        on_timeout: with workers, see `AsyncVectorEnv`: "raise", "kill" or "restart".
         start: with workers, see `AsyncVectorEnv`; likewise `channel`, `preload`, `log_prefix`, `worker_env`,
             `cpu_affinity`.
         restart: with workers: start one again that died, whose slots all come back truncated; with `resume` they go on

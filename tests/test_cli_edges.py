@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 
+import gymnasium
 import pytest
 
 from aioenv.cli import main
@@ -83,3 +84,54 @@ def test_a_terminal_that_lacks_letters(monkeypatch):
     assert main(["bench", "--list"]) == 0
     print("≥ 0.9 ≤", file=stream, flush=True)
     assert stream.buffer.getvalue().endswith(b"? 0.9 ?\n")
+
+
+MINE = """
+import gymnasium
+
+class Mine(gymnasium.Env):
+    metadata = {"render_modes": ["rgb_array"]}
+    observation_space = action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, render_mode=None):
+        self.render_mode = render_mode
+
+    def reset(self, *, seed=None, options=None):
+        raise RuntimeError("it is out of order")
+
+gymnasium.register("MineOfHere-v0", entry_point=Mine)
+"""
+
+
+@pytest.fixture
+def mine(tmp_path, monkeypatch):
+    """A module in the working directory, which is on no path: as for the command `aioenv`."""
+    (tmp_path / "mine_of_here.py").write_text(MINE)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry not in ("", os.fspath(tmp_path))])
+    yield "mine_of_here:MineOfHere-v0"
+    sys.modules.pop("mine_of_here", None)
+    gymnasium.registry.pop("MineOfHere-v0", None)
+
+
+def test_a_module_of_the_working_directory_is_found(mine, monkeypatch, capfd):
+    assert main(["tune", mine, "--list"]) == 0
+    assert "num_workers" in capfd.readouterr().out
+    monkeypatch.setattr("aioenv.cli.bench._run_comparison", lambda args, names: 0)
+    assert main(["bench", "--env", mine]) == 0
+
+
+def test_a_video_of_another_day_is_not_told_of(mine, tmp_path, capfd):
+    (out := tmp_path / "old.mp4").write_bytes(b"of another day")
+    assert main(["record", mine, "--num-envs", "1", "--out", os.fspath(out)]) == 1
+    told = capfd.readouterr().err
+    assert "out of order" in told and "broken off" not in told
+    assert out.read_bytes() == b"of another day"
+
+
+@pytest.mark.parametrize("what", ["ValueError('no weights')", "TypeError('no weights')", "KeyError('no weights')"])
+def test_a_policy_that_can_not_be_imported_says_why(what, tmp_path, monkeypatch):
+    (tmp_path / "policy_of_here.py").write_text(f"raise {what}")
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    with pytest.raises(Exception, match=r"policy_of_here|no weights") as caught:  # with a traceback
+        main(["record", "CartPole-v1", "--policy", "policy_of_here:act"])
+    assert "no weights" in f"{caught.value} {caught.value.__cause__}"

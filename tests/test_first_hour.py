@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import inspect
 import os
 import signal
@@ -187,3 +188,22 @@ def test_actions_that_some_states_do_not_allow(mode):
                 info = (await envs.step(envs.action_space.sample(mask=tuple(mask)))).info
 
     asyncio.run(main())
+
+
+@pytest.mark.asyncio
+async def test_a_platform_without_workers_says_so(monkeypatch):
+    """Windows has no `os.readv`."""
+    monkeypatch.delattr(os, "readv")
+    for debug in (False, True):
+        with pytest.raises(aioenv.WorkerStartError, match=r'backend="native" needs none'):
+            await aioenv.make_vec("CartPole-v1", 2, debug=debug)
+    async with aioenv.make_vec("CartPole-v1", 2, backend="native") as envs:
+        assert (await envs.reset(seed=0)).obs.shape == (2, 4)
+
+
+def test_adapters_are_there_or_say_what_they_need():
+    if importlib.util.find_spec("stable_baselines3") is None:
+        with pytest.raises(ImportError, match="pip install stable-baselines3"):
+            aioenv.adapters.sb3  # noqa: B018
+    with pytest.raises(AttributeError, match="no attribute 'sb4'"):
+        aioenv.adapters.sb4  # noqa: B018

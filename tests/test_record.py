@@ -61,6 +61,7 @@ def test_the_command(tmp_path, capfd, monkeypatch):
         (["--policy", "nothing"], "expected MODULE:FUNCTION"),
         (["--policy", "math:nothing"], "there is no 'math:nothing'"),
         (["--policy", "math:pi"], "expected a function"),
+        (["--seed", "-1"], "expected a whole number of at least 0"),
     ],
 )
 def test_wrong_arguments_of_the_command(arguments, message, capsys):

@@ -368,6 +368,8 @@ def test_the_command_says_what_is_wrong(tmp_path, timeline, capsys, monkeypatch)
     for steps in ("3", "4:2", "a:b"):
         with pytest.raises(SystemExit):
             main(["trace", str(timeline), "--steps", steps])
+    assert main(["trace", str(timeline), "--steps", "3:6"]) == 2
+    assert "goes with --png" in capsys.readouterr().err
     (tmp_path / "empty.json").write_text('{"traceEvents": []}')
     assert main(["trace", str(tmp_path / "empty.json")]) == 0
     assert "an empty timeline" in capsys.readouterr().out

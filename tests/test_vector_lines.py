@@ -70,6 +70,8 @@ def test_ve_call_and_call_at_take_methods_attributes_setters_and_keywords():
         async with aioenv.AsyncVectorEnv(tasks(4), num_workers=2) as envs:
             assert await envs.call("distance", 1, scale=2) == (2, 0, 2, 4)
             assert await envs.call_at(3, "distance", x=1) == 2
+            await envs.call_at(3, "set_wrapper_attr", name="mark", value=5)  # keywords are the method's own
+            assert await envs.call_at(3, "mark") == 5
             assert await envs.call_at([3, 0], "distance", 1, scale=3) == (6, 3)
             assert await envs.call_at(2, "slot") == 2
             await envs.set_attr("goal", [1, 2, 3, 4])

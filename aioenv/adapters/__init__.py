@@ -1,1 +1,19 @@
-"""Interfaces of other libraries over a vector env. Each needs its library, and is imported by who wants it."""
+"""Interfaces of other libraries over a vector env. Each needs its library, and is imported when asked for."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from aioenv.adapters import sb3 as sb3
+
+__all__ = ["sb3"]
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        if name in __all__:
+            return importlib.import_module(f"aioenv.adapters.{name}")
+        raise AttributeError(f"module 'aioenv.adapters' has no attribute {name!r}")

@@ -3,10 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
+import sys
 from pathlib import Path
+from types import ModuleType
 
-__all__ = ["out_file", "positive_float", "positive_int", "size"]
+__all__ = ["import_here", "out_file", "positive_float", "positive_int", "seed", "size"]
+
+
+def import_here(module: str) -> ModuleType:
+    """Import a module, of the current directory too: `aioenv` alone would not find it, as `python -m aioenv` does.
+
+    Raises:
+        ImportError: if there is none, or one that it imports.
+    """
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    return importlib.import_module(module)
 
 
 def out_file(text: str) -> Path:
@@ -39,6 +53,17 @@ def positive_int(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, got {text!r}")
     return value
+
+
+def seed(text: str) -> int:
+    """A whole number of at least 0.
+
+    Raises:
+        argparse.ArgumentTypeError: if it is none.
+    """
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"expected a whole number of at least 0, got {text!r}")
+    return int(text)
 
 
 def positive_float(text: str) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import importlib
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +13,7 @@ import gymnasium
 
 import aioenv
 from aioenv.cli.bench.ours import registered
-from aioenv.cli.options import out_file, positive_float, positive_int, size
+from aioenv.cli.options import import_here, out_file, positive_float, positive_int, seed, size
 from aioenv.loops.record import record
 from aioenv.make import BACKENDS
 from aioenv.native_vector_env import vector_env_factory
@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--quality", choices=("exact", "fast", "coarse"), default="fast", help="(default: fast)")
     parser.add_argument("--fps", type=positive_float, help="pictures a second (default: what the env says)")
-    parser.add_argument("--seed", type=int, default=0, help="(default: 0)")
+    parser.add_argument("--seed", type=seed, default=0, help="of the envs and of random actions (default: 0)")
 
 
 def policy(text: str) -> Callable[[Any], Any]:
@@ -54,18 +54,19 @@ def policy(text: str) -> Callable[[Any], Any]:
 
     Raises:
         argparse.ArgumentTypeError: if there is none.
+        RuntimeError: if the module raises when it is imported.
     """
     module, _, name = text.partition(":")
     if not module or not name:
         raise argparse.ArgumentTypeError(f"expected MODULE:FUNCTION, got {text!r}")
-    if "" not in sys.path:
-        sys.path.insert(0, "")
     try:
-        found: Any = importlib.import_module(module)
+        found: Any = import_here(module)
         for part in name.split("."):
             found = getattr(found, part)
     except (ImportError, AttributeError) as exc:
         raise argparse.ArgumentTypeError(f"there is no {text!r}: {exc}") from None
+    except (TypeError, ValueError) as exc:  # argparse would say that the argument is wrong, and not why
+        raise RuntimeError(f"--policy {text}: the module can't be imported") from exc
     if not callable(found):
         raise argparse.ArgumentTypeError(f"expected a function, but {text!r} is {found!r}")
     function: Callable[[Any], Any] = found
@@ -87,7 +88,7 @@ def grid(text: str) -> tuple[int, int]:
 def run(args: argparse.Namespace) -> int:
     """Record; 0 if it went well."""
     width, height = args.size
-    camera = int(args.camera) if (args.camera or "").lstrip("-").isdecimal() else args.camera
+    camera = int(args.camera) if re.fullmatch(r"-?\d+", args.camera or "") else args.camera
     rows, columns = args.grid
     try:
         registered(args.env)
@@ -100,6 +101,7 @@ def run(args: argparse.Namespace) -> int:
         except (ValueError, gymnasium.error.Error) as exc:
             print(f"aioenv record: {exc}", file=sys.stderr)
             return 1
+    before = _written(args.out)
     try:
         config = aioenv.RenderConfig(width, height, camera, args.quality)
         done = aioenv.run(
@@ -127,8 +129,13 @@ def run(args: argparse.Namespace) -> int:
         if isinstance(exc, OSError) or (isinstance(exc, ValueError) and args.policy is None):
             print(f"aioenv record: {exc}", file=sys.stderr)
             return 1
-        if args.out.is_file():
+        if _written(args.out) not in (None, before):
             print(f"\nThe video ends where it was broken off: {args.out.resolve()}", file=sys.stderr)
         raise
     print(f"{done.pictures} pictures, {done.episodes} episodes ended. Video: {done.path.resolve()}")
     return 0
+
+
+def _written(path: Path) -> int | None:
+    """When a file was written, in nanoseconds; None if there is none."""
+    return path.stat().st_mtime_ns if path.is_file() else None

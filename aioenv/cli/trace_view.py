@@ -66,6 +66,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print what the timeline holds, and draw it if that was asked for; 0 if it went well."""
+    if args.steps is not None and args.png is None:
+        print("aioenv trace: --steps says what is drawn: it goes with --png", file=sys.stderr)
+        return 2
     if args.png is not None and importlib.util.find_spec("matplotlib") is None:
         print("aioenv trace: --png takes matplotlib: pip install 'aioenv[bench]'", file=sys.stderr)
         return 1

@@ -52,10 +52,10 @@ class Calls:
         return await call_envs(schedule, None, name, args, kwargs)
 
     @overload
-    async def call_at(self, slots: int, name: str, *args: Any, **kwargs: Any) -> Any: ...
+    async def call_at(self, slots: int, name: str, /, *args: Any, **kwargs: Any) -> Any: ...
     @overload
-    async def call_at(self, slots: Iterable[int], name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]: ...
-    async def call_at(self, slots: int | Iterable[int], name: str, *args: Any, **kwargs: Any) -> Any:
+    async def call_at(self, slots: Iterable[int], name: str, /, *args: Any, **kwargs: Any) -> tuple[Any, ...]: ...
+    async def call_at(self, slots: int | Iterable[int], name: str, /, *args: Any, **kwargs: Any) -> Any:
         """Call a method of one slot's env, or of some slots' envs (or read an attribute); otherwise as `call`.
 
         Args:

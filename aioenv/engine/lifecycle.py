@@ -181,6 +181,6 @@ class Lifecycle(Traces, Startable):
 
     @property
     def workers(self) -> tuple[WorkerInfo, ...]:
-        """The worker processes: pid, state ("running", "dead", …), slots, CPUs and memory."""
+        """The worker processes: pid, state ("ready", "busy", "dead", …), slots, CPUs and memory."""
         members = self._session.fleet.members if self._session is not None else []
         return tuple(WorkerInfo(m.worker.pid, m.worker.state.value, m.worker.slots, m.worker.cpus) for m in members)

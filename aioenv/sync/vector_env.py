@@ -173,10 +173,10 @@ class VectorEnv(Facade):
         return self._portal.call(self._envs.call, name, *args, **kwargs)
 
     @overload
-    def call_at(self, slots: int, name: str, *args: Any, **kwargs: Any) -> Any: ...
+    def call_at(self, slots: int, name: str, /, *args: Any, **kwargs: Any) -> Any: ...
     @overload
-    def call_at(self, slots: Iterable[int], name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]: ...
-    def call_at(self, slots: int | Iterable[int], name: str, *args: Any, **kwargs: Any) -> Any:
+    def call_at(self, slots: Iterable[int], name: str, /, *args: Any, **kwargs: Any) -> tuple[Any, ...]: ...
+    def call_at(self, slots: int | Iterable[int], name: str, /, *args: Any, **kwargs: Any) -> Any:
         """Call a method of one slot's env, or of some slots' (see `AsyncVectorEnv.call_at`)."""
         return self._portal.call(self._envs.call_at, slots, name, *args, **kwargs)
 

@@ -50,6 +50,12 @@ _HINTS = {
     errno.ENOMEM: "; memory does not suffice: take fewer workers",
 }
 
+# Windows is such a platform.
+_NO_READV = (
+    "worker processes take sockets that can be read into arrays, which this platform does not have (Linux, macOS and "
+    'WSL do); backend="native" needs none'
+)
+
 # Modules that start threads when they are imported: no fork server takes them a second time.
 _unfit_modules: set[str] = set()
 
@@ -82,7 +88,7 @@ def launch_here(run: RunHere, memory: int | None, name: str) -> Process:
         name: of the thread.
     """
     if not hasattr(os, "readv"):
-        raise WorkerStartError("debug=True: this platform has no sockets that can be read into arrays")
+        raise WorkerStartError(f"debug=True: {_NO_READV}")
     mine, theirs = _socketpair()
     return ThreadProcess(mine, theirs, None if memory is None else os.dup(memory), run, name)
 
@@ -105,6 +111,8 @@ async def launch(
         WorkerStartError: if it can't be started.
     """
     nested.check()
+    if not hasattr(os, "readv"):
+        raise WorkerStartError(_NO_READV)
     oom_kills_before()
     try:
         if start == "spawn":

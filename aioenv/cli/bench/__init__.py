@@ -32,7 +32,11 @@ SUITE_ONLY = ("quick", "rows", "resume", "again-if-noisy", "markdown")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's arguments."""
     add = parser.add_argument
-    add("--env", nargs="+", help="ids, or noop, or pixels (84x84x4 uint8) (default: CartPole-v1)")
+    add(
+        "--env",
+        nargs="+",
+        help="ids (module:id imports the module first), noop, or pixels (84x84x4 uint8) (default: CartPole-v1)",
+    )
     add("--num-envs", type=positive_int, help="(default: 64)")
     add("--rounds", type=positive_int, help="(default: 5; with --all 3, with --quick 1)")
     add(
@@ -83,6 +87,7 @@ def run(args: argparse.Namespace) -> int:
     from aioenv.cli.bench import rounds
     from aioenv.cli.bench.contenders import CONTENDERS
     from aioenv.cli.bench.figures import FIGURES
+    from aioenv.cli.bench.ours import registered
     from aioenv.cli.bench.tasks import SYNTHETIC
 
     if args.all:
@@ -116,8 +121,8 @@ def run(args: argparse.Namespace) -> int:
     for env in args.env:
         try:
             if env not in SYNTHETIC:
-                gymnasium.spec(env)
-        except gymnasium.error.Error as exc:
+                registered(env)
+        except (gymnasium.error.Error, ImportError) as exc:
             return _refuse(f"--env {env}: {exc}; besides ids there are {list(SYNTHETIC)}")
     if args.loop_time:
         return _run_loop_time(args, rounds)

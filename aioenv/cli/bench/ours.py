@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib
 import inspect
 import time
 from dataclasses import replace
@@ -17,6 +16,7 @@ from gymnasium.envs.registration import EnvSpec
 import aioenv
 from aioenv.cli.bench.common import NotApplicable, stepped
 from aioenv.cli.bench.tasks import ACTION_BATCHES, SYNTHETIC, Measured, Passes, Task, clock_async
+from aioenv.cli.options import import_here
 from aioenv.host.vector_access import is_native_task
 
 __all__ = [
@@ -163,5 +163,5 @@ def registered(env: str) -> EnvSpec:
     """
     module, _, name = env.rpartition(":")
     if module:
-        importlib.import_module(module)
+        import_here(module)
     return gymnasium.spec(name)
