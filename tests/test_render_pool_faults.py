@@ -19,6 +19,13 @@ import aioenv
 # ------------------------------------------------------------ the end
 
 
+async def ends_of_workers() -> None:
+    """Wait until the processes of all workers are known to have ended."""
+    ends = [task for task in asyncio.all_tasks() if task.get_name().endswith(": watch")]
+    assert ends
+    await asyncio.wait(ends, timeout=30)
+
+
 @pytest.mark.asyncio
 async def test_rp2_closed_twice_forgotten_or_cancelled_nothing_is_left():
     pool = await pool_of(workers_per_device=1)
@@ -33,6 +40,7 @@ async def test_rp2_closed_twice_forgotten_or_cancelled_nothing_is_left():
     with pytest.warns(ResourceWarning, match="its workers were killed"):
         del forgotten
         gc.collect()
+    await ends_of_workers()
     starting = asyncio.ensure_future(pool_of(workers_per_device=1)._ensure_started())
     await asyncio.sleep(0)
     starting.cancel()
@@ -171,13 +179,6 @@ async def test_rp13_a_loop_that_stood_still_is_nobodys_timeout():
         time.sleep(1.0)  # noqa: ASYNC251 (as other code may; meanwhile the images are drawn)
         assert (await drawn).shape == (2, SMALL["height"], SMALL["width"], 3)
         assert pool.pids == pids
-
-
-async def ends_of_workers() -> None:
-    """Wait until the processes of all workers are known to have ended."""
-    ends = [task for task in asyncio.all_tasks() if task.get_name().endswith(": watch")]
-    assert ends
-    await asyncio.wait(ends, timeout=30)
 
 
 @pytest.mark.asyncio
