@@ -278,3 +278,26 @@ async def test_a_failed_slot_whose_worker_dies_goes_on_with_its_generator():
 @pytest.mark.asyncio
 async def test_a_failed_slot_whose_worker_dies_is_seeded_like_the_others():
     assert await fail_and_die(False, True) == await fail_and_die(False, True)
+
+
+@pytest.mark.asyncio
+async def test_a_rollout_times_out_after_a_slot_has_failed(tmp_path):
+    """Slot 0, of the first group, raises; slot 1, of the second, then waits at a gate."""
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+
+    class Gated(Chain):
+        def step(self, action):
+            if action == SLOW:
+                with open(gate) as file:
+                    file.read()
+            return super().step(action)
+
+    async with aioenv.AsyncVectorEnv([Gated] * 2, num_workers=1, timeout_s=0.2) as envs:
+        await envs.reset(seed=0)
+        with pytest.raises(aioenv.StepTimeout) as caught:
+            await envs.rollout(lambda obs, slots: np.array([[RAISE, SLOW][slots[0]]]), 2)
+        assert caught.value.partial.reward.shape == (1, 2) and not caught.value.partial.valid.any()
+        os.close(os.open(gate, os.O_WRONLY))
+        with pytest.raises(aioenv.EnvError, match=r"slots \[0\] have failed"):
+            await envs.step([0, 0])

@@ -170,8 +170,9 @@ async def for_each(
         if mine:
             shares.append((member, mine))
     if schedule.restarter is not None:
-        for member, _ in shares:
-            await schedule.restarter.settled(member.worker)
+        await schedule.patience.settle(what, [member for member, _ in shares])
+        schedule.check_open()
+        schedule.table.check_call(numbers, what)  # others may have sent something meanwhile
     # all is sent before anything is awaited: a cancellation finds the call made in every env, or in none
     try:
         calls = [dump_code(Call(method, ([s - m.start for s in mine], *arguments(mine)), {})) for m, mine in shares]
@@ -179,6 +180,8 @@ async def for_each(
         raise TypeError(f"{what}: expected what can be pickled, got {type(exc).__name__}: {exc}") from exc
     asked = [_ask(member, call) for (member, _), call in zip(shares, calls, strict=True)]
     replies = await schedule.patience.gather(what, asked)
+    if schedule.closing and any(isinstance(reply, SlotError) for reply in replies):
+        schedule.check_open()
     results: dict[int, Any] = {}
     errors: list[SlotError] = []
     for (member, mine), reply in zip(shares, replies, strict=True):

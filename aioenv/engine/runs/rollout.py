@@ -270,10 +270,12 @@ class _Run:
             for turn in self._turns:
                 try:
                     await self._take(turn)
-                except SlotError as another:
-                    errors += another.errors
-        except BaseException:
+                except SlotError as more:
+                    errors += more.errors
+        except BaseException as another:
             self._abandon()
+            if isinstance(another, StepTimeout):
+                another.partial = self._record.result(self._turns)
             raise
         return SlotError.join(errors, self._record.result(self._turns))
 
