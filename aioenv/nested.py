@@ -39,4 +39,8 @@ def check() -> None:
 
 
 def _is_half_done(module: object) -> bool:
-    return bool(getattr(getattr(module, "__spec__", None), "_initializing", False))
+    try:
+        spec = object.__getattribute__(module, "__spec__")  # a lazy module would load itself to answer `getattr`
+    except AttributeError:
+        return False
+    return bool(getattr(spec, "_initializing", False))

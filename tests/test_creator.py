@@ -231,6 +231,17 @@ def test_a_fork_server_is_told_what_creators_import():
     assert {"aioenv.creator", "gymnasium.envs.classic_control.cartpole", "gymnasium.envs.mujoco.ant_v5"} <= {*found}
 
 
+def test_a_fork_server_imports_no_word_of_a_message():
+    """The program itself may have that name, and would run once more."""
+
+    def make():
+        print("train: another env")
+        return gym.make("own_tasks:Task-v0")
+
+    found = modules_needed([make])
+    assert "own_tasks" in found and "train" not in found
+
+
 # ------------------------------------------------------------ EC: shared state
 
 

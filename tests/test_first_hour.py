@@ -77,11 +77,15 @@ def test_a_forked_copy_says_that_it_is_one():
     assert subprocess.run([sys.executable, "-c", FORK], timeout=50).returncode == 0
 
 
-def test_too_few_descriptors_are_explained():
+@pytest.mark.parametrize("how", ["start='forkserver'", "start='spawn'", "debug=True"])
+def test_too_few_descriptors_are_explained(how):
     program = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40)); from aioenv import sync; "
-    program += 'sync.make_vec("CartPole-v1", 32, num_workers=32)'
-    done = subprocess.run([sys.executable, "-c", program], timeout=50, capture_output=True, text=True)
+    program += f'sync.make_vec("CartPole-v1", 64, num_workers=64, {how})'
+    done = subprocess.run(
+        [sys.executable, "-W", "default::ResourceWarning", "-c", program], timeout=50, capture_output=True, text=True
+    )
     assert "ulimit -n), or take fewer workers" in done.stderr.splitlines()[-1]
+    assert "ResourceWarning" not in done.stderr, "what was opened before is closed"
 
 
 def test_what_was_forgotten_is_named_as_it_was():

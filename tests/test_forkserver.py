@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import os
+import resource
 import select
 import signal
 import sys
@@ -287,3 +289,76 @@ async def test_workers_do_not_draw_alike_from_torch():
         asyncio.run(main())
         """
     )
+
+
+async def test_a_module_may_put_something_else_in_the_place_of_stdout(module):
+    name = module("hushes_stdout", "import sys\nclass Hush:\n    def write(self, text): pass\nsys.stdout = Hush()")
+    async with tellers(1, preload=[name]) as envs:
+        assert await envs.call("ask", "type(sys.stdout).__name__") == ("Hush",)
+
+
+async def test_a_server_without_room_for_descriptors_keeps_its_workers():
+    """Its limit is the one that the parent had when it started the server."""
+    async with tellers(1) as envs:
+        (pid,) = await servers(envs)
+        limit = len(os.listdir(f"/proc/{pid}/fd")) + 3
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (limit, limit))
+        with pytest.raises(aioenv.WorkerStartError, match=r"Too many open files; raise the limit \(ulimit -n\)"):
+            await tellers(1)
+        await envs.reset()
+        assert await servers(envs) == {pid}
+
+
+async def test_what_workers_had_started_ends_with_the_server():
+    async with tellers(1) as envs:
+        (pid,) = await servers(envs)
+        (child,) = await envs.call("ask", "__import__('subprocess').Popen(['sleep', '600']).pid")
+        watched = os.pidfd_open(child)
+        try:
+            os.kill(pid, signal.SIGKILL)
+            assert await asyncio.to_thread(select.select, [watched], [], [], 30) != ([], [], [])
+        finally:
+            os.close(watched)
+
+
+async def test_a_relative_path_is_that_of_the_parent_now(tmp_path, monkeypatch):
+    """As in a notebook, whose directory was changed while a vector env lives."""
+    for name in ("old", "new"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "of_this_directory.py").write_text(
+            f"import test_forkserver\nNAME = {name!r}\ndef make(): return test_forkserver.Teller()"
+        )
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    monkeypatch.chdir(tmp_path / "old")
+    async with tellers(1):
+        monkeypatch.chdir(tmp_path / "new")
+        of_this_directory = importlib.import_module("of_this_directory")
+        try:
+            async with aioenv.AsyncVectorEnv([of_this_directory.make], start="forkserver") as envs:
+                assert await envs.call("ask", "sys.modules['of_this_directory'].NAME") == ("new",)
+        finally:
+            del sys.modules["of_this_directory"]
+
+
+class OddText(str):
+    """What a server could not unpickle, if this were in the main module."""
+
+
+async def test_what_is_no_path_is_passed_over(monkeypatch, tmp_path):
+    monkeypatch.setattr(OddText, "__module__", "__main__")
+    monkeypatch.setattr(sys, "path", [*sys.path, tmp_path, None, OddText(tmp_path)])
+    async with tellers(1) as envs:
+        assert await envs.call("ask", "sys.path[-1]") == (str(tmp_path),)
+
+
+async def test_signals_that_the_parent_keeps_to_itself_are_none_of_the_servers():
+    kept = {signal.SIGCHLD, signal.SIGTERM}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, kept)
+    try:
+        async with tellers(1) as envs:
+            mask = "__import__('signal').pthread_sigmask(0, ())"
+            assert kept <= (await envs.call("ask", mask))[0], "workers have the mask of their parent, as spawned ones"
+            with pytest.raises(aioenv.WorkerDied, match="exited with code 7"):
+                await envs.call("ask", "os._exit(7)")
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

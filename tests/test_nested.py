@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import subprocess
 import sys
 
@@ -11,7 +12,7 @@ import pytest
 from process_kit import environment
 
 import aioenv
-from aioenv import sync
+from aioenv import nested, sync
 
 TRAIN = """
 import os, sys
@@ -72,3 +73,15 @@ def test_envs_may_have_envs():
     with aioenv.sync.VectorEnv([Planning], num_workers=1) as envs:
         assert np.array_equal(envs.reset(seed=3).obs[0], expected[0])
         assert np.array_equal(envs.step([1]).obs[0], expected[1])
+
+
+def test_a_lazy_module_is_not_loaded_to_see_whether_it_is_half_done(monkeypatch, tmp_path):
+    (tmp_path / "loads_badly.py").write_text("raise ImportError('it was loaded')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    spec = importlib.util.find_spec("loads_badly")
+    spec.loader = importlib.util.LazyLoader(spec.loader)
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "loads_badly", module)
+    spec.loader.exec_module(module)
+    monkeypatch.setattr(nested, "_declared", True)
+    nested.check()

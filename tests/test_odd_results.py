@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import Any
 
 import gymnasium as gym
@@ -126,3 +127,29 @@ async def test_a_rollout_of_no_steps_prints():
         assert repr(rollout) == "<Rollout steps=1 num_envs=2 valid=100%>"
         none = rollout._replace(reward=rollout.reward[:0], valid=rollout.valid[:0])  # as of a first step that timed out
         assert repr(none) == "<Rollout steps=0 num_envs=2>"
+
+
+class Lists(gym.Env):
+    """Observes a list, with a lock in it if it is told so."""
+
+    observation_space = spaces.Sequence(spaces.Discrete(9))
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        return (), {}
+
+    def step(self, action):
+        return (1, threading.Lock() if action else 2), 1.0, False, False, {}
+
+
+@pytest.mark.asyncio
+async def test_of_an_observation_that_does_not_travel():
+    async with aioenv.AsyncVectorEnv([Lists] * 3, debug=True) as envs:
+        await envs.reset()
+        with pytest.raises(aioenv.EnvError, match="the observation of this env can't be pickled") as caught:
+            await envs.step([0, 1, 0])
+        assert caught.value.slots == (1,)
+        obs, reward, *_ = caught.value.partial
+        assert (obs[0], obs[2]) == ((1, 2), (1, 2)) and reward[[0, 2]].tolist() == [1, 1]
+        await envs.reset(options={"reset_mask": np.array([False, True, False])})
+        assert (await envs.step([0, 0, 0])).obs == ((1, 2),) * 3

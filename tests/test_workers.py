@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import logging
 import os
 import subprocess
@@ -18,6 +19,7 @@ from process_kit import environment
 
 import aioenv
 from aioenv.engine.results import WorkerInfo
+from aioenv.host.link import _enlarge
 from aioenv.workers.launch import START_METHODS
 
 
@@ -295,3 +297,72 @@ def test_memory_of_what_is_not_there(monkeypatch):
     assert own._replace(pid=None, state="new").memory is None
     monkeypatch.setattr(Path, "read_text", lambda *_: (_ for _ in ()).throw(FileNotFoundError()))
     assert own.memory is None, "as on a platform without /proc"
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("start", START_METHODS)
+async def test_streams_that_an_env_has_closed_do_not_keep_its_process(start):
+    """Nor does a thread that it has left behind."""
+
+    def factory():
+        import threading
+
+        sys.stdout.close()
+        threading.Thread(target=threading.Event().wait).start()
+        return gym.make("CartPole-v1")
+
+    async with aioenv.AsyncVectorEnv([factory], start=start) as envs:
+        await envs.reset()
+        worker = envs._session.fleet.members[0].worker
+    assert worker.returncode == 0
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("start", START_METHODS)
+async def test_finders_of_old_do_not_keep_mujoco_from_being_imported(start):
+    """Those that only have what Python 3.12 has taken away are passed over, as by `import` itself."""
+
+    def factory():
+        class Old:
+            def find_module(self, name, path=None):
+                return None
+
+        sys.meta_path.insert(1, Old())
+        return gym.make("HalfCheetah-v5")
+
+    async with aioenv.AsyncVectorEnv([factory], start=start) as envs:
+        await envs.reset(seed=0)
+
+
+@pytest.mark.asyncio
+@pytest.mark.usefixtures("own_fork_server")
+@pytest.mark.parametrize("start", START_METHODS)
+async def test_what_the_parent_has_registered_may_be_registered_once_more(start, caplog, tmp_path, monkeypatch):
+    """By its own module, which a worker imports later. In the parent that was no news either."""
+    (tmp_path / "registers_own.py").write_text(
+        "import gymnasium as gym\n"
+        "gym.register('RegistersOwn-v0', entry_point='gymnasium.envs.classic_control:CartPoleEnv')\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    importlib.import_module("registers_own")
+
+    def factory():
+        importlib.import_module("registers_own")
+        return gym.make("RegistersOwn-v0")
+
+    try:
+        async with aioenv.AsyncVectorEnv([factory], start=start) as envs:
+            await envs.reset()
+    finally:
+        del sys.modules["registers_own"], gym.registry["RegistersOwn-v0"]
+    assert not [record for record in caplog.records if "Overriding" in record.getMessage()]
+
+
+def test_a_pipe_that_may_not_grow_costs_no_descriptor():
+    fd = os.open(os.devnull, os.O_RDONLY)  # nor is this one a socket
+    try:
+        before = os.listdir("/proc/self/fd")
+        _enlarge(fd)
+        assert os.listdir("/proc/self/fd") == before
+    finally:
+        os.close(fd)

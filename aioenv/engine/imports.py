@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 import gymnasium
-from gymnasium.envs.registration import EnvSpec
+from gymnasium.envs.registration import ENV_ID_RE, EnvSpec
 
 __all__ = ["modules_needed"]
 
@@ -33,7 +33,7 @@ def modules_needed(factories: Iterable[Callable[[], Any]]) -> tuple[str, ...]:
 def _modules(value: Any) -> Iterator[str]:
     if isinstance(value, str):
         prefix, _, name = value.rpartition(":")
-        if prefix and prefix.replace(".", "_").isidentifier():
+        if prefix.replace(".", "_").isidentifier() and ENV_ID_RE.fullmatch(name):  # not what "train: …" says
             yield prefix
         elif name in gymnasium.registry:
             yield from _modules(gymnasium.registry[name])

@@ -7,6 +7,7 @@ forked worker comes here too, from `forkserver.py`.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import signal
 import sys
@@ -39,8 +40,9 @@ def secure_descriptors(read_fd: int, write_fd: int) -> tuple[int, int]:
     os.dup2(null, 0)
     os.close(null)
     os.dup2(2, 1)
-    if sys.stdout is not None:
-        sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    for stream in (sys.__stdout__, sys.stdout):  # what a fork server has imported may have put something else there
+        with contextlib.suppress(AttributeError, ValueError):
+            stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     return private_read, private_write
 
 
@@ -91,7 +93,7 @@ def work(read_fd: int, write_fd: int, marker_fd: int | None, memory_fd: int | No
     run(*fds, marker_fd, memory_fd)
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
-        if stream is not None:
+        with contextlib.suppress(Exception):  # an env may have closed it, or put something else in its place
             stream.flush()
     os._exit(0)
 

@@ -242,7 +242,7 @@ class EnvService(EnvResume, SlotService):
         over: Sequence[int],
         beyond: Sequence[tuple[int, bytes]],
     ) -> bytes:
-        """Find the rows whose infos can't travel, and report those rows alone as failed."""
+        """Find the rows whose infos or observations can't travel, and report those rows alone as failed."""
         good: list[tuple[int, dict[str, Any]]] = []
         for row, info in infos:
             try:
@@ -254,6 +254,15 @@ class EnvService(EnvResume, SlotService):
                 if isinstance(info, Mapping):
                     exc.add_note(f"the info dict of this env can't be pickled: {list(info)}")
                 failures.append(describe_failure(exc, row))
+        objects = [list(column) for column in objects]
+        for index, row in enumerate(rows):
+            try:
+                dump([column[index] for column in objects])
+            except Exception as exc:
+                exc.add_note("the observation of this env can't be pickled")
+                failures.append(describe_failure(exc, row))
+                for column in objects:
+                    column[index] = None
         self._gatherer = Gatherer()  # what it believes to have sent, it has not
         groups = self._gatherer.gather(good, rows)
         return dump(StepReply(self._gatherer.take_news(), groups, objects, failures, over, beyond))

@@ -67,6 +67,8 @@ class Server:
         os.set_blocking(wake_write, False)
         signal.signal(signal.SIGCHLD, lambda *_: None)  # without a handler nothing is written
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+        # the thread that has started this may have kept signals to itself
+        mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGCHLD, signal.SIGALRM))
         poller = select.poll()
         for fd in (self._control.fileno(), parent, wake):
             poller.register(fd, select.POLLIN)
@@ -80,38 +82,44 @@ class Server:
                 os.read(wake, 4096)
                 self._reap()
             if self._control.fileno() in ready:
-                order, fds = self._receive()
+                order, fds, complete = self._receive()
                 if order is None:
                     return None
-                ends = self._obey(order, fds)
+                ends = self._obey(order, fds, complete)
                 if ends is not None:
                     signal.set_wakeup_fd(-1)
                     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
                     for fd in (parent, wake, wake_write):
                         os.close(fd)
                     return ends
 
-    def _receive(self) -> tuple[Any, Sequence[int]]:
-        """The next order and the descriptors beside it; (None, …) at the end."""
+    def _receive(self) -> tuple[Any, list[int], bool]:
+        """The next order, the descriptors beside it, and whether that is all of them; (None, …) at the end."""
         try:
-            head, fds, _, _ = socket.recv_fds(self._control, SIZE.size, _MAX_FDS)
+            head, fds, flags, _ = socket.recv_fds(self._control, SIZE.size, _MAX_FDS)
             if len(head) < SIZE.size:
-                return None, fds
+                return None, fds, True
             size = SIZE.unpack(head)[0]
-            return unpack(self._control.recv(size, socket.MSG_WAITALL)), fds
+            order = unpack(self._control.recv(size, socket.MSG_WAITALL))
+            return order, fds, not flags & socket.MSG_CTRUNC
         except ConnectionError:
-            return None, ()
+            return None, [], True
 
-    def _obey(self, order: Any, fds: Sequence[int]) -> Ends | None:
+    def _obey(self, order: Any, fds: list[int], complete: bool) -> Ends | None:
         match order:
             case Guard(pid):
                 self._guarded.add(pid)
             case Release(pid):
                 self._guarded.discard(pid)
-            case Fork(preload, sys_path, marked, shares):
+            case Fork(preload, sys_path, marked, shares) if fds:
+                status, *rest = fds
+                if not complete:  # this process may have no more open: its workers live on
+                    _refuse(Refused(errno.EMFILE), socket.socket(fileno=status), rest)
+                    return None
                 sys.path[:] = sys_path
                 self._preload(preload)
-                return self._fork(fds, marked, shares)
+                return self._fork(socket.socket(fileno=status), rest, marked, shares)
         return None
 
     def _preload(self, modules: Sequence[str]) -> None:
@@ -158,18 +166,18 @@ class Server:
                 signal.setitimer(signal.ITIMER_REAL, 0)
                 signal.signal(signal.SIGALRM, before)
 
-    def _fork(self, fds: Sequence[int], marked: bool, shares: bool) -> Ends | None:
+    def _fork(self, status: socket.socket, fds: list[int], marked: bool, shares: bool) -> Ends | None:
         """Fork a worker; returns its descriptors in it, and None here."""
-        *rest, status_fd = fds
+        rest = [*fds]
         memory = rest.pop() if shares else None
         marker = rest.pop() if marked else None
         *channel, output = rest
-        status = socket.socket(fileno=status_fd)
         if self._unfit is not None:
             _refuse(self._unfit, status, fds)
             return None
         for stream in (sys.stdout, sys.stderr):
-            stream.flush()
+            with contextlib.suppress(Exception):  # a module may have put something else in its place
+                stream.flush()
         server_pid = os.getpid()
         try:
             pid = os.fork()
@@ -182,7 +190,7 @@ class Server:
             return Ends(channel[0], channel[-1], output, marker, memory)
         with contextlib.suppress(OSError):
             os.setpgid(pid, pid)  # here too, so that it is done when the parent hears of it
-        for fd in fds[:-1]:
+        for fd in fds:
             os.close(fd)
         self._workers[pid] = status
         pidfd = os.pidfd_open(pid)
@@ -241,7 +249,7 @@ def _refuse(why: Unfit | Refused, status: socket.socket, fds: Sequence[int]) -> 
     """Tell that there is no worker, and let go of what it was to have."""
     _tell(status, why)
     status.close()
-    for fd in fds[:-1]:
+    for fd in fds:
         os.close(fd)
 
 

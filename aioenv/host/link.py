@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import stat
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -116,6 +117,8 @@ def _enlarge(fd: int) -> None:
         fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         return
     with contextlib.suppress(OSError):
+        if not stat.S_ISSOCK(os.fstat(fd).st_mode):  # a pipe, of a user who has too many large ones
+            return
         import socket
 
         with socket.socket(fileno=os.dup(fd)) as sock:

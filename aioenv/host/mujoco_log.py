@@ -51,7 +51,8 @@ class _Finder:
     ) -> ModuleSpec | None:
         if fullname != "mujoco":
             return None
-        others = (finder.find_spec(fullname, path, target) for finder in sys.meta_path if finder is not self)
+        finders = (finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec"))
+        others = (finder.find_spec(fullname, path, target) for finder in finders)
         spec = next((spec for spec in others if spec is not None), None)
         if spec is not None and spec.loader is not None:
             execute = spec.loader.exec_module

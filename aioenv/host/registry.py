@@ -9,6 +9,8 @@ pickles its entries once for all workers.)
 from __future__ import annotations
 
 import hashlib
+import re
+import warnings
 from functools import partial
 from typing import Any, NoReturn
 
@@ -50,6 +52,8 @@ def restore_registry(digest: bytes, pickled: bytes) -> None:
             gymnasium.registry[env_id] = load(data)
         except WireError as exc:
             gymnasium.registry[env_id] = _broken(env_id, str(exc))
+        # by its own module, when that is imported here
+        warnings.filterwarnings("ignore", rf".*Overriding environment {re.escape(env_id)} already in registry")
 
 
 def _entries() -> dict[str, bytes]:

@@ -24,8 +24,10 @@ _worker = _Worker()
 def keep(fd: int | None) -> None:
     """Take a descriptor of `memory.Shared` into safety from what env factories do to low ones. None: there is none."""
     if fd is not None:
-        _worker.fd = move_high(fd)
-        os.close(fd)
+        try:
+            _worker.fd = move_high(fd)
+        finally:
+            os.close(fd)
 
 
 def mapped(size: int) -> Any:

@@ -16,7 +16,7 @@ SIZE = struct.Struct("<I")
 
 
 class Fork(NamedTuple):
-    """To the server: fork a worker. With descriptors: of its channel (one or two), output, marker, memory, status."""
+    """To the server: fork a worker. With descriptors: status, channel (one or two), output, marker, memory."""
 
     preload: tuple[str, ...]  # modules to import first, if they can be
     sys_path: tuple[str, ...]  # where from

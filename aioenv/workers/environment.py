@@ -11,7 +11,7 @@ from pathlib import Path
 from aioenv.errors import WorkerStartError
 from aioenv.trace.timeline import VARIABLE as TRACE_VARIABLE
 
-__all__ = ["bootstrap", "identity", "server_environment", "worker_environment"]
+__all__ = ["bootstrap", "identity", "import_path", "server_environment", "worker_environment"]
 
 # Several envs step in several workers: threads inside each would only fight for the same CPUs.
 _THREAD_LIMITS = dict.fromkeys(
@@ -57,6 +57,16 @@ def bootstrap(module: str, arguments: str) -> list[str]:
         path.insert(0, str(_ROOT))
     code = f"import sys; sys.path[:] = {path!a}; from aioenv.host.{module} import main; main({arguments})"
     return [sys.executable, *subprocess._args_from_interpreter_flags(), "-c", code]  # type: ignore[attr-defined]
+
+
+def import_path() -> tuple[str, ...]:
+    """Where this process imports from, for a fork server, whose working directory may be another."""
+    entries = [str(entry) for entry in sys.path if isinstance(entry, str)]  # `import` passes over the others
+    try:
+        here = os.getcwd()
+    except OSError:  # it has been removed
+        return tuple(entry for entry in entries if os.path.isabs(entry))
+    return tuple(os.path.join(here, entry) if entry else here for entry in entries)
 
 
 def _is_root(entry: str) -> bool:

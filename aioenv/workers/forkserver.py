@@ -66,9 +66,10 @@ class ForkServer:
         self._users = 0
         self._control, theirs = socket.socketpair()
         self._control.setblocking(False)
-        # nobody reads it unless the server ends unasked; a pipe would fill
-        self._output = _nameless_file()
+        output = None
         try:
+            # nobody reads it unless the server ends unasked; a pipe would fill
+            self._output = output = _nameless_file()
             self._process = subprocess.Popen(
                 bootstrap("forkserver", f"{os.getpid()}, {theirs.fileno()}"),
                 stdin=subprocess.DEVNULL,
@@ -80,7 +81,8 @@ class ForkServer:
             )
         except BaseException:
             self._control.close()
-            self._output.close()
+            if output is not None:
+                output.close()
             raise
         finally:
             theirs.close()

@@ -13,7 +13,6 @@ import errno
 import os
 import signal
 import socket
-import sys
 from asyncio.subprocess import DEVNULL, PIPE
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
@@ -23,7 +22,7 @@ from aioenv.errors import WorkerStartError
 from aioenv.memory import Marker
 from aioenv.wire.orders import SIZE, Fork, Forked, Refused, Unfit, unpack
 from aioenv.workers import forkserver
-from aioenv.workers.environment import bootstrap, server_environment
+from aioenv.workers.environment import bootstrap, import_path, server_environment
 from aioenv.workers.faults import oom_kills_before
 from aioenv.workers.forkserver import ForkServer
 from aioenv.workers.process import ForkedProcess, Process, SpawnedProcess, Streams, kill_group
@@ -89,8 +88,18 @@ def launch_here(run: RunHere, memory: int | None, name: str) -> Process:
     """
     if not hasattr(os, "readv"):
         raise WorkerStartError(f"debug=True: {_NO_READV}")
-    mine, theirs = _socketpair()
-    return ThreadProcess(mine, theirs, None if memory is None else os.dup(memory), run, name)
+    mine = theirs = own = None
+    try:
+        own = None if memory is None else os.dup(memory)
+        mine, theirs = _socketpair()
+        return ThreadProcess(mine, theirs, own, run, name)
+    except (OSError, RuntimeError) as exc:  # a RuntimeError: of a thread that can't be started
+        for end in (mine, theirs):
+            if end is not None:
+                end.close()
+        if own is not None:
+            os.close(own)
+        raise _not_started(exc) from exc
 
 
 async def launch(
@@ -124,8 +133,12 @@ async def launch(
                 continue
             return process
     except (OSError, ValueError) as exc:  # a ValueError: of variables that no process can have
-        hint = _HINTS.get(getattr(exc, "errno", None) or 0, "")
-        raise WorkerStartError(f"a worker process can't be started: {exc}{hint}") from exc
+        raise _not_started(exc) from exc
+
+
+def _not_started(exc: Exception) -> WorkerStartError:
+    hint = _HINTS.get(getattr(exc, "errno", None) or 0, "")
+    return WorkerStartError(f"a worker can't be started: {exc}{hint}")
 
 
 async def _spawn(channel: str, environ: Mapping[str, str], memory: int | None) -> Process:
@@ -164,6 +177,9 @@ async def _spawn(channel: str, environ: Mapping[str, str], memory: int | None) -
             await guardian.guard(worker.pid)
         return worker
     except BaseException:
+        # what takes no time first: this may be cancelled once more
+        if mine is not None:
+            mine.close()
         if worker is not None:
             worker.abandon()
             try:
@@ -171,12 +187,10 @@ async def _spawn(channel: str, environ: Mapping[str, str], memory: int | None) -
             finally:
                 await worker.release()
         else:
-            if guardian is not None:
-                await guardian.release()
             if marker is not None:
                 marker.close()
-        if mine is not None:
-            mine.close()
+            if guardian is not None:
+                await guardian.release()
         raise
     finally:
         if theirs is not None:
@@ -219,9 +233,9 @@ async def _fork(
         status, other = socket.socketpair(type=socket.SOCK_SEQPACKET)  # its few messages keep their bounds
         status.setblocking(False)
         closers.append(status.close)
-        theirs.append(other.detach())
+        theirs.insert(0, other.detach())  # where there is no room for all of them, it can be said
         modules = tuple(name for name in (*_PRELOAD, *preload) if name not in _unfit_modules)
-        await server.order(Fork(modules, tuple(sys.path), marker is not None, memory is not None), theirs)
+        await server.order(Fork(modules, import_path(), marker is not None, memory is not None), theirs)
         for fd in theirs:
             os.close(fd)
         theirs = []

@@ -224,8 +224,11 @@ class ForkedProcess(_Watched):
         with contextlib.suppress(OSError):
             data = self._status.recv(4096)
             message = unpack(data[SIZE.size :]) if data else None
-        # without a word, the server has ended, and the kernel has killed its workers
-        self.returncode = message.returncode if isinstance(message, Exited) else -signal.SIGKILL
+        if isinstance(message, Exited):
+            self.returncode = message.returncode
+        else:  # the server has ended: the kernel has killed its workers, and nobody what they had started
+            kill_group(self.pid, signal.SIGKILL)
+            self.returncode = -signal.SIGKILL
         self._reaped.set()
         self._close_status()
 
