@@ -180,9 +180,10 @@ class Chaos:
         """All is in order afterwards."""
         self.envs.resume()
         while self.envs.outstanding:
-            with contextlib.suppress(EnvError):
+            with contextlib.suppress(EnvError, StepTimeout):
                 await self.envs.recv(self.n)
-        before = (await self.envs.reset(seed=0)).obs["count"][:, 1]
-        after = (await self.envs.step(np.zeros(self.n, int))).obs["count"][:, 1]
+        limit = {"timeout_s": LIMIT_S} if self.config.kind == "workers" else {}
+        before = (await self.envs.reset(seed=0, **limit)).obs["count"][:, 1]
+        after = (await self.envs.step(np.zeros(self.n, int), **limit)).obs["count"][:, 1]
         twice = self.config.mode is AutoresetMode.SAME_STEP
         assert all(1 <= steps <= 1 + twice for steps in (after - before).tolist()), f"{before} {after}"

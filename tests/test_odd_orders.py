@@ -301,3 +301,20 @@ async def test_a_rollout_times_out_after_a_slot_has_failed(tmp_path):
         os.close(os.open(gate, os.O_WRONLY))
         with pytest.raises(aioenv.EnvError, match=r"slots \[0\] have failed"):
             await envs.step([0, 0])
+
+
+@pytest.mark.asyncio
+async def test_what_a_cancelled_rollout_has_only_looked_at_is_no_result():
+    for make in (lambda: aioenv.AsyncVectorEnv([Chain] * 2), lambda: native(2, run_in="thread")):
+        async with make() as envs:
+            await envs.reset(seed=0)
+            rollout = asyncio.create_task(envs.rollout(lambda obs: [0, 0], 2, 1))
+            while not envs.outstanding:
+                await asyncio.sleep(0)
+            rollout.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await rollout
+            if envs.outstanding:  # it may have come already
+                assert len((await envs.recv(2)).slots) == 0
+            assert not envs.outstanding
+            assert (await envs.step([0, 0])).obs["count"][:, 1].tolist() == [2, 2]

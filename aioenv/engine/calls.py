@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from aioenv.engine.fleet import Member
 from aioenv.engine.solo.calls import SoloCalls
-from aioenv.errors import SlotError, WireError
+from aioenv.errors import ClosedError, SlotError, WireError
 from aioenv.wire.frames import Frame, Kind
 from aioenv.wire.messages import Call, dump_code, load
 
@@ -180,8 +180,8 @@ async def for_each(
         raise TypeError(f"{what}: expected what can be pickled, got {type(exc).__name__}: {exc}") from exc
     asked = [_ask(member, call) for (member, _), call in zip(shares, calls, strict=True)]
     replies = await schedule.patience.gather(what, asked)
-    if schedule.closing and any(isinstance(reply, SlotError) for reply in replies):
-        schedule.check_open()
+    if schedule.closing and (deaths := [reply for reply in replies if isinstance(reply, SlotError)]):
+        raise ClosedError(f"{what}: the vector env was closed while this was in flight") from deaths[0]
     results: dict[int, Any] = {}
     errors: list[SlotError] = []
     for (member, mine), reply in zip(shares, replies, strict=True):

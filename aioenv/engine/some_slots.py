@@ -174,6 +174,9 @@ class SomeSlots:
         return ready
 
     def _offer(self, exchange: Exchange, part: Part) -> None:
+        if exchange.looks:
+            self.free_slots(part.slots)
+            return
         part.untaken = list(range(len(part.slots)))
         self._ready.append((exchange, part))
         self.table.move(part.slots, SlotState.READY)

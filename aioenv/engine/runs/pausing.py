@@ -227,6 +227,7 @@ class Live:
         if exchange is None:
             return
         await self._schedule.patience.wait_for(exchange, timeout_s, shielded=True)
+        self._schedule.check_open()
         self._looking = None
         for part in exchange.parts:
             if not part.errors:
