@@ -110,6 +110,14 @@ def test_an_async_vector_env_says_that_it_is_one():
             pass
     with sync.make_vec("CartPole-v1", 2) as envs, pytest.raises(TypeError, match=r"aioenv\.sync\.evaluate"):
         asyncio.run(aioenv.evaluate(envs, lambda obs: obs, 1))  # type: ignore[arg-type]
+    not_started = aioenv.make_vec("CartPole-v1", 2)
+    make_envs = [lambda: gym.make("CartPole-v1")]
+    for envs in not_started, gym.vector.SyncVectorEnv(make_envs), sync.AsyncVectorEnv(make_envs):
+        with pytest.raises(TypeError, match=r"evaluate: expected an aioenv\.sync\.VectorEnv.* aioenv\.evaluate"):
+            sync.evaluate(envs, lambda obs: obs, 1)  # type: ignore[arg-type]
+    envs.close()
+    with pytest.raises(TypeError, match=r"record: expected .* aioenv\.record"):
+        sync.record(not_started, "x.mp4", steps=1)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

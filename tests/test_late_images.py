@@ -264,3 +264,20 @@ async def test_memory_stays_flat_over_thousands_of_batches(way):
         print(way, "MiB before, after:", *([round(size / 2**20, 1) for size in some] for some in sizes), len(kept))
         assert all(after < before * 1.02 for before, after in zip(*sizes, strict=True)), sizes
         assert shared(envs) < 1 << 20
+
+
+@pytest.mark.asyncio
+async def test_what_one_taker_of_a_stream_gives_up_another_gets():
+    async with aioenv.make_vec("HalfCheetah-v5", N, render=CONFIG, num_workers=1) as envs:
+        await envs.reset(seed=0)
+        await envs.render()
+        stream = envs.render_stream()
+        pid = await stopped(envs, ACTIONS[0])
+        first = await pending(stream.next)
+        second = await pending(stream.next)
+        first.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        os.kill(pid, signal.SIGCONT)
+        _, images = await asyncio.wait_for(second, 30)
+        assert np.array_equal(images, await envs.render())

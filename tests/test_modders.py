@@ -361,3 +361,56 @@ def test_what_is_no_model_is_refused():
 
 def test_their_names_are_public():
     assert all(issubclass(kind, aioenv.Modder) for kind in ALL)
+
+
+class Bare(Modder):
+    """Takes the textures off."""
+
+    def randomize(self):
+        for material in range(self.model.nmat):
+            self._edit("mat_texid", material, -1)
+
+
+class Repeat(MaterialModder):
+    """Repeats the floor's texture often."""
+
+    def randomize(self):
+        self.set_texrepeat("floor", 5, 5)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("modder", [Bare, Repeat])
+async def test_which_textures_materials_have_and_how_often_shows(modder):
+    size = {"width": 48, "height": 36, "camera": "still"}
+    async with aioenv.RenderPool(room(), quality="fast", modder=modder) as pool:
+        own = await pool.render(slots=[0], **size)
+        other = await pool.render(slots=[0], randomize=True, **size)
+        assert not np.array_equal(own, other)
+        fields = ("mat_texid", "mat_texuniform", "mat_texrepeat")
+        edits = {name: getattr(pool.model, name)[None] for name in fields}
+        assert np.array_equal(await pool.render(slots=[0], edits=edits, **size), own)
+        assert np.array_equal(await pool.render(slots=[0], **size), other)  # edits are taken back
+        edits["mat_texrepeat"] = edits["mat_texrepeat"] * 7
+        edits["mat_texuniform"] = edits["mat_texuniform"] * False
+        assert not np.array_equal(await pool.render(slots=[0], edits=edits, **size), own)
+        assert np.array_equal(await pool.render(slots=[1], **size), own)
+
+
+class Turn(Modder):
+    """Turns the body that a light and a camera follow."""
+
+    def randomize(self):
+        for number in range(3, 7):
+            self._edit("qpos0", number, self.rng.normal())
+
+
+@pytest.mark.asyncio
+async def test_a_look_does_not_depend_on_what_other_modders_did_first():
+    async def looks(workers: int) -> np.ndarray:
+        modders = [Turn, LightModder, CameraModder]
+        async with aioenv.RenderPool(
+            room(), quality="fast", modder=modders, seed=0, workers_per_device=workers
+        ) as pool:
+            return await pool.render(slots=range(4), randomize=True, width=24, height=18, camera="track")
+
+    assert np.array_equal(await looks(1), await looks(4))

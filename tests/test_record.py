@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -214,3 +216,41 @@ def test_grids():
     assert tile(images, (3, 2)).shape == (6, 4, 3) and not tile(images, (3, 2))[4:, 2:].any()
     several = images[:4].reshape(2, 2, 2, 2, 3)
     assert np.array_equal(tile(several)[:, :4], np.concatenate(several[0], axis=1))
+
+
+@pytest.mark.asyncio
+async def test_cancelled_at_its_first_picture_the_video_is_finished(tmp_path, monkeypatch):
+    loop, begun, go = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
+    opens = TiledVideo._open
+
+    def slow(self, picture):
+        loop.call_soon_threadsafe(begun.set)
+        assert go.wait(30)
+        return opens(self, picture)
+
+    monkeypatch.setattr(TiledVideo, "_open", slow)
+    recording = asyncio.ensure_future(
+        aioenv.record("HalfCheetah-v5", tmp_path / "x.mp4", steps=9, num_envs=1, render=SMALL, num_workers=1)
+    )
+    await begun.wait()
+    recording.cancel()
+    go.set()
+    with pytest.raises(asyncio.CancelledError):
+        await recording
+    assert len(pictures(tmp_path / "x.mp4", 24, 32)) == 1
+
+
+@pytest.mark.asyncio
+async def test_pictures_that_are_no_colours_or_change_their_size_are_refused(tmp_path):
+    """They would be taken for others."""
+    pictures_of = {"with 4": (4, np.uint8), "with 1": (1, np.uint8), "float32": (3, np.float32)}
+    for got, (channels, dtype) in pictures_of.items():
+        video = TiledVideo(tmp_path / "x.mp4")
+        with pytest.raises(aioenv.RenderError, match=f"uint8 with three channels.*got .*{got}"):
+            await video.write([np.zeros((1, 4, 4, channels), dtype)])
+        await video.close()
+    video = TiledVideo(tmp_path / "x.mp4")
+    await video.write([np.zeros((1, 4, 4, 3), np.uint8)])
+    with pytest.raises(aioenv.RenderError, match=r"of one size: expected \(4, 4, 3\), got \(4, 8, 3\)"):
+        await video.write([np.zeros((1, 4, 8, 3), np.uint8)])
+    await video.close()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import mujoco
 import numpy as np
 import pytest
@@ -10,7 +12,7 @@ from process_kit import environment, run_alone
 from test_render_pool import PLAIN, SMALL, pool_of, some_states
 
 import aioenv
-from aioenv.rendering.asking import take_states
+from aioenv.rendering.asking import check_out, take_states
 from aioenv.rendering.cameras import find_camera
 
 
@@ -70,6 +72,8 @@ async def test_what_a_pool_is_asked_is_checked_and_numbers_may_be_numpys():
             ({"states": {}}, "states: expected an array of shape"),
             ({"states": (row for row in states)}, "states: expected an array of shape"),
             ({"states": [[1], [1, 2]]}, "states: expected an array of shape"),
+            ({"randomize": "no"}, "randomize: expected True or False, got 'no'"),
+            ({"depth": None}, "depth: expected True or False, got None"),
             ({"out": 3}, "out: expected an array for rgb, or a tuple of them, got 3"),
             ({"edits": [1]}, "edits: expected a dict of fields"),
             ({"edits": {"geom_rgba": np.full((count, model.ngeom, 4), 1j)}}, r"edits\['geom_rgba'\]: expected numbers"),
@@ -213,3 +217,58 @@ def test_a_mujoco_gl_that_is_none_is_told_with_those_that_are():
     ).stdout.splitlines()
     assert len(told) == 5
     assert all("'osmesa'" in line and "got 'nonsense'" in line for line in told)
+
+
+def test_arrays_to_fill_may_be_larger_than_memory():
+    """In a file, say: to look at them takes none."""
+    shape = (1 << 20, 1 << 10, 1 << 10)
+    out = np.lib.stride_tricks.as_strided(np.zeros(1, np.uint8), (*shape, 3), (0, 0, 0, 0))
+    assert check_out(out, shape, depth=False, segmentation=False).rgb is out
+
+
+class Looks(Env):
+    """Its actuators show, coloured by what controls them."""
+
+    observation_space = spaces.Box(-1, 1, (1,))
+    action_space = spaces.Box(-1, 1, (1,), np.float64)
+    render_mode = "rgb_array"
+
+    def __init__(self):
+        self.model = mujoco.MjModel.from_xml_string(MOTOR)
+        self.data = mujoco.MjData(self.model)
+        self.mujoco_renderer = SimpleNamespace(_vopt=SHOWN)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        mujoco.mj_resetData(self.model, self.data)
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.data.ctrl[:] = action
+        mujoco.mj_forward(self.model, self.data)
+        return np.zeros(1, np.float32), 0.0, False, False, {}
+
+
+SHOWN = {int(mujoco.mjtVisFlag.mjVIS_ACTUATOR): True}
+MOTOR = """
+<mujoco>
+  <worldbody>
+    <light pos="0 0 3"/>
+    <camera name="side" pos="0 -2 0" xyaxes="1 0 0 0 0 1"/>
+    <body><joint name="hinge" axis="0 1 0"/><geom type="capsule" size=".1 .3" rgba=".5 .5 .5 .3"/></body>
+  </worldbody>
+  <actuator><motor joint="hinge" ctrlrange="-1 1" ctrllimited="true"/></actuator>
+</mujoco>
+"""
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("how", [{"render": {}}, {"pixels": {}}, {"pixels": {"workers": 1}}])
+async def test_what_visual_options_show_is_drawn_from_what_they_show(how):
+    ((way, more),) = how.items()
+    config = aioenv.RenderConfig(64, 48, quality="fast", camera="side", **more)
+    async with aioenv.make_vec(Looks, 3, num_workers=1, **{way: config}) as envs:
+        await envs.reset(seed=0)
+        obs = (await envs.step(np.array([[-1.0], [0.0], [1.0]])))[0]
+        images = obs if way == "pixels" else await envs.render()
+    assert len({image.tobytes() for image in images}) == 3

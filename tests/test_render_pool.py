@@ -6,6 +6,7 @@ Its faults (RP2, RP10, RP13), its memory, and whether its images are exact have 
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import gc
 import os
 from functools import partial
@@ -348,6 +349,7 @@ def test_the_blocking_pool():
             pool.submit(states, **SMALL, camera="nowhere")
         dropped = pool.submit(np.tile(states, (200, 1)), width=80, height=60)
         assert dropped.cancel()
+        assert concurrent.futures.wait([dropped], timeout=30).done == {dropped}
         assert np.array_equal(pool.render(states, **SMALL), images)
     pool.close()
     with pytest.raises(aioenv.ClosedError):

@@ -19,6 +19,13 @@ import aioenv
 # ------------------------------------------------------------ the end
 
 
+async def ends_of_workers() -> None:
+    """Wait until the processes of all workers are known to have ended."""
+    ends = [task for task in asyncio.all_tasks() if task.get_name().endswith(": watch")]
+    assert ends
+    await asyncio.wait(ends, timeout=30)
+
+
 @pytest.mark.asyncio
 async def test_rp2_closed_twice_forgotten_or_cancelled_nothing_is_left():
     pool = await pool_of(workers_per_device=1)
@@ -33,6 +40,7 @@ async def test_rp2_closed_twice_forgotten_or_cancelled_nothing_is_left():
     with pytest.warns(ResourceWarning, match="its workers were killed"):
         del forgotten
         gc.collect()
+    await ends_of_workers()
     starting = asyncio.ensure_future(pool_of(workers_per_device=1)._ensure_started())
     await asyncio.sleep(0)
     starting.cancel()
@@ -171,3 +179,26 @@ async def test_rp13_a_loop_that_stood_still_is_nobodys_timeout():
         time.sleep(1.0)  # noqa: ASYNC251 (as other code may; meanwhile the images are drawn)
         assert (await drawn).shape == (2, SMALL["height"], SMALL["width"], 3)
         assert pool.pids == pids
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("kind", ["pool", "envs", "pixels"])
+async def test_what_is_forgotten_is_not_started_again_and_ends_every_wait(kind):
+    """Workers are killed with their owner, while their loop runs on."""
+    future = None
+    if kind == "pool":
+        forgotten = await pool_of(workers_per_device=1)
+        future = forgotten.submit(**SMALL, slots=range(500))
+    else:
+        images = aioenv.RenderConfig(8, 8, quality="fast", workers=1)
+        forgotten = await aioenv.make_vec(
+            "HalfCheetah-v5", 1, restart=aioenv.RestartPolicy(), **({"pixels": images} if kind == "pixels" else {})
+        )
+    with pytest.warns(ResourceWarning, match="its workers were killed"):
+        del forgotten
+        gc.collect()
+    await ends_of_workers()
+    assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("restart of")]
+    if future is not None:
+        with pytest.raises(aioenv.RenderError, match="render worker 0 is gone"):
+            await asyncio.wait_for(future, 30)

@@ -403,3 +403,36 @@ async def test_without_opengl_the_error_says_what_to_install(monkeypatch):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(aioenv.RenderError, match=r"glfw: (.|\n)*apt-get install libegl1"):
         await aioenv.make_vec("HalfCheetah-v5", 1, render=aioenv.RenderConfig(8, 8, backend="glfw"))
+
+
+class Blind(gym.Env):
+    """Its second image can't be drawn."""
+
+    observation_space = action_space = gym.spaces.Discrete(2)
+    render_mode = "rgb_array"
+
+    def reset(self, *, seed=None, options=None):
+        self.steps = 0
+        return 0, {}
+
+    def step(self, action):
+        self.steps += 1
+        return 0, 0.0, False, False, {}
+
+    def render(self):
+        if self.steps == 1:
+            raise ValueError("too dark")
+        return np.full((2, 2, 3), self.steps, np.uint8)
+
+
+def test_a_blocking_stream_goes_on_after_an_image_that_could_not_be_drawn():
+    with aioenv.sync.make_vec(Blind, 1, render=aioenv.RenderConfig(), num_workers=1) as envs:
+        stream = envs.render_stream()
+        envs.reset(seed=0)
+        for _ in range(2):
+            envs.step(np.zeros(1, int))
+        assert next(stream)[0] == 0
+        with pytest.raises(aioenv.RenderError, match="too dark"):
+            next(stream)
+        step, images = next(stream)
+        assert step == 2 and (images == 2).all()

@@ -233,6 +233,8 @@ class Session:
 
     def abandon(self) -> None:
         """Kill every process without waiting."""
+        if self.schedule is not None and self.schedule.restarter is not None:
+            self.schedule.restarter.abandon()
         self.fleet.abandon()
         for pool in self._pools:
             pool.abandon()

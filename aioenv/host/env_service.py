@@ -67,12 +67,14 @@ class EnvService(EnvResume, SlotService):
         self._gatherer = Gatherer()
         self._draws_late = False
         self._late: list[int] | None = None
-        self._state_sizes = [0] * len(self._envs)  # of each row, whose model may be another than the next one's
+        # which parts of the state images depend on, and their size; a row's model may be another than the next one's
+        self._state_parts = [(0, 0)] * len(self._envs)
 
     def describe(self) -> list[EnvDescription]:
         """One description for each row."""
         descriptions = describe_envs(self._envs, self._row_checkpoints, self._find_sources)
-        self._state_sizes = [d.source.state_size if d.source is not None else 0 for d in descriptions]
+        sources = [description.source for description in descriptions]
+        self._state_parts = [(0, 0) if source is None else (source.state_spec, source.state_size) for source in sources]
         return descriptions
 
     def configure(
@@ -111,7 +113,8 @@ class EnvService(EnvResume, SlotService):
         observations = Layout(observation_space)
         self._checkpoints = self._lay_out_checkpoints(checkpoint_size) if checkpoint_size else None
         self._state = np.zeros((n, state_size), np.float64)
-        self._states = [row[:size] for row, size in zip(self._state, self._state_sizes, strict=True)]
+        parts = zip(self._state, self._state_parts, strict=True)
+        self._states = [(row[:size], spec) for row, (spec, size) in parts]
         self._draws_late = draws_late
         riding = [self._state] if state_size else []
         if self._checkpoints is not None:
@@ -206,7 +209,7 @@ class EnvService(EnvResume, SlotService):
         if self._state.shape[1]:
             for row in touched:
                 base = self._bases[row]
-                read_state(base.model, base.data, self._states[row])
+                read_state(base.model, base.data, *self._states[row])
         beyond: Sequence[tuple[int, bytes]] = ()
         if self._checkpoints is not None:
             self._checkpoints.capture(touched)

@@ -23,7 +23,6 @@ __all__ = [
     "load_model",
     "read_state",
     "source_of",
-    "state_signature",
     "write_state",
 ]
 
@@ -50,13 +49,15 @@ class MujocoSource:
         view: where the env looks from.
         visual_options: flags of `MjvOption` that differ from the default, as (index, value).
         max_geom: how many geoms a scene may hold.
-        state_size: how many float64 `read_state` writes.
+        state_spec: which parts of the state an image depends on, of `mujoco.mjtState`.
+        state_size: of how many float64 they are.
     """
 
     model: bytes
     view: CameraView
     visual_options: tuple[tuple[int, bool], ...]
     max_geom: int
+    state_spec: int
     state_size: int
 
 
@@ -92,12 +93,14 @@ def source_of(model: mujoco.MjModel, renderer: Any) -> MujocoSource:
     import mujoco
 
     options = getattr(renderer, "_vopt", None) or {}
+    spec = _state_spec(mujoco, more=any(options.values()))
     return MujocoSource(
         model=dump_model(model),
         view=_view(model, renderer, mujoco),
         visual_options=tuple(sorted((int(flag), bool(value)) for flag, value in options.items())),
         max_geom=max(_MIN_GEOM, int(getattr(renderer, "max_geom", 0) or 0)),
-        state_size=mujoco.mj_stateSize(model, state_signature(mujoco)),
+        state_spec=spec,
+        state_size=mujoco.mj_stateSize(model, spec),
     )
 
 
@@ -123,34 +126,31 @@ def _view(model: mujoco.MjModel, renderer: Any, mujoco: Any) -> CameraView:
     return CameraView(-1, tuple(sorted(settings.items())))
 
 
-def state_signature(mujoco: Any) -> int:
-    """Which parts of the state an image depends on: physics, and mocap bodies, which physics does not move."""
+def _state_spec(mujoco: Any, *, more: bool) -> int:
+    """Which parts of the state an image depends on: physics, and mocap bodies, which physics does not move.
+
+    Args:
+        mujoco: the module.
+        more: whether visual options show more, such as controls and forces.
+    """
     state = mujoco.mjtState
+    if more:
+        return int(state.mjSTATE_INTEGRATION)
     return int(state.mjSTATE_FULLPHYSICS) | int(state.mjSTATE_MOCAP_POS) | int(state.mjSTATE_MOCAP_QUAT)
 
 
-_cached_signature: int | None = None
-
-
-def _known_signature(mujoco: Any) -> int:
-    global _cached_signature
-    if _cached_signature is None:
-        _cached_signature = state_signature(mujoco)
-    return _cached_signature
-
-
-def read_state(model: mujoco.MjModel, data: mujoco.MjData, row: npt.NDArray[np.float64]) -> None:
-    """Write the state that images depend on into `row`, float64 of shape `(state_size,)`."""
+def read_state(model: mujoco.MjModel, data: mujoco.MjData, row: npt.NDArray[np.float64], spec: int) -> None:
+    """Write these parts of the state into `row`, float64 of their size."""
     import mujoco
 
-    mujoco.mj_getState(model, data, row, _known_signature(mujoco))
+    mujoco.mj_getState(model, data, row, spec)
 
 
-def write_state(model: mujoco.MjModel, data: mujoco.MjData, row: npt.NDArray[np.float64]) -> None:
+def write_state(model: mujoco.MjModel, data: mujoco.MjData, row: npt.NDArray[np.float64], spec: int) -> None:
     """The reverse of `read_state`; derived quantities are not recomputed."""
     import mujoco
 
-    mujoco.mj_setState(model, data, row, _known_signature(mujoco))
+    mujoco.mj_setState(model, data, row, spec)
 
 
 def dump_model(model: mujoco.MjModel) -> bytes:

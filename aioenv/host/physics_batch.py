@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from aioenv.host.mujoco_source import MujocoSource, source_of, state_signature
+from aioenv.host.mujoco_source import MujocoSource, source_of
 
 if TYPE_CHECKING:
     import mujoco
@@ -56,7 +56,7 @@ class PhysicsReader:
         import mujoco
 
         self._env = env
-        model, whole, part = env.model, int(mujoco.mjtState.mjSTATE_INTEGRATION), state_signature(mujoco)
+        model, whole = env.model, int(mujoco.mjtState.mjSTATE_INTEGRATION)
         fixed, name = getattr(env, "camera_id", None), getattr(env, "camera_name", None)
         if fixed is None and name is not None:
             fixed = mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_CAMERA, name)
@@ -74,7 +74,7 @@ class PhysicsReader:
                 f"its model, got {shape}"
             )
         columns = np.empty(self.source.state_size)
-        mujoco.mj_extractState(model, np.arange(expected[1], dtype=np.float64), whole, columns, part)
+        mujoco.mj_extractState(model, np.arange(expected[1], dtype=np.float64), whole, columns, self.source.state_spec)
         self._columns = columns.astype(np.int64)
 
     @property

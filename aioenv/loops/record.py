@@ -139,9 +139,11 @@ async def _record(
         await video.write([colours(await envs.render())])
         pictures += 1
     finally:
-        if step is not None and not step.done():
-            step.cancel()
-            await asyncio.wait([step])
-        bar.close()
-        await video.close()
+        try:
+            if step is not None and not step.done():
+                step.cancel()
+                await asyncio.wait([step])
+        finally:  # also if this is cancelled once more
+            bar.close()
+            await video.close()
     return Recording(video.path, pictures, episodes)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import subprocess
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from aioenv.errors import describe_exit
+from aioenv.errors import RenderError, describe_exit
 from aioenv.rendering.tiles import tile
 
 __all__ = ["LEAST_FPS", "MOST_FPS", "TiledVideo", "fps_of", "is_fps"]
@@ -66,26 +67,41 @@ class TiledVideo:
         self._grid = grid
         self.fps = DEFAULT_FPS
         self._process: subprocess.Popen[bytes] | None = None
+        self._shape: tuple[int, ...] | None = None  # of a picture
+        self._lock = threading.Lock()  # a cancelled `write` goes on, on its thread
+        self._closed = False
 
     async def write(self, batches: Sequence[ImageArray]) -> None:
         """Append one picture for each batch of images; they are tiled and handed over on another thread.
 
         Raises:
+            RenderError: if they are no colours, uint8 with three channels, or of another size than those before.
             OSError: if ffmpeg has failed; the message is its own.
         """
         await asyncio.to_thread(self._write, batches)
 
     def _write(self, batches: Sequence[ImageArray]) -> None:
-        for images in batches:
-            picture = tile(images, self._grid)
-            if self._process is None:
-                self._process = self._open(picture)
-            assert self._process.stdin is not None
-            try:
-                self._process.stdin.write(picture.tobytes())
-            except BrokenPipeError:
-                self._finish()
-                raise
+        with self._lock:
+            for images in batches:
+                if not self._closed:
+                    self._append(tile(images, self._grid))
+
+    def _append(self, picture: ImageArray) -> None:
+        if picture.dtype != np.uint8 or picture.shape[2] != 3:
+            raise RenderError(
+                f"a video takes images of uint8 with three channels, red, green and blue; got {picture.dtype} with "
+                f"{picture.shape[2]}"
+            )
+        if self._process is None:
+            self._process, self._shape = self._open(picture), picture.shape
+        if picture.shape != self._shape:
+            raise RenderError(f"a video's pictures are of one size: expected {self._shape}, got {picture.shape}")
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(picture.tobytes())
+        except BrokenPipeError:
+            self._finish()
+            raise
 
     def _open(self, picture: ImageArray) -> subprocess.Popen[bytes]:
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -109,7 +125,12 @@ class TiledVideo:
         Raises:
             OSError: if ffmpeg has failed.
         """
-        await asyncio.to_thread(self._finish)
+        await asyncio.to_thread(self._close)
+
+    def _close(self) -> None:
+        with self._lock:
+            self._closed = True
+            self._finish()
 
     def _finish(self) -> None:
         process, self._process = self._process, None

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from aioenv.rendering.cameras import Camera
 from aioenv.rendering.config import MAX_SIDE, check_devices, check_int
-from aioenv.rendering.drawing import EDITABLE, Images
+from aioenv.rendering.drawing import EDITABLE, Images, kinds_of
 from aioenv.workers.restart import RestartPolicy
 
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
     "check_data",
     "check_devices",
     "check_edits",
+    "check_flags",
     "check_life",
     "check_modders",
     "check_out",
@@ -269,16 +270,27 @@ def check_edits(
     return checked or None
 
 
-def check_out(out: Any, images: Images) -> Images:
+def check_flags(**flags: Any) -> None:
+    """Raise a ValueError unless all of them are True or False."""
+    for name, value in flags.items():
+        if not isinstance(value, (bool, np.bool_)):
+            raise ValueError(f"{name}: expected True or False, got {value!r}")
+
+
+def check_out(out: Any, shape: tuple[int, ...], *, depth: bool, segmentation: bool) -> Images:
     """The arrays that images shall be put into.
 
     Args:
         out: what the user gave: an array, or as many as there are kinds of images.
-        images: arrays of the shapes and dtypes that are wanted.
+        shape: of a depth image's array.
+        depth, segmentation: which kinds of images there are.
 
     Raises:
         ValueError: if they are not such arrays.
     """
+    # of no memory: there may be more images than go into it, in a file say
+    likes = (kind and np.broadcast_to(np.empty((), kind[1]), kind[0]) for kind in kinds_of(shape, depth, segmentation))
+    images = Images(*likes)  # type: ignore[arg-type]
     wanted = {name: array for name, array in images._asdict().items() if array is not None}
     if not isinstance(out, (np.ndarray, list, tuple)):
         raise ValueError(f"out: expected an array for {', '.join(wanted)}, or a tuple of them, got {out!r}")

@@ -37,6 +37,7 @@ class SourceRenderer:
         self._option = mujoco.MjvOption()
         for flag, value in source.visual_options:
             self._option.flags[flag] = value
+        self._spec = source.state_spec
         self._state = np.empty(source.state_size)
         self._canvas = Canvas(self._model, parse_quality(config.quality), source.max_geom)
 
@@ -53,12 +54,12 @@ class SourceRenderer:
             data: its state.
             out: as for `draw`.
         """
-        read_state(model, data, self._state)
+        read_state(model, data, self._state, self._spec)
         self._draw(model, self._state, out)
 
     def _draw(self, model: mujoco.MjModel, state: npt.NDArray[np.float64], out: Images) -> None:
         data, canvas = self._data, self._canvas
-        write_state(model, data, state)
+        write_state(model, data, state, self._spec)
         # all derived quantities, tendons, flexes and lights included; a tenth of the cost of the smallest image
         mujoco.mj_forward(model, data)
         canvas.make_current()

@@ -173,7 +173,9 @@ class Crew:
             self._let_go()
 
     def abandon(self) -> None:
-        """Kill the workers without waiting."""
+        """Kill the workers without waiting; where a loop still runs, what they owe fails there."""
+        if self.restarter is not None:
+            self.restarter.abandon()
         for worker in self.workers:
             worker.abandon()
         self._let_go()

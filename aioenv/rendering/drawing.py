@@ -27,6 +27,7 @@ __all__ = [
     "dump_drawing",
     "dump_rest",
     "dump_sources",
+    "kinds_of",
     "lay_out",
     "load_request",
     "load_sources",
@@ -150,7 +151,7 @@ class Sheet(NamedTuple):
         return None, [byte_view(array[row]) for array in arrays for row in rows]
 
 
-def _kinds(shape: tuple[int, ...], depth: bool, segmentation: bool) -> list[tuple[tuple[int, ...], Any] | None]:
+def kinds_of(shape: tuple[int, ...], depth: bool, segmentation: bool) -> list[tuple[tuple[int, ...], Any] | None]:
     """Shape and dtype of each kind of images; `shape` is all of a depth image's."""
     return [
         ((*shape, 3), np.uint8),
@@ -161,7 +162,7 @@ def _kinds(shape: tuple[int, ...], depth: bool, segmentation: bool) -> list[tupl
 
 def allocate(shape: tuple[int, ...], *, depth: bool, segmentation: bool) -> Images:
     """New images; `shape` is all of a depth image's, with the axes of states and cameras before it."""
-    return Images(*(kind and np.empty(*kind) for kind in _kinds(shape, depth, segmentation)))  # type: ignore[arg-type]
+    return Images(*(kind and np.empty(*kind) for kind in kinds_of(shape, depth, segmentation)))  # type: ignore[arg-type]
 
 
 _ALIGNMENT = 64  # of each array in shared memory, in bytes: a cache line
@@ -174,14 +175,14 @@ def _room(kind: tuple[tuple[int, ...], Any]) -> int:
 
 def size_of(shape: tuple[int, ...], *, depth: bool, segmentation: bool) -> int:
     """How many bytes such images take in shared memory."""
-    return sum(_room(kind) for kind in _kinds(shape, depth, segmentation) if kind is not None)
+    return sum(_room(kind) for kind in kinds_of(shape, depth, segmentation) if kind is not None)
 
 
 def lay_out(memory: Any, shape: tuple[int, ...], *, depth: bool, segmentation: bool) -> Images:
     """Images in shared memory; both sides make the same."""
     arrays: list[Any] = []
     offset = 0
-    for kind in _kinds(shape, depth, segmentation):
+    for kind in kinds_of(shape, depth, segmentation):
         arrays.append(kind and np.ndarray(*kind, memory, offset))
         offset += 0 if kind is None else _room(kind)
     return Images(*arrays)

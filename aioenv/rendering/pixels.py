@@ -56,14 +56,14 @@ class PixelObservation(Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
         self._model: Any = None  # that of the renderer, if this is a MuJoCo env
         self._renderer: _Shared | None = None
         source = find_source(env)
-        self._state_size = 0
+        self._state_size = self._state_spec = 0
         shape: tuple[int, ...] = (*config.shape, 3)
         if source is None:
             shape = _shape_of_own_images(env)
         elif config.workers is None:
             self._take_renderer(source)
         else:
-            self._state_size = source.state_size
+            self._state_size, self._state_spec = source.state_size, source.state_spec
         space: Any = spaces.Box(0, 255, shape, np.uint8)
         if self._state_size:
             space = spaces.Box(-np.inf, np.inf, (self._state_size,), np.float64)
@@ -89,7 +89,7 @@ class PixelObservation(Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
     def _draw(self) -> npt.NDArray[Any]:
         if self._state_size:
             state = np.empty(self._state_size)
-            read_state(self._base.model, self._base.data, state)
+            read_state(self._base.model, self._base.data, state, self._state_spec)
             return state
         if self._renderer is None:
             # a copy: some envs give the same array each time

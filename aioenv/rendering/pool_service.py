@@ -59,6 +59,7 @@ class Wardrobe:
                 for number, modder in enumerate(self._modders):
                     modder.reseed((self._seed, slot, count, number))
                     modder.randomize()
+            self._canvas.assign_textures()
             self._worn = look
         while self._edited:
             self._canvas.upload_texture(self._edited.pop())

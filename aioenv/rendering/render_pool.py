@@ -23,6 +23,7 @@ from aioenv.rendering.asking import (
     check_data,
     check_devices,
     check_edits,
+    check_flags,
     check_life,
     check_modders,
     check_out,
@@ -38,7 +39,7 @@ from aioenv.rendering.blocks import Blocks
 from aioenv.rendering.cameras import Camera, find_camera
 from aioenv.rendering.config import check_int
 from aioenv.rendering.crew import Crew
-from aioenv.rendering.drawing import Drawing, Sheet, allocate
+from aioenv.rendering.drawing import Drawing, Sheet
 from aioenv.rendering.lanes import RenderCall
 from aioenv.rendering.pool_life import PoolLife
 from aioenv.rendering.pool_service import PoolService
@@ -235,7 +236,7 @@ class RenderPool(PoolLife):
             edits: fields of the model that are other ones for each state, for this call alone, over what modders do:
                 `{"geom_rgba": (N, ngeom, 4)}`, say.
             out: an array to fill and return, or a tuple of them if there are several results.
-            copy: with False results are arrays that the second next call of this kind writes to.
+            copy: with False results are arrays that the second next call with copy=False may write to.
 
         Returns:
             Images, uint8 of shape `(N, height, width, 3)`, top row first, in the order of the states. With `depth`
@@ -300,6 +301,7 @@ class RenderPool(PoolLife):
         """
         loop = self._check_running()
         width, height = check_size(width, height, self._max_image_size)
+        check_flags(depth=depth, segmentation=segmentation, randomize=randomize, copy=copy)
         several = isinstance(camera, (list, tuple))
         views = tuple(find_camera(self.model, each) for each in (camera if several else [camera]))  # type: ignore[union-attr]
         if not views:
@@ -313,7 +315,7 @@ class RenderPool(PoolLife):
         checked_edits = check_edits(self.model, edits, count)
         shape = (count, len(views), height, width) if several else (count, height, width)
         kinds = {"depth": depth, "segmentation": segmentation}
-        filled = None if out is None else check_out(out, allocate(shape, **kinds))
+        filled = None if out is None else check_out(out, shape, **kinds)
         # nothing can go wrong from here on
         self._grow(int(numbers.max()) + 1 if count else 0)
         self._last[numbers] = rows

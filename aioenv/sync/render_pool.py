@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import Future
 from typing import Any, Literal, Unpack, overload
 
 import mujoco
@@ -132,13 +131,14 @@ def _submit(pool: AsyncRenderPool, states: Any, how: dict[str, Any], outcome: Fu
 
     def on_done(inner: Any) -> None:
         error = None if inner.cancelled() else inner.exception()
-        with contextlib.suppress(InvalidStateError):  # it was cancelled meanwhile, by another thread
-            if inner.cancelled():
-                outcome.cancel()
-            elif error is not None:
-                outcome.set_exception(error)
-            else:
-                outcome.set_result(inner.result())
+        if inner.cancelled():
+            outcome.cancel()
+        if not outcome.set_running_or_notify_cancel():  # who waits for several learns of a cancelled one so
+            return
+        if error is not None:
+            outcome.set_exception(error)
+        else:
+            outcome.set_result(inner.result())
 
     def on_outcome(outcome: Future[Any]) -> None:
         if outcome.cancelled() and not loop.is_closed():

@@ -104,7 +104,7 @@ class VectorEnv(Facade):
         It waits for results to come, so that it is for another thread than the one that steps.
         """
         stream = self._portal.run_soon(lambda: self._envs.render_stream(buffer))
-        return _items(self._portal, stream)
+        return _Items(self._portal, stream)
 
     def rollout(self, policy: Policy, steps: int, groups: int = 2) -> Rollout:
         """Collect `steps` steps of every slot (see `AsyncVectorEnv.rollout`).
@@ -256,15 +256,21 @@ class VectorEnv(Facade):
         self._end(grace_s=grace_s)
 
 
-def _items(portal: Portal, stream: ImageStream) -> Iterator[tuple[int, Any]]:
-    while True:
+class _Items(Iterator[tuple[int, Any]]):
+    """A stream, for blocking code. (A generator would be over with the first image that could not be drawn.)"""
+
+    def __init__(self, portal: Portal, stream: ImageStream) -> None:
+        self._portal = portal
+        self._stream = stream
+
+    def __next__(self) -> tuple[int, Any]:
         try:
-            item = portal.call(stream.next)
+            item = self._portal.call(self._stream.next)
         except ClosedError:  # between two items
-            return
+            item = None
         if item is None:
-            return
-        yield item
+            raise StopIteration
+        return item
 
 
 @like_function(make.make_vec)

@@ -67,6 +67,8 @@ class Restarter:
         return True
 
     def _next_delay(self, worker: Worker, error: Exception) -> float | None:
+        if worker in self._lost:
+            return None
         delay_s = self._budgets[worker].take()
         policy = self._policy
         if delay_s is None:
@@ -112,6 +114,10 @@ class Restarter:
         while True:
             try:
                 await asyncio.sleep(delay_s)
+                if worker in self._lost:  # nobody wants it any more
+                    del self._tasks[worker]
+                    self._give_up(worker, None)
+                    return
                 await worker.restart()
                 await self._restore_in_time(worker)
                 break
@@ -156,6 +162,10 @@ class Restarter:
         for note in getattr(cause, "__notes__", ()):
             error.add_note(note)
         return error
+
+    def abandon(self) -> None:
+        """Start nothing again any more, without a loop to wait on."""
+        self._lost.update(self._budgets)
 
     async def close(self) -> None:
         """Start nothing again any more; requests that are held fail with the death of their worker."""

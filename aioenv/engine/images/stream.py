@@ -76,6 +76,7 @@ class ImageStream:
                     return None
         except BaseException:
             self._waiting = deque(sorted([(step, shots), *self._waiting], key=itemgetter(0)))
+            self._arrival.set()  # another task may wait for one
             raise
         self._release(shots)
         for shot in shots:

@@ -29,7 +29,10 @@ class PlacedModder(Modder):
 
     def __init__(self, model: mujoco.MjModel, *, seed: Seed = None, renderer: Any = None) -> None:
         super().__init__(model, seed=seed, renderer=renderer)
-        self._data0: mujoco.MjData | None = None
+        data = mujoco.MjData(model)
+        mujoco.mj_kinematics(model, data)
+        # now: later other modders may have turned bodies
+        self._xmat0 = np.array(data.xmat).reshape(-1, 3, 3)
 
     def get_pos(self, name: Name) -> Vector:
         """A copy of its position in its body's frame, in metres."""
@@ -79,10 +82,7 @@ class PlacedModder(Modder):
 
     def _rotation0(self, row: int) -> Vector:
         """The orientation of its body where the model begins: what follows bodies keeps its place as it was there."""
-        if self._data0 is None:
-            self._data0 = mujoco.MjData(self.model)
-            mujoco.mj_kinematics(self.model, self._data0)
-        rotation: Vector = self._data0.xmat[int(self._field("bodyid")[row])].reshape(3, 3)
+        rotation: Vector = self._xmat0[int(self._field("bodyid")[row])]
         return rotation
 
     def _random_turn(self, angle: float) -> Vector:
