@@ -318,3 +318,18 @@ async def test_what_a_cancelled_rollout_has_only_looked_at_is_no_result():
                 assert len((await envs.recv(2)).slots) == 0
             assert not envs.outstanding
             assert (await envs.step([0, 0])).obs["count"][:, 1].tolist() == [2, 2]
+
+
+@pytest.mark.asyncio
+async def test_a_slot_is_paused_while_a_rollout_begins():
+    """The rollout steps it all the same, and tells what it was like in the end, not in the beginning."""
+    for make in (lambda: aioenv.AsyncVectorEnv([Chain] * 2), lambda: native(2, run_in="thread")):
+        async with make() as envs:
+            await envs.reset(seed=0)
+            rolling = asyncio.create_task(envs.rollout(lambda obs: [0, 0], 2, 1))
+            while not envs.outstanding:
+                await asyncio.sleep(0)
+            envs.pause(0)
+            rollout = await rolling
+            assert rollout.obs["count"][:, :, 1].tolist() == [[1, 1], [2, 2]]
+            assert rollout.last_obs["count"][:, 1].tolist() == [3, 3]

@@ -177,7 +177,11 @@ class _Run:
             turn.objects = [[column[row] for row in rows.tolist()] for column in seen.objects]
             turn.due = seen.due[rows]
             turn.over = table.over(turn.group.slots)
-        if (paused := table.paused) is not None:
+        # those that were paused when the groups were made; another task may have paused more meanwhile
+        groups = np.concatenate([turn.group.slots for turn in self._turns])
+        if len(groups) < self._schedule.num_envs:
+            paused = np.ones(self._schedule.num_envs, np.bool_)
+            paused[groups] = False
             rows = np.flatnonzero(paused[seen.slots])
             resting = [array[rows] for array in seen.obs]
             objects = [[column[row] for row in rows.tolist()] for column in seen.objects]
