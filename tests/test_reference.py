@@ -10,6 +10,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from process_kit import run_alone
+
 import aioenv
 
 SCRIPT = Path(__file__).parent.parent / "scripts" / "reference.py"
@@ -58,3 +60,17 @@ def test_what_the_package_shows_is_what_it_has():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout == "['adapters', 'envs', 'stats', 'testing']\n", done.stdout + done.stderr
+
+
+def test_a_name_stays_what_it_is():
+    """A module of the same name takes its place in the package when it is imported."""
+    code = """
+    import importlib, inspect
+    for module in ("aioenv", "aioenv.sync", "aioenv.stats", "aioenv.envs", "aioenv.testing"):
+        home = importlib.import_module(module)
+        for name in home.__all__:
+            first = getattr(home, name)
+            assert getattr(home, name) is first, f"{module}.{name}"
+            assert not inspect.ismodule(first) or first.__name__ == "aioenv.sync", f"{module}.{name}"
+    """
+    run_alone(code)

@@ -57,6 +57,8 @@ def test_envs_are_asked_and_told_through_it(backend):
         assert "VecEnv" in repr(envs)
         assert envs.get_attr("frame_skip") == [4, 4, 4]
         assert envs.has_attr("frame_skip") and not envs.has_attr("no_such_thing")
+        with pytest.raises(AttributeError, match="no_such_thing"):
+            envs.get_attr("no_such_thing")
         assert envs.env_is_wrapped(Monitor, [0, 2]) == [True] * 2  # episodes are counted
         assert envs.env_is_wrapped(gym.wrappers.TimeLimit) == [backend == "workers"] * 3
         envs.reset()

@@ -193,8 +193,18 @@ class VecEnv(_VecEnv):  # type: ignore[misc]  # Stable-Baselines3 need not be in
         return all(self._envs.call("has_wrapper_attr", attr_name))
 
     def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
-        """Read an attribute of some envs."""
-        return list(self._envs.call_at(self._get_indices(indices), attr_name))
+        """Read an attribute of some envs.
+
+        Raises:
+            AttributeError: if they have none of that name, as Stable-Baselines3 asks for.
+            EnvError, WorkerDied, StepTimeout: as `AsyncVectorEnv.call`.
+        """
+        try:
+            return list(self._envs.call_at(self._get_indices(indices), attr_name))
+        except EnvError as error:
+            if all(isinstance(one.__cause__, AttributeError) for one in error.errors):
+                raise AttributeError(str(error)) from error
+            raise
 
     def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:
         """Set an attribute of some envs, on their outermost wrapper as `SubprocVecEnv` does."""

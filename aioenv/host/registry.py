@@ -9,7 +9,6 @@ pickles its entries once for all workers.)
 from __future__ import annotations
 
 import hashlib
-import re
 import warnings
 from functools import partial
 from typing import Any, NoReturn
@@ -43,6 +42,8 @@ def restore_registry(digest: bytes, pickled: bytes) -> None:
     """Register what differs here; an entry that does not unpickle fails only when it is used."""
     if digest in _digests:
         return
+    # by their own modules, when those are imported here
+    warnings.filterwarnings("ignore", r".*Overriding environment \S+ already in registry")
     known = _known or _entries()
     entries: dict[str, bytes] = load(pickled)
     for env_id, data in entries.items():
@@ -52,8 +53,6 @@ def restore_registry(digest: bytes, pickled: bytes) -> None:
             gymnasium.registry[env_id] = load(data)
         except WireError as exc:
             gymnasium.registry[env_id] = _broken(env_id, str(exc))
-        # by its own module, when that is imported here
-        warnings.filterwarnings("ignore", rf".*Overriding environment {re.escape(env_id)} already in registry")
 
 
 def _entries() -> dict[str, bytes]:

@@ -100,6 +100,8 @@ class SlotStates:
     def set_state(self, states: Sequence[dict[str, Any]], slots: Iterable[int] | None = None) -> None:
         """Set the whole states of slots, as `get_state` gave them, of whichever slots.
 
+        With AutoresetMode.DISABLED a slot whose episode was over goes on, as a single env does.
+
         Args:
             states: one for each slot.
             slots: which; None: all of them.
@@ -126,7 +128,7 @@ class SlotStates:
                 array[slot] = state["memory"][name]
             self._elapsed[slot], self._begun[slot] = state["elapsed"], state["begun"]
             self._seeds[slot], self._rngs[slot] = state["seed"], None
-            if state["over"]:
+            if state["over"] and self.autoreset_mode is not AutoresetMode.DISABLED:
                 over.add(slot)
             if state["rng"] is not None:
                 rng, _ = seeding.np_random(0)

@@ -19,6 +19,7 @@ __all__ = ["Stepping"]
 
 ALL = slice(None)
 _NONE = np.zeros(0, np.int64)
+_ONE = np.array(1)
 
 
 class Stepping(Task, VectorEnv[Any, Any, Any]):
@@ -178,7 +179,7 @@ class Stepping(Task, VectorEnv[Any, Any, Any]):
         if terminated is None:
             terminated = np.zeros(self.num_envs, np.bool_)
         elapsed = self._elapsed
-        elapsed += 1 if rest is None else ~rest
+        elapsed += _ONE if rest is None else ~rest
         if len(starts):
             elapsed[starts] = 0
         limit = self.max_episode_steps
@@ -187,17 +188,17 @@ class Stepping(Task, VectorEnv[Any, Any, Any]):
         if rest is not None:
             reward[rest] = 0.0
             terminated[rest] = truncated[rest] = False
+        first = 0 if rest is None else int(rest.argmin())  # of those that are stepped
         if len(starts):
             reward[starts] = 0.0
             terminated[starts] = False
-            first = 0 if rest is None else int(rest.argmin())
             info = merge_infos(columns, self._tell(starts, len(starts)), starts, self.num_envs, first)
         else:
             info = {}
         over = (terminated | truncated).nonzero()[0]
         self._over = over if rest is None else np.union1d(over, self._over[rest[self._over]])
         if len(over) and self.autoreset_mode is AutoresetMode.SAME_STEP:
-            info = self._begin_anew(over, obs, columns)
+            info = self._begin_anew(over, obs, columns, first)
         elif not len(starts):
             info = whole(columns, self._ones)
         if rest is not None:
@@ -213,7 +214,10 @@ class Stepping(Task, VectorEnv[Any, Any, Any]):
         live = self._ones.copy() if rest is None else ~rest
         live[starts] = False
         slots = live.nonzero()[0]
-        self._ctrl[slots] = actions[slots]
+        if rest is None:
+            self._ctrl[...] = actions  # a start has its controls set to zero
+        else:
+            self._ctrl[slots] = actions[slots]
         if len(starts):
             qpos, qvel = self._draw(starts)
             self.pool.start_and_step(starts, qpos, qvel, slots, self.frame_skip)
@@ -221,7 +225,7 @@ class Stepping(Task, VectorEnv[Any, Any, Any]):
         elif len(slots):
             self.pool.step(slots, nstep=self.frame_skip)
 
-    def _begin_anew(self, over: Slots, obs: Array, columns: dict[str, Array]) -> dict[str, Any]:
+    def _begin_anew(self, over: Slots, obs: Array, columns: dict[str, Array], first: int) -> dict[str, Any]:
         """Begin the next episodes in the step that has ended the last ones."""
         info = final_info(obs, columns, over, self.num_envs)
         self._finals = over, self.pool.get_states(over)
@@ -230,5 +234,5 @@ class Stepping(Task, VectorEnv[Any, Any, Any]):
         self._over = _NONE
         self.after_start(over)
         obs[over] = self._observe(over, len(over))
-        info.update(merge_infos(columns, self._tell(over, len(over)), over, self.num_envs))
+        info.update(merge_infos(columns, self._tell(over, len(over)), over, self.num_envs, first))
         return info

@@ -15,7 +15,7 @@ from aioenv.sync.gymnasium import AsyncVectorEnv
 from aioenv.sync.vector_env import VectorEnv, make_vec
 
 if TYPE_CHECKING:
-    from aioenv.sync.record import record as record
+    from aioenv.sync.recording import record as record
     from aioenv.sync.render_pool import RenderPool as RenderPool
 
 __all__ = ["AsyncVectorEnv", "RenderPool", "VectorEnv", "env_metadata", "evaluate", "make_vec", "record"]
@@ -24,7 +24,7 @@ __all__ = ["AsyncVectorEnv", "RenderPool", "VectorEnv", "env_metadata", "evaluat
 if not TYPE_CHECKING:  # else type checkers would take every name for one that is there
 
     def __getattr__(name: str) -> Any:
-        home = {"RenderPool": "aioenv.sync.render_pool", "record": "aioenv.sync.record"}.get(name)
+        home = {"RenderPool": "aioenv.sync.render_pool", "record": "aioenv.sync.recording"}.get(name)
         if home is None:
             raise AttributeError(f"module 'aioenv.sync' has no attribute {name!r}")
         try:

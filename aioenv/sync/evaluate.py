@@ -53,6 +53,11 @@ def evaluate(
 
     The policy, a plain function, runs on the caller's thread.
     """
+    if not (hasattr(envs, "_portal") and hasattr(envs, "episodes")):
+        raise TypeError(
+            f"evaluate: expected an aioenv.sync.VectorEnv, as aioenv.sync.make_vec gives it, got {envs!r}; for the "
+            "async API there is aioenv.evaluate"
+        )
     entropy, seeds = episode_seeds(episodes, seed)
     done: list[Episode] = []
     with counted(progress, len(seeds)) as count:

@@ -23,7 +23,7 @@ from aioenv.engine.slots import SlotState
 from aioenv.engine.solo.calls import SoloCalls
 from aioenv.engine.solo.flights import Flight
 from aioenv.engine.solo.held_interrupt import HeldInterrupt
-from aioenv.engine.solo.pieces import only, own
+from aioenv.engine.solo.pieces import only, own, own_info
 from aioenv.engine.solo.threads import TURN_S, Pace, yield_to_loop
 from aioenv.errors import EnvError, NoAsyncCallError, StepTimeout
 from aioenv.host.vector_access import refuse_some, reset_vector_env, take_observations
@@ -145,7 +145,7 @@ class Solo(SoloCalls):
                 self._column("reward", reward, _FLOAT64),
                 self._column("terminated", terminated, _BOOL),
                 self._column("truncated", truncated, _BOOL),
-                own(info) if info else {},
+                own_info(info) if info else {},
             )
             self.last.stepped(obs, terminated, truncated, some)
             return result if some is None else only(result, some)
@@ -169,7 +169,7 @@ class Solo(SoloCalls):
                 self._read_states(shot)
             if not self._fits(obs):
                 obs = self._fitted(obs)
-            return ResetResult(own(obs) if copy else obs, own(info) if info else {})
+            return ResetResult(own(obs) if copy else obs, own_info(info) if info else {})
         except BaseException as exc:
             return self._failure(exc)
 

@@ -14,7 +14,7 @@ from gymnasium.vector.utils import concatenate, create_empty_array, iterate
 from aioenv.batching.layout import Layout
 from aioenv.engine.results import StepResult
 
-__all__ = ["gather_infos", "gather_obs", "only", "own"]
+__all__ = ["gather_infos", "gather_obs", "only", "own", "own_info"]
 
 Rows = npt.NDArray[np.int64]
 
@@ -36,6 +36,15 @@ def own(value: Any) -> Any:
     return value
 
 
+def own_info(info: Any) -> Any:
+    """The same infos, likewise; where the env has let go of the dict too, arrays in it are looked at one by one."""
+    if type(info) is not dict or _holders(info) > _FREE:
+        return own(info)
+    for key in _not_free(info, _FREE_IN_DICT):
+        info[key] = own(info[key])
+    return info
+
+
 def _holders(value: Any) -> int:
     return sys.getrefcount(value)
 
@@ -54,7 +63,17 @@ def _fresh() -> tuple[Any, Any]:
     return np.empty(0), None
 
 
+def _not_free(values: dict[Any, Any], free: int) -> list[Any]:
+    """The keys of what is no array, or one that others refer to, or a view of another."""
+    return [
+        key
+        for key, value in values.items()
+        if not (type(value) is np.ndarray and sys.getrefcount(value) <= free and value.flags.owndata)
+    ]
+
+
 _FREE = _count_free()
+_FREE_IN_DICT = next(free for free in range(100) if not _not_free({"": np.empty(0)}, free))
 _NUMBERS = "biufc"
 
 

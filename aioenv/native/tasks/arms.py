@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from aioenv.native.arithmetic import norm, square_sum
+from aioenv.native.arithmetic import less, norm, side_by_side, square_sum
 from aioenv.native.mujoco_env import NativeMujocoEnv
 
 __all__ = ["Pusher", "Reacher"]
@@ -67,6 +67,8 @@ class Reacher(NativeMujocoEnv):
         self._reward_control_weight = reward_control_weight
         xpos = self.bind("xpos")
         self._fingertip, self._target = (xpos[:, self.model.body(name).id] for name in ("fingertip", "target"))
+        self._angles = self.qpos[:, :2]
+        self._goal_and_speeds = side_by_side(self.qpos[:, 2:], self.qvel[:, :2])
         self.set_observation_size(10)
 
     def draw_start(self, slots: npt.NDArray[np.int64]) -> tuple[Array, Array]:
@@ -79,16 +81,15 @@ class Reacher(NativeMujocoEnv):
 
     def observe(self, slots: Any) -> Array:
         """Angles, the goal, speeds, the way to the goal."""
-        qpos = self.qpos[slots]
-        angles = qpos[:, :2].copy()
+        angles = self._angles[slots].copy()
         way = self._fingertip[slots] - self._target[slots]
-        parts = (np.cos(angles), np.sin(angles), qpos[:, 2:], self.qvel[slots, :2], way[:, :2])
+        parts = (np.cos(angles), np.sin(angles), self._goal_and_speeds[slots], way[:, :2])
         return np.concatenate(parts, axis=1)
 
     def outcome(self, actions: Array, obs: Array) -> tuple[Array, Array | None, dict[str, Array]]:
         """Less the distance, less what the controls cost."""
-        distance = -norm(self._fingertip - self._target) * self._reward_dist_weight
-        control = -square_sum(actions) * self._reward_control_weight
+        distance = norm(self._fingertip - self._target) * less(self._reward_dist_weight)
+        control = square_sum(actions) * less(self._reward_control_weight)
         return distance + control, None, {"reward_dist": distance, "reward_ctrl": control}
 
 
@@ -132,8 +133,8 @@ class Pusher(NativeMujocoEnv):
 
     def outcome(self, actions: Array, obs: Array) -> tuple[Array, Array | None, dict[str, Array]]:
         """Less the distances of arm and object and of object and goal, less what the controls cost."""
-        near = -norm(self._object - self._tip) * self._reward_near_weight
-        distance = -norm(self._object - self._goal) * self._reward_dist_weight
-        control = -square_sum(actions) * self._reward_control_weight
+        near = norm(self._object - self._tip) * less(self._reward_near_weight)
+        distance = norm(self._object - self._goal) * less(self._reward_dist_weight)
+        control = square_sum(actions) * less(self._reward_control_weight)
         info = {"reward_dist": distance, "reward_ctrl": control, "reward_near": near}
         return distance + control + near, None, info

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from aioenv.native.arithmetic import square_sum
+from aioenv.native.arithmetic import clamp, less, side_by_side, square_sum
 from aioenv.native.tasks.noisy_start import NoisyStart
 
 __all__ = ["HalfCheetah", "Hopper", "Swimmer", "Walker2d"]
@@ -42,7 +42,7 @@ class _Runner(NoisyStart):
         self._forward_reward_weight = forward_reward_weight
         self._ctrl_cost_weight = ctrl_cost_weight
         self._skip = self._skipped if exclude_current_positions_from_observation else 0
-        self._seen = self.qpos[:, self._skip :]
+        self._seen = side_by_side(self.qpos[:, self._skip :], self.qvel)
         self._x = self.qpos[:, 0]
         self.set_observation_size(self.model.nq + self.model.nv - self._skip)
         self._x_before = np.zeros(self.num_envs)
@@ -53,10 +53,10 @@ class _Runner(NoisyStart):
 
     def observe(self, slots: Any) -> Array:
         """Positions, velocities."""
-        if self._speed_limit is None:
-            return np.concatenate((self._seen[slots], self.qvel[slots]), axis=1)
-        limit = self._speed_limit
-        return np.concatenate((self._seen[slots], np.clip(self.qvel[slots], -limit, limit)), axis=1)
+        obs: Array = self._seen[slots].copy()
+        if self._speed_limit is not None:
+            clamp(obs[:, -self.model.nv :], self._speed_limit)
+        return obs
 
 
 class HalfCheetah(_Runner):
@@ -79,9 +79,9 @@ class HalfCheetah(_Runner):
         x = self._x.copy()
         x_velocity = (x - self._x_before) / self.dt
         forward = self._forward_reward_weight * x_velocity
-        cost = self._ctrl_cost_weight * square_sum(actions)
-        info = {"x_position": x, "x_velocity": x_velocity, "reward_forward": forward, "reward_ctrl": -cost}
-        return forward - cost, None, info
+        control = square_sum(actions) * less(self._ctrl_cost_weight)
+        info = {"x_position": x, "x_velocity": x_velocity, "reward_forward": forward, "reward_ctrl": control}
+        return forward + control, None, info
 
     def start_info(self, slots: Any) -> dict[str, Array]:
         """Where it begins."""

@@ -13,6 +13,7 @@ from aioenv.loops.record import Recording
 from aioenv.rendering.config import RenderConfig
 from aioenv.sync.portal import Portal
 from aioenv.sync.vector_env import VectorEnv
+from aioenv.vector_env import AsyncVectorEnv
 
 __all__ = ["record"]
 
@@ -38,7 +39,13 @@ def record(
         out: the mp4 file.
         steps, policy, num_envs, grid, render, fps, seed, progress: as for `aioenv.record`.
         **kwargs: more arguments of `aioenv.make_vec`.
+
+    Raises:
+        TypeError: if `env` is a vector env of the async API.
+        ValueError, ImportError, RenderError, OSError, SlotError: as `aioenv.record`.
     """
+    if isinstance(env, AsyncVectorEnv):
+        raise TypeError(f"record: expected a vector env of aioenv.sync, got {env!r}; for that there is aioenv.record")
     portal = env._portal if isinstance(env, VectorEnv) else Portal()
     try:
         return portal.call(
