@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 import random
 import signal
+import tempfile
 from typing import Any
 
 import numpy as np
 from fuzz_kit import Config
+from fuzz_others import policy
 from fuzz_requests import LIMIT_S
 from gymnasium.vector import AutoresetMode
 
 from aioenv.errors import (
+    ClosedError,
     EnvError,
     NoAsyncCallError,
     PausedError,
@@ -42,19 +46,31 @@ class Chaos:
         self.rng = random.Random(seed)
         self.config = Config(self.rng, kind)
         self.n = self.config.num_envs
+        if kind == "workers" and self.rng.random() < 0.3:  # steps are late now and then
+            late = ["raise", "restart"] if self.config.restart == "resume" else ["raise"]
+            self.config.kwargs |= {"timeout_s": 0.05, "on_timeout": self.rng.choice(late)}
         self.log = [f"seed={seed} {self.config}"]
         self.ops = 0
         # how many operations each env had done, in each result that was given of it
         self._seen: list[set[int]] = [set() for _ in range(self.n)]
 
-    async def run(self, operations: int, tasks: int = 3) -> None:
-        """Do so many, in each of so many tasks."""
+    async def run(self, operations: int, tasks: int = 3, *, closes: bool = False) -> None:
+        """Do so many, in each of so many tasks; or, if another `closes` all at some time, as many as there can be."""
         self.envs = await self.config.make()
         try:
             await self.envs.reset(seed=0)
             async with asyncio.timeout(3 * LIMIT_S):
-                await asyncio.gather(*(self._task(operations) for _ in range(tasks)))
-                await self._epilogue()
+                running = [asyncio.ensure_future(self._task(operations)) for _ in range(tasks)]
+                if closes:
+                    await asyncio.sleep(self.rng.random() * 0.3)
+                    await self.envs.close()
+                    ends = await asyncio.gather(*running, return_exceptions=True)
+                    for end in ends:
+                        if isinstance(end, BaseException) and not isinstance(end, ClosedError):
+                            raise end
+                else:
+                    await asyncio.gather(*running)
+                    await self._epilogue()
         except BaseException as exc:
             exc.add_note("\n".join(self.log))
             raise
@@ -70,9 +86,11 @@ class Chaos:
     async def _one(self) -> None:
         rng = self.rng
         names = ["step"] * 5 + ["step_at"] * 3 + ["reset", "reset_at"] + ["send"] * 2 + ["recv"] * 3
+        names += ["rollout", "episodes", "trace"]
         name = rng.choice([rng.choice(names)] * 4 + ["call", "get_state", "pause", "resume", "kill"])
         task = asyncio.ensure_future(self._do(name, rng.randrange(self.n)))
-        if rng.random() < 0.3:
+        cancels = rng.random() < 0.3
+        if cancels:
             for _ in range(rng.randint(0, 10)):
                 await asyncio.sleep(0)
             task.cancel()
@@ -80,9 +98,10 @@ class Chaos:
             await task
             how = "ok"
         except asyncio.CancelledError:
+            assert cancels, f"{name}: nobody has cancelled it"
             how = "cancelled"
         except WorkerDied as exc:
-            assert self.config.restart, "nobody was killed"
+            assert self.config.restart, f"nobody was killed: {exc!r}"
             how = repr(exc)[:80]
         except DOCUMENTED as exc:
             how = repr(exc)[:80]
@@ -120,6 +139,23 @@ class Chaos:
                 await envs.call_at(slot, "peek")
             case "get_state":
                 await envs.get_state([slot])
+            case "rollout":
+                rollout = await envs.rollout(policy, rng.randint(1, 4), rng.randint(1, 3))
+                seen = np.concatenate([rollout.obs["count"][:, :, 1], rollout.last_obs["count"][None, :, 1]])
+                for i, counts in enumerate(seen.T.tolist()):
+                    for before, after in itertools.pairwise(counts):
+                        if before != after:  # else it is paused
+                            self._count(i, after)
+            case "episodes" if self.config.some:
+                async with contextlib.aclosing(envs.episodes(policy, rng.randint(1, 4), seed=0)) as running:
+                    async for _ in running:
+                        if rng.random() < 0.3:
+                            break
+            case "trace" if self.config.kind == "workers":
+                with tempfile.TemporaryDirectory() as directory, contextlib.suppress(RuntimeError):  # there is one
+                    with envs.trace(f"{directory}/run.json"):
+                        for _ in range(rng.randint(0, 30)):
+                            await asyncio.sleep(0)
             case "pause" if self.config.some:
                 envs.pause(slot)
             case "resume":
@@ -144,9 +180,10 @@ class Chaos:
         """All is in order afterwards."""
         self.envs.resume()
         while self.envs.outstanding:
-            with contextlib.suppress(EnvError):
+            with contextlib.suppress(EnvError, StepTimeout):
                 await self.envs.recv(self.n)
-        before = (await self.envs.reset(seed=0)).obs["count"][:, 1]
-        after = (await self.envs.step(np.zeros(self.n, int))).obs["count"][:, 1]
+        limit = {"timeout_s": LIMIT_S} if self.config.kind == "workers" else {}
+        before = (await self.envs.reset(seed=0, **limit)).obs["count"][:, 1]
+        after = (await self.envs.step(np.zeros(self.n, int), **limit)).obs["count"][:, 1]
         twice = self.config.mode is AutoresetMode.SAME_STEP
         assert all(1 <= steps <= 1 + twice for steps in (after - before).tolist()), f"{before} {after}"

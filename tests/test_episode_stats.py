@@ -300,3 +300,25 @@ def test_the_page_runs(capsys):
     assert said == [line.split()[0] for line in table.splitlines()]
     exec(second, names)
     assert [event.name for event in names["stats"].events] == ["reward_ctrl", "distance", "x_velocity"]
+
+
+def test_an_event_that_leads_to_a_dict_has_no_values():
+    class Nested(gym.Env):
+        observation_space = gym.spaces.Box(0, 1, (1,))
+        action_space = gym.spaces.Discrete(2)
+
+        def reset(self, *, seed=None, options=None):
+            return np.zeros(1, np.float32), {}
+
+        def step(self, action):
+            return np.zeros(1, np.float32), 1.0, True, False, {"more": {"x": 2.0}}
+
+    async def run():
+        stats = aioenv.EpisodeStats([aioenv.EpisodeEvent("more"), aioenv.EpisodeEvent(("more", "x"))])
+        async with aioenv.AsyncVectorEnv([Nested], episode_stats=stats) as envs:
+            await envs.reset()
+            await envs.step([0])
+        epoch = stats.epoch()
+        assert epoch["more.x/mean"] == 2 and epoch["more/mean"] == 0
+
+    aioenv.run(run())

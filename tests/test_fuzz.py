@@ -46,12 +46,18 @@ def test_random_operations_of_several_tasks(kind):
     asyncio.run(Chaos(0, kind).run(25))
 
 
+@pytest.mark.parametrize("kind", ["workers", "solo"])
+def test_closed_in_the_middle_of_random_operations(kind):
+    for seed in range(3):
+        asyncio.run(Chaos(seed, kind).run(1000, closes=True))
+
+
 @pytest.mark.stress
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("kind", ["workers", "solo", "vectors"])
 def test_many_random_operations_of_several_tasks(kind):
     for seed in range(1, 200):
-        asyncio.run(Chaos(seed, kind).run(25))
+        asyncio.run(Chaos(seed, kind).run(25, closes=seed % 4 == 0))
 
 
 @pytest.mark.stress

@@ -278,3 +278,58 @@ async def test_a_failed_slot_whose_worker_dies_goes_on_with_its_generator():
 @pytest.mark.asyncio
 async def test_a_failed_slot_whose_worker_dies_is_seeded_like_the_others():
     assert await fail_and_die(False, True) == await fail_and_die(False, True)
+
+
+@pytest.mark.asyncio
+async def test_a_rollout_times_out_after_a_slot_has_failed(tmp_path):
+    """Slot 0, of the first group, raises; slot 1, of the second, then waits at a gate."""
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+
+    class Gated(Chain):
+        def step(self, action):
+            if action == SLOW:
+                with open(gate) as file:
+                    file.read()
+            return super().step(action)
+
+    async with aioenv.AsyncVectorEnv([Gated] * 2, num_workers=1, timeout_s=0.2) as envs:
+        await envs.reset(seed=0)
+        with pytest.raises(aioenv.StepTimeout) as caught:
+            await envs.rollout(lambda obs, slots: np.array([[RAISE, SLOW][slots[0]]]), 2)
+        assert caught.value.partial.reward.shape == (1, 2) and not caught.value.partial.valid.any()
+        os.close(os.open(gate, os.O_WRONLY))
+        with pytest.raises(aioenv.EnvError, match=r"slots \[0\] have failed"):
+            await envs.step([0, 0])
+
+
+@pytest.mark.asyncio
+async def test_what_a_cancelled_rollout_has_only_looked_at_is_no_result():
+    for make in (lambda: aioenv.AsyncVectorEnv([Chain] * 2), lambda: native(2, run_in="thread")):
+        async with make() as envs:
+            await envs.reset(seed=0)
+            rollout = asyncio.create_task(envs.rollout(lambda obs: [0, 0], 2, 1))
+            while not envs.outstanding:
+                await asyncio.sleep(0)
+            rollout.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await rollout
+            if envs.outstanding:  # it may have come already
+                assert len((await envs.recv(2)).slots) == 0
+            assert not envs.outstanding
+            assert (await envs.step([0, 0])).obs["count"][:, 1].tolist() == [2, 2]
+
+
+@pytest.mark.asyncio
+async def test_a_slot_is_paused_while_a_rollout_begins():
+    """The rollout steps it all the same, and tells what it was like in the end, not in the beginning."""
+    for make in (lambda: aioenv.AsyncVectorEnv([Chain] * 2), lambda: native(2, run_in="thread")):
+        async with make() as envs:
+            await envs.reset(seed=0)
+            rolling = asyncio.create_task(envs.rollout(lambda obs: [0, 0], 2, 1))
+            while not envs.outstanding:
+                await asyncio.sleep(0)
+            envs.pause(0)
+            rollout = await rolling
+            assert rollout.obs["count"][:, :, 1].tolist() == [[1, 1], [2, 2]]
+            assert rollout.last_obs["count"][:, 1].tolist() == [3, 3]

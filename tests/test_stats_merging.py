@@ -209,3 +209,86 @@ def test_a_restarted_worker_of_copies_knows_what_the_others_do():
     for moments in known:
         assert all(map(same, moments, here))
     assert here[0].count > 30
+
+
+class Told(Mortal):
+    """Action 1 waits at a gate; action 2 kills its process, once, as long as a file is there."""
+
+    def step(self, action):
+        if action == 1:
+            with open(self.path / "gate") as gate:
+                gate.read()
+        if action == 2 and (self.path / "kill").exists():
+            (self.path / "kill").unlink()
+            os.kill(os.getpid(), signal.SIGKILL)
+        self.t = -1  # it does not die by itself
+        return super().step(action)
+
+
+def resumed(play, path, num_workers):
+    """The moments of two slots' observations after `play` with deaths in it, and after `play` without."""
+
+    async def run(kill):
+        with SharedRunningStats(SHAPE, 2) as seen:
+            makes = [lambda slot=slot: NormalizeObservation(Told(path), seen.at(slot)) for slot in range(2)]
+            policy = aioenv.RestartPolicy(resume=True)
+            async with aioenv.AsyncVectorEnv(makes, num_workers=num_workers, restart=policy) as envs:
+                await steps(envs, 2)
+                await play(envs, kill)
+                await envs.step([0, 0])
+        return seen.moments
+
+    return [aioenv.run(run(kill)) for kill in (True, False)]
+
+
+def test_what_a_slot_has_replied_counts_though_its_worker_dies_before_the_merge(tmp_path):
+    """Slot 1 is still in the step when the worker of slot 0, which is done with it, dies."""
+    os.mkfifo(tmp_path / "gate")
+
+    async def play(envs, kill):
+        step = asyncio.ensure_future(envs.step([0, 1]))
+        while not envs.outstanding or envs.workers[0].state != "ready":
+            await asyncio.sleep(0)
+        if kill:
+            os.kill(envs.workers[0].pid, signal.SIGKILL)
+            while envs.workers[0].state == "ready":
+                await asyncio.sleep(0)
+            await envs._running.restarter.settled(envs._started.members[0].worker)
+        os.close(os.open(tmp_path / "gate", os.O_WRONLY))
+        await step
+
+    disturbed, quiet = resumed(play, tmp_path, 2)
+    assert disturbed.count == 2 * 5 and same(disturbed, quiet)
+
+
+def test_what_was_seen_in_a_step_that_was_dropped_counts_once(tmp_path):
+    """Slot 0 has seen the step after it, too, in which slot 1 dies with it."""
+
+    async def play(envs, kill):
+        step = asyncio.ensure_future(envs.step([0, 0]))
+        while not envs.outstanding:
+            await asyncio.sleep(0)
+        step.cancel()
+        await asyncio.wait([step])
+        if kill:
+            (tmp_path / "kill").touch()
+        await envs.step([0, 2])
+
+    disturbed, quiet = resumed(play, tmp_path, 1)
+    assert disturbed.count == 2 * 6 and same(disturbed, quiet)
+
+
+def test_statistics_of_some_envs_alone_do_not_keep_a_worker_from_coming_back(tmp_path):
+    async def run():
+        with SharedRunningStats(SHAPE, 1) as seen:
+            makes = [lambda: NormalizeObservation(Told(tmp_path), seen.at(0)), lambda: Told(tmp_path)]
+            policy = aioenv.RestartPolicy(resume=True)
+            async with aioenv.AsyncVectorEnv(
+                makes, num_workers=1, restart=policy, observation_mode="different"
+            ) as envs:
+                await envs.reset(seed=0)
+                os.kill(envs.workers[0].pid, signal.SIGKILL)
+                await envs.step([0, 0])
+                assert seen.count == 2
+
+    aioenv.run(run())

@@ -191,3 +191,80 @@ def test_close_gives_envs_the_time_that_it_is_told_to(close, returncode):
     worker = envs._envs._started.members[0].worker
     envs.close(**close)
     assert worker.returncode == returncode
+
+
+def rollouts(envs, policy):
+    return envs.rollout(policy, 3)
+
+
+def episodes(envs, policy):
+    return [*envs.episodes(policy, 2)]
+
+
+@pytest.mark.parametrize("run", [rollouts, episodes])
+def test_a_policy_that_closes_ends_what_asked_it(run):
+    envs = sync.VectorEnv([FaultyEnv] * 2)
+    envs.reset()
+
+    def policy(obs):
+        envs.close()
+        return np.zeros(len(obs), np.int64)
+
+    with pytest.raises(aioenv.ClosedError):
+        run(envs, policy)
+
+
+@pytest.mark.parametrize("run", [rollouts, episodes])
+def test_closed_by_another_thread_while_a_policy_thinks(run):
+    envs = sync.VectorEnv([FaultyEnv] * 2)
+    envs.reset()
+    asked, closed, raised = threading.Event(), threading.Event(), []
+
+    def policy(obs):
+        asked.set()
+        closed.wait()
+        return np.zeros(len(obs), np.int64)
+
+    def work():
+        try:
+            run(envs, policy)
+        except BaseException as exc:
+            raised.append(exc)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    asked.wait()
+    envs.close()
+    closed.set()
+    thread.join()
+    assert isinstance(raised[0], aioenv.ClosedError)
+
+
+def test_what_a_portal_has_not_done_when_it_is_closed_is_refused():
+    """Whether it had begun, or came too late to be heard."""
+    portal = Portal()
+    begun, raised = threading.Event(), []
+
+    async def wait_for_ever():
+        begun.set()
+        await asyncio.Event().wait()
+
+    def work():
+        try:
+            portal.call(wait_for_ever)
+        except BaseException as exc:
+            raised.append(exc)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    begun.wait()
+    late = portal._prepare(wait_for_ever, (), {})
+    portal.close()
+    thread.join()
+    late.post()
+    assert late.wait(10)
+    with pytest.raises(aioenv.ClosedError):
+        late.result()
+    assert isinstance(raised[0], aioenv.ClosedError)
+    with pytest.raises(aioenv.ClosedError):
+        portal.post(print)

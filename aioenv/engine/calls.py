@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from aioenv.engine.fleet import Member
 from aioenv.engine.solo.calls import SoloCalls
-from aioenv.errors import SlotError, WireError
+from aioenv.errors import ClosedError, SlotError, WireError
 from aioenv.wire.frames import Frame, Kind
 from aioenv.wire.messages import Call, dump_code, load
 
@@ -170,8 +170,9 @@ async def for_each(
         if mine:
             shares.append((member, mine))
     if schedule.restarter is not None:
-        for member, _ in shares:
-            await schedule.restarter.settled(member.worker)
+        await schedule.patience.settle(what, [member for member, _ in shares])
+        schedule.check_open()
+        schedule.table.check_call(numbers, what)  # others may have sent something meanwhile
     # all is sent before anything is awaited: a cancellation finds the call made in every env, or in none
     try:
         calls = [dump_code(Call(method, ([s - m.start for s in mine], *arguments(mine)), {})) for m, mine in shares]
@@ -179,6 +180,8 @@ async def for_each(
         raise TypeError(f"{what}: expected what can be pickled, got {type(exc).__name__}: {exc}") from exc
     asked = [_ask(member, call) for (member, _), call in zip(shares, calls, strict=True)]
     replies = await schedule.patience.gather(what, asked)
+    if schedule.closing and (deaths := [reply for reply in replies if isinstance(reply, SlotError)]):
+        raise ClosedError(f"{what}: the vector env was closed while this was in flight") from deaths[0]
     results: dict[int, Any] = {}
     errors: list[SlotError] = []
     for (member, mine), reply in zip(shares, replies, strict=True):

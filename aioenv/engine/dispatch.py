@@ -209,6 +209,8 @@ class Dispatch:
                 self._images.draw(exchange.images, part.slots, exchange.batch.state[part.start : part.stop])
         if self.episodes is not None:
             self.episodes.note(exchange, part)
+        if self.merger is not None and isinstance(outcome, Frame) and part.sent is not None:
+            self.merger.note(part.sent.slots)
         if self.history is not None and isinstance(outcome, Frame):
             self.history.note(exchange, part)
         if self._painter is not None and isinstance(outcome, Frame) and outcome.kind is not Kind.FAILURE:

@@ -137,7 +137,7 @@ class EpisodeWatch:
             for number, event in enumerate(self.stats.events):
                 for index, column in enumerate(columns.schema.columns):
                     final = self._same_step and column.path == ("final_info", *event.path)
-                    if not final and column.path != event.path:
+                    if column.is_dict or (not final and column.path != event.path):
                         continue
                     for row, value in zip(rows.tolist(), columns.values[index], strict=True):
                         # at the end of an episode what is not in the final info is of the next one's reset

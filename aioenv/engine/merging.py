@@ -6,6 +6,9 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from aioenv.engine.fleet import Fleet
 from aioenv.engine.patience import Patience
 from aioenv.workers.supervisor import Worker
@@ -35,11 +38,11 @@ class Merger:
         self._shared = [stats for stats in merged if stats.shared]
         self._copied = {stats.key: stats for stats in merged if not stats.shared}
         self._exchanging: asyncio.Task[None] | None = None
-        self._up_to_date = True  # nobody has seen anything since the last merge but in what is in flight
+        self._replied: set[int] = set()  # slots that have, since the last merge: what they saw for it they see no more
 
-    def skip(self) -> None:
-        """Results are handed out, and nothing is merged: something else is in flight."""
-        self._up_to_date = False
+    def note(self, slots: npt.NDArray[np.int64]) -> None:
+        """What was asked of these slots is done."""
+        self._replied.update(slots.tolist())
 
     async def merge(self) -> None:
         """Merge. If this is cancelled, the next one ends first what it has begun.
@@ -51,12 +54,12 @@ class Merger:
         for stats in self._shared:
             if not stats.closed:
                 stats.merge()
+        self._replied.clear()
         if not all(stats.closed for stats in self._copied.values()):
             if self._exchanging is not None and not self._exchanging.done():
                 await asyncio.wait([self._exchanging])  # a merge was cancelled: what it fetched must not be lost
             self._exchanging = asyncio.ensure_future(self._exchange())
             await asyncio.shield(self._exchanging)
-        self._up_to_date = True
 
     async def _exchange(self) -> None:
         workers = [member.worker for member in self._fleet.members]
@@ -88,17 +91,13 @@ class Merger:
         Args:
             worker: which.
             resumed: whether its slots go on where they were: then what they saw in a step that was not completed does
-                not count, since they will see it again. (If other steps were in flight since the last merge, what
-                was seen in which is not known, and all of it stays.)
+                not count, since they will see it again. (Of a slot that has replied since the last merge nobody knows
+                what it saw in which step, and all of it stays.)
         """
-        if resumed and self._up_to_date:
+        if resumed:
+            again = [slot for slot in worker.slots if slot not in self._replied]
             for stats in self._shared:
                 if not stats.closed:
-                    stats.forget(worker.slots)
+                    stats.forget(again)
         if self._copied:
             await worker.call("load_stats", self._states())
-
-    def close(self) -> None:
-        """The workers are about to be closed."""
-        if self._exchanging is not None:
-            self._exchanging.cancel()

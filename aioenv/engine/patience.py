@@ -74,7 +74,8 @@ class Patience:
         """Wait for all replies of an exchange.
 
         Args:
-            exchange: if this is cancelled, its future is too, unless `shielded`.
+            exchange: if this is cancelled, its future is too, unless `shielded`: then it is not what the caller asked
+                for, and no part of it is told.
             timeout_s: instead of the one for all waits.
 
         Raises:
@@ -84,7 +85,7 @@ class Patience:
         if timeout_s is None:
             await (asyncio.shield(exchange.done) if shielded else exchange.done)
         else:
-            await self._wait(partial(asyncio.shield, exchange.done), timeout_s, exchange)
+            await self._wait(partial(asyncio.shield, exchange.done), timeout_s, exchange, told=not shielded)
 
     async def wait(self, begin: Callable[[], Awaitable[object]]) -> None:
         """Wait for what `begin` gives; it is called again after workers were killed. Raises as `wait_for`."""
@@ -132,6 +133,23 @@ class Patience:
         """How many render workers were killed for being late."""
         return sum(pool.replaced for pool in self.pools)
 
+    async def settle(self, what: str, members: Sequence[Member]) -> None:
+        """Wait for those of these workers that are being started again, so that they can be called.
+
+        Raises:
+            StepTimeout: if that takes too long, and that is the policy.
+        """
+        if self._restarter is None or not any(map(self._restarts, members)):
+            return
+        try:
+            async with asyncio.timeout(self._timeout_s if self._on_timeout == "raise" else None):
+                for member in members:
+                    await self._restarter.settled(member.worker)
+        except TimeoutError:
+            slots, running, who = self._describe([member for member in members if self._restarts(member)])
+            message = f"{what}: no reply from {who} within timeout_s={self._timeout_s}; nothing was sent"
+            raise StepTimeout(message, slots=slots, running=running) from None
+
     async def gather(self, what: str, replies: Sequence[asyncio.Future[Any]]) -> list[Any]:
         """Wait for the replies to a call: each reply, or its exception. Workers that owe one are never killed.
 
@@ -155,7 +173,9 @@ class Patience:
             await self._ask_where(late, self._timeout_s, error)
             raise error from None
 
-    async def _wait(self, begin: Callable[[], Awaitable[object]], timeout_s: float, exchange: Exchange | None) -> None:
+    async def _wait(
+        self, begin: Callable[[], Awaitable[object]], timeout_s: float, exchange: Exchange | None, *, told: bool = False
+    ) -> None:
         nobody, killed, come = False, self._killed, False
         while True:
             try:
@@ -165,20 +185,19 @@ class Patience:
             except TimeoutError:
                 for _ in range(_TURNS):
                     await asyncio.sleep(0)
-                late = self._late()
+                late = self._late(exchange)
                 if not late and not come and not any(pool.owing for pool in self.pools):
                     come = True  # all is there: it was the loop that stood still
                     continue
                 # twice: the last reply may have come just now
                 if self._on_timeout == "raise" or (nobody and not late):
-                    error = self._timed_out(late, timeout_s, exchange)
+                    error = self._timed_out(late, timeout_s, exchange if told else None)
                     await self._ask_where(late, timeout_s, error)
                     raise error from None
                 nobody, killed = not late and self._draws_on(killed), self._killed
                 await self._ask_where(late, timeout_s)  # it is in what they have printed then
-                for member in late:
-                    # that has a limit of its own; or its reply has come while it was asked
-                    if self._restarts(member) or not member.worker.busy:
+                for member in self._late(exchange):  # not if its reply has come while it was asked
+                    if member not in late or self._restarts(member):  # which has a limit of its own
                         continue
                     if self._on_timeout == "kill" and self._restarter is not None:
                         self._restarter.forsake(member.worker)
@@ -198,9 +217,12 @@ class Patience:
     def _restarts(self, member: Member) -> bool:
         return self._restarter is not None and self._restarter.restarts(member.worker)
 
-    def _late(self) -> list[Member]:
-        """Those that owe a reply, or can't give one yet."""
-        return [member for member in self._fleet.members if member.worker.busy or self._restarts(member)]
+    def _late(self, exchange: Exchange | None = None) -> list[Member]:
+        """Those that owe a reply, to an exchange if it is one that is waited for, or can't give one yet."""
+        members = self._fleet.members
+        if exchange is not None:
+            members = [part.member for part in exchange.parts if not part.arrived]
+        return [member for member in members if member.worker.busy or self._restarts(member)]
 
     def _timed_out(self, late: list[Member], timeout_s: float, exchange: Exchange | None) -> StepTimeout:
         slots, running, who = self._describe(late)

@@ -28,7 +28,7 @@ from aioenv.engine.results import ResetResult, SlotStep, StepResult
 from aioenv.engine.slots import SlotState, SlotTable
 from aioenv.engine.some_slots import Seeds, SomeSlots
 from aioenv.engine.tails import reset_tail, step_tail
-from aioenv.errors import ClosedError, SlotError, StaleViewWarning
+from aioenv.errors import SlotError, StaleViewWarning
 from aioenv.machine import usable_cpus
 from aioenv.wire.frames import Kind
 from aioenv.workers.restart import RestartPolicy
@@ -135,7 +135,7 @@ class Schedule(SomeSlots):
         if given or objects:
             tails = [self._tail_of(member, objects, actions if given else None) for member in self.fleet.members]
         if self._abandoned:
-            await self.drain()
+            await self.drain(timeout_s)
         self.table.check_send(slice(None), "step", reset=False)
         exchange = self._whole(stepped=True)
         shared = self.dispatch.shared_actions
@@ -163,7 +163,7 @@ class Schedule(SomeSlots):
         """Reset all slots, or those of a mask; the others keep their last observations."""
         seeds = self.fleet.seeds(seed, self._all_slots, anew=mask is None)
         if self._abandoned:
-            await self.drain()
+            await self.drain(timeout_s)
         slots = self._all_slots if mask is None else np.flatnonzero(mask)
         self.table.check_send(slice(None), "reset", reset=True)
         requests = []
@@ -220,8 +220,7 @@ class Schedule(SomeSlots):
         except BaseException:
             self.abandon(exchange)
             raise
-        if self.closing:
-            raise ClosedError("the vector env was closed while this was in flight")
+        self.check_open()
         value = result(exchange)
         exchange.idle = True
         if errors := exchange.errors():
@@ -268,8 +267,6 @@ class Schedule(SomeSlots):
     def close(self) -> None:
         """The workers are about to be closed: whoever waits gets a ClosedError when they are gone."""
         self.closing = True
-        if self.merger is not None:
-            self.merger.close()
 
     def free(self) -> None:
         """The workers are gone: let go of the memory that they wrote into."""
@@ -294,11 +291,20 @@ class Schedule(SomeSlots):
             if part.arrived:
                 self._offer(exchange, part)
 
-    async def drain(self) -> None:
-        """Wait for the replies of abandoned exchanges, then drop what nobody took of them."""
+    async def drain(self, timeout_s: float | None = None) -> None:
+        """Wait for the replies of abandoned exchanges, then drop what nobody took of them.
+
+        Args:
+            timeout_s: instead of the one for all waits.
+
+        Raises:
+            StepTimeout: if they don't come in time, and that is the policy.
+            ClosedError: if the vector env was closed meanwhile.
+        """
         # looked up anew each time: other tasks take and abandon some meanwhile
         while (exchange := next((one for one in self._abandoned if one.open), None)) is not None:
-            await self.patience.wait_for(exchange, shielded=True)
+            await self.patience.wait_for(exchange, timeout_s, shielded=True)
+        self.check_open()
         abandoned, self._abandoned = self._abandoned, []
         for exchange in abandoned:
             exchange.idle = True
@@ -326,3 +332,5 @@ class Schedule(SomeSlots):
                 "slots %s; recv() would have taken it",
                 sorted(ended),
             )
+        if abandoned and self.merger is not None:  # what was seen in what is dropped was seen all the same
+            await self._merge(self.merger, 0)

@@ -135,7 +135,13 @@ class SomeSlots:
                     raise
         if self.merger is not None:
             await self._merge(self.merger, 0)
+        self.check_open()
         return self._take(max_slots)
+
+    def check_open(self) -> None:
+        """Raise a ClosedError if the vector env was closed while somebody waited."""
+        if self.closing:
+            raise ClosedError("the vector env was closed while this was in flight")
 
     @property
     def outstanding(self) -> bool:
@@ -168,6 +174,9 @@ class SomeSlots:
         return ready
 
     def _offer(self, exchange: Exchange, part: Part) -> None:
+        if exchange.looks:
+            self.free_slots(part.slots)
+            return
         part.untaken = list(range(len(part.slots)))
         self._ready.append((exchange, part))
         self.table.move(part.slots, SlotState.READY)
@@ -182,9 +191,7 @@ class SomeSlots:
 
     async def _merge(self, merger: Merger, slots: int) -> None:
         """Merge what the envs have seen, if nothing else is in flight than so many slots, whose replies are in."""
-        if self.table.count(SlotState.IN_FLIGHT) > slots:
-            merger.skip()
-        else:
+        if self.table.count(SlotState.IN_FLIGHT) <= slots and not self.closing:
             await merger.merge()
 
     def note_reset(self, slots: Slots, seeds: Mapping[int, int | None]) -> None:

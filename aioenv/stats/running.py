@@ -222,8 +222,8 @@ class SharedRunningStats:
                 self._table.slots[slot].write(seen, self._table.whole.epoch)
 
     def forget(self, slots: Iterable[int]) -> None:
-        """Drop what these slots have seen since the last merge."""
-        self.put(dict.fromkeys(slots, self._nothing))
+        """Drop what these slots have seen since the last merge, as far as there are such slots."""
+        self.put({slot: self._nothing for slot in slots if slot < self.num_slots})
 
     def take(self) -> dict[int, Moments]:
         """What slots have seen since the last merge, which they then have no more."""

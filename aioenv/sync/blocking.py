@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import weakref
 from typing import Any, Self
 
+from aioenv.errors import ClosedError
 from aioenv.sync.portal import Portal
 from aioenv.workers.startable import Startable
 
@@ -46,7 +48,8 @@ class Blocking:
             **how: as the `close` of what runs there.
         """
         if not self._portal.is_copy:
-            self._portal.call(self._inner.close, **how)
+            with contextlib.suppress(ClosedError):  # another thread has done it meanwhile
+                self._portal.call(self._inner.close, **how)
         self._portal.close()
 
     def _forget(self) -> None:

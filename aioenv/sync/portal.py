@@ -14,6 +14,8 @@ from aioenv.make import new_event_loop
 
 __all__ = ["LOOK_S", "Call", "Portal", "Postponed"]
 
+_CLOSED = "the vector env or pool was closed: it can't be used any more, make another one"
+
 T = TypeVar("T")
 
 
@@ -35,9 +37,14 @@ class Portal:
         self._thread.start()
 
     def _run(self) -> None:
-        # the runner also ends what is left on the loop, and closes it, on this thread
-        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
-            runner.run(self._serve())
+        try:
+            # the runner also ends what is left on the loop, and closes it, on this thread
+            with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+                runner.run(self._serve())
+        finally:
+            self._closed = True  # since when nobody adds any; who closes it may hold the lock, and wait for this thread
+            for call in [*self._calls]:  # what other threads have sent came too late: they must not wait for it
+                call.end_unheard()
 
     async def _serve(self) -> None:
         await self._stop.wait()
@@ -106,7 +113,7 @@ class Portal:
                 "ever. On a loop, use the async API (aioenv.AsyncVectorEnv)"
             )
         if self._closed:
-            raise ClosedError("the vector env or pool was closed: it can't be used any more, make another one")
+            raise ClosedError(_CLOSED)
         if self.is_copy:
             raise LoopError(
                 f"this was made in process {self._pid}, and its loop thread has stayed there: process {os.getpid()} is "
@@ -114,6 +121,8 @@ class Portal:
             )
         call = Call(self._loop, function, args, kwargs, self._calls.discard)
         with self._idle:
+            if self._closed:
+                raise ClosedError(_CLOSED)
             self._calls.add(call)
         return call
 
@@ -137,17 +146,25 @@ class Portal:
         return self.call(run)
 
     def post(self, function: Callable[..., object], *args: Any) -> None:
-        """Have a plain function run on the loop's thread, without waiting for it."""
-        self._loop.call_soon_threadsafe(function, *args)
+        """Have a plain function run on the loop's thread, without waiting for it.
+
+        Raises:
+            ClosedError: if the portal is closed.
+        """
+        try:
+            self._loop.call_soon_threadsafe(function, *args)
+        except RuntimeError:
+            raise ClosedError(_CLOSED) from None
 
     def close(self) -> None:
-        """Stop the loop and end the thread. Idempotent."""
-        if self._closed:
-            return
-        self._closed = True
+        """Stop the loop and end the thread, or wait until another has. Idempotent."""
         if self.is_copy:
+            self._closed = True
             return
-        self._loop.call_soon_threadsafe(self._stop.set)
+        with self._idle:
+            first, self._closed = not self._closed, True
+        if first:
+            self._loop.call_soon_threadsafe(self._stop.set)
         if not self.is_here:
             self._thread.join()
 
@@ -168,6 +185,7 @@ class Call:
 
     __slots__ = (
         "_args",
+        "_asked_to_end",
         "_ended",
         "_error",
         "_finished",
@@ -196,14 +214,27 @@ class Call:
         self._task: asyncio.Task[Any] | None = None
         self._value: Any = None
         self._error: BaseException | None = None
-        self.cancelled = False
+        self.cancelled = self._asked_to_end = False
         self._finished = threading.Lock()
         self._finished.acquire()
         self._ended = False
 
     def post(self) -> None:
         """Send it to the loop."""
-        self._loop.call_soon_threadsafe(self._start)
+        self._send(self._start)
+
+    def _send(self, function: Callable[[], object]) -> None:
+        try:
+            self._loop.call_soon_threadsafe(function)
+        except RuntimeError:
+            if not self._loop.is_closed():  # else the thread ends this call, too
+                raise
+
+    def end_unheard(self) -> None:
+        """The loop has ended: nothing that was sent to it will be done."""
+        if not self._ended:
+            self._error = ClosedError(_CLOSED)
+            self._end()
 
     def _start(self) -> None:
         try:
@@ -217,9 +248,9 @@ class Call:
 
     def _note_end(self, task: asyncio.Task[Any]) -> None:
         self._task = None
-        self.cancelled = task.cancelled()
-        if self.cancelled:
-            self._error = asyncio.CancelledError()
+        self.cancelled = task.cancelled() and self._asked_to_end
+        if task.cancelled():
+            self._error = asyncio.CancelledError() if self.cancelled else ClosedError(_CLOSED)  # with its loop
         else:
             self._error = task.exception()
             self._value = None if self._error is not None else task.result()
@@ -235,8 +266,8 @@ class Call:
         begun = threading.Lock()
         begun.acquire()
         # callbacks run in turn: `_start` first, then the task's first step, then this
-        self._loop.call_soon_threadsafe(lambda: self._loop.call_soon(begun.release))
-        while not begun.acquire(timeout=LOOK_S):
+        self._send(lambda: self._loop.call_soon(begun.release))
+        while not begun.acquire(timeout=LOOK_S) and not self._ended:
             pass
 
     def wait(self, timeout_s: float | None = None) -> bool:
@@ -255,10 +286,11 @@ class Call:
 
     def cancel(self) -> None:
         """Cancel the coroutine if it has not ended, and wait for its end."""
-        self._loop.call_soon_threadsafe(self._cancel)
+        self._send(self._cancel)
         self.wait()
 
     def _cancel(self) -> None:
+        self._asked_to_end = True
         if self._task is not None:
             self._task.cancel()
         elif not self._ended:  # `_start` would have come before this, had it been posted

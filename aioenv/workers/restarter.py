@@ -8,7 +8,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple
 
-from aioenv.errors import WorkerDied
+from aioenv.errors import WorkerDied, WorkerStartError
 from aioenv.workers.restart import Budget, RestartPolicy
 from aioenv.workers.supervisor import Worker
 
@@ -119,7 +119,7 @@ class Restarter:
                     self._give_up(worker, None)
                     return
                 await worker.restart()
-                await self._restore(worker)
+                await self._restore_in_time(worker)
                 break
             except Exception as exc:  # whatever it is: nobody may wait for ever
                 await worker.put_down("what it knew could not be restored")
@@ -132,6 +132,20 @@ class Restarter:
         del self._tasks[worker]
         for held in self._take_held(worker):
             held.again()
+
+    async def _restore_in_time(self, worker: Worker) -> None:
+        """Envs that hang where they are put back into their states must not keep whoever waits for ever."""
+        limit = asyncio.timeout(worker.start_timeout_s)
+        try:
+            async with limit:
+                await self._restore(worker)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            message = f"{worker!r} was started again, but not restored within {worker.start_timeout_s=}"
+            raise WorkerStartError(
+                message.replace("worker.start", "start"), slots=worker.slots, pid=worker.pid, stderr=worker.stderr
+            ) from None
 
     def _take_held(self, worker: Worker) -> list[_Held]:
         held, self._held[worker] = self._held[worker], []

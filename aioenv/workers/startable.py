@@ -69,6 +69,9 @@ class Startable:
             await asyncio.shield(self._starting)
         except asyncio.CancelledError:
             await self.close()
+            task = asyncio.current_task()
+            if task is not None and not task.cancelling():  # it is another who was cancelled, or has closed it
+                raise ClosedError(f"the {self._noun} was closed while it was being started") from None
             raise
         except BaseException:
             self.closed = True

@@ -55,6 +55,7 @@ class Worker:
         state: where it is in its life.
         generation: how often it has been restarted; its frames carry it.
         description: what the service told about itself, once started.
+        start_timeout_s: as given.
         memory: what its processes share with this one; to be set before the start.
         on_images: called with each IMAGES frame.
         on_death: called when a process of it has ended without having been asked to.
@@ -109,7 +110,7 @@ class Worker:
             ignored,
             LOG.getEffectiveLevel(),
         )
-        self._start_timeout_s = start_timeout_s
+        self.start_timeout_s = start_timeout_s
         self._here = here
         self._connection: Connection | None = None  # with its latest process
         self._why: str | None = None  # why it was killed, if we did it
@@ -170,7 +171,7 @@ class Worker:
     async def _bring_up(self) -> None:
         connection = self._connection = None
         try:
-            async with asyncio.timeout(self._start_timeout_s):
+            async with asyncio.timeout(self.start_timeout_s):
                 memory = self.memory.fd if self.memory is not None else None
                 if self._here is not None:
                     process = launch_here(self._here, memory, self._label.replace(" ", "-"))
@@ -201,7 +202,7 @@ class Worker:
                 connection.kill()
                 await connection.gone()
             if isinstance(exc, TimeoutError):
-                message = f"{self._label} was not ready within start_timeout_s={self._start_timeout_s}"
+                message = f"{self._label} was not ready within start_timeout_s={self.start_timeout_s}"
                 raise faults.start_error(self._identity, message) from None
             if isinstance(exc, WorkerDied):
                 fault = connection.fault if connection is not None else None

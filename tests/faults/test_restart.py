@@ -319,3 +319,67 @@ async def test_render_workers_are_restarted_and_draw_again():
             else:
                 with pytest.raises(aioenv.RenderError, match=r"render worker 0.*SIGKILL"):
                     await envs.render()
+
+
+async def test_who_owes_nothing_to_the_one_that_waits_is_not_killed():
+    async with counters(timeout_s=0.2, on_timeout="kill") as envs:
+        await envs.reset(seed=1)
+        envs.send([HANG], [2])
+        with pytest.raises(aioenv.WorkerDied) as caught:
+            await envs.step_at(0, HANG)
+        assert caught.value.slots == (0,)
+        assert [w.state for w in envs.workers] == ["dead", "busy"]
+
+
+async def test_a_timeout_holds_where_a_late_step_is_to_be_dropped_first():
+    async with counters(restart=None) as envs:
+        await envs.reset(seed=1)
+        for call in (envs.step, envs.step, envs.reset):
+            with pytest.raises(aioenv.StepTimeout, match=r"slots \[2, 3\]") as caught:
+                async with asyncio.timeout(20):
+                    await (call([0, 0, 0, HANG], timeout_s=0.2) if call == envs.step else call(timeout_s=0.2))
+        assert caught.value.partial is None, "what there is is of another step"
+        envs.pause(0)
+        with pytest.raises(aioenv.StepTimeout):
+            async with asyncio.timeout(20):
+                await envs.step([0] * 4, timeout_s=0.2)
+
+
+async def test_a_call_does_not_wait_for_a_restart_for_longer_than_it_may():
+    async with counters(timeout_s=0.3, restart=RestartPolicy(backoff_s=30.0)) as envs:
+        await envs.reset(seed=1)
+        await died(envs, 1)
+        await envs.call("get_wrapper_attr", "action_space")  # the first restart does not wait, the second one does
+        await died(envs, 1)
+        with pytest.raises(aioenv.StepTimeout, match=r"call.* slots \[2, 3\] \(whose worker is being started again\)"):
+            await envs.call("get_wrapper_attr", "action_space")
+        assert len(await envs.call_at([0, 1], "get_wrapper_attr", "action_space")) == 2
+
+
+class Stuck(Counter):
+    """Its state can be set once the path is gone."""
+
+    def __init__(self, path):
+        self._path, self._t = path, 0
+
+    def get_state(self):
+        return {"t": np.int64(self._t)}
+
+    def set_state(self, state):
+        if self._path.exists():
+            time.sleep(1000)
+        self._t = int(state["t"])
+
+
+async def test_envs_that_hang_where_they_are_resumed_are_given_up(tmp_path):
+    path = tmp_path / "stuck"
+    policy = RestartPolicy(max_restarts=1, resume=True)
+    kwargs = {"restart": policy, "timeout_s": 0.3, "on_timeout": "restart", "start_timeout_s": 3.0}
+    async with aioenv.AsyncVectorEnv([lambda: Stuck(path)] * 2, num_workers=2, **kwargs) as envs:
+        await envs.reset(seed=1)
+        await envs.step([0, 0])
+        path.touch()
+        with pytest.raises(aioenv.WorkerDied) as caught:
+            async with asyncio.timeout(30):
+                await envs.step([KILL, 0])
+        assert "not restored within start_timeout_s=3.0" in str(caught.value.__cause__)

@@ -131,6 +131,8 @@ class Group:
         self._schedule.table.check_send(self.slots, "rollout", reset=True)
         tails = [reset_tail(member, [], [], None, whole=True) for member, _ in self._shares]
         self._begin(self._make(COPIED), [Sent(Kind.RESET, (), tail, none) for tail in tails], stepped=False)
+        assert self._exchange is not None
+        self._exchange.looks = True
 
     def _make(self, lane: int, shares: list[tuple[Member, Slots]] | None = None) -> Exchange:
         """An exchange of all slots, or of some, with a row for each; what is shared it takes from `COPIED`."""

@@ -186,7 +186,7 @@ class Live:
     async def _prepare(self, timeout_s: float | None) -> Group | None:
         """The group of the slots that are not paused, now that it is known what the others look like; None: no slot."""
         schedule, table = self._schedule, self._schedule.table
-        await schedule.drain()
+        await schedule.drain(timeout_s)
         while True:
             paused = np.zeros(schedule.num_envs, np.bool_) if table.paused is None else table.paused
             before = table.paused
@@ -226,11 +226,8 @@ class Live:
         exchange = self._looking
         if exchange is None:
             return
-        try:
-            await self._schedule.patience.wait_for(exchange, timeout_s, shielded=True)
-        except StepTimeout as error:
-            error.partial = None
-            raise
+        await self._schedule.patience.wait_for(exchange, timeout_s, shielded=True)
+        self._schedule.check_open()
         self._looking = None
         for part in exchange.parts:
             if not part.errors:

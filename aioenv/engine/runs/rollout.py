@@ -177,7 +177,11 @@ class _Run:
             turn.objects = [[column[row] for row in rows.tolist()] for column in seen.objects]
             turn.due = seen.due[rows]
             turn.over = table.over(turn.group.slots)
-        if (paused := table.paused) is not None:
+        # those that were paused when the groups were made; another task may have paused more meanwhile
+        groups = np.concatenate([turn.group.slots for turn in self._turns])
+        if len(groups) < self._schedule.num_envs:
+            paused = np.ones(self._schedule.num_envs, np.bool_)
+            paused[groups] = False
             rows = np.flatnonzero(paused[seen.slots])
             resting = [array[rows] for array in seen.obs]
             objects = [[column[row] for row in rows.tolist()] for column in seen.objects]
@@ -270,10 +274,12 @@ class _Run:
             for turn in self._turns:
                 try:
                     await self._take(turn)
-                except SlotError as another:
-                    errors += another.errors
-        except BaseException:
+                except SlotError as more:
+                    errors += more.errors
+        except BaseException as another:
             self._abandon()
+            if isinstance(another, StepTimeout):
+                another.partial = self._record.result(self._turns)
             raise
         return SlotError.join(errors, self._record.result(self._turns))
 

@@ -166,6 +166,9 @@ class Flights:
         self._open.discard(flight)
         if not len(flight.slots):  # of a batch of which all slots are paused
             return
+        if flight.resets is not None and not len(flight.resets):  # a look: nothing was asked of the env
+            self.release(flight.slots)
+            return
         self._ready.append(flight)
         self._table.move(flight.slots, SlotState.READY)
         self._arrival.set()
