@@ -13,10 +13,12 @@ import sys
 import gymnasium as gym
 import numpy as np
 import pytest
+from conftest import LOOPS, run_on
 
 import aioenv
 from aioenv import sync
 from aioenv.cli import main
+from aioenv.workers import forkserver
 
 PROGRAM = """
 import aioenv, sys
@@ -219,3 +221,25 @@ def test_adapters_are_there_or_say_what_they_need():
             aioenv.adapters.sb3  # noqa: B018
     with pytest.raises(AttributeError, match="no attribute 'sb4'"):
         aioenv.adapters.sb4  # noqa: B018
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_a_platform_without_pidfds_says_how_a_worker_ended(loop, monkeypatch):
+    """MacOS, say."""
+    monkeypatch.delattr(os, "pidfd_open")
+    monkeypatch.setattr(forkserver, "AVAILABLE", False)
+
+    async def main() -> None:
+        async with aioenv.make_vec("CartPole-v1", 2, num_workers=2, start="spawn") as envs:
+            await envs.reset(seed=0)
+            os.kill(envs.workers[0].pid, signal.SIGKILL)
+            with pytest.raises(aioenv.WorkerDied, match="was killed by SIGKILL"):
+                await envs.step([0, 0])
+
+    run_on(loop, main())
+
+
+def test_a_platform_without_memory_to_share_says_so(monkeypatch):
+    monkeypatch.delattr(os, "memfd_create")
+    with pytest.raises(RuntimeError, match="no memory without a name"):
+        aioenv.EpisodeCounter(2)

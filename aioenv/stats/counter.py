@@ -8,7 +8,7 @@ import numpy as np
 from gymnasium import Env, Wrapper
 
 from aioenv.errors import ResetNeededError
-from aioenv.stats.block import SharedBlock
+from aioenv.stats.block import SharedBlock, can_share
 
 __all__ = ["CountEpisodes", "EpisodeCounter", "SlotCounter"]
 
@@ -34,6 +34,8 @@ class EpisodeCounter:
             if isinstance(num_slots, bool) or not isinstance(num_slots, (int, np.integer)) or num_slots < 1:
                 raise ValueError(f"num_slots: expected a positive int or None, got {num_slots!r}")
             num_slots = int(num_slots)
+        if not can_share():
+            raise RuntimeError("EpisodeCounter: this platform has no memory without a name that workers can open")
         self._set_up(num_slots, SharedBlock(8 * (num_slots or 1)))
 
     def _set_up(self, num_slots: int | None, block: SharedBlock) -> None:

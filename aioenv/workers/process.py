@@ -9,7 +9,7 @@ import signal
 import socket
 from asyncio.subprocess import Process as SubProcess
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from aioenv.memory import Marker
 from aioenv.wire.messages import WHERE
@@ -142,6 +142,17 @@ class SpawnedProcess(_Watched):
             with contextlib.suppress(OSError):
                 pidfd = os.pidfd_open(process.pid)
         super().__init__(process.pid, pidfd, marker)
+        if pidfd is None:  # asyncio is told all the same, and tells its protocol; no public way leads there
+            protocol: Any = process._protocol  # type: ignore[attr-defined]
+            told = protocol.process_exited
+
+            def process_exited() -> None:
+                told()
+                self._on_exit()
+
+            protocol.process_exited = process_exited
+            if process.returncode is not None:  # it has been told already
+                self._on_exit()
         self.output = Output(process.stderr, self.exited)
         self._process = process
         self._ends = ends
