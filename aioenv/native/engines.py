@@ -47,8 +47,8 @@ _PARTS = {
     "plugin_state": mujoco.mjtState.mjSTATE_PLUGIN,
     "plastic": mujoco.mjtState.mjSTATE_PLASTIC,
 }
-# How long it takes to wake the other threads, in seconds: 20 to 100 µs, as the machine is.
-WAKE_S = 70e-6
+# How long it may take to wake the other threads, in seconds: 20 to 100 µs, as the machine is.
+WAKE_S = 100e-6
 # what only `mj_rnePostConstraint` computes; `mj_forward` calls it where a sensor needs it
 POST_CONSTRAINT = frozenset(("cacc", "cfrc_int", "cfrc_ext"))
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from aioenv.host.mujoco_source import MujocoSource, load_model, read_state, write_state
 from aioenv.host.service import Reply
-from aioenv.rendering.cameras import make_camera, of_source
+from aioenv.rendering.cameras import Eye, of_source
 from aioenv.rendering.canvas import Canvas
 from aioenv.rendering.config import RenderConfig
 from aioenv.rendering.drawing import Images, load_sources
@@ -33,7 +33,7 @@ class SourceRenderer:
         self._size = (config.width, config.height)
         self._model = load_model(source.model)
         self._data = mujoco.MjData(self._model)
-        self._views = [of_source(self._model, source.view, camera) for camera in config.cameras]
+        self._eyes = [Eye(of_source(self._model, source.view, camera)) for camera in config.cameras]
         self._option = mujoco.MjvOption()
         for flag, value in source.visual_options:
             self._option.flags[flag] = value
@@ -41,8 +41,12 @@ class SourceRenderer:
         self._state = np.empty(source.state_size)
         self._canvas = Canvas(self._model, parse_quality(config.quality), source.max_geom)
 
+    def make_current(self) -> None:
+        """Have `draw` draw here: needed where this thread has several contexts, and 3 % of a small image."""
+        self._canvas.make_current()
+
     def draw(self, state: npt.NDArray[np.float64], out: Images) -> None:
-        """Draw one state into `out`, of shape (cameras, height, width)."""
+        """Draw one state into `out`, of shape (cameras, height, width), in the context that is current."""
         self._draw(self._model, state, out)
 
     def draw_env(self, model: mujoco.MjModel, data: mujoco.MjData, out: Images) -> None:
@@ -55,6 +59,7 @@ class SourceRenderer:
             out: as for `draw`.
         """
         read_state(model, data, self._state, self._spec)
+        self._canvas.make_current()  # the env may draw, too
         self._draw(model, self._state, out)
 
     def _draw(self, model: mujoco.MjModel, state: npt.NDArray[np.float64], out: Images) -> None:
@@ -62,11 +67,10 @@ class SourceRenderer:
         write_state(model, data, state, self._spec)
         # all derived quantities, tendons, flexes and lights included; a tenth of the cost of the smallest image
         mujoco.mj_forward(model, data)
-        canvas.make_current()
         canvas.model = model
         rgb, depth, segmentation = out
-        for number, view in enumerate(self._views):
-            canvas.look(data, make_camera(view), self._option, *self._size)
+        for number, eye in enumerate(self._eyes):
+            canvas.look(data, eye.camera, self._option, *self._size)
             canvas.draw(rgb[number])
             if depth is not None or segmentation is not None:
                 canvas.measure(
@@ -109,8 +113,12 @@ class BatchRenderer:
             images: of shape `(n, cameras, height, width)`.
             rows: for each state, which of them is drawn on.
         """
+        several = len(self._renderers) > 1
         for index, state, row in zip(which, states, rows, strict=True):
-            self._renderers[index].draw(state, images.row(row))
+            renderer = self._renderers[index]
+            if several:
+                renderer.make_current()
+            renderer.draw(state, images.row(row))
 
     def close(self) -> None:
         """Free every OpenGL context."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from aioenv.host.mujoco_source import CameraView
 
-__all__ = ["Camera", "View", "find_camera", "make_camera", "of_source"]
+__all__ = ["Camera", "Eye", "View", "find_camera", "make_camera", "of_source"]
 
 # What users write: a camera of the model by name or number (-1 or None: the free one), or one of their own.
 Camera: TypeAlias = "str | int | mujoco.MjvCamera | None"
@@ -81,8 +81,25 @@ def of_source(model: mujoco.MjModel, view: CameraView, asked: str | int | None) 
     return _fixed(view.fixed) if view.fixed >= 0 else _free(view.settings)
 
 
+class Eye:
+    """What a view is drawn from, again and again."""
+
+    def __init__(self, view: View) -> None:
+        self._view = view
+        camera = make_camera(view)
+        self._camera = None if camera.type == _TRACKING else camera
+
+    @property
+    def camera(self) -> mujoco.MjvCamera:
+        """A camera object that is as the view says. (One that tracks is written to whenever a scene is made.)"""
+        return make_camera(self._view) if self._camera is None else self._camera
+
+
+_TRACKING = int(mujoco.mjtCamera.mjCAMERA_TRACKING)
+
+
 def make_camera(view: View) -> mujoco.MjvCamera:
-    """A new camera object. (One that tracks is written to whenever a scene is made: none is used twice.)"""
+    """A new camera object."""
     camera = mujoco.MjvCamera()
     for name, value in view:
         if isinstance(value, tuple):

@@ -16,6 +16,7 @@ __all__ = ["MAX_GEOM", "Canvas"]
 # mujoco.Renderer's own default; past it geoms are left out in silence.
 MAX_GEOM = 10_000
 
+_ALL = int(mujoco.mjtCatBit.mjCAT_ALL)
 _FLAGS_BY_ID = (mujoco.mjtRndFlag.mjRND_SEGMENT, mujoco.mjtRndFlag.mjRND_IDCOLOR)
 
 
@@ -96,7 +97,7 @@ class Canvas:
             self._resize(width, height)
         # MuJoCo lays an infinite plane around the camera of the scene before: without this, another state's or view's
         mujoco.mjv_updateCamera(self.model, data, camera, self._scene)
-        mujoco.mjv_updateScene(self.model, data, option, None, camera, mujoco.mjtCatBit.mjCAT_ALL.value, self._scene)
+        mujoco.mjv_updateScene(self.model, data, option, None, camera, _ALL, self._scene)
         if not self._warm:  # the first image of a new context can differ from all later ones
             self._warm = True
             mujoco.mjr_render(self._rect, self._scene, self._context)

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from aioenv.host.mujoco_source import load_model
 from aioenv.host.service import Reply
-from aioenv.rendering.cameras import make_camera
+from aioenv.rendering.cameras import Eye
 from aioenv.rendering.canvas import Canvas
 from aioenv.rendering.drawing import Drawing, Images, load_request
 from aioenv.rendering.drawing_service import DrawingService
@@ -101,32 +101,35 @@ class PoolService(DrawingService):
         a_state = (len(drawing.views), drawing.height, drawing.width)
         kinds = {"depth": drawing.depth, "segmentation": drawing.segmentation}
         images, rows = self._easel.put_up(rest.where, len(states), a_state, **kinds)
+        eyes = [Eye(view) for view in drawing.views]
         for number, (state, row) in enumerate(zip(states, rows, strict=True)):
             if rest.looks is not None:
                 self._wardrobe.wear(*rest.looks[number])
+            if rest.edits is None:
+                self._draw(state, drawing, eyes, images.row(row))
+                continue
             with self._edited(rest.edits, number):
-                self._draw(state, drawing, row, images)
+                self._draw(state, drawing, eyes, images.row(row))
         return self._easel.reply(rest.where, images)
 
-    def _draw(self, state: npt.NDArray[np.float64], drawing: Drawing, row: int, images: Images) -> None:
+    def _draw(self, state: npt.NDArray[np.float64], drawing: Drawing, eyes: Sequence[Eye], images: Images) -> None:
         mujoco.mj_setState(self._model, self._data, state, self._spec)
         # all derived quantities, tendons, flexes and lights included; a tenth of the cost of the smallest image
         mujoco.mj_forward(self._model, self._data)
         canvas = self._canvas
         rgb, depth, segmentation = images
-        for number, view in enumerate(drawing.views):
-            canvas.look(self._data, make_camera(view), self._option, drawing.width, drawing.height)
-            canvas.draw(rgb[row, number])
+        for number, eye in enumerate(eyes):
+            canvas.look(self._data, eye.camera, self._option, drawing.width, drawing.height)
+            canvas.draw(rgb[number])
             if depth is not None or segmentation is not None:
                 canvas.measure(
-                    None if depth is None else depth[row, number],
-                    None if segmentation is None else segmentation[row, number],
+                    None if depth is None else depth[number], None if segmentation is None else segmentation[number]
                 )
 
     @contextmanager
-    def _edited(self, edits: dict[str, npt.NDArray[Any]] | None, row: int) -> Iterator[None]:
+    def _edited(self, edits: dict[str, npt.NDArray[Any]], row: int) -> Iterator[None]:
         """The model with the edits of one state, taken back afterwards."""
-        changes: dict[str, Any] = {name: rows[row] for name, rows in (edits or {}).items()}
+        changes: dict[str, Any] = {name: rows[row] for name, rows in edits.items()}
         for kind in ("geom", "site"):
             if changes.keys() & {f"{kind}_pos", f"{kind}_quat"}:
                 # or MuJoCo takes one that was compiled where its body is to be there still
