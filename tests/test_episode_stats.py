@@ -322,3 +322,43 @@ def test_an_event_that_leads_to_a_dict_has_no_values():
         assert epoch["more.x/mean"] == 2 and epoch["more/mean"] == 0
 
     aioenv.run(run())
+
+
+@pytest.mark.parametrize("by_reset", [False, True])
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep", "Disabled"])
+def test_a_reset_that_is_tried_again_is_no_step_of_an_episode(mode, by_reset):
+    """The second reset finds no episode; once the slot is resumed, its next step is another one."""
+
+    class Dealt(gym.Env):
+        observation_space = gym.spaces.Box(0, 9, (1,))
+        action_space = gym.spaces.Discrete(2)
+        resets = 0
+
+        def reset(self, *, seed=None, options=None):
+            self.resets += 1
+            self.t = 0
+            if self.resets == 2:
+                raise aioenv.EpisodesDone
+            return np.zeros(1, np.float32), {}
+
+        def step(self, action):
+            self.t += 1
+            return np.full(1, self.t, np.float32), 1.0, self.t == 3, False, {}
+
+    async def run():
+        async with aioenv.AsyncVectorEnv([Dealt], autoreset_mode=mode, episode_stats=True) as envs:
+            stats = envs.episode_stats
+            await envs.reset()
+            while not stats.total_episodes:
+                await envs.step([0])
+            if by_reset or mode == "Disabled":
+                await envs.reset()
+            elif mode == "NextStep":
+                await envs.step([0])
+            assert envs.exhausted == (0,)
+            envs.resume()
+            while stats.total_episodes < 2:
+                result = await envs.step([0])
+            assert result.info["episode"]["l"].tolist() == [3] and stats.total_steps == 6
+
+    aioenv.run(run())

@@ -165,6 +165,7 @@ class Part:
         columns: info columns, with positions in the batch.
         objects: the observations' object leaves, each of k objects.
         errors: what went wrong.
+        over: slots whose envs have no further episode.
         sent: what was sent; None before.
         request: the id of that; None while nothing is in flight.
         arrived: whether its reply is in.
@@ -173,8 +174,8 @@ class Part:
     """
 
     __slots__ = (
-        "arrived", "beyond", "columns", "errors", "into", "member", "objects", "on_reply", "request", "sent", "slots",
-        "start", "stop", "untaken",
+        "arrived", "beyond", "columns", "errors", "into", "member", "objects", "on_reply", "over", "request", "sent",
+        "slots", "start", "stop", "untaken",
     )  # fmt: skip
 
     def __init__(self, member: Member, slots: npt.NDArray[np.int64], start: int, batch: Batch) -> None:
@@ -191,6 +192,7 @@ class Part:
         self.columns: Sequence[Columns] = ()
         self.objects: Sequence[Sequence[Any]] = ()
         self.errors: Sequence[SlotError] = ()
+        self.over: Sequence[int] = ()
         self.beyond: Sequence[tuple[int, bytes]] = ()
         self.sent: Sent | None = None
         self.request: int | None = None

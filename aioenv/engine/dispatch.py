@@ -255,6 +255,7 @@ class Dispatch:
             exchange.fail(part, self._fleet.observations, error)
             return
         if over:
+            part.over = over
             self._table.exhaust(over)
             batch, rows = exchange.batch, part.start + np.searchsorted(part.slots, over)
             rows = rows[~(batch.terminated[rows] | batch.truncated[rows])]  # else the last episode ended just now

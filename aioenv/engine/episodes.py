@@ -100,6 +100,7 @@ class EpisodeWatch:
         if not exchange.stepped:
             slots = part.sent.slots
             self.stats.begin(slots[~np.isin(slots, list(failed))] if failed else slots)
+            self.stats.await_resets(part.over)
             return
         batch, rows = exchange.batch, slice(part.start, part.stop)
         slots, rewards = part.slots, batch.reward[rows]
@@ -121,6 +122,7 @@ class EpisodeWatch:
                 slots[keep], rewards[keep], over[keep], values, None if lost is None else lost[keep]
             )
             self._tell(part, ended, where)
+        self.stats.await_resets(part.over)
 
     def _tell(self, part: Part, ended: Ended, where: npt.NDArray[np.int64]) -> None:
         """Put the ends of episodes into the infos, unless the envs tell of them themselves."""

@@ -204,6 +204,13 @@ class EpisodeStats:
         self._due[slots] = False
         self._empty(slots)
 
+    def await_resets(self, slots: Sequence[int]) -> None:
+        """No episode has begun in these slots: their next step, should there be one, resets instead."""
+        if len(slots):
+            some = np.array(slots, np.int64)
+            self.drop(some)
+            self._due[some] = True
+
     def _empty(self, slots: Slots) -> None:
         for by_slot in self._seen:
             for slot in slots.tolist():
