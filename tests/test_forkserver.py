@@ -362,3 +362,22 @@ async def test_signals_that_the_parent_keeps_to_itself_are_none_of_the_servers()
                 await envs.call("ask", "os._exit(7)")
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+async def test_the_end_of_a_worker_is_heard_while_the_server_imports_a_module(module, tmp_path):
+    begun, go_on = tmp_path / "begun", tmp_path / "go_on"
+    for fifo in (begun, go_on):
+        os.mkfifo(fifo)
+    name = module(
+        "takes_its_time",
+        f"import subprocess\nopen({str(begun)!r}, 'w').close()\nopen({str(go_on)!r}).close()\n"
+        "assert subprocess.run(['false']).returncode == 1, 'somebody else has waited for it'",
+    )
+    async with tellers(1) as envs:
+        other = asyncio.ensure_future(tellers(1, preload=[name])._ensure_started())
+        await asyncio.to_thread(begun.read_text)
+        with pytest.raises(aioenv.WorkerDied, match="exited with code 7"):
+            await envs.call("ask", "os._exit(7)")
+        await asyncio.to_thread(go_on.write_text, "")
+        async with await other as others:
+            assert await others.call("ask", f"{name!r} in sys.modules") == (True,)

@@ -89,6 +89,7 @@ async def test_what_a_pool_is_asked_is_checked_and_numbers_may_be_numpys():
                 pool.submit(**{"states": states, **SMALL, **arguments})
         sizes = {name: np.int64(size) for name, size in SMALL.items()}
         assert np.array_equal(await pool.render(states, **sizes), plain)
+        assert aioenv.RenderConfig(camera=[np.int64(0)]).cameras == (0,)
         edits = {"geom_matid": np.full((count, model.ngeom), -1)}
         assert not np.array_equal(await pool.render(states, edits=edits, **SMALL), plain)
 

@@ -96,7 +96,8 @@ for start in sys.argv[1:]:
 os.mkdir("gone")
 os.chdir("gone")
 os.rmdir("../gone")
-asyncio.run(main(start))
+if sys.version_info[:3] != (3, 13, 0):  # in a directory that is gone, its `python -c "import socket"` fails
+    asyncio.run(main(start))
 """
 
 

@@ -150,14 +150,22 @@ class Server:
 
     @contextlib.contextmanager
     def _watching(self) -> Iterator[None]:
-        """While a module is imported, which may take for ever: end with the parent all the same."""
+        """While a module is imported, which may take for ever: see whether the parent ends, or workers do."""
+
+        def reap(*_: Any) -> None:
+            for pid in list(self._workers):  # alone: what a module starts when it is imported is its own
+                with contextlib.suppress(ChildProcessError):
+                    if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
+                        self._take_leave(pid)
 
         def look(*_: Any) -> None:
             if os.getppid() != self._parent_pid:
                 self.end()
                 os._exit(0)
+            reap()
 
         before = signal.signal(signal.SIGALRM, look)
+        others = signal.signal(signal.SIGCHLD, reap)
         signal.setitimer(signal.ITIMER_REAL, _WATCH_S, _WATCH_S)
         try:
             yield
@@ -165,6 +173,8 @@ class Server:
             if signal.getsignal(signal.SIGALRM) is look:  # else the module has one of its own
                 signal.setitimer(signal.ITIMER_REAL, 0)
                 signal.signal(signal.SIGALRM, before)
+            if signal.getsignal(signal.SIGCHLD) is reap:
+                signal.signal(signal.SIGCHLD, others)
 
     def _fork(self, status: socket.socket, fds: list[int], marked: bool, shares: bool) -> Ends | None:
         """Fork a worker; returns its descriptors in it, and None here."""
@@ -217,14 +227,16 @@ class Server:
                 return
             if ended is None:
                 return
-            pid = ended.si_pid
-            if pid in self._workers:
-                _kill_group(pid)  # while the number can't have become anybody else's
-            _, status = os.waitpid(pid, 0)
-            worker = self._workers.pop(pid, None)
-            if worker is not None:
-                _tell(worker, Exited(os.waitstatus_to_exitcode(status)))
-                worker.close()
+            self._take_leave(ended.si_pid)
+
+    def _take_leave(self, pid: int) -> None:
+        if pid in self._workers:
+            _kill_group(pid)  # while the number can't have become anybody else's
+        _, status = os.waitpid(pid, 0)
+        worker = self._workers.pop(pid, None)
+        if worker is not None:
+            _tell(worker, Exited(os.waitstatus_to_exitcode(status)))
+            worker.close()
 
     def end(self) -> None:
         """Kill whatever is left."""

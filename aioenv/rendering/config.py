@@ -122,7 +122,7 @@ class RenderConfig:
 
 
 def _is_camera(camera: Any) -> bool:
-    return isinstance(camera, (str, int, type(None))) and not isinstance(camera, bool)
+    return camera is None or isinstance(camera, str) or _is_int(camera)
 
 
 def check_int(name: str, value: Any, maximum: int) -> None:
