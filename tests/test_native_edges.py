@@ -16,7 +16,6 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from parity.compare import assert_same
 from test_native_hooks import Good
 
-import aioenv
 from aioenv import sync
 from aioenv.engine.solo.pieces import own_info
 from aioenv.host.vector_access import make_registered
@@ -106,26 +105,6 @@ def test_without_autoreset_a_state_of_an_ended_episode_can_be_stepped_on(backend
         envs.reset(seed=1)
         envs.set_state(state, [1])
         assert envs.step(actions).truncated.tolist() == [False, True]
-
-
-def test_few_slots_are_computed_by_the_caller_alone():
-    """One after the other, with the same results."""
-    with closing(make_registered("InvertedDoublePendulum-v5", {}, num_envs=24)) as env:
-        pool = aioenv.SimPool(env.model, 24, num_threads=3)
-        names = "qacc", "site_xpos", "qfrc_constraint", "qacc_warmstart"
-        arrays = [pool.bind(name) for name in names]
-        rng = np.random.default_rng(0)
-        qpos, qvel = rng.normal(size=(24, 3)), rng.normal(size=(24, 3))
-        slots = np.arange(1, 24, 2)
-        seen = []
-        for few in (0, 24):
-            pool._engine._few = few
-            pool.reset()
-            pool.start(slots, qpos[slots], qvel[slots])
-            seen.append([array.copy() for array in arrays])
-        assert_same(*seen)
-        assert seen[0][0][slots].any()
-        pool.close()
 
 
 class Gives(VectorEnv):

@@ -13,7 +13,6 @@ import ctypes
 import os
 import weakref
 from functools import partial
-from time import perf_counter
 from typing import Any, Protocol
 
 import mujoco
@@ -47,8 +46,6 @@ _PARTS = {
     "plugin_state": mujoco.mjtState.mjSTATE_PLUGIN,
     "plastic": mujoco.mjtState.mjSTATE_PLASTIC,
 }
-# How long it may take to wake the other threads, in seconds: 20 to 100 µs, as the machine is.
-WAKE_S = 100e-6
 # what only `mj_rnePostConstraint` computes; `mj_forward` calls it where a sensor needs it
 POST_CONSTRAINT = frozenset(("cacc", "cfrc_int", "cfrc_ext"))
 
@@ -114,15 +111,6 @@ class BatchEngine:
         mujoco.mj_getState(model, data, self._fresh, STATE)
         # ours, and copied in before each call: the batch's own would keep its threads alive after `close`
         self._fields: dict[str, Array] = {}
-        self._each = [np.array([slot], np.int32) for slot in range(num_sims)]
-        self._few = 0  # so many are computed one after the other sooner than other threads wake up
-        if num_threads > 1:
-            self._few = int(WAKE_S / min(self._clock_one() for _ in range(10)))
-
-    def _clock_one(self) -> float:
-        began = perf_counter()
-        self._batch.forward(self._each[0])
-        return perf_counter() - began
 
     def bind(self, name: str) -> Array:
         array: Array = self._batch.bind(name)
@@ -147,15 +135,8 @@ class BatchEngine:
     def forward(self, slots: Slots | None) -> None:
         if self._fields:
             self._push()
-        self._forward(slots)
-
-    def _forward(self, slots: Slots | None) -> None:
         with AT_WORK:
-            if slots is not None and len(slots) <= self._few:
-                for slot in slots.tolist():
-                    self._batch.forward(self._each[slot])  # of one alone nobody else is woken
-            else:
-                self._batch.forward(slots)
+            self._batch.forward(slots)
 
     def reset(self, slots: Slots | None, keyframe: int, qpos: Array | None, qvel: Array | None) -> None:
         if self._fields:
@@ -168,7 +149,8 @@ class BatchEngine:
             self._qpos[... if slots is None else slots] = qpos
         if qvel is not None:
             self._qvel[... if slots is None else slots] = qvel
-        self._forward(slots)
+        with AT_WORK:
+            self._batch.forward(slots)
 
     def reset_and_step(self, resets: Slots, qpos: Array, qvel: Array, slots: Slots, nstep: int) -> None:
         self.reset(resets, -1, qpos, qvel)
