@@ -130,15 +130,21 @@ async def closed(envs, call):
         await waiting
 
 
-@pytest.mark.asyncio
-async def test_the_start():
-    envs = aioenv.AsyncVectorEnv([gym.Env])
+async def two_starts(envs):
+    """Two tasks that wait for the start."""
 
     async def start():
         await envs
 
     starts = [asyncio.ensure_future(start()) for _ in range(2)]
     await asyncio.sleep(0)
+    return starts
+
+
+@pytest.mark.asyncio
+async def test_the_start():
+    envs = aioenv.AsyncVectorEnv([gym.Env])
+    starts = await two_starts(envs)
     await envs.close()
     for started in starts:
         with pytest.raises(aioenv.ClosedError):
@@ -147,13 +153,7 @@ async def test_the_start():
 
 @pytest.mark.asyncio
 async def test_a_start_that_another_has_cancelled():
-    envs = aioenv.AsyncVectorEnv([gym.Env])
-
-    async def start():
-        await envs
-
-    one, other = [asyncio.ensure_future(start()) for _ in range(2)]
-    await asyncio.sleep(0)
+    one, other = await two_starts(aioenv.AsyncVectorEnv([gym.Env]))
     one.cancel()
     with pytest.raises(asyncio.CancelledError):
         await one

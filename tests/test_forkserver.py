@@ -17,6 +17,7 @@ import pytest
 from process_kit import environment, run_alone
 
 import aioenv
+from aioenv.host import registry
 from aioenv.workers.forkserver import AVAILABLE, ForkServer
 
 pytestmark = [
@@ -112,6 +113,16 @@ async def test_the_server_has_one_thread_and_what_was_preloaded():
         (pid,) = await servers(envs)
         assert len(os.listdir(f"/proc/{pid}/task")) == 1
         assert "libmujoco" in maps(pid)
+
+
+async def test_gymnasiums_own_entries_pickle_to_the_same_in_the_server():
+    """So workers need not unpickle them. (The `repr` of some has an address in it, another one in each process.)"""
+    ours = registry._entries()
+    async with tellers(1) as envs:
+        (known,) = await envs.call("ask", "sys.modules['aioenv.host.registry']._known")
+        (digests,) = await envs.call("ask", "sys.modules['aioenv.host.registry']._digests")
+    assert len(known) > 50 and digests == [registry._digest(known)]
+    assert {env_id: ours[env_id] for env_id in known} == known
 
 
 @pytest.fixture

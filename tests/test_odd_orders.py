@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 
@@ -303,33 +304,41 @@ async def test_a_rollout_times_out_after_a_slot_has_failed(tmp_path):
             await envs.step([0, 0])
 
 
-@pytest.mark.asyncio
-async def test_what_a_cancelled_rollout_has_only_looked_at_is_no_result():
-    for make in (lambda: aioenv.AsyncVectorEnv([Chain] * 2), lambda: native(2, run_in="thread")):
-        async with make() as envs:
-            await envs.reset(seed=0)
-            rollout = asyncio.create_task(envs.rollout(lambda obs: [0, 0], 2, 1))
-            while not envs.outstanding:
-                await asyncio.sleep(0)
-            rollout.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await rollout
-            if envs.outstanding:  # it may have come already
-                assert len((await envs.recv(2)).slots) == 0
-            assert not envs.outstanding
-            assert (await envs.step([0, 0])).obs["count"][:, 1].tolist() == [2, 2]
+@contextlib.asynccontextmanager
+async def looking_rollout(make):
+    """Envs, and a rollout of two steps that has only asked what they look like."""
+    async with make() as envs:
+        await envs.reset(seed=0)
+        rollout = asyncio.create_task(envs.rollout(lambda obs: [0, 0], 2, 1))
+        while not envs.outstanding:
+            await asyncio.sleep(0)
+        yield envs, rollout
 
 
+over_workers_and_not = pytest.mark.parametrize(
+    "make", [lambda: aioenv.AsyncVectorEnv([Chain] * 2), lambda: native(2, run_in="thread")], ids=["workers", "native"]
+)
+
+
+@over_workers_and_not
 @pytest.mark.asyncio
-async def test_a_slot_is_paused_while_a_rollout_begins():
+async def test_what_a_cancelled_rollout_has_only_looked_at_is_no_result(make):
+    async with looking_rollout(make) as (envs, rollout):
+        rollout.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await rollout
+        if envs.outstanding:  # it may have come already
+            assert len((await envs.recv(2)).slots) == 0
+        assert not envs.outstanding
+        assert (await envs.step([0, 0])).obs["count"][:, 1].tolist() == [2, 2]
+
+
+@over_workers_and_not
+@pytest.mark.asyncio
+async def test_a_slot_is_paused_while_a_rollout_begins(make):
     """The rollout steps it all the same, and tells what it was like in the end, not in the beginning."""
-    for make in (lambda: aioenv.AsyncVectorEnv([Chain] * 2), lambda: native(2, run_in="thread")):
-        async with make() as envs:
-            await envs.reset(seed=0)
-            rolling = asyncio.create_task(envs.rollout(lambda obs: [0, 0], 2, 1))
-            while not envs.outstanding:
-                await asyncio.sleep(0)
-            envs.pause(0)
-            rollout = await rolling
-            assert rollout.obs["count"][:, :, 1].tolist() == [[1, 1], [2, 2]]
-            assert rollout.last_obs["count"][:, 1].tolist() == [3, 3]
+    async with looking_rollout(make) as (envs, rolling):
+        envs.pause(0)
+        rollout = await rolling
+        assert rollout.obs["count"][:, :, 1].tolist() == [[1, 1], [2, 2]]
+        assert rollout.last_obs["count"][:, 1].tolist() == [3, 3]

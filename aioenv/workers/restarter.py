@@ -142,10 +142,8 @@ class Restarter:
         except TimeoutError:
             if not limit.expired():
                 raise
-            message = f"{worker!r} was started again, but not restored within {worker.start_timeout_s=}"
-            raise WorkerStartError(
-                message.replace("worker.start", "start"), slots=worker.slots, pid=worker.pid, stderr=worker.stderr
-            ) from None
+            message = f"{worker!r} was started again, but not restored within start_timeout_s={worker.start_timeout_s}"
+            raise WorkerStartError(message, slots=worker.slots, pid=worker.pid, stderr=worker.stderr) from None
 
     def _take_held(self, worker: Worker) -> list[_Held]:
         held, self._held[worker] = self._held[worker], []
