@@ -285,7 +285,13 @@ def test_bench_draws_images(name):
 @pytest.mark.parametrize(
     ("figure", "env", "contenders", "baselines", "keys"),
     [
-        ("latency", "noop", ["gymnasium-async", "aioenv", "aioenv-asyncio", "aioenv-streams"], 1, ["p50 µs", "p99 µs"]),
+        (
+            "latency",
+            "noop",
+            ["gymnasium-async", "aioenv", "aioenv-asyncio", "aioenv-sync", "aioenv-streams"],
+            1,
+            ["p50 µs", "p99 µs"],
+        ),
         ("startup", "HalfCheetah-v5", LAUNCHERS, 2, ["ready s"]),
         pytest.param("memory", "noop", LAUNCHERS, 2, ["worker MiB"], marks=pytest.mark.stress),
         (

@@ -13,7 +13,7 @@ from gymnasium.vector import VectorEnv
 
 import aioenv
 from aioenv import sync
-from aioenv.engine.solo.held_interrupt import HeldInterrupt
+from aioenv.engine.held_signals import HeldSignals
 from aioenv.testing import leak_check
 
 N = 2
@@ -207,14 +207,14 @@ def test_other_threads_leave_signals_alone():
     seen = []
 
     def work():
-        with HeldInterrupt():
+        with HeldSignals(signal.SIGINT, twice=False):
             seen.append(signal.getsignal(signal.SIGINT))
 
     thread = threading.Thread(target=work)
     thread.start()
     thread.join()
     assert seen == [before]
-    with HeldInterrupt():
+    with HeldSignals(signal.SIGINT, twice=False):
         assert signal.getsignal(signal.SIGINT) is not before
     assert signal.getsignal(signal.SIGINT) is before
 
@@ -222,7 +222,7 @@ def test_other_threads_leave_signals_alone():
 def test_an_ignored_ctrl_c_stays_ignored():
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        with HeldInterrupt():
+        with HeldSignals(signal.SIGINT, twice=False):
             interrupt()
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     finally:

@@ -21,7 +21,8 @@ from aioenv.engine.arguments import listed_factories
 from aioenv.engine.results import Ready, ResetResult
 from aioenv.engine.runs.one_slot import info_of
 from aioenv.errors import EnvError, NoAsyncCallError, PendingCallError
-from aioenv.sync.portal import Call, Postponed
+from aioenv.sync.portal import Postponed
+from aioenv.sync.stepping import Step
 from aioenv.vector_env import AsyncVectorEnv
 
 __all__ = ["VecEnv", "make_vec"]
@@ -81,7 +82,7 @@ class VecEnv(_VecEnv):  # type: ignore[misc]  # Stable-Baselines3 need not be in
         self._envs = envs
         self._counts_episodes = episode_stats
         self._answers = answers
-        self._pending: Call | Postponed | None = None
+        self._pending: Step | Postponed | None = None
         try:
             if envs.autoreset_mode.value != "SameStep":
                 raise ValueError(
@@ -114,10 +115,11 @@ class VecEnv(_VecEnv):  # type: ignore[misc]  # Stable-Baselines3 need not be in
         return result.obs
 
     def step_async(self, actions: Any) -> None:
-        """Send actions; `step_wait` gives the results, and raises what is wrong with them.
+        """Send actions; `step_wait` gives the results.
 
         Raises:
             PendingCallError: if a step is under way already.
+            ActionError, EnvError, WorkerDied: as `AsyncVectorEnv.step`, if nothing was sent.
         """
         if self._pending is not None:
             raise PendingCallError("step_async: a step is under way, call step_wait first", "step")

@@ -70,6 +70,10 @@ class Patience:
         self._restarter = restarter
         self.pools: Sequence[Drawers] = ()
 
+    def limit(self, timeout_s: float | None) -> float | None:
+        """How long a wait may last, in seconds, of which this was said; None for ever."""
+        return self._timeout_s if timeout_s is None else timeout_s
+
     async def wait_for(self, exchange: Exchange, timeout_s: float | None = None, *, shielded: bool = False) -> None:
         """Wait for all replies of an exchange.
 
@@ -81,7 +85,7 @@ class Patience:
         Raises:
             StepTimeout: if they don't come in time, and that is the policy.
         """
-        timeout_s = self._timeout_s if timeout_s is None else timeout_s
+        timeout_s = self.limit(timeout_s)
         if timeout_s is None:
             await (asyncio.shield(exchange.done) if shielded else exchange.done)
         else:

@@ -28,7 +28,7 @@ from aioenv.engine.results import ResetResult, SlotStep, StepResult
 from aioenv.engine.slots import SlotState, SlotTable
 from aioenv.engine.some_slots import Seeds, SomeSlots
 from aioenv.engine.tails import reset_tail, step_tail
-from aioenv.errors import SlotError, StaleViewWarning
+from aioenv.errors import NoAsyncCallError, SlotError, StaleViewWarning
 from aioenv.machine import usable_cpus
 from aioenv.wire.frames import Kind
 from aioenv.workers.restart import RestartPolicy
@@ -70,6 +70,7 @@ class Schedule(SomeSlots):
         patience: waits for them.
         restarter: who starts workers again; None if nobody does. history: what they go on from.
         episodes: counts episodes; None: nobody does.
+        needs_replies_only: whether a step ever needs more of the loop than the workers' replies.
     """
 
     def __init__(
@@ -115,6 +116,8 @@ class Schedule(SomeSlots):
         self.restarter = self.dispatch.restarter
         self.episodes = self.dispatch.episodes
         self.merger = self.dispatch.merger
+        waitable = all(member.worker.waitable is not None for member in fleet.members)
+        self.needs_replies_only = waitable and not (images or painter or self.merger)
         self._exchanges = Exchanges(self.dispatch.whole, in_turn=not copy)
         self.patience = Patience(fleet, timeout_s, on_timeout, self.restarter)
         if self.merger is not None:
@@ -131,22 +134,54 @@ class Schedule(SomeSlots):
             given: `actions` is a list of one action a slot instead, which its env gets as it is.
             timeout_s: instead of the one for all calls.
         """
-        arrays, objects = ([], []) if given else self.fleet.actions.take_apart(actions, self.num_envs)
-        if given or objects:
-            tails = [self._tail_of(member, objects, actions if given else None) for member in self.fleet.members]
+        return await self.step_outcome(await self.send_step(actions, given=given, timeout_s=timeout_s), timeout_s)
+
+    async def send_step(self, actions: Any, *, given: bool = False, timeout_s: float | None = None) -> Exchange:
+        """Send a step, once what was abandoned is drained; otherwise as `begin_step`."""
+        taken = self._take_apart(actions, given)
         if self._abandoned:
             await self.drain(timeout_s)
+        return self._send_step(*taken)
+
+    def begin_step(self, actions: Any, *, given: bool = False) -> Exchange:
+        """Send a step of all slots, if `steps_here`; `step_outcome` or `step_result` gives what comes of it.
+
+        Args, Raises: as `step`.
+        """
+        return self._send_step(*self._take_apart(actions, given))
+
+    @property
+    def steps_here(self) -> bool:
+        """Whether a step needs no more of the loop now."""
+        return self.needs_replies_only and not (self._abandoned or self.closing or self.table.paused is not None)
+
+    async def step_outcome(self, exchange: Exchange, timeout_s: float | None) -> StepResult:
+        """Wait for a step that was sent; otherwise as `step`."""
+        return await self.outcome(exchange, self._step_result, timeout_s)
+
+    def step_result(self, exchange: Exchange) -> StepResult:
+        """What has come of a step that was begun here, all of whose replies are in; raises as `step`."""
+        return self._hand_out(exchange, self._step_result)
+
+    def _take_apart(self, actions: Any, given: bool) -> tuple[list[npt.NDArray[Any]], list[bytes] | None]:
+        """The arrays of a batch of actions, and what else each worker gets; None if that is nothing."""
+        arrays, objects = ([], []) if given else self.fleet.actions.take_apart(actions, self.num_envs)
+        if not given and not objects:
+            return arrays, None
+        return arrays, [self._tail_of(member, objects, actions if given else None) for member in self.fleet.members]
+
+    def _send_step(self, arrays: Sequence[npt.NDArray[Any]], tails: Sequence[bytes] | None) -> Exchange:
         self.table.check_send(slice(None), "step", reset=False)
         exchange = self._whole(stepped=True)
-        shared = self.dispatch.shared_actions
+        shared = self.dispatch.shared_actions if arrays else ()
         views = [(byte_view(a), a.nbytes // self.num_envs) for i, a in enumerate(arrays) if i not in shared]
         for index, part in enumerate(exchange.parts):
             fixed = [view[part.start * size : part.stop * size] for view, size in views]
-            placed = {i: arrays[i][part.start : part.stop] for i in shared} if shared and not given else None
-            tail = tails[index] if given or objects else b""
+            placed = {i: arrays[i][part.start : part.stop] for i in shared} if shared else None
+            tail = tails[index] if tails is not None else b""
             self.dispatch.submit(exchange, part, Sent(Kind.STEP, fixed, tail, part.slots, placed))
         self._next = self._prepare()
-        return await self.outcome(exchange, self._step_result, timeout_s)
+        return exchange
 
     @staticmethod
     def _tail_of(member: Member, objects: Sequence[Sequence[Any]], given: Any) -> bytes:
@@ -220,6 +255,9 @@ class Schedule(SomeSlots):
         except BaseException:
             self.abandon(exchange)
             raise
+        return self._hand_out(exchange, result)
+
+    def _hand_out(self, exchange: Exchange, result: Callable[[Exchange], Result]) -> Result:
         self.check_open()
         value = result(exchange)
         exchange.idle = True
@@ -280,16 +318,38 @@ class Schedule(SomeSlots):
 
     def abandon(self, exchange: Exchange) -> None:
         """Nobody awaits this step any more; its parts become ready for `recv`, one by one."""
-        exchange.waiting = False
-        self._abandoned.append(exchange)
         if exchange.done.cancelled():
             exchange.done = self.loop.create_future()
             if exchange.open == 0:
                 exchange.done.set_result(None)
         for part in exchange.parts:
             part.member.worker.abandon_requests()
+        self.leave(exchange)
+
+    def leave(self, exchange: Exchange) -> None:
+        """Nobody awaits this step for now: it is as if abandoned, but may be taken up again."""
+        exchange.waiting = False
+        self._abandoned.append(exchange)
+        for part in exchange.parts:
             if part.arrived:
                 self._offer(exchange, part)
+
+    def take_up(self, exchange: Exchange, done: asyncio.Future[None]) -> None:
+        """Somebody awaits a step that was left, and had this future then.
+
+        Raises:
+            NoAsyncCallError: if `recv` has taken some of it, or another call has dropped it.
+        """
+        whole = all(part.untaken is None or len(part.untaken) == len(part.slots) for part in exchange.parts)
+        if exchange.done is not done or exchange not in self._abandoned or not whole:
+            raise NoAsyncCallError("the result of this step was taken by recv(), or dropped by a later call", "step")
+        self._abandoned.remove(exchange)
+        self._ready = [(e, p) for e, p in self._ready if e is not exchange]
+        for part in exchange.parts:
+            if part.untaken is not None:
+                part.untaken = None
+                self.table.move(part.slots, SlotState.IN_FLIGHT)
+        exchange.waiting = True
 
     async def drain(self, timeout_s: float | None = None) -> None:
         """Wait for the replies of abandoned exchanges, then drop what nobody took of them.

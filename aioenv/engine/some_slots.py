@@ -113,10 +113,9 @@ class SomeSlots:
             min_slots = min(min_slots, max_slots)
 
         async def enough() -> None:
-            # what is in flight may shrink while we wait (another recv, a death)
-            while self.table.count(SlotState.READY) < (wanted := min(min_slots, self._reachable())):
+            while not self.has_ready(min_slots):
                 self._arrival.clear()
-                self._wanted.append(wanted)
+                self._wanted.append(wanted := min(min_slots, self._reachable()))
                 try:
                     await self._arrival.wait()
                 finally:
@@ -136,7 +135,11 @@ class SomeSlots:
         if self.merger is not None:
             await self._merge(self.merger, 0)
         self.check_open()
-        return self._take(max_slots)
+        return self.take(max_slots)
+
+    def has_ready(self, min_slots: int) -> bool:
+        """Whether so many results are in, or all that is in flight; which may become less meanwhile."""
+        return self.table.count(SlotState.READY) >= min(min_slots, self._reachable())
 
     def check_open(self) -> None:
         """Raise a ClosedError if the vector env was closed while somebody waited."""
@@ -151,8 +154,8 @@ class SomeSlots:
     def _reachable(self) -> int:
         return self.table.count(SlotState.READY) + self.table.count(SlotState.IN_FLIGHT)
 
-    def _take(self, max_slots: int | None) -> Ready:
-        """Results of up to `max_slots` slots, oldest first, in the order of slots."""
+    def take(self, max_slots: int | None) -> Ready:
+        """What `recv` gives of what is in: results of up to `max_slots` slots, oldest first, in the order of slots."""
         ready, taken, errors, rest = harvest(self.fleet.observations, self._ready, max_slots)
         self._ready = rest
         self.table.move(ready.slots, SlotState.IDLE)

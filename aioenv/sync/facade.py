@@ -10,6 +10,7 @@ from gymnasium import Space
 
 from aioenv.engine.results import WorkerInfo
 from aioenv.sync.blocking import Blocking
+from aioenv.sync.stepping import Stepper
 from aioenv.sync.tracing import BlockingTrace
 from aioenv.vector_env import AsyncVectorEnv
 
@@ -33,6 +34,7 @@ class Facade(Blocking, gymnasium.vector.VectorEnv[Any, Any, Any]):
         """
         self._envs = envs
         self._run(envs)
+        self._stepper = Stepper(self._portal, envs)
         self.num_envs = envs.num_envs
         self.single_observation_space = envs.single_observation_space
         self.observation_space = envs.observation_space

@@ -29,6 +29,7 @@ from aioenv.sync.compat import check_max_concurrency, check_shareable, fits, ori
 from aioenv.sync.facade import Facade
 from aioenv.sync.portal import Call
 from aioenv.sync.sleepers import Sleepers
+from aioenv.sync.stepping import Step
 
 __all__ = ["AsyncVectorEnv"]
 
@@ -108,7 +109,7 @@ class AsyncVectorEnv(Facade, Generic[ObsType, ActType]):
         self.observation_mode = observation_mode
         self.max_concurrency = max_concurrency
         self._state = AsyncState.DEFAULT
-        self._pending: Call | None = None
+        self._pending: Call | Step | None = None
         num_workers = check_num_workers(num_workers, max(len(env_fns), 1))
         # any str, as the types of Gymnasium's arguments have it
         words: dict[str, Any] = {"start": start_method(context), "observation_mode": observation_mode}
@@ -196,10 +197,11 @@ class AsyncVectorEnv(Facade, Generic[ObsType, ActType]):
             WorkerDied: if the worker of the last slot that failed has ended.
         """
         self._check_free("step_async")
+        actions, given = self._choose_way(actions)
         if self._sleepers is None:
-            return self._ask(_step, self._envs, *self._choose_way(actions))
+            return self._plainly(lambda: self._stepper.step(actions, given=given))
         began = perf_counter()
-        result = self._ask(_step, self._envs, *self._choose_way(actions))
+        result = self._plainly(lambda: self._stepper.step(actions, given=given))
         if not self._sleepers.note(perf_counter() - began):
             self._sleepers = None
         return result
@@ -214,7 +216,9 @@ class AsyncVectorEnv(Facade, Generic[ObsType, ActType]):
             TypeError: if `actions` is no batch.
         """
         self._check_free("step_async")
-        self._begin(AsyncState.WAITING_STEP, _step, self._envs, *self._choose_way(actions))
+        actions, given = self._choose_way(actions)
+        self._pending = self._plainly(lambda: self._stepper.begin(actions, given=given))
+        self._state = AsyncState.WAITING_STEP
 
     def step_wait(self, timeout: float | None = None) -> StepResult:
         """The result of `step_async`.
@@ -368,10 +372,6 @@ class AsyncVectorEnv(Facade, Generic[ObsType, ActType]):
 
 
 # On the loop. None of these knows the facade: one that is forgotten is collected, even with a call in flight.
-
-
-async def _step(envs: vector_env.AsyncVectorEnv, actions: Any, given: bool) -> StepResult:
-    return await envs._running.step(actions, given=given)
 
 
 async def _call(

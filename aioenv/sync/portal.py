@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from aioenv.errors import ClosedError, LoopError
 from aioenv.make import new_event_loop
+from aioenv.sync.parking import Parking
 
 __all__ = ["LOOK_S", "Call", "Portal", "Postponed"]
 
@@ -24,10 +25,15 @@ class Portal:
 
     Worker processes are started from that thread, and the kernel ends them with it; so a portal must outlive what
     runs on it. The thread is a daemon: a program that forgets to close one still ends.
+
+    Attributes:
+        parks: whether the loop waits for visitors after each call (see `visit`).
     """
 
     def __init__(self) -> None:
+        self.parks = False
         self._loop = new_event_loop()
+        self._parking = Parking(self._loop)
         self._stop = asyncio.Event()
         self._thread = threading.Thread(target=self._run, name="aioenv-portal", daemon=True)
         self._closed = False
@@ -51,8 +57,8 @@ class Portal:
 
     @property
     def is_here(self) -> bool:
-        """Whether this is the portal's own thread."""
-        return threading.get_ident() == self._thread.ident
+        """Whether this is the portal's own thread, or a visitor in its stead: neither may wait for it."""
+        return threading.get_ident() in (self._thread.ident, self._parking.visitor)
 
     @property
     def is_copy(self) -> bool:
@@ -84,9 +90,17 @@ class Portal:
         Raises:
             LoopError, ClosedError: as `call`.
         """
-        call = self._prepare(function, args, kwargs)
+        call = self.prepare(function, *args, **kwargs)
         call.post()
         return call
+
+    def prepare(self, function: Callable[..., Coroutine[Any, Any, Any]], /, *args: Any, **kwargs: Any) -> Call:
+        """As `submit`, but to be posted by the caller, who holds it then whatever interrupts him.
+
+        Raises:
+            LoopError, ClosedError: as `call`.
+        """
+        return self._prepare(function, args, kwargs)
 
     def begin(self, function: Callable[..., Coroutine[Any, Any, Any]], /, *args: Any, **kwargs: Any) -> Call:
         """Run a coroutine function on the loop, and wait only until it waits for something itself.
@@ -119,12 +133,38 @@ class Portal:
                 f"this was made in process {self._pid}, and its loop thread has stayed there: process {os.getpid()} is "
                 "a forked copy. Make another one here"
             )
-        call = Call(self._loop, function, args, kwargs, self._calls.discard)
+        call = Call(self._loop, function, args, kwargs, self._send, self._note_end)
         with self._idle:
             if self._closed:
                 raise ClosedError(_CLOSED)
             self._calls.add(call)
         return call
+
+    def _send(self, function: Callable[..., object], *args: Any) -> None:
+        self._loop.call_soon_threadsafe(function, *args)
+        self._parking.wake()
+
+    def _note_end(self, call: Call) -> None:
+        self._calls.discard(call)
+        if self.parks and not self._closed:
+            self._loop.call_soon(self._park)
+
+    def _park(self) -> None:
+        # in debug mode a loop looks which thread uses it
+        if not (self._calls or self._closed or self._loop.get_debug() or self._parking.park()):
+            self._loop.call_soon(self._park)
+
+    def visit(self, function: Callable[..., object], *args: Any) -> bool:
+        """Do on the caller's thread what may be done on the loop only: while the loop stands still for it.
+
+        Args:
+            function: a plain function that is over soon, called as `Parking.visit` does.
+            *args: what it is called with besides.
+
+        Returns:
+            Whether it was called: False if the loop does not stand still.
+        """
+        return not self._closed and not self.is_copy and self._parking.visit(function, *args)
 
     def here(self, function: Callable[..., T], *args: Any) -> T | None:
         """Call a plain function on the caller's thread while nothing that was called runs on the loop, nor can begin.
@@ -138,7 +178,10 @@ class Portal:
             return None if self._calls else function(*args)
 
     def run_soon(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Run a plain function on the loop's thread, and wait for its result."""
+        """Run a plain function on the loop's thread, or as a visitor of it, and wait for its result."""
+        result: list[Any] = []
+        if self.visit(lambda _: result.append(function(*args))):
+            return result[0]
 
         async def run() -> Any:
             return function(*args)
@@ -152,7 +195,7 @@ class Portal:
             ClosedError: if the portal is closed.
         """
         try:
-            self._loop.call_soon_threadsafe(function, *args)
+            self._send(function, *args)
         except RuntimeError:
             raise ClosedError(_CLOSED) from None
 
@@ -164,7 +207,7 @@ class Portal:
         with self._idle:
             first, self._closed = not self._closed, True
         if first:
-            self._loop.call_soon_threadsafe(self._stop.set)
+            self._send(self._stop.set)
         if not self.is_here:
             self._thread.join()
 
@@ -193,6 +236,7 @@ class Call:
         "_kwargs",
         "_loop",
         "_on_end",
+        "_post",
         "_task",
         "_value",
         "cancelled",
@@ -204,9 +248,11 @@ class Call:
         function: Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
+        post: Callable[[Callable[[], object]], None],
         on_end: Callable[[Call], None],
     ) -> None:
         self._loop = loop
+        self._post = post
         self._on_end = on_end
         self._function = function
         self._args = args
@@ -225,7 +271,7 @@ class Call:
 
     def _send(self, function: Callable[[], object]) -> None:
         try:
-            self._loop.call_soon_threadsafe(function)
+            self._post(function)
         except RuntimeError:
             if not self._loop.is_closed():  # else the thread ends this call, too
                 raise

@@ -24,9 +24,10 @@ from aioenv.native_vector_env import NativeVectorEnv
 from aioenv.stats.episodes import EpisodeStats
 from aioenv.sync.evaluate import run_episodes
 from aioenv.sync.facade import Facade
-from aioenv.sync.portal import Call, Portal, Postponed
+from aioenv.sync.portal import Portal, Postponed
 from aioenv.sync.rollout import roll_out
 from aioenv.sync.signatures import like_function, like_method
+from aioenv.sync.stepping import Step
 from aioenv.vector_env import AsyncVectorEnv
 
 __all__ = ["VectorEnv", "make_vec"]
@@ -78,13 +79,13 @@ class VectorEnv(Facade):
             result = self._portal.here(self._step_here, actions)
             if result is not None:
                 return result
-        return self._portal.call(self._envs.step, actions, timeout_s=timeout_s)
+        return self._stepper.step(actions, timeout_s=timeout_s)
 
-    def _begin_step(self, actions: Any) -> Call | Postponed:
-        """`step`, for who waits for it later; all that it raises is raised then."""
+    def _begin_step(self, actions: Any) -> Step | Postponed:
+        """`step`, for who waits for it later, and is told then what went wrong after it was sent."""
         if self._step_here is not None:
             return Postponed(partial(self.step, actions))
-        return self._portal.submit(self._envs.step, actions)
+        return self._stepper.begin(actions)
 
     @overload
     def render(self, mode: None = None) -> Any: ...
@@ -148,7 +149,7 @@ class VectorEnv(Facade):
 
     def recv(self, min_slots: int = 1, max_slots: int | None = None, *, deadline_s: float | None = None) -> Ready:
         """Take results as they come (see `AsyncVectorEnv.recv`)."""
-        return self._portal.call(self._envs.recv, min_slots, max_slots, deadline_s=deadline_s)
+        return self._stepper.recv(min_slots, max_slots, deadline_s)
 
     def ready(
         self, min_slots: int = 1, max_slots: int | None = None, *, deadline_s: float | None = None

@@ -70,6 +70,10 @@ class Channel(Protocol):
     def poll(self) -> None:
         """Take what has come already, without the loop; `on_frame` may be called before this returns."""
 
+    @property
+    def waitable(self) -> int | None:
+        """A descriptor to wait on for what `poll` takes; None if the loop has to do something first."""
+
     def close(self) -> None:
         """Close the parent's end: the worker sees the end of its stream."""
 
@@ -104,6 +108,11 @@ class StreamsChannel:
 
     def poll(self) -> None:
         """Nothing: streams belong to the loop."""
+
+    @property
+    def waitable(self) -> int | None:
+        """None: streams belong to the loop."""
+        return None
 
     def close(self) -> None:
         """Close the worker's stdin."""
@@ -206,6 +215,11 @@ class ScatterChannel:
             self._end(exc)
         finally:
             self._handling = False
+
+    @property
+    def waitable(self) -> int | None:
+        """The socket, while it is open and has taken all that was sent (see `Channel`)."""
+        return None if self._fd < 0 or self._unsent or self._ended.done() else self._fd
 
     def _end(self, exc: Exception | None) -> None:
         self._loop.remove_reader(self._fd)

@@ -131,6 +131,11 @@ class Connection:
         """Take replies that have come already, without waiting for the loop."""
         self._channel.poll()
 
+    @property
+    def waitable(self) -> int | None:
+        """A descriptor to wait on for replies (see `Channel.waitable`)."""
+        return self._channel.waitable
+
     def _place(self, header: Header) -> Sequence[memoryview] | None:
         pending = self.pending.get(header.request)
         if pending is None or header.kind is not Kind.RESULT or header.generation != self._generation:

@@ -302,6 +302,11 @@ class Worker:
         if self._connection is not None:
             self._connection.poll()
 
+    @property
+    def waitable(self) -> int | None:
+        """A descriptor to wait on for replies; None if the loop has to do something first."""
+        return self._connection.waitable if self._connection is not None else None
+
     async def where(self) -> str:
         """The Python frames that its process is in, the innermost first; "" if it does not say within a moment."""
         connection = self._connection

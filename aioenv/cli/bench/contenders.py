@@ -112,6 +112,8 @@ CONTENDERS: dict[str, Contender] = {
     "aioenv-native": Contender("aioenv (backend=native)", "aioenv", ours.aioenv_native),
     "aioenv-native-sync": Contender("aioenv.sync (backend=native)", "aioenv", ours.aioenv_native_sync),
     "aioenv-sync": Contender("aioenv.sync", "aioenv", ours.aioenv_sync),
+    "aioenv-drop-in": Contender("aioenv.sync.AsyncVectorEnv", "aioenv", ours.aioenv_drop_in),
+    "aioenv-sb3": Contender("aioenv.adapters.sb3", "stable_baselines3", others.sb3_aioenv),
     "gymnasium-async": Contender("gymnasium AsyncVectorEnv", "gymnasium", gymnasium_async),
     "gymnasium-sync": Contender("gymnasium SyncVectorEnv", "gymnasium", gymnasium_sync),
     "sb3-subproc": Contender("SB3 SubprocVecEnv", "stable_baselines3", others.sb3_subproc),

@@ -68,8 +68,12 @@ def _percentiles(seconds: list[float]) -> dict[str, float]:
 def _latency_gymnasium(task: Task) -> dict[str, float]:
     from gymnasium.vector import AsyncVectorEnv
 
+    return _latency_blocking(AsyncVectorEnv, task)
+
+
+def _latency_blocking(make: Callable[[list[Any]], Any], task: Task) -> dict[str, float]:
     actions = task.actions()
-    with contextlib.closing(AsyncVectorEnv([task.make_env] * task.num_envs)) as envs:
+    with contextlib.closing(make([task.make_env] * task.num_envs)) as envs:
         envs.reset(seed=0)
         taken: list[float] = []
         for number in Passes(task):
@@ -79,6 +83,10 @@ def _latency_gymnasium(task: Task) -> dict[str, float]:
             envs.step(actions[number % ACTION_BATCHES])
             taken.append(time.perf_counter() - began)
     return _percentiles(taken)
+
+
+def _latency_sync(task: Task) -> dict[str, float]:
+    return _latency_blocking(partial(aioenv.sync.VectorEnv, **task.options), task)
 
 
 def _latency_aioenv(run: _Loop, task: Task) -> dict[str, float]:
@@ -233,6 +241,7 @@ FIGURES: dict[str, Figure] = {
             "gymnasium-async": _latency_gymnasium,
             "aioenv": partial(_latency_aioenv, aioenv.run),
             "aioenv-asyncio": partial(_latency_aioenv, asyncio.run),
+            "aioenv-sync": _latency_sync,
             "aioenv-streams": _latency_streams,
         },
         {"x async": "gymnasium-async"},

@@ -102,6 +102,7 @@ def goals(cpus: int) -> list[Goal]:
         Goal("CartPole-v1 x 64, x Async", 10, 12, _ratio("cartpole-64", "aioenv", "gymnasium-async")),
         Goal("CartPole-v1 x 64, x Sync", 1.5, 1.6, _ratio("cartpole-64", "aioenv", "gymnasium-sync")),
         Goal(f"CartPole-v1 x 64, {bare}", 0.70, 0.75, _of_cpus_bare("cartpole-64", cpus)),
+        Goal("CartPole-v1 x 64, blocking code, x await", 1 / 1.2, 1, _ratio("cartpole-64", "aioenv-sync", "aioenv")),
         Goal("CartPole-v1 x 8, x Async", 4, 5, _ratio("cartpole-8", "aioenv", "gymnasium-async")),
         Goal("CartPole-v1 x 8, one worker, x Async", 4, 5, _ratio("cartpole-8", "aioenv-one", "gymnasium-async")),
         Goal("CartPole-v1, cost per env x 1024 over x 64", 1.1, 1.0, _cost("cartpole-1024", "cartpole-64"), True),
@@ -125,6 +126,9 @@ def goals(cpus: int) -> list[Goal]:
         Goal("no-op x 64, x Async", 25, 30, _ratio("noop-64", "aioenv", "gymnasium-async")),
         Goal("no-op x 64, one worker, x Async", 25, 30, _ratio("noop-64", "aioenv-one", "gymnasium-async")),
         Goal("round trip of one no-op, x Async", 0.6, 0.6, _ratio("latency", "aioenv", "gymnasium-async"), True),
+        Goal(
+            "the same from blocking code, x Async", 0.6, 0.6, _ratio("latency", "aioenv-sync", "gymnasium-async"), True
+        ),
         Goal("uneven x 32, recv x lock-step", 1.8, 1.8, _ratio("uneven", "aioenv-recv", "aioenv-step")),
         Goal("shared statistics, µs an update", 10, 10, _number("stats", "aioenv-slots", "update µs"), True),
         Goal("uneven x 32, least share of a slot", 0.5, 0.5, _number("uneven", "aioenv-recv", "least share")),
@@ -149,7 +153,7 @@ def judged(content: dict[str, Any]) -> list[dict[str, Any]]:
         sign = "≤" if goal.at_most else "≥"
         row: dict[str, Any] = {
             "goal": goal.text,
-            "floor": f"{sign} {goal.floor:g}",
+            "floor": f"{sign} {goal.floor:.3g}",
             "target": f"{sign} {goal.target:g}",
         }
         value, results = found

@@ -12,7 +12,7 @@ from aioenv.cli.bench.common import NotApplicable, refuse_many_processes
 from aioenv.cli.bench.tasks import SYNTHETIC, Measured, Task, clock_blocking
 from aioenv.machine import usable_cpus
 
-__all__ = ["envpool", "pufferlib", "sb3_dummy", "sb3_subproc", "tianshou_subproc", "torchrl_parallel"]
+__all__ = ["envpool", "pufferlib", "sb3_aioenv", "sb3_dummy", "sb3_subproc", "tianshou_subproc", "torchrl_parallel"]
 
 
 def _sb3(task: Task, make: Callable[[list[Any]], Any]) -> Measured:
@@ -42,6 +42,13 @@ def sb3_dummy(task: Task) -> Measured:
     from stable_baselines3.common.vec_env import DummyVecEnv
 
     return _sb3(task, DummyVecEnv)
+
+
+def sb3_aioenv(task: Task) -> Measured:
+    """Ours, as Stable-Baselines3 steps it and with the infos that it wants."""
+    from aioenv.adapters.sb3 import VecEnv
+
+    return _sb3(task, lambda env_fns: VecEnv(env_fns, **task.options))
 
 
 def tianshou_subproc(task: Task) -> Measured:

@@ -21,6 +21,7 @@ from aioenv.host.vector_access import is_native_task
 
 __all__ = [
     "aioenv_asyncio",
+    "aioenv_drop_in",
     "aioenv_groups",
     "aioenv_native",
     "aioenv_native_sync",
@@ -139,6 +140,11 @@ def natively(task: Task) -> Task:
 def aioenv_sync(task: Task) -> Measured:
     """The blocking API."""
     return stepped(task, partial(aioenv.sync.VectorEnv, **task.options))
+
+
+def aioenv_drop_in(task: Task) -> Measured:
+    """What old code gets that imports Gymnasium's `AsyncVectorEnv` from here."""
+    return stepped(task, partial(aioenv.sync.AsyncVectorEnv, num_workers=task.options.get("num_workers")))
 
 
 def has_groups() -> bool:

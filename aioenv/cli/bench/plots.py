@@ -19,7 +19,7 @@ OURS = "C0"
 COLORS = {name: f"C{1 + i % 9}" for i, name in enumerate(n for n in CONTENDERS if not n.startswith("aioenv"))}
 COLORS["bare-all"] = "0.3"
 # Ours that would be too many bars beside the first.
-LEFT_OUT = {"aioenv-asyncio", "aioenv-native-sync", "aioenv-sync", "bare"}
+LEFT_OUT = {"aioenv-asyncio", "aioenv-drop-in", "aioenv-native-sync", "aioenv-sb3", "aioenv-sync", "bare"}
 
 
 def draw(path: Path, content: dict[str, Any]) -> list[Path]:

@@ -15,6 +15,7 @@ GYMNASIUM = ("gymnasium-async", "gymnasium-sync")
 BARE = ("bare", "bare-all")
 RAW = ("raw-batch", "raw-loop")
 # Each takes seconds to import, and most of them a process an env.
+BLOCKING = ("aioenv-sync", "aioenv-drop-in", "aioenv-sb3")
 SLOW = ("sb3-subproc", "tianshou-subproc", "torchrl-parallel")
 OTHERS = (*SLOW, "pufferlib", "envpool")
 
@@ -76,10 +77,10 @@ class Row:
 
 def _rows() -> Iterable[Row]:
     everyone = (*GYMNASIUM, *OTHERS, *BARE)
-    yield Row("noop-1", "noop", 1, ("aioenv", *everyone))
+    yield Row("noop-1", "noop", 1, ("aioenv", *BLOCKING, *everyone))
     yield Row("noop-64", "noop", 64, ("aioenv", "aioenv-one", *everyone))
-    variants = ("aioenv-asyncio", "aioenv-sync", "aioenv-groups", "aioenv-native", "aioenv-native-sync")
-    yield Row("cartpole-8", "CartPole-v1", 8, ("aioenv", "aioenv-one", "aioenv-native", *everyone))
+    variants = ("aioenv-asyncio", *BLOCKING, "aioenv-groups", "aioenv-native", "aioenv-native-sync")
+    yield Row("cartpole-8", "CartPole-v1", 8, ("aioenv", *BLOCKING, "aioenv-one", "aioenv-native", *everyone))
     yield Row("cartpole-64", "CartPole-v1", 64, ("aioenv", *variants, *everyone, "sb3-dummy"))
     yield Row("cartpole-1024", "CartPole-v1", 1024, ("aioenv", "aioenv-native", *everyone))
     contenders = ("aioenv", "aioenv-groups", "aioenv-native", "aioenv-native-sync", *RAW, *everyone)
@@ -101,7 +102,13 @@ ROWS: dict[str, Row] = {row.key: row for row in _rows()}
 
 # Seconds on a machine of two CPUs with nothing else to do, for the estimate alone.
 _IMPORTS_S = 1.3
-_HEAVY_IMPORTS_S = {"sb3-subproc": 4.0, "sb3-dummy": 4.0, "tianshou-subproc": 4.5, "torchrl-parallel": 5.0}
+_HEAVY_IMPORTS_S = {
+    "sb3-subproc": 4.0,
+    "sb3-dummy": 4.0,
+    "tianshou-subproc": 4.5,
+    "torchrl-parallel": 5.0,
+    "aioenv-sb3": 4.0,
+}
 _A_PROCESS_S = {"torchrl-parallel": 0.06, "tianshou-subproc": 0.03, "sb3-subproc": 0.015, "gymnasium-async": 0.012}
 _AN_ENV_S = 0.001
 _FIGURE_S = {

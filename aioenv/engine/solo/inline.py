@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from signal import SIGINT
 from time import perf_counter
 from typing import Any, TypeVar
 
@@ -17,12 +18,12 @@ import numpy as np
 import numpy.typing as npt
 
 from aioenv.batching.seeds import checked_seed
+from aioenv.engine.held_signals import HeldSignals
 from aioenv.engine.images.shots import Shot
 from aioenv.engine.results import Ready, ResetResult, StepResult
 from aioenv.engine.slots import SlotState
 from aioenv.engine.solo.calls import SoloCalls
 from aioenv.engine.solo.flights import Flight
-from aioenv.engine.solo.held_interrupt import HeldInterrupt
 from aioenv.engine.solo.pieces import only, own, own_info
 from aioenv.engine.solo.threads import TURN_S, Pace, yield_to_loop
 from aioenv.errors import EnvError, NoAsyncCallError, StepTimeout
@@ -88,7 +89,7 @@ class Solo(SoloCalls):
         self.table.check_send(_ALL, "step", reset=False)
         value = None
         try:
-            with HeldInterrupt():
+            with HeldSignals(SIGINT, twice=False):
                 value = self._step(batch, self._copy, None)
                 if self.episodes is not None:
                     self.episodes.note(self._all, None, value)
