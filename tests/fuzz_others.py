@@ -130,9 +130,11 @@ class Others:
                 assert (isinstance(value, PendingCallError) and any(s.pending for s in some)) or (
                     isinstance(value, WorkerDied) and (world.restart or any(s.dying for s in some))
                 ), repr(value)
-                return [world.clone()]
             done = world.clone()
+            lost = value.slots if isinstance(value, WorkerDied) else ()  # the other workers do as they were asked
             for i, j in zip(targets, sources, strict=True):
+                if i in lost:
+                    continue
                 env, due, _ = done.snapshots[which][j]
                 slot = done.slots[i]
                 mark = slot.env.mark
@@ -142,7 +144,7 @@ class Others:
                 slot.last = None
                 if slot.pending is not None:
                     slot.pending.overtaken = True
-            return [done]
+            return [done] if how == "ok" else [world.clone(), done]
 
         self.filter("set_state", branch)
 

@@ -258,13 +258,16 @@ def test_what_a_portal_has_not_done_when_it_is_closed_is_refused():
     thread = threading.Thread(target=work)
     thread.start()
     begun.wait()
-    late = portal._prepare(wait_for_ever, (), {})
+    prepared, late = portal.prepare(wait_for_ever), portal.prepare(wait_for_ever)
+    portal.enlist(late)  # as far as `post` gets before it sends
     portal.close()
     thread.join()
-    late.post()
-    assert late.wait(10)
-    with pytest.raises(aioenv.ClosedError):
-        late.result()
+    late._send(late._start)
+    prepared.post()
+    for call in (prepared, late):
+        assert call.wait(10)
+        with pytest.raises(aioenv.ClosedError):
+            call.result()
     assert isinstance(raised[0], aioenv.ClosedError)
     with pytest.raises(aioenv.ClosedError):
         portal.post(print)

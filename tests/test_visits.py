@@ -461,3 +461,13 @@ def test_only_handlers_in_python_are_held():
             assert signal.getsignal(signal.SIGUSR2) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGUSR2, before)
+
+
+def test_thousands_of_signals_are_held(on_alarm):
+    came = []
+    on_alarm(lambda number, _: came.append(number))
+    with HeldSignals():
+        for _ in range(3000):
+            signal.raise_signal(signal.SIGALRM)
+        assert came == []
+    assert len(came) == 3000

@@ -69,13 +69,16 @@ class HeldSignals:
                 self._restore()
 
     def _tell(self) -> None:
-        if self._came:
-            number, frame = self._came.pop(0)
-            handler = getsignal(number)
-            try:
-                if callable(handler):
+        try:
+            while self._came:
+                number, frame = self._came[0]
+                handler = getsignal(number)
+                there = callable(handler)
+                del self._came[0]  # no other handler can run between this and the call
+                if there:
                     handler(number, frame)
-            finally:
+        finally:
+            if self._came:  # one has raised
                 self._tell()
 
     def _hold(self, number: int, frame: FrameType | None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import threading
 import time
@@ -32,13 +33,14 @@ class Portal:
 
     def __init__(self) -> None:
         self.parks = False
+        self._parks_soon = False
         self._loop = new_event_loop()
         self._parking = Parking(self._loop)
         self._stop = asyncio.Event()
         self._thread = threading.Thread(target=self._run, name="aioenv-portal", daemon=True)
         self._closed = False
         self._pid = os.getpid()
-        self._calls: set[Call] = set()  # that have not ended; whoever has the lock adds
+        self._calls: set[Call] = set()  # that were posted and have not ended; whoever has the lock adds
         self._idle = threading.RLock()  # a finalizer may call from within a call
         self._thread.start()
 
@@ -75,7 +77,7 @@ class Portal:
                 forked copy of the process, where nobody would answer.
             ClosedError: if the portal is closed.
         """
-        call = self._prepare(function, args, kwargs)
+        call = self.prepare(function, *args, **kwargs)
         try:
             call.post()
             call.wait()
@@ -84,23 +86,25 @@ class Portal:
             raise
         return call.result()  # type: ignore[no-any-return]
 
-    def submit(self, function: Callable[..., Coroutine[Any, Any, Any]], /, *args: Any, **kwargs: Any) -> Call:
-        """Run a coroutine function on the loop, and don't wait: `wait` and `result` of what this returns do.
-
-        Raises:
-            LoopError, ClosedError: as `call`.
-        """
-        call = self.prepare(function, *args, **kwargs)
-        call.post()
-        return call
-
     def prepare(self, function: Callable[..., Coroutine[Any, Any, Any]], /, *args: Any, **kwargs: Any) -> Call:
-        """As `submit`, but to be posted by the caller, who holds it then whatever interrupts him.
+        """As `call`, but to be posted, waited for and, if that is interrupted, cancelled by the caller.
 
         Raises:
             LoopError, ClosedError: as `call`.
         """
-        return self._prepare(function, args, kwargs)
+        if self._closed:  # first: a thread of today may have the number of one that has ended
+            raise ClosedError(_CLOSED)
+        if self.is_here:
+            raise LoopError(
+                "a blocking call was made on the loop thread that should serve it: it would wait for itself for "
+                "ever. On a loop, use the async API (aioenv.AsyncVectorEnv)"
+            )
+        if self.is_copy:
+            raise LoopError(
+                f"this was made in process {self._pid}, and its loop thread has stayed there: process {os.getpid()} is "
+                "a forked copy. Make another one here"
+            )
+        return Call(self, self._loop, function, args, kwargs)
 
     def begin(self, function: Callable[..., Coroutine[Any, Any, Any]], /, *args: Any, **kwargs: Any) -> Call:
         """Run a coroutine function on the loop, and wait only until it waits for something itself.
@@ -109,7 +113,7 @@ class Portal:
             LoopError, ClosedError: as `call`.
             BaseException: what the coroutine raises before it first waits.
         """
-        call = self._prepare(function, args, kwargs)
+        call = self.prepare(function, *args, **kwargs)
         try:
             call.post()
             call.wait_begun()
@@ -120,39 +124,38 @@ class Portal:
             call.result()
         return call
 
-    def _prepare(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
-        if self.is_here:
-            raise LoopError(
-                "a blocking call was made on the loop thread that should serve it: it would wait for itself for "
-                "ever. On a loop, use the async API (aioenv.AsyncVectorEnv)"
-            )
-        if self._closed:
-            raise ClosedError(_CLOSED)
-        if self.is_copy:
-            raise LoopError(
-                f"this was made in process {self._pid}, and its loop thread has stayed there: process {os.getpid()} is "
-                "a forked copy. Make another one here"
-            )
-        call = Call(self._loop, function, args, kwargs, self._send, self._note_end)
+    def enlist(self, call: Call) -> bool:
+        """Note a call that is about to be sent; whether it still can be."""
         with self._idle:
-            if self._closed:
-                raise ClosedError(_CLOSED)
-            self._calls.add(call)
-        return call
+            if not self._closed:
+                self._calls.add(call)
+            return not self._closed
 
-    def _send(self, function: Callable[..., object], *args: Any) -> None:
+    def has(self, call: Call) -> bool:
+        """Whether a call was posted and has not ended."""
+        return call in self._calls
+
+    def send(self, function: Callable[..., object], *args: Any) -> None:
+        """As `post`, but raises RuntimeError if the loop is closed."""
         self._loop.call_soon_threadsafe(function, *args)
         self._parking.wake()
 
-    def _note_end(self, call: Call) -> None:
+    def note_end(self, call: Call) -> None:
+        """A call has ended."""
         self._calls.discard(call)
         if self.parks and not self._closed:
+            self._park_soon()
+
+    def _park_soon(self) -> None:
+        if not self._parks_soon:  # twice in a row, what comes between would wait for as long again
+            self._parks_soon = True
             self._loop.call_soon(self._park)
 
     def _park(self) -> None:
+        self._parks_soon = False
         # in debug mode a loop looks which thread uses it
         if not (self._calls or self._closed or self._loop.get_debug() or self._parking.park()):
-            self._loop.call_soon(self._park)
+            self._park_soon()
 
     def visit(self, function: Callable[..., object], *args: Any) -> bool:
         """Do on the caller's thread what may be done on the loop only: while the loop stands still for it.
@@ -195,7 +198,7 @@ class Portal:
             ClosedError: if the portal is closed.
         """
         try:
-            self._send(function, *args)
+            self.send(function, *args)
         except RuntimeError:
             raise ClosedError(_CLOSED) from None
 
@@ -205,9 +208,9 @@ class Portal:
             self._closed = True
             return
         with self._idle:
-            first, self._closed = not self._closed, True
-        if first:
-            self._send(self._stop.set)
+            self._closed = True
+        with contextlib.suppress(RuntimeError):  # its loop is closed already
+            self.send(self._stop.set)  # each time: whoever came first may have been interrupted here
         if not self.is_here:
             self._thread.join()
 
@@ -235,8 +238,7 @@ class Call:
         "_function",
         "_kwargs",
         "_loop",
-        "_on_end",
-        "_post",
+        "_portal",
         "_task",
         "_value",
         "cancelled",
@@ -244,16 +246,14 @@ class Call:
 
     def __init__(
         self,
+        portal: Portal,
         loop: asyncio.AbstractEventLoop,
         function: Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        post: Callable[[Callable[[], object]], None],
-        on_end: Callable[[Call], None],
     ) -> None:
+        self._portal = portal
         self._loop = loop
-        self._post = post
-        self._on_end = on_end
         self._function = function
         self._args = args
         self._kwargs = kwargs
@@ -267,11 +267,14 @@ class Call:
 
     def post(self) -> None:
         """Send it to the loop."""
-        self._send(self._start)
+        if self._portal.enlist(self):
+            self._send(self._start)
+        else:
+            self.end_unheard()
 
     def _send(self, function: Callable[[], object]) -> None:
         try:
-            self._post(function)
+            self._portal.send(function)
         except RuntimeError:
             if not self._loop.is_closed():  # else the thread ends this call, too
                 raise
@@ -303,7 +306,7 @@ class Call:
         self._end()
 
     def _end(self) -> None:
-        self._on_end(self)
+        self._portal.note_end(self)
         self._ended = True
         self._finished.release()
 
@@ -331,9 +334,10 @@ class Call:
         return True
 
     def cancel(self) -> None:
-        """Cancel the coroutine if it has not ended, and wait for its end."""
-        self._send(self._cancel)
-        self.wait()
+        """Cancel the coroutine if it has begun and not ended, and wait for its end."""
+        if self._portal.has(self):
+            self._send(self._cancel)
+            self.wait()
 
     def _cancel(self) -> None:
         self._asked_to_end = True

@@ -1,0 +1,194 @@
+"""Handlers of signals raise wherever they can in blocking code: nothing is off by one, nothing hangs."""
+
+from __future__ import annotations
+
+import dis
+import itertools
+import opcode
+import signal
+import sys
+import threading
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+import aioenv
+from aioenv import sync
+from aioenv.sync import parking, stepping
+
+N = 2
+ACTIONS = np.zeros(N, np.int64)
+ROOMS = tuple(str(Path(aioenv.__file__).parent / room) for room in ("sync", "engine"))
+# Handlers run after these.
+CHECKED = [opcode.opmap[name] for name in ("CALL", "CALL_FUNCTION_EX", "JUMP_BACKWARD", "RESUME")]
+
+
+class Count(gym.Env):
+    """Counts its steps."""
+
+    observation_space = gym.spaces.Box(0, 1e9, (), np.float64)
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        self.count = 0.0
+        return np.array(self.count), {}
+
+    def step(self, action):
+        self.count += 1
+        return np.array(self.count), 1.0, False, False, {}
+
+
+class Interrupted(Exception):
+    pass
+
+
+class Instants:
+    """The instants of a call at which a handler can run, in the rooms that blocking code is made of."""
+
+    def __init__(self) -> None:
+        self._points = {}
+
+    def run(self, function, number):
+        """Call it, with a handler that raises at instant `number` (-1: at none).
+
+        Returns:
+            What it returns, None if that was interrupted; and whether there was such an instant.
+        """
+        self._left = number if number >= 0 else sys.maxsize
+        before, handler = sys.gettrace(), signal.signal(signal.SIGUSR1, self._raise)
+        sys.settrace(self._enter)
+        try:
+            return function(), self._left < 0
+        except Interrupted:
+            return None, True
+        finally:
+            sys.settrace(before)
+            signal.signal(signal.SIGUSR1, handler)
+
+    def _raise(self, *_):
+        raise Interrupted
+
+    def _enter(self, frame, event, arg):
+        if not frame.f_code.co_filename.startswith(ROOMS):
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        return self._go
+
+    def _go(self, frame, event, arg):
+        if event == "opcode" and frame.f_lasti in self._points_of(frame.f_code):
+            self._left -= 1
+            if self._left == -1:
+                signal.raise_signal(signal.SIGUSR1)
+        return self._go
+
+    def _points_of(self, code):
+        if code not in self._points:
+            instructions = list(dis.get_instructions(code))
+            after = itertools.pairwise(instructions)
+            self._points[code] = {two.offset for one, two in after if one.opcode in CHECKED}
+        return self._points[code]
+
+
+def two(envs):
+    """As adapters step."""
+    step = envs._begin_step(ACTIONS)
+    try:
+        step.wait()
+    except BaseException:
+        step.cancel()
+        raise
+    return step.result()
+
+
+def send_and_recv(envs):
+    envs.send(ACTIONS)
+    return envs.recv(N)[1:]
+
+
+def in_two(envs):
+    envs.step_async(ACTIONS)
+    return envs.step_wait()
+
+
+def with_patience(envs):
+    envs.step_async(ACTIONS)
+    return envs.step_wait(30)
+
+
+WAYS = {
+    "step": (sync.VectorEnv, lambda envs: envs.step(ACTIONS)),
+    "begin, wait": (sync.VectorEnv, two),
+    "send, recv": (sync.VectorEnv, send_and_recv),
+    "drop-in": (sync.AsyncVectorEnv, lambda envs: envs.step(ACTIONS)),
+    "step_async, step_wait": (sync.AsyncVectorEnv, in_two),
+    "step_wait(timeout)": (sync.AsyncVectorEnv, with_patience),
+}
+
+
+def take_what_is_owed(envs):
+    if isinstance(envs, sync.VectorEnv):
+        while envs.outstanding:
+            envs.recv(N)
+    elif envs._pending is not None:
+        envs.step_wait()
+
+
+def interrupt_all(way, parks, first, stride):
+    kind, step = WAYS[way]
+    instants = Instants()
+    number, misses, count = first, 0, 0
+    with kind([Count] * N, num_workers=2) as envs:
+        envs.reset()
+        portal = envs._portal
+        for _ in range(2):  # from Python 3.12 on, code is prepared for tracing when it is first traced
+            count = instants.run(lambda: step(envs), -1)[0][0][0]
+        while misses < 5:
+            if parks:
+                while not portal._parking._open or portal._parking._wanted:
+                    portal.run_soon(int)
+            result, there = instants.run(lambda: step(envs), number)
+            misses = 0 if there else misses + 1
+            if result is not None:
+                assert result[0].tolist() == [count + 1] * N, number
+            take_what_is_owed(envs)
+            following = envs.step(ACTIONS)[0]
+            least = 1 if result is None else 2
+            assert following[0] == following[1] and least <= following[0] - count <= 2, (number, count, following)
+            assert not portal._calls, number  # or it would never stand still again
+            count = following[0]
+            number += stride
+    # Python 3.13 traces fewer opcodes after an exception
+    assert number > 10 or sys.version_info >= (3, 13), "hardly anything was interrupted"
+
+
+@pytest.mark.parametrize("parks", [True, False])
+@pytest.mark.parametrize("way", WAYS)
+def test_steps_interrupted_anywhere(way, parks, monkeypatch):
+    # how long it stands still: until it is wanted, or never for anybody
+    monkeypatch.setattr(parking, "PARK_S", 60.0 if parks else 0.0)
+    monkeypatch.setattr(stepping, "PARK_S", 60.0)
+    interrupt_all(way, parks, sum(map(ord, way)) % 7, 7)
+
+
+@pytest.mark.stress
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("parks", [True, False])
+@pytest.mark.parametrize("way", WAYS)
+def test_steps_interrupted_everywhere(way, parks, monkeypatch):
+    monkeypatch.setattr(parking, "PARK_S", 10e-3 if parks else 0.0)
+    interrupt_all(way, parks, 0, 1)
+
+
+def test_a_close_that_was_interrupted_is_made_good_by_the_next():
+    instants = Instants()
+    number, there = 0, True
+    while there:
+        envs = sync.VectorEnv([Count], num_workers=1)
+        _, there = instants.run(envs.close, number)
+        closing = threading.Thread(target=envs.close, daemon=True)
+        closing.start()
+        closing.join(30)
+        assert not closing.is_alive() and not envs._portal._thread.is_alive(), number
+        number += 1
