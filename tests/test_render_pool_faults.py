@@ -170,6 +170,22 @@ async def test_rp13_with_retry_what_a_worker_died_over_is_drawn_once_again(tmp_p
         assert "It is not restarted any more: 3 restarts in 60 s." in caught.value.__notes__
 
 
+class Slow(aioenv.Modder):
+    """Takes its time, as a CPU does over shadows."""
+
+    def randomize(self):
+        time.sleep(0.04)
+
+
+@pytest.mark.asyncio
+async def test_rp13_a_worker_that_draws_slowly_is_not_taken_for_one_that_hangs():
+    """All of them take longer than `timeout_s`, and each of them much less, however small."""
+    async with pool_of(modder=Slow, seed=0, timeout_s=1.0, workers_per_device=1) as pool:
+        pids = pool.pids
+        assert (await pool.render(slots=range(50), width=8, height=8, randomize=True)).shape == (50, 8, 8, 3)
+        assert pool.pids == pids
+
+
 @pytest.mark.asyncio
 async def test_rp13_a_loop_that_stood_still_is_nobodys_timeout():
     """A stream hands on what has come one turn of the loop later: after the timer, though the worker was not late."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
 from functools import partial
@@ -14,7 +15,9 @@ from render_pool_kit import PLAIN, SMALL, differ, held, pool_of, some_states
 
 import aioenv
 from aioenv import memory
-from aioenv.rendering import blocks
+from aioenv.memory import Shared
+from aioenv.rendering import blocks, lanes
+from aioenv.rendering.drawing import Drawing
 
 
 @pytest.mark.asyncio
@@ -45,6 +48,47 @@ async def test_the_memory_of_images_is_used_again_once_nobody_has_them(monkeypat
         assert held(pool) < 1 << 20
         last = await draw()
     assert np.array_equal(kept, expected) and np.array_equal(last, expected)
+
+
+def rows_of_a_piece(
+    side: int, sheets: blocks.Blocks, state_s: float | None, *, out: bool = False, size: int = 40
+) -> int:
+    """How many of a thousand states, of so many numbers, a worker gets at once that takes so long over each."""
+    shape, pace = (1000, side, side), lanes.Pace()
+    pace.state_s = state_s
+    sheet = sheets.sheet(shape, depth=False, segmentation=False)
+    drawing, future = Drawing(side, side, (None,), False, False), asyncio.get_running_loop().create_future()
+    drawn = (None, sheet.images) if out else (sheet, None)
+    states = np.zeros((1000, size))
+    call = lanes.RenderCall(states, drawing, pace, None, None, drawn[0], sheets, drawn[1], future, lambda: None)
+    return call.piece_rows
+
+
+@pytest.mark.asyncio
+async def test_a_piece_is_drawn_in_a_moment_and_takes_the_loop_no_longer_than_one_that_travels():
+    memory = Shared.create()
+    assert memory is not None
+    shared, travelling = blocks.Blocks(memory), blocks.Blocks(None)
+    for sheets in (shared, travelling):
+        assert rows_of_a_piece(84, sheets, None) == 1  # who knows how long it takes
+        assert rows_of_a_piece(8, sheets, 3600.0) == 1
+        assert rows_of_a_piece(8, sheets, 0.03) == 3
+        assert rows_of_a_piece(8, sheets, 1e-6, size=1000) == lanes.SENT_BYTES // 8000
+    assert rows_of_a_piece(84, shared, 0.001) == rows_of_a_piece(512, shared, 0.001) == 100
+    for sheets, out in ((travelling, False), (travelling, True), (shared, True)):
+        assert rows_of_a_piece(84, sheets, 0.001, out=out) == lanes.PIECE_BYTES // (84 * 84 * 3)
+        assert rows_of_a_piece(512, sheets, 0.001, out=out) == 1
+    memory.close()
+
+
+@pytest.mark.asyncio
+async def test_the_length_of_pieces_is_learnt_from_the_workers():
+    async with pool_of(workers_per_device=1) as pool:
+        pace = pool._pace(24, 18, 1, False, False)
+        assert pace.state_s is None
+        await pool.render(**SMALL, slots=range(5))
+        assert 0 < pace.state_s < 60
+        assert pool._pace(24, 18, 1, True, False).state_s is None
 
 
 @pytest.mark.asyncio

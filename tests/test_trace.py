@@ -275,7 +275,7 @@ def test_render_pools_and_blocking_code(tmp_path):
         assert trace.stopped and trace.path == tmp_path / "pool.json"
     lines = lines_of(read(tmp_path / "pool.json"))
     assert list(lines) == ["loop", "render worker 0", "render worker 1"]
-    assert steps_of(lines["render worker 1"], "render") == [1, 2, 3]
+    assert list(dict.fromkeys(steps_of(lines["render worker 1"], "render"))) == [1, 2, 3]  # in pieces
     with sync.make_vec("CartPole-v1", num_envs=2, num_workers=1) as envs:
         trace = envs.trace(tmp_path / "envs.json")
         envs.reset(seed=0)

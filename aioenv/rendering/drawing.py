@@ -1,7 +1,7 @@
 """What render workers are asked: the tail of a RENDER, of either pool. The fixed part is the states, one row each.
 
-The images are the fixed part of the reply, unless the request says where in shared memory they shall be. And what
-images are, and what they are drawn on.
+The images are the fixed part of the reply, unless the request says where in shared memory they shall be; its tail, of a
+`RenderPool`, is how long they took. And what images are, and what they are drawn on.
 """
 
 from __future__ import annotations
@@ -27,10 +27,12 @@ __all__ = [
     "dump_drawing",
     "dump_rest",
     "dump_sources",
+    "dump_time",
     "kinds_of",
     "lay_out",
     "load_request",
     "load_sources",
+    "load_time",
     "size_of",
 ]
 
@@ -74,6 +76,7 @@ class Rest(NamedTuple):
 
 
 _LENGTH = struct.Struct("<I")
+_TIME = struct.Struct("<d")
 
 
 def dump_drawing(drawing: Drawing) -> bytes:
@@ -103,6 +106,16 @@ def load_sources(tail: memoryview) -> tuple[list[int] | None, Where | None]:
     """What such a tail holds."""
     sources, where = load(tail)
     return sources, where and Where(*where)
+
+
+def dump_time(seconds: float) -> bytes:
+    """The tail of a reply: how long the worker took over the images."""
+    return _TIME.pack(seconds)
+
+
+def load_time(tail: memoryview) -> float:
+    """What such a tail holds, in seconds."""
+    return float(_TIME.unpack(tail)[0])
 
 
 class Images(NamedTuple):

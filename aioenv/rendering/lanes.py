@@ -1,7 +1,7 @@
 """How the images of a `RenderPool` are ordered: calls are shared out among workers, and each share goes in pieces.
 
-A worker has at most two pieces: one that it draws, one to go on with. A piece is small, so that what the loop does
-for it is short, and a worker that hangs is found out soon.
+A worker has at most two pieces: one that it draws, one to go on with. A piece is drawn in a moment, so that a worker
+that hangs is found out soon and one that draws slowly is not taken for it, and what the loop does for it is short.
 """
 
 from __future__ import annotations
@@ -19,21 +19,34 @@ from aioenv.batching.layout import byte_view
 from aioenv.errors import RenderTimeout, SlotError, WorkerDied
 from aioenv.rendering.blocks import Blocks
 from aioenv.rendering.crew import error_of
-from aioenv.rendering.drawing import Drawing, Images, Rest, Sheet, dump_drawing, dump_rest
+from aioenv.rendering.drawing import Drawing, Images, Rest, Sheet, dump_drawing, dump_rest, load_time
 from aioenv.rendering.watch import LAST_CHANCE_S
 from aioenv.trace.timeline import Trace
 from aioenv.wire.frames import Frame, Kind
 from aioenv.workers.restarter import Restarter
 from aioenv.workers.supervisor import Worker
 
-__all__ = ["Lane", "RenderCall"]
+__all__ = ["Lane", "Pace", "RenderCall"]
 
 Rows = npt.NDArray[np.int64]
 
+# A piece shall take so long to draw: the loop does some 0.3 ms for each, with cold caches, and has CPUs to share.
+PIECE_S = 0.1
 # To take this much from a worker, where it travels, costs the loop some 100 µs; to send so much, as long.
 PIECE_BYTES = 256 << 10
 SENT_BYTES = 64 << 10
 MAX_FLYING = 2
+
+
+class Pace:
+    """How fast a pool draws states of one kind of call.
+
+    Attributes:
+        state_s: how long the last ones took, each, in seconds; None: none has been drawn yet.
+    """
+
+    def __init__(self) -> None:
+        self.state_s: float | None = None
 
 
 class RenderCall:
@@ -42,6 +55,7 @@ class RenderCall:
     Args:
         states: float64 of shape `(N, nstate)`, the call's own.
         drawing: how all of them are drawn.
+        pace: of calls with such a drawing.
         edits: fields of the model, one row a state; None if none is edited.
         looks: of each state its slot, and how often that was randomised: int64 of shape `(N, 2)`; None if nothing is.
         sheet: drawn on row by row; None if `out` is filled.
@@ -60,6 +74,7 @@ class RenderCall:
         self,
         states: npt.NDArray[np.float64],
         drawing: Drawing,
+        pace: Pace,
         edits: dict[str, npt.NDArray[Any]] | None,
         looks: npt.NDArray[np.int64] | None,
         sheet: Sheet | None,
@@ -73,6 +88,7 @@ class RenderCall:
         self.number: int | None = None
         self._states = states
         self._drawing = drawing
+        self._pace = pace
         self._head = dump_drawing(drawing)
         self._edits = edits
         self._looks = looks
@@ -81,10 +97,18 @@ class RenderCall:
         self._out = out
         self._finish = finish
         self._open = len(states)
-        image = drawing.width * drawing.height * len(drawing.views)
-        a_row = image * (3 + 4 * drawing.depth + 8 * drawing.segmentation)
         sent = sum(array[0].nbytes for array in (states, *(edits or {}).values())) if len(states) else 1
-        self.piece_rows = max(1, min(PIECE_BYTES // a_row, SENT_BYTES // sent))
+        self._most_rows = SENT_BYTES // sent
+        if sheet is None or sheet.where is None:  # images travel, or are copied to where they belong
+            image = drawing.width * drawing.height * len(drawing.views)
+            a_row = image * (3 + 4 * drawing.depth + 8 * drawing.segmentation)
+            self._most_rows = min(self._most_rows, PIECE_BYTES // a_row)
+
+    @property
+    def piece_rows(self) -> int:
+        """How many rows the next piece shall have: one, until it is known how long that takes."""
+        state_s = self._pace.state_s
+        return max(1, min(self._most_rows, int(PIECE_S / state_s))) if state_s else 1
 
     def pack(self, rows: Rows) -> tuple[memoryview, bytes, list[memoryview] | None, Images | None]:
         """A piece, ready to be sent.
@@ -104,8 +128,9 @@ class RenderCall:
         edits = None if self._edits is None else {name: values[rows] for name, values in self._edits.items()}
         return byte_view(self._states[rows]), self._head + dump_rest(Rest(looks, edits, where)), into, staged
 
-    def land(self, rows: Rows, staged: Images | None) -> None:
-        """The images of these rows are there."""
+    def land(self, rows: Rows, staged: Images | None, seconds: float) -> None:
+        """The images of these rows are there; to draw them took so long."""
+        self._pace.state_s = seconds / len(rows)
         if self.future.done():
             return
         if staged is not None:
@@ -224,7 +249,8 @@ class Lane:
             call.fail(error)
         else:
             try:
-                call.land(piece.rows, staged)
+                assert isinstance(outcome, Frame)
+                call.land(piece.rows, staged, load_time(outcome.tail))
             except Exception as exc:  # `out` is the user's: it may be read-only by now, say
                 call.fail(exc)
         self._pump()

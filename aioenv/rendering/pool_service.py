@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from time import perf_counter
 from typing import Any
 
 import mujoco
@@ -14,7 +15,7 @@ from aioenv.host.mujoco_source import load_model
 from aioenv.host.service import Reply
 from aioenv.rendering.cameras import Eye
 from aioenv.rendering.canvas import Canvas
-from aioenv.rendering.drawing import Drawing, Images, load_request
+from aioenv.rendering.drawing import Drawing, Images, dump_time, load_request
 from aioenv.rendering.drawing_service import DrawingService
 from aioenv.rendering.quality import RenderQuality
 
@@ -97,6 +98,7 @@ class PoolService(DrawingService):
             raise
 
     def _render(self, states: npt.NDArray[np.float64], tail: Any) -> Reply:
+        began = perf_counter()
         drawing, rest = load_request(tail)
         a_state = (len(drawing.views), drawing.height, drawing.width)
         kinds = {"depth": drawing.depth, "segmentation": drawing.segmentation}
@@ -110,7 +112,7 @@ class PoolService(DrawingService):
                 continue
             with self._edited(rest.edits, number):
                 self._draw(state, drawing, eyes, images.row(row))
-        return self._easel.reply(rest.where, images)
+        return self._easel.reply(rest.where, images)._replace(tail=dump_time(perf_counter() - began))
 
     def _draw(self, state: npt.NDArray[np.float64], drawing: Drawing, eyes: Sequence[Eye], images: Images) -> None:
         mujoco.mj_setState(self._model, self._data, state, self._spec)

@@ -6,7 +6,7 @@ import asyncio
 import secrets
 from collections import deque
 from collections.abc import Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Literal, NamedTuple, Unpack, overload
 
 import mujoco
@@ -40,7 +40,7 @@ from aioenv.rendering.cameras import Camera, find_camera
 from aioenv.rendering.config import check_int
 from aioenv.rendering.crew import Crew
 from aioenv.rendering.drawing import Drawing, Sheet
-from aioenv.rendering.lanes import RenderCall
+from aioenv.rendering.lanes import Pace, RenderCall
 from aioenv.rendering.pool_life import PoolLife
 from aioenv.rendering.pool_service import PoolService
 from aioenv.rendering.quality import Quality, parse_quality
@@ -51,6 +51,8 @@ __all__ = ["RenderPool"]
 
 # How many batches of arrays there are with copy=False.
 TURNS = 2
+# Of how many kinds of calls it is kept how long their images take.
+MAX_PACES = 64
 
 
 class _Turn(NamedTuple):
@@ -176,6 +178,7 @@ class RenderPool(PoolLife):
         )
         super().__init__(crew, timeout_s, retry)
         self._blocks = Blocks(None)
+        self._pace = lru_cache(MAX_PACES)(lambda *kind: Pace())
         self._turns: deque[_Turn] = deque(maxlen=TURNS)  # what copy=False hands out
         self.closed = False
 
@@ -329,7 +332,10 @@ class RenderPool(PoolLife):
         arrays = (filled if sheet is None else sheet.images).arrays  # type: ignore[union-attr]
         result = arrays if len(arrays) > 1 else arrays[0]
         future: asyncio.Future[Any] = loop.create_future()
-        call = RenderCall(rows, drawing, checked_edits, looks, sheet, self._blocks, filled, future, lambda: result)
+        pace = self._pace(width, height, len(views), depth, segmentation)
+        call = RenderCall(
+            rows, drawing, pace, checked_edits, looks, sheet, self._blocks, filled, future, lambda: result
+        )
         if self._trace is not None:
             call.number = self._number()
         if not copy and sheet is not None:
