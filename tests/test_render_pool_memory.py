@@ -54,7 +54,7 @@ def rows_of_a_piece(
     side: int, sheets: blocks.Blocks, state_s: float | None, *, out: bool = False, size: int = 40
 ) -> int:
     """How many of a thousand states, of so many numbers, a worker gets at once that takes so long over each."""
-    shape, pace = (1000, side, side), lanes.Pace()
+    shape, pace = (1000, side, side), lanes.Pace(60.0)
     pace.state_s = state_s
     sheet = sheets.sheet(shape, depth=False, segmentation=False)
     drawing, future = Drawing(side, side, (None,), False, False), asyncio.get_running_loop().create_future()
@@ -79,6 +79,10 @@ async def test_a_piece_is_drawn_in_a_moment_and_takes_the_loop_no_longer_than_on
         assert rows_of_a_piece(84, sheets, 0.001, out=out) == lanes.PIECE_BYTES // (84 * 84 * 3)
         assert rows_of_a_piece(512, sheets, 0.001, out=out) == 1
     memory.close()
+    for timeout_s, rows in ((None, 100), (1.0, 100), (0.2, 50), (0.001, 1)):
+        pace = lanes.Pace(timeout_s)
+        pace.state_s = 0.001
+        assert pace.rows == rows
 
 
 @pytest.mark.asyncio

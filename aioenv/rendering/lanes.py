@@ -30,8 +30,10 @@ __all__ = ["Lane", "Pace", "RenderCall"]
 
 Rows = npt.NDArray[np.int64]
 
-# A piece shall take so long to draw: the loop does some 0.3 ms for each, with cold caches, and has CPUs to share.
+# A piece shall take so long to draw, in seconds, but no more than this part of what a worker may take. (Shorter ones
+# leave more to the loop, which does some 0.3 ms for each, with cold caches.)
 PIECE_S = 0.1
+PART_OF_TIMEOUT = 0.25
 # To take this much from a worker, where it travels, costs the loop some 100 µs; to send so much, as long.
 PIECE_BYTES = 256 << 10
 SENT_BYTES = 64 << 10
@@ -41,12 +43,21 @@ MAX_FLYING = 2
 class Pace:
     """How fast a pool draws states of one kind of call.
 
+    Args:
+        timeout_s: see `Lane`.
+
     Attributes:
         state_s: how long the last ones took, each, in seconds; None: none has been drawn yet.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, timeout_s: float | None) -> None:
         self.state_s: float | None = None
+        self._piece_s = PIECE_S if timeout_s is None else min(PIECE_S, PART_OF_TIMEOUT * timeout_s)
+
+    @property
+    def rows(self) -> int:
+        """How many states a piece may have: one, until it is known how long that takes."""
+        return max(1, int(self._piece_s / self.state_s)) if self.state_s else 1
 
 
 class RenderCall:
@@ -98,17 +109,16 @@ class RenderCall:
         self._finish = finish
         self._open = len(states)
         sent = sum(array[0].nbytes for array in (states, *(edits or {}).values())) if len(states) else 1
-        self._most_rows = SENT_BYTES // sent
+        self._most_rows = max(1, SENT_BYTES // sent)
         if sheet is None or sheet.where is None:  # images travel, or are copied to where they belong
             image = drawing.width * drawing.height * len(drawing.views)
             a_row = image * (3 + 4 * drawing.depth + 8 * drawing.segmentation)
-            self._most_rows = min(self._most_rows, PIECE_BYTES // a_row)
+            self._most_rows = max(1, min(self._most_rows, PIECE_BYTES // a_row))
 
     @property
     def piece_rows(self) -> int:
-        """How many rows the next piece shall have: one, until it is known how long that takes."""
-        state_s = self._pace.state_s
-        return max(1, min(self._most_rows, int(PIECE_S / state_s))) if state_s else 1
+        """How many rows the next piece shall have."""
+        return min(self._most_rows, self._pace.rows)
 
     def pack(self, rows: Rows) -> tuple[memoryview, bytes, list[memoryview] | None, Images | None]:
         """A piece, ready to be sent.

@@ -178,7 +178,7 @@ class RenderPool(PoolLife):
         )
         super().__init__(crew, timeout_s, retry)
         self._blocks = Blocks(None)
-        self._pace = lru_cache(MAX_PACES)(lambda *kind: Pace())
+        self._pace = lru_cache(MAX_PACES)(lambda *kind: Pace(timeout_s))
         self._turns: deque[_Turn] = deque(maxlen=TURNS)  # what copy=False hands out
         self.closed = False
 
