@@ -17,7 +17,6 @@ from parity.compare import assert_same
 
 import aioenv
 from aioenv import sync
-from aioenv.engine.held_signals import HeldSignals
 from aioenv.sync import parking, stepping
 from aioenv.sync.parking import Parking
 from aioenv.testing import leak_check
@@ -237,25 +236,43 @@ def test_a_short_timeout(visits, gate):
         assert envs.recv(N, deadline_s=30).obs.tolist() == [1.0] * N
 
 
+class Large(gym.Env):
+    """Takes more than a socket does at once, and says when it has it."""
+
+    observation_space = action_space = gym.spaces.Box(-1, 1, (500_000,), np.float64)
+
+    def __init__(self, said=os.devnull):
+        self.said = said
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(500_000), {}
+
+    def step(self, action):
+        with open(self.said, "w") as file:
+            file.write("x")
+        return action, 0.0, False, False, {}
+
+
 def test_large_frames(visits):
-    """More than a socket takes at once: the loop must send the rest."""
-    space = gym.spaces.Box(-1, 1, (500_000,), np.float64)
-
-    class Large(gym.Env):
-        observation_space = action_space = space
-
-        def reset(self, *, seed=None, options=None):
-            return np.zeros(space.shape), {}
-
-        def step(self, action):
-            return action, 0.0, False, False, {}
-
     with sync.VectorEnv([Large] * 2, num_workers=2, transport="frames") as envs:
         envs.reset()
         parked(envs)
         actions = np.random.default_rng(0).uniform(-1, 1, (2, 500_000))
         for _ in range(3):
             assert np.array_equal(envs.step(actions).obs, actions)
+
+
+def test_the_loop_sends_the_rest_while_nobody_waits(visits, gate):
+    with sync.VectorEnv([lambda: Large(gate)], num_workers=1, transport="frames") as envs:
+        envs.reset()
+        actions = np.zeros((1, 500_000))
+        for begin in (envs._begin_step, envs.send):
+            parked(envs)
+            begin(actions)
+            with open(gate) as file:
+                assert file.read() == "x"
+            envs.recv()
+        assert True in visits
 
 
 # ---------------------------------------------------------------- who else is there
@@ -426,48 +443,3 @@ def test_a_handler_that_returns_changes_nothing(visits, gate, on_alarm):
         assert envs.step(act(s1=GATE)).obs.tolist() == [1.0] * N
         opener.join()
         assert [number for number, _ in rang] == [signal.SIGALRM]
-
-
-def test_held_signals_come_in_order_and_all_of_them(on_alarm):
-    came = []
-
-    def first(number, frame):
-        came.append(number)
-        raise Rung
-
-    on_alarm(first)
-    before = signal.signal(signal.SIGUSR1, lambda number, _: came.append(number))
-    try:
-        with pytest.raises(Rung), HeldSignals() as waiting:
-            signal.raise_signal(signal.SIGALRM)
-            signal.raise_signal(signal.SIGUSR1)
-            assert [number for number, _ in waiting] == [signal.SIGALRM, signal.SIGUSR1]
-            assert came == []
-        assert came == [signal.SIGALRM, signal.SIGUSR1]
-        assert signal.getsignal(signal.SIGALRM) is first
-        with pytest.raises(Rung), HeldSignals(signal.SIGALRM, twice=False):
-            signal.raise_signal(signal.SIGALRM)
-            signal.raise_signal(signal.SIGALRM)
-            raise AssertionError("the second was held")
-    finally:
-        signal.signal(signal.SIGUSR1, before)
-
-
-def test_only_handlers_in_python_are_held():
-    before = signal.signal(signal.SIGUSR2, signal.SIG_IGN)
-    try:
-        with HeldSignals():
-            signal.raise_signal(signal.SIGUSR2)
-            assert signal.getsignal(signal.SIGUSR2) is signal.SIG_IGN
-    finally:
-        signal.signal(signal.SIGUSR2, before)
-
-
-def test_thousands_of_signals_are_held(on_alarm):
-    came = []
-    on_alarm(lambda number, _: came.append(number))
-    with HeldSignals():
-        for _ in range(3000):
-            signal.raise_signal(signal.SIGALRM)
-        assert came == []
-    assert len(came) == 3000

@@ -23,6 +23,10 @@ class Here:
         self._workers = [member.worker for member in members]
         self._descriptors: list[int | None] = []
 
+    def suffices(self) -> bool:
+        """Whether the loop has nothing to do, like sending what a socket has not taken, or starting a worker again."""
+        return all(worker.waitable is not None for worker in self._workers)
+
     def wait(self, enough: Callable[[], bool], seconds: float) -> bool:
         """Take in replies until there are enough; blocks.
 

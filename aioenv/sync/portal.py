@@ -28,11 +28,11 @@ class Portal:
     runs on it. The thread is a daemon: a program that forgets to close one still ends.
 
     Attributes:
-        parks: whether the loop waits for visitors after each call (see `visit`).
+        may_park: asked after each call, on the loop, whether it may wait for visitors (see `visit`); None: never.
     """
 
     def __init__(self) -> None:
-        self.parks = False
+        self.may_park: Callable[[], bool] | None = None
         self._parks_soon = False
         self._loop = new_event_loop()
         self._parking = Parking(self._loop)
@@ -143,7 +143,7 @@ class Portal:
     def note_end(self, call: Call) -> None:
         """A call has ended."""
         self._calls.discard(call)
-        if self.parks and not self._closed:
+        if self.may_park is not None and not self._closed:
             self._park_soon()
 
     def _park_soon(self) -> None:
@@ -153,8 +153,10 @@ class Portal:
 
     def _park(self) -> None:
         self._parks_soon = False
+        if self._calls or self._closed or self.may_park is None or not self.may_park():
+            return
         # in debug mode a loop looks which thread uses it
-        if not (self._calls or self._closed or self._loop.get_debug() or self._parking.park()):
+        if not (self._loop.get_debug() or self._parking.park()):
             self._park_soon()
 
     def visit(self, function: Callable[..., object], *args: Any) -> bool:
@@ -168,6 +170,10 @@ class Portal:
             Whether it was called: False if the loop does not stand still.
         """
         return not self._closed and not self.is_copy and self._parking.visit(function, *args)
+
+    def hurry(self) -> None:
+        """For visitors: have the loop's thread come back when they leave, since something can't wait until it does."""
+        self._parking.wake()
 
     def here(self, function: Callable[..., T], *args: Any) -> T | None:
         """Call a plain function on the caller's thread while nothing that was called runs on the loop, nor can begin.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from typing import Any
 
 from aioenv.engine.arguments import check_recv, check_timeout
@@ -30,8 +31,9 @@ class Stepper:
         self.portal = portal
         self.envs = envs
         schedule = envs._schedule
-        portal.parks = isinstance(schedule, Schedule) and schedule.needs_replies_only
-        self.here = Here(schedule.fleet.members) if portal.parks and schedule is not None else Here([])
+        visits = isinstance(schedule, Schedule) and schedule.needs_replies_only
+        self.here = Here(schedule.fleet.members) if visits and schedule is not None else Here([])
+        portal.may_park = self.here.suffices if visits else None
 
     def step(self, actions: Any, *, given: bool = False, timeout_s: float | None = None) -> StepResult:
         """Step all slots, and wait (see `AsyncVectorEnv.step`, and `Schedule.step` for `given`)."""
@@ -43,6 +45,15 @@ class Stepper:
             step.cancel()
             raise
         return step.result()
+
+    def send(self, actions: Any, slots: Iterable[int] | None) -> None:
+        """Send actions to some slots (see `AsyncVectorEnv.send`)."""
+        self.portal.run_soon(self._send, actions, slots)
+
+    def _send(self, actions: Any, slots: Iterable[int] | None) -> None:
+        self.envs.send(actions, slots)
+        if not self.here.suffices():
+            self.portal.hurry()
 
     def recv(self, min_slots: int = 1, max_slots: int | None = None, deadline_s: float | None = None) -> Ready:
         """Take results as they come (see `AsyncVectorEnv.recv`)."""
@@ -120,6 +131,8 @@ class Step:
         self._exchange, self._done = exchange, exchange.done
         if not go_on or not self._finish_here(schedule, exchange, signals):
             schedule.leave(exchange)
+            if not self._here.suffices():
+                self._portal.hurry()
 
     def _wait_here(self, signals: list[Any]) -> None:
         schedule, exchange = self._envs._schedule, self._exchange

@@ -135,7 +135,7 @@ class VectorEnv(Facade):
 
     def send(self, actions: Any, slots: Iterable[int] | None = None) -> None:
         """Send actions to some slots, without waiting for results (see `AsyncVectorEnv.send`)."""
-        self._portal.run_soon(self._envs.send, actions, slots)
+        self._stepper.send(actions, slots)
 
     def send_reset(
         self,
