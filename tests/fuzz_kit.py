@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import signal
 from collections.abc import Callable
 from typing import Any
 
@@ -42,7 +43,9 @@ class Config:
         if self.restart:
             kwargs["restart"] = aioenv.RestartPolicy(1000, backoff_s=0.001, resume=self.restart == "resume")
         if kind in ("workers", "sync"):
-            kwargs |= {"start": start, "channel": rng.choice(["streams", "scatter"])}
+            # blocking code steps in a way of its own over the second
+            channels = ["streams", "scatter"] if kind == "workers" else ["streams", *["scatter"] * 3]
+            kwargs |= {"start": start, "channel": rng.choice(channels)}
             kwargs |= {"transport": rng.choice(["frames", "shared"]), "autoreset_mode": self.mode}
             kwargs["observation_mode"] = rng.choice(["same", "different"])
             if rng.random() < 0.2:
@@ -65,11 +68,21 @@ class Config:
         return f"{self.kind} n={self.num_envs} {self.mode} some={self.some} {self.kwargs}"
 
 
+class Interrupted(Exception):
+    """What the handler of a signal raises."""
+
+
 class Awaited:
-    """The blocking vector env behind the async interface, for one driver of both."""
+    """The blocking vector env behind the async interface, for one driver of both.
+
+    Attributes:
+        after_s: when to interrupt the next call by a signal whose handler raises, in seconds; None: not.
+    """
 
     def __init__(self, envs: Any) -> None:
         self.envs = envs
+        self.after_s: float | None = None
+        self._armed = False
         self.plain = {"send", "send_reset", "pause", "resume", "workers", "active_slots"}
 
     def __getattr__(self, name: str) -> Any:
@@ -78,9 +91,25 @@ class Awaited:
             return attribute
 
         async def call(*args: Any, **kwargs: Any) -> Any:
-            return attribute(*args, **kwargs)
+            if self.after_s is None:
+                return attribute(*args, **kwargs)
+            after_s, self.after_s = self.after_s, None
+            before = signal.signal(signal.SIGALRM, self._ring)
+            try:
+                self._armed = True
+                signal.setitimer(signal.ITIMER_REAL, after_s)
+                return attribute(*args, **kwargs)
+            finally:
+                self._armed = False
+                signal.setitimer(signal.ITIMER_REAL, 0)
+                signal.signal(signal.SIGALRM, before)
 
         return call
+
+    def _ring(self, *_: Any) -> None:
+        if self._armed:
+            self._armed = False
+            raise Interrupted
 
     @property
     def outstanding(self) -> bool:
@@ -158,9 +187,15 @@ class Driver(Requests, Others):
     # ------------------------------------------------------------ doing
 
     async def attempt(self, coroutine: Any, cancel: bool = True) -> tuple[str, Any]:
-        """Await it, perhaps with a cancellation at some await: "ok", "error" or "cancelled", and what came."""
+        """Await it, perhaps with a cancellation at some await: "ok", "error" or "cancelled", and what came.
+
+        Blocking code is interrupted instead, at any instant: maybe after it has taken a result ("interrupted").
+        """
         rng = self.rng
-        cancel = cancel and self.config.kind != "sync" and rng.random() < 0.25
+        cancel = cancel and rng.random() < 0.25
+        if cancel and self.config.kind == "sync":
+            self.envs.after_s = rng.choice([1e-5, 1e-4, 1e-3]) * (0.1 + 2 * rng.random())
+            cancel = False
         task = asyncio.ensure_future(coroutine)
         if cancel:
             if rng.random() < 0.3:
@@ -174,6 +209,9 @@ class Driver(Requests, Others):
         except asyncio.CancelledError:
             self.log[-1] += " -> cancelled"
             return "cancelled", None
+        except Interrupted:
+            self.log[-1] += " -> interrupted"
+            return "interrupted", None
         except StepTimeout as exc:
             self.log[-1] += f" -> {exc!r}"
             return "error", exc

@@ -217,9 +217,14 @@ class World:
         """What nobody waits for is dropped."""
         for i in self.pending:
             if self.slots[i].pending.abandoned:  # type: ignore[union-attr]
-                outcome = self.take([i])[0]
-                if outcome.wild:
-                    self.slots[i].wild = True
+                self.lose_results([i])
+
+    def lose_results(self, slots: list[int]) -> World:
+        """They were taken, and nobody has seen them."""
+        for i, outcome in zip(slots, self.take(slots), strict=True):
+            if outcome.wild:
+                self.slots[i].wild = True
+        return self
 
     def check(self, slots: list[int], rows: list[int], n: int, result: Any, failed: dict[int, str]) -> None:
         """Take the outcomes of some slots, and compare them with these rows of a result.

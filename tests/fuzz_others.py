@@ -78,7 +78,7 @@ class Others:
                 except Boom:
                     failed.add(i)
                     expected.append(None)
-            if how == "cancelled" or isinstance(value, StepTimeout):
+            if how in ("cancelled", "interrupted") or isinstance(value, StepTimeout):
                 return [world.clone(), done]
             results = value if how == "ok" else value.partial
             if how == "error":

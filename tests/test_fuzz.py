@@ -1,4 +1,4 @@
-"""Random operations in random order, cancelled, timed out and killed at random, against a plain model of the contract.
+"""Random operations in random order, cancelled, interrupted, late and killed at random, against a model of what is due.
 
 What is driven, `Config` in `fuzz_kit.py` draws; what may come of an operation, `fuzz_requests.py` and `fuzz_others.py`
 say; what the envs must do, `fuzz_model.py` does. A failure shows the seed and all operations before it. For more:
@@ -16,13 +16,19 @@ from conftest import LOOPS
 from fuzz_chaos import Chaos
 from fuzz_kit import Driver
 
+from aioenv.sync import parking, portal, stepping
+
 KINDS = ["workers", "solo", "vectors", "sync"]
 OPERATIONS = 40
 
 
 def drive(kind: str, seed: int, start: str = "forkserver") -> None:
     loop = LOOPS["uvloop" if seed % 3 == 2 else "asyncio"]
-    with asyncio.Runner(loop_factory=loop) as runner:
+    with asyncio.Runner(loop_factory=loop) as runner, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(portal, "new_event_loop", loop)
+        if seed % 2:  # the loop of blocking code stands still, and no longer does, as often as it can
+            for module in (parking, stepping):
+                patch.setattr(module, "PARK_S", 1e-4)
         runner.run(Driver(seed, kind, start).run(OPERATIONS))
 
 
