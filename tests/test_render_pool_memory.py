@@ -73,8 +73,9 @@ async def test_a_piece_is_drawn_in_a_moment_and_takes_the_loop_no_longer_than_on
         assert rows_of_a_piece(84, sheets, None) == 1  # who knows how long it takes
         assert rows_of_a_piece(8, sheets, 3600.0) == 1
         assert rows_of_a_piece(8, sheets, 0.03) == 3
+        assert rows_of_a_piece(8, sheets, 1e-6) == lanes.PIECE_ROWS
         assert rows_of_a_piece(8, sheets, 1e-6, size=1000) == lanes.SENT_BYTES // 8000
-    assert rows_of_a_piece(84, shared, 0.001) == rows_of_a_piece(512, shared, 0.001) == 100
+    assert rows_of_a_piece(84, shared, 0.001) == rows_of_a_piece(512, shared, 0.001) == lanes.PIECE_ROWS
     for sheets, out in ((travelling, False), (travelling, True), (shared, True)):
         assert rows_of_a_piece(84, sheets, 0.001, out=out) == lanes.PIECE_BYTES // (84 * 84 * 3)
         assert rows_of_a_piece(512, sheets, 0.001, out=out) == 1

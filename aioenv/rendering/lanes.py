@@ -34,6 +34,8 @@ Rows = npt.NDArray[np.int64]
 # leave more to the loop, which does some 0.3 ms for each, with cold caches.)
 PIECE_S = 0.1
 PART_OF_TIMEOUT = 0.25
+# What each more costs the loop is little, but 10,000 shall leave it free in between, however fast they are drawn.
+PIECE_ROWS = 64
 # To take this much from a worker, where it travels, costs the loop some 100 µs; to send so much, as long.
 PIECE_BYTES = 256 << 10
 SENT_BYTES = 64 << 10
@@ -109,7 +111,7 @@ class RenderCall:
         self._finish = finish
         self._open = len(states)
         sent = sum(array[0].nbytes for array in (states, *(edits or {}).values())) if len(states) else 1
-        self._most_rows = max(1, SENT_BYTES // sent)
+        self._most_rows = max(1, min(PIECE_ROWS, SENT_BYTES // sent))
         if sheet is None or sheet.where is None:  # images travel, or are copied to where they belong
             image = drawing.width * drawing.height * len(drawing.views)
             a_row = image * (3 + 4 * drawing.depth + 8 * drawing.segmentation)
