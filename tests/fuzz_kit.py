@@ -41,7 +41,7 @@ class Config:
         self.some = True
         kwargs: dict[str, Any] = {"copy": self.copy, "num_workers": self.num_workers}
         if self.restart:
-            kwargs["restart"] = aioenv.RestartPolicy(1000, backoff_s=0.001, resume=self.restart == "resume")
+            kwargs["restart"] = aioenv.RestartPolicy(1000, backoff_s=1e-6, resume=self.restart == "resume")
         if kind in ("workers", "sync"):
             # blocking code steps in a way of its own over the second
             channels = ["streams", "scatter"] if kind == "workers" else ["streams", *["scatter"] * 3]
@@ -144,7 +144,8 @@ class Driver(Requests, Others):
             slots = [w.slots for w in envs.workers] or [tuple(range(self.config.num_envs))]
             vector = self.config.kind in ("solo", "vectors")
             self.worlds = [World(slots, self.config.mode, vector=vector, restart=self.config.restart)]
-            if self.config.restart:  # an env that was never reset would be stepped, and end its process, for ever
+            # an env that was never reset would be stepped, and end its process, for ever
+            while self.config.restart and not self.log[-1].endswith("-> ok"):
                 await self.do_reset(whole=True)
             for _ in range(steps):
                 await self.one()
