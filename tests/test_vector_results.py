@@ -7,6 +7,7 @@ import pytest
 from native_kit import OK, Batch, everywhere
 
 import aioenv
+from aioenv.engine.runs.one_slot import info_of, infos_of
 
 
 class Odd(Batch):
@@ -88,3 +89,17 @@ async def test_seeds_are_checked_before_the_env_has_them(where):
                 assert len(told) == 1 and "seed" in told.pop()
         for good in ([1, None, 3], np.arange(3), range(3), 5, np.int64(5), None):
             await envs.reset(seed=good)
+
+
+@pytest.mark.asyncio
+async def test_the_infos_of_all_rows_are_those_of_each():
+    seen = set()
+    async with aioenv.make_vec("CartPole-v1", 5, autoreset_mode="SameStep", episode_stats=True) as envs:
+        envs.pause(4)
+        await envs.reset(seed=0)
+        for step in range(60):
+            info = (await envs.step(np.full(5, step // 20 % 2))).info
+            each = [info_of(info, row) for row in range(5)]
+            assert repr(infos_of(info, 5)) == repr(each)
+            seen.update(*each)
+    assert seen >= {"_active", "final_obs", "final_info", "episode"}

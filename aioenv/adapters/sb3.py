@@ -19,7 +19,7 @@ from aioenv import sync
 from aioenv.adapters.stack import IS_WRAPPED, SET_ATTR, answering, answering_from
 from aioenv.engine.arguments import listed_factories
 from aioenv.engine.results import Ready, ResetResult
-from aioenv.engine.runs.one_slot import info_of
+from aioenv.engine.runs.one_slot import infos_of
 from aioenv.errors import EnvError, NoAsyncCallError, PendingCallError
 from aioenv.sync.portal import Postponed
 from aioenv.sync.stepping import Step
@@ -109,7 +109,7 @@ class VecEnv(_VecEnv):  # type: ignore[misc]  # Stable-Baselines3 need not be in
             result = self._envs.reset(seed=seeds, options=options[0] or None)
         else:
             result = self._envs._portal.call(_reset_each, self._envs._envs, seeds, options)
-        self.reset_infos = [info_of(result.info, slot) for slot in range(self.num_envs)]
+        self.reset_infos = infos_of(result.info, self.num_envs)
         self._reset_seeds()
         self._reset_options()
         return result.obs
@@ -146,7 +146,7 @@ class VecEnv(_VecEnv):  # type: ignore[misc]  # Stable-Baselines3 need not be in
             raise
         obs, reward, terminated, truncated, info = call.result()
         cut = (truncated & ~terminated).tolist()
-        infos = [info_of(info, slot) for slot in range(self.num_envs)] if info else [{} for _ in cut]
+        infos = infos_of(info, self.num_envs)
         dones = terminated | truncated
         for slot in np.flatnonzero(dones).tolist():
             infos[slot] = self._last(slot, infos[slot])

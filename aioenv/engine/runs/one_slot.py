@@ -18,7 +18,7 @@ from aioenv.errors import ActionError
 if TYPE_CHECKING:
     from aioenv.engine.schedule import Schedule
 
-__all__ = ["OneSlot", "check_no_mask", "info_of", "one_action"]
+__all__ = ["OneSlot", "check_no_mask", "info_of", "infos_of", "one_action"]
 
 
 class OneSlot:
@@ -124,14 +124,37 @@ def info_of(info: dict[str, Any], row: int) -> dict[str, Any]:
     """The info dict of one row of a batch: what has its mask set there."""
     own: dict[str, Any] = {}
     for key, value in info.items():
-        mask = info.get(f"_{key}")
-        if key == "_active":
-            own[key] = bool(value[row])
-        elif isinstance(mask, np.ndarray) and mask.dtype == np.bool_ and mask[row]:
-            item = info_of(value, row) if isinstance(value, dict) else value[row]
-            if isinstance(item, np.ndarray):
-                item = item.copy()
-            elif type(item) is np.int64 or type(item) is np.bool_:  # mostly Python's own (a float64 is a float)
-                item = item.item()
-            own[key] = item
+        mask = _mask_of(info, key)
+        if mask is not None and mask[row]:
+            own[key] = _own(key, value, row)
     return own
+
+
+def infos_of(info: dict[str, Any], n: int) -> list[dict[str, Any]]:
+    """The info dicts of all n rows of a batch; most have next to nothing, in steps that end the episodes of a few."""
+    owns: list[dict[str, Any]] = [{} for _ in range(n)]
+    for key, value in info.items():
+        mask = _mask_of(info, key)
+        if mask is not None:
+            for row in np.flatnonzero(mask).tolist():
+                owns[row][key] = _own(key, value, row)
+    return owns
+
+
+def _mask_of(info: dict[str, Any], key: str) -> Any:
+    """Which rows have a key: bool `(n,)`; None if it is itself a mask."""
+    if key == "_active":
+        return np.ones(len(info[key]), np.bool_)
+    mask = info.get(f"_{key}")
+    return mask if isinstance(mask, np.ndarray) and mask.dtype == np.bool_ else None
+
+
+def _own(key: str, value: Any, row: int) -> Any:
+    if key == "_active":
+        return bool(value[row])
+    item = info_of(value, row) if isinstance(value, dict) else value[row]
+    if isinstance(item, np.ndarray):
+        return item.copy()
+    if type(item) is np.int64 or type(item) is np.bool_:  # mostly Python's own (a float64 is a float)
+        return item.item()
+    return item
