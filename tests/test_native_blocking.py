@@ -8,6 +8,7 @@ import threading
 
 import numpy as np
 import pytest
+from blocking_kit import check_forked_copy
 from gymnasium.spaces import Box
 from gymnasium.vector import VectorEnv
 
@@ -232,11 +233,4 @@ def test_an_ignored_ctrl_c_stays_ignored():
 def test_a_forked_copy_says_so():
     with leak_check(), make() as envs:
         envs.reset()
-        pid = os.fork()
-        if not pid:
-            try:
-                envs.step(ACTIONS)
-            except aioenv.LoopError:
-                os._exit(7)
-            os._exit(1)
-        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+        check_forked_copy(envs, ACTIONS)

@@ -12,6 +12,7 @@ import threading
 import gymnasium as gym
 import numpy as np
 import pytest
+from blocking_kit import Rung, check_forked_copy, handled, parked
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from parity.compare import assert_same
 
@@ -89,13 +90,6 @@ def ring_and_let_go(gate):
     let_go(gate, lambda: os.kill(os.getpid(), signal.SIGALRM))
 
 
-def parked(envs):
-    """Have its loop stand still before this returns."""
-    while not envs._portal._parking._open or envs._portal._parking._wanted:
-        envs.outstanding  # noqa: B018 (goes over the loop, which is parked after it)
-    return envs
-
-
 def make(*args, **kwargs):
     envs = sync.VectorEnv([lambda: Told(*args)] * N, num_workers=2, **kwargs)
     envs.reset()
@@ -158,8 +152,7 @@ def test_the_drop_in(visits):
     with contextlib.closing(sync.AsyncVectorEnv([Told] * N, num_workers=2)) as envs:
         envs.reset()
         envs.step(ACTIONS)
-        while not envs._portal._parking._open:
-            pass
+        parked(envs)
         envs.step_async(ACTIONS)
         with pytest.raises(aioenv.PendingCallError):
             envs.step_async(ACTIONS)
@@ -176,8 +169,7 @@ def test_the_drop_in(visits):
 def test_the_drop_in_waits_for_what_was_begun(visits, gate, timeout):
     with contextlib.closing(sync.AsyncVectorEnv([lambda: Told(gate)] * N, num_workers=2)) as envs:
         envs.reset()
-        while not envs._portal._parking._open:
-            pass
+        parked(envs)
         envs.step_async(act(s3=GATE))
         with pytest.raises(aioenv.StepTimeout):
             envs.step_wait(timeout=0)
@@ -393,38 +385,17 @@ def test_it_ends_while_parked(visits):
 
 def test_a_forked_copy_says_so(visits):
     with leak_check(), make() as envs:
-        pid = os.fork()
-        if not pid:
-            try:
-                envs.step(ACTIONS)
-            except aioenv.LoopError:
-                os._exit(7)
-            os._exit(8)
-        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+        check_forked_copy(envs, ACTIONS)
 
 
 # ---------------------------------------------------------------- signals
 
 
-@pytest.fixture
-def on_alarm():
-    """Sets what SIGALRM does."""
-    before = signal.getsignal(signal.SIGALRM)
-    yield lambda handler: signal.signal(signal.SIGALRM, handler)
-    signal.signal(signal.SIGALRM, before)
+def test_a_handler_that_raises_leaves_the_result_to_recv(visits, gate):
+    def ring(*_):
+        raise Rung
 
-
-class Rung(Exception):
-    pass
-
-
-def test_a_handler_that_raises_leaves_the_result_to_recv(visits, gate, on_alarm):
-    with make(gate) as envs:
-
-        def ring(*_):
-            raise Rung
-
-        on_alarm(ring)
+    with make(gate) as envs, handled(signal.SIGALRM, ring):
         opener = threading.Thread(target=ring_and_let_go, args=[gate])
         opener.start()
         with pytest.raises(Rung):
@@ -434,10 +405,9 @@ def test_a_handler_that_raises_leaves_the_result_to_recv(visits, gate, on_alarm)
         assert envs.step(ACTIONS).obs.tolist() == [2.0] * N
 
 
-def test_a_handler_that_returns_changes_nothing(visits, gate, on_alarm):
-    with make(gate) as envs:
-        rang = []
-        on_alarm(lambda *args: rang.append(args))
+def test_a_handler_that_returns_changes_nothing(visits, gate):
+    rang = []
+    with make(gate) as envs, handled(signal.SIGALRM, lambda *args: rang.append(args)):
         opener = threading.Thread(target=ring_and_let_go, args=[gate])
         opener.start()
         assert envs.step(act(s1=GATE)).obs.tolist() == [1.0] * N

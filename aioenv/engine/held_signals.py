@@ -45,7 +45,7 @@ class HeldSignals:
                 for number in self._numbers:
                     handler = getsignal(number)
                     # else it is ignored, or ends the process, or is not Python's
-                    if handler.__class__ is not int and callable(handler):
+                    if callable(handler):
                         self._handlers.append((number, handler))
                         handle(number, self._hold)
             except BaseException:  # raised by one that was not held yet

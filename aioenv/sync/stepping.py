@@ -32,7 +32,7 @@ class Stepper:
         self.envs = envs
         schedule = envs._schedule
         visits = isinstance(schedule, Schedule) and schedule.needs_replies_only
-        self.here = Here(schedule.fleet.members) if visits and schedule is not None else Here([])
+        self.here = Here(schedule.fleet.members if schedule is not None and visits else ())
         portal.may_park = self.here.suffices if visits else None
 
     def step(self, actions: Any, *, given: bool = False, timeout_s: float | None = None) -> StepResult:

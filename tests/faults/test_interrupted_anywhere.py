@@ -13,6 +13,7 @@ from pathlib import Path
 import gymnasium as gym
 import numpy as np
 import pytest
+from blocking_kit import parked, step_in_two
 
 import aioenv
 from aioenv import sync
@@ -91,17 +92,6 @@ class Instants:
         return self._points[code]
 
 
-def two(envs):
-    """As adapters step."""
-    step = envs._begin_step(ACTIONS)
-    try:
-        step.wait()
-    except BaseException:
-        step.cancel()
-        raise
-    return step.result()
-
-
 def send_and_recv(envs):
     envs.send(ACTIONS)
     return envs.recv(N)[1:]
@@ -119,7 +109,7 @@ def with_patience(envs):
 
 WAYS = {
     "step": (sync.VectorEnv, lambda envs: envs.step(ACTIONS)),
-    "begin, wait": (sync.VectorEnv, two),
+    "begin, wait": (sync.VectorEnv, lambda envs: step_in_two(envs, ACTIONS)),
     "send, recv": (sync.VectorEnv, send_and_recv),
     "drop-in": (sync.AsyncVectorEnv, lambda envs: envs.step(ACTIONS)),
     "step_async, step_wait": (sync.AsyncVectorEnv, in_two),
@@ -146,8 +136,7 @@ def interrupt_all(way, parks, first, stride):
             count = instants.run(lambda: step(envs), -1)[0][0][0]
         while misses < 5:
             if parks:
-                while not portal._parking._open or portal._parking._wanted:
-                    portal.run_soon(int)
+                parked(envs)
             result, there = instants.run(lambda: step(envs), number)
             misses = 0 if there else misses + 1
             if result is not None:

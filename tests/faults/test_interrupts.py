@@ -17,6 +17,7 @@ from functools import partial
 
 import numpy as np
 import pytest
+from blocking_kit import step_in_two
 from parity.compare import assert_same
 
 import aioenv.sync
@@ -204,17 +205,6 @@ class Alarm:
             self._armed = False
             signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, before)
-
-
-def step_in_two(envs, actions):
-    """As adapters step."""
-    step = envs._begin_step(actions)
-    try:
-        step.wait()
-    except BaseException:
-        step.cancel()
-        raise
-    return step.result()
 
 
 def race(cases: int, seed: int) -> None:

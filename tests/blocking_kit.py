@@ -1,0 +1,54 @@
+"""What tests of blocking code share: a loop that stands still, signals, steps in two, forked copies."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+
+import aioenv
+
+
+def parked(envs):
+    """Have its loop stand still before this returns."""
+    portal = envs._portal
+    while not portal._parking._open or portal._parking._wanted:
+        portal.run_soon(int)
+    return envs
+
+
+def step_in_two(envs, actions):
+    """As adapters step."""
+    step = envs._begin_step(actions)
+    try:
+        step.wait()
+    except BaseException:
+        step.cancel()
+        raise
+    return step.result()
+
+
+def check_forked_copy(envs, actions):
+    """A step of a forked copy says what is wrong, instead of waiting for ever."""
+    pid = os.fork()
+    if not pid:
+        try:
+            envs.step(actions)
+        except aioenv.LoopError:
+            os._exit(7)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+
+
+@contextlib.contextmanager
+def handled(number, handler):
+    """A signal's handler, for a while."""
+    before = signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
+
+
+class Rung(Exception):
+    """What a handler raises."""
