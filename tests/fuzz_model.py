@@ -255,7 +255,9 @@ class World:
                 self.slots[i].failed = True
                 expected.add(i)
                 continue
-            assert error is None and outcome.error is None, f"slot {i}: {error} where {outcome.error} was due"
+            # a process that ended was perhaps still to raise it
+            due = None if outcome.wild else outcome.error
+            assert error is None and due is None, f"slot {i}: {error} where {due} was due"
             if outcome.shown and (outcome.wild or outcome.obs is None):
                 assert flags == (0.0, False, False)
                 continue
@@ -278,6 +280,7 @@ class World:
         _, terminated, truncated = flags
         t = int(obs["count"][0])
         env = slot.env
+        slot.failed = False
         if not outcome.stepped:
             assert flags == (0.0, False, False) and not restarted and t == 0
             if outcome.seed is not None:
@@ -292,7 +295,7 @@ class World:
                 return
         env.adopt(obs)
         slot.wild = outcome.lost
-        slot.due = slot.failed = False
+        slot.due = False
         if self.mode is not AutoresetMode.SAME_STEP and t:
             over = t >= env.length
             assert over == (terminated or truncated), f"slot {i}: t={t} {flags}"
