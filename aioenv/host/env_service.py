@@ -163,7 +163,7 @@ class EnvService(EnvResume, SlotService):
         out = self._stepper.step(rows, actions)
         self._rows.store(lane, rows, out)
         failures = [describe_failure(exc, row) for row, exc in out.failures]
-        return self._reply(rows, True, out.infos, failures, rows, out.over)
+        return self._reply(rows, True, out.infos, failures, rows, out.over, out.lost)
 
     def _reset(self, frame: Frame) -> Reply:
         request: ResetRequest = load(frame.tail)
@@ -199,15 +199,18 @@ class EnvService(EnvResume, SlotService):
         failures: list[Failure],
         touched: Sequence[int],
         over: Sequence[int] = (),
+        lost: Sequence[int] = (),
     ) -> Reply:
         """What has come to stand in the rows, as a reply: all of them, or just the ones asked for.
 
         Args:
             touched: those that were stepped or reset; the others are as they were.
             over: those whose envs have no further episode.
+            lost: those of `touched` whose envs have not begun, and don't show what is told of them.
         """
+        shown = [row for row in touched if row not in lost] if lost else touched
         if self._state.shape[1]:
-            for row in touched:
+            for row in shown:
                 base = self._bases[row]
                 read_state(base.model, base.data, *self._states[row])
         beyond: Sequence[tuple[int, bytes]] = ()
@@ -215,7 +218,7 @@ class EnvService(EnvResume, SlotService):
             self._checkpoints.capture(touched)
             beyond = self._checkpoints.beyond
         if self._draws_late:
-            self._late = list(touched)
+            self._late = list(shown)
         fixed = self._rows.buffers(rows, stepped=stepped)
         objects = self._rows.objects
         if len(rows) < len(self._envs):
