@@ -64,6 +64,32 @@ async def test_what_envs_print_disturbs_nothing_and_is_logged(caplog):
     assert all(line.startswith("train: worker ") for line in text)
 
 
+class Reconfigures(gym.Env):
+    """As many modules do, so that they can print what they like."""
+
+    observation_space = spaces.Box(0, 1, (1,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
+            assert not stream.seekable()
+            stream.reconfigure(encoding="latin-1")
+            print("zwölf", file=stream)
+            stream.reconfigure(encoding="utf-8")
+            print("zwölf ✓", file=stream)
+        return np.zeros(1, np.float32), {}
+
+
+@pytest.mark.asyncio
+@pytest.mark.usefixtures("way")
+async def test_streams_of_workers_are_those_of_a_pipe(caplog):
+    caplog.set_level(logging.INFO, logger="aioenv.workers")
+    async with aioenv.AsyncVectorEnv([Reconfigures]) as envs:
+        await envs.reset()
+    text = [r.getMessage().partition(": ")[2] for r in caplog.records if r.name == "aioenv.workers"]
+    assert text == ["zw\ufffdlf", "zwölf ✓"] * 4, "and line by line"
+
+
 SCRIPT = """
 import asyncio, aioenv, gymnasium as gym, numpy as np
 
