@@ -83,7 +83,8 @@ class Tells(gym.Env):
     observation_space, action_space = gym.spaces.Box(-1, 1, (1,), np.float32), gym.spaces.Discrete(2)
     def reset(self, *, seed=None, options=None):
         import random
-        return np.zeros(1, np.float32), {"bytes": sys.flags.bytes_warning, "random": random.__file__, "args": " ".join(sys.argv)}
+        told = {"bytes": sys.flags.bytes_warning, "random": random.__file__, "args": " ".join(sys.argv)}
+        return np.zeros(1, np.float32), told
 
 async def main(start):
     async with aioenv.make_vec(Tells, 1, start=start) as envs:
