@@ -97,6 +97,10 @@ async def check_cameras(pool, states):
     assert not np.array_equal(await pool.render(states, **SMALL, camera=own), images)
 
 
+LABELLED = mujoco.MjvOption()
+LABELLED.label = 99
+
+
 def check_refusals(pool, states):
     """Nothing is sent."""
     with_out = {**SMALL, "out": np.empty((5, 18, 24), np.uint8)}
@@ -105,6 +109,8 @@ def check_refusals(pool, states):
         ({**SMALL, "camera": 1}, "from -1 to 0, got 1"),
         ({**SMALL, "camera": 1.0}, "camera: expected"),
         ({**SMALL, "camera": []}, "camera: expected at least one"),
+        ({**SMALL, "scene_option": {}}, r"scene_option: expected a mujoco\.MjvOption or None"),
+        ({**SMALL, "scene_option": LABELLED}, "scene_option: label: expected 0 to"),
         ({"width": 102, "height": 103}, "make a RenderPool with a larger max_image_size"),
         ({"width": 0, "height": 3}, "width: expected an int from 1"),
         ({**SMALL, "slots": [0, 1, 2, 3, 7]}, "slots: expected ints from 0 to 6"),
