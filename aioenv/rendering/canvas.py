@@ -14,7 +14,7 @@ from aioenv.rendering.quality import RenderQuality
 
 __all__ = ["MAX_GEOM", "Canvas", "opengl_name"]
 
-# mujoco.Renderer's own default; past it geoms are left out in silence.
+# mujoco.Renderer's own default; past it geoms are left out, with one line in MuJoCo's log.
 MAX_GEOM = 10_000
 
 _ALL = int(mujoco.mjtCatBit.mjCAT_ALL)
@@ -30,7 +30,7 @@ class Canvas:
     Args:
         model: the model; `quality` writes into it, and edits of it show in what is drawn afterwards.
         quality: what is drawn.
-        max_geom: how many geoms a scene may hold.
+        max_geom: how many geoms a scene may hold besides the model's own.
 
     Attributes:
         model: the model; one of the same making may be put in its place, to draw its edits.
@@ -46,7 +46,7 @@ class Canvas:
         if quality.buffer == "model":
             self._least = (model.vis.global_.offwidth, model.vis.global_.offheight)
         quality.prepare_model(model)
-        self._scene = mujoco.MjvScene(model, max_geom)
+        self._scene = mujoco.MjvScene(model, max_geom + model.ngeom + model.nsite)
         quality.prepare_scene(self._scene)
         self._gl: Any = None
         self._context: Any = None
