@@ -49,6 +49,7 @@ class How(TypedDict, total=False):
     width: Required[int]
     height: Required[int]
     camera: Camera | Sequence[Camera]
+    scene_option: mujoco.MjvOption | None
     randomize: bool
     edits: Mapping[str, npt.ArrayLike] | None
     out: Any

@@ -92,7 +92,6 @@ class Crew:
 
         Raises:
             RenderError: if no backend works; the message says what each one reported, and what to install.
-            ValueError: if a worker raised that: arguments that only it could check.
             WorkerStartError: if a worker did not come up for a reason that is not OpenGL's; it has the traceback.
         """
         self.memory = Shared.create() if self._share else None
@@ -110,8 +109,6 @@ class Crew:
                 await self._start_all(backend)
             except WorkerStartError as exc:
                 cause = exc.__cause__
-                if isinstance(cause, ValueError):
-                    raise cause from None
                 if exc.traceback and not isinstance(cause, RenderError):
                     raise
                 last = exc
