@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 
 import gymnasium as gym
+import mujoco
 import numpy as np
 import pytest
 from gymnasium import spaces
@@ -285,6 +286,33 @@ async def test_mujocos_errors_stay_exceptions(start, tmp_path):
         with pytest.raises(aioenv.EnvError, match=r"FatalError: .*invalid integrator"):
             await envs.step(envs.action_space.sample())
     assert list(tmp_path.iterdir()) == []
+
+
+HALF_CHEETAH = Path(gym.__file__).parent / "envs/mujoco/assets/half_cheetah.xml"
+
+
+@pytest.mark.parametrize(
+    "load",
+    [
+        lambda: aioenv.NativeMujocoEnv(1, "half_cheetah.xml", 5).close(),
+        lambda: aioenv.SimPool(HALF_CHEETAH, 1).close(),
+        lambda: aioenv.RenderPool(HALF_CHEETAH),
+    ],
+)
+def test_of_models_that_this_process_loads_the_log_tells_too(load, caplog, tmp_path):
+    caplog.set_level(logging.INFO, logger="aioenv.mujoco")
+    load()
+    (record,) = [r for r in caplog.records if r.name == "aioenv.mujoco"]
+    assert record.levelname == "INFO" and "settotalmass" in record.getMessage()
+    assert mujoco.get_mju_user_warning() is None
+    assert list(tmp_path.iterdir()) == []
+    seen: list[str] = []
+    mujoco.set_mju_user_warning(own := seen.append)
+    try:
+        load()
+        assert "settotalmass" in seen[0] and mujoco.get_mju_user_warning() is own
+    finally:
+        mujoco.set_mju_user_warning(None)
 
 
 @pytest.mark.asyncio
