@@ -12,13 +12,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import gymnasium
-import numpy as np
 from gymnasium import Env, Space
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from aioenv.creator import EnvCreator
-from aioenv.host.making import make_env
+from aioenv.engine.arguments import check_num_envs, check_num_workers
+from aioenv.host.making import make_env, make_noted
 from aioenv.host.vector_access import is_native_task
 from aioenv.machine import usable_cpus
 from aioenv.native_vector_env import NativeVectorEnv, vector_env_factory
@@ -115,9 +115,13 @@ def make_vec(
         if ours:
             env_kwargs["autoreset_mode"] = AutoresetMode(autoreset_mode)
             if num_workers:  # they share the CPUs
-                env_kwargs.setdefault("num_threads", max(1, usable_cpus() // num_workers))
+                workers = check_num_workers(num_workers, check_num_envs(num_envs))
+                env_kwargs.setdefault("num_threads", max(1, usable_cpus() // workers))
+        factory = vector_env_factory(env, env_kwargs)
+        if near := _misspelled(env_kwargs):
+            factory = partial(make_noted, factory, near)
         return NativeVectorEnv(
-            vector_env_factory(env, env_kwargs),
+            factory,
             num_envs,
             num_workers=0 if num_workers is None else num_workers,
             copy=copy,
@@ -137,8 +141,7 @@ def make_vec(
             stats_prefix=stats_prefix,
         )
     images = render is not None or pixels is not None
-    factory = env_factory(env, num_envs, wrappers, images, env_kwargs)
-    factories = [factory] * num_envs
+    factories = [env_factory(env, num_envs, wrappers, images, env_kwargs)] * num_envs
     if isinstance(env, EnvCreator):
         placed = [env.at(slot) for slot in range(num_envs)]
         if any(one is not env for one in placed):
@@ -188,8 +191,7 @@ def env_factory(
     env_kwargs: dict[str, Any],
 ) -> Callable[[], Env[Any, Any]]:
     """The factory of one env of `make_vec`, its arguments checked."""
-    if isinstance(num_envs, bool) or not isinstance(num_envs, (int, np.integer)) or num_envs < 1:
-        raise ValueError(f"num_envs: expected a positive int, got {num_envs!r}")
+    check_num_envs(num_envs)
     if not isinstance(wrappers, Iterable) or not all(map(callable, wrappers)):
         one = "; one alone goes into a list, too" * callable(wrappers)
         raise TypeError(f"wrappers: expected a sequence of functions that wrap an env, got {wrappers!r}{one}")
@@ -203,10 +205,14 @@ def env_factory(
         )
     if images and isinstance(env, (str, EnvSpec)):
         env_kwargs = {"render_mode": "rgb_array", **env_kwargs}
+    return partial(make_env, env, tuple(wrappers), env_kwargs, _misspelled(env_kwargs))
+
+
+def _misspelled(env_kwargs: Mapping[str, Any]) -> dict[str, str]:
+    """Those of an env's arguments that look like one of `make_vec`, and which."""
     names = inspect.signature(make_vec).parameters
     found = {name: get_close_matches(name, names, 1, 0.75) for name in env_kwargs if name not in names}
-    near = {name: matches[0] for name, matches in found.items() if matches}
-    return partial(make_env, env, tuple(wrappers), env_kwargs, near)
+    return {name: matches[0] for name, matches in found.items() if matches}
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:

@@ -14,6 +14,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 from aioenv.engine.arguments import (
     check_cpu_affinity,
+    check_num_envs,
     check_num_workers,
     check_on_timeout,
     check_preload,
@@ -132,8 +133,7 @@ class NativeVectorEnv(AsyncVectorEnv):
         episode_stats: bool | EpisodeStats = False,
         stats_prefix: str | None = None,
     ) -> None:
-        if isinstance(num_envs, bool) or not isinstance(num_envs, (int, np.integer)) or num_envs < 1:
-            raise ValueError(f"num_envs: expected a positive int, got {num_envs!r}")
+        self.num_envs = check_num_envs(num_envs)
         if not callable(make_vector_env):
             raise TypeError(
                 f"make_vector_env: expected a function that makes a vector env, got {type(make_vector_env).__name__}; "
@@ -153,7 +153,6 @@ class NativeVectorEnv(AsyncVectorEnv):
                 raise ValueError(f"{name}: it is about worker processes; use num_workers=1 or more")
         if run_in == "inline" and timeout_s is not None:
             raise ValueError('timeout_s: with run_in="inline" nobody can stop waiting for the env; use run_in="thread"')
-        self.num_envs = int(num_envs)
         self.closed = False
         self.copy = copy
         check_render(render, pixels)

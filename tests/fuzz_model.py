@@ -28,6 +28,7 @@ class Outcome:
         shown: it is the last observation, of a slot that a reset leaves alone.
         overtaken: the slot was put into another state since.
         lost: its worker may have ended since.
+        bumped: by how much calls have changed the digest since, which the result does not tell yet.
     """
 
     def __init__(self, stepped: bool) -> None:
@@ -38,6 +39,7 @@ class Outcome:
         self.error: str | None = None
         self.maybe = self.wild = self.abandoned = self.overtaken = self.lost = self.shown = False
         self.seed: int | None = None
+        self.bumped = 0
 
 
 class Slot:
@@ -252,7 +254,7 @@ class World:
                 continue
             if error == "env" and outcome.wild:
                 wild = True
-                self.slots[i].failed = True
+                self.slots[i].failed |= not outcome.overtaken
                 expected.add(i)
                 continue
             # a process that ended was perhaps still to raise it
@@ -277,6 +279,8 @@ class World:
     def _adopt(self, i: int, outcome: Outcome, obs: Any, flags: Any, restarted: bool) -> None:
         """The result of a slot whose env is another one now: go on from what it says."""
         slot = self.slots[i]
+        if outcome.overtaken:
+            return
         _, terminated, truncated = flags
         t = int(obs["count"][0])
         env = slot.env
@@ -294,6 +298,7 @@ class World:
                 slot.last = None
                 return
         env.adopt(obs)
+        env.digest += outcome.bumped
         slot.wild = outcome.lost
         slot.due = False
         if self.mode is not AutoresetMode.SAME_STEP and t:

@@ -73,11 +73,15 @@ class Others:
             expected: list[Any] = []
             failed = set()
             for i in slots:
+                slot = done.slots[i]
+                before = slot.env.digest
                 try:
-                    expected.append(work(done.slots[i].env))
+                    expected.append(work(slot.env))
                 except Boom:
                     failed.add(i)
                     expected.append(None)
+                if slot.pending is not None:
+                    slot.pending.bumped += slot.env.digest - before
             if how in ("cancelled", "interrupted") or isinstance(value, StepTimeout):
                 return [world.clone(), done]
             results = value if how == "ok" else value.partial

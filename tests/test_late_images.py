@@ -6,14 +6,17 @@ import asyncio
 import gc
 import os
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from test_rendering import MocapEnv
 
 import aioenv
 from aioenv import memory
+from aioenv.rendering.late_pool import LatePool
 
 N = 3
 CONFIG = aioenv.RenderConfig(32, 24, quality="fast", workers=1, max_in_flight=1)
@@ -281,3 +284,69 @@ async def test_what_one_taker_of_a_stream_gives_up_another_gets():
         os.kill(pid, signal.SIGCONT)
         _, images = await asyncio.wait_for(second, 30)
         assert np.array_equal(images, await envs.render())
+
+
+class Counted(MocapEnv):
+    """Counts its steps in a file; one waits in each for another file."""
+
+    def __init__(self, steps: Path, gate: Path | None = None):
+        super().__init__()
+        self.steps, self.gate = steps, gate
+
+    def step(self, action):
+        with self.steps.open("a") as file:
+            file.write("*")
+        while self.gate is not None and not self.gate.exists():
+            time.sleep(0.002)
+        return super().step(action)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("way", ["render", "pixels"])
+async def test_states_are_drawn_as_they_arrive_while_other_workers_still_step(way, tmp_path, monkeypatch):
+    """Slot 1's step ends when slot 0's image of the same step is there."""
+    gate, submit = tmp_path / "gate", LatePool.submit
+
+    def open_the_gate(pool, slots, states, sheet, first, on_done):
+        def done(error):
+            if list(slots) == [0]:
+                gate.touch()
+            on_done(error)
+
+        submit(pool, slots, states, sheet, first, done)
+
+    factories = [lambda: Counted(tmp_path / "0"), lambda: Counted(tmp_path / "1", gate)]
+    config = aioenv.RenderConfig(16, 12, quality="fast", workers=1)
+    async with aioenv.AsyncVectorEnv(factories, num_workers=2, timeout_s=30, **{way: config}) as envs:
+        await envs.reset(seed=0)
+        monkeypatch.setattr(LatePool, "submit", open_the_gate)
+        await envs.step(np.zeros((2, 3)))
+        assert gate.exists()
+
+
+@pytest.mark.asyncio
+async def test_while_images_of_one_group_are_drawn_the_other_group_steps(tmp_path):
+    """The render worker of the first group's images stands still from the third step on; the second group makes it."""
+    files = [tmp_path / "0", tmp_path / "1"]
+    factories = [lambda file=file: Counted(file) for file in files]
+    config = aioenv.RenderConfig(16, 12, quality="fast", workers=2)
+    async with aioenv.AsyncVectorEnv(factories, num_workers=2, pixels=config) as envs:
+        await envs.reset(seed=0)
+        expected = await envs.rollout(lambda obs, slots: np.zeros((len(slots), 3)), 5, groups=1)
+        for file in files:
+            file.write_text("")
+        await envs.reset(seed=0)
+        pid = pool_of(envs).pids[0]
+
+        def policy(obs, slots):
+            if slots[0] == 0 and len(files[0].read_text()) == 2:
+                os.kill(pid, signal.SIGSTOP)
+            return np.zeros((len(slots), 3))
+
+        rollout = await pending(lambda: envs.rollout(policy, 5, groups=2))
+        async with asyncio.timeout(30):
+            while [len(file.read_text()) for file in files] != [3, 3]:
+                await asyncio.sleep(0.002)
+        assert not rollout.done()
+        os.kill(pid, signal.SIGCONT)
+        assert np.array_equal((await rollout).obs, expected.obs)

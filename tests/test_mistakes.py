@@ -154,9 +154,17 @@ def test_actions_of_another_shape(env_id, actions, said):
             envs.step(actions)
 
 
-def test_a_misspelled_argument_is_named():
+@pytest.mark.parametrize("kwargs", [{"debug": True}, {"backend": "native"}], ids=str)
+def test_a_misspelled_argument_is_named(kwargs):
     with pytest.raises(aioenv.WorkerStartError, match=r"num_worker: aioenv\.make_vec has an argument num_workers"):
-        sync.make_vec("CartPole-v1", 2, num_worker=3, debug=True)
+        sync.make_vec("CartPole-v1", 2, num_worker=3, **kwargs)
+
+
+@pytest.mark.parametrize(("name", "wrong"), [("num_workers", "x"), ("num_workers", -1), ("num_envs", "x")])
+@pytest.mark.parametrize("backend", ["native", "workers"])
+def test_what_is_no_number_of_envs_or_workers(backend, name, wrong):
+    with pytest.raises(ValueError, match=f"{name}: expected a positive int"):
+        aioenv.make_vec("Swimmer-v5", **{"num_envs": 2, "num_workers": 1, "backend": backend, name: wrong})
 
 
 def test_one_wrapper_is_a_list_too():

@@ -396,6 +396,31 @@ async def test_which_textures_materials_have_and_how_often_shows(modder):
         assert np.array_equal(await pool.render(slots=[1], **size), own)
 
 
+class Painted(TextureModder):
+    """Paints the same each time."""
+
+    def randomize(self):
+        self.set_checker("floor", (255, 0, 0), (0, 0, 255))
+        self.set_gradient("box", (0, 255, 0), (255, 0, 255), vertical=False)
+        self.set_rgb("skybox", (200, 100, 0))
+
+
+@pytest.mark.asyncio
+async def test_what_is_painted_in_a_pool_is_what_a_model_painted_by_hand_shows():
+    """2-D textures, cubes and the sky; after others were drawn in the same context."""
+    size = {"width": 48, "height": 36, "camera": "still"}
+    model = room()
+    async with aioenv.RenderPool(model, quality="fast", modder=Painted) as pool:
+        own = await pool.render(slots=[0, 1], **size)
+        painted = await pool.render(slots=[1], randomize=True, **size)
+        again = await pool.render(slots=[0, 1], **size)
+    Painted(model).randomize()
+    async with aioenv.RenderPool(model, quality="fast") as pool:
+        by_hand = await pool.render(slots=[0], **size)
+    assert np.array_equal(painted[0], by_hand[0]) and np.array_equal(again, [own[0], by_hand[0]])
+    assert (painted != own[1]).any(axis=3).mean() > 0.5
+
+
 class Turn(Modder):
     """Turns the body that a light and a camera follow."""
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import signal
 
+import mujoco
 import numpy as np
 import pytest
 
@@ -137,3 +139,31 @@ def test_a_pool_takes_its_fields_from_a_given_array():
             assert not np.array_equal(qvel[0], qvel[1])
             with pytest.raises(ValueError, match="taken by the env itself"):
                 pool.share_model_field("body_mass", mass.copy())
+
+
+@pytest.mark.parametrize("post_constraint", [False, True])
+def test_constants_of_some_are_derived_anew(post_constraint):
+    """The others keep what was written, though no call has come since; and everybody goes on as a single simulation."""
+    model = HalfCheetah(1).model
+    models = [copy.copy(model) for _ in range(3)]
+    datas = [mujoco.MjData(each) for each in models]
+    with SimPool(model, 3, post_constraint=post_constraint) as pool:
+        pool.reset()
+        pool.bind("ctrl")[:] = 0.5
+        states = np.empty((3, pool.state_size))
+        for turn, slots in enumerate(([2], None, [1, 0])):
+            masses, weights = pool.model_field("body_mass"), pool.model_field("dof_invweight0") if turn else None
+            for slot, each in enumerate(models):
+                masses[slot] *= 1 + 0.2 * (slot + turn)
+                each.body_mass[:] = masses[slot]
+                if slots is None or slot in slots:
+                    mujoco.mj_setConst(each, mujoco.MjData(each))
+            pool.set_const(slots)
+            pool.step(nstep=7)
+            for each, data, row in zip(models, datas, states, strict=True):
+                data.ctrl[:] = 0.5
+                mujoco.mj_step(each, data, 7)
+                mujoco.mj_getState(each, data, row, mujoco.mjtState.mjSTATE_INTEGRATION)
+            assert np.array_equal(masses, [each.body_mass for each in models])
+            assert weights is None or np.array_equal(weights, [each.dof_invweight0 for each in models])
+            assert np.array_equal(pool.get_states(), states), turn

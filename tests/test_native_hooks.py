@@ -94,3 +94,35 @@ def test_observations_are_of_the_spaces_dtype():
     task = type("Task", (Good,), {"observe": lambda self, slots: self.qpos[slots].astype(np.float32).repeat(2, axis=1)})
     with closing(task(2)) as env:
         assert env.reset()[0].dtype == env.step(np.zeros((2, 1), np.float32))[0].dtype == np.float64
+
+
+class Counting(Good):
+    """Counts the steps of each episode, the obvious way."""
+
+    def __init__(self, num_envs, **kwargs):
+        super().__init__(num_envs, **kwargs)
+        self.made = self.remember("made", (), np.int64)
+
+    def after_start(self, slots):
+        self.made[slots] = 0
+
+    def outcome(self, actions, obs):
+        self.made += 1
+        return np.ones(self.num_envs), np.arange(self.num_envs) == 1, {}
+
+
+@pytest.mark.parametrize(
+    ("mode", "made"),
+    [
+        (AutoresetMode.NEXT_STEP, [[1, 1], [2, 0], [0, 1], [1, 0]]),
+        (AutoresetMode.SAME_STEP, [[1, 0], [0, 0], [1, 0], [0, 0]]),
+    ],
+    ids=str,
+)
+def test_what_is_remembered_of_slots_that_begin_is_what_they_began_with(mode, made):
+    """Slot 0 is truncated after two steps, slot 1 ends after each."""
+    with closing(Counting(2, autoreset_mode=mode)) as env:
+        env.reset(seed=1)
+        for counts in made:
+            env.step(np.zeros((2, 1), np.float32))
+            assert env.made.tolist() == counts

@@ -290,13 +290,21 @@ def test_what_is_given_away_is_a_copy(mode):
 def test_what_makes_no_sense():
     for wrong in (
         {"max_episode_steps": 0},
+        {"max_episode_steps": 1.5},
+        {"frame_skip": 0},
+        {"frame_skip": -1},
+        {"frame_skip": 2.5},
         {"num_threads": 0},
         {"num_threads": True},
         {"render_mode": "human"},
         {"autoreset_mode": "Never"},
     ):
-        with pytest.raises(ValueError):
+        (name,) = wrong
+        with pytest.raises(ValueError, match=f"(?i){name.replace('_', '.?')}"):
             made("Swimmer-v5", 2, **wrong)
+    for scale, error in ((-1, ValueError), (float("inf"), OverflowError), (float("nan"), OverflowError)):
+        with closing(made("Swimmer-v5", 2, reset_noise_scale=scale)) as env, pytest.raises(error, match="uniform"):
+            env.reset()
     with pytest.raises(FileNotFoundError, match="nowhere"):
         made("Swimmer-v5", 2, xml_file="/nowhere.xml")
     with pytest.raises(TypeError, match="MjModel"):

@@ -120,6 +120,24 @@ async def test_a_result_from_before_set_state_says_nothing_of_the_slot():
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize("num_workers", [0, 1])
+async def test_a_failure_from_before_set_state_says_nothing_of_later_ones(num_workers):
+    async with native(2, num_workers=num_workers) as envs:
+        await envs.reset(seed=0)
+        states = await envs.get_state()
+        envs.send([0, RAISE])
+        while envs._schedule.table.count(SlotState.READY) < 2:
+            await asyncio.sleep(0)
+        await envs.set_state(states)
+        with pytest.raises(aioenv.EnvError):
+            await envs.recv(2)
+        with pytest.raises(aioenv.EnvError, match="Boom"):  # it is stepped, and this one counts
+            await envs.step([0, RAISE])
+        with pytest.raises(aioenv.EnvError, match="must be reset"):
+            await envs.step([0, 0])
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("num_workers", [0, 1])
 async def test_part_of_an_error_is_taken(num_workers):
     """An error of a whole vector env, taken bit by bit, does not fail a slot that was reset meanwhile."""
     async with native(num_workers=num_workers) as envs:
@@ -342,3 +360,46 @@ async def test_a_slot_is_paused_while_a_rollout_begins(make):
         rollout = await rolling
         assert rollout.obs["count"][:, :, 1].tolist() == [[1, 1], [2, 2]]
         assert rollout.last_obs["count"][:, 1].tolist() == [3, 3]
+
+
+@pytest.mark.asyncio
+async def test_a_slot_is_paused_while_a_rollout_waits_for_what_was_cancelled(tmp_path):
+    """It is still the rollout's, and its worker, busy with a call, is asked for its observation like the others."""
+    gates = [tmp_path / "call", tmp_path / "step"]
+    for gate in gates:
+        os.mkfifo(gate)
+
+    class Gated(Chain):
+        def wait(self, which):
+            gates[which].read_bytes()
+
+        def step(self, action):
+            if action == SLOW:
+                self.wait(1)
+            return super().step(action)
+
+    def open_gate(which):  # once somebody waits at it
+        os.close(os.open(gates[which], os.O_WRONLY))
+
+    async with aioenv.AsyncVectorEnv([Gated] * 2) as envs:
+        seeds = [seed for seed in range(99) if mix(seed) % 6 == 5][:2]  # episodes of six steps
+        await envs.reset(seed=seeds)
+        stepping = asyncio.create_task(envs.step([0, SLOW]))
+        while envs._schedule.table.count(SlotState.READY) + envs._schedule.table.count(SlotState.IN_FLIGHT) < 2:
+            await asyncio.sleep(0)
+        stepping.cancel()
+        rolling = asyncio.create_task(envs.rollout(lambda obs: [0, 0], 2, 1))
+        while envs._schedule.table.state(0) is not SlotState.READY:
+            await asyncio.sleep(0)
+        calling = asyncio.create_task(envs.call_at([0], "wait", 0))
+        while envs.workers[0].state != "busy":
+            await asyncio.sleep(0)
+        envs.pause(0)
+        open_gate(1)
+        while envs._schedule.table.state(0) is SlotState.READY:
+            await asyncio.sleep(0)
+        open_gate(0)
+        await calling
+        rollout = await rolling
+        assert (rollout.obs["key"] == [mix(seed) for seed in seeds]).all()
+        assert rollout.obs["count"][:, :, 1].tolist() == [[2, 2], [3, 3]]

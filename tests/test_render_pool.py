@@ -40,7 +40,7 @@ async def test_rp1_starts_whatever_way_but_fork():
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize("transport", ["shared", "frames"])
-async def test_rp3_rp4_rp5_rp6_rp7_shapes_order_cameras_refusals_and_views(transport):
+async def test_rp3_rp4_rp5_rp6_rp7_rp15_shapes_order_cameras_refusals_views_and_rows(transport):
     async with pool_of(max_batch_size=7, max_image_size=101 * 103, transport=transport) as pool:
         states = some_states(pool, 5)
         await check_shapes(pool, states)
@@ -48,6 +48,7 @@ async def test_rp3_rp4_rp5_rp6_rp7_shapes_order_cameras_refusals_and_views(trans
         await check_cameras(pool, states)
         check_refusals(pool, states)
         await check_views(pool, states)
+        await check_rows_of_a_batch(pool, states)
     with pytest.raises(RuntimeError, match="has been closed"):
         await pool.render(states, **SMALL)
     with pytest.raises(aioenv.ClosedError):
@@ -97,6 +98,10 @@ async def check_cameras(pool, states):
     assert not np.array_equal(await pool.render(states, **SMALL, camera=own), images)
 
 
+LABELLED = mujoco.MjvOption()
+LABELLED.label = 99
+
+
 def check_refusals(pool, states):
     """Nothing is sent."""
     with_out = {**SMALL, "out": np.empty((5, 18, 24), np.uint8)}
@@ -105,6 +110,8 @@ def check_refusals(pool, states):
         ({**SMALL, "camera": 1}, "from -1 to 0, got 1"),
         ({**SMALL, "camera": 1.0}, "camera: expected"),
         ({**SMALL, "camera": []}, "camera: expected at least one"),
+        ({**SMALL, "scene_option": {}}, r"scene_option: expected a mujoco\.MjvOption or None"),
+        ({**SMALL, "scene_option": LABELLED}, "scene_option: label: expected 0 to"),
         ({"width": 102, "height": 103}, "make a RenderPool with a larger max_image_size"),
         ({"width": 0, "height": 3}, "width: expected an int from 1"),
         ({**SMALL, "slots": [0, 1, 2, 3, 7]}, "slots: expected ints from 0 to 6"),
@@ -153,6 +160,16 @@ async def check_views(pool, states):
         assert np.array_equal(drawn, images[order])
     out = np.zeros((10, 18, 24, 3), np.uint8)[::2]
     assert await pool.render(states, **SMALL, out=out) is out and np.array_equal(out, images)
+
+
+async def check_rows_of_a_batch(pool, states):
+    """RP15: images one by one, each to its row of a batch; slots number themselves unless they are named."""
+    expected = await pool.render(states, **SMALL)
+    batch = np.zeros_like(expected)
+    drawn = [pool.submit([states[i]], **SMALL, slots=[i], out=batch[i : i + 1]) for i in (3, 0, 4, 1)]
+    await asyncio.gather(*drawn)
+    assert np.array_equal(batch[[3, 0, 4, 1]], expected[[3, 0, 4, 1]]) and not batch[2].any()
+    assert np.array_equal(await pool.render(**SMALL, slots=range(5)), expected)  # slot 2 is as it was numbered before
 
 
 @pytest.mark.parametrize(

@@ -62,6 +62,13 @@ class Raises(aioenv.Modder):
         raise RuntimeError("no such modder today")
 
 
+class RaisesValueError(aioenv.Modder):
+    """Can't be made either, for what many a mistake is called."""
+
+    def __init__(self, model, **kwargs):
+        raise ValueError("two are none")
+
+
 class Exits(aioenv.Modder):
     """Takes its process with it."""
 
@@ -75,9 +82,10 @@ async def test_rp10_a_start_that_fails_is_told_at_once_with_the_workers_tracebac
         with pytest.raises(aioenv.RenderError, match=r"MUJOCO_EGL_DEVICE_ID[\s\S]*apt-get install") as caught:
             await pool_of(devices=[99], workers_per_device=1, backend="egl")
         assert "Traceback" in caught.value.__cause__.traceback and "canvas.py" in caught.value.__cause__.traceback
-        with pytest.raises(aioenv.WorkerStartError, match="no such modder today") as caught:
-            await pool_of(modder=Raises, workers_per_device=1)
-        assert "Traceback" in caught.value.traceback and "test_render_pool_faults.py" in caught.value.traceback
+        for modder, why in ((Raises, "no such modder today"), (RaisesValueError, "two are none")):
+            with pytest.raises(aioenv.WorkerStartError, match=why) as caught:
+                await pool_of(modder=modder, workers_per_device=1)
+            assert "Traceback" in caught.value.traceback and "test_render_pool_faults.py" in caught.value.traceback
 
 
 @pytest.mark.stress

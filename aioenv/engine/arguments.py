@@ -20,6 +20,7 @@ from aioenv.workers.restart import RestartPolicy
 
 __all__ = [
     "check_cpu_affinity",
+    "check_num_envs",
     "check_num_workers",
     "check_observation_mode",
     "check_on_timeout",
@@ -79,6 +80,13 @@ def check_preload(preload: Any) -> tuple[str, ...]:
     if not all(isinstance(name, str) for name in names):
         raise TypeError(f"preload: expected names of modules, got {preload!r}")
     return names
+
+
+def check_num_envs(num_envs: Any) -> int:
+    """How many slots."""
+    if isinstance(num_envs, bool) or not isinstance(num_envs, (int, np.integer)) or num_envs < 1:
+        raise ValueError(f"num_envs: expected a positive int, got {num_envs!r}")
+    return int(num_envs)
 
 
 def check_num_workers(num_workers: int | None, num_envs: int) -> int:

@@ -93,6 +93,7 @@ class Fleet:
         instead: the leaves of it that are others than those of `observations`, by number (see `receive_instead`).
         sources: one MuJoCo source a slot, or None where a slot has none (or none were asked for).
         first_checkpoints: of the envs as they were made (see `EnvService.configure`), or None.
+        drawn_by: the name of the OpenGL that workers draw observations with; empty if they draw none.
         checkpoint_size: how many float64 of checkpoint each reply carries a row; 0 if slots are not resumed.
         seed_plan: where the seeds of episodes come from that are given none; None if nowhere in particular.
         lanes: this side's views of what lies in shared memory; empty if nothing does.
@@ -116,6 +117,7 @@ class Fleet:
     instead: dict[int, Leaf]
     actions: Layout
     sources: list[MujocoSource | None]
+    drawn_by: str
     checkpoint_size: int
     first_checkpoints: dict[Member, Any]
     steps_some: bool
@@ -319,6 +321,7 @@ class Fleet:
         self.render_mode = first.render_mode
         self.spec = first.spec
         self.sources = [d.source for d in descriptions]
+        self.drawn_by = next((d.drawn_by for d in descriptions if d.drawn_by), "")
         if self._config.restart is not None and self._config.restart.resume:
             _check_resumable(descriptions)
         self.checkpoint_size = max(d.checkpoint_size for d in descriptions)

@@ -6,14 +6,14 @@ costs each of them memory.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import gymnasium
 from gymnasium import Env
 from gymnasium.envs.registration import EnvSpec
 
-__all__ = ["make_env"]
+__all__ = ["make_env", "make_noted"]
 
 
 def make_env(env: Any, wrappers: Sequence[Any], kwargs: Mapping[str, Any], near: Mapping[str, str]) -> Env[Any, Any]:
@@ -31,10 +31,23 @@ def make_env(env: Any, wrappers: Sequence[Any], kwargs: Mapping[str, Any], near:
     try:
         made: Env[Any, Any] = gymnasium.make(env, **kwargs) if isinstance(env, (str, EnvSpec)) else env(**kwargs)
     except TypeError as exc:
-        for name, meant in near.items():
-            if f"'{name}'" in str(exc):
-                exc.add_note(f"{name}: aioenv.make_vec has an argument {meant}")
+        _note(exc, near)
         raise
     for wrapper in wrappers:
         made = wrapper(made)
     return made
+
+
+def make_noted(factory: Callable[..., Any], near: Mapping[str, str], *, num_envs: int) -> Any:
+    """Make a vector env; `near` and its note as of `make_env`."""
+    try:
+        return factory(num_envs=num_envs)
+    except TypeError as exc:
+        _note(exc, near)
+        raise
+
+
+def _note(exc: TypeError, near: Mapping[str, str]) -> None:
+    for name, meant in near.items():
+        if f"'{name}'" in str(exc):
+            exc.add_note(f"{name}: aioenv.make_vec has an argument {meant}")

@@ -356,11 +356,12 @@ class LoopEngine:
         self._state[slots] = states
 
     def set_const(self, slots: Slots | None) -> None:
+        # the models of others have not seen yet what was written to their rows
         for slot in self._items(slots):
-            mujoco.mj_setConst(self._model(slot), mujoco.MjData(self._plain))
-        for name, field in self._fields.items():
-            for row, model in zip(field, self.models, strict=True):
-                row[...] = self._get(model, name)
+            model = self._model(slot)
+            mujoco.mj_setConst(model, mujoco.MjData(self._plain))
+            for name, field in self._fields.items():
+                field[slot] = self._get(model, name)
 
     def close(self) -> None:
         self._team.close()

@@ -99,8 +99,10 @@ class NativeMujocoEnv(Stepping):
                 f"render_mode: expected None, got {render_mode!r}; a native env does not draw itself: "
                 'make_vec(..., backend="native", render=aioenv.RenderConfig()) draws beside the steps'
             )
-        if max_episode_steps is not None and max_episode_steps != -1 and max_episode_steps <= 0:
+        if max_episode_steps is not None and max_episode_steps != -1 and not _is_count(max_episode_steps):
             raise ValueError(f"max_episode_steps: expected a positive int, -1 or None, got {max_episode_steps!r}")
+        if not _is_count(frame_skip):
+            raise ValueError(f"frame_skip: expected a positive int, got {frame_skip!r}")
         self.autoreset_mode = AutoresetMode(autoreset_mode)
         if isinstance(model, str) and "<" not in model and not model.startswith((".", "/", "~")):
             model = _ASSETS / model
@@ -109,8 +111,8 @@ class NativeMujocoEnv(Stepping):
         self.model.vis.global_.offheight = max(self.model.vis.global_.offheight, height)
         self.pool = SimPool(self.model, num_envs, num_threads=num_threads, post_constraint=self.post_constraint)
         self.num_envs = self.pool.num_sims
-        self.frame_skip = frame_skip
-        self.dt: float = self.model.opt.timestep * frame_skip
+        self.frame_skip = int(frame_skip)
+        self.dt: float = self.model.opt.timestep * self.frame_skip
         self.render_mode = None
         self.width, self.height, self.max_geom = width, height, max_geom
         self.camera_id, self.camera_name = camera_id, camera_name
@@ -156,3 +158,7 @@ class NativeMujocoEnv(Stepping):
                 setattr(self, name, value.copy())
         self._all_begun = False
         self.pool.close()
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and int(value) > 0

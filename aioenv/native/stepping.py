@@ -174,7 +174,11 @@ class Stepping(Task, VectorEnv[Any, Any, Any]):
         self.before_step()
         self._physics(actions, starts, rest)
         obs = self._observe_all()
+        # hooks treat all rows: what they remember of slots that have just begun is put back
+        fresh = [(array, array[starts]) for array in self._memory.values()] if len(starts) else ()
         outcome = self.outcome(actions, obs)
+        for array, rows in fresh:
+            array[starts] = rows
         reward, terminated, columns = check_outcome(self, outcome) if self._is_strange else outcome
         if terminated is None:
             terminated = np.zeros(self.num_envs, np.bool_)

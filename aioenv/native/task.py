@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -37,7 +38,8 @@ class Task(SlotStates):
     def outcome(self, actions: Array, obs: Array) -> tuple[Array, Array | None, dict[str, Array]]:
         """What the step that was made means: rewards, terminations (None: none), and columns of infos.
 
-        All rows must be there and in new arrays; those of slots that have just begun an episode are not used.
+        All rows must be there and in new arrays; those of slots that have just begun an episode are not used, and what
+        is remembered of them here is put back. `obs` is what will be returned.
         """
         raise missing(self, "outcome(actions, obs)")
 
@@ -79,9 +81,12 @@ class Task(SlotStates):
 
         Raises:
             ValueError: if `high` is less than `low`.
+            OverflowError: if one is no finite number, or they are too far apart.
         """
         if high < low:
             raise ValueError(f"uniform: expected low <= high, got {low} and {high}")
+        if not math.isfinite(high - low):
+            raise OverflowError(f"uniform: expected finite numbers whose difference is one, got {low} and {high}")
         drawn = np.empty((len(slots), size))
         rngs = self._rngs
         for slot, row in zip(slots.tolist(), drawn, strict=True):

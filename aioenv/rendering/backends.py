@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
-from aioenv.errors import RenderError
+from aioenv.errors import RenderError, SoftwareRenderWarning
 from aioenv.rendering.config import BACKENDS, check_backend
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "find_gpus",
     "is_software",
     "no_backend_works",
+    "warn_of_software",
     "why_software",
 ]
 
@@ -117,6 +119,18 @@ def why_software(renderer: str, gpus: Sequence[str]) -> str | None:
         f"OpenGL draws on the CPU ({renderer}), though there is {gpus[0]}: it is not used. {NVIDIA_HINT} "
         "`aioenv doctor` shows what works."
     )
+
+
+def warn_of_software(renderer: str, tried: Sequence[str]) -> None:
+    """Warn with a SoftwareRenderWarning if the CPU draws though there is a GPU.
+
+    Args:
+        renderer: the name of the OpenGL implementation that draws.
+        tried: the backends that might have been used.
+    """
+    # who asked for OSMesa knows; in all other cases it is a GPU that is expected to draw where there is one
+    if tuple(tried) != ("osmesa",) and (why := why_software(renderer, find_gpus())) is not None:
+        warnings.warn(why, SoftwareRenderWarning, stacklevel=3)
 
 
 def no_backend_works(reasons: Sequence[str]) -> RenderError:

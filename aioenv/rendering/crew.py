@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import warnings
 from collections.abc import Callable, Sequence
 
-from aioenv.errors import RenderError, SlotError, SoftwareRenderWarning, WorkerStartError
+from aioenv.errors import RenderError, SlotError, WorkerStartError
 from aioenv.memory import Shared
-from aioenv.rendering.backends import environment, find_gpus, no_backend_works, why_software
+from aioenv.rendering.backends import environment, no_backend_works, warn_of_software
 from aioenv.wire.frames import Frame, Kind
 from aioenv.wire.messages import load
 from aioenv.workers.channel import check_channel
@@ -92,7 +91,6 @@ class Crew:
 
         Raises:
             RenderError: if no backend works; the message says what each one reported, and what to install.
-            ValueError: if a worker raised that: arguments that only it could check.
             WorkerStartError: if a worker did not come up for a reason that is not OpenGL's; it has the traceback.
         """
         self.memory = Shared.create() if self._share else None
@@ -110,8 +108,6 @@ class Crew:
                 await self._start_all(backend)
             except WorkerStartError as exc:
                 cause = exc.__cause__
-                if isinstance(cause, ValueError):
-                    raise cause from None
                 if exc.traceback and not isinstance(cause, RenderError):
                     raise
                 last = exc
@@ -119,10 +115,7 @@ class Crew:
             else:
                 self.backend = backend
                 self.renderer = str(self.workers[0].description)
-                # who asked for OSMesa knows; in all other cases it is a GPU that is expected to draw where there is one
-                asked = backend == "osmesa" and len(self._backends) == 1
-                if not asked and (why := why_software(self.renderer, find_gpus())) is not None:
-                    warnings.warn(why, SoftwareRenderWarning, stacklevel=2)
+                warn_of_software(self.renderer, self._backends)
                 return
         raise no_backend_works(reasons) from last
 

@@ -65,6 +65,7 @@ class Drawing(NamedTuple):
     views: tuple[Any, ...]  # see `cameras.View`
     depth: bool
     segmentation: bool
+    option: Any = None  # see `scene_option.Option`
 
 
 class Rest(NamedTuple):

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aioenv.batching.layout import byte_view
-from aioenv.errors import SlotError, WorkerDied
+from aioenv.errors import SlotError, WorkerDied, WorkerStartError
 from aioenv.host.mujoco_source import MujocoSource
 from aioenv.machine import usable_cpus
 from aioenv.memory import check_transport
@@ -102,7 +102,12 @@ class LatePool(WithCrew):
             ValueError: if a model does not have the camera that was asked for.
             WorkerStartError: if a worker did not come up for another reason.
         """
-        await self._crew.start()
+        try:
+            await self._crew.start()
+        except WorkerStartError as exc:
+            if isinstance(exc.__cause__, ValueError):
+                raise exc.__cause__ from None
+            raise
         self._blocks = Blocks(self._crew.memory)
         if self._timeout_s is not None:
             for worker in self._crew.workers:

@@ -18,6 +18,7 @@ from aioenv.rendering.canvas import Canvas
 from aioenv.rendering.drawing import Drawing, Images, dump_time, load_request
 from aioenv.rendering.drawing_service import DrawingService
 from aioenv.rendering.quality import RenderQuality
+from aioenv.rendering.scene_option import make_option
 
 __all__ = ["PoolService", "Wardrobe"]
 
@@ -88,7 +89,6 @@ class PoolService(DrawingService):
         self._model = load_model(model)
         super().__init__(mujoco.mj_stateSize(self._model, state_spec))
         self._data = mujoco.MjData(self._model)
-        self._option = mujoco.MjvOption()
         self._spec = state_spec
         self._canvas = Canvas(self._model, quality)
         try:
@@ -104,6 +104,7 @@ class PoolService(DrawingService):
         kinds = {"depth": drawing.depth, "segmentation": drawing.segmentation}
         images, rows = self._easel.put_up(rest.where, len(states), a_state, **kinds)
         eyes = [Eye(view) for view in drawing.views]
+        self._option = make_option(drawing.option)
         for number, (state, row) in enumerate(zip(states, rows, strict=True)):
             if rest.looks is not None:
                 self._wardrobe.wear(*rest.looks[number])

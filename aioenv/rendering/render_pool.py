@@ -44,6 +44,7 @@ from aioenv.rendering.lanes import Pace, RenderCall
 from aioenv.rendering.pool_life import PoolLife
 from aioenv.rendering.pool_service import PoolService
 from aioenv.rendering.quality import Quality, parse_quality
+from aioenv.rendering.scene_option import describe_option
 from aioenv.wire.messages import dump_code
 from aioenv.workers.restart import RestartPolicy
 
@@ -214,6 +215,7 @@ class RenderPool(PoolLife):
         width: int,
         height: int,
         camera: Camera | Sequence[Camera] = None,
+        scene_option: mujoco.MjvOption | None = None,
         depth: bool = False,
         segmentation: bool = False,
         randomize: bool = False,
@@ -233,6 +235,8 @@ class RenderPool(PoolLife):
             height: likewise.
             camera: a camera of the model by name or number, an `MjvCamera`, -1 or None for the free camera; or a list
                 of C of them.
+            scene_option: what is visible: groups of geoms, contact points, frames, labels and so on; None for what
+                MuJoCo shows by itself. (Forces that were applied show only if `state_spec` has them.)
             depth: give distances too.
             segmentation: give what is where too.
             randomize: have the modders give each slot another look first. It lasts until the next time.
@@ -259,6 +263,7 @@ class RenderPool(PoolLife):
             width=width,
             height=height,
             camera=camera,
+            scene_option=scene_option,
             depth=depth,
             segmentation=segmentation,
             randomize=randomize,
@@ -288,6 +293,7 @@ class RenderPool(PoolLife):
         width: int,
         height: int,
         camera: Camera | Sequence[Camera] = None,
+        scene_option: mujoco.MjvOption | None = None,
         depth: bool = False,
         segmentation: bool = False,
         randomize: bool = False,
@@ -309,6 +315,7 @@ class RenderPool(PoolLife):
         views = tuple(find_camera(self.model, each) for each in (camera if several else [camera]))  # type: ignore[union-attr]
         if not views:
             raise ValueError("camera: expected at least one, got an empty list")
+        option = describe_option(scene_option)
         if randomize and not self._randomises:
             raise ValueError(
                 "randomize: the pool has no modder; make it with RenderPool(…, modder=aioenv.TextureModder)"
@@ -326,7 +333,7 @@ class RenderPool(PoolLife):
         if self._randomises:
             self._randomised[numbers] += randomize
             looks = np.stack([numbers, self._randomised[numbers]], axis=1)
-        drawing = Drawing(width, height, views, depth, segmentation)
+        drawing = Drawing(width, height, views, depth, segmentation, option)
         turn = None if copy or filled is not None else self._take_turn((shape, depth, segmentation))
         sheet = None if filled is not None else turn or self._blocks.sheet(shape, **kinds)
         arrays = (filled if sheet is None else sheet.images).arrays  # type: ignore[union-attr]

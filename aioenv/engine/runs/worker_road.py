@@ -38,6 +38,7 @@ class WorkerRoad:
     def __init__(self, schedule: Schedule, live: Live | None) -> None:
         self._schedule = schedule
         self._live = live
+        self._stepped = schedule.table.live  # what was split
 
     def split(self, groups: int) -> list[Group]:
         """Split the slots of every worker evenly into so many groups, or as many as its smallest worker has slots.
@@ -46,7 +47,7 @@ class WorkerRoad:
         Slots that are paused are in none. A worker's vector env steps at once: then groups are of whole workers.
         """
         schedule = self._schedule
-        live = schedule.table.live
+        self._stepped = live = schedule.table.live
         shares = [live[order] for _, order in schedule.fleet.shares(live)]
         if schedule.fleet.vectorized:
             groups = min(groups, len(shares))
@@ -59,12 +60,15 @@ class WorkerRoad:
         return [Group(schedule, np.concatenate(mine)) for mine in runs]
 
     async def look(self, *, due: bool) -> Seen:
-        """Ask the workers (see `Road.look`); of those whose slots are all paused only who can answer now."""
+        """Ask the workers (see `Road.look`); of those in no group only who can answer now.
+
+        Other tasks pause and resume while this drains: what counts is what was split.
+        """
         schedule, table = self._schedule, self._schedule.table
         await schedule.drain()
         if self._live is not None:
             await self._live.take_in(None)
-        stepped = {member for member, _ in schedule.fleet.shares(table.live)}
+        stepped = {member for member, _ in schedule.fleet.shares(self._stepped)}
         unseen = set(table.unseen().tolist())
 
         def can_answer(member: Member) -> bool:

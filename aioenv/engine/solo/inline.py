@@ -336,6 +336,7 @@ class Solo(SoloCalls):
         self.table.note_ends(ready.slots, ready.terminated | ready.truncated)
         for error in errors:
             self.table.fail(error)
+            self.table.note_taken(np.array(error.slots))
         self.table.note_taken(ready.slots)
         if errors:
             raise EnvError.join(list(errors), ready)
