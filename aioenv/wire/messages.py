@@ -53,6 +53,7 @@ class Start(NamedTuple):
     cpus: tuple[int, ...] | None  # the CPUs to be pinned to; None: as it comes
     ignored: tuple[str, ...] = ()  # names of signals to ignore
     log_level: int = 30  # of what envs log, from here on it is told
+    argv: tuple[str, ...] = ()  # the program's arguments, as multiprocessing's workers have them
 
 
 class Call(NamedTuple):
