@@ -164,11 +164,10 @@ class RenderPool(PoolLife):
             )
         except (TypeError, AttributeError) as exc:
             raise TypeError(f"modder: it can't be sent to a worker, something of it does not pickle: {exc}") from exc
-        backends = candidates(backend)
         crew = Crew(
             service,
             self.num_workers,
-            backends=backends if chosen is None else backends[:1],
+            backends=candidates(backend, chosen),
             devices=self.devices,
             start=start,
             channel=channel,
