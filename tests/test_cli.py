@@ -185,6 +185,7 @@ def test_which_backends_are_tried(monkeypatch):
     monkeypatch.setenv("MUJOCO_GL", "OSMesa")
     assert backends.candidates(None) == ("osmesa",) and backends.candidates("egl") == ("egl",)
     assert backends.candidates("auto")[0] == "egl"
+    assert backends.candidates("auto", (0, 1)) == ("egl",) and backends.candidates(None, (0,)) == ("osmesa",)
     monkeypatch.delenv("MUJOCO_GL")  # which has no OSMesa there
     monkeypatch.setattr(sys, "platform", "darwin")
     assert backends.candidates("auto") == ("glfw",)

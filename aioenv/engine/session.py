@@ -139,7 +139,7 @@ class Session:
         """Start the workers where they draw themselves, on the first OpenGL backend that works."""
         reasons: list[str] = []
         last: WorkerStartError | None = None
-        backends = candidates(pixels.backend)
+        backends = candidates(pixels.backend, check_devices(pixels.devices))
         for backend in backends:
             if self._config.debug:
                 choose_backend_here(backend)

@@ -43,12 +43,19 @@ class EnvService(EnvResume, SlotService):
         mode: the autoreset mode.
         find_sources: whether to look for MuJoCo models, so that images can be drawn elsewhere.
         checkpoints: whether to find out what it takes to resume the envs elsewhere.
+        cast: see `Rows`.
     """
 
     def __init__(
-        self, factories: Sequence[bytes], mode: AutoresetMode, find_sources: bool, checkpoints: bool = False
+        self,
+        factories: Sequence[bytes],
+        mode: AutoresetMode,
+        find_sources: bool,
+        checkpoints: bool = False,
+        cast: bool = False,
     ) -> None:
         self._envs: list[Env[Any, Any]] = []
+        self._cast = cast
         self._find_sources = find_sources
         for row, data in enumerate(factories):
             try:
@@ -123,9 +130,8 @@ class EnvService(EnvResume, SlotService):
         if plane is not None:
             lanes = plane.lanes(mapped(plane.size(observations, layout)), observations, layout)
         mine = slice(start, start + n)
-        self._rows = Rows(
-            observations, n, [{i: a[mine] for i, a in lane.observations.items()} for lane in lanes], riding
-        )
+        shared = [{i: a[mine] for i, a in lane.observations.items()} for lane in lanes]
+        self._rows = Rows(observations, n, shared, riding, self._cast)
         actions = [{i: array[mine] for i, array in lane.actions.items()} for lane in lanes]
         self._actions = Actions(layout, n, actions, laned=plane is not None)
         self._action_views = self._actions.views

@@ -49,10 +49,11 @@ _GPU_DRIVERS = set(
 )
 
 
-def candidates(backend: str | None) -> tuple[str, ...]:
+def candidates(backend: str | None, devices: Sequence[int] | None = None) -> tuple[str, ...]:
     """The backends to try, in order: the one asked for; for None the user's MUJOCO_GL; else the best first.
 
-    Best is EGL, the only one with a GPU and no display, then GLFW if there is a display, then OSMesa.
+    Best is EGL, the only one with a GPU and no display, then GLFW if there is a display, then OSMesa. Who names devices
+    gets EGL alone: the others know none, and would draw on the CPU in the place of a device that does not exist.
 
     Raises:
         ValueError: if there is no such backend.
@@ -63,6 +64,8 @@ def candidates(backend: str | None) -> tuple[str, ...]:
         return (chosen,)
     if sys.platform in ("win32", "darwin"):
         return ("glfw",)  # all that MuJoCo has there
+    if devices is not None:
+        return ("egl",)
     display = any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
     return ("egl", "glfw", "osmesa") if display else ("egl", "osmesa")
 
