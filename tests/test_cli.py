@@ -331,6 +331,7 @@ def test_bench_measures_figures(figure, env, contenders, baselines, keys, tmp_pa
 
 @needs_opengl
 @pytest.mark.stress
+@pytest.mark.timeout(600)  # eight processes in turn, which a busy machine takes minutes for
 def test_bench_measures_images(tmp_path, capfd):
     common = ["--rounds", "1", "--seconds", "0.05", "--json", str(tmp_path / "figure.json")]
     assert main(["bench", "--images", "--num-envs", "2", *common]) == 0

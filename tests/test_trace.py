@@ -18,6 +18,7 @@ import gymnasium as gym
 import mujoco
 import numpy as np
 import pytest
+from gymnasium.envs.mujoco.half_cheetah_v5 import HalfCheetahEnv
 
 import aioenv
 from aioenv import sync
@@ -75,45 +76,58 @@ def check_each_line(spans):
 
 
 def test_images_of_a_step_are_drawn_while_the_next_one_is_made(tmp_path):
-    """Real MuJoCo, real OpenGL: the physics of a step takes longer than its images, which are small."""
-    path = tmp_path / "run.json"
+    """Real MuJoCo, real OpenGL. No step ends before the images of the last are there, none of which is begun sooner."""
+    path, gate = tmp_path / "run.json", tmp_path / "gate"
+    os.mkfifo(gate)
+
+    class Gated(HalfCheetahEnv):
+        def step(self, action):
+            if action[0]:
+                gate.read_bytes()
+            return super().step(action)
+
+    async def at_gate():
+        while True:
+            try:
+                return os.open(gate, os.O_WRONLY | os.O_NONBLOCK)
+            except OSError:  # nobody waits there yet
+                await asyncio.sleep(0.001)
 
     async def run():
         render = aioenv.RenderConfig(width=16, height=16, quality="fast", workers=1)
-        options = {"num_envs": 4, "num_workers": 1, "frame_skip": 300}
-        async with aioenv.make_vec("HalfCheetah-v5", render=render, **options) as envs:
-            actions = np.zeros((4, 6), np.float32)
+        async with aioenv.AsyncVectorEnv([Gated, HalfCheetahEnv], num_workers=1, render=render) as envs:
             await envs.reset(seed=0)
-            await envs.step(actions)
             await envs.render()
+            (painter,) = envs._session._pool.pids
             with envs.trace(path):
-                step = asyncio.ensure_future(envs.step(actions))
-                for _ in range(12):
-                    await step
-                    step = asyncio.ensure_future(envs.step(actions))
+                os.kill(painter, signal.SIGSTOP)
+                await envs.step(np.zeros((2, 6), np.float32))
+                for _ in range(3):
+                    step = asyncio.ensure_future(envs.step(np.ones((2, 6), np.float32)))
+                    writer = await at_gate()
+                    os.kill(painter, signal.SIGCONT)
                     await envs.render()
-                await step
+                    os.kill(painter, signal.SIGSTOP)
+                    os.close(writer)
+                    await step
+                os.kill(painter, signal.SIGCONT)
                 await envs.render()
 
     aioenv.run(run())
     spans = read(path)
     check_each_line(spans)
     lines = lines_of(spans)
-    assert list(lines) == ["loop", "wait for envs", "wait for images", "worker 0: slots 0-3", "render worker 0"]
-    assert steps_of(lines["worker 0: slots 0-3"]) == list(range(1, 14))
-    assert steps_of(lines["render worker 0"], "render") == list(range(1, 14))
-    # the share, from the file's own numbers
+    assert list(lines) == ["loop", "wait for envs", "wait for images", "worker 0: slots 0-1", "render worker 0"]
+    assert steps_of(lines["worker 0: slots 0-1"]) == [1, 2, 3, 4]
+    assert steps_of(lines["render worker 0"], "render") == [1, 2, 3, 4]
+    # from the file's own numbers
     events = json.loads(path.read_text())["traceEvents"]
     step, render = ({e["args"]["step"]: e for e in events if e["name"] == n} for n in ("step", "render"))
-    inside = 0.0
-    for number, span in render.items():
-        after = step.get(number + 1)
-        if after is not None:
-            end = min(span["ts"] + span["dur"], after["ts"] + after["dur"])
-            inside += max(0.0, end - max(span["ts"], after["ts"]))
+    for number in (1, 2, 3):
+        span, after = render[number], step[number + 1]
+        assert after["ts"] < span["ts"] and span["ts"] + span["dur"] < after["ts"] + after["dur"]
     total = sum(span["dur"] for span in render.values())
-    assert inside / total > 0.5
-    assert overlap(spans) == pytest.approx((inside / 1e6, total / 1e6))
+    assert overlap(spans) == pytest.approx(((total - render[4]["dur"]) / 1e6, total / 1e6))
 
 
 def test_images_that_are_observations_are_in_it(tmp_path):
