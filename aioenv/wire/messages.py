@@ -118,6 +118,7 @@ class LostRow(NamedTuple):
     seed: int | None  # for its next reset, unless that is given another
     obs: Any  # its last observation; None if nobody knows
     over: bool  # its episode had ended already: there is nothing to report, and the autoreset is due
+    state: Any = None  # what images of that observation are drawn from; None if nobody draws them from states
 
 
 class Failure(NamedTuple):
