@@ -103,6 +103,8 @@ class NativeMujocoEnv(Stepping):
             raise ValueError(f"max_episode_steps: expected a positive int, -1 or None, got {max_episode_steps!r}")
         if not _is_count(frame_skip):
             raise ValueError(f"frame_skip: expected a positive int, got {frame_skip!r}")
+        if camera_id is not None and camera_name is not None:
+            raise ValueError(f"expected a camera_id or a camera_name, got both: {camera_id!r} and {camera_name!r}")
         self.autoreset_mode = AutoresetMode(autoreset_mode)
         if isinstance(model, str) and "<" not in model and not model.startswith((".", "/", "~")):
             model = _ASSETS / model
