@@ -15,7 +15,7 @@ works() {
         draws egl && draws osmesa
         return
     fi
-    for backend in ${MUJOCO_GL:-egl osmesa}; do
+    for backend in $("$python" -c 'from aioenv.rendering.backends import candidates; print(*candidates(None))'); do
         draws "$backend" && return 0
     done
     return 1
@@ -27,7 +27,8 @@ sudo=
 if command -v apt-get >/dev/null 2>&1 && { [ -z "$sudo" ] || sudo -n true 2>/dev/null; }; then
     echo "OpenGL is missing: installing Mesa's ($packages)"
     $sudo apt-get update -qq >/dev/null
-    DEBIAN_FRONTEND=noninteractive $sudo apt-get install -y -qq --no-install-recommends $packages >/dev/null
+    # `env`, since sudo does not hand on variables
+    $sudo env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $packages >/dev/null
     works && exit 0
 fi
 if [ "$wanted" = all ]; then

@@ -26,7 +26,7 @@ from aioenv.cli.bench.tasks import Task
 from aioenv.cli.doctor import _report_opengl
 from aioenv.cli.opengl import Probe, probe_opengl
 from aioenv.loops.video import TiledVideo
-from aioenv.rendering import backends, crew
+from aioenv.rendering import backends
 from aioenv.rendering.tiles import tile
 from aioenv.workers.channel import CHANNELS
 from aioenv.workers.launch import START_METHODS
@@ -185,6 +185,7 @@ def test_which_backends_are_tried(monkeypatch):
     monkeypatch.setenv("MUJOCO_GL", "OSMesa")
     assert backends.candidates(None) == ("osmesa",) and backends.candidates("egl") == ("egl",)
     assert backends.candidates("auto")[0] == "egl"
+    assert backends.candidates("auto", (0, 1)) == ("egl",) and backends.candidates(None, (0,)) == ("osmesa",)
     monkeypatch.delenv("MUJOCO_GL")  # which has no OSMesa there
     monkeypatch.setattr(sys, "platform", "darwin")
     assert backends.candidates("auto") == ("glfw",)
@@ -194,12 +195,17 @@ def test_which_backends_are_tried(monkeypatch):
 
 @pytest.mark.skipif("pipe" not in OPENGL, reason="a GPU draws here, or nothing does")
 def test_a_pool_that_draws_on_the_cpu_though_there_is_a_gpu_warns(monkeypatch):
-    monkeypatch.setattr(crew, "find_gpus", lambda: ["NVIDIA H200"])
+    monkeypatch.setattr(backends, "find_gpus", lambda: ["NVIDIA H200"])
     model = "<mujoco><worldbody><geom size='1'/></worldbody></mujoco>"
     with pytest.warns(aioenv.SoftwareRenderWarning, match="draws on the CPU .*though there is NVIDIA H200"):
         aioenv.sync.RenderPool(model, backend="auto").close()
     if probe_opengl("osmesa").renderer:
         aioenv.sync.RenderPool(model, backend="osmesa").close()  # that was asked for
+    for workers in (None, 1):  # the envs' own workers draw, or those of a pool
+        config = aioenv.RenderConfig(8, 8, quality="fast", backend="auto", workers=workers)
+        with pytest.warns(aioenv.SoftwareRenderWarning, match="draws on the CPU") as told:
+            aioenv.sync.make_vec("HalfCheetah-v5", 2, pixels=config).close()
+        assert len(told) == 1
 
 
 def test_a_probe_says_why_a_backend_does_not_work(monkeypatch):

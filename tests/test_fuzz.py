@@ -1,7 +1,8 @@
 """Random operations in random order, cancelled, interrupted, late and killed at random, against a model of what is due.
 
 What is driven, `Config` in `fuzz_kit.py` draws; what may come of an operation, `fuzz_requests.py` and `fuzz_others.py`
-say; what the envs must do, `fuzz_model.py` does. A failure shows the seed and all operations before it. For more:
+say; what the envs must do, `fuzz_model.py` does. Images are compared with observations in
+`fuzz_pictures.py`. A failure shows the seed and all operations before it. For more:
 
     python -m pytest tests/test_fuzz.py -m stress
 """
@@ -15,6 +16,7 @@ import pytest
 from conftest import LOOPS
 from fuzz_chaos import Chaos
 from fuzz_kit import Driver
+from fuzz_pictures import WAYS, Pictures
 
 from aioenv.sync import parking, portal, stepping
 
@@ -30,6 +32,11 @@ def drive(kind: str, seed: int, start: str = "forkserver") -> None:
             for module in (parking, stepping):
                 patch.setattr(module, "PARK_S", 1e-4)
         runner.run(Driver(seed, kind, start).run(OPERATIONS))
+
+
+def draw(way: str, seed: int) -> None:
+    with asyncio.Runner(loop_factory=LOOPS["uvloop" if seed % 3 == 2 else "asyncio"]) as runner:
+        runner.run(Pictures(seed, way).run(OPERATIONS))
 
 
 @pytest.fixture(autouse=True)
@@ -56,6 +63,20 @@ def test_random_operations_of_several_tasks(kind):
 def test_closed_in_the_middle_of_random_operations(kind):
     for seed in range(3):
         asyncio.run(Chaos(seed, kind).run(1000, closes=True))
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("seed", [8, 17])
+def test_images_of_random_operations(way, seed):
+    draw(way, seed)
+
+
+@pytest.mark.stress
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("way", WAYS)
+def test_images_of_many_random_operations(way):
+    for seed in range(1000, 1100):
+        draw(way, seed)
 
 
 @pytest.mark.stress

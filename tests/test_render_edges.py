@@ -140,6 +140,17 @@ async def test_an_endless_floor_is_there_wherever_the_picture_before_was_taken()
         assert np.array_equal(await pool.render(states[::-1], camera="eye", **SMALL), images[::-1])
 
 
+@pytest.mark.asyncio
+async def test_a_model_of_more_geoms_than_mujocos_renderer_has_room_for_is_drawn_whole():
+    spec = mujoco.MjSpec()
+    for _ in range(10_500):
+        geom = spec.worldbody.add_geom(size=[0.001, 0, 0], contype=0, conaffinity=0)
+    geom.size[0] = 1  # the last one
+    async with pool_of(spec, workers_per_device=1) as pool:
+        _, seen = await pool.render(slots=[0], segmentation=True, **SMALL)
+    assert 10_499 in seen[..., 0]
+
+
 @pytest.mark.stress
 @pytest.mark.asyncio
 async def test_an_image_too_large_for_opengl_is_an_error_and_not_black():

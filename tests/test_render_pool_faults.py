@@ -194,6 +194,23 @@ async def test_rp13_a_worker_that_draws_slowly_is_not_taken_for_one_that_hangs()
         assert pool.pids == pids
 
 
+class SlowAtFirst(aioenv.Modder):
+    """Takes its time over its first look, as OpenGL over its first image."""
+
+    def randomize(self):
+        if not hasattr(self, "begun"):
+            self.begun = True
+            time.sleep(1.5)
+
+
+@pytest.mark.asyncio
+async def test_rp13_the_first_image_of_a_process_may_take_longer_than_the_rest():
+    async with pool_of(modder=SlowAtFirst, seed=0, timeout_s=0.7, workers_per_device=1) as pool:
+        pids = pool.pids
+        assert (await pool.render(**SMALL, slots=range(3), randomize=True)).shape == (3, 18, 24, 3)
+        assert pool.pids == pids
+
+
 @pytest.mark.asyncio
 async def test_rp13_a_loop_that_stood_still_is_nobodys_timeout():
     """A stream hands on what has come one turn of the loop later: after the timer, though the worker was not late."""

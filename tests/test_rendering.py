@@ -405,6 +405,15 @@ async def test_without_opengl_the_error_says_what_to_install(monkeypatch):
         await aioenv.make_vec("HalfCheetah-v5", 1, render=aioenv.RenderConfig(8, 8, backend="glfw"))
 
 
+@pytest.mark.asyncio
+@pytest.mark.parametrize("way", [{"render": {}}, {"pixels": {}}, {"pixels": {"workers": 1}}], ids=str)
+async def test_a_device_that_does_not_exist_is_an_error_and_no_other_draws_in_its_place(way):
+    ((name, more),) = way.items()
+    config = aioenv.RenderConfig(8, 8, quality="fast", backend="auto", devices=[99], **more)
+    with pytest.raises(aioenv.RenderError, match=r"MUJOCO_EGL_DEVICE_ID .*got 99"):
+        await aioenv.make_vec("HalfCheetah-v5", 1, **{name: config})
+
+
 class Blind(gym.Env):
     """Its second image can't be drawn."""
 

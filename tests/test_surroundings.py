@@ -83,13 +83,15 @@ class Tells(gym.Env):
     observation_space, action_space = gym.spaces.Box(-1, 1, (1,), np.float32), gym.spaces.Discrete(2)
     def reset(self, *, seed=None, options=None):
         import random
-        return np.zeros(1, np.float32), {"bytes": sys.flags.bytes_warning, "random": random.__file__}
+        told = {"bytes": sys.flags.bytes_warning, "random": random.__file__, "args": " ".join(sys.argv)}
+        return np.zeros(1, np.float32), told
 
 async def main(start):
     async with aioenv.make_vec(Tells, 1, start=start) as envs:
         infos = (await envs.reset()).info
         assert infos["bytes"][0] == sys.flags.bytes_warning == 1, infos
         assert os.path.dirname(infos["random"][0]) == os.path.dirname(os.__file__), infos
+        assert infos["args"][0] == " ".join(sys.argv), infos  # an env may read the program's flags
 
 for start in sys.argv[1:]:
     asyncio.run(main(start))

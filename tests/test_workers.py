@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 
 import gymnasium as gym
+import mujoco
 import numpy as np
 import pytest
 from gymnasium import spaces
@@ -62,6 +63,32 @@ async def test_what_envs_print_disturbs_nothing_and_is_logged(caplog):
     assert sum("and on stderr" in line for line in text) == 40
     assert sum("from a child" in line for line in text) == 40
     assert all(line.startswith("train: worker ") for line in text)
+
+
+class Reconfigures(gym.Env):
+    """As many modules do, so that they can print what they like."""
+
+    observation_space = spaces.Box(0, 1, (1,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
+            assert not stream.seekable()
+            stream.reconfigure(encoding="latin-1")
+            print("zwölf", file=stream)
+            stream.reconfigure(encoding="utf-8")
+            print("zwölf ✓", file=stream)
+        return np.zeros(1, np.float32), {}
+
+
+@pytest.mark.asyncio
+@pytest.mark.usefixtures("way")
+async def test_streams_of_workers_are_those_of_a_pipe(caplog):
+    caplog.set_level(logging.INFO, logger="aioenv.workers")
+    async with aioenv.AsyncVectorEnv([Reconfigures]) as envs:
+        await envs.reset()
+    text = [r.getMessage().partition(": ")[2] for r in caplog.records if r.name == "aioenv.workers"]
+    assert text == ["zw\ufffdlf", "zwölf ✓"] * 4, "and line by line"
 
 
 SCRIPT = """
@@ -259,6 +286,33 @@ async def test_mujocos_errors_stay_exceptions(start, tmp_path):
         with pytest.raises(aioenv.EnvError, match=r"FatalError: .*invalid integrator"):
             await envs.step(envs.action_space.sample())
     assert list(tmp_path.iterdir()) == []
+
+
+HALF_CHEETAH = Path(gym.__file__).parent / "envs/mujoco/assets/half_cheetah.xml"
+
+
+@pytest.mark.parametrize(
+    "load",
+    [
+        lambda: aioenv.NativeMujocoEnv(1, "half_cheetah.xml", 5).close(),
+        lambda: aioenv.SimPool(HALF_CHEETAH, 1).close(),
+        lambda: aioenv.RenderPool(HALF_CHEETAH),
+    ],
+)
+def test_of_models_that_this_process_loads_the_log_tells_too(load, caplog, tmp_path):
+    caplog.set_level(logging.INFO, logger="aioenv.mujoco")
+    load()
+    (record,) = [r for r in caplog.records if r.name == "aioenv.mujoco"]
+    assert record.levelname == "INFO" and "settotalmass" in record.getMessage()
+    assert mujoco.get_mju_user_warning() is None
+    assert list(tmp_path.iterdir()) == []
+    seen: list[str] = []
+    mujoco.set_mju_user_warning(own := seen.append)
+    try:
+        load()
+        assert "settotalmass" in seen[0] and mujoco.get_mju_user_warning() is own
+    finally:
+        mujoco.set_mju_user_warning(None)
 
 
 @pytest.mark.asyncio

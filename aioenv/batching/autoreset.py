@@ -45,9 +45,10 @@ class Stepped:
         failures: rows whose env raised, with the exception.
         over: rows whose env has no further episode. Unless its last episode ended in this very step (SAME_STEP), such
             a row was not stepped: its observation is None, its reward 0.
+        lost: rows whose observation is the last one of an env that was lost: theirs has not begun yet.
     """
 
-    __slots__ = ("failures", "infos", "observations", "over", "rewards", "terminated", "truncated")
+    __slots__ = ("failures", "infos", "lost", "observations", "over", "rewards", "terminated", "truncated")
 
     def __init__(self) -> None:
         self.observations: list[Any] = []
@@ -57,6 +58,7 @@ class Stepped:
         self.infos: list[tuple[int, dict[str, Any]]] = []
         self.failures: list[tuple[int, BaseException]] = []
         self.over: list[int] = []
+        self.lost: list[int] = []
 
     def spoil(self, index: int, row: int, exc: Exception) -> None:
         """The observation at `index` is of no use: that row has failed."""
@@ -182,6 +184,8 @@ class Autoreset:
             mark[0] = row + 1
             try:
                 if due[row]:
+                    if due[row] == _LOST and not self._same_step:
+                        out.lost.append(row)
                     obs, reward, ends, cut, info, final = self._instead(row)
                 else:
                     five = steps[row](action)

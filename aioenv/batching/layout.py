@@ -13,6 +13,7 @@ step. A space is a tree; its leaves are of two sorts:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias, cast
@@ -237,19 +238,26 @@ class Layout:
                 return tuple(self._batch_of_one(child, item) for child, item in zip(children, value, strict=True))
         return value
 
-    def writer(self, arrays: Arrays, objects: list[list[Any]]) -> Writer:
-        """What puts elements into rows of `arrays` and `objects`."""
-        return Writer(self._root, self.leaves, arrays, objects)
+    def writer(self, arrays: Arrays, objects: list[list[Any]], *, cast: bool = False) -> Writer:
+        """What puts elements into rows of `arrays` and `objects`.
+
+        Args:
+            arrays, objects: these.
+            cast: whether to make the space's dtype and shape of whatever has as many numbers.
+        """
+        return Writer(self._root, self.leaves, arrays, objects, cast)
 
 
 class Writer:
     """Puts elements of a space into rows: one by one, or a run of them at a fraction of the cost."""
 
-    def __init__(self, root: _Node, leaves: Sequence[Leaf], arrays: Arrays, objects: list[list[Any]]) -> None:
+    def __init__(
+        self, root: _Node, leaves: Sequence[Leaf], arrays: Arrays, objects: list[list[Any]], cast: bool
+    ) -> None:
         self._leaves = leaves
         self._arrays = arrays
         self._objects = objects
-        self._one = self._plan(root, _array_writer, _set_item)
+        self._one = self._plan(root, _casting_writer if cast else _array_writer, _set_item)
         self._run = self._plan(root, _array_run_writer, _set_items)
 
     def write(self, row: int, value: Any) -> None:
@@ -327,6 +335,22 @@ def _array_writer(array: np.ndarray[Any, Any], leaf: Leaf) -> Callable[[int, Any
         if value.shape != shape:
             raise ValueError(f"observation{path}: expected shape {shape}, got {value.shape}")
         array[row] = value
+
+    return write
+
+
+def _casting_writer(array: np.ndarray[Any, Any], leaf: Leaf) -> Callable[[int, Any], None]:
+    """As Gymnasium writes to its shared memory; but numbers that are too few are not repeated, and None is none."""
+    path, shape, dtype = leaf
+    size = math.prod(shape)
+
+    def write(row: int, value: Any) -> None:
+        if value is None:
+            raise TypeError(f"observation{path}: expected dtype {dtype}, got None")
+        value = np.asarray(value, dtype)
+        if value.size != size:
+            raise ValueError(f"observation{path}: expected shape {shape}, got {value.shape}")
+        array[row] = value.reshape(shape)
 
     return write
 

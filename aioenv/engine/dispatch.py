@@ -101,7 +101,9 @@ class Dispatch:
             self.episodes = EpisodeWatch(fleet.episodes, mode, restarts=restart is not None)
         self.merger = Merger(fleet) if any(not stats.live for stats in fleet.stats) else None
         if restart is not None:
-            self.history = History(fleet, self._num_envs, resets_at_once=mode is AutoresetMode.SAME_STEP)
+            self.history = History(
+                fleet, self._num_envs, state_size=state_size, resets_at_once=mode is AutoresetMode.SAME_STEP
+            )
             self.restarter = Restarter(
                 [member.worker for member in fleet.members],
                 restart,

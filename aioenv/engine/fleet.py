@@ -79,6 +79,7 @@ class FleetConfig(NamedTuple):
     episodes: EpisodeStats | None = None  # what counts them
     seeds: npt.NDArray[np.int64] | None = None  # of episodes, for a plan
     vectorized: bool = False  # a factory makes one vector env of all slots of a worker
+    cast: bool = False  # observations of single envs to their space's dtype and shape
 
 
 class Fleet:
@@ -93,6 +94,7 @@ class Fleet:
         instead: the leaves of it that are others than those of `observations`, by number (see `receive_instead`).
         sources: one MuJoCo source a slot, or None where a slot has none (or none were asked for).
         first_checkpoints: of the envs as they were made (see `EnvService.configure`), or None.
+        drawn_by: the name of the OpenGL that workers draw observations with; empty if they draw none.
         checkpoint_size: how many float64 of checkpoint each reply carries a row; 0 if slots are not resumed.
         seed_plan: where the seeds of episodes come from that are given none; None if nowhere in particular.
         lanes: this side's views of what lies in shared memory; empty if nothing does.
@@ -116,6 +118,7 @@ class Fleet:
     instead: dict[int, Leaf]
     actions: Layout
     sources: list[MujocoSource | None]
+    drawn_by: str
     checkpoint_size: int
     first_checkpoints: dict[Member, Any]
     steps_some: bool
@@ -143,7 +146,9 @@ class Fleet:
         resume = config.restart is not None and config.restart.resume
         for index, (start, stop) in enumerate(spans):
             factories = config.factories[start:stop]
-            service: Any = partial(EnvService, factories, config.autoreset_mode, config.find_sources, resume)
+            service: Any = partial(
+                EnvService, factories, config.autoreset_mode, config.find_sources, resume, config.cast
+            )
             if config.vectorized:
                 service = partial(VectorService, factories[0], stop - start, config.find_sources, resume)
             worker = Worker(
@@ -319,6 +324,7 @@ class Fleet:
         self.render_mode = first.render_mode
         self.spec = first.spec
         self.sources = [d.source for d in descriptions]
+        self.drawn_by = next((d.drawn_by for d in descriptions if d.drawn_by), "")
         if self._config.restart is not None and self._config.restart.resume:
             _check_resumable(descriptions)
         self.checkpoint_size = max(d.checkpoint_size for d in descriptions)

@@ -28,21 +28,23 @@ class StateSet:
 
 
 class History:
-    """Last observations, seeds, operations and checkpoints, by slot.
+    """Last observations and what images of them are drawn from, seeds, operations and checkpoints, by slot.
 
     Args:
         fleet: for the layouts.
         num_envs: how many slots there are.
+        state_size: how many float64 of physics state images of a slot are drawn from; 0 for none.
         resets_at_once: whether an episode's last step brings the next one's first observation (SAME_STEP).
     """
 
-    def __init__(self, fleet: Fleet, num_envs: int, *, resets_at_once: bool) -> None:
+    def __init__(self, fleet: Fleet, num_envs: int, *, state_size: int, resets_at_once: bool) -> None:
         checkpoint_size = fleet.checkpoint_size
         self._seeds: list[int | None] = [None] * num_envs
         self._fleet = fleet
         self._resets_at_once = resets_at_once
         self._obs = fleet.received.zeros(num_envs)
         self._objects = fleet.received.no_objects(num_envs)
+        self._states = np.zeros((num_envs, state_size))
         self._over = np.zeros(num_envs, np.bool_)
         self._done: npt.NDArray[Any] = np.full(num_envs, None, object)  # what was done last, a `Sent` or a `StateSet`
         self._failed: set[int] = set()  # which must be reset: their envs have raised since they were last known
@@ -90,6 +92,8 @@ class History:
             slots = slice(int(slots[0]), int(slots[-1]) + 1)
         for mine, theirs in zip(self._obs, batch.received, strict=True):
             mine[slots] = theirs[rows]
+        if self._states.shape[1]:
+            self._states[slots] = batch.state[rows]
         for mine_, theirs_ in zip(self._objects, part.objects, strict=False):
             for slot, item in zip(part.slots.tolist(), theirs_, strict=True):
                 mine_[slot] = item
@@ -129,19 +133,22 @@ class History:
             slot = member.start + row
             seed = _derive(self._seeds[slot], member.worker.generation)
             if self._done[slot] is not None:
-                lost.append(LostRow(row, seed, observations[slot], bool(self._over[slot])))
+                lost.append(LostRow(row, seed, observations[slot], bool(self._over[slot]), self._state(slot)))
             elif slot in self._failed and not self._fleet.vectorized:
-                lost.append(LostRow(row, seed, None, True))
+                lost.append(LostRow(row, seed, None, True, self._state(slot)))
         return lost
 
-    def resumed_rows(self, member: Member) -> tuple[list[int], Any, list[tuple[Any, ...] | None], Any, Any]:
+    def _state(self, slot: int) -> npt.NDArray[np.float64] | None:
+        return self._states[slot] if self._states.shape[1] else None
+
+    def resumed_rows(self, member: Member) -> tuple[Any, ...]:
         """What a worker's rows that go on are told (see `EnvService.resume`)."""
         every = range(member.start, member.stop)
         rows = [slot - member.start for slot in every if self._done[slot] is not None or slot in self._failed]
         slots = [member.start + row for row in rows]
         operations = [self._operation(slot, slot - member.start) for slot in slots]
         beyond = [(self._beyond_before.get(slot), self._beyond_after.get(slot)) for slot in slots]
-        return rows, self._before[slots], operations, self._after[slots], beyond
+        return rows, self._before[slots], operations, self._after[slots], beyond, self._states[slots]
 
     def resumed_env(self, member: Member) -> tuple[list[int], Any, list[bytes | None], list[Any], list[Any]]:
         """What a worker whose slots are one vector env is told (see `VectorService.resume`)."""

@@ -14,7 +14,7 @@ from aioenv.engine.images.shots import Images
 from aioenv.engine.schedule import Schedule
 from aioenv.errors import ClosedError, RenderError, SpaceMismatchError, WorkerStartError
 from aioenv.host.mujoco_gl import choose_backend_here
-from aioenv.rendering.backends import candidates, environment, no_backend_works
+from aioenv.rendering.backends import candidates, environment, no_backend_works, warn_of_software
 from aioenv.rendering.config import check_devices
 from aioenv.rendering.pixels import PixelsRefused, in_place
 
@@ -139,7 +139,8 @@ class Session:
         """Start the workers where they draw themselves, on the first OpenGL backend that works."""
         reasons: list[str] = []
         last: WorkerStartError | None = None
-        for backend in candidates(pixels.backend):
+        backends = candidates(pixels.backend, check_devices(pixels.devices))
+        for backend in backends:
             if self._config.debug:
                 choose_backend_here(backend)
             self.fleet = Fleet(_on_backend(self._config, backend, pixels))
@@ -161,6 +162,7 @@ class Session:
                 last = exc
                 reasons.append(f"{backend}: {cause}")
             else:
+                warn_of_software(self.fleet.drawn_by, backends)
                 return
         raise no_backend_works(reasons) from last
 

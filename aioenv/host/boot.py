@@ -40,10 +40,30 @@ def secure_descriptors(read_fd: int, write_fd: int) -> tuple[int, int]:
     os.dup2(null, 0)
     os.close(null)
     os.dup2(2, 1)
-    for stream in (sys.__stdout__, sys.stdout):  # what a fork server has imported may have put something else there
-        with contextlib.suppress(AttributeError, ValueError):
-            stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    for name in ("stdout", "stderr"):
+        _settle(name)
     return private_read, private_write
+
+
+def _settle(name: str) -> None:
+    """Have `sys.stdout` (or `stderr`) write line by line, to what its descriptor is now.
+
+    It was opened on another file, and remembers whether one can seek in that: in the file of a fork server one can. As
+    long as it thinks so of a pipe, `reconfigure(encoding=…)` fails.
+    """
+    stream: Any = getattr(sys, f"__{name}__")
+    with contextlib.suppress(AttributeError, ValueError):
+        if stream.seekable():
+            fresh: Any = open(stream.fileno(), "w", encoding=stream.encoding, errors=stream.errors, closefd=False)
+            fresh.buffer.raw.name = stream.name
+            fresh.reconfigure(write_through=stream.write_through)
+            if getattr(sys, name) is stream:
+                setattr(sys, name, fresh)
+            setattr(sys, f"__{name}__", fresh)
+    # what a fork server has imported may have put something else there
+    for stream in (getattr(sys, f"__{name}__"), getattr(sys, name)):
+        with contextlib.suppress(AttributeError, ValueError):
+            stream.reconfigure(line_buffering=True)
 
 
 def move_high(fd: int) -> int:

@@ -33,6 +33,7 @@ class EnvDescription(NamedTuple):
     checkpoint_obstacle: str | None = None  # why it can't be
     stepped_alone: bool = True  # whether its slot can be stepped without the others of its worker
     model_fields: bytes | None = None  # of a native vector env, with its first row (see `unchanged_fields`)
+    drawn_by: str = ""  # the name of the OpenGL that its images are drawn with here, if they are observations
 
 
 def describe_envs(
@@ -64,6 +65,7 @@ def describe_envs(
                 source,
                 checkpoint.size if checkpoint is not None else 0,
                 checkpoint.obstacle if checkpoint is not None else None,
+                drawn_by=str(getattr(env, "drawn_by", "")),
             )
         )
     return descriptions

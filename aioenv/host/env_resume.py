@@ -23,6 +23,7 @@ class EnvResume(EnvCalls):
     """What `EnvService` does in the place of a worker that died."""
 
     _rows: Rows
+    _state: npt.NDArray[np.float64]
 
     def resume(
         self,
@@ -31,6 +32,7 @@ class EnvResume(EnvCalls):
         operations: Sequence[tuple[Any, ...] | None],
         after: npt.NDArray[np.float64],
         beyond: Sequence[Beyond] = (),
+        states: npt.NDArray[np.float64] | None = None,
     ) -> list[str | None]:
         """Bring new envs to where others were: go to the state before their last operation, and replay it.
 
@@ -42,6 +44,7 @@ class EnvResume(EnvCalls):
                 `("set_state", state)`; None if there was no operation yet: then `after` is restored.
             after: checkpoints after the operations.
             beyond: for each row what did not fit into these two; empty if all did.
+            states: what images of the rows were drawn from last, float64 `(len(rows), state_size)`.
 
         Returns:
             For each row None if it is where the other was, else what differs; such an env must be reset.
@@ -49,6 +52,8 @@ class EnvResume(EnvCalls):
         if self._checkpoints is None:
             raise ValueError("configure this service with a checkpoint_size first")
         outcomes: list[str | None] = []
+        if states is not None:
+            self._state[list(rows)] = states
         beyond = beyond or [(None, None)] * len(rows)
         for row, start, operation, end, rest in zip(rows, before, operations, after, beyond, strict=True):
             try:
@@ -92,7 +97,9 @@ class EnvResume(EnvCalls):
 
     def begin_anew(self, rows: Sequence[LostRow]) -> None:
         """Another process had these rows and died: say so in their next step, and reset them then as the mode wants."""
-        for row, seed, obs, over in rows:
+        for row, seed, obs, over, state in rows:
             if obs is not None:
                 self._rows.keep(0, row, obs)  # a reset of other rows tells it once more
+            if state is not None:
+                self._state[row] = state  # and what images of it are drawn from
             self._stepper.begin_anew(row, seed, None if over else obs)

@@ -43,12 +43,19 @@ class EnvService(EnvResume, SlotService):
         mode: the autoreset mode.
         find_sources: whether to look for MuJoCo models, so that images can be drawn elsewhere.
         checkpoints: whether to find out what it takes to resume the envs elsewhere.
+        cast: see `Rows`.
     """
 
     def __init__(
-        self, factories: Sequence[bytes], mode: AutoresetMode, find_sources: bool, checkpoints: bool = False
+        self,
+        factories: Sequence[bytes],
+        mode: AutoresetMode,
+        find_sources: bool,
+        checkpoints: bool = False,
+        cast: bool = False,
     ) -> None:
         self._envs: list[Env[Any, Any]] = []
+        self._cast = cast
         self._find_sources = find_sources
         for row, data in enumerate(factories):
             try:
@@ -123,9 +130,8 @@ class EnvService(EnvResume, SlotService):
         if plane is not None:
             lanes = plane.lanes(mapped(plane.size(observations, layout)), observations, layout)
         mine = slice(start, start + n)
-        self._rows = Rows(
-            observations, n, [{i: a[mine] for i, a in lane.observations.items()} for lane in lanes], riding
-        )
+        shared = [{i: a[mine] for i, a in lane.observations.items()} for lane in lanes]
+        self._rows = Rows(observations, n, shared, riding, self._cast)
         actions = [{i: array[mine] for i, array in lane.actions.items()} for lane in lanes]
         self._actions = Actions(layout, n, actions, laned=plane is not None)
         self._action_views = self._actions.views
@@ -163,7 +169,7 @@ class EnvService(EnvResume, SlotService):
         out = self._stepper.step(rows, actions)
         self._rows.store(lane, rows, out)
         failures = [describe_failure(exc, row) for row, exc in out.failures]
-        return self._reply(rows, True, out.infos, failures, rows, out.over)
+        return self._reply(rows, True, out.infos, failures, rows, out.over, out.lost)
 
     def _reset(self, frame: Frame) -> Reply:
         request: ResetRequest = load(frame.tail)
@@ -199,15 +205,18 @@ class EnvService(EnvResume, SlotService):
         failures: list[Failure],
         touched: Sequence[int],
         over: Sequence[int] = (),
+        lost: Sequence[int] = (),
     ) -> Reply:
         """What has come to stand in the rows, as a reply: all of them, or just the ones asked for.
 
         Args:
             touched: those that were stepped or reset; the others are as they were.
             over: those whose envs have no further episode.
+            lost: those of `touched` whose envs have not begun, and don't show what is told of them.
         """
+        shown = [row for row in touched if row not in lost] if lost else touched
         if self._state.shape[1]:
-            for row in touched:
+            for row in shown:
                 base = self._bases[row]
                 read_state(base.model, base.data, *self._states[row])
         beyond: Sequence[tuple[int, bytes]] = ()
@@ -215,7 +224,7 @@ class EnvService(EnvResume, SlotService):
             self._checkpoints.capture(touched)
             beyond = self._checkpoints.beyond
         if self._draws_late:
-            self._late = list(touched)
+            self._late = list(shown)
         fixed = self._rows.buffers(rows, stepped=stepped)
         objects = self._rows.objects
         if len(rows) < len(self._envs):

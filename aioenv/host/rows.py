@@ -23,16 +23,20 @@ class Rows:
         shared: for each lane of shared memory, the rows' part of its observation arrays by number of leaf; one empty
             dict without shared memory.
         state: arrays of n rows that ride on every reply.
+        cast: whether observations may have another dtype than their space's, and another shape of that size.
 
     Attributes:
         objects: the observations' object leaves, each a list of n.
     """
 
-    def __init__(self, layout: Layout, n: int, shared: Sequence[dict[int, Any]], state: Arrays) -> None:
+    def __init__(
+        self, layout: Layout, n: int, shared: Sequence[dict[int, Any]], state: Arrays, cast: bool = False
+    ) -> None:
         self.objects = layout.no_objects(n)
         own = [np.zeros((0 if i in shared[0] else n, *leaf.shape), leaf.dtype) for i, leaf in enumerate(layout.leaves)]
         self._writers = [
-            layout.writer([lane.get(i, array) for i, array in enumerate(own)], self.objects) for lane in shared
+            layout.writer([lane.get(i, array) for i, array in enumerate(own)], self.objects, cast=cast)
+            for lane in shared
         ]
         self._reward = np.zeros(n, np.float64)
         self._terminated = np.zeros(n, np.bool_)

@@ -33,6 +33,10 @@ class Anew:
     Args:
         env: the new vector env.
         lost: its rows that had begun an episode. Those whose episode was over have lost one without any step.
+
+    Attributes:
+        begun: for each row whether this env has begun an episode in it, or was put into a state: else it does not show
+            what is told of the row.
     """
 
     def __init__(self, env: VectorEnv[Any, Any, Any], lost: Iterable[LostRow]) -> None:
@@ -42,7 +46,8 @@ class Anew:
         self._obs: dict[int, Any] = {}
         self._seed: int | None = None
         self._untouched = True  # whether the env was never reset
-        for row, seed, obs, _ in lost:
+        self.begun = np.zeros(env.num_envs, np.bool_)
+        for row, seed, obs, _, _ in lost:
             self._due[row] = _LOST
             self._obs[row] = obs
             if self._seed is None and seed is not None:
@@ -51,7 +56,7 @@ class Anew:
     @property
     def is_over(self) -> bool:
         """Whether the env can be stepped from now on as any other."""
-        return not self._untouched and not self._due.any()
+        return bool(self.begun.all()) and not self._due.any()
 
     @property
     def last_obs(self) -> Any:
@@ -63,6 +68,7 @@ class Anew:
     def go_on(self, rows: Sequence[int]) -> None:
         """These rows have been reset, or put into a state."""
         self._due[list(rows)] = _NOT
+        self.begun[list(rows)] = True
         self._untouched = False
 
     def reset(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -68,6 +68,11 @@ class VectorReplies:
         if self._physics is not None:
             self._physics.read(None, self._state)
 
+    def keep_states(self, states: Mapping[int, npt.NDArray[np.float64]]) -> None:
+        """What images of some rows are drawn from, until the env has begun in them."""
+        for row, state in states.items():
+            self._state[row] = state
+
     def again(self, rows: Sequence[int]) -> Reply:
         """What was seen of rows last, and their states as they were told then: nothing has happened."""
         arrays, objects = self._latest
@@ -78,19 +83,29 @@ class VectorReplies:
             riding.append(self._checkpoints.array)
         return Reply([byte_view(array[looked]) for array in (*arrays, *riding)], tail if objects else b"")
 
-    def make(self, flags: Sequence[npt.NDArray[Any]], infos: Infos, rows: Sequence[int]) -> Reply:
+    def make(
+        self,
+        flags: Sequence[npt.NDArray[Any]],
+        infos: Infos,
+        rows: Sequence[int],
+        begun: npt.NDArray[np.bool_] | None = None,
+    ) -> Reply:
         """What stands in some rows now.
 
         Args:
             flags: rewards, terminations and truncations of these rows; after a reset none.
             infos: what the env has told, and of which rows.
             rows: these.
+            begun: the rows that the env shows as they are told; None: all.
         """
         arrays, objects = self._latest
         riding = []
         beyond: Sequence[tuple[int, bytes]] = ()
         if self._physics is not None:
+            before = None if begun is None else self._state[~begun]
             self._physics.read(None, self._state)
+            if begun is not None:
+                self._state[~begun] = before
             riding.append(self._state)
         if self._checkpoints is not None:
             riding.append(self._checkpoints.array)

@@ -176,15 +176,16 @@ class VectorService(SlotService):
         if len(rows) < self._n:
             mask = np.zeros(self._n, np.bool_)
             mask[list(rows)] = True
-        reset = self._anew.reset if self._anew is not None else partial(reset_vector_env, self._env)
+        anew = self._anew
+        reset = anew.reset if anew is not None else partial(reset_vector_env, self._env)
         obs, info = reset(_seed(rows, request.seeds, self._n, request.each), mask, request.options)
-        if self._anew is not None and self._anew.is_over:
+        if anew is not None and anew.is_over:
             self._anew = None
         self._over[list(rows)] = False
         if request.shown is not None:
             return self._reply(obs, [], [(info, rows)], request.shown, mask)
         shown = every if request.whole else rows
-        return self._reply(obs, [], [(info, shown)], shown, mask if self._resumed else None)
+        return self._reply(obs, [], [(info, shown)], shown, mask if self._resumed or anew is not None else None)
 
     def _reply(
         self,
@@ -198,7 +199,7 @@ class VectorService(SlotService):
         self._replies.keep(obs, seen)
         if self._checkpoints is not None:
             self._checkpoints.capture(self._over, whole=self._anew is None)
-        return self._replies.make(flags, infos, rows)
+        return self._replies.make(flags, infos, rows, None if self._anew is None else self._anew.begun)
 
     def afterwards(self) -> Reply | None:
         """Nothing waits."""
@@ -281,6 +282,7 @@ class VectorService(SlotService):
         self._anew = Anew(self._env, rows)
         if (obs := self._anew.last_obs) is not None:  # a reset of some rows tells the others' once more
             self._replies.keep(obs)
+        self._replies.keep_states({lost.row: lost.state for lost in rows if lost.state is not None})
 
     def close(self) -> None:
         """Close the vector env; what it raises does not matter any more."""

@@ -112,6 +112,7 @@ class _Loop:
             self._link.poll(start.poll_s)
             tell_records(start.log_level)
             sys.path[:] = start.sys_path
+            sys.argv[:] = start.argv
             if start.registry is not None:
                 restore_registry(*start.registry)
         for name in start.preload:

@@ -16,6 +16,7 @@ from mujoco.batch import MODEL_FIELDS
 from aioenv.errors import ClosedError
 from aioenv.machine import usable_cpus
 from aioenv.native.engines import STATE, BatchEngine, Engine, LoopEngine, field_value
+from aioenv.native.loading import warnings_logged
 
 __all__ = ["SimPool", "load_model"]
 
@@ -321,6 +322,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
 
+@warnings_logged()
 def load_model(model: Any) -> Any:
     """An `MjModel`: the given one, or what a path or XML says.
 

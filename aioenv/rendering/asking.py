@@ -13,6 +13,7 @@ import mujoco
 import numpy as np
 import numpy.typing as npt
 
+from aioenv.native.loading import warnings_logged
 from aioenv.rendering.cameras import Camera
 from aioenv.rendering.config import MAX_SIDE, check_devices, check_int
 from aioenv.rendering.drawing import EDITABLE, Images, kinds_of
@@ -64,6 +65,7 @@ MAX_SLOTS = 1 << 20
 _REFERENCES = {"matid": "nmat", "texid": "ntex"}
 
 
+@warnings_logged()
 def take_model(model: Model) -> mujoco.MjModel:
     """A model of one's own, from whatever describes it.
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
-from aioenv.errors import RenderError
+from aioenv.errors import RenderError, SoftwareRenderWarning
 from aioenv.rendering.config import BACKENDS, check_backend
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "find_gpus",
     "is_software",
     "no_backend_works",
+    "warn_of_software",
     "why_software",
 ]
 
@@ -47,10 +49,11 @@ _GPU_DRIVERS = set(
 )
 
 
-def candidates(backend: str | None) -> tuple[str, ...]:
+def candidates(backend: str | None, devices: Sequence[int] | None = None) -> tuple[str, ...]:
     """The backends to try, in order: the one asked for; for None the user's MUJOCO_GL; else the best first.
 
-    Best is EGL, the only one with a GPU and no display, then GLFW if there is a display, then OSMesa.
+    Best is EGL, the only one with a GPU and no display, then GLFW if there is a display, then OSMesa. Who names devices
+    gets EGL alone: the others know none, and would draw on the CPU in the place of a device that does not exist.
 
     Raises:
         ValueError: if there is no such backend.
@@ -61,6 +64,8 @@ def candidates(backend: str | None) -> tuple[str, ...]:
         return (chosen,)
     if sys.platform in ("win32", "darwin"):
         return ("glfw",)  # all that MuJoCo has there
+    if devices is not None:
+        return ("egl",)
     display = any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
     return ("egl", "glfw", "osmesa") if display else ("egl", "osmesa")
 
@@ -117,6 +122,18 @@ def why_software(renderer: str, gpus: Sequence[str]) -> str | None:
         f"OpenGL draws on the CPU ({renderer}), though there is {gpus[0]}: it is not used. {NVIDIA_HINT} "
         "`aioenv doctor` shows what works."
     )
+
+
+def warn_of_software(renderer: str, tried: Sequence[str]) -> None:
+    """Warn with a SoftwareRenderWarning if the CPU draws though there is a GPU.
+
+    Args:
+        renderer: the name of the OpenGL implementation that draws.
+        tried: the backends that might have been used.
+    """
+    # who asked for OSMesa knows; in all other cases it is a GPU that is expected to draw where there is one
+    if tuple(tried) != ("osmesa",) and (why := why_software(renderer, find_gpus())) is not None:
+        warnings.warn(why, SoftwareRenderWarning, stacklevel=3)
 
 
 def no_backend_works(reasons: Sequence[str]) -> RenderError:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from aioenv.host.mujoco_source import MujocoSource, load_model, read_state, write_state
 from aioenv.host.service import Reply
 from aioenv.rendering.cameras import Eye, of_source
-from aioenv.rendering.canvas import Canvas
+from aioenv.rendering.canvas import Canvas, opengl_name
 from aioenv.rendering.config import RenderConfig
 from aioenv.rendering.drawing import Images, load_sources
 from aioenv.rendering.drawing_service import DrawingService
@@ -23,6 +23,9 @@ __all__ = ["BatchRenderer", "RenderService", "SourceRenderer"]
 
 class SourceRenderer:
     """Draws states of one model from one view or several, with an OpenGL context of its own.
+
+    Attributes:
+        drawn_by: the name of the OpenGL implementation.
 
     Raises:
         ValueError: if the model has no such camera; the message lists those that it has.
@@ -40,6 +43,7 @@ class SourceRenderer:
         self._spec = source.state_spec
         self._state = np.empty(source.state_size)
         self._canvas = Canvas(self._model, parse_quality(config.quality), source.max_geom)
+        self.drawn_by = opengl_name()
 
     def make_current(self) -> None:
         """Have `draw` draw here: needed where this thread has several contexts, and 3 % of a small image."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
 import mujoco
@@ -11,9 +12,9 @@ import numpy.typing as npt
 from aioenv.errors import RenderError
 from aioenv.rendering.quality import RenderQuality
 
-__all__ = ["MAX_GEOM", "Canvas"]
+__all__ = ["MAX_GEOM", "Canvas", "opengl_name"]
 
-# mujoco.Renderer's own default; past it geoms are left out in silence.
+# mujoco.Renderer's own default; past it geoms are left out, with one line in MuJoCo's log.
 MAX_GEOM = 10_000
 
 _ALL = int(mujoco.mjtCatBit.mjCAT_ALL)
@@ -29,7 +30,7 @@ class Canvas:
     Args:
         model: the model; `quality` writes into it, and edits of it show in what is drawn afterwards.
         quality: what is drawn.
-        max_geom: how many geoms a scene may hold.
+        max_geom: how many geoms a scene may hold besides the model's own.
 
     Attributes:
         model: the model; one of the same making may be put in its place, to draw its edits.
@@ -45,7 +46,7 @@ class Canvas:
         if quality.buffer == "model":
             self._least = (model.vis.global_.offwidth, model.vis.global_.offheight)
         quality.prepare_model(model)
-        self._scene = mujoco.MjvScene(model, max_geom)
+        self._scene = mujoco.MjvScene(model, max_geom + model.ngeom + model.nsite)
         quality.prepare_scene(self._scene)
         self._gl: Any = None
         self._context: Any = None
@@ -196,6 +197,17 @@ class Canvas:
                 gl.make_current()  # or it would free another context's objects
                 context.free()
             gl.free()
+
+
+def opengl_name() -> str:
+    """The name of the OpenGL implementation whose context is current, if it can be had."""
+    try:
+        from OpenGL.raw.GL.VERSION.GL_1_0 import GL_RENDERER, glGetString  # OpenGL.GL takes 0.1 s to import
+
+        name = glGetString(GL_RENDERER)  # bytes once OpenGL.GL has been imported, else a pointer
+        return str((name if isinstance(name, bytes) else ctypes.string_at(name)).decode())
+    except Exception:  # a convenience, not worth a failure to start
+        return "unknown"
 
 
 def _numbers(rgb: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint32]:

@@ -47,7 +47,7 @@ class RenderConfig:
             `pixels=` of single envs none. (Eight processes that draw on one GPU have been seen to hang, mujoco issue
             3444.)
         backend: "egl", "osmesa" or "glfw"; "auto" for the best that works (EGL, GLFW if there is a display, OSMesa);
-            None for `MUJOCO_GL` if it is set, else "auto".
+            None for `MUJOCO_GL` if it is set, else "auto". (With a list of `devices` EGL alone: the others know none.)
         depth: for `render=`, give distances from the camera's plane too, in metres, float32 without the last axis.
         segmentation: for `render=`, give too what is seen: its id and its `mujoco.mjtObj`, int32 with a last axis of
             2, -1 where nothing is.

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import warnings
 from collections.abc import Callable, Sequence
 
-from aioenv.errors import RenderError, SlotError, SoftwareRenderWarning, WorkerStartError
+from aioenv.errors import RenderError, SlotError, WorkerStartError
 from aioenv.memory import Shared
-from aioenv.rendering.backends import environment, find_gpus, no_backend_works, why_software
+from aioenv.rendering.backends import environment, no_backend_works, warn_of_software
 from aioenv.wire.frames import Frame, Kind
 from aioenv.wire.messages import load
 from aioenv.workers.channel import check_channel
@@ -116,10 +115,7 @@ class Crew:
             else:
                 self.backend = backend
                 self.renderer = str(self.workers[0].description)
-                # who asked for OSMesa knows; in all other cases it is a GPU that is expected to draw where there is one
-                asked = backend == "osmesa" and len(self._backends) == 1
-                if not asked and (why := why_software(self.renderer, find_gpus())) is not None:
-                    warnings.warn(why, SoftwareRenderWarning, stacklevel=2)
+                warn_of_software(self.renderer, self._backends)
                 return
         raise no_backend_works(reasons) from last
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aioenv.host.service import Reply
+from aioenv.rendering.canvas import opengl_name
 from aioenv.rendering.easel import Easel
 from aioenv.wire.frames import Frame, Header, Kind
 
@@ -29,7 +29,7 @@ class DrawingService:
 
     def describe(self) -> str:
         """The name of the OpenGL implementation, if it can be had."""
-        return _opengl_name()
+        return opengl_name()
 
     def place(self, header: Header) -> Sequence[memoryview] | None:
         """States may be read anywhere."""
@@ -59,14 +59,3 @@ class DrawingService:
     def close(self) -> None:
         """Free whatever OpenGL contexts there are."""
         raise NotImplementedError
-
-
-def _opengl_name() -> str:
-    """The name of the OpenGL implementation whose context is current, if it can be had."""
-    try:
-        from OpenGL.raw.GL.VERSION.GL_1_0 import GL_RENDERER, glGetString  # OpenGL.GL takes 0.1 s to import
-
-        name = glGetString(GL_RENDERER)  # bytes once OpenGL.GL has been imported, else a pointer
-        return str((name if isinstance(name, bytes) else ctypes.string_at(name)).decode())
-    except Exception:  # a convenience, not worth a failure to start
-        return "unknown"

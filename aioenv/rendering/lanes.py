@@ -20,7 +20,7 @@ from aioenv.errors import RenderTimeout, SlotError, WorkerDied
 from aioenv.rendering.blocks import Blocks
 from aioenv.rendering.crew import error_of
 from aioenv.rendering.drawing import Drawing, Images, Rest, Sheet, dump_drawing, dump_rest, load_time
-from aioenv.rendering.watch import LAST_CHANCE_S
+from aioenv.rendering.watch import FIRST_S, LAST_CHANCE_S
 from aioenv.trace.timeline import Trace
 from aioenv.wire.frames import Frame, Kind
 from aioenv.workers.restarter import Restarter
@@ -176,7 +176,8 @@ class Lane:
     Args:
         worker: the worker.
         restarter: what starts it again; None if nothing does.
-        timeout_s: how long it may take over a piece before it is killed, in seconds; None for ever.
+        timeout_s: how long it may take over a piece before it is killed, in seconds; None for ever. The first piece of
+            a process may take 10 seconds at least.
         retry: have its replacement draw, once, what it died over; otherwise those calls fail.
 
     Attributes:
@@ -194,6 +195,7 @@ class Lane:
         self._down = False  # it has died, and is being started again
         self._lost: WorkerDied | None = None  # it is not started again
         self._overdue = False  # it was killed for being late
+        self._fresh = True  # its process has drawn nothing yet
         self._blamed = False  # the piece that it died over is known
         self._timer: asyncio.TimerHandle | None = None  # not set anew each time: that would cost more than all else
         self._since = 0.0
@@ -255,6 +257,7 @@ class Lane:
         if isinstance(outcome, WorkerDied):
             self._on_death_over(piece, outcome)
             return
+        self._fresh = False
         self._watch()
         error = error_of(self._worker, outcome)
         if error is not None:
@@ -291,7 +294,7 @@ class Lane:
         self._timer = None
         if not self._flying or self._timeout_s is None:
             return
-        due = self._since + self._timeout_s
+        due = self._since + (max(self._timeout_s, FIRST_S) if self._fresh else self._timeout_s)
         if self._loop.time() < due:  # it has finished something since the timer was set
             self._timer = self._loop.call_at(due, self._expire, None)
             return
@@ -315,7 +318,7 @@ class Lane:
 
     def on_death(self, worker: Worker) -> None:
         """The worker has died; its requests have failed."""
-        self._down = True
+        self._down = self._fresh = True
         self._watch()
         death = worker.death()
         if self._restarter is None or not self._restarter.hold(worker, death, self._on_back, self._on_lost):

@@ -78,7 +78,7 @@ class LatePool(WithCrew):
         self._crew = Crew(
             dump_code(partial(RenderService, list(sources), config)),
             count,
-            backends=candidates(config.backend),
+            backends=candidates(config.backend, devices),
             devices=[devices[i % len(devices)] for i in range(count)] if devices is not None else None,
             start=start,
             channel=channel,

@@ -86,6 +86,11 @@ class PixelObservation(Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
         obs = beside(obs, self._draw(), self._config, merges=self._merges)
         return obs, reward, terminated, truncated, info
 
+    @property
+    def drawn_by(self) -> str:
+        """The name of the OpenGL implementation that draws here; empty if none does."""
+        return "" if self._renderer is None else self._renderer.drawn_by
+
     def _draw(self) -> npt.NDArray[Any]:
         if self._state_size:
             state = np.empty(self._state_size)
@@ -140,6 +145,7 @@ class _Shared:
             self._renderer: SourceRenderer = SourceRenderer(source, config)
         except ValueError as exc:
             raise PixelsRefused(str(exc)) from None
+        self.drawn_by = self._renderer.drawn_by
 
     @classmethod
     def take(cls, source: MujocoSource, config: RenderConfig) -> _Shared:

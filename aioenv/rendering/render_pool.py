@@ -91,7 +91,8 @@ class RenderPool(PoolLife):
             "coarse" (rounder shapes with fewer sides, too), or a `RenderQuality`.
         start: how processes are started: "forkserver", "spawn", or None for the first where the platform has it.
         timeout_s: how long a worker may go without finishing an image that it owes before it is killed, in seconds;
-            None for ever.
+            None for ever. What a process draws first takes several times as long as the rest, so that may take 10
+            seconds at least.
         retry: have the replacement of a worker that died or hung draw, once, what it was drawing. Otherwise that call
             fails; calls that it had not begun on wait for the replacement in any case.
         restart: how often workers are replaced; None: never.
@@ -163,11 +164,10 @@ class RenderPool(PoolLife):
             )
         except (TypeError, AttributeError) as exc:
             raise TypeError(f"modder: it can't be sent to a worker, something of it does not pickle: {exc}") from exc
-        backends = candidates(backend)
         crew = Crew(
             service,
             self.num_workers,
-            backends=backends if chosen is None else backends[:1],
+            backends=candidates(backend, chosen),
             devices=self.devices,
             start=start,
             channel=channel,

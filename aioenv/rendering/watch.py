@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-__all__ = ["LAST_CHANCE_S", "Watch"]
+__all__ = ["FIRST_S", "LAST_CHANCE_S", "Watch"]
 
 # The loop itself may have stood still: replies that came meanwhile are looked at before anybody is called late.
 LAST_CHANCE_S = 0.1
 # What a process draws first takes far longer than the rest: shaders are compiled, meshes and textures uploaded.
-_FIRST_S = 10.0
+FIRST_S = 10.0
 
 
 class Watch:
@@ -52,7 +52,7 @@ class Watch:
         self._timer = None
         if not self._open:
             return
-        due = self._since + (max(self._timeout_s, _FIRST_S) if self.fresh else self._timeout_s)
+        due = self._since + (max(self._timeout_s, FIRST_S) if self.fresh else self._timeout_s)
         if self._loop.time() < due:
             self._timer = self._loop.call_at(due, self._expire, None)
         elif suspected != self._since:

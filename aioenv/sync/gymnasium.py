@@ -55,8 +55,8 @@ class AsyncVectorEnv(Facade, Generic[ObsType, ActType]):
 
     Args:
         env_fns: a factory for each slot.
-        shared_memory: observations travel the same way whatever it says; but with True, spaces that can't lie in
-            shared memory are refused, as Gymnasium does.
+        shared_memory: observations travel the same way whatever it says; but with True, as in Gymnasium, they are cast
+            to their space's dtype and shape, and spaces that can't lie in shared memory are refused.
         copy: whether observations are arrays of your own; with False they are views into two batches used in turn.
         context: "fork", "spawn", "forkserver" or None: how workers are started. "fork" is not used: it gives what
             "forkserver" gives, and a warning.
@@ -122,6 +122,7 @@ class AsyncVectorEnv(Facade, Generic[ObsType, ActType]):
             **words,
         )
         envs._must_reset = False
+        envs._config = envs._config._replace(cast=shared_memory)
         failure: Exception | None = None
         try:
             self._start(envs)

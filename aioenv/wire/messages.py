@@ -53,6 +53,7 @@ class Start(NamedTuple):
     cpus: tuple[int, ...] | None  # the CPUs to be pinned to; None: as it comes
     ignored: tuple[str, ...] = ()  # names of signals to ignore
     log_level: int = 30  # of what envs log, from here on it is told
+    argv: tuple[str, ...] = ()  # the program's arguments, as multiprocessing's workers have them
 
 
 class Call(NamedTuple):
@@ -117,6 +118,7 @@ class LostRow(NamedTuple):
     seed: int | None  # for its next reset, unless that is given another
     obs: Any  # its last observation; None if nobody knows
     over: bool  # its episode had ended already: there is nothing to report, and the autoreset is due
+    state: Any = None  # what images of that observation are drawn from; None if nobody draws them from states
 
 
 class Failure(NamedTuple):

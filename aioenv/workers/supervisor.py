@@ -109,6 +109,7 @@ class Worker:
             cpus,
             ignored,
             LOG.getEffectiveLevel(),
+            tuple(map(str, sys.argv)),
         )
         self.start_timeout_s = start_timeout_s
         self._here = here
