@@ -116,7 +116,7 @@ def make_vec(
         )
         if ours:
             env_kwargs["autoreset_mode"] = AutoresetMode(autoreset_mode)
-            if num_workers:  # they share the CPUs
+            if num_workers and cpu_affinity is None:  # they share the CPUs; one that is pinned counts its own
                 workers = check_num_workers(num_workers, check_num_envs(num_envs))
                 env_kwargs.setdefault("num_threads", max(1, usable_cpus() // workers))
         factory = vector_env_factory(env, env_kwargs)
