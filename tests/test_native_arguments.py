@@ -93,3 +93,14 @@ async def test_what_is_about_drawing_shows(arguments):
 def test_two_cameras():
     with pytest.raises(ValueError, match="both: 0 and 'track'"):
         make_registered("Ant-v5", {"camera_id": 0, "camera_name": "track"}, num_envs=1)
+
+
+@pytest.mark.parametrize("name", [name for name in TASKS if any("_range" in key for key in OTHER_ARGUMENTS[name][0])])
+def test_ranges_are_two_numbers(name):
+    ranges = [key for key in parameters(gym.spec(name).entry_point) if key.endswith("_range")]
+    assert ranges
+    for key in ranges:
+        for wrong in (None, 0.5, (0.5,), (0.1, 0.2, 0.3), "ab"):
+            with pytest.raises(ValueError, match=rf"{key}: expected two numbers, \(low, high\), got"):
+                make_registered(name, {key: wrong}, num_envs=1)
+        make_registered(name, {key: np.array([0.5, 1.0])}, num_envs=1).close()
