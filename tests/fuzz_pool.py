@@ -1,4 +1,4 @@
-"""Random calls of a `RenderPool`, cancelled, overtaken and killed at random, against a twin to which nothing happens."""
+"""Random calls of a `RenderPool`, cancelled and hit by kills at random, against a twin to which nothing happens."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Random operations in random order, cancelled, interrupted, late and killed at random, against a model of what is due.
 
 What is driven, `Config` in `fuzz_kit.py` draws; what may come of an operation, `fuzz_requests.py` and `fuzz_others.py`
-say; what the envs must do, `fuzz_model.py` does. Images are compared with observations in
-`fuzz_pictures.py`, those of a `RenderPool` with a twin's in `fuzz_pool.py`. A failure shows the seed and all operations before it. For more:
+say; what the envs must do, `fuzz_model.py` does. Images are compared with observations in `fuzz_pictures.py`, those of
+a `RenderPool` with a twin's in `fuzz_pool.py`. A failure shows the seed and all operations before it. For more:
 
     python -m pytest tests/test_fuzz.py -m stress
 """
