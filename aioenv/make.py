@@ -19,7 +19,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from aioenv.creator import EnvCreator
 from aioenv.engine.arguments import check_num_envs, check_num_workers
 from aioenv.host.making import make_env, make_noted
-from aioenv.host.vector_access import is_native_task
+from aioenv.host.vector_access import is_native_task, versioned
 from aioenv.machine import usable_cpus
 from aioenv.native_vector_env import NativeVectorEnv, vector_env_factory
 from aioenv.vector_env import AsyncVectorEnv
@@ -99,6 +99,8 @@ def make_vec(
             f'{", ".join(theirs)}: gymnasium.make_vec has that. Here envs step in workers, or with backend="native" as '
             "one vector env, and what is about the vector env is an argument by itself, autoreset_mode=… say"
         )
+    if isinstance(env, str) and ":" not in env:  # "module:id" is imported in the worker
+        env = versioned(env)
     if backend not in BACKENDS:
         raise ValueError(f"backend: expected one of {', '.join(map(repr, BACKENDS))}, got {backend!r}")
     if backend == "native":
@@ -114,7 +116,7 @@ def make_vec(
         )
         if ours:
             env_kwargs["autoreset_mode"] = AutoresetMode(autoreset_mode)
-            if num_workers:  # they share the CPUs
+            if num_workers and cpu_affinity is None:  # they share the CPUs; one that is pinned counts its own
                 workers = check_num_workers(num_workers, check_num_envs(num_envs))
                 env_kwargs.setdefault("num_threads", max(1, usable_cpus() // workers))
         factory = vector_env_factory(env, env_kwargs)
@@ -196,7 +198,7 @@ def env_factory(
         one = "; one alone goes into a list, too" * callable(wrappers)
         raise TypeError(f"wrappers: expected a sequence of functions that wrap an env, got {wrappers!r}{one}")
     if isinstance(env, str):
-        if ":" not in env:  # "module:id" is imported in the worker
+        if ":" not in env:
             gymnasium.spec(env)
     elif not isinstance(env, EnvSpec) and not callable(env):
         raise TypeError(

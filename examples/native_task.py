@@ -66,6 +66,7 @@ async def main(steps):
         await envs.reset(seed=0)
         masses = envs.model_field("body_mass")  # (64, nbody): from now on every slot has its own
         masses[:, 2] = np.random.default_rng(0).uniform(0.05, 0.2, 64)
+        await envs.call("set_const")  # what MuJoCo derives from masses
         await envs.reset(seed=0)
         ended = 0
         began = time.perf_counter()

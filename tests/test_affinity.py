@@ -11,6 +11,7 @@ import pytest
 
 import aioenv
 from aioenv import sync
+from aioenv.native.tasks.runners import Hopper
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this platform pins no process")
 
@@ -66,6 +67,20 @@ async def test_a_worker_that_is_started_again_is_pinned_again():
         assert envs.workers[1].pid != old
         assert list(await envs.get_attr("made_on")) == tiled(2)
         assert envs.workers[1].cpus == tiled(2)[1]
+
+
+class Threads(Hopper):
+    """Tells how many of them compute."""
+
+    def count(self) -> int:
+        return self.pool.num_threads
+
+
+@pytest.mark.asyncio
+async def test_physics_has_a_thread_for_each_cpu_that_a_worker_may_use():
+    for given, expected in [(None, [len(CPUS)]), ([CPUS[0]], [1]), ([CPUS], [len(CPUS)]), ("spread", [1])]:
+        async with aioenv.make_vec(Threads, 8, backend="native", num_workers=1, cpu_affinity=given) as envs:
+            assert sorted(set(await envs.call("count"))) == expected, given
 
 
 def test_blocking_code_too():

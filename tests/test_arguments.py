@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import threading
 
 import gymnasium as gym
 import numpy as np
@@ -131,6 +132,22 @@ class NoSpace(gym.Env):
 def test_factories_that_make_no_env(factory, message):
     with pytest.raises(aioenv.WorkerStartError, match=f"slot 1: TypeError: .*{message}"):
         aioenv.sync.VectorEnv([make_env, factory], debug=True)
+
+
+def make_locked():
+    env = make_env()
+    env.metadata = {**env.metadata, "lock": threading.Lock(), "nothing": None}
+    return env
+
+
+@pytest.mark.asyncio
+async def test_metadata_that_do_not_pickle_are_left_out():
+    """They are no reason not to start; Gymnasium, which reads them in its own process, starts too."""
+    async with aioenv.AsyncVectorEnv([make_locked]) as envs:
+        metadata = envs.metadata
+    assert metadata["render_fps"] == 50 and metadata["nothing"] is None and "lock" not in metadata
+    metadata = (await aioenv.EnvCreator(make_locked).metadata()).metadata
+    assert metadata["render_fps"] == 50 and "lock" not in metadata
 
 
 @pytest.mark.asyncio

@@ -131,6 +131,15 @@ def test_factories_come_in_a_sequence(env_fns, hint):
         aioenv.AsyncVectorEnv(env_fns)
 
 
+@pytest.mark.parametrize("backend", ["workers", "native"])
+def test_an_id_without_a_version_is_that_of_the_latest(backend):
+    """As in Gymnasium, which says so, too."""
+    with pytest.warns(UserWarning, match="the latest versioned environment `CartPole-v1` instead of"):
+        envs = sync.make_vec("CartPole", 2, backend=backend)
+    with envs:
+        assert envs.spec.id == "CartPole-v1"
+
+
 def test_make_vec_takes_no_list():
     with pytest.raises(TypeError, match=r"a list of functions goes to aioenv\.AsyncVectorEnv"):
         aioenv.make_vec([lambda: gym.make("CartPole-v1")])  # type: ignore[arg-type]

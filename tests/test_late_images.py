@@ -12,7 +12,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_rendering import MocapEnv
+from gymnasium.wrappers import TimeLimit
+from render_pool_kit import ASSETS, differ
+from test_rendering import STATE, MocapEnv, make
 
 import aioenv
 from aioenv import memory
@@ -284,6 +286,26 @@ async def test_what_one_taker_of_a_stream_gives_up_another_gets():
         os.kill(pid, signal.SIGCONT)
         _, images = await asyncio.wait_for(second, 30)
         assert np.array_equal(images, await envs.render())
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("mode", ["SameStep", "NextStep"])
+async def test_where_an_episode_ends_images_are_of_the_state_that_was_returned(mode):
+    """Under SAME_STEP of the new episode's first."""
+    size = {"width": 32, "height": 24, "camera": "track"}
+    config = aioenv.RenderConfig(**size, quality="fast", workers=1)
+    kwargs = {"name": "HalfCheetah-v5", "wrappers": [lambda env: TimeLimit(env, 2)], "autoreset_mode": mode}
+    async with (
+        aioenv.make_vec(make, N, **kwargs, render=config, num_workers=2) as envs,
+        aioenv.RenderPool(ASSETS / "half_cheetah.xml", quality="fast", state_spec=STATE) as pool,
+    ):
+        await envs.reset(seed=0)
+        ends = []
+        for action in ACTIONS[:4]:
+            ends.append((await envs.step(action)).truncated.all())
+            images = await envs.render()
+            assert np.array_equal(images, await pool.render(await envs.call("whole_state"), **size)) and differ(images)
+        assert ends == [False, True, False, mode == "SameStep"]
 
 
 class Counted(MocapEnv):

@@ -307,6 +307,8 @@ def test_what_makes_no_sense():
             env.reset()
     with pytest.raises(FileNotFoundError, match="nowhere"):
         made("Swimmer-v5", 2, xml_file="/nowhere.xml")
+    with pytest.raises(FileNotFoundError, match=r"'my/swimmer.xml' is none of .* say"):
+        made("Swimmer-v5", 2, xml_file="my/swimmer.xml")
     with pytest.raises(TypeError, match="MjModel"):
         aioenv.SimPool(3, 2)
     with pytest.raises(ValueError, match="num_sims"):

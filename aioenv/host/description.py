@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -14,7 +14,7 @@ from aioenv.host.checkpoint import RowCheckpoint
 from aioenv.host.mujoco_source import MujocoSource, find_source
 from aioenv.wire.messages import dump
 
-__all__ = ["EnvDescription", "FirstCheckpoints", "checked", "describe_envs", "picklable"]
+__all__ = ["EnvDescription", "FirstCheckpoints", "checked", "describe_envs", "picklable", "picklable_items"]
 
 # of all rows of a worker, and rows with what did not fit into theirs
 FirstCheckpoints: TypeAlias = "tuple[npt.NDArray[np.float64], Sequence[tuple[int, bytes]]]"
@@ -25,7 +25,7 @@ class EnvDescription(NamedTuple):
 
     observation_space: Space[Any] | None
     action_space: Space[Any] | None
-    metadata: dict[str, Any]
+    metadata: dict[str, Any]  # without what does not pickle
     render_mode: str | None
     spec: Any  # an EnvSpec; None if the env has none, or if it does not pickle
     source: MujocoSource | None
@@ -59,7 +59,7 @@ def describe_envs(
             EnvDescription(
                 None if known and env.observation_space == first.observation_space else env.observation_space,
                 None if known and env.action_space == first.action_space else env.action_space,
-                dict(env.metadata),
+                picklable_items(env.metadata),
                 env.render_mode,
                 picklable(env.spec),
                 source,
@@ -90,6 +90,14 @@ def checked(env: Any) -> Env[Any, Any]:
         if not isinstance(space, Space):
             raise TypeError(f"the {name} of the env {env!r}: expected a gymnasium.Space, got {space!r}")
     return env  # type: ignore[no-any-return]
+
+
+def picklable_items(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of them that can be pickled: most often all."""
+    items = dict(values)
+    if picklable(items) is None:
+        items = {key: value for key, value in items.items() if value is None or picklable(value) is not None}
+    return items
 
 
 def picklable(value: Any) -> Any:

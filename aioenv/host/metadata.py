@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from gymnasium import Env, Space
 
 from aioenv.host import running
+from aioenv.host.description import picklable_items
 from aioenv.host.mujoco_source import dump_model
 from aioenv.host.service import SlotService
 from aioenv.host.worker import StartFailed, describe_failure
@@ -101,7 +102,7 @@ def _describe(env: Env[Any, Any]) -> EnvMetadata:
         spec=spec,
         reward_range=None if reward_range is None else (float(reward_range[0]), float(reward_range[1])),
         reward_threshold=getattr(env.spec, "reward_threshold", None),
-        metadata=dict(env.metadata),
+        metadata=picklable_items(env.metadata),
         render_mode=env.render_mode,
         render_modes=tuple(env.metadata.get("render_modes", ())),
         model=_sign_model(env),

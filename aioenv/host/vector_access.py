@@ -11,7 +11,8 @@ from typing import Any
 import gymnasium
 import numpy as np
 import numpy.typing as npt
-from gymnasium.envs.registration import EnvSpec
+from gymnasium import logger
+from gymnasium.envs.registration import EnvSpec, find_highest_version, get_env_id, parse_env_id
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from aioenv.batching.layout import Layout
@@ -31,6 +32,7 @@ __all__ = [
     "set_vector_attr",
     "steps_some",
     "take_observations",
+    "versioned",
     "with_rows",
 ]
 
@@ -100,6 +102,21 @@ def make_registered(env: str | EnvSpec, env_kwargs: dict[str, Any], *, num_envs:
     return gymnasium.make_vec(env, num_envs, vectorization_mode="vector_entry_point", **env_kwargs)
 
 
+def versioned(env_id: str) -> str:
+    """An id as `gymnasium.make` takes it: without a version it is that of the latest one, with Gymnasium's warning.
+
+    Raises:
+        gymnasium.error.Error: if it is malformed.
+    """
+    namespace, name, version = parse_env_id(env_id)
+    latest = find_highest_version(namespace, name) if version is None else None
+    if latest is None:
+        return env_id
+    found = get_env_id(namespace, name, latest)
+    logger.warn(f"Using the latest versioned environment `{found}` instead of the unversioned environment `{env_id}`.")
+    return found
+
+
 def _spec(env: str | EnvSpec) -> EnvSpec:
     """The spec of an id or "module:id", whose module is imported."""
     if isinstance(env, EnvSpec):
@@ -107,7 +124,7 @@ def _spec(env: str | EnvSpec) -> EnvSpec:
     module, _, env_id = env.rpartition(":")
     if module:
         importlib.import_module(module)
-    return gymnasium.spec(env_id)
+    return gymnasium.spec(versioned(env_id))
 
 
 def is_native_task(env: Any) -> bool:

@@ -16,7 +16,7 @@ from gymnasium.vector import AutoresetMode
 from aioenv.batching.layout import Layout, byte_view
 from aioenv.batching.plane import Plane
 from aioenv.host import running
-from aioenv.host.description import EnvDescription, FirstCheckpoints, picklable
+from aioenv.host.description import EnvDescription, FirstCheckpoints, picklable, picklable_items
 from aioenv.host.physics_batch import find_physics
 from aioenv.host.service import Reply, SlotService
 from aioenv.host.shared_fields import SharedFields, unchanged_fields
@@ -72,7 +72,7 @@ class VectorService(SlotService):
         first = EnvDescription(
             env.single_observation_space,
             env.single_action_space,
-            dict(env.metadata),
+            picklable_items(env.metadata),
             env.render_mode,
             picklable(env.spec),
             None if self._physics is None else self._physics.source,

@@ -29,7 +29,7 @@ class NativeMujocoEnv(Stepping):
 
         class Pole(NativeMujocoEnv):
             def __init__(self, num_envs, **kwargs):
-                super().__init__(num_envs, "pole.xml", frame_skip=2, **kwargs)
+                super().__init__(num_envs, "./pole.xml", frame_skip=2, **kwargs)
                 self.set_observation_size(self.model.nq + self.model.nv)
 
             def draw_start(self, slots):
@@ -49,7 +49,8 @@ class NativeMujocoEnv(Stepping):
 
     Args:
         num_envs: how many slots.
-        model: an `MjModel`, XML, or a path; a bare name is one of the files that come with Gymnasium's own envs.
+        model: an `MjModel`, XML, or a path. One that does not begin with `.`, `/` or `~` is that of a file that comes
+            with Gymnasium's own envs, as there.
         frame_skip: physics steps a step.
         max_episode_steps: after so many steps an episode is truncated; None or -1: never.
         autoreset_mode: when an episode that is over is followed by the next.
@@ -103,10 +104,10 @@ class NativeMujocoEnv(Stepping):
             raise ValueError(f"max_episode_steps: expected a positive int, -1 or None, got {max_episode_steps!r}")
         if not _is_count(frame_skip):
             raise ValueError(f"frame_skip: expected a positive int, got {frame_skip!r}")
+        if camera_id is not None and camera_name is not None:
+            raise ValueError(f"expected a camera_id or a camera_name, got both: {camera_id!r} and {camera_name!r}")
         self.autoreset_mode = AutoresetMode(autoreset_mode)
-        if isinstance(model, str) and "<" not in model and not model.startswith((".", "/", "~")):
-            model = _ASSETS / model
-        self.model = load_model(model)
+        self.model = load_model(_found(model))
         self.model.vis.global_.offwidth = max(self.model.vis.global_.offwidth, width)
         self.model.vis.global_.offheight = max(self.model.vis.global_.offheight, height)
         self.pool = SimPool(self.model, num_envs, num_threads=num_threads, post_constraint=self.post_constraint)
@@ -158,6 +159,19 @@ class NativeMujocoEnv(Stepping):
                 setattr(self, name, value.copy())
         self._all_begun = False
         self.pool.close()
+
+
+def _found(model: Any) -> Any:
+    """The model as it was given, or the path of one that comes with Gymnasium."""
+    if not isinstance(model, str) or "<" in model or model.startswith((".", "/", "~")):
+        return model
+    path = _ASSETS / model
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"model: {model!r} is none of the files that come with Gymnasium's envs, in {_ASSETS}; the path of one of "
+            f"your own begins with '.', '/' or '~': './{model}', say"
+        )
+    return path
 
 
 def _is_count(value: Any) -> bool:

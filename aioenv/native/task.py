@@ -48,7 +48,11 @@ class Task(SlotStates):
         return {}
 
     def before_step(self) -> None:
-        """Note what `outcome` will compare with; `qpos` and the others are still those before the step."""
+        """Note what `outcome` will compare with; `qpos`, `qvel` and the others are still those before the step.
+
+        Of fields that are parts of MuJoCo's state, that is. What is derived (`xpos`, say) is not there if the slot has
+        just been put into a state: `remember` it in `after_start` and `outcome`.
+        """
 
     def after_start(self, slots: Any) -> None:
         """Note what is needed of slots that have begun an episode (in arrays from `remember`)."""

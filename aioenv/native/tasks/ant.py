@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aioenv.native.arithmetic import square_sum
-from aioenv.native.tasks.noisy_start import NoisyStart
+from aioenv.native.tasks.noisy_start import NoisyStart, limits
 
 __all__ = ["Ant"]
 
@@ -48,8 +48,8 @@ class Ant(NoisyStart):
         self._contact_cost_weight = contact_cost_weight
         self._healthy_reward = healthy_reward
         self._terminate_when_unhealthy = terminate_when_unhealthy
-        self._healthy_z_range = healthy_z_range
-        self._contact_force_range = contact_force_range
+        self._healthy_z_range = limits("healthy_z_range", healthy_z_range)
+        self._contact_force_range = limits("contact_force_range", contact_force_range)
         self._seen = self.qpos[:, 2:] if exclude_current_positions_from_observation else self.qpos
         self._sees_forces = include_cfrc_ext_in_observation
         self._forces = self.bind("cfrc_ext").reshape(self.num_envs, -1)

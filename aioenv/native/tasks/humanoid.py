@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aioenv.native.arithmetic import norm, square_sum
-from aioenv.native.tasks.noisy_start import NoisyStart
+from aioenv.native.tasks.noisy_start import NoisyStart, limits
 
 __all__ = ["Humanoid", "HumanoidStandup"]
 
@@ -95,10 +95,11 @@ class Humanoid(_Body):
         super().__init__(num_envs, xml_file, frame_skip, default_camera_config, **kwargs)
         self._forward_reward_weight = forward_reward_weight
         self._ctrl_cost_weight = ctrl_cost_weight
-        self._contact_cost_weight, self._contact_cost_range = contact_cost_weight, contact_cost_range
+        self._contact_cost_weight = contact_cost_weight
+        self._contact_cost_range = limits("contact_cost_range", contact_cost_range)
         self._healthy_reward = healthy_reward
         self._terminate_when_unhealthy = terminate_when_unhealthy
-        self._healthy_z_range = healthy_z_range
+        self._healthy_z_range = limits("healthy_z_range", healthy_z_range)
         self._xipos = self.bind("xipos")
         self._xipos_before = self.remember("xipos", self._xipos.shape[1:])
 
@@ -167,7 +168,8 @@ class HumanoidStandup(_Body):
         super().__init__(num_envs, xml_file, frame_skip, default_camera_config, **kwargs)
         # uph_cost_weight is not used, as in Gymnasium's
         self._ctrl_cost_weight = ctrl_cost_weight
-        self._impact_cost_weight, self._impact_cost_range = impact_cost_weight, impact_cost_range
+        self._impact_cost_weight = impact_cost_weight
+        self._impact_cost_range = limits("impact_cost_range", impact_cost_range)
 
     def outcome(self, actions: Array, obs: Array) -> tuple[Array, Array | None, dict[str, Array]]:
         """Height, less what controls and contacts cost."""

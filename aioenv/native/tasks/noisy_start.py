@@ -10,7 +10,7 @@ import numpy.typing as npt
 from aioenv.native.arithmetic import norm
 from aioenv.native.mujoco_env import NativeMujocoEnv
 
-__all__ = ["NoisyStart"]
+__all__ = ["NoisyStart", "limits"]
 
 Array = npt.NDArray[Any]
 
@@ -51,3 +51,18 @@ class NoisyStart(NativeMujocoEnv):
         """Infos of where the body is on the ground."""
         xy = np.ascontiguousarray(self.qpos[slots, :2])
         return {"x_position": xy[:, 0].copy(), "y_position": xy[:, 1].copy(), "distance_from_origin": norm(xy)}
+
+
+def limits(name: str, value: Any) -> tuple[Any, Any]:
+    """The lower and the upper limit of a range that was given as an argument.
+
+    Raises:
+        ValueError: if they are not two.
+    """
+    try:
+        low, high = value
+    except (TypeError, ValueError):
+        low = high = ""
+    if isinstance(low, str) or isinstance(high, str):
+        raise ValueError(f"{name}: expected two numbers, (low, high), got {value!r}")
+    return low, high

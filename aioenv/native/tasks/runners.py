@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aioenv.native.arithmetic import clamp, less, side_by_side, square_sum
-from aioenv.native.tasks.noisy_start import NoisyStart
+from aioenv.native.tasks.noisy_start import NoisyStart, limits
 
 __all__ = ["HalfCheetah", "Hopper", "Swimmer", "Walker2d"]
 
@@ -164,7 +164,8 @@ class _Legs(_Runner):
         )
         self._healthy_reward = healthy_reward
         self._terminate_when_unhealthy = terminate_when_unhealthy
-        self._healthy_z_range, self._healthy_angle_range = healthy_z_range, healthy_angle_range
+        self._healthy_z_range = limits("healthy_z_range", healthy_z_range)
+        self._healthy_angle_range = limits("healthy_angle_range", healthy_angle_range)
         self._z, self._angle = self.qpos[:, 1], self.qpos[:, 2]
 
     def _is_healthy(self) -> Array:
@@ -216,7 +217,7 @@ class Hopper(_Legs):
         super().__init__(
             num_envs, xml_file, frame_skip, default_camera_config, healthy_z_range, healthy_angle_range, **kwargs
         )
-        self._healthy_state_range = healthy_state_range
+        self._healthy_state_range = limits("healthy_state_range", healthy_state_range)
 
     def _is_healthy(self) -> Array:
         low, high = self._healthy_state_range
