@@ -106,7 +106,12 @@ if camera is None:
             getattr(camera, key)[:] = value
         else:
             setattr(camera, key, value)
+sizes = model.geom_size.copy()
+if fast and (model.light_type == mujoco.mjtLightType.mjLIGHT_DIRECTIONAL).all():  # planes in 32 x 32 patches
+    for plane in np.flatnonzero(model.geom_type == mujoco.mjtGeom.mjGEOM_PLANE):
+        model.geom_size[plane, 2] = max(model.geom_size[plane, 2], max(model.geom_size[plane, :2]) / 16)
 renderer = mujoco.Renderer(model, height, width)
+model.geom_size[:] = sizes
 if fast:
     renderer.scene.flags[mujoco.mjtRndFlag.mjRND_SHADOW] = False
     renderer.scene.flags[mujoco.mjtRndFlag.mjRND_REFLECTION] = False
