@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+
 import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
+from gymnasium.utils.env_checker import data_equivalence
 
 from aioenv.sync import AsyncVectorEnv
 
@@ -66,6 +69,34 @@ def test_one_beside_another_that_is_as_its_space_says(name):
         for obs in (envs.reset().obs, envs.step([0, 0]).obs):
             assert obs.dtype == space.dtype and not obs[0].any()
             assert np.array_equal(obs[1], np.asarray(value, space.dtype).reshape(space.shape))
+
+
+class Draws(gym.Env):
+    """Observes samples of its space."""
+
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, space: spaces.Space) -> None:
+        self.observation_space = space
+
+    def reset(self, *, seed=None, options=None):
+        self.observation_space.seed(seed)
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        return self.observation_space.sample(), 0.0, False, False, {}
+
+
+@pytest.mark.parametrize(
+    "space", [spaces.Text(6), spaces.OneOf([spaces.Discrete(4), spaces.Box(0, 1, (2,))])], ids=repr
+)
+def test_what_gymnasium_reads_from_its_shared_memory_only_once(space):
+    factories = [lambda: Draws(copy.deepcopy(space))] * 3
+    reference = gym.vector.SyncVectorEnv(factories)
+    with AsyncVectorEnv(factories) as envs:
+        assert data_equivalence(envs.reset(seed=3).obs, reference.reset(seed=3)[0])
+        for _ in range(5):
+            assert data_equivalence(envs.step([0] * 3).obs, reference.step([0] * 3)[0])
 
 
 @pytest.mark.parametrize("value", [0.5, np.ones(1), np.ones(3), "many"], ids=repr)
