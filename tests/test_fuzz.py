@@ -1,8 +1,8 @@
 """Random operations in random order, cancelled, interrupted, late and killed at random, against a model of what is due.
 
 What is driven, `Config` in `fuzz_kit.py` draws; what may come of an operation, `fuzz_requests.py` and `fuzz_others.py`
-say; what the envs must do, `fuzz_model.py` does. Images are compared with observations in
-`fuzz_pictures.py`. A failure shows the seed and all operations before it. For more:
+say; what the envs must do, `fuzz_model.py` does. Images are compared with observations in `fuzz_pictures.py`, those of
+a `RenderPool` with a twin's in `fuzz_pool.py`. A failure shows the seed and all operations before it. For more:
 
     python -m pytest tests/test_fuzz.py -m stress
 """
@@ -17,6 +17,7 @@ from conftest import LOOPS
 from fuzz_chaos import Chaos
 from fuzz_kit import Driver
 from fuzz_pictures import WAYS, Pictures
+from fuzz_pool import Pools
 
 from aioenv.sync import parking, portal, stepping
 
@@ -69,6 +70,18 @@ def test_closed_in_the_middle_of_random_operations(kind):
 @pytest.mark.parametrize("seed", [8, 17])
 def test_images_of_random_operations(way, seed):
     draw(way, seed)
+
+
+@pytest.mark.parametrize("seed", [3, 13])
+def test_random_calls_of_a_render_pool(seed):
+    asyncio.run(Pools(seed).run(30))
+
+
+@pytest.mark.stress
+@pytest.mark.timeout(1200)
+def test_many_random_calls_of_a_render_pool():
+    for seed in range(1000, 1200):
+        asyncio.run(Pools(seed).run(30))
 
 
 @pytest.mark.stress
