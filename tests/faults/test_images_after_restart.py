@@ -7,7 +7,7 @@ import signal
 
 import numpy as np
 import pytest
-from balls import SIZE, Ball, Balls, Painted, Reference
+from balls import SIZE, Ball, Balls, Painted, Reference, paint
 from gymnasium.vector import AutoresetMode
 
 import aioenv
@@ -65,3 +65,31 @@ async def test_images_are_of_what_is_observed(way, resume, mode):
             await check((await envs.step(actions.astype(np.float32))).obs)
     finally:
         await reference.close()
+
+
+class Fatal(Painted):
+    """Ends its process in the middle of a picture, if it is told to."""
+
+    fatal = False
+
+    def render(self):
+        if self.fatal:
+            os._exit(9)
+        return super().render()
+
+
+@pytest.mark.asyncio
+async def test_an_image_that_was_lost_with_its_worker_is_not_an_older_one():
+    restart, config, actions = aioenv.RestartPolicy(backoff_s=1e-6), aioenv.RenderConfig(), np.zeros((2, 3), np.float32)
+    async with aioenv.AsyncVectorEnv([Fatal] * 2, num_workers=1, restart=restart, render=config) as envs:
+        await envs.reset(seed=0)
+        await envs.render()
+        await envs.set_attr("fatal", True)
+        last = (await envs.step(actions)).obs
+        with pytest.raises(aioenv.RenderError):
+            await envs.render()
+        assert np.array_equal((await envs.step(actions)).obs, last)
+        with pytest.raises(aioenv.RenderError, match="its last image was lost with its worker"):
+            await envs.render()
+        obs = (await envs.step(actions)).obs
+        assert np.array_equal(await envs.render(), [paint(row) for row in obs])

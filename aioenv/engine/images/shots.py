@@ -79,6 +79,13 @@ class Shot:
         return np.searchsorted(self.slots, slots)
 
 
+class _None:
+    """In the place of an image that a worker could not draw, or has taken with it; and why."""
+
+    def __init__(self, why: str) -> None:
+        self.why = why
+
+
 class Images:
     """The shots of a vector env.
 
@@ -94,7 +101,7 @@ class Images:
         self.loop = asyncio.get_running_loop()
         self._newest: list[deque[Shot]] = [deque() for _ in range(num_envs)]
         self._shown: list[Shot | None] = [None] * num_envs
-        self._latest: list[Any] = [None] * num_envs  # what the workers drew last
+        self._latest: list[Any] = [None] * num_envs  # what the workers drew last; None before, or a `_None`
         self._queue: deque[Shot] = deque()
         self._unfinished: set[Shot] = set()
         self._active = 0
@@ -154,6 +161,8 @@ class Images:
         """A worker has ended: what it was still to draw after its replies will not come."""
         for key in [key for key in self._late if key[0] == worker.index]:
             shot, slots = self._late.pop(key)
+            for slot in slots.tolist():
+                self._latest[slot] = _None("its last image was lost with its worker")
             self._finish(shot, len(slots), error)
 
     def show(self, shot: Shot, slots: Slots) -> None:
@@ -255,16 +264,21 @@ class Images:
         except WireError:  # images that don't unpickle are errors of their slots
             rows, images, failed = salvage(tail, ())
         errors = [worker.failure(failure) for failure in failed]
+        drawn = {worker.slots[row] for row in rows}
         for row, image in zip(rows, images, strict=True):
             slot = worker.slots[row]
             found = find_unreadable(image)
-            self._latest[slot] = image if found is None else None
+            self._latest[slot] = image
             if found is not None:
                 why = f"its image does not unpickle in this process: {reason_of(found.exc)}"
                 errors.append(worker.failure_here(why, [slot]))
+        for error in errors:
+            self._latest[error.slot] = _None(f"its last image could not be drawn: {error}")
         # slots that a reset left as they were look as before
         for slot, row in zip(slots.tolist(), shot.rows(slots), strict=True):
-            shot.images[row] = self._latest[slot]
+            shot.images[row] = latest = self._latest[slot]
+            if isinstance(latest, _None) and slot not in drawn:
+                errors.append(worker.failure_here(latest.why, [slot]))
         if not errors:
             return None
         first, *others = sorted(errors, key=lambda error: error.slot)
