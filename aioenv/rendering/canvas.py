@@ -41,7 +41,6 @@ class Canvas:
 
     def __init__(self, model: mujoco.MjModel, quality: RenderQuality, max_geom: int = MAX_GEOM) -> None:
         self.model = model
-        self._quality = quality
         self._least = (1, 1)
         if quality.buffer == "model":
             self._least = (model.vis.global_.offwidth, model.vis.global_.offheight)

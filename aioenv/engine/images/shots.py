@@ -79,7 +79,7 @@ class Shot:
         return np.searchsorted(self.slots, slots)
 
 
-class _None:
+class _NoImage:
     """In the place of an image that a worker could not draw, or has taken with it; and why."""
 
     def __init__(self, why: str) -> None:
@@ -101,7 +101,7 @@ class Images:
         self.loop = asyncio.get_running_loop()
         self._newest: list[deque[Shot]] = [deque() for _ in range(num_envs)]
         self._shown: list[Shot | None] = [None] * num_envs
-        self._latest: list[Any] = [None] * num_envs  # what the workers drew last; None before, or a `_None`
+        self._latest: list[Any] = [None] * num_envs  # what the workers drew last; None before, or a `_NoImage`
         self._queue: deque[Shot] = deque()
         self._unfinished: set[Shot] = set()
         self._active = 0
@@ -162,7 +162,7 @@ class Images:
         for key in [key for key in self._late if key[0] == worker.index]:
             shot, slots = self._late.pop(key)
             for slot in slots.tolist():
-                self._latest[slot] = _None("its last image was lost with its worker")
+                self._latest[slot] = _NoImage("its last image was lost with its worker")
             self._finish(shot, len(slots), error)
 
     def show(self, shot: Shot, slots: Slots) -> None:
@@ -273,11 +273,11 @@ class Images:
                 why = f"its image does not unpickle in this process: {reason_of(found.exc)}"
                 errors.append(worker.failure_here(why, [slot]))
         for error in errors:
-            self._latest[error.slot] = _None(f"its last image could not be drawn: {error}")
+            self._latest[error.slot] = _NoImage(f"its last image could not be drawn: {error}")
         # slots that a reset left as they were look as before
         for slot, row in zip(slots.tolist(), shot.rows(slots), strict=True):
             shot.images[row] = latest = self._latest[slot]
-            if isinstance(latest, _None) and slot not in drawn:
+            if isinstance(latest, _NoImage) and slot not in drawn:
                 errors.append(worker.failure_here(latest.why, [slot]))
         if not errors:
             return None
