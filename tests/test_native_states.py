@@ -241,7 +241,11 @@ async def test_some_of_the_lost_are_reset_by_themselves(mode, told):
         assert ("final_obs" in info) is (mode is AutoresetMode.SAME_STEP)
         if mode is not AutoresetMode.SAME_STEP:
             assert_same(obs[[0, 2]], np.array([[0.0, 0], [2, 2]]))
-        assert anew.is_over is (mode is not AutoresetMode.NEXT_STEP)
+        assert anew.is_over is (mode is AutoresetMode.SAME_STEP)
+    if mode is AutoresetMode.DISABLED:
+        assert anew.begun.tolist() == [False, True, False]
+        anew.reset(None, ~mask, None)
+        assert anew.is_over
     if mode is AutoresetMode.NEXT_STEP and not told:
         obs, reward, _, truncated, _ = anew.step(np.ones(3, np.int64))
         assert anew.is_over and reward[[0, 2]].tolist() == [0, 0] and reward[1] and not truncated.any()
