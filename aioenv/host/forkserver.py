@@ -285,6 +285,7 @@ def main(parent_pid: int, control_fd: int) -> None:
     nested.declare()
     for name in ("SIGINT", *IGNORABLE):  # what is told to every process of a job, say: it ends with its parent
         signal.signal(getattr(signal, name), signal.SIG_IGN)
+    boot.expect_pipes()
     server = Server(socket.socket(fileno=control_fd), parent_pid)
     ends = server.serve()
     if ends is None:
