@@ -12,7 +12,7 @@ import numpy as np
 from fuzz_envs import EXIT, RAISE, SLOW, Chain, Chains, PatientChains
 from fuzz_model import World
 from fuzz_others import Others
-from fuzz_requests import LIMIT_S, Requests
+from fuzz_requests import LIMIT_S, Requests, cancel_at_some_await
 from gymnasium.vector import AutoresetMode
 
 import aioenv
@@ -199,11 +199,7 @@ class Driver(Requests, Others):
             cancel = False
         task = asyncio.ensure_future(coroutine)
         if cancel:
-            if rng.random() < 0.3:
-                await asyncio.sleep(rng.random() * 0.003)
-            for _ in range(rng.randint(0, 12)):
-                await asyncio.sleep(0)
-            task.cancel()
+            await cancel_at_some_await(task, rng)
         try:
             async with asyncio.timeout(LIMIT_S):
                 value = await task

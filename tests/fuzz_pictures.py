@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 from balls import EXIT, RAISE, SIZE, Ball, Balls, Painted, Reference
-from fuzz_requests import LIMIT_S
+from fuzz_requests import LIMIT_S, cancel_at_some_await
 from gymnasium.vector import AutoresetMode
 
 import aioenv
@@ -108,11 +108,7 @@ class Pictures:
         """Await it, perhaps with a cancellation at some await: "ok", "error" or "cancelled", and what came."""
         task = asyncio.ensure_future(coroutine)
         if cancel and self.rng.random() < 0.2:
-            if self.rng.random() < 0.3:
-                await asyncio.sleep(self.rng.random() * 0.003)
-            for _ in range(self.rng.randint(0, 12)):
-                await asyncio.sleep(0)
-            task.cancel()
+            await cancel_at_some_await(task, self.rng)
         return await self.end(task)
 
     async def end(self, task: asyncio.Future[Any]) -> tuple[str, Any]:
@@ -324,6 +320,8 @@ class Pictures:
             step, images = item
             assert step >= self.begun, f"{step} was before the stream, which began with {self.begun}"
             await self.pictured(f"stream, result {step}", images, self.kept[step])
+        elif how == "error":
+            self.excuse(item, [state for last in self.kept.values() for state in last])
 
 
 def _row(obs: Any, row: int) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,15 @@ if TYPE_CHECKING:
     pass
 
 LIMIT_S = 20.0  # for one operation
+
+
+async def cancel_at_some_await(task: asyncio.Task[Any], rng: random.Random) -> None:
+    """Cancel what has begun, after a few turns of the loop."""
+    if rng.random() < 0.3:
+        await asyncio.sleep(rng.random() * 0.003)
+    for _ in range(rng.randint(0, 12)):
+        await asyncio.sleep(0)
+    task.cancel()
 
 
 class Requests:

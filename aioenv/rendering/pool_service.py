@@ -104,25 +104,32 @@ class PoolService(DrawingService):
         kinds = {"depth": drawing.depth, "segmentation": drawing.segmentation}
         images, rows = self._easel.put_up(rest.where, len(states), a_state, **kinds)
         eyes = [Eye(view) for view in drawing.views]
-        self._option = make_option(drawing.option)
+        option = make_option(drawing.option)
         for number, (state, row) in enumerate(zip(states, rows, strict=True)):
             if rest.looks is not None:
                 self._wardrobe.wear(*rest.looks[number])
             if rest.edits is None:
-                self._draw(state, drawing, eyes, images.row(row))
+                self._draw(state, drawing, option, eyes, images.row(row))
                 continue
             with self._edited(rest.edits, number):
-                self._draw(state, drawing, eyes, images.row(row))
+                self._draw(state, drawing, option, eyes, images.row(row))
         return self._easel.reply(rest.where, images)._replace(tail=dump_time(perf_counter() - began))
 
-    def _draw(self, state: npt.NDArray[np.float64], drawing: Drawing, eyes: Sequence[Eye], images: Images) -> None:
+    def _draw(
+        self,
+        state: npt.NDArray[np.float64],
+        drawing: Drawing,
+        option: mujoco.MjvOption,
+        eyes: Sequence[Eye],
+        images: Images,
+    ) -> None:
         mujoco.mj_setState(self._model, self._data, state, self._spec)
         # all derived quantities, tendons, flexes and lights included; a tenth of the cost of the smallest image
         mujoco.mj_forward(self._model, self._data)
         canvas = self._canvas
         rgb, depth, segmentation = images
         for number, eye in enumerate(eyes):
-            canvas.look(self._data, eye.camera, self._option, drawing.width, drawing.height)
+            canvas.look(self._data, eye.camera, option, drawing.width, drawing.height)
             canvas.draw(rgb[number])
             if depth is not None or segmentation is not None:
                 canvas.measure(
