@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import threading
 import traceback
 
 import gymnasium as gym
@@ -119,6 +120,18 @@ def test_an_env_that_gives_something_else(make, mode, said):
     with sync.make_vec(make, 2, autoreset_mode=mode, debug=True) as envs:
         with pytest.raises(aioenv.EnvError, match=said):
             steps(envs, 2)
+
+
+class Locked(Plain):
+    def __init__(self, name: str) -> None:
+        setattr(self, name, gym.spaces.Discrete(2))
+        getattr(self, name).lock = threading.Lock()
+
+
+@pytest.mark.parametrize("name", ["observation_space", "action_space"])
+def test_a_space_that_does_not_pickle_is_named(name):
+    with pytest.raises(aioenv.WorkerStartError, match=f"the {name} of the env <.*Locked.* does not pickle.*lock"):
+        sync.make_vec(lambda: Locked(name), 2, debug=True)
 
 
 def test_a_bug_of_all_envs_is_told_once():

@@ -14,7 +14,7 @@ from aioenv.host.checkpoint import RowCheckpoint
 from aioenv.host.mujoco_source import MujocoSource, find_source
 from aioenv.wire.messages import dump
 
-__all__ = ["EnvDescription", "FirstCheckpoints", "checked", "describe_envs", "picklable", "picklable_items"]
+__all__ = ["EnvDescription", "FirstCheckpoints", "checked", "describe_envs", "picklable", "picklable_items", "space_of"]
 
 # of all rows of a worker, and rows with what did not fit into theirs
 FirstCheckpoints: TypeAlias = "tuple[npt.NDArray[np.float64], Sequence[tuple[int, bytes]]]"
@@ -58,8 +58,10 @@ def describe_envs(
             source = sources.setdefault(source, source)
         descriptions.append(
             EnvDescription(
-                None if known and env.observation_space == first.observation_space else env.observation_space,
-                None if known and env.action_space == first.action_space else env.action_space,
+                None
+                if known and env.observation_space == first.observation_space
+                else space_of(env, "observation_space"),
+                None if known and env.action_space == first.action_space else space_of(env, "action_space"),
                 picklable_items(env.metadata),
                 env.render_mode,
                 picklable(env.spec),
@@ -91,6 +93,19 @@ def checked(env: Any) -> Env[Any, Any]:
         if not isinstance(space, Space):
             raise TypeError(f"the {name} of the env {env!r}: expected a gymnasium.Space, got {space!r}")
     return env  # type: ignore[no-any-return]
+
+
+def space_of(env: Any, name: str) -> Space[Any]:
+    """One of the spaces of an env; a TypeError, which says what to do, if it can't travel."""
+    space: Space[Any] = getattr(env, name)
+    try:
+        dump(space)
+    except Exception as exc:
+        raise TypeError(
+            f"the {name} of the env {env!r} does not pickle, so this process can't tell it to its parent: {exc}. "
+            "Leave out of the space what does not (a lock, an open file, a generator), or give it a __reduce__"
+        ) from exc
+    return space
 
 
 def picklable_items(values: Mapping[str, Any]) -> dict[str, Any]:

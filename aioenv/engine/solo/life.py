@@ -25,7 +25,7 @@ from aioenv.engine.slots import SlotTable
 from aioenv.engine.solo.flights import Flights
 from aioenv.engine.solo.last import Last
 from aioenv.engine.solo.threads import SHORT_S, EnvThread, Pace
-from aioenv.errors import ClosedError, EnvError, RenderError, StepTimeout, WorkerStartError
+from aioenv.errors import ClosedError, EnvError, RenderError, StartTimeout, StepTimeout, WorkerStartError
 from aioenv.host.physics_batch import PhysicsReader, find_physics
 from aioenv.host.vector_access import has_one_generator, make_vector_env, steps_some
 from aioenv.rendering.pixel_states import PixelStates
@@ -176,7 +176,7 @@ class SoloLife:
             self._finish()
             if isinstance(exc, TimeoutError) and limit.expired():  # the thread goes on, and ends when the factory does
                 message = f"the vector env was not made within {start_timeout_s=}"
-                raise self._not_made(message) from exc
+                raise self._not_made(message, kind=StartTimeout) from exc
             if isinstance(exc, Exception):
                 if self._thread is not None:
                     await self._thread.gone(_END_S)
@@ -240,8 +240,10 @@ class SoloLife:
         if self.draws:
             self._physics = find_physics(self._env)
 
-    def _not_made(self, message: str, text: str = "") -> WorkerStartError:
-        return WorkerStartError(message, slots=tuple(self._all.tolist()), pid=self._pid, traceback=text)
+    def _not_made(
+        self, message: str, text: str = "", *, kind: type[WorkerStartError] = WorkerStartError
+    ) -> WorkerStartError:
+        return kind(message, slots=tuple(self._all.tolist()), pid=self._pid, traceback=text)
 
     async def close(self, grace_s: float) -> None:
         """Close the env, and end its thread; whoever waits for a result gets a ClosedError.
