@@ -199,7 +199,12 @@ def env_factory(
         raise TypeError(f"wrappers: expected a sequence of functions that wrap an env, got {wrappers!r}{one}")
     if isinstance(env, str):
         if ":" not in env:
-            gymnasium.spec(env)
+            spec = gymnasium.spec(env)
+            if spec.entry_point is None and spec.vector_entry_point is not None:
+                raise ValueError(
+                    f"env: {env} is registered as one vector env alone, with no entry_point for single envs: "
+                    f'make_vec({env!r}, {num_envs}, backend="native") makes it'
+                )
     elif not isinstance(env, EnvSpec) and not callable(env):
         raise TypeError(
             f"env: expected an id, an EnvSpec or a function that makes an env, got {env!r}"
