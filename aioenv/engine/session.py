@@ -180,10 +180,11 @@ class Session:
                 raise RenderError(NO_PHYSICS)
             if fleet.render_mode != "rgb_array":
                 others = [slot for slot, source in enumerate(fleet.sources) if source is None]
-                which = "these envs are not" if len(others) == num_envs else f"slots {others} are not"
+                which = "these envs" if len(others) == num_envs else f"slots {others}"
                 raise RenderError(
-                    f"render: {which} MuJoCo envs, so all envs draw themselves, which takes "
-                    f'render_mode="rgb_array"; got render_mode={fleet.render_mode!r}'
+                    f"render: {which} are not MuJoCo envs, or have a render of their own, so all envs draw themselves, "
+                    f'which takes render_mode="rgb_array"; got render_mode={fleet.render_mode!r}. (Of MuJoCo envs '
+                    "cameras of the model that are named, RenderConfig(camera=…), are drawn in any case)"
                 )
             self.images = Images(num_envs, None)
             return 0, True

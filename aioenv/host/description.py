@@ -37,7 +37,7 @@ class EnvDescription(NamedTuple):
 
 
 def describe_envs(
-    envs: Sequence[Env[Any, Any]], checkpoints: Sequence[RowCheckpoint], find_sources: bool
+    envs: Sequence[Env[Any, Any]], checkpoints: Sequence[RowCheckpoint], find_sources: bool, *, by_camera: bool
 ) -> list[EnvDescription]:
     """One description for each env of a worker.
 
@@ -45,6 +45,7 @@ def describe_envs(
         envs: these.
         checkpoints: of each what it takes to resume it; empty if nobody asked.
         find_sources: whether to look for MuJoCo models.
+        by_camera: see `find_source`.
     """
     first = envs[0]
     descriptions = []
@@ -52,7 +53,7 @@ def describe_envs(
     for row, env in enumerate(envs):
         known = env is not first
         checkpoint = checkpoints[row] if checkpoints else None
-        source = find_source(env) if find_sources else None
+        source = find_source(env, by_camera=by_camera) if find_sources else None
         if source is not None:
             source = sources.setdefault(source, source)
         descriptions.append(

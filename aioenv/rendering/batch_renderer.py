@@ -40,8 +40,8 @@ class SourceRenderer:
         self._option = mujoco.MjvOption()
         for flag, value in source.visual_options:
             self._option.flags[flag] = value
-        self._spec = source.state_spec
-        self._state = np.empty(source.state_size)
+        self._spec, self._fields = source.state_spec, source.fields
+        self._own = np.empty(mujoco.mj_stateSize(self._model, self._spec))
         self._canvas = Canvas(self._model, parse_quality(config.quality), source.max_geom)
         self.drawn_by = opengl_name()
 
@@ -51,7 +51,8 @@ class SourceRenderer:
 
     def draw(self, state: npt.NDArray[np.float64], out: Images) -> None:
         """Draw one state into `out`, of shape (cameras, height, width), in the context that is current."""
-        self._draw(self._model, state, out)
+        write_state(self._model, self._data, state, self._spec, self._fields)
+        self._draw(self._model, out)
 
     def draw_env(self, model: mujoco.MjModel, data: mujoco.MjData, out: Images) -> None:
         """Draw the state of an env, whose data are left as they are.
@@ -62,13 +63,13 @@ class SourceRenderer:
             data: its state.
             out: as for `draw`.
         """
-        read_state(model, data, self._state, self._spec)
+        read_state(model, data, self._own, self._spec)
+        write_state(model, self._data, self._own, self._spec)
         self._canvas.make_current()  # the env may draw, too
-        self._draw(model, self._state, out)
+        self._draw(model, out)
 
-    def _draw(self, model: mujoco.MjModel, state: npt.NDArray[np.float64], out: Images) -> None:
+    def _draw(self, model: mujoco.MjModel, out: Images) -> None:
         data, canvas = self._data, self._canvas
-        write_state(model, data, state, self._spec)
         # all derived quantities, tendons, flexes and lights included; a tenth of the cost of the smallest image
         mujoco.mj_forward(model, data)
         canvas.model = model
