@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import threading
 import traceback
 
 import gymnasium as gym
@@ -142,6 +143,18 @@ def test_an_id_whose_package_was_not_imported(env_id, error):
     with pytest.raises(gym.error.NameNotFound, match="Did you mean") as caught:
         aioenv.make_vec("CartPoel-v1", 2)
     assert not hasattr(caught.value, "__notes__")
+
+
+class Locked(Plain):
+    def __init__(self, name: str) -> None:
+        setattr(self, name, gym.spaces.Discrete(2))
+        getattr(self, name).lock = threading.Lock()
+
+
+@pytest.mark.parametrize("name", ["observation_space", "action_space"])
+def test_a_space_that_does_not_pickle_is_named(name):
+    with pytest.raises(aioenv.WorkerStartError, match=f"the {name} of the env <.*Locked.* does not pickle.*lock"):
+        sync.make_vec(lambda: Locked(name), 2, debug=True)
 
 
 def test_a_bug_of_all_envs_is_told_once():

@@ -15,6 +15,8 @@ __all__ = ["SchemaTable", "merge"]
 
 _log = logging.getLogger("aioenv")
 
+_OBJECT = np.dtype(object)
+
 
 class SchemaTable:
     """What the parent knows of one worker's schemas.
@@ -53,11 +55,11 @@ class SchemaTable:
         values: list[Any] = []
         offset = 0
         objects = iter(group.objects)
-        for _, dtype, shape, is_dict, _ in schema.columns:
+        for _, dtype, shape, is_dict, _, apart in schema.columns:
             if dtype is not None:
                 array: np.ndarray[Any, Any] = np.ndarray((count, *shape), dtype, group.data, offset)
                 offset += array.nbytes
-                values.append(array)
+                values.append([row.copy() for row in array] if apart else array)
             else:
                 values.append(None if is_dict else next(objects))
         return Columns(positions, schema, values)
@@ -95,7 +97,7 @@ def _all_alike(parts: Sequence[Columns], size: int) -> bool:
         if part.schema is not schema or not isinstance(part.positions, slice) or part.positions.start != covered:
             return False
         covered = part.positions.stop
-    return covered == size and all(c.dtype is not None or c.is_dict for c in schema.columns)
+    return covered == size and not any(column.is_object for column in schema.columns)
 
 
 def _join(parts: Sequence[Columns], size: int) -> dict[str, Any]:
@@ -130,20 +132,19 @@ def _assign(infos: dict[str, Any], part: Columns, size: int) -> bool:
         if array is None:
             if column.is_dict:
                 array = {}
-            elif column.dtype is not None:
-                array = np.zeros((size, *column.shape), column.dtype)
-            else:
+            elif column.is_object:
                 array = np.full(size, None, dtype=object)
+            else:
+                array = np.zeros((size, *column.shape), column.dtype)
             target[key] = array
             target[f"_{key}"] = np.zeros(size, np.bool_)
         elif isinstance(array, dict) is not column.is_dict:
             return False
         if not column.is_dict:
-            # not `dtype or object`: a numpy dtype without fields counts as false
-            dtype = np.dtype(object) if column.dtype is None else column.dtype
-            if array.dtype != dtype or array.shape[1:] != column.shape:
+            dtype, shape = (_OBJECT, ()) if column.is_object else (column.dtype, column.shape)
+            if array.dtype != dtype or array.shape[1:] != shape:
                 return False
-            if column.dtype is None:
+            if column.is_object:
                 indices = range(size)[positions] if isinstance(positions, slice) else positions
                 for index, value in zip(indices, values, strict=True):
                     array[index] = value
