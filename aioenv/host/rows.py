@@ -132,7 +132,7 @@ def _store_numbers(
             array[row] = value
         except Exception as exc:
             array[row] = 0
-            hint = _SEVERAL if isinstance(value, (list, tuple)) or getattr(value, "ndim", 0) else ""
+            hint = _SEVERAL if isinstance(value, (list, tuple)) or getattr(value, "ndim", False) else ""
             said = f"{name}: expected a number, got {value!r:.200}{hint}"
             if isinstance(exc, (TypeError, ValueError)):  # numpy's words and frames tell nobody anything
                 out.failures.append((row, (ValueError if isinstance(exc, ValueError) else TypeError)(said)))
