@@ -92,7 +92,10 @@ def test_the_usual_step_and_the_odd_one(workers):
     other_shape = [{"x": np.zeros((2, 2)), "y": 0.0} for _ in range(6)]
     odd = [*usual[:3], {"a": 7.0}, {}, {"a": 1, "z": "text"}]
     wide = [{"n": 2**70}, *({"n": i} for i in range(5))]
-    steps = [usual, arrays, other_shape, arrays, odd, usual, [{}] * 6]
+    floats = [{"a": 1.5 * i, "b": np.float32(i), "c": float(i)} for i in range(6)]
+    fewer = [*floats[:2], {"c": 1.0, "a": 2.0}, *floats[3:5], {"d": 3.0, "b": np.float32(1)}]
+    other_type = [*floats[:4], {"c": np.float32(1), "a": 2.0}, floats[5]]
+    steps = [usual, arrays, other_shape, arrays, odd, usual, [{}] * 6, floats, fewer, other_type, fewer]
     for got, infos in zip(by_workers(steps, workers), steps, strict=True):
         assert_same(got, by_gymnasium(infos))
     # past 64 bits: an object comes first, and decides
