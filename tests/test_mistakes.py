@@ -58,6 +58,11 @@ class Forgetful(Plain):
         pass
 
 
+class Objectives(Plain):
+    def step(self, action):
+        return np.zeros(3, np.float32), np.arange(2.0), False, False, {}
+
+
 class Buggy(Plain):
     def step(self, action):
         raise ValueError(f"a bug in {id(self)}")
@@ -108,6 +113,11 @@ FIVE = r"step: expected \(observation, reward, terminated, truncated, info\), go
         (OldStep, "NextStep", FIVE + " a tuple of 4, as in the old gym API"),
         (Forgetful, "NextStep", FIVE + r" None\n"),
         (
+            Objectives,
+            "NextStep",
+            r"\): ValueError: reward: expected a number, got array\(\[0\., 1\.\]\); if there are several",
+        ),
+        (
             lambda: Nested({"a": {"b": 1}}),
             "NextStep",
             r"\['a'\]: expected a dict with the keys \['b', 'c'\], got .*\['b'\]",
@@ -120,6 +130,19 @@ def test_an_env_that_gives_something_else(make, mode, said):
     with sync.make_vec(make, 2, autoreset_mode=mode, debug=True) as envs:
         with pytest.raises(aioenv.EnvError, match=said):
             steps(envs, 2)
+
+
+@pytest.mark.parametrize(
+    ("env_id", "error"),
+    [("Nobodys-v0", gym.error.NameNotFound), ("nobodys/Env-v0", gym.error.NamespaceNotFound)],
+)
+def test_an_id_whose_package_was_not_imported(env_id, error):
+    with pytest.raises(error) as caught:
+        aioenv.make_vec(env_id, 2)
+    assert f'"package:{env_id}" imports it by itself' in caught.value.__notes__[0]
+    with pytest.raises(gym.error.NameNotFound, match="Did you mean") as caught:
+        aioenv.make_vec("CartPoel-v1", 2)
+    assert not hasattr(caught.value, "__notes__")
 
 
 class Locked(Plain):

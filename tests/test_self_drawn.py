@@ -111,5 +111,5 @@ def test_an_env_that_draws_without_opengl_is_told_what_to_do(monkeypatch, gl):
         if gl:
             assert envs.render()[0].shape == (480, 480, 3)
         else:
-            with pytest.raises(aioenv.EnvError, match="MUJOCO_GL is '' here.*MUJOCO_GL=egl or osmesa"):
+            with pytest.raises(aioenv.EnvError, match=r"MUJOCO_GL is '' here.*MUJOCO_GL=egl or osmesa"):
                 envs.render()

@@ -133,7 +133,7 @@ class Session:
             restart=self._config.restart,
             painter=painter,
         )
-        self.schedule.patience.pools = self._pools
+        self.schedule.patience.pools = self.pools
 
     async def _start_drawing_fleet(self, pixels: RenderConfig) -> None:
         """Start the workers where they draw themselves, on the first OpenGL backend that works."""
@@ -209,7 +209,7 @@ class Session:
     @property
     def render_workers(self) -> Sequence[Worker]:
         """Those that draw states, for `render` and for observations."""
-        return [worker for pool in self._pools for worker in pool.workers]
+        return [worker for pool in self.pools for worker in pool.workers]
 
     async def close(self, grace_s: float) -> None:
         """End everything; whoever waits for a result gets a ClosedError.
@@ -228,12 +228,13 @@ class Session:
             self.schedule.free()
 
     @property
-    def _pools(self) -> list[LatePool]:
+    def pools(self) -> list[LatePool]:
+        """What draws states, for `render` and for observations."""
         return [pool for pool in (self._pool, self._pixels_pool) if pool is not None]
 
     async def _end(self, grace_s: float = CLOSE_GRACE_S) -> None:
         ends = [self.fleet.close(grace_s)]
-        ends += [pool.close() for pool in self._pools]
+        ends += [pool.close() for pool in self.pools]
         await asyncio.gather(*ends)
 
     def abandon(self) -> None:
@@ -241,7 +242,7 @@ class Session:
         if self.schedule is not None and self.schedule.restarter is not None:
             self.schedule.restarter.abandon()
         self.fleet.abandon()
-        for pool in self._pools:
+        for pool in self.pools:
             pool.abandon()
 
 

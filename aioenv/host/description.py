@@ -91,7 +91,15 @@ def checked(env: Any) -> Env[Any, Any]:
         except AttributeError as exc:
             raise TypeError(f"the env {env!r} has no {name}: expected a gymnasium.Space") from exc
         if not isinstance(space, Space):
-            raise TypeError(f"the {name} of the env {env!r}: expected a gymnasium.Space, got {space!r}")
+            kind = type(space).__module__.partition(".")[0]
+            got, hint = f"{space!r:.100}", ""
+            if kind == "gym":
+                got = f"gym's {got}"
+                hint = "; shimmy adapts most envs of that (GymV21CompatibilityV0, GymV26CompatibilityV0)"
+            elif hasattr(env, "possible_agents"):
+                got = f"that of PettingZoo: a {type(space).__name__}"
+                hint = "; aioenv.envs.PettingZooEnv makes a Gymnasium env of it"
+            raise TypeError(f"the {name} of the env {env!r}: expected a gymnasium.Space, got {got}{hint}")
     return env  # type: ignore[no-any-return]
 
 
@@ -108,9 +116,9 @@ def space_of(env: Any, name: str) -> Space[Any]:
     return space
 
 
-def picklable_items(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of them that can be pickled: most often all."""
-    items = dict(values)
+def picklable_items(values: Any) -> dict[str, Any]:
+    """Those of them that can be pickled: most often all. None, as adapters of other interfaces give it, has none."""
+    items = dict(values) if isinstance(values, Mapping) else {}
     if picklable(items) is None:
         items = {key: value for key, value in items.items() if value is None or picklable(value) is not None}
     return items

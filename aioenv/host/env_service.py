@@ -30,7 +30,7 @@ from aioenv.host.shared import mapped
 from aioenv.host.worker import StartFailed, describe_failure
 from aioenv.stats.seed_plan import SeedPlan
 from aioenv.wire.frames import Frame
-from aioenv.wire.messages import Failure, ResetRequest, StepReply, dump, dump_usual, load, load_code
+from aioenv.wire.messages import Failure, ResetRequest, StepReply, dump, dump_columns, load, load_code
 
 __all__ = ["EnvService", "FirstCheckpoints"]
 
@@ -239,12 +239,8 @@ class EnvService(EnvResume, SlotService):
         try:
             groups = self._gatherer.gather(infos, rows) if infos else []
             news = self._gatherer.take_news()
-            if (
-                len(groups) == 1
-                and not (news or failures or objects or over or beyond)
-                and (usual := groups[0]).is_usual
-            ):
-                return Reply(fixed, dump_usual(usual.schema, usual.data))
+            if not (news or failures or objects or over or beyond or any(group.objects for group in groups)):
+                return Reply(fixed, dump_columns(groups))
             tail = dump(StepReply(news, groups, objects, failures, over, beyond))
         except Exception:
             tail = self._without_unpicklable(rows, infos, objects, failures, over, beyond)

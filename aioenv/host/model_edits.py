@@ -15,14 +15,17 @@ from gymnasium import Env
 if TYPE_CHECKING:
     import mujoco
 
-__all__ = ["ModelEdits", "editable_fields", "may_edit", "seen_fields", "write_fields"]
+__all__ = ["SEEN", "ModelEdits", "editable_fields", "may_edit", "seen_fields", "write_fields"]
 
 # Fields that a picture shows, and where it is.
-_SEEN = (
-    "body_pos body_quat geom_pos geom_quat geom_size geom_rgba geom_matid geom_group site_pos site_quat site_size "
-    "site_rgba site_group mat_rgba mat_emission mat_specular mat_shininess mat_reflectance tendon_rgba light_pos "
-    "light_dir light_ambient light_diffuse light_specular light_active light_castshadow cam_pos cam_quat cam_fovy "
-    "cam_pos0 cam_poscom0 cam_mat0 light_pos0 light_poscom0 light_dir0"
+SEEN = (
+    "body_pos body_quat geom_rgba geom_pos geom_quat geom_size geom_matid geom_castshadow geom_group site_rgba "
+    "site_pos site_quat site_size site_matid site_group mat_rgba mat_emission mat_specular mat_shininess "
+    "mat_reflectance mat_metallic mat_roughness mat_texrepeat mat_texuniform mat_texid tendon_rgba tendon_width "
+    "tendon_matid skin_rgba skin_matid flex_rgba flex_matid light_type light_softness light_pos light_pos0 "
+    "light_poscom0 light_dir light_dir0 light_ambient light_diffuse light_specular light_active light_castshadow "
+    "light_attenuation light_cutoff light_exponent light_intensity light_range light_bulbradius cam_pos cam_pos0 "
+    "cam_poscom0 cam_quat cam_mat0 cam_fovy cam_intrinsic"
 ).split()
 
 # Of fields of integers, those that are settings rather than the structure of the model.
@@ -49,7 +52,7 @@ def may_edit(env: Env[Any, Any]) -> bool:
 
 def seen_fields(model: mujoco.MjModel) -> tuple[str, ...]:
     """The fields that this model has of those that a picture shows."""
-    return tuple(name for name in _SEEN if getattr(model, name).size)
+    return tuple(name for name in SEEN if getattr(model, name).size)
 
 
 def write_fields(model: mujoco.MjModel, names: tuple[str, ...], row: npt.NDArray[np.float64]) -> None:

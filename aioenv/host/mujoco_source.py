@@ -53,7 +53,7 @@ class MujocoSource:
         max_geom: how many geoms a scene may hold.
         state_spec: which parts of the state an image depends on, of `mujoco.mjtState`.
         state_size: of how many float64 they are, with the fields.
-        fields: of the model, which come behind the state where an env may edit its model.
+        fields: of the model, which come behind the state: those that an env may edit, or has a value of for each slot.
     """
 
     model: bytes
@@ -100,22 +100,21 @@ def find_source(env: Any, *, by_camera: bool = False) -> MujocoSource | None:
         return None
     if not by_camera and getattr(getattr(type(base), "render", None), "__module__", _PLAIN[0]) not in _PLAIN:
         return None
-    return source_of(model, getattr(base, "mujoco_renderer", None), edited=may_edit(env))
+    return source_of(model, getattr(base, "mujoco_renderer", None), seen_fields(model) if may_edit(env) else ())
 
 
-def source_of(model: mujoco.MjModel, renderer: Any, *, edited: bool = False) -> MujocoSource:
+def source_of(model: mujoco.MjModel, renderer: Any, fields: tuple[str, ...] = ()) -> MujocoSource:
     """The source of a model.
 
     Args:
         model: the model.
         renderer: it is seen as this would see it: Gymnasium's `MujocoRenderer`, what has its attributes, or None.
-        edited: whether the model may be edited later, and pictures are to show it.
+        fields: of the model, that pictures are to show as they are with each state.
     """
     import mujoco
 
     options = getattr(renderer, "_vopt", None) or {}
     spec = _state_spec(mujoco, more=any(options.values()))
-    fields = seen_fields(model) if edited else ()
     return MujocoSource(
         model=dump_model(model),
         view=_view(model, renderer, mujoco),

@@ -204,7 +204,9 @@ class Worker:
                 connection.kill()
                 await connection.gone()
             if isinstance(exc, TimeoutError):
+                notes = getattr(exc.__cause__, "__notes__", ())
                 message = f"{self._label} was not ready within start_timeout_s={self.start_timeout_s}"
+                message = "; ".join([message, *notes])
                 raise faults.start_error(self._identity, message, kind=StartTimeout) from None
             if isinstance(exc, WorkerDied):
                 fault = connection.fault if connection is not None else None

@@ -154,13 +154,14 @@ class SoloLife:
         self.schedule = self
 
     @property
-    def _pools(self) -> list[LatePool]:
+    def pools(self) -> list[LatePool]:
+        """What draws states, for `render` and for observations."""
         return [pool for pool in (self._pool, self._pixels_pool) if pool is not None]
 
     @property
     def render_workers(self) -> Sequence[Any]:
         """Those that draw states, for `render` and for observations."""
-        return [worker for pool in self._pools for worker in pool.workers]
+        return [worker for pool in self.pools for worker in pool.workers]
 
     async def _start_env(self) -> None:
         start_timeout_s = self._config.start_timeout_s
@@ -256,7 +257,7 @@ class SoloLife:
         if self.images is not None:
             self.images.fail_all(ClosedError("the vector env was closed"))
         self._finish()
-        await asyncio.gather(*(pool.close() for pool in self._pools))
+        await asyncio.gather(*(pool.close() for pool in self.pools))
         if self._thread is not None and not await self._thread.gone(grace_s):
             _log.warning(
                 "the vector env has not ended within grace_s=%s: a thread can't be killed, so it is left to itself "
@@ -268,7 +269,7 @@ class SoloLife:
     def abandon(self) -> None:
         """Have the env closed without waiting for it."""
         self._finish()
-        for pool in self._pools:
+        for pool in self.pools:
             pool.abandon()
         if self._thread is not None:
             self._thread.leave()
