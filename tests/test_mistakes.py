@@ -229,7 +229,7 @@ def test_what_is_closed_says_what_it_was():
 def test_an_id_that_is_one_vector_env_alone():
     gym.register("Whole-v0", vector_entry_point="gymnasium.envs.classic_control.cartpole:CartPoleVectorEnv")
     try:
-        with pytest.raises(ValueError, match=r'Whole-v0 is registered as one vector env alone: .* backend="native"'):
+        with pytest.raises(ValueError, match=r'Whole-v0 is registered as one vector env alone, .* backend="native"'):
             aioenv.make_vec("Whole-v0", 2)
         with sync.make_vec("Whole-v0", 2, backend="native") as envs:
             envs.reset(seed=0)

@@ -40,7 +40,7 @@ def note_missing_opengl(exc: BaseException) -> None:
     if type(exc).__name__ == "FatalError" and "an OpenGL platform library has not been loaded" in str(exc):
         got = os.environ.get("MUJOCO_GL", "")
         exc.add_note(
-            f"MUJOCO_GL is {got!r} here. Where there is no display, envs draw themselves with MUJOCO_GL=egl or osmesa in "
+            f"MUJOCO_GL is {got!r} here. Where there is no display, envs draw with MUJOCO_GL=egl or osmesa in "
             'the environment, or with worker_env={"MUJOCO_GL": "egl"}. render=aioenv.RenderConfig() chooses by itself; '
             "`aioenv doctor` shows what works"
         )
