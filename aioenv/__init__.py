@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from aioenv.errors import SoftwareRenderWarning as SoftwareRenderWarning
     from aioenv.errors import SpaceMismatchError as SpaceMismatchError
     from aioenv.errors import StaleViewWarning as StaleViewWarning
+    from aioenv.errors import StartTimeout as StartTimeout
     from aioenv.errors import StepTimeout as StepTimeout
     from aioenv.errors import WireError as WireError
     from aioenv.errors import WorkerDied as WorkerDied
@@ -90,7 +91,7 @@ _ERRORS = (
     "ActionError", "AioenvError", "ClosedError", "EnvError", "EpisodesDone", "LoopError", "NoAsyncCallError",
     "OutOfStepError", "PausedError", "PendingCallError", "RenderError", "RenderTimeout", "ResetNeededError",
     "ResumeError", "SlotError", "SlotErrorGroup", "SoftwareRenderWarning", "SpaceMismatchError", "StaleViewWarning",
-    "StepTimeout", "WireError", "WorkerDied", "WorkerStartError",
+    "StartTimeout", "StepTimeout", "WireError", "WorkerDied", "WorkerStartError",
 )  # fmt: skip
 
 _HOME = {

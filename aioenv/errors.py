@@ -33,6 +33,7 @@ __all__ = [
     "SoftwareRenderWarning",
     "SpaceMismatchError",
     "StaleViewWarning",
+    "StartTimeout",
     "StepTimeout",
     "WireError",
     "WorkerDied",
@@ -153,6 +154,10 @@ class WorkerStartError(AioenvError, RuntimeError):
         self.pid = pid
         self.traceback = traceback
         self.stderr = stderr
+
+
+class StartTimeout(WorkerStartError, TimeoutError):
+    """`start_timeout_s` passed before a worker was up. Its `stderr`, with which the message ends, shows where."""
 
 
 class SlotError(AioenvError):

@@ -199,7 +199,20 @@ def env_factory(
         raise TypeError(f"wrappers: expected a sequence of functions that wrap an env, got {wrappers!r}{one}")
     if isinstance(env, str):
         if ":" not in env:
-            gymnasium.spec(env)
+            try:
+                spec = gymnasium.spec(env)
+            except (gymnasium.error.NameNotFound, gymnasium.error.NamespaceNotFound) as exc:
+                if "Did you mean" not in str(exc):
+                    exc.add_note(
+                        "An id that a package registers is known once the package has been imported, before make_vec; "
+                        f'"package:{env}" imports it by itself'
+                    )
+                raise
+            if spec.entry_point is None and spec.vector_entry_point is not None:
+                raise ValueError(
+                    f"env: {env} is registered as one vector env alone, with no entry_point for single envs: "
+                    f'make_vec({env!r}, {num_envs}, backend="native") makes it'
+                )
     elif not isinstance(env, EnvSpec) and not callable(env):
         raise TypeError(
             f"env: expected an id, an EnvSpec or a function that makes an env, got {env!r}"

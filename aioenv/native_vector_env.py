@@ -276,8 +276,9 @@ class NativeVectorEnv(AsyncVectorEnv):
 
             envs.model_field("body_mass")[[3, 5]] *= 1.5
 
-        It is live, in workers too, whose processes share its memory: each step and reset takes the field from it. So
-        write while nothing is in flight. A worker that is started again has it as it is.
+        It is live, in workers too, whose processes share its memory: each step and reset takes the field from it, and
+        images that are drawn from states show it. So write while nothing is in flight. A worker that is started again
+        has it as it is.
 
         Args:
             name: of a field of `MjModel` that can differ between slots; "opt.gravity" and the like too.
@@ -292,7 +293,11 @@ class NativeVectorEnv(AsyncVectorEnv):
             WorkerDied: if a worker is gone.
         """
         schedule = self._running
-        return shared_field(schedule, name) if self._solo is None else model_field(self._solo, name)
+        field = shared_field(schedule, name) if self._solo is None else model_field(self._solo, name)
+        assert self._session is not None
+        for pool in self._session.pools:
+            pool.show(name, field)
+        return field
 
     # ------------------------------------------------------------ some of its slots
 

@@ -119,9 +119,32 @@ class NoSpace(gym.Env):
     observation_space = None
 
 
+class OldBox:
+    """A space of the package `gym`."""
+
+    __module__ = "gym.spaces.box"
+
+    def __repr__(self):
+        return "Box(0, 255)"
+
+
+class OldGym(gym.Env):
+    observation_space = OldBox()
+
+
+class Parallel(gym.Env):
+    """Spaces by agent, as PettingZoo's envs have them."""
+
+    possible_agents = ("a", "b")
+
+    def observation_space(self, agent): ...
+
+
 @pytest.mark.parametrize(
     ("factory", "message"),
     [
+        (OldGym, r"got gym's Box\(0, 255\); shimmy adapts most"),
+        (Parallel, "got that of PettingZoo: a method; aioenv.envs.PettingZooEnv makes"),
         (lambda: None, "returned None, expected a gymnasium.Env; does it lack a `return`"),
         (lambda: 3, "returned 3, expected a gymnasium.Env: it has no reset, step, unwrapped"),
         (lambda: gym.make_vec("CartPole-v1", 2), "returned a vector env"),
@@ -138,6 +161,23 @@ def make_locked():
     env = make_env()
     env.metadata = {**env.metadata, "lock": threading.Lock(), "nothing": None}
     return env
+
+
+@pytest.mark.asyncio
+async def test_an_env_may_have_no_metadata():
+    """As one of the old gym's that shimmy has adapted."""
+
+    def make_bare():
+        env = make_env()
+        env.unwrapped.metadata = None
+        return env
+
+    async with aioenv.AsyncVectorEnv([make_bare] * 2) as envs:
+        await envs.reset(seed=0)
+        assert "render_modes" not in envs.metadata
+    sync_envs = aioenv.sync.AsyncVectorEnv([make_bare])
+    sync_envs.reset(seed=0)
+    sync_envs.close()
 
 
 @pytest.mark.asyncio

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+
 import numpy as np
 import pytest
 from gymnasium import spaces
@@ -14,12 +16,12 @@ from zoo import SPACES
 
 from aioenv.batching.autoreset import parse_mode
 from aioenv.batching.gather import Gatherer
-from aioenv.batching.infos import MAX_SCHEMAS
+from aioenv.batching.infos import MAX_SCHEMAS, Group
 from aioenv.batching.layout import Layout, byte_view
 from aioenv.batching.merge import SchemaTable, merge
 from aioenv.engine.fleet import spread
-from aioenv.errors import ActionError
-from aioenv.wire.messages import dump, load
+from aioenv.errors import ActionError, WireError
+from aioenv.wire.messages import dump, dump_columns, load, load_columns
 
 
 class Holder(VectorEnv):
@@ -44,8 +46,11 @@ def by_workers(steps: list[list[dict]], workers: int) -> list[dict]:
         parts = []
         for (gatherer, table), (start, stop) in zip(ends, spans, strict=True):
             groups = gatherer.gather(list(enumerate(infos[start:stop])), range(stop - start))
-            news, groups = load(dump((gatherer.take_news(), groups)))
-            table.learn(news)
+            table.learn(load(dump(gatherer.take_news())))
+            if any(group.objects for group in groups):
+                groups = load(dump(groups))
+            else:
+                groups = [Group(*group, []) for group in load_columns(memoryview(dump_columns(groups)))]
             for group in groups:
                 rows = range(stop - start) if group.rows is None else group.rows
                 whole = group.rows is None
@@ -75,6 +80,7 @@ info = st.fixed_dictionaries({}, optional={**values, "nested": flat, "deep": st.
 )
 def test_infos_merge_as_gymnasiums(steps, workers):
     workers = min(workers, len(steps[0]))
+    steps = [*steps, *steps]  # the second time their sorts are known
     for got, infos in zip(by_workers(steps, workers), steps, strict=True):
         assert_same(got, by_gymnasium(infos))
 
@@ -86,7 +92,10 @@ def test_the_usual_step_and_the_odd_one(workers):
     other_shape = [{"x": np.zeros((2, 2)), "y": 0.0} for _ in range(6)]
     odd = [*usual[:3], {"a": 7.0}, {}, {"a": 1, "z": "text"}]
     wide = [{"n": 2**70}, *({"n": i} for i in range(5))]
-    steps = [usual, arrays, other_shape, arrays, odd, usual, [{}] * 6]
+    floats = [{"a": 1.5 * i, "b": np.float32(i), "c": float(i)} for i in range(6)]
+    fewer = [*floats[:2], {"c": 1.0, "a": 2.0}, *floats[3:5], {"d": 3.0, "b": np.float32(1)}]
+    other_type = [*floats[:4], {"c": np.float32(1), "a": 2.0}, floats[5]]
+    steps = [usual, arrays, other_shape, arrays, odd, usual, [{}] * 6, floats, fewer, other_type, fewer]
     for got, infos in zip(by_workers(steps, workers), steps, strict=True):
         assert_same(got, by_gymnasium(infos))
     # past 64 bits: an object comes first, and decides
@@ -109,11 +118,43 @@ def test_the_usual_step_and_the_odd_one(workers):
         [{"a": np.float32(1)}, {"a": 1.1}, {"a": 3}],
         [{1: "int keys", (2, 3): 4.0}, {}],
         [{"final_obs": np.zeros(2), "final_info": {"t": 1, "d": {}}}, {"t": 2}],
+        [{"final_obs": np.zeros(2), "_x": True}, {"x": 2}],
+        [{"final_obs": np.zeros(2, np.float32)}, {"final_obs": np.zeros(2)}, {"final_obs": {"a": np.zeros(2)}}],
+        [{"final_obs": np.int64(3)}, {"final_obs": 4}, {"final_obs": np.array(5)}, {"final_obs": (6, "x")}],
+        [{"final_obs": np.array([None, 1])}, {"final_obs": np.arange(6.0).reshape(2, 3).T}],
+        [{"d": {"e": {}}}, {"d": {}}, {"d": {"e": {"x": 1}}}],
+        [{"d": OrderedDict(x=1)}, {"d": {"x": 2}}],
+        [{"episode": {"r": np.float32(1.5), "l": 7, "t": 0.25}, "lives": 3}, {"lives": 2}],
     ],
 )
 def test_odd_infos_merge_as_gymnasiums(infos, workers):
-    (got,) = by_workers([infos], workers)
-    assert_same(got, by_gymnasium(infos))
+    for got in by_workers([infos, infos], workers):
+        assert_same(got, by_gymnasium(infos))
+
+
+def test_last_observations_are_arrays_of_their_own():
+    infos = [{"final_obs": np.full((2, 3), float(row)), "final_info": {}} for row in range(4)]
+    got = by_workers([infos, infos], 2)[1]["final_obs"]
+    for row, obs in enumerate(got):
+        assert obs.flags.writeable and obs.flags.owndata
+        obs += 10
+        assert [float(each[0, 0]) for each in got] == [10.0 + i if i <= row else float(i) for i in range(4)]
+
+
+def test_columns_that_are_cut_short_are_an_error_of_the_wire():
+    groups = [Group(3, (0, 2), b"12345678", []), Group(4, None, b"", [])]
+    tail = dump_columns(groups)
+    assert [Group(*group, []) for group in load_columns(memoryview(tail))] == groups
+    for wrong in (*(tail[:i] for i in range(1, len(tail))), tail + b"x"):
+        with pytest.raises(WireError):
+            load_columns(memoryview(wrong))
+
+
+def test_dicts_whose_keys_never_repeat_within_one_sort_do_not_fill_the_memory():
+    gatherer = Gatherer()
+    for t in range(3 * MAX_SCHEMAS):
+        gatherer.gather([(0, {"thing": type(f"T{t}", (), {})()})], range(1))
+    assert len(gatherer._ids) == 1 and len(gatherer._known) <= MAX_SCHEMAS
 
 
 def test_what_gymnasium_can_not_merge_is_given_as_objects():

@@ -248,8 +248,19 @@ async def test_nothing_is_left_of_a_start_that_is_cancelled():
 
 async def test_a_server_that_ends_at_once_is_told_with_what_it_said(module, monkeypatch):
     name = module("ends_the_server", "import os, sys\nprint('no more', file=sys.stderr, flush=True)\nos._exit(3)")
-    with pytest.raises(aioenv.WorkerStartError, match=r'start="spawn" does without(.|\n)*no more'):
+    said = r'has ended while it imported ends_the_server; start="spawn" does without(.|\n)*no more'
+    with pytest.raises(aioenv.WorkerStartError, match=said):
         await tellers(1, preload=[name])
+    assert not ForkServer._servers
+
+
+async def test_a_server_that_is_stuck_in_an_import_is_told_with_its_module(module):
+    name = module("imports_for_ever", "import time\ntime.sleep(600)")
+    said = r"was not ready within start_timeout_s=3\.0; the fork server \(pid \d+\) was importing imports_for_ever$"
+    async with tellers(1) as envs:  # whose server has imported everything else
+        with pytest.raises(aioenv.WorkerStartError, match=said):
+            await tellers(2, preload=[name], start_timeout_s=3)
+        assert await envs.call("ask", "3") == (3,)
     assert not ForkServer._servers
 
 

@@ -329,13 +329,13 @@ async def test_states_are_drawn_as_they_arrive_while_other_workers_still_step(wa
     """Slot 1's step ends when slot 0's image of the same step is there."""
     gate, submit = tmp_path / "gate", LatePool.submit
 
-    def open_the_gate(pool, slots, states, sheet, first, on_done):
+    def open_the_gate(pool, slots, states, sheet, first, on_done, edits=None):
         def done(error):
             if list(slots) == [0]:
                 gate.touch()
             on_done(error)
 
-        submit(pool, slots, states, sheet, first, done)
+        submit(pool, slots, states, sheet, first, done, edits)
 
     factories = [lambda: Counted(tmp_path / "0"), lambda: Counted(tmp_path / "1", gate)]
     config = aioenv.RenderConfig(16, 12, quality="fast", workers=1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import threading
 import traceback
 
 import gymnasium as gym
@@ -57,6 +58,11 @@ class Forgetful(Plain):
         pass
 
 
+class Objectives(Plain):
+    def step(self, action):
+        return np.zeros(3, np.float32), np.arange(2.0), False, False, {}
+
+
 class Buggy(Plain):
     def step(self, action):
         raise ValueError(f"a bug in {id(self)}")
@@ -107,6 +113,11 @@ FIVE = r"step: expected \(observation, reward, terminated, truncated, info\), go
         (OldStep, "NextStep", FIVE + " a tuple of 4, as in the old gym API"),
         (Forgetful, "NextStep", FIVE + r" None\n"),
         (
+            Objectives,
+            "NextStep",
+            r"\): ValueError: reward: expected a number, got array\(\[0\., 1\.\]\); if there are several",
+        ),
+        (
             lambda: Nested({"a": {"b": 1}}),
             "NextStep",
             r"\['a'\]: expected a dict with the keys \['b', 'c'\], got .*\['b'\]",
@@ -119,6 +130,31 @@ def test_an_env_that_gives_something_else(make, mode, said):
     with sync.make_vec(make, 2, autoreset_mode=mode, debug=True) as envs:
         with pytest.raises(aioenv.EnvError, match=said):
             steps(envs, 2)
+
+
+@pytest.mark.parametrize(
+    ("env_id", "error"),
+    [("Nobodys-v0", gym.error.NameNotFound), ("nobodys/Env-v0", gym.error.NamespaceNotFound)],
+)
+def test_an_id_whose_package_was_not_imported(env_id, error):
+    with pytest.raises(error) as caught:
+        aioenv.make_vec(env_id, 2)
+    assert f'"package:{env_id}" imports it by itself' in caught.value.__notes__[0]
+    with pytest.raises(gym.error.NameNotFound, match="Did you mean") as caught:
+        aioenv.make_vec("CartPoel-v1", 2)
+    assert not hasattr(caught.value, "__notes__")
+
+
+class Locked(Plain):
+    def __init__(self, name: str) -> None:
+        setattr(self, name, gym.spaces.Discrete(2))
+        getattr(self, name).lock = threading.Lock()
+
+
+@pytest.mark.parametrize("name", ["observation_space", "action_space"])
+def test_a_space_that_does_not_pickle_is_named(name):
+    with pytest.raises(aioenv.WorkerStartError, match=f"the {name} of the env <.*Locked.* does not pickle.*lock"):
+        sync.make_vec(lambda: Locked(name), 2, debug=True)
 
 
 def test_a_bug_of_all_envs_is_told_once():
@@ -188,3 +224,25 @@ def test_what_is_closed_says_what_it_was():
     envs.close()
     with pytest.raises(aioenv.ClosedError, match=re.escape("the vector env or pool was closed: ")):
         envs.reset()
+
+
+def test_an_id_that_is_one_vector_env_alone():
+    gym.register("Whole-v0", vector_entry_point="gymnasium.envs.classic_control.cartpole:CartPoleVectorEnv")
+    try:
+        with pytest.raises(ValueError, match=r'Whole-v0 is registered as one vector env alone, .* backend="native"'):
+            aioenv.make_vec("Whole-v0", 2)
+        with sync.make_vec("Whole-v0", 2, backend="native") as envs:
+            envs.reset(seed=0)
+    finally:
+        del gym.registry["Whole-v0"]
+
+
+class NoMetadata(Plain):
+    metadata = None  # as robosuite's wrapper has it
+
+
+def test_an_env_without_metadata():
+    with sync.VectorEnv([NoMetadata] * 2) as envs:
+        envs.reset(seed=0)
+    with sync.AsyncVectorEnv([NoMetadata] * 2) as envs:
+        envs.reset(seed=0)

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import os
 import signal
+import threading
 import time
 from functools import partial
 from pathlib import Path
@@ -76,6 +77,13 @@ class Exits(aioenv.Modder):
         os._exit(7)
 
 
+class Hangs(aioenv.Modder):
+    """Is never made."""
+
+    def __init__(self, model, **kwargs):
+        threading.Event().wait()
+
+
 @pytest.mark.asyncio
 async def test_rp10_a_start_that_fails_is_told_at_once_with_the_workers_traceback():
     async with asyncio.timeout(45):
@@ -86,6 +94,13 @@ async def test_rp10_a_start_that_fails_is_told_at_once_with_the_workers_tracebac
             with pytest.raises(aioenv.WorkerStartError, match=why) as caught:
                 await pool_of(modder=modder, workers_per_device=1)
             assert "Traceback" in caught.value.traceback and "test_render_pool_faults.py" in caught.value.traceback
+
+
+@pytest.mark.asyncio
+async def test_rp10_a_modder_that_hangs_is_not_told_as_opengl_that_does_not_work():
+    with pytest.raises(aioenv.StartTimeout, match="start_timeout_s=3") as caught:
+        await pool_of(modder=Hangs, backend="egl", start_timeout_s=3)
+    assert isinstance(caught.value, TimeoutError) and isinstance(caught.value, aioenv.WorkerStartError)
 
 
 @pytest.mark.stress

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from aioenv.batching.infos import MAX_SCHEMAS, Column, Group, Path, Schema
+from aioenv.batching.infos import MAX_SCHEMAS, Column, Group, Path, Schema, column_of_objects
 
 __all__ = ["Gatherer"]
 
@@ -17,17 +17,22 @@ _FLOATS = tuple(np.dtype(name) for name in ("f8", "f4", "f2"))
 
 
 class _Known(NamedTuple):
-    """A sort of flat info dict, recognised by its keys and the types of its values."""
+    """A sort of info dict, recognised by its keys and the types of its values, those of dicts in it included."""
 
     number: int
     schema: Schema
     keys: list[Any]
-    types: list[type]
-    arrays: tuple[tuple[Any, np.dtype[Any], tuple[int, ...]], ...]  # whose dtypes and shapes must be looked at
+    types: list[Any]
+    flat: bool  # there are no dicts in it
+    arrays: tuple[Column, ...]  # whose dtypes and shapes must be looked at
 
     def fits(self, info: Mapping[Any, Any]) -> bool:
         """Whether the arrays are what they were."""
-        return all(info[key].dtype == dtype and info[key].shape == shape for key, dtype, shape in self.arrays)
+        for column in self.arrays:
+            array = _value(info, column)
+            if array.dtype != column.dtype or array.shape != column.shape:
+                return False
+        return True
 
 
 class Gatherer:
@@ -89,19 +94,24 @@ class Gatherer:
         for row, info in infos:
             last = keys, types
             keys, types = tuple(info), tuple(map(type, info.values()))
+            if dict in types:
+                types = _deep(info, types)
             if sorts is not None and (keys, types) != last:
                 known = sorts.get((keys, types))
             if known is not None and (not known.arrays or known.fits(info)):
                 number, schema = known.number, known.schema
-                values: Iterable[Any] = info.values()
+                values: Iterable[Any] = info.values() if known.flat else _values(info, schema)
             else:
                 number, schema = self._lookup(info)
-                if sorts is not None and _is_flat(schema, info):
-                    arrays = tuple((c.path[0], c.dtype, c.shape) for c in schema.columns if c.shape)
-                    known = sorts[keys, types] = _Known(number, schema, list(keys), list(types), arrays)  # type: ignore[arg-type]
+                if sorts is not None and _is_known_by_types(schema, info):
+                    if len(sorts) >= MAX_SCHEMAS:
+                        sorts.clear()
+                    flat = not any(column.is_dict for column in schema.columns)
+                    arrays = tuple(column for column in schema.columns if column.shape)
+                    known = sorts[keys, types] = _Known(number, schema, list(keys), list(types), flat, arrays)
                     if schema.floats:
                         self._usual = known
-                values = [_value(info, column) for column in schema.columns]
+                values = _values(info, schema)
                 keys = None
             group = groups.get(number)
             if group is None:
@@ -132,11 +142,24 @@ class Gatherer:
         return number, schema
 
 
-def _is_flat(schema: Schema, info: Mapping[Any, Any]) -> bool:
+def _deep(info: Mapping[Any, Any], types: tuple[type, ...]) -> tuple[Any, ...]:
+    """The types of an info's values, with keys and types in the place of dicts."""
+    deep: list[Any] = list(types)
+    for index, (key, value) in enumerate(info.items()):
+        if types[index] is dict and value and key != "final_obs":
+            deep[index] = (*value, _deep(value, tuple(map(type, value.values()))))
+    return tuple(deep)
+
+
+def _is_known_by_types(schema: Schema, info: Mapping[Any, Any]) -> bool:
     """Whether dicts with the same keys and types have the same schema, but for the dtypes and shapes of arrays."""
-    return not schema.by_row and not any(
-        column.is_dict or (column.dtype is None and type(info[column.path[0]]) is int) for column in schema.columns
-    )
+    if schema.by_row:
+        return False
+    for column in schema.columns:
+        kind = type(_value(info, column, whole=True))
+        if kind is not dict if column.is_dict else column.dtype is None and kind is int:
+            return False
+    return True
 
 
 def _schema(info: Mapping[Any, Any]) -> Schema:
@@ -155,7 +178,7 @@ def _columns(info: Mapping[Any, Any], path: Path, odd: list[Any]) -> Iterable[Co
         if isinstance(key, str) and key.startswith("_"):
             odd.append(key)  # it may be the mask of another key
         if key == "final_obs":
-            yield Column(here, None, ())
+            yield column_of_objects(here, [value])
         elif isinstance(value, dict):
             yield Column(here, None, (), is_dict=True)
             yield from _columns(value, here, odd)
@@ -175,13 +198,18 @@ def _columns(info: Mapping[Any, Any], path: Path, odd: list[Any]) -> Iterable[Co
             yield Column(here, None, ())
 
 
-def _value(info: Mapping[Any, Any], column: Column) -> Any:
-    if column.is_dict:
+def _value(info: Mapping[Any, Any], column: Column, whole: bool = False) -> Any:
+    """What a column has of an info; of a dict nothing, since its keys have columns of their own, or all."""
+    if column.is_dict and not whole:
         return None
     value: Any = info
     for key in column.path:
         value = value[key]
     return value
+
+
+def _values(info: Mapping[Any, Any], schema: Schema) -> list[Any]:
+    return [_value(info, column) for column in schema.columns]
 
 
 def _pack(schema: Schema, rows: list[int], values: list[Any]) -> tuple[bytes, list[list[Any]]]:
@@ -191,7 +219,9 @@ def _pack(schema: Schema, rows: list[int], values: list[Any]) -> tuple[bytes, li
     data: list[bytes] = []
     objects: list[list[Any]] = []
     for column, items in zip(schema.columns, zip(*values, strict=True), strict=True):
-        if column.dtype is not None:
+        if column.apart:
+            data += [item.tobytes() for item in items]
+        elif column.dtype is not None:
             data.append(np.array(list(items), column.dtype).tobytes())  # of a tuple it would make a record
         elif not column.is_dict:
             objects.append(list(items))

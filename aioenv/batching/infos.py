@@ -14,7 +14,17 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-__all__ = ["MAX_SCHEMAS", "NO_RESULT", "NO_RESULT_KEY", "Column", "Columns", "Group", "Path", "Schema"]
+__all__ = [
+    "MAX_SCHEMAS",
+    "NO_RESULT",
+    "NO_RESULT_KEY",
+    "Column",
+    "Columns",
+    "Group",
+    "Path",
+    "Schema",
+    "column_of_objects",
+]
 
 Path: TypeAlias = tuple[Any, ...]
 
@@ -30,6 +40,23 @@ class Column(NamedTuple):
     shape: tuple[int, ...]
     is_dict: bool = False
     is_python: bool = False  # a number of Python's own: as an object, it must come out as one
+    apart: bool = False  # arrays of one dtype and shape, which come out as objects: each row's is its own
+
+    @property
+    def is_object(self) -> bool:
+        """Whether its values come to stand in an array of objects."""
+        return self.apart or (self.dtype is None and not self.is_dict)
+
+
+def column_of_objects(path: Path, values: Sequence[Any]) -> Column:
+    """The column of values that are objects to those who see them: if they are arrays alike, they travel as such."""
+    first = values[0] if values else None
+    if type(first) is not np.ndarray or not first.shape or first.dtype.hasobject:
+        return Column(path, None, ())
+    dtype, shape = first.dtype, first.shape
+    if not all(type(value) is np.ndarray and value.dtype == dtype and value.shape == shape for value in values):
+        return Column(path, None, ())
+    return Column(path, dtype, shape, apart=True)
 
 
 class Schema(NamedTuple):
@@ -53,11 +80,6 @@ class Group(NamedTuple):
     rows: tuple[int, ...] | None  # of the request, None: all, in order
     data: bytes | memoryview  # the typed columns, one after the other
     objects: list[list[Any]]  # the others
-
-    @property
-    def is_usual(self) -> bool:
-        """Whether there is nothing to it but typed columns of all rows."""
-        return self.rows is None and not self.objects
 
 
 class Columns(NamedTuple):

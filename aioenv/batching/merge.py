@@ -15,6 +15,8 @@ __all__ = ["SchemaTable", "merge"]
 
 _log = logging.getLogger("aioenv")
 
+_OBJECT = np.dtype(object)
+
 
 class SchemaTable:
     """What the parent knows of one worker's schemas.
@@ -53,11 +55,11 @@ class SchemaTable:
         values: list[Any] = []
         offset = 0
         objects = iter(group.objects)
-        for _, dtype, shape, is_dict, _ in schema.columns:
+        for _, dtype, shape, is_dict, _, apart in schema.columns:
             if dtype is not None:
                 array: np.ndarray[Any, Any] = np.ndarray((count, *shape), dtype, group.data, offset)
                 offset += array.nbytes
-                values.append(array)
+                values.append([row.copy() for row in array] if apart else array)
             else:
                 values.append(None if is_dict else next(objects))
         return Columns(positions, schema, values)
@@ -80,6 +82,8 @@ def merge(parts: Sequence[Columns], size: int) -> dict[str, Any]:
         return _merge_by_row(parts, size)
     if _all_alike(parts, size):
         return _join(parts, size)
+    if all(part.schema.floats for part in parts) and (merged := _merge_floats(parts, size)) is not None:
+        return merged
     infos: dict[str, Any] = {}
     for part in parts:
         if not _assign(infos, part, size):
@@ -95,7 +99,7 @@ def _all_alike(parts: Sequence[Columns], size: int) -> bool:
         if part.schema is not schema or not isinstance(part.positions, slice) or part.positions.start != covered:
             return False
         covered = part.positions.stop
-    return covered == size and all(c.dtype is not None or c.is_dict for c in schema.columns)
+    return covered == size and not any(column.is_object for column in schema.columns)
 
 
 def _join(parts: Sequence[Columns], size: int) -> dict[str, Any]:
@@ -103,12 +107,7 @@ def _join(parts: Sequence[Columns], size: int) -> dict[str, Any]:
     schema = parts[0].schema
     if schema.floats:
         table = np.concatenate([part.values for part in parts], axis=1)
-        masks = np.ones(table.shape, np.bool_)
-        for column, values, mask in zip(schema.columns, table, masks, strict=True):
-            key = column.path[0]
-            infos[key] = values if column.dtype == np.float64 else values.astype(column.dtype)
-            infos[f"_{key}"] = mask
-        return infos
+        return _name_rows(((c.path[0], c.dtype) for c in schema.columns), table, np.ones(table.shape, np.bool_))
     for index, column in enumerate(parts[0].schema.columns):
         target = infos
         for key in column.path[:-1]:
@@ -116,6 +115,45 @@ def _join(parts: Sequence[Columns], size: int) -> dict[str, Any]:
         target[column.path[-1]] = {} if column.is_dict else np.concatenate([part.values[index] for part in parts])
         target[f"_{column.path[-1]}"] = np.ones(size, np.bool_)
     return infos
+
+
+def _name_rows(
+    keys: Iterable[tuple[Any, Any]], table: np.ndarray[Any, Any], masks: np.ndarray[Any, Any]
+) -> dict[str, Any]:
+    """Rows of a float64 table and of its masks as the values and masks of keys, which come with their dtypes."""
+    infos: dict[str, Any] = {}
+    for (key, dtype), values, mask in zip(keys, table, masks, strict=True):
+        infos[key] = values if dtype == np.float64 else values.astype(dtype)
+        infos[f"_{key}"] = mask
+    return infos
+
+
+def _merge_floats(parts: Sequence[Columns], size: int) -> dict[str, Any] | None:
+    """Tables into one, where some rows have other keys than others; None if a key has come with two dtypes."""
+    keys: dict[Any, tuple[int, Any]] = {}  # its row in the table, and its dtype
+    places: dict[int, Any] = {}  # by schema, the rows of its columns
+    for part in parts:
+        schema = part.schema
+        if id(schema) in places:
+            continue
+        rows = []
+        for column in schema.columns:
+            row, dtype = keys.setdefault(column.path[0], (len(keys), column.dtype))
+            if dtype != column.dtype:
+                return None
+            rows.append(row)
+        # the first one's are all that there are until then
+        places[id(schema)] = np.array(rows, np.int64)[:, None] if places else slice(len(rows))
+    table = np.zeros((len(keys), size))
+    masks = np.zeros(table.shape, np.bool_)
+    for part in parts:
+        rows = places[id(part.schema)]
+        positions = part.positions
+        if isinstance(positions, slice) and not isinstance(rows, slice):
+            rows = rows[:, 0]
+        table[rows, positions] = part.values
+        masks[rows, positions] = True
+    return _name_rows(((key, dtype) for key, (_, dtype) in keys.items()), table, masks)
 
 
 def _assign(infos: dict[str, Any], part: Columns, size: int) -> bool:
@@ -130,20 +168,19 @@ def _assign(infos: dict[str, Any], part: Columns, size: int) -> bool:
         if array is None:
             if column.is_dict:
                 array = {}
-            elif column.dtype is not None:
-                array = np.zeros((size, *column.shape), column.dtype)
-            else:
+            elif column.is_object:
                 array = np.full(size, None, dtype=object)
+            else:
+                array = np.zeros((size, *column.shape), column.dtype)
             target[key] = array
             target[f"_{key}"] = np.zeros(size, np.bool_)
         elif isinstance(array, dict) is not column.is_dict:
             return False
         if not column.is_dict:
-            # not `dtype or object`: a numpy dtype without fields counts as false
-            dtype = np.dtype(object) if column.dtype is None else column.dtype
-            if array.dtype != dtype or array.shape[1:] != column.shape:
+            dtype, shape = (_OBJECT, ()) if column.is_object else (column.dtype, column.shape)
+            if array.dtype != dtype or array.shape[1:] != shape:
                 return False
-            if column.dtype is None:
+            if column.is_object:
                 indices = range(size)[positions] if isinstance(positions, slice) else positions
                 for index, value in zip(indices, values, strict=True):
                     array[index] = value

@@ -165,7 +165,7 @@ class RandomWalk(gymnasium.Wrapper[Any, Any, Any, Any]):
         self.env.reset(seed=0)
         for row in states:
             _, _, terminated, truncated, _ = self.env.step(self.env.action_space.sample())
-            read_state(base.model, base.data, row, source.state_spec)
+            read_state(base.model, base.data, row, source.state_spec, source.fields)
             if terminated or truncated:
                 self.env.reset()
         return source, states

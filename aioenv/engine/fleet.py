@@ -79,6 +79,7 @@ class FleetConfig(NamedTuple):
     episodes: EpisodeStats | None = None  # what counts them
     seeds: npt.NDArray[np.int64] | None = None  # of episodes, for a plan
     vectorized: bool = False  # a factory makes one vector env of all slots of a worker
+    by_camera: bool = False  # see `find_source`
     cast: bool = False  # observations of single envs to their space's dtype and shape
 
 
@@ -147,7 +148,13 @@ class Fleet:
         for index, (start, stop) in enumerate(spans):
             factories = config.factories[start:stop]
             service: Any = partial(
-                EnvService, factories, config.autoreset_mode, config.find_sources, resume, config.cast
+                EnvService,
+                factories,
+                config.autoreset_mode,
+                config.find_sources,
+                resume,
+                config.cast,
+                config.by_camera,
             )
             if config.vectorized:
                 service = partial(VectorService, factories[0], stop - start, config.find_sources, resume)

@@ -133,7 +133,7 @@ class Session:
             restart=self._config.restart,
             painter=painter,
         )
-        self.schedule.patience.pools = self._pools
+        self.schedule.patience.pools = self.pools
 
     async def _start_drawing_fleet(self, pixels: RenderConfig) -> None:
         """Start the workers where they draw themselves, on the first OpenGL backend that works."""
@@ -178,12 +178,15 @@ class Session:
         if len(sources) < num_envs:
             if self._config.vectorized:
                 raise RenderError(NO_PHYSICS)
+            others = [slot for slot, source in enumerate(fleet.sources) if source is None]
+            which = "these envs" if len(others) == num_envs else f"slots {others}"
+            why = f"render: {which} are not MuJoCo envs, or have a render of their own, so all envs draw themselves"
+            hint = "(Of MuJoCo envs cameras of the model that are named, RenderConfig(camera=…), are drawn in any case)"
+            if wants := config.refused_by_envs:
+                raise RenderError(f"{why}, as they see fit: not with {wants}. {hint}")
             if fleet.render_mode != "rgb_array":
-                others = [slot for slot, source in enumerate(fleet.sources) if source is None]
-                which = "these envs are not" if len(others) == num_envs else f"slots {others} are not"
                 raise RenderError(
-                    f"render: {which} MuJoCo envs, so all envs draw themselves, which takes "
-                    f'render_mode="rgb_array"; got render_mode={fleet.render_mode!r}'
+                    f'{why}, which takes render_mode="rgb_array"; got render_mode={fleet.render_mode!r}. {hint}'
                 )
             self.images = Images(num_envs, None)
             return 0, True
@@ -206,7 +209,7 @@ class Session:
     @property
     def render_workers(self) -> Sequence[Worker]:
         """Those that draw states, for `render` and for observations."""
-        return [worker for pool in self._pools for worker in pool.workers]
+        return [worker for pool in self.pools for worker in pool.workers]
 
     async def close(self, grace_s: float) -> None:
         """End everything; whoever waits for a result gets a ClosedError.
@@ -225,12 +228,13 @@ class Session:
             self.schedule.free()
 
     @property
-    def _pools(self) -> list[LatePool]:
+    def pools(self) -> list[LatePool]:
+        """What draws states, for `render` and for observations."""
         return [pool for pool in (self._pool, self._pixels_pool) if pool is not None]
 
     async def _end(self, grace_s: float = CLOSE_GRACE_S) -> None:
         ends = [self.fleet.close(grace_s)]
-        ends += [pool.close() for pool in self._pools]
+        ends += [pool.close() for pool in self.pools]
         await asyncio.gather(*ends)
 
     def abandon(self) -> None:
@@ -238,7 +242,7 @@ class Session:
         if self.schedule is not None and self.schedule.restarter is not None:
             self.schedule.restarter.abandon()
         self.fleet.abandon()
-        for pool in self._pools:
+        for pool in self.pools:
             pool.abandon()
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from aioenv.batching.infos import Columns, Group
 from aioenv.errors import ActionError, SlotError
-from aioenv.wire.messages import ResetRequest, StepReply, StepRequest, dump, load, load_usual, reason_of
+from aioenv.wire.messages import ResetRequest, StepReply, StepRequest, dump, load, load_columns, reason_of
 from aioenv.wire.salvage import Unreadable, find_unreadable, salvage
 
 if TYPE_CHECKING:
@@ -69,12 +69,11 @@ def load_reply(tail: memoryview) -> StepReply:
     Raises:
         WireError: if it can't be understood.
     """
-    usual = load_usual(tail)
-    if usual is None:
+    columns = load_columns(tail)
+    if columns is None:
         reply: StepReply = load(tail)
         return reply
-    number, data = usual
-    return StepReply([], [Group(number, None, data, [])], [], [])
+    return StepReply([], [Group(*group, []) for group in columns], [], [])
 
 
 def read_tail(part: Part, tail: memoryview) -> list[int]:
@@ -120,8 +119,8 @@ def read_what_can_be(part: Part, tail: memoryview) -> list[int]:
         Exception: if nothing can be understood.
     """
     member, slots = part.member, part.slots.tolist()
-    usual = load_usual(tail) is not None  # of a sort that was unreadable when it was new
-    reply: StepReply = load_reply(tail) if usual else salvage(tail, (StepReply, Group))
+    plain = load_columns(tail) is not None  # of a sort that was unreadable when it was new
+    reply: StepReply = load_reply(tail) if plain else salvage(tail, (StepReply, Group))
     bad: dict[int, list[tuple[str, Unreadable]]] = {}  # by slot: what of it, and why
     for column in reply.objects:
         for row, value in enumerate(column):

@@ -22,7 +22,8 @@ import numpy.typing as npt
 from gymnasium import Env
 
 from aioenv.batching.generators import generator_of, raw_state, seed_of, seed_words, state_words
-from aioenv.host.stack import KINDS, examine, python_values, settle
+from aioenv.host.model_edits import ModelEdits, may_edit
+from aioenv.host.stack import KINDS, REMEDY, examine, python_values, settle
 from aioenv.wire.messages import dump
 
 __all__ = ["Checkpoints", "RowCheckpoint"]
@@ -30,8 +31,8 @@ __all__ = ["Checkpoints", "RowCheckpoint"]
 Words = npt.NDArray[np.uint64]
 
 # the words of a row: first these, then two a counter, then the physics or what the env and its wrappers gave
-_STATUS, _DUE, _RNG, _SEED, _PYTHON, _REST = 0, 1, 2, 7, 10, 11
-_NAMES = ("status", "autoreset due", *["rng"] * 5, *["seed"] * 3, "Python attributes")
+_STATUS, _DUE, _RNG, _SEED, _PYTHON, _MODEL, _REST = 0, 1, 2, 7, 10, 11, 12
+_NAMES = ("status", "autoreset due", *["rng"] * 5, *["seed"] * 3, "Python attributes", "the model")
 _VALID = 1
 _MISSING = {
     0: "there is no state",
@@ -74,6 +75,7 @@ class RowCheckpoint:
         for wrapper, name in stack.counters:
             self._names += [f"{type(wrapper).__name__}.{name}"] * 2
         self._digests = stack.physics and not type(self._base).__module__.startswith("gymnasium.envs.mujoco.")
+        self._model_edits = ModelEdits() if stack.physics and may_edit(env) else None
         self._generator: Any = None
         self._rng_words: Words | None = None
         self._rng_rest: Words | None = None
@@ -123,6 +125,7 @@ class RowCheckpoint:
         physics = row[self._physics_at : self._own_at] if self._physics else None
         rng, rng_rest = words[_RNG : _RNG + 4], words[_RNG + 4 : _RNG + 5]
         base, counters, digests, own = self._base, self._counters, self._digests, self._own
+        edits = self._model_edits
         self._generator = None  # its seed is to be written here too
         seen: list[Any] = [self] * len(counters)  # nothing that a counter could be
 
@@ -148,6 +151,8 @@ class RowCheckpoint:
                     self._read(base.model, base.data, physics, self._signature)
                 if digests:
                     words[_PYTHON] = _digest(base)
+                if edits is not None:
+                    words[_MODEL] = edits.digest(base.model)
                 if own:
                     self._write_own(words)
                 words[_STATUS] = _VALID
@@ -232,7 +237,9 @@ class RowCheckpoint:
         first = int(where[0])
         name = self._names[first]
         if first == _PYTHON:
-            return f"{name} of {type(self._base).__name__} differ; give it get_state() and set_state(state)"
+            return f"{name} of {type(self._base).__name__} differ; {REMEDY}"
+        if first == _MODEL:
+            return f"fields of the model of {type(self._base).__name__}, which it edits, differ; {REMEDY}"
         kind = np.float64 if first >= self._physics_at else np.uint64
         return f"{name}: expected {b.view(kind)[first]}, got {a.view(kind)[first]} ({where.size} words differ)"
 

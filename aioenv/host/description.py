@@ -14,7 +14,7 @@ from aioenv.host.checkpoint import RowCheckpoint
 from aioenv.host.mujoco_source import MujocoSource, find_source
 from aioenv.wire.messages import dump
 
-__all__ = ["EnvDescription", "FirstCheckpoints", "checked", "describe_envs", "picklable", "picklable_items"]
+__all__ = ["EnvDescription", "FirstCheckpoints", "checked", "describe_envs", "picklable", "picklable_items", "space_of"]
 
 # of all rows of a worker, and rows with what did not fit into theirs
 FirstCheckpoints: TypeAlias = "tuple[npt.NDArray[np.float64], Sequence[tuple[int, bytes]]]"
@@ -37,7 +37,7 @@ class EnvDescription(NamedTuple):
 
 
 def describe_envs(
-    envs: Sequence[Env[Any, Any]], checkpoints: Sequence[RowCheckpoint], find_sources: bool
+    envs: Sequence[Env[Any, Any]], checkpoints: Sequence[RowCheckpoint], find_sources: bool, *, by_camera: bool
 ) -> list[EnvDescription]:
     """One description for each env of a worker.
 
@@ -45,6 +45,7 @@ def describe_envs(
         envs: these.
         checkpoints: of each what it takes to resume it; empty if nobody asked.
         find_sources: whether to look for MuJoCo models.
+        by_camera: see `find_source`.
     """
     first = envs[0]
     descriptions = []
@@ -52,14 +53,16 @@ def describe_envs(
     for row, env in enumerate(envs):
         known = env is not first
         checkpoint = checkpoints[row] if checkpoints else None
-        source = find_source(env) if find_sources else None
+        source = find_source(env, by_camera=by_camera) if find_sources else None
         if source is not None:
             source = sources.setdefault(source, source)
         descriptions.append(
             EnvDescription(
-                None if known and env.observation_space == first.observation_space else env.observation_space,
-                None if known and env.action_space == first.action_space else env.action_space,
-                picklable_items(env.metadata),
+                None
+                if known and env.observation_space == first.observation_space
+                else space_of(env, "observation_space"),
+                None if known and env.action_space == first.action_space else space_of(env, "action_space"),
+                picklable_items(env.metadata or {}),  # robosuite's have None
                 env.render_mode,
                 picklable(env.spec),
                 source,
@@ -88,13 +91,34 @@ def checked(env: Any) -> Env[Any, Any]:
         except AttributeError as exc:
             raise TypeError(f"the env {env!r} has no {name}: expected a gymnasium.Space") from exc
         if not isinstance(space, Space):
-            raise TypeError(f"the {name} of the env {env!r}: expected a gymnasium.Space, got {space!r}")
+            kind = type(space).__module__.partition(".")[0]
+            got, hint = f"{space!r:.100}", ""
+            if kind == "gym":
+                got = f"gym's {got}"
+                hint = "; shimmy adapts most envs of that (GymV21CompatibilityV0, GymV26CompatibilityV0)"
+            elif hasattr(env, "possible_agents"):
+                got = f"that of PettingZoo: a {type(space).__name__}"
+                hint = "; aioenv.envs.PettingZooEnv makes a Gymnasium env of it"
+            raise TypeError(f"the {name} of the env {env!r}: expected a gymnasium.Space, got {got}{hint}")
     return env  # type: ignore[no-any-return]
 
 
-def picklable_items(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of them that can be pickled: most often all."""
-    items = dict(values)
+def space_of(env: Any, name: str) -> Space[Any]:
+    """One of the spaces of an env; a TypeError, which says what to do, if it can't travel."""
+    space: Space[Any] = getattr(env, name)
+    try:
+        dump(space)
+    except Exception as exc:
+        raise TypeError(
+            f"the {name} of the env {env!r} does not pickle, so this process can't tell it to its parent: {exc}. "
+            "Leave out of the space what does not (a lock, an open file, a generator), or give it a __reduce__"
+        ) from exc
+    return space
+
+
+def picklable_items(values: Any) -> dict[str, Any]:
+    """Those of them that can be pickled: most often all. None, as adapters of other interfaces give it, has none."""
+    items = dict(values) if isinstance(values, Mapping) else {}
     if picklable(items) is None:
         items = {key: value for key, value in items.items() if value is None or picklable(value) is not None}
     return items

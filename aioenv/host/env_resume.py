@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from aioenv.host.env_calls import EnvCalls
 from aioenv.host.rows import Rows
+from aioenv.host.stack import REMEDY
 from aioenv.stats.here import uncounted
 from aioenv.wire.messages import LostRow
 
@@ -89,7 +90,9 @@ class EnvResume(EnvCalls):
                 out = self._stepper.step([row], [action])
                 self._rows.store(0, [row], out)
                 if out.failures:
-                    raise out.failures[0][1]
+                    exc = out.failures[0][1]
+                    raised = f"{type(exc).__name__}: {exc}" if str(exc) else type(exc).__name__
+                    return f"{raised}, when its last step was made again; if it remembers more than MuJoCo, {REMEDY}"
         if not checkpoint.replays:
             due[row] = checkpoint.restore(after, beyond[1])
         self._checkpoints.capture([row])

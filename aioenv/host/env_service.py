@@ -30,7 +30,7 @@ from aioenv.host.shared import mapped
 from aioenv.host.worker import StartFailed, describe_failure
 from aioenv.stats.seed_plan import SeedPlan
 from aioenv.wire.frames import Frame
-from aioenv.wire.messages import Failure, ResetRequest, StepReply, dump, dump_usual, load, load_code
+from aioenv.wire.messages import Failure, ResetRequest, StepReply, dump, dump_columns, load, load_code
 
 __all__ = ["EnvService", "FirstCheckpoints"]
 
@@ -44,6 +44,7 @@ class EnvService(EnvResume, SlotService):
         find_sources: whether to look for MuJoCo models, so that images can be drawn elsewhere.
         checkpoints: whether to find out what it takes to resume the envs elsewhere.
         cast: see `Rows`.
+        by_camera: see `find_source`.
     """
 
     def __init__(
@@ -53,10 +54,11 @@ class EnvService(EnvResume, SlotService):
         find_sources: bool,
         checkpoints: bool = False,
         cast: bool = False,
+        by_camera: bool = False,
     ) -> None:
         self._envs: list[Env[Any, Any]] = []
         self._cast = cast
-        self._find_sources = find_sources
+        self._find_sources, self._by_camera = find_sources, by_camera
         for row, data in enumerate(factories):
             try:
                 with running.row(row):
@@ -75,13 +77,16 @@ class EnvService(EnvResume, SlotService):
         self._draws_late = False
         self._late: list[int] | None = None
         # which parts of the state images depend on, and their size; a row's model may be another than the next one's
-        self._state_parts = [(0, 0)] * len(self._envs)
+        self._state_parts: list[tuple[int, int, tuple[str, ...]]] = [(0, 0, ())] * len(self._envs)
 
     def describe(self) -> list[EnvDescription]:
         """One description for each row."""
-        descriptions = describe_envs(self._envs, self._row_checkpoints, self._find_sources)
+        descriptions = describe_envs(self._envs, self._row_checkpoints, self._find_sources, by_camera=self._by_camera)
         sources = [description.source for description in descriptions]
-        self._state_parts = [(0, 0) if source is None else (source.state_spec, source.state_size) for source in sources]
+        self._state_parts = [
+            (0, 0, ()) if source is None else (source.state_size, source.state_spec, source.fields)
+            for source in sources
+        ]
         return descriptions
 
     def configure(
@@ -121,7 +126,7 @@ class EnvService(EnvResume, SlotService):
         self._checkpoints = self._lay_out_checkpoints(checkpoint_size) if checkpoint_size else None
         self._state = np.zeros((n, state_size), np.float64)
         parts = zip(self._state, self._state_parts, strict=True)
-        self._states = [(row[:size], spec) for row, (spec, size) in parts]
+        self._states = [(row[:size], spec, fields) for row, (size, spec, fields) in parts]
         self._draws_late = draws_late
         riding = [self._state] if state_size else []
         if self._checkpoints is not None:
@@ -234,12 +239,8 @@ class EnvService(EnvResume, SlotService):
         try:
             groups = self._gatherer.gather(infos, rows) if infos else []
             news = self._gatherer.take_news()
-            if (
-                len(groups) == 1
-                and not (news or failures or objects or over or beyond)
-                and (usual := groups[0]).is_usual
-            ):
-                return Reply(fixed, dump_usual(usual.schema, usual.data))
+            if not (news or failures or objects or over or beyond or any(group.objects for group in groups)):
+                return Reply(fixed, dump_columns(groups))
             tail = dump(StepReply(news, groups, objects, failures, over, beyond))
         except Exception:
             tail = self._without_unpicklable(rows, infos, objects, failures, over, beyond)

@@ -25,7 +25,7 @@ from aioenv import nested
 from aioenv.host import boot
 from aioenv.host.boot import IGNORABLE
 from aioenv.host.mujoco_log import divert_warnings
-from aioenv.wire.orders import SIZE, Exited, Fork, Forked, Guard, Refused, Release, Unfit, pack, unpack
+from aioenv.wire.orders import SIZE, Exited, Fork, Forked, Guard, Importing, Refused, Release, Unfit, pack, unpack
 
 __all__ = ["main"]
 
@@ -118,18 +118,20 @@ class Server:
                     _refuse(Refused(errno.EMFILE), socket.socket(fileno=status), rest)
                     return None
                 sys.path[:] = sys_path
-                self._preload(preload)
-                return self._fork(socket.socket(fileno=status), rest, marked, shares)
+                asker = socket.socket(fileno=status)
+                self._preload(preload, asker)
+                return self._fork(asker, rest, marked, shares)
         return None
 
-    def _preload(self, modules: Sequence[str]) -> None:
-        """Import modules, one by one, to know which one it is that starts a thread."""
+    def _preload(self, modules: Sequence[str], asker: socket.socket) -> None:
+        """Import modules, one by one, to know which one it is that starts a thread, or takes for ever."""
         news = [name for name in modules if name not in self._imported]
         divert_warnings()  # of models that a module loads when it is imported
         for name in news:
             if self._unfit is not None:
                 return
             self._imported.add(name)
+            _tell(asker, Importing(name))
             before = _count_threads()  # a debugger's, say, or of `sitecustomize`: no module is to blame for those
             # whoever needs it will be told why it can't be imported
             with contextlib.suppress(Exception, SystemExit), self._watching():

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from aioenv.host.model_edits import may_edit, seen_fields, write_fields
+
 if TYPE_CHECKING:
     import mujoco
 
@@ -50,7 +52,8 @@ class MujocoSource:
         visual_options: flags of `MjvOption` that differ from the default, as (index, value).
         max_geom: how many geoms a scene may hold.
         state_spec: which parts of the state an image depends on, of `mujoco.mjtState`.
-        state_size: of how many float64 they are.
+        state_size: of how many float64 they are, with the fields.
+        fields: of the model, which come behind the state: those that an env may edit, or has a value of for each slot.
     """
 
     model: bytes
@@ -59,6 +62,7 @@ class MujocoSource:
     max_geom: int
     state_spec: int
     state_size: int
+    fields: tuple[str, ...] = ()
 
 
 # mujoco.Renderer's own default; Gymnasium's 1000 is too few for some models, and cuts in silence.
@@ -69,10 +73,19 @@ _MIN_GEOM = 10_000
 _PASS_ON = ("gymnasium.core", "gymnasium.wrappers.common", "gymnasium.wrappers.array_conversion")
 
 
-def find_source(env: Any) -> MujocoSource | None:
+# Classes whose `render` gives the picture that `MujocoRenderer` draws, or none.
+_PLAIN = ("gymnasium.core", "gymnasium.envs.mujoco.mujoco_env")
+
+
+def find_source(env: Any, *, by_camera: bool = False) -> MujocoSource | None:
     """The source of an env whose innermost env has a MuJoCo `model` and `data`; None for any other env.
 
-    A wrapper with a `render` of its own may show anything: such an env must draw itself.
+    An env or a wrapper with a `render` of its own may show anything: such an env must draw itself.
+
+    Args:
+        env: the env.
+        by_camera: whether only cameras of the model are asked for, by name or number. These can be drawn whatever the
+            `render` of the innermost env shows.
     """
     wrapper = env
     while wrapper is not env.unwrapped:
@@ -85,11 +98,19 @@ def find_source(env: Any) -> MujocoSource | None:
     model, data = getattr(base, "model", None), getattr(base, "data", None)
     if mujoco is None or not isinstance(model, mujoco.MjModel) or not isinstance(data, mujoco.MjData):
         return None
-    return source_of(model, getattr(base, "mujoco_renderer", None))
+    if not by_camera and getattr(getattr(type(base), "render", None), "__module__", _PLAIN[0]) not in _PLAIN:
+        return None
+    return source_of(model, getattr(base, "mujoco_renderer", None), seen_fields(model) if may_edit(env) else ())
 
 
-def source_of(model: mujoco.MjModel, renderer: Any) -> MujocoSource:
-    """The source of a model, seen as Gymnasium's `MujocoRenderer` would (or what has its attributes; None: nothing)."""
+def source_of(model: mujoco.MjModel, renderer: Any, fields: tuple[str, ...] = ()) -> MujocoSource:
+    """The source of a model.
+
+    Args:
+        model: the model.
+        renderer: it is seen as this would see it: Gymnasium's `MujocoRenderer`, what has its attributes, or None.
+        fields: of the model, that pictures are to show as they are with each state.
+    """
     import mujoco
 
     options = getattr(renderer, "_vopt", None) or {}
@@ -100,7 +121,8 @@ def source_of(model: mujoco.MjModel, renderer: Any) -> MujocoSource:
         visual_options=tuple(sorted((int(flag), bool(value)) for flag, value in options.items())),
         max_geom=max(_MIN_GEOM, int(getattr(renderer, "max_geom", 0) or 0)),
         state_spec=spec,
-        state_size=mujoco.mj_stateSize(model, spec),
+        state_size=mujoco.mj_stateSize(model, spec) + sum(getattr(model, name).size for name in fields),
+        fields=fields,
     )
 
 
@@ -139,17 +161,29 @@ def _state_spec(mujoco: Any, *, more: bool) -> int:
     return int(state.mjSTATE_FULLPHYSICS) | int(state.mjSTATE_MOCAP_POS) | int(state.mjSTATE_MOCAP_QUAT)
 
 
-def read_state(model: mujoco.MjModel, data: mujoco.MjData, row: npt.NDArray[np.float64], spec: int) -> None:
-    """Write these parts of the state into `row`, float64 of their size."""
+def read_state(
+    model: mujoco.MjModel, data: mujoco.MjData, row: npt.NDArray[np.float64], spec: int, fields: tuple[str, ...] = ()
+) -> None:
+    """Write these parts of the state into `row`, float64 of their size, and then these fields of the model."""
     import mujoco
 
+    if fields:
+        size = mujoco.mj_stateSize(model, spec)
+        np.concatenate([getattr(model, name).ravel() for name in fields], out=row[size:], casting="unsafe")
+        row = row[:size]
     mujoco.mj_getState(model, data, row, spec)
 
 
-def write_state(model: mujoco.MjModel, data: mujoco.MjData, row: npt.NDArray[np.float64], spec: int) -> None:
+def write_state(
+    model: mujoco.MjModel, data: mujoco.MjData, row: npt.NDArray[np.float64], spec: int, fields: tuple[str, ...] = ()
+) -> None:
     """The reverse of `read_state`; derived quantities are not recomputed."""
     import mujoco
 
+    if fields:
+        size = mujoco.mj_stateSize(model, spec)
+        write_fields(model, fields, row[size:])
+        row = row[:size]
     mujoco.mj_setState(model, data, row, spec)
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from aioenv.host.model_edits import SEEN
 from aioenv.host.mujoco_source import MujocoSource, source_of
 
 if TYPE_CHECKING:
@@ -26,8 +27,10 @@ class PhysicsBatch(Protocol):
     For terminal images under SAME_STEP it has `final_physics_states(slots)`: likewise, of slots whose episodes the last
     step has ended, as they were then.
 
+    If it has a `SimPool` as its `pool`, images show the fields of the model of which slots have values of their own.
+
     Attributes:
-        model: the model of all slots. Where slots have values of their own for fields of it, images show the model's.
+        model: the model of all slots.
     """
 
     model: mujoco.MjModel
@@ -66,14 +69,17 @@ class PhysicsReader:
             _vopt=getattr(env, "visual_options", None),
             max_geom=getattr(env, "max_geom", None),
         )
-        self.source: MujocoSource = source_of(model, view)
+        pool: Any = getattr(env, "pool", None)
+        own = {name: pool.changed_field(name) for name in SEEN} if hasattr(pool, "changed_field") else {}
+        self._fields = {name: field for name, field in own.items() if field is not None}
+        self.source: MujocoSource = source_of(model, view, tuple(self._fields))
         shape, expected = env.physics_states().shape, (num_envs, mujoco.mj_stateSize(model, whole))
         if shape != expected:
             raise ValueError(
                 f"physics_states of {type(env).__name__}: expected shape {expected}, that of mjSTATE_INTEGRATION of "
                 f"its model, got {shape}"
             )
-        columns = np.empty(self.source.state_size)
+        columns = np.empty(mujoco.mj_stateSize(model, self.source.state_spec))
         mujoco.mj_extractState(model, np.arange(expected[1], dtype=np.float64), whole, columns, self.source.state_spec)
         self._columns = columns.astype(np.int64)
 
@@ -85,11 +91,27 @@ class PhysicsReader:
     def read_finals(self, slots: Sequence[int]) -> npt.NDArray[np.float64]:
         """What images of the ends of episodes depend on, those that the last step has ended in `slots`."""
         states: npt.NDArray[np.float64] = self._env.final_physics_states(slots)  # type: ignore[attr-defined]
-        return states[:, self._columns]
+        out = np.empty((len(slots), self.source.state_size))
+        self._put_together(states, slots, out)
+        return out
 
     def read(self, slots: Sequence[int] | None, out: npt.NDArray[np.float64]) -> None:
         """Write what images of `slots` (None: all) depend on into `out`, float64 `(k, source.state_size)`."""
-        self._env.physics_states(slots).take(self._columns, 1, out)
+        self._put_together(self._env.physics_states(slots), slots, out)
+
+    def _put_together(
+        self, states: npt.NDArray[np.float64], slots: Sequence[int] | None, out: npt.NDArray[np.float64]
+    ) -> None:
+        """What of whole states images depend on, and fields behind it."""
+        if not self._fields:
+            states.take(self._columns, 1, out)
+            return
+        size = len(self._columns)
+        out[:, :size] = states[:, self._columns]
+        for field in self._fields.values():
+            values = (field if slots is None else field[list(slots)]).reshape(len(out), -1)
+            out[:, size : size + values.shape[1]] = values
+            size += values.shape[1]
 
 
 def find_physics(env: Any) -> PhysicsReader | None:

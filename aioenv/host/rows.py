@@ -13,6 +13,8 @@ from aioenv.wire.frames import Buffer
 
 __all__ = ["Rows", "run_of"]
 
+_SEVERAL = "; if there are several (objectives, say), have a wrapper make one of them, and tell the others in the info"
+
 
 class Rows:
     """The latest results of n rows.
@@ -130,5 +132,10 @@ def _store_numbers(
             array[row] = value
         except Exception as exc:
             array[row] = 0
-            exc.add_note(f"{name}: expected a number, got {value!r}")
-            out.failures.append((row, exc))
+            hint = _SEVERAL if isinstance(value, (list, tuple)) or getattr(value, "ndim", False) else ""
+            said = f"{name}: expected a number, got {value!r:.200}{hint}"
+            if isinstance(exc, (TypeError, ValueError)):  # numpy's words and frames tell nobody anything
+                out.failures.append((row, (ValueError if isinstance(exc, ValueError) else TypeError)(said)))
+            else:
+                exc.add_note(said)
+                out.failures.append((row, exc))

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from gymnasium import Env
 
+from aioenv.host.model_edits import editable_fields, may_edit
 from aioenv.host.plain_values import Arrays, decode, encode, is_pickled
 from aioenv.host.stack import KINDS, Stack, examine, python_values, settle
 
@@ -69,6 +70,8 @@ def read_snapshot(env: Env[Any, Any], due: bool) -> RawState:
         values["python"] = {
             name: encode(value, f"python/{name}", arrays) for name, value in python_values(stack.base).items()
         }
+        if may_edit(env):
+            arrays.update({f"model/{name}": field.copy() for name, field in editable_fields(stack.base.model).items()})
     values["pickled"] = any(is_pickled(state) for state in values["states"])
     return _id(env), values, arrays
 
@@ -86,6 +89,9 @@ def write_snapshot(env: Env[Any, Any], state: RawState) -> bool:
     _check(env, stack, name, values, arrays)
     base = stack.base
     if stack.physics:
+        for field, array in editable_fields(base.model).items() if may_edit(env) else ():
+            if (there := arrays.get(f"model/{field}")) is not None:
+                array[...] = there
         write_data(base.data, arrays, values["mujoco"])
         for attribute, node in values["python"].items():
             _set_attribute(base, attribute, decode(node, arrays))

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from gymnasium import Env, Wrapper
 
-__all__ = ["KINDS", "Stack", "examine", "python_values", "settle"]
+__all__ = ["KINDS", "REMEDY", "Stack", "examine", "python_values", "settle"]
 
 # Wrappers by full name, with the attributes that they count in; a subclass is another wrapper.
 _COMMON = "gymnasium.wrappers.common."
@@ -42,7 +42,7 @@ _BY_FUNCTION = {
 # info that it ends in.
 KINDS: tuple[type, ...] = (type(None), bool, int, float, np.float64, np.float32, np.int64, np.int32, np.bool_)
 
-_REMEDY = "give it get_state() and set_state(state)"
+REMEDY = "give it get_state() and set_state(state)"
 
 
 class Stack(NamedTuple):
@@ -77,15 +77,15 @@ def examine(env: Env[Any, Any]) -> Stack:
         elif name in _BY_FUNCTION and _is_plain(env.func):  # type: ignore[attr-defined]
             pass
         elif name in _BY_FUNCTION:
-            obstacle = obstacle or f"the wrapper {type(env).__name__}: its function may remember something; {_REMEDY}"
+            obstacle = obstacle or f"the wrapper {type(env).__name__}: its function may remember something; {REMEDY}"
         else:
-            obstacle = obstacle or f"the wrapper {type(env).__name__} may remember something; {_REMEDY}"
+            obstacle = obstacle or f"the wrapper {type(env).__name__} may remember something; {REMEDY}"
         env = env.env
     physics = not _has_own_state(type(env)) and _has_physics(env)
     if _has_own_state(type(env)):
         own.append(env)
     elif not physics:
-        obstacle = obstacle or f"the env {type(env).__name__} is no MuJoCo env; {_REMEDY}"
+        obstacle = obstacle or f"the env {type(env).__name__} is no MuJoCo env; {REMEDY}"
     return Stack(env, counters, own, physics, obstacle)
 
 

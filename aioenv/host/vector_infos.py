@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from aioenv.batching.infos import MAX_SCHEMAS, Column, Group, Path, Schema
+from aioenv.batching.infos import MAX_SCHEMAS, Column, Group, Path, Schema, column_of_objects
 
 __all__ = ["InfoPacker"]
 
@@ -67,7 +67,7 @@ class InfoPacker:
                 each = value if isinstance(value, (list, tuple)) and len(value) == self._n else [value] * self._n
                 columns.append((Column(here, None, ()), each, mask))
             elif value.dtype.hasobject:
-                columns.append((Column(here, None, ()), list(value), mask))
+                columns.append((column_of_objects(here, value[mask].tolist()), list(value), mask))
             else:
                 # as Gymnasium merges them, an array of bool was made of Python's own
                 python = value.dtype == np.bool_ and value.ndim == 1
@@ -90,7 +90,9 @@ class InfoPacker:
         data: list[bytes] = []
         objects: list[list[Any]] = []
         for column, values in run:
-            if column.dtype is not None:
+            if column.apart:
+                data += [values[row].tobytes() for row in rows.tolist()]
+            elif column.dtype is not None:
                 data.append(np.ascontiguousarray(values[rows]).tobytes())
             elif not column.is_dict:
                 objects.append([values[row] for row in rows.tolist()])

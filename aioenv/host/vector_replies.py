@@ -15,7 +15,7 @@ from aioenv.host.vector_access import take_observations
 from aioenv.host.vector_anew import Infos
 from aioenv.host.vector_checkpoint import VectorCheckpoints
 from aioenv.host.vector_infos import InfoPacker
-from aioenv.wire.messages import StepReply, dump, dump_usual
+from aioenv.wire.messages import StepReply, dump, dump_columns
 
 __all__ = ["VectorReplies"]
 
@@ -121,8 +121,8 @@ class VectorReplies:
             return Reply(fixed)
         groups = [group for info, of in infos if info for group in self._packer.pack(info, of)]
         news = self._packer.take_news()
-        if len(groups) == 1 and not (news or objects or beyond) and (usual := groups[0]).is_usual:
-            return Reply(fixed, dump_usual(usual.schema, usual.data))
+        if not (news or objects or beyond or any(group.objects for group in groups)):
+            return Reply(fixed, dump_columns(groups))
         return Reply(fixed, dump(StepReply(news, groups, [list(o) for o in objects], [], (), beyond)))
 
 

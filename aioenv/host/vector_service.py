@@ -16,7 +16,7 @@ from gymnasium.vector import AutoresetMode
 from aioenv.batching.layout import Layout, byte_view
 from aioenv.batching.plane import Plane
 from aioenv.host import running
-from aioenv.host.description import EnvDescription, FirstCheckpoints, picklable, picklable_items
+from aioenv.host.description import EnvDescription, FirstCheckpoints, picklable, picklable_items, space_of
 from aioenv.host.physics_batch import find_physics
 from aioenv.host.service import Reply, SlotService
 from aioenv.host.shared_fields import SharedFields, unchanged_fields
@@ -70,8 +70,8 @@ class VectorService(SlotService):
         """One description for each row; the first has the spaces."""
         env, checkpoints = self._env, self._checkpoints
         first = EnvDescription(
-            env.single_observation_space,
-            env.single_action_space,
+            space_of(env, "single_observation_space"),
+            space_of(env, "single_action_space"),
             picklable_items(env.metadata),
             env.render_mode,
             picklable(env.spec),

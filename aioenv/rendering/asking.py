@@ -13,10 +13,11 @@ import mujoco
 import numpy as np
 import numpy.typing as npt
 
+from aioenv.host.model_edits import SEEN
 from aioenv.native.loading import warnings_logged
 from aioenv.rendering.cameras import Camera
 from aioenv.rendering.config import MAX_SIDE, check_devices, check_int
-from aioenv.rendering.drawing import EDITABLE, Images, kinds_of
+from aioenv.rendering.drawing import Images, kinds_of
 from aioenv.workers.restart import RestartPolicy
 
 __all__ = [
@@ -247,8 +248,8 @@ def check_edits(
         raise ValueError(f"edits: expected a dict of fields, of one row for each state, got {edits!r}")
     checked = {}
     for name, values in edits.items():
-        if name not in EDITABLE:
-            raise ValueError(f"edits: expected fields that a picture shows, of {', '.join(EDITABLE)}; got {name!r}")
+        if name not in SEEN:
+            raise ValueError(f"edits: expected fields that a picture shows, of {', '.join(SEEN)}; got {name!r}")
         field = getattr(model, name)
         array = np.array(values)
         if array.shape != (count, *field.shape):

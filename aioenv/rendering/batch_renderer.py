@@ -14,7 +14,7 @@ from aioenv.host.service import Reply
 from aioenv.rendering.cameras import Eye, of_source
 from aioenv.rendering.canvas import Canvas, opengl_name
 from aioenv.rendering.config import RenderConfig
-from aioenv.rendering.drawing import Images, load_sources
+from aioenv.rendering.drawing import Edits, Images, load_sources
 from aioenv.rendering.drawing_service import DrawingService
 from aioenv.rendering.quality import parse_quality
 
@@ -40,8 +40,8 @@ class SourceRenderer:
         self._option = mujoco.MjvOption()
         for flag, value in source.visual_options:
             self._option.flags[flag] = value
-        self._spec = source.state_spec
-        self._state = np.empty(source.state_size)
+        self._spec, self._fields = source.state_spec, source.fields
+        self._own = np.empty(mujoco.mj_stateSize(self._model, self._spec))
         self._canvas = Canvas(self._model, parse_quality(config.quality), source.max_geom)
         self.drawn_by = opengl_name()
 
@@ -49,9 +49,18 @@ class SourceRenderer:
         """Have `draw` draw here: needed where this thread has several contexts, and 3 % of a small image."""
         self._canvas.make_current()
 
-    def draw(self, state: npt.NDArray[np.float64], out: Images) -> None:
-        """Draw one state into `out`, of shape (cameras, height, width), in the context that is current."""
-        self._draw(self._model, state, out)
+    def draw(self, state: npt.NDArray[np.float64], edits: dict[str, Any], out: Images) -> None:
+        """Draw one state into `out`, of shape (cameras, height, width), in the context that is current.
+
+        Args:
+            state: with the source's fields.
+            edits: other fields of the model by name, each time the same ones from the first on.
+            out: what is drawn on.
+        """
+        write_state(self._model, self._data, state, self._spec, self._fields)
+        for name, value in edits.items():
+            getattr(self._model, name)[...] = value
+        self._draw(self._model, out)
 
     def draw_env(self, model: mujoco.MjModel, data: mujoco.MjData, out: Images) -> None:
         """Draw the state of an env, whose data are left as they are.
@@ -62,16 +71,17 @@ class SourceRenderer:
             data: its state.
             out: as for `draw`.
         """
-        read_state(model, data, self._state, self._spec)
+        read_state(model, data, self._own, self._spec)
+        write_state(model, self._data, self._own, self._spec)
         self._canvas.make_current()  # the env may draw, too
-        self._draw(model, self._state, out)
+        self._draw(model, out)
 
-    def _draw(self, model: mujoco.MjModel, state: npt.NDArray[np.float64], out: Images) -> None:
+    def _draw(self, model: mujoco.MjModel, out: Images) -> None:
         data, canvas = self._data, self._canvas
-        write_state(model, data, state, self._spec)
         # all derived quantities, tendons, flexes and lights included; a tenth of the cost of the smallest image
         mujoco.mj_forward(model, data)
         canvas.model = model
+        canvas.assign_textures()
         rgb, depth, segmentation = out
         for number, eye in enumerate(self._eyes):
             canvas.look(data, eye.camera, self._option, *self._size)
@@ -107,22 +117,29 @@ class BatchRenderer:
             raise
 
     def render(
-        self, which: Sequence[int], states: Sequence[npt.NDArray[np.float64]], images: Images, rows: Sequence[int]
+        self,
+        which: Sequence[int],
+        states: Sequence[npt.NDArray[np.float64]],
+        edits: Edits,
+        images: Images,
+        rows: Sequence[int],
     ) -> None:
         """Draw k states.
 
         Args:
             which: for each state, the number of its source.
             states: float64 of shape `(state_size,)` each.
+            edits: fields of the models.
             images: of shape `(n, cameras, height, width)`.
             rows: for each state, which of them is drawn on.
         """
         several = len(self._renderers) > 1
-        for index, state, row in zip(which, states, rows, strict=True):
+        for number, (index, state, row) in enumerate(zip(which, states, rows, strict=True)):
             renderer = self._renderers[index]
             if several:
                 renderer.make_current()
-            renderer.draw(state, images.row(row))
+            own = {name: values[number] for name, values in edits.items()}
+            renderer.draw(state, own, images.row(row))
 
     def close(self) -> None:
         """Free every OpenGL context."""
@@ -141,14 +158,14 @@ class RenderService(DrawingService):
         self._sizes = [source.state_size for source in sources]
 
     def _render(self, states: npt.NDArray[np.float64], tail: Any) -> Reply:
-        sources, where = load_sources(tail)
+        sources, where, edits = load_sources(tail)
         which = sources or [0] * len(states)
         of_each = [state[: self._sizes[index]] for index, state in zip(which, states, strict=True)]
         config = self._config
         a_state = (len(config.cameras), config.height, config.width)
         kinds = {"depth": config.depth, "segmentation": config.segmentation}
         images, rows = self._easel.put_up(where, len(states), a_state, **kinds)
-        self._renderer.render(which, of_each, images, rows)
+        self._renderer.render(which, of_each, edits, images, rows)
         return self._easel.reply(where, images)
 
     def close(self) -> None:

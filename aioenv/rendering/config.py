@@ -25,10 +25,11 @@ CameraChoice: TypeAlias = "str | int | None"
 class RenderConfig:
     """How a vector env draws its states: `render=` draws those that it returns, `pixels=` makes images observations.
 
-    `render=`: MuJoCo envs are drawn by a pool of render workers from their physics states, with their models as they
-    were at the start. If any env is none of MuJoCo's, all envs of the vector env draw themselves in their own workers,
-    after their replies have gone out, with their own sizes and cameras; then only that they are drawn is taken from
-    here.
+    `render=`: MuJoCo envs are drawn by a pool of render workers from their physics states, and from what was edited in
+    their models, textures and meshes excepted. If any env is none of MuJoCo's, or it or a wrapper has a `render` of its
+    own, all envs of the vector env draw themselves in their own workers, after their replies have gone out, with their
+    own sizes and cameras; then only that they are drawn is taken from here. Where `camera` names cameras of the model
+    alone, MuJoCo envs with a `render` of their own are drawn by the pool, too.
 
     `pixels=`: each worker draws its own MuJoCo envs as it steps them, in one OpenGL context for each model; with
     `workers` given, that many render workers do, each state as soon as it arrives. Any other env draws itself. Of
@@ -109,10 +110,23 @@ class RenderConfig:
         return tuple(camera) if isinstance(camera, (list, tuple)) else (camera,)
 
     @property
+    def by_camera(self) -> bool:
+        """Whether only cameras of the model are asked for, and not the env's own view."""
+        return None not in self.cameras
+
+    @property
     def shape(self) -> tuple[int, ...]:
         """The shape of one env's images without the channels: `(height, width)`, or `(C, height, width)`."""
         several = (len(self.cameras),) if isinstance(self.camera, (list, tuple)) else ()
         return (*several, self.height, self.width)
+
+    @property
+    def refused_by_envs(self) -> str:
+        """What of this envs that draw themselves can't heed, in words; empty if nothing."""
+        wants = [f"{name}=True" for name in ("depth", "segmentation") if getattr(self, name)]
+        if self.camera is not None:
+            wants.append(f"camera={self.camera!r}")
+        return ", ".join(wants)
 
     def check_pixels(self) -> None:
         """Raise a ValueError if these images can't be observations."""

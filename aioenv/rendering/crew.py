@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from aioenv.errors import RenderError, SlotError, WorkerStartError
+from aioenv.errors import RenderError, SlotError, StartTimeout, WorkerStartError
 from aioenv.memory import Shared
 from aioenv.rendering.backends import environment, no_backend_works, warn_of_software
 from aioenv.wire.frames import Frame, Kind
@@ -92,6 +92,7 @@ class Crew:
         Raises:
             RenderError: if no backend works; the message says what each one reported, and what to install.
             WorkerStartError: if a worker did not come up for a reason that is not OpenGL's; it has the traceback.
+            StartTimeout: if none came up in time, on any backend.
         """
         self.memory = Shared.create() if self._share else None
         try:
@@ -102,7 +103,7 @@ class Crew:
 
     async def _start_any(self) -> None:
         reasons: list[str] = []
-        last: WorkerStartError | None = None
+        errors: list[WorkerStartError] = []
         for backend in self._backends:
             try:
                 await self._start_all(backend)
@@ -110,14 +111,16 @@ class Crew:
                 cause = exc.__cause__
                 if exc.traceback and not isinstance(cause, RenderError):
                     raise
-                last = exc
+                errors.append(exc)
                 reasons.append(f"{backend}: {cause or (str(exc).splitlines() or ['?'])[0]}")
             else:
                 self.backend = backend
                 self.renderer = str(self.workers[0].description)
                 warn_of_software(self.renderer, self._backends)
                 return
-        raise no_backend_works(reasons) from last
+        if all(isinstance(error, StartTimeout) for error in errors):  # what hangs is a modder, or the machine
+            raise errors[-1]
+        raise no_backend_works(reasons) from errors[-1]
 
     async def _start_all(self, backend: str) -> None:
         """Start the first worker, to see whether the backend works, and then the others."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import struct
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -17,8 +17,8 @@ from aioenv.batching.layout import byte_view
 from aioenv.wire.messages import dump, load
 
 __all__ = [
-    "EDITABLE",
     "Drawing",
+    "Edits",
     "Images",
     "Rest",
     "Sheet",
@@ -36,16 +36,9 @@ __all__ = [
     "size_of",
 ]
 
-# Fields of a model whose rows can be edited for a single image: what a picture shows, and where it is.
-EDITABLE = (
-    "body_pos body_quat geom_rgba geom_pos geom_quat geom_size geom_matid geom_castshadow geom_group site_rgba "
-    "site_pos site_quat site_size site_matid site_group mat_rgba mat_emission mat_specular mat_shininess "
-    "mat_reflectance mat_metallic mat_roughness mat_texrepeat mat_texuniform mat_texid tendon_rgba tendon_width "
-    "tendon_matid skin_rgba skin_matid flex_rgba flex_matid light_type light_softness light_pos light_pos0 "
-    "light_poscom0 light_dir light_dir0 light_ambient light_diffuse light_specular light_active light_castshadow "
-    "light_attenuation light_cutoff light_exponent light_intensity light_range light_bulbradius cam_pos cam_pos0 "
-    "cam_poscom0 cam_quat cam_mat0 cam_fovy cam_intrinsic"
-).split()
+
+# Fields of the model by name, one row a state.
+Edits: TypeAlias = dict[str, npt.NDArray[Any]]
 
 
 class Where(NamedTuple):
@@ -72,7 +65,7 @@ class Rest(NamedTuple):
     """What else there is to know of the states of one request."""
 
     looks: list[list[int]] | None = None  # of each: its slot, and how often that was randomised
-    edits: dict[str, npt.NDArray[Any]] | None = None  # fields of the model, one row a state
+    edits: Edits | None = None
     where: Where | None = None
 
 
@@ -98,15 +91,21 @@ def load_request(tail: memoryview) -> tuple[Drawing, Rest]:
     return load(tail[_LENGTH.size : end]), Rest(looks, edits, where and Where(*where))
 
 
-def dump_sources(sources: list[int] | None, where: Where | None) -> bytes:
-    """The tail of a vector env's request: of each state the number of its source, None if there is but one."""
-    return dump((sources, where and tuple(where)))
+def dump_sources(sources: list[int] | None, where: Where | None, edits: Edits) -> bytes:
+    """The tail of a vector env's request.
+
+    Args:
+        sources: of each state the number of its source, None if there is but one.
+        where: where in shared memory the images go.
+        edits: of the model.
+    """
+    return dump((sources, where and tuple(where), edits))
 
 
-def load_sources(tail: memoryview) -> tuple[list[int] | None, Where | None]:
+def load_sources(tail: memoryview) -> tuple[list[int] | None, Where | None, Edits]:
     """What such a tail holds."""
-    sources, where = load(tail)
-    return sources, where and Where(*where)
+    sources, where, edits = load(tail)
+    return sources, where and Where(*where), edits
 
 
 def dump_time(seconds: float) -> bytes:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from aioenv.batching.layout import byte_view
 from aioenv.errors import SlotError, WorkerDied, WorkerStartError
+from aioenv.host.model_edits import SEEN
 from aioenv.host.mujoco_source import MujocoSource
 from aioenv.machine import usable_cpus
 from aioenv.memory import check_transport
@@ -18,7 +20,7 @@ from aioenv.rendering.batch_renderer import RenderService
 from aioenv.rendering.blocks import Blocks
 from aioenv.rendering.config import RenderConfig, check_devices
 from aioenv.rendering.crew import MAX_DEFAULT_WORKERS, Crew, WithCrew, error_of
-from aioenv.rendering.drawing import Sheet, dump_sources
+from aioenv.rendering.drawing import Edits, Sheet, dump_sources
 from aioenv.rendering.watch import Watch
 from aioenv.wire.frames import Frame, Kind
 from aioenv.wire.messages import dump_code
@@ -70,8 +72,8 @@ class LatePool(WithCrew):
         self._watches: dict[Worker, Watch] = {}
         self.replaced = 0
         self._config = config
-        self._slot_source = np.asarray(slot_source)
-        self._one_source = len(sources) == 1
+        self._sources, self._slot_source = sources, np.asarray(slot_source)
+        self._fields: dict[str, npt.NDArray[Any]] = {}
         default = min(usable_cpus(), MAX_DEFAULT_WORKERS)
         count = min(config.workers or default, len(slot_source))
         devices = check_devices(config.devices)
@@ -141,6 +143,20 @@ class LatePool(WithCrew):
         config = self._config
         return self._blocks.sheet((n, *config.shape), depth=config.depth, segmentation=config.segmentation)
 
+    def show(self, name: str, field: npt.NDArray[Any]) -> None:
+        """Draw each slot with its own values of a field of the model, as they are when its state comes.
+
+        Args:
+            name: of a field; nothing comes of one that no picture shows, or that comes with the states.
+            field: live, of shape `(num_envs, ...)`.
+        """
+        if name in SEEN and not any(name in source.fields for source in self._sources):
+            self._fields[name] = field
+
+    def edits_of(self, slots: Sequence[int]) -> Edits:
+        """The fields that are shown, of these slots, as they are now."""
+        return {name: field[list(slots)] for name, field in self._fields.items()}
+
     def submit(
         self,
         slots: Sequence[int],
@@ -148,6 +164,7 @@ class LatePool(WithCrew):
         sheet: Sheet,
         first: int,
         on_done: Callable[[Exception | None], None],
+        edits: Edits | None = None,
     ) -> None:
         """Draw states; never blocks.
 
@@ -158,7 +175,9 @@ class LatePool(WithCrew):
             first: the row of the first of them; the others follow, in the order of `slots`.
             on_done: called once, on the loop, when all images are there, or with the first error when all that
                 could be drawn is.
+            edits: of `edits_of`, if these were taken earlier.
         """
+        edits = self.edits_of(slots) if edits is None else edits
         numbers = np.asarray(slots, np.int64)
         owners = numbers % len(self._crew.workers)
         shares = [(w, np.flatnonzero(owners == w.index)) for w in self._crew.workers]
@@ -175,8 +194,9 @@ class LatePool(WithCrew):
                 on_done(first_error)
 
         for worker, rows in shares:
-            sources = None if self._one_source else self._slot_source[numbers[rows]].tolist()
-            self._draw(worker, states[rows], sources, sheet, (rows + first).tolist(), partial(on_reply, worker))
+            sources = None if len(self._sources) == 1 else self._slot_source[numbers[rows]].tolist()
+            own = {name: values[rows] for name, values in edits.items()}
+            self._draw(worker, states[rows], sources, own, sheet, (rows + first).tolist(), partial(on_reply, worker))
         if not shares:
             on_done(None)
 
@@ -185,12 +205,13 @@ class LatePool(WithCrew):
         worker: Worker,
         states: npt.NDArray[np.float64],
         sources: list[int] | None,
+        edits: Edits,
         sheet: Sheet,
         rows: list[int],
         on_reply: OnReply,
     ) -> None:
         """Send one request, and again if the worker dies over it and is started again."""
-        again = partial(self._draw, worker, states, sources, sheet, rows, on_reply)
+        again = partial(self._draw, worker, states, sources, edits, sheet, rows, on_reply)
 
         def on_outcome(outcome: Frame | SlotError) -> None:
             # (`again` has the sheet, which must stay as long as the worker may draw on it)
@@ -206,7 +227,7 @@ class LatePool(WithCrew):
         watch, sent = self._watches.get(worker), False
         try:
             worker.submit(
-                Kind.RENDER, [byte_view(states)], dump_sources(sources, where), into=into, on_reply=on_outcome
+                Kind.RENDER, [byte_view(states)], dump_sources(sources, where, edits), into=into, on_reply=on_outcome
             )
         except SlotError as exc:
             on_outcome(exc)

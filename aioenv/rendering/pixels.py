@@ -55,15 +55,21 @@ class PixelObservation(Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
         self._base: Any = env.unwrapped
         self._model: Any = None  # that of the renderer, if this is a MuJoCo env
         self._renderer: _Shared | None = None
-        source = find_source(env)
-        self._state_size = self._state_spec = 0
+        source = find_source(env, by_camera=config.by_camera)
+        self._state_size = 0
+        self._state_parts: tuple[int, tuple[str, ...]] = (0, ())
         shape: tuple[int, ...] = (*config.shape, 3)
         if source is None:
+            if wants := config.refused_by_envs:
+                raise PixelsRefused(
+                    f"pixels: this env is no MuJoCo env, so it draws itself, as it sees fit: not with {wants}"
+                )
             shape = _shape_of_own_images(env)
         elif config.workers is None:
             self._take_renderer(source)
         else:
-            self._state_size, self._state_spec = source.state_size, source.state_spec
+            self._state_size = source.state_size
+            self._state_parts = (source.state_spec, source.fields)
         space: Any = spaces.Box(0, 255, shape, np.uint8)
         if self._state_size:
             space = spaces.Box(-np.inf, np.inf, (self._state_size,), np.float64)
@@ -94,7 +100,7 @@ class PixelObservation(Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
     def _draw(self) -> npt.NDArray[Any]:
         if self._state_size:
             state = np.empty(self._state_size)
-            read_state(self._base.model, self._base.data, state, self._state_spec)
+            read_state(self._base.model, self._base.data, state, *self._state_parts)
             return state
         if self._renderer is None:
             # a copy: some envs give the same array each time
@@ -102,7 +108,7 @@ class PixelObservation(Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
         model = self._base.model
         if model is not self._model:  # the env has made itself another one
             self._let_go()
-            source = find_source(self.env)
+            source = find_source(self.env, by_camera=self._config.by_camera)
             assert source is not None
             self._take_renderer(source)
         return self._renderer.draw(model, self._base.data, self._shape)
@@ -182,8 +188,9 @@ def _shape_of_own_images(env: Env[Any, Any]) -> tuple[int, ...]:
     """
     if env.render_mode in (None, "human"):
         raise PixelsRefused(
-            "pixels: this env is no MuJoCo env, so it draws itself, which takes an env made with "
-            f'render_mode="rgb_array"; got render_mode={env.render_mode!r}'
+            "pixels: this env is no MuJoCo env, or has a render of its own, so it draws itself, which takes an env "
+            f'made with render_mode="rgb_array"; got render_mode={env.render_mode!r}. (Of a MuJoCo env cameras of the '
+            "model that are named, RenderConfig(camera=…), are drawn in any case)"
         )
     env.reset()
     image = env.render()

@@ -48,6 +48,7 @@ class PoolLife(Startable, Traced, WithCrew):
             RenderError: if no OpenGL backend works, or a device does not exist; the message says what to install.
             WorkerStartError: if a worker did not come up for another reason, a modder that raised, say; it has the
                 worker's traceback.
+            StartTimeout: if none was up within `start_timeout_s`: where it hung is in the message.
         """
         return await super()._ensure_started()
 

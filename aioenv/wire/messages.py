@@ -28,11 +28,11 @@ __all__ = [
     "StepRequest",
     "dump",
     "dump_code",
+    "dump_columns",
     "dump_exception",
-    "dump_usual",
     "load",
     "load_code",
-    "load_usual",
+    "load_columns",
     "reason_of",
 ]
 
@@ -94,21 +94,52 @@ class StepReply(NamedTuple):
     beyond: Sequence[tuple[int, bytes]] = ()  # rows, and what did not fit into their checkpoints
 
 
-# The usual reply with infos has one group of columns for all rows, known to the parent: its number, and its data.
-_USUAL = struct.Struct("<cI")
-_USUAL_TAG = b"I"  # no pickle begins with it
+# A reply whose infos are typed columns alone, of sorts known to the parent, travels without a pickle: the number of
+# groups, and for each its sort, its rows and its bytes.
+_COLUMNS = struct.Struct("<cI")
+_COLUMNS_TAG = b"I"  # no pickle begins with it
+_GROUP = struct.Struct("<IiQ")  # sort, how many rows (-1: all of the request), how many bytes
+_ROW = struct.Struct("<I")
 
 
-def dump_usual(schema: int, data: Buffer) -> bytes:
-    """The tail of a reply that has nothing but the typed columns of one group of all rows, without a pickle."""
-    return b"".join((_USUAL.pack(_USUAL_TAG, schema), data))
+def dump_columns(groups: Sequence[tuple[int, Sequence[int] | None, Buffer, Any]]) -> bytes:
+    """The tail of a reply that has nothing but typed columns."""
+    parts: list[Buffer] = [_COLUMNS.pack(_COLUMNS_TAG, len(groups))]
+    for sort, rows, data, _ in groups:
+        if rows is None:
+            parts.append(_GROUP.pack(sort, -1, len(data)))
+        else:
+            parts.append(_GROUP.pack(sort, len(rows), len(data)))
+            parts.append(struct.pack(f"<{len(rows)}I", *rows))
+        parts.append(data)
+    return b"".join(parts)
 
 
-def load_usual(tail: memoryview) -> tuple[int, memoryview] | None:
-    """Schema and data, if `dump_usual` made this tail."""
-    if tail[:1] != _USUAL_TAG or len(tail) < _USUAL.size:
+def load_columns(tail: memoryview) -> list[tuple[int, tuple[int, ...] | None, memoryview]] | None:
+    """Sorts, rows and bytes, if `dump_columns` made this tail.
+
+    Raises:
+        WireError: if it is cut short.
+    """
+    if tail[:1] != _COLUMNS_TAG:
         return None
-    return _USUAL.unpack_from(tail)[1], tail[_USUAL.size :]
+    try:
+        count = _COLUMNS.unpack_from(tail)[1]
+        offset, groups = _COLUMNS.size, []
+        for _ in range(count):
+            sort, n, size = _GROUP.unpack_from(tail, offset)
+            offset += _GROUP.size
+            rows = None
+            if n >= 0:
+                rows = struct.unpack_from(f"<{n}I", tail, offset)
+                offset += n * _ROW.size
+            groups.append((sort, rows, tail[offset : offset + size]))
+            offset += size
+    except struct.error as exc:
+        raise WireError(f"columns of infos are cut short: {exc}") from exc
+    if offset != len(tail):
+        raise WireError(f"columns of infos: expected {offset} bytes, got {len(tail)}")
+    return groups
 
 
 class LostRow(NamedTuple):

@@ -10,7 +10,7 @@ import pickle
 import struct
 from typing import Any, NamedTuple
 
-__all__ = ["SIZE", "Exited", "Fork", "Forked", "Guard", "Refused", "Release", "Unfit", "pack", "unpack"]
+__all__ = ["SIZE", "Exited", "Fork", "Forked", "Guard", "Importing", "Refused", "Release", "Unfit", "pack", "unpack"]
 
 SIZE = struct.Struct("<I")
 
@@ -46,6 +46,12 @@ class Refused(NamedTuple):
     """From the server, about a worker: the system would not have it forked."""
 
     errno: int  # of the OSError
+
+
+class Importing(NamedTuple):
+    """On the status socket, before anything else: the server begins to import this module for it."""
+
+    module: str
 
 
 class Unfit(NamedTuple):

@@ -108,11 +108,11 @@ def _who_killed() -> str:
     return "by somebody; by the kernel not: memory did not run out"
 
 
-def start_error(who: Identity, message: str, traceback: str = "") -> WorkerStartError:
+def start_error(
+    who: Identity, message: str, traceback: str = "", *, kind: type[WorkerStartError] = WorkerStartError
+) -> WorkerStartError:
     """A worker that did not come up."""
-    return WorkerStartError(
-        _with_output(message, who), slots=who.slots, pid=who.pid, traceback=traceback, stderr=who.stderr
-    )
+    return kind(_with_output(message, who), slots=who.slots, pid=who.pid, traceback=traceback, stderr=who.stderr)
 
 
 def start_failed(who: Identity, failure: Failure) -> WorkerStartError:

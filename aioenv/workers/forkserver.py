@@ -56,6 +56,9 @@ class ForkServer:
 
     Args:
         environ: its environment variables.
+
+    Attributes:
+        importing: the module that it imports just now, as far as is known.
     """
 
     _lock = threading.RLock()
@@ -64,6 +67,7 @@ class ForkServer:
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._key: Any = None
         self._users = 0
+        self.importing: str | None = None
         self._control, theirs = socket.socketpair()
         self._control.setblocking(False)
         output = None
@@ -125,8 +129,10 @@ class ForkServer:
 
     def ended(self) -> WorkerStartError:
         """What to raise when the server has ended unasked."""
+        where = f" while it imported {self.importing}" if self.importing is not None else ""
         return WorkerStartError(
-            f'the fork server (pid {self.pid}) has ended; start="spawn" does without one. Its output:\n{self.output}'
+            f"the fork server (pid {self.pid}) has ended{where}; "
+            f'start="spawn" does without one. Its output:\n{self.output}'
         )
 
     def retire(self) -> None:

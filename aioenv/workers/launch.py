@@ -20,7 +20,7 @@ from typing import Any
 from aioenv import nested
 from aioenv.errors import WorkerStartError
 from aioenv.memory import Marker
-from aioenv.wire.orders import SIZE, Fork, Forked, Refused, Unfit, unpack
+from aioenv.wire.orders import SIZE, Fork, Forked, Importing, Refused, Unfit, unpack
 from aioenv.workers import forkserver
 from aioenv.workers.environment import bootstrap, import_path, server_environment
 from aioenv.workers.faults import oom_kills_before
@@ -239,10 +239,15 @@ async def _fork(
         for fd in theirs:
             os.close(fd)
         theirs = []
-        data, fds = await _receive(loop, status)
-        if not data:
-            raise server.ended()
-        message = unpack(data[SIZE.size :])
+        while True:
+            data, fds = await _receive(loop, status)
+            if not data:
+                raise server.ended()
+            message = unpack(data[SIZE.size :])
+            if not isinstance(message, Importing):
+                break
+            server.importing = message.module
+        server.importing = None
         if isinstance(message, Unfit):
             server.retire()
             for close in closers:
@@ -262,7 +267,9 @@ async def _fork(
                     close()
 
         return ForkedProcess(message.pid, fds[0], status, ends, output, close_streams, server, marker)
-    except BaseException:
+    except BaseException as exc:
+        if server.importing is not None and isinstance(exc, asyncio.CancelledError):  # it may have taken too long
+            exc.add_note(f"the fork server (pid {server.pid}) was importing {server.importing}")
         for close in closers:
             close()
         for fd in theirs:

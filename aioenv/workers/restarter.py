@@ -8,7 +8,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple
 
-from aioenv.errors import WorkerDied, WorkerStartError
+from aioenv.errors import StartTimeout, WorkerDied
 from aioenv.workers.restart import Budget, RestartPolicy
 from aioenv.workers.supervisor import Worker
 
@@ -143,7 +143,7 @@ class Restarter:
             if not limit.expired():
                 raise
             message = f"{worker!r} was started again, but not restored within start_timeout_s={worker.start_timeout_s}"
-            raise WorkerStartError(message, slots=worker.slots, pid=worker.pid, stderr=worker.stderr) from None
+            raise StartTimeout(message, slots=worker.slots, pid=worker.pid, stderr=worker.stderr) from None
 
     def _take_held(self, worker: Worker) -> list[_Held]:
         held, self._held[worker] = self._held[worker], []

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from aioenv.errors import EnvError, SlotError, WireError, WorkerDied, describe_exit
+from aioenv.errors import EnvError, SlotError, StartTimeout, WireError, WorkerDied, describe_exit
 from aioenv.memory import Shared
 from aioenv.trace.ring import TRACE
 from aioenv.trace.track import Track
@@ -152,7 +152,8 @@ class Worker:
         If this is cancelled, the process is killed.
 
         Raises:
-            WorkerStartError: if the service could not be made, the process ended, or `start_timeout_s` passed.
+            WorkerStartError: if the service could not be made, or the process ended.
+            StartTimeout: if `start_timeout_s` passed.
         """
         self._go(Event.START)
         await self._bring_up()
@@ -203,8 +204,10 @@ class Worker:
                 connection.kill()
                 await connection.gone()
             if isinstance(exc, TimeoutError):
+                notes = getattr(exc.__cause__, "__notes__", ())
                 message = f"{self._label} was not ready within start_timeout_s={self.start_timeout_s}"
-                raise faults.start_error(self._identity, message) from None
+                message = "; ".join([message, *notes])
+                raise faults.start_error(self._identity, message, kind=StartTimeout) from None
             if isinstance(exc, WorkerDied):
                 fault = connection.fault if connection is not None else None
                 how = describe_exit(exc.returncode) if fault is None else f"broke its stream ({fault})"

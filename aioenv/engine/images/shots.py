@@ -27,7 +27,7 @@ from aioenv.wire.salvage import find_unreadable, salvage
 from aioenv.workers.supervisor import Worker
 
 if TYPE_CHECKING:
-    from aioenv.rendering.drawing import Sheet
+    from aioenv.rendering.drawing import Edits, Sheet
     from aioenv.trace.timeline import Trace
 
 __all__ = ["Images", "Pool", "Shot"]
@@ -49,8 +49,12 @@ class Pool(Protocol):
         sheet: Sheet,
         first: int,
         on_done: Callable[[Exception | None], None],
+        edits: Edits | None = None,
     ) -> None:
         """Draw k states on k rows of a sheet; never blocks."""
+
+    def edits_of(self, slots: Sequence[int]) -> Edits:
+        """What they are drawn with beside their states, as it is now."""
 
 
 class Shot:
@@ -70,7 +74,7 @@ class Shot:
         self.error: Exception | None = None
         self.done = done
         self.active = False
-        self.waiting: list[tuple[Slots, States]] = []
+        self.waiting: list[tuple[Slots, States, Edits]] = []
         self.states: States | None = None  # of a vector env in this process, which has them before its results are in
         self.step: int | None = None  # its number in the timeline
 
@@ -143,7 +147,8 @@ class Images:
         else:
             if not shot.waiting:
                 self._queue.append(shot)
-            shot.waiting.append((slots, states.copy()))
+            assert self._pool is not None
+            shot.waiting.append((slots, states.copy(), self._pool.edits_of(slots.tolist())))
 
     def give_up(self, worker: Worker | None, request: int | None, shot: Shot, slots: Slots, error: Exception) -> None:
         """A request has failed as a whole: nothing comes of it that could be drawn."""
@@ -214,7 +219,7 @@ class Images:
             # not before: of those that are dropped there may be many
             shot.sheet = shot.sheet or self._pool.sheet(len(shot.slots))
 
-    def _dispatch(self, shot: Shot, slots: Slots, states: States) -> None:
+    def _dispatch(self, shot: Shot, slots: Slots, states: States, edits: Edits | None = None) -> None:
         assert self._pool is not None and shot.sheet is not None
         count = len(slots)
 
@@ -225,7 +230,7 @@ class Images:
         if self.trace is not None:
             self.trace.step = shot.step
         # a part's slots stand next to each other
-        self._pool.submit(slots.tolist(), states, shot.sheet, int(shot.rows(slots[:1])[0]), on_done)
+        self._pool.submit(slots.tolist(), states, shot.sheet, int(shot.rows(slots[:1])[0]), on_done, edits)
 
     def _advance(self, shot: Shot) -> None:
         """A shot may be complete: go on with the next one that anybody may still want."""
@@ -240,8 +245,8 @@ class Images:
                 following = self._queue.popleft()
                 parts, following.waiting = following.waiting, []
                 self._activate(following)
-                for slots, states in parts:
-                    self._dispatch(following, slots, states)
+                for slots, states, edits in parts:
+                    self._dispatch(following, slots, states, edits)
         finally:
             self._advancing = False
 

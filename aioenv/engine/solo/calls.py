@@ -50,4 +50,4 @@ class SoloCalls(SoloLife):
             async with asyncio.timeout(self._timeout_s):
                 await drawn()
         except TimeoutError:
-            raise images_late(what, self._pools, self._timeout_s) from None
+            raise images_late(what, self.pools, self._timeout_s) from None

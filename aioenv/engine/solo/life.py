@@ -25,7 +25,7 @@ from aioenv.engine.slots import SlotTable
 from aioenv.engine.solo.flights import Flights
 from aioenv.engine.solo.last import Last
 from aioenv.engine.solo.threads import SHORT_S, EnvThread, Pace
-from aioenv.errors import ClosedError, EnvError, RenderError, StepTimeout, WorkerStartError
+from aioenv.errors import ClosedError, EnvError, RenderError, StartTimeout, StepTimeout, WorkerStartError
 from aioenv.host.physics_batch import PhysicsReader, find_physics
 from aioenv.host.vector_access import has_one_generator, make_vector_env, steps_some
 from aioenv.rendering.pixel_states import PixelStates
@@ -154,13 +154,14 @@ class SoloLife:
         self.schedule = self
 
     @property
-    def _pools(self) -> list[LatePool]:
+    def pools(self) -> list[LatePool]:
+        """What draws states, for `render` and for observations."""
         return [pool for pool in (self._pool, self._pixels_pool) if pool is not None]
 
     @property
     def render_workers(self) -> Sequence[Any]:
         """Those that draw states, for `render` and for observations."""
-        return [worker for pool in self._pools for worker in pool.workers]
+        return [worker for pool in self.pools for worker in pool.workers]
 
     async def _start_env(self) -> None:
         start_timeout_s = self._config.start_timeout_s
@@ -176,7 +177,7 @@ class SoloLife:
             self._finish()
             if isinstance(exc, TimeoutError) and limit.expired():  # the thread goes on, and ends when the factory does
                 message = f"the vector env was not made within {start_timeout_s=}"
-                raise self._not_made(message) from exc
+                raise self._not_made(message, kind=StartTimeout) from exc
             if isinstance(exc, Exception):
                 if self._thread is not None:
                     await self._thread.gone(_END_S)
@@ -240,8 +241,10 @@ class SoloLife:
         if self.draws:
             self._physics = find_physics(self._env)
 
-    def _not_made(self, message: str, text: str = "") -> WorkerStartError:
-        return WorkerStartError(message, slots=tuple(self._all.tolist()), pid=self._pid, traceback=text)
+    def _not_made(
+        self, message: str, text: str = "", *, kind: type[WorkerStartError] = WorkerStartError
+    ) -> WorkerStartError:
+        return kind(message, slots=tuple(self._all.tolist()), pid=self._pid, traceback=text)
 
     async def close(self, grace_s: float) -> None:
         """Close the env, and end its thread; whoever waits for a result gets a ClosedError.
@@ -254,7 +257,7 @@ class SoloLife:
         if self.images is not None:
             self.images.fail_all(ClosedError("the vector env was closed"))
         self._finish()
-        await asyncio.gather(*(pool.close() for pool in self._pools))
+        await asyncio.gather(*(pool.close() for pool in self.pools))
         if self._thread is not None and not await self._thread.gone(grace_s):
             _log.warning(
                 "the vector env has not ended within grace_s=%s: a thread can't be killed, so it is left to itself "
@@ -266,7 +269,7 @@ class SoloLife:
     def abandon(self) -> None:
         """Have the env closed without waiting for it."""
         self._finish()
-        for pool in self._pools:
+        for pool in self.pools:
             pool.abandon()
         if self._thread is not None:
             self._thread.leave()

@@ -1,0 +1,207 @@
+"""Envs that edit their models while they run, or draw more than their states: what images and states make of it."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import gymnasium as gym
+import mujoco
+import numpy as np
+import pytest
+from gymnasium.envs.mujoco.inverted_pendulum_v5 import InvertedPendulumEnv
+from gymnasium.envs.mujoco.mujoco_env import MujocoEnv
+from snapshot_kit import Bench, make, record
+
+import aioenv
+
+XML = """
+<mujoco>
+  <worldbody>
+    <light pos="0 0 3"/>
+    <camera name="above" pos="0 0 2"/>
+    <geom type="plane" size="1 1 .1" rgba=".2 .3 .4 1"/>
+    <site name="goal" pos="0 0 .1" size=".1" rgba="1 0 0 1"/>
+    <body pos="0 0 .2">
+      <joint name="x" type="slide" axis="1 0 0"/>
+      <geom size=".1" rgba="0 1 0 1"/>
+    </body>
+  </worldbody>
+  <actuator><motor joint="x"/></actuator>
+</mujoco>
+"""
+SIZE = {"width": 40, "height": 30}
+
+
+class Goal(MujocoEnv):
+    """Moves its goal in `reset` and colours it in `step`: both are in its model alone."""
+
+    metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012
+
+    def __init__(self, path, **kwargs):
+        space = gym.spaces.Box(-np.inf, np.inf, (3,))
+        super().__init__(path, 5, space, default_camera_config={"distance": 2.0}, **SIZE, **kwargs)
+
+    def reset_model(self):
+        self.model.site_pos[0, :2] = self.np_random.uniform(-0.5, 0.5, 2)
+        self.set_state(self.init_qpos, self.init_qvel)
+        return self._observe()
+
+    def _observe(self):
+        mujoco.mj_forward(self.model, self.data)
+        return np.concatenate([self.data.qpos, self.data.site_xpos[0, :2]])
+
+    def step(self, action):
+        self.do_simulation(action, self.frame_skip)
+        self.model.site_rgba[0, 1] = abs(action[0])
+        obs = self._observe()
+        return obs, -float(abs(obs[0] - obs[1])), False, False, {}
+
+
+class Marked(Goal):
+    """Puts the marker where the goal is when it draws, as the robots of gymnasium-robotics do."""
+
+    def render(self):
+        self.model.site_size[0] = 0.3
+        return super().render()
+
+
+@pytest.fixture
+def goal(tmp_path):
+    """What makes one of them."""
+    path = tmp_path / "goal.xml"
+    path.write_text(XML)
+    return lambda kind=Goal, **kwargs: kind(str(path), **kwargs)
+
+
+ACTIONS = np.array([[0.2], [0.9]], np.float32)
+
+
+@pytest.mark.asyncio
+@pytest.mark.usefixtures("way")
+async def test_render_workers_show_what_an_env_has_edited(goal):
+    """Where a worker draws its own env it does so with the env's own model, whose images test_pixels compares."""
+    pooled = aioenv.RenderConfig(**SIZE, camera="above", workers=1)
+    own = aioenv.RenderConfig(**SIZE, camera="above")
+    async with (
+        aioenv.AsyncVectorEnv([goal] * 2, num_workers=2, render=pooled, pixels=own) as envs,
+        aioenv.AsyncVectorEnv([goal] * 2, pixels=pooled) as others,
+    ):
+        seen, _ = await envs.reset(seed=3)
+        first = await envs.render()
+        assert not np.array_equal(first[0], first[1])
+        assert np.array_equal(first, seen)
+        assert np.array_equal(first, (await others.reset(seed=3)).obs)
+        for _ in range(2):
+            seen, *_ = await envs.step(ACTIONS)
+            images = await envs.render()
+            assert not np.array_equal(images, first)
+            assert np.array_equal(images, seen)
+            assert np.array_equal(images, (await others.step(ACTIONS)).obs)
+
+
+class Recolour(gym.Wrapper):
+    """Domain randomisation, as a wrapper."""
+
+    def reset(self, **kwargs):
+        result = self.env.reset(**kwargs)
+        self.unwrapped.model.geom_rgba[:, :3] = self.unwrapped.np_random.uniform(0, 1, 3)
+        return result
+
+
+@pytest.mark.asyncio
+async def test_a_wrapper_that_edits_the_model_shows():
+    config = aioenv.RenderConfig(**SIZE, quality="fast", workers=1)
+    async with aioenv.make_vec("InvertedPendulum-v5", 2, wrappers=[Recolour], render=config) as envs:
+        await envs.reset(seed=[7, 7])
+        same = await envs.render()
+        await envs.reset(seed=[7, 8])
+        other = await envs.render()
+    assert np.array_equal(same[0], same[1])
+    assert np.abs(other[0].astype(int) - other[1]).max() > 50
+
+
+@pytest.mark.asyncio
+async def test_an_env_with_a_render_of_its_own_draws_itself_but_for_cameras_that_are_named(goal):
+    marked = partial(goal, Marked, render_mode="rgb_array")
+    async with aioenv.AsyncVectorEnv([marked] * 2, render=aioenv.RenderConfig()) as envs:
+        await envs.reset(seed=3)
+        await envs.step(ACTIONS)
+        images = await envs.render()
+        assert images.shape == (2, 30, 40, 3)
+        assert np.array_equal(images, np.stack(await envs.call("render")))
+    async with aioenv.AsyncVectorEnv([marked] * 2, pixels=aioenv.RenderConfig()) as envs:
+        obs, _ = await envs.reset(seed=3)
+        assert np.array_equal(obs, np.stack(await envs.call("render")))
+    config = aioenv.RenderConfig(24, 20, camera=["above", -1], depth=True, quality="fast")
+    async with aioenv.AsyncVectorEnv([partial(goal, Marked)] * 2, render=config) as envs:
+        await envs.reset(seed=3)
+        images, depth = await envs.render()
+        assert images.shape == (2, 2, 20, 24, 3) and depth.shape == (2, 2, 20, 24)
+    with pytest.raises(aioenv.RenderError, match=r"a render of their own.*got render_mode=None.*camera="):
+        await aioenv.AsyncVectorEnv([partial(goal, Marked)] * 2, render=aioenv.RenderConfig())
+    with pytest.raises(ValueError, match=r"a render of its own.*got render_mode=None"):
+        await aioenv.AsyncVectorEnv([partial(goal, Marked)] * 2, pixels=aioenv.RenderConfig())
+
+
+def test_an_env_is_not_resumed_with_another_model(goal):
+    """The goal is in no part of MuJoCo's state, nor is it felt by physics: the step made again comes out as it was."""
+    with Bench([goal]) as bench:
+        history = record(bench, 6, (1,))
+    with Bench([goal]) as fresh:
+        operations, _, before, after = history[-1]
+        (why,) = fresh.service.resume([0], before, operations, after)
+    assert why == "fields of the model of Goal, which it edits, differ; give it get_state() and set_state(state)"
+
+
+class Whole(Goal):
+    """As it says itself how it goes on, it is resumed."""
+
+    def get_state(self):
+        return self.model.site_pos.copy(), self.model.site_rgba.copy(), self.data.qpos.copy(), self.data.qvel.copy()
+
+    def set_state(self, *state):
+        if len(state) == 2:  # Gymnasium's
+            return super().set_state(*state)
+        self.model.site_pos[:], self.model.site_rgba[:], qpos, qvel = state[0]
+        return super().set_state(qpos, qvel)
+
+
+def test_an_env_that_gives_and_takes_its_edits_is_resumed(goal):
+    with Bench([partial(goal, Whole)]) as bench:
+        history = record(bench, 6, (1,))
+    with Bench([partial(goal, Whole)]) as fresh:
+        operations, _, before, after = history[-1]
+        assert fresh.service.resume([0], before, operations, after) == [None]
+
+
+def test_gymnasiums_own_tasks_are_known_to_edit_nothing():
+    with Bench([partial(make, "InvertedPendulum-v5")]) as bench:
+        (known,) = bench.sizes
+    with Bench([InvertedPendulumEnv]) as bench:
+        assert bench.sizes[0] < known  # which counts steps
+
+
+@pytest.mark.asyncio
+async def test_a_state_has_the_edits_of_the_model(goal):
+    async with aioenv.AsyncVectorEnv([goal] * 2) as envs:
+        first, _ = await envs.reset(seed=3)
+        states = await envs.get_state()
+        expected = await envs.step(ACTIONS)
+        other, _ = await envs.reset(seed=30)
+        assert not np.array_equal(first, other)
+        await envs.set_state(states)
+        got = await envs.step(ACTIONS)
+    assert got.obs.tobytes() == expected.obs.tobytes()
+    assert got.reward.tobytes() == expected.reward.tobytes()
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("wants", [{"depth": True}, {"segmentation": True}, {"camera": [None, "above"]}], ids=str)
+async def test_envs_that_draw_themselves_are_not_asked_for_what_they_do_not_draw(goal, wants):
+    marked = partial(goal, Marked, render_mode="rgb_array")
+    with pytest.raises(aioenv.RenderError, match=r"draw themselves, as they see fit: not with (depth|segm|camera)"):
+        await aioenv.AsyncVectorEnv([marked] * 2, render=aioenv.RenderConfig(**wants))
+    with pytest.raises(aioenv.RenderError, match=r"not with camera='above'"):
+        await aioenv.make_vec("CartPole-v1", 2, render=aioenv.RenderConfig(camera="above"))
+    with pytest.raises(ValueError, match=r"draws itself, as it sees fit: not with camera='above'"):
+        await aioenv.make_vec("CartPole-v1", 2, pixels=aioenv.RenderConfig(camera="above"))
