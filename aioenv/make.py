@@ -217,7 +217,7 @@ def env_factory(
     if isinstance(env, str):
         if ":" not in env:
             try:
-                gymnasium.spec(env)
+                spec = gymnasium.spec(env)
             except (gymnasium.error.NameNotFound, gymnasium.error.NamespaceNotFound) as exc:
                 if "Did you mean" not in str(exc):
                     exc.add_note(
@@ -225,6 +225,11 @@ def env_factory(
                         f'"package:{env}" imports it by itself'
                     )
                 raise
+            if spec.entry_point is None and spec.vector_entry_point is not None:
+                raise ValueError(
+                    f"env: {env} is registered as one vector env alone, with no entry_point for single envs: "
+                    f'make_vec({env!r}, {num_envs}, backend="native") makes it'
+                )
     elif not isinstance(env, EnvSpec) and not callable(env):
         raise TypeError(
             f"env: expected an id, an EnvSpec or a function that makes an env, got {env!r}"

@@ -224,3 +224,25 @@ def test_what_is_closed_says_what_it_was():
     envs.close()
     with pytest.raises(aioenv.ClosedError, match=re.escape("the vector env or pool was closed: ")):
         envs.reset()
+
+
+def test_an_id_that_is_one_vector_env_alone():
+    gym.register("Whole-v0", vector_entry_point="gymnasium.envs.classic_control.cartpole:CartPoleVectorEnv")
+    try:
+        with pytest.raises(ValueError, match=r'Whole-v0 is registered as one vector env alone, .* backend="native"'):
+            aioenv.make_vec("Whole-v0", 2)
+        with sync.make_vec("Whole-v0", 2, backend="native") as envs:
+            envs.reset(seed=0)
+    finally:
+        del gym.registry["Whole-v0"]
+
+
+class NoMetadata(Plain):
+    metadata = None  # as robosuite's wrapper has it
+
+
+def test_an_env_without_metadata():
+    with sync.VectorEnv([NoMetadata] * 2) as envs:
+        envs.reset(seed=0)
+    with sync.AsyncVectorEnv([NoMetadata] * 2) as envs:
+        envs.reset(seed=0)

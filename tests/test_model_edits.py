@@ -193,3 +193,15 @@ async def test_a_state_has_the_edits_of_the_model(goal):
         got = await envs.step(ACTIONS)
     assert got.obs.tobytes() == expected.obs.tobytes()
     assert got.reward.tobytes() == expected.reward.tobytes()
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("wants", [{"depth": True}, {"segmentation": True}, {"camera": [None, "above"]}], ids=str)
+async def test_envs_that_draw_themselves_are_not_asked_for_what_they_do_not_draw(goal, wants):
+    marked = partial(goal, Marked, render_mode="rgb_array")
+    with pytest.raises(aioenv.RenderError, match=r"draw themselves, as they see fit: not with (depth|segm|camera)"):
+        await aioenv.AsyncVectorEnv([marked] * 2, render=aioenv.RenderConfig(**wants))
+    with pytest.raises(aioenv.RenderError, match=r"not with camera='above'"):
+        await aioenv.make_vec("CartPole-v1", 2, render=aioenv.RenderConfig(camera="above"))
+    with pytest.raises(ValueError, match=r"draws itself, as it sees fit: not with camera='above'"):
+        await aioenv.make_vec("CartPole-v1", 2, pixels=aioenv.RenderConfig(camera="above"))

@@ -106,6 +106,53 @@ def test_misuse_is_said():
         envs.close()
 
 
+class Structured(gym.Env):
+    observation_space = gym.spaces.Box(-9, 9, (1,), np.float64)
+
+    def __init__(self, action_space):
+        self.action_space = action_space
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(1), {}
+
+    def step(self, action):
+        return np.zeros(1), 0.0, False, False, {"action": repr(action)}
+
+
+SPACES = {"a": gym.spaces.Discrete(5), "b": gym.spaces.Box(-1, 1, (2,), np.float32)}
+
+
+@pytest.mark.parametrize("space", [gym.spaces.Dict(SPACES), gym.spaces.Tuple(SPACES.values())])
+def test_actions_of_several_parts_come_one_a_slot(space):
+    from aioenv.adapters import sb3
+
+    envs = sb3.VecEnv([lambda: Structured(space)] * 2)  # as many as parts
+    try:
+        envs.reset()
+        actions = [space.sample() for _ in range(2)]
+        infos = envs.step(actions)[3]
+        assert [info["action"] for info in infos] == [repr(action) for action in actions]
+        with pytest.raises(errors.ActionError, match="one for each of 2 envs, got 1"):
+            envs.step(actions[:1])
+    finally:
+        envs.close()
+
+
+def test_indices_are_those_of_a_list():
+    from aioenv.adapters import sb3
+
+    envs = sb3.VecEnv([make] * 3)
+    try:
+        envs.set_attr("marker", 7, indices=-1)
+        assert envs.get_attr("marker", [2]) == envs.get_attr("marker", [-1]) == [7]
+        assert envs.env_is_wrapped(gym.wrappers.TimeLimit, (0, -1)) == [True, True]
+        with pytest.raises(IndexError):
+            envs.get_attr("marker", 3)
+    finally:
+        envs.close()
+
+
 class Optional(gym.Env):
     observation_space = gym.spaces.Box(-9, 9, (2,), np.float64)
     action_space = gym.spaces.Discrete(2)

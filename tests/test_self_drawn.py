@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import aioenv
+import aioenv.sync
 
 
 @pytest.mark.asyncio
@@ -98,3 +99,17 @@ async def test_envs_that_fail_while_they_draw(workers):
         await envs.step([0, 3])  # the reply was out before it died
         with pytest.raises(aioenv.RenderError, match="exited with code 9"):
             await envs.render()
+
+
+@pytest.mark.parametrize("gl", [None, "egl"])
+def test_an_env_that_draws_without_opengl_is_told_what_to_do(monkeypatch, gl):
+    for name in ("MUJOCO_GL", "DISPLAY", "WAYLAND_DISPLAY"):
+        monkeypatch.delenv(name, raising=False)
+    worker_env = {"MUJOCO_GL": gl} if gl else None
+    with aioenv.sync.make_vec("InvertedPendulum-v5", 1, render_mode="rgb_array", worker_env=worker_env) as envs:
+        envs.reset(seed=0)
+        if gl:
+            assert envs.render()[0].shape == (480, 480, 3)
+        else:
+            with pytest.raises(aioenv.EnvError, match=r"MUJOCO_GL is '' here.*MUJOCO_GL=egl or osmesa"):
+                envs.render()

@@ -7,6 +7,7 @@ import gc
 import inspect
 import signal
 import threading
+from functools import partial
 
 import gymnasium as gym
 import numpy as np
@@ -145,6 +146,40 @@ def test_a_forgotten_one_is_closed_when_it_is_collected():
     envs.reset(seed=0)
     del envs
     gc.collect()
+
+
+@pytest.mark.parametrize("backend", ["workers", "native"])
+def test_one_that_is_forgotten_in_a_cycle_closes_its_envs(backend, tmp_path):
+    class Closing(gym.Wrapper):
+        def close(self):
+            (tmp_path / "closed").touch()
+            super().close()
+
+    more = {"wrappers": [Closing]} if backend == "workers" else {}
+    envs = sync.make_vec("CartPole-v1", 1, backend=backend, **more)
+    envs.reset(seed=0)
+    envs.itself = envs  # as a model has its envs, and a callback of the model's the model
+    del envs
+    gc.collect()  # without a warning that workers were killed
+    assert (tmp_path / "closed").exists() is (backend == "workers")
+
+
+@pytest.mark.parametrize("kind", [sync.VectorEnv, sync.AsyncVectorEnv])
+def test_it_is_a_vector_env_by_name(kind):
+    assert gym.vector.VectorEnv in kind.__bases__  # skrl looks no further
+
+
+def test_gymnasiums_make_vec_makes_ours():
+    gym.register("Ours-v0", vector_entry_point=partial(sync.make_vec, "CartPole-v1", autoreset_mode="SameStep"))
+    try:
+        envs = gym.make_vec("Ours-v0", 3, num_workers=2, max_episode_steps=5)
+    finally:
+        gym.registry.pop("Ours-v0")
+    with envs:
+        assert isinstance(envs, sync.VectorEnv) and len(envs.workers) == 2 and envs.spec.id == "Ours-v0"
+        assert envs.metadata["autoreset_mode"] is gym.vector.AutoresetMode.SAME_STEP
+        envs.reset(seed=0)
+        assert [envs.step(np.arange(3) % 2).truncated.all() for _ in range(5)] == [False] * 4 + [True]
 
 
 def test_a_forgotten_one_does_not_keep_the_program():

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
-from gymnasium import Env
+from gymnasium import Env, spaces
 from gymnasium.envs.registration import EnvSpec
+from gymnasium.vector.utils import concatenate, create_empty_array
 
 try:
     from stable_baselines3.common.monitor import Monitor
@@ -20,7 +21,7 @@ from aioenv.adapters.stack import IS_WRAPPED, SET_ATTR, answering, answering_fro
 from aioenv.engine.arguments import listed_factories
 from aioenv.engine.results import Ready, ResetResult
 from aioenv.engine.runs.one_slot import infos_of
-from aioenv.errors import EnvError, NoAsyncCallError, PendingCallError
+from aioenv.errors import ActionError, EnvError, NoAsyncCallError, PendingCallError
 from aioenv.sync.portal import Postponed
 from aioenv.sync.stepping import Step
 from aioenv.vector_env import AsyncVectorEnv
@@ -123,7 +124,7 @@ class VecEnv(_VecEnv):  # type: ignore[misc]  # Stable-Baselines3 need not be in
         """
         if self._pending is not None:
             raise PendingCallError("step_async: a step is under way, call step_wait first", "step")
-        self._pending = self._envs._begin_step(actions)
+        self._pending = self._envs._begin_step(self._batched(actions))
 
     def step_wait(self) -> tuple[Any, np.ndarray[Any, Any], np.ndarray[Any, Any], list[dict[str, Any]]]:
         """Wait for the step: observations, float64 rewards and bool dones of shape `(num_envs,)`, a dict a slot.
@@ -166,6 +167,19 @@ class VecEnv(_VecEnv):  # type: ignore[misc]  # Stable-Baselines3 need not be in
         self.reset_infos[slot] = first
         return last
 
+    def _batched(self, actions: Any) -> Any:
+        """Actions as a batch: Stable-Baselines3 has one a slot, also where they are dicts or tuples."""
+        if not isinstance(self.action_space, (spaces.Dict, spaces.Tuple)) or isinstance(actions, dict):
+            return actions
+        if len(actions) != self.num_envs:
+            raise ActionError(f"actions: expected one for each of {self.num_envs} envs, got {len(actions)}")
+        out: Any = create_empty_array(self.action_space, self.num_envs)
+        return concatenate(self.action_space, actions, out)
+
+    def _slots(self, indices: Any) -> list[int]:
+        """Slots by Stable-Baselines3's indices, which are those of a list: -1 is the last."""
+        return [range(self.num_envs)[index] for index in self._get_indices(indices)]
+
     def _drop_pending(self) -> None:
         """Take back a step that nobody waited for."""
         if self._pending is not None:
@@ -202,7 +216,7 @@ class VecEnv(_VecEnv):  # type: ignore[misc]  # Stable-Baselines3 need not be in
             EnvError, WorkerDied, StepTimeout: as `AsyncVectorEnv.call`.
         """
         try:
-            return list(self._envs.call_at(self._get_indices(indices), attr_name))
+            return list(self._envs.call_at(self._slots(indices), attr_name))
         except EnvError as error:
             if all(isinstance(one.__cause__, AttributeError) for one in error.errors):
                 raise AttributeError(str(error)) from error
@@ -211,7 +225,7 @@ class VecEnv(_VecEnv):  # type: ignore[misc]  # Stable-Baselines3 need not be in
     def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:
         """Set an attribute of some envs, on their outermost wrapper as `SubprocVecEnv` does."""
         if self._answers:
-            self._envs.call_at(self._get_indices(indices), SET_ATTR, attr_name, value)
+            self._envs.call_at(self._slots(indices), SET_ATTR, attr_name, value)
         elif indices is None:
             self._envs.set_attr(attr_name, value)
         else:
@@ -219,11 +233,11 @@ class VecEnv(_VecEnv):  # type: ignore[misc]  # Stable-Baselines3 need not be in
 
     def env_method(self, method_name: str, *method_args: Any, indices: Any = None, **method_kwargs: Any) -> list[Any]:
         """Call a method of some envs."""
-        return list(self._envs.call_at(self._get_indices(indices), method_name, *method_args, **method_kwargs))
+        return list(self._envs.call_at(self._slots(indices), method_name, *method_args, **method_kwargs))
 
     def env_is_wrapped(self, wrapper_class: type, indices: Any = None) -> list[bool]:
         """Whether some envs have a wrapper of a class around them."""
-        slots = list(self._get_indices(indices))
+        slots = self._slots(indices)
         if self._counts_episodes and wrapper_class is Monitor:
             return [True] * len(slots)
         if not self._answers:

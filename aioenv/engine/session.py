@@ -178,13 +178,15 @@ class Session:
         if len(sources) < num_envs:
             if self._config.vectorized:
                 raise RenderError(NO_PHYSICS)
+            others = [slot for slot, source in enumerate(fleet.sources) if source is None]
+            which = "these envs" if len(others) == num_envs else f"slots {others}"
+            why = f"render: {which} are not MuJoCo envs, or have a render of their own, so all envs draw themselves"
+            hint = "(Of MuJoCo envs cameras of the model that are named, RenderConfig(camera=…), are drawn in any case)"
+            if wants := config.refused_by_envs:
+                raise RenderError(f"{why}, as they see fit: not with {wants}. {hint}")
             if fleet.render_mode != "rgb_array":
-                others = [slot for slot, source in enumerate(fleet.sources) if source is None]
-                which = "these envs" if len(others) == num_envs else f"slots {others}"
                 raise RenderError(
-                    f"render: {which} are not MuJoCo envs, or have a render of their own, so all envs draw themselves, "
-                    f'which takes render_mode="rgb_array"; got render_mode={fleet.render_mode!r}. (Of MuJoCo envs '
-                    "cameras of the model that are named, RenderConfig(camera=…), are drawn in any case)"
+                    f'{why}, which takes render_mode="rgb_array"; got render_mode={fleet.render_mode!r}. {hint}'
                 )
             self.images = Images(num_envs, None)
             return 0, True

@@ -104,7 +104,7 @@ def _describe(env: Env[Any, Any]) -> EnvMetadata:
         reward_threshold=getattr(env.spec, "reward_threshold", None),
         metadata=picklable_items(env.metadata),
         render_mode=env.render_mode,
-        render_modes=tuple(env.metadata.get("render_modes", ())),
+        render_modes=tuple((env.metadata or {}).get("render_modes", ())),
         model=_sign_model(env),
     )
 

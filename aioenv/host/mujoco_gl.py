@@ -10,7 +10,7 @@ from typing import Any
 
 from aioenv.errors import RenderError
 
-__all__ = ["check_mujoco_gl", "choose_backend_here", "choose_backend_late"]
+__all__ = ["check_mujoco_gl", "choose_backend_here", "choose_backend_late", "note_missing_opengl"]
 
 # What MuJoCo can be imported with, and what there is to choose.
 _SWITCHES = ("", "glfw", "enable", "enabled", "on", "true", "1", "disable", "disabled", "off", "false", "0")
@@ -32,6 +32,17 @@ def check_mujoco_gl() -> None:
         raise RenderError(
             f"MUJOCO_GL (an environment variable): expected one of {names}, or that it is not set (then the best that "
             f"works draws), got {value!r}; MuJoCo can't be imported with it. `aioenv doctor` shows what works"
+        )
+
+
+def note_missing_opengl(exc: BaseException) -> None:
+    """Add to what MuJoCo says where an env draws without an OpenGL context: what to do."""
+    if type(exc).__name__ == "FatalError" and "an OpenGL platform library has not been loaded" in str(exc):
+        got = os.environ.get("MUJOCO_GL", "")
+        exc.add_note(
+            f"MUJOCO_GL is {got!r} here. Where there is no display, envs draw with MUJOCO_GL=egl or osmesa in "
+            'the environment, or with worker_env={"MUJOCO_GL": "egl"}. render=aioenv.RenderConfig() chooses by itself; '
+            "`aioenv doctor` shows what works"
         )
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from aioenv.host.model_edits import may_edit, seen_fields, write_fields
+from aioenv.host.model_edits import may_edit, seen_fields
 
 if TYPE_CHECKING:
     import mujoco
@@ -25,7 +25,6 @@ __all__ = [
     "load_model",
     "read_state",
     "source_of",
-    "write_state",
 ]
 
 
@@ -172,19 +171,6 @@ def read_state(
         np.concatenate([getattr(model, name).ravel() for name in fields], out=row[size:], casting="unsafe")
         row = row[:size]
     mujoco.mj_getState(model, data, row, spec)
-
-
-def write_state(
-    model: mujoco.MjModel, data: mujoco.MjData, row: npt.NDArray[np.float64], spec: int, fields: tuple[str, ...] = ()
-) -> None:
-    """The reverse of `read_state`; derived quantities are not recomputed."""
-    import mujoco
-
-    if fields:
-        size = mujoco.mj_stateSize(model, spec)
-        write_fields(model, fields, row[size:])
-        row = row[:size]
-    mujoco.mj_setState(model, data, row, spec)
 
 
 def dump_model(model: mujoco.MjModel) -> bytes:

@@ -15,7 +15,7 @@ from aioenv.errors import WireError
 from aioenv.host import running, shared
 from aioenv.host.link import Link
 from aioenv.host.log_records import tell_records
-from aioenv.host.mujoco_gl import choose_backend_late
+from aioenv.host.mujoco_gl import choose_backend_late, note_missing_opengl
 from aioenv.host.mujoco_log import divert_warnings
 from aioenv.host.registry import restore_registry
 from aioenv.host.service import Reply, Service
@@ -33,6 +33,7 @@ _MAX_TEXT = 16 << 10
 
 def describe_failure(exc: BaseException, row: int | None = None) -> Failure:
     """An exception in a form that always travels, with the exception itself if it can be pickled."""
+    note_missing_opengl(exc)
     text = "".join(traceback.format_exception(exc))
     try:
         message = str(exc)

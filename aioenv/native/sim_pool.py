@@ -64,6 +64,11 @@ class SimPool:
             if value is not None or name == "num_sims":
                 _check_int(name, value, 1)
         self.model = load_model(model)
+        if self.model.opt.enableflags & int(mujoco.mjtEnableBit.mjENBL_SLEEP):
+            raise ValueError(
+                "model: it lets bodies sleep, and who sleeps is not part of the state that simulations are kept in; "
+                "switch that off: model.opt.enableflags &= ~int(mujoco.mjtEnableBit.mjENBL_SLEEP)"
+            )
         self.num_sims = int(num_sims)
         self.num_threads = min(usable_cpus() if num_threads is None else int(num_threads), self.num_sims)
         self.state_size: int = mujoco.mj_stateSize(self.model, STATE)

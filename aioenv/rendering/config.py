@@ -120,6 +120,14 @@ class RenderConfig:
         several = (len(self.cameras),) if isinstance(self.camera, (list, tuple)) else ()
         return (*several, self.height, self.width)
 
+    @property
+    def refused_by_envs(self) -> str:
+        """What of this envs that draw themselves can't heed, in words; empty if nothing."""
+        wants = [f"{name}=True" for name in ("depth", "segmentation") if getattr(self, name)]
+        if self.camera is not None:
+            wants.append(f"camera={self.camera!r}")
+        return ", ".join(wants)
+
     def check_pixels(self) -> None:
         """Raise a ValueError if these images can't be observations."""
         for name in ("depth", "segmentation"):

@@ -60,6 +60,10 @@ class PixelObservation(Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
         self._state_parts: tuple[int, tuple[str, ...]] = (0, ())
         shape: tuple[int, ...] = (*config.shape, 3)
         if source is None:
+            if wants := config.refused_by_envs:
+                raise PixelsRefused(
+                    f"pixels: this env is no MuJoCo env, so it draws itself, as it sees fit: not with {wants}"
+                )
             shape = _shape_of_own_images(env)
         elif config.workers is None:
             self._take_renderer(source)

@@ -39,6 +39,7 @@ class Blocking:
             self._portal.close()
             raise
         self.closed = False
+        inner._owned = True  # of a cycle that is collected, either may come first
         _open.add(self)
 
     def _end(self, **how: Any) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from time import perf_counter
 from typing import Any, Generic, TypeVar
 
+import gymnasium
 from gymnasium import Env, Space, logger
 from gymnasium.core import ActType, ObsType
 from gymnasium.vector import AutoresetMode
@@ -43,7 +44,7 @@ _CLOSE_TIMEOUT_S = 60.0
 _NOT_BY_CALL = ("reset", "step", "close", "_setattr", "_check_spaces")
 
 
-class AsyncVectorEnv(Facade, Generic[ObsType, ActType]):
+class AsyncVectorEnv(Facade, gymnasium.vector.VectorEnv[Any, Any, Any], Generic[ObsType, ActType]):  # as `VectorEnv`
     """A drop-in for `gymnasium.vector.AsyncVectorEnv`: the same arguments, methods, messages and exceptions.
 
     What Gymnasium gets wrong is right here: after a timeout or Ctrl-C the next result is that of the next call; a

@@ -6,6 +6,7 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, Literal, overload
 
+import gymnasium
 import numpy as np
 import numpy.typing as npt
 
@@ -33,7 +34,7 @@ from aioenv.vector_env import AsyncVectorEnv
 __all__ = ["VectorEnv", "make_vec"]
 
 
-class VectorEnv(Facade):
+class VectorEnv(Facade, gymnasium.vector.VectorEnv[Any, Any, Any]):  # named, for skrl reads the bases' names
     """Many envs, stepped at once in worker processes, for code without `await`.
 
     It starts at once, and has the methods of `AsyncVectorEnv`, which block; Gymnasium's

@@ -31,6 +31,7 @@ class Startable:
     _starting: asyncio.Task[None] | None = None
     _closing: asyncio.Task[None] | None = None
     _pid = -1  # of the process that started it
+    _owned = False  # by who closes it when both are forgotten
 
     def _start(self) -> Coroutine[Any, Any, None]:
         """What starts it; called once, on its loop. If that is cancelled, or fails, nothing may be left of it."""
@@ -129,7 +130,7 @@ class Startable:
         return super().__reduce_ex__(protocol)
 
     def __del__(self) -> None:
-        if not self.closed and self._loop is not None and self._pid == os.getpid():
+        if not self.closed and not self._owned and self._loop is not None and self._pid == os.getpid():
             text = f"unclosed {self!r}; its workers were killed"  # while it still is
             self.closed = True
             self._abandon()
