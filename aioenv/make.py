@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import gymnasium
 from gymnasium import Env, Space
-from gymnasium.envs.registration import EnvSpec
+from gymnasium.envs.registration import EnvSpec, load_env_creator
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from aioenv.creator import EnvCreator
@@ -78,7 +78,8 @@ def make_vec(
             for Gymnasium's MuJoCo tasks (v5), with the same results; else what Gymnasium has registered as its
             `vector_entry_point`, or, as `env`, a function that is called with `num_envs` and makes a
             `gymnasium.vector.VectorEnv`. It lives in this process, or, with `num_workers`, split over as many (see
-            `NativeVectorEnv`). Other than a `NativeMujocoEnv` it keeps its own autoreset mode and its own seeding.
+            `NativeVectorEnv`). Other than a `NativeMujocoEnv` it keeps its own seeding and, unless it takes an argument
+            `autoreset_mode`, its own mode.
         wrappers: applied to each env in the worker, the first one innermost.
         **env_kwargs: passed to `gymnasium.make`, or to the function. With `render` or `pixels` given, an id or a spec
             gets `render_mode="rgb_array"` unless you say otherwise.
@@ -105,17 +106,20 @@ def make_vec(
         raise ValueError(f"backend: expected one of {', '.join(map(repr, BACKENDS))}, got {backend!r}")
     if backend == "native":
         ours = is_native_task(env)
+        usual = autoreset_mode in (AutoresetMode.NEXT_STEP, AutoresetMode.NEXT_STEP.value)
+        with_mode = ours or (not usual and _takes_mode(env))
         _refuse_native(
             wrappers=bool(wrappers),
             observation_mode=observation_mode != "same",
-            autoreset_mode=not ours and autoreset_mode not in (AutoresetMode.NEXT_STEP, AutoresetMode.NEXT_STEP.value),
+            autoreset_mode=not usual and not with_mode,
             transport=transport == "shared",
             ignore_signals=ignore_signals,
             debug=debug,
             seed_plan=seed_plan is not None,
         )
-        if ours:
+        if with_mode:
             env_kwargs["autoreset_mode"] = AutoresetMode(autoreset_mode)
+        if ours:
             if num_workers and cpu_affinity is None:  # they share the CPUs; one that is pinned counts its own
                 workers = check_num_workers(num_workers, check_num_envs(num_envs))
                 env_kwargs.setdefault("num_threads", max(1, usable_cpus() // workers))
@@ -183,6 +187,19 @@ def _refuse_native(**given: bool) -> None:
             f'{", ".join(wrong)}: not with backend="native", whose env is one vector env with a mode and spaces of its '
             "own. Pass a function that makes it as you want it, wrapped in gymnasium.wrappers.vector, say"
         )
+
+
+def _takes_mode(env: Any) -> bool:
+    """Whether a vector env has an argument for its autoreset mode, as Atari's: of an id, or made by a function."""
+    if isinstance(env, str) and ":" not in env:
+        env = gymnasium.spec(env)
+    maker: Any = env.vector_entry_point if isinstance(env, EnvSpec) else env
+    try:
+        if isinstance(env, EnvSpec) and isinstance(maker, str):
+            maker = load_env_creator(maker)
+        return "autoreset_mode" in inspect.signature(maker).parameters
+    except (ImportError, AttributeError, TypeError, ValueError):  # who makes it will say what is wrong
+        return False
 
 
 def env_factory(

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
+
+import gymnasium as gym
 import numpy as np
 import pytest
+from gymnasium.vector import AutoresetMode
 from native_kit import OK, Batch, everywhere
 
 import aioenv
@@ -54,6 +58,42 @@ async def test_what_is_no_result_is_an_error_that_says_so(where):
             await envs.set_attr(name, None)
         await envs.reset()  # the slots have failed, and begin again
         await envs.step(OK)
+
+
+class Finals(Batch):
+    """In the mode that it is told; its last observations have no mask, as those of ale_py's AtariVectorEnv."""
+
+    def __init__(self, num_envs, autoreset_mode=AutoresetMode.NEXT_STEP):
+        super().__init__(num_envs)
+        self.metadata = {"autoreset_mode": AutoresetMode(autoreset_mode)}
+
+    def step(self, actions):
+        obs, reward, _, cut, _ = super().step(actions)
+        return obs, reward, np.array([False, True, False]), cut, {"final_obs": obs + 100}
+
+
+@pytest.mark.asyncio
+@everywhere
+async def test_last_observations_without_a_mask_are_those_of_slots_that_ended(where):
+    async with aioenv.NativeVectorEnv(Finals, 3, **where) as envs:
+        await envs.reset()
+        *_, info = await envs.step(OK)
+    assert info["_final_obs"].tolist() == [False, True, False] and (info["final_obs"][1] == 101).all()
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("num_workers", [None, 1])
+async def test_a_vector_env_that_takes_a_mode_is_told_it(num_workers):
+    gym.register("Finals-v0", vector_entry_point=Finals)
+    try:
+        for env in ("Finals-v0", Finals, gym.spec("Finals-v0")):
+            make = partial(aioenv.make_vec, env, 3, backend="native", num_workers=num_workers)
+            async with make(autoreset_mode="SameStep") as envs:
+                assert envs.autoreset_mode is AutoresetMode.SAME_STEP
+            async with make() as envs:
+                assert envs.autoreset_mode is AutoresetMode.NEXT_STEP
+    finally:
+        del gym.registry["Finals-v0"]
 
 
 @pytest.mark.asyncio

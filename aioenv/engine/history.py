@@ -182,4 +182,5 @@ def _derive(seed: int | None, generation: int) -> int | None:
     """A seed for an episode after a restart."""
     if seed is None:
         return None
-    return int(np.random.SeedSequence([seed, generation]).generate_state(1)[0])
+    # some engines take no more than 31 bits, and a vector env adds its slots
+    return int(np.random.SeedSequence([seed, generation]).generate_state(1)[0]) >> 2

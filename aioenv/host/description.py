@@ -62,7 +62,7 @@ def describe_envs(
                 if known and env.observation_space == first.observation_space
                 else space_of(env, "observation_space"),
                 None if known and env.action_space == first.action_space else space_of(env, "action_space"),
-                picklable_items(env.metadata or {}),  # robosuite's have None
+                picklable_items(env.metadata),
                 env.render_mode,
                 picklable(env.spec),
                 source,

@@ -102,7 +102,7 @@ def _describe(env: Env[Any, Any]) -> EnvMetadata:
         spec=spec,
         reward_range=None if reward_range is None else (float(reward_range[0]), float(reward_range[1])),
         reward_threshold=getattr(env.spec, "reward_threshold", None),
-        metadata=picklable_items(env.metadata or {}),
+        metadata=picklable_items(env.metadata),
         render_mode=env.render_mode,
         render_modes=tuple((env.metadata or {}).get("render_modes", ())),
         model=_sign_model(env),

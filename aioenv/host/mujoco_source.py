@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from aioenv.host.model_edits import may_edit, seen_fields, write_fields
+from aioenv.host.model_edits import may_edit, seen_fields
 
 if TYPE_CHECKING:
     import mujoco
@@ -25,7 +25,6 @@ __all__ = [
     "load_model",
     "read_state",
     "source_of",
-    "write_state",
 ]
 
 
@@ -164,27 +163,25 @@ def _state_spec(mujoco: Any, *, more: bool) -> int:
 def read_state(
     model: mujoco.MjModel, data: mujoco.MjData, row: npt.NDArray[np.float64], spec: int, fields: tuple[str, ...] = ()
 ) -> None:
-    """Write these parts of the state into `row`, float64 of their size, and then these fields of the model."""
+    """Write these parts of the state into `row`, float64 of their size, and then these fields of the model.
+
+    Raises:
+        ValueError: if they are of another size, since the env has made itself another model.
+    """
     import mujoco
 
-    if fields:
-        size = mujoco.mj_stateSize(model, spec)
-        np.concatenate([getattr(model, name).ravel() for name in fields], out=row[size:], casting="unsafe")
-        row = row[:size]
-    mujoco.mj_getState(model, data, row, spec)
-
-
-def write_state(
-    model: mujoco.MjModel, data: mujoco.MjData, row: npt.NDArray[np.float64], spec: int, fields: tuple[str, ...] = ()
-) -> None:
-    """The reverse of `read_state`; derived quantities are not recomputed."""
-    import mujoco
-
-    if fields:
-        size = mujoco.mj_stateSize(model, spec)
-        write_fields(model, fields, row[size:])
-        row = row[:size]
-    mujoco.mj_setState(model, data, row, spec)
+    try:
+        if fields:
+            size = mujoco.mj_stateSize(model, spec)
+            np.concatenate([getattr(model, name).ravel() for name in fields], out=row[size:], casting="unsafe")
+            mujoco.mj_getState(model, data, row[:size], spec)
+        else:
+            mujoco.mj_getState(model, data, row, spec)
+    except (TypeError, ValueError) as exc:
+        raise ValueError(
+            "images: the env has made itself another MuJoCo model, of another size, which render workers don't have. "
+            "Images as observations show it with pixels=RenderConfig(…) without `workers`"
+        ) from exc
 
 
 def dump_model(model: mujoco.MjModel) -> bytes:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 __all__ = ["reset_result", "step_result"]
 
 _STEP = ("obs", "reward", "terminated", "truncated", "info")
@@ -12,15 +14,18 @@ _RESET = ("obs", "info")
 
 
 def step_result(result: Any) -> Any:
-    """The same, if it is what `step` must give.
+    """The same, if it is what `step` must give; with a mask for "final_obs", if it has none (Atari's).
 
     Raises:
         TypeError: if it is no tuple, or the info no dict.
         ValueError: if it has another length.
     """
-    if type(result) is tuple and len(result) == 5 and type(result[4]) is dict:
-        return result
-    return _checked("step", result, _STEP)
+    if type(result) is not tuple or len(result) != 5 or type(result[4]) is not dict:
+        result = _checked("step", result, _STEP)
+    info = result[4]
+    if "final_obs" in info and "_final_obs" not in info:  # what it has for other slots is none
+        return (*result[:4], {**info, "_final_obs": np.logical_or(result[2], result[3])})
+    return result
 
 
 def reset_result(result: Any) -> Any:

@@ -15,6 +15,7 @@ from gymnasium.vector import AutoresetMode
 
 import aioenv
 from aioenv import RestartPolicy
+from aioenv.engine.history import _derive
 from aioenv.workers.restart import Budget
 
 pytestmark = pytest.mark.asyncio
@@ -56,6 +57,12 @@ async def died(envs: aioenv.AsyncVectorEnv, index: int) -> None:
     os.kill(pid, signal.SIGKILL)
     while envs.workers[index].pid == pid and envs.workers[index].state in ("ready", "busy"):
         await asyncio.sleep(0)
+
+
+async def test_seeds_after_a_restart_fit_where_31_bits_do():
+    """`ale_py.AtariVectorEnv` adds its slots to one, and takes no more."""
+    seeds = [_derive(seed, generation) for seed in range(64) for generation in (1, 2)]
+    assert len(set(seeds)) == len(seeds) and max(seeds) < 2**30
 
 
 async def test_slots_are_truncated_and_begin_anew_with_seeds_of_their_own(way):
