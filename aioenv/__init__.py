@@ -141,6 +141,9 @@ if not TYPE_CHECKING:  # else type checkers would take every name for one that i
         except RuntimeError:  # of MuJoCo's import, which says less
             importlib.import_module("aioenv.host.mujoco_gl").check_mujoco_gl()
             raise
+        except ImportError as exc:
+            importlib.import_module("aioenv.requirements").note_old_libraries(exc)
+            raise
         globals()[name] = value
         return value
 

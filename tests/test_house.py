@@ -17,7 +17,7 @@ HOUSE = Path(aioenv.__file__).parent
 # top to bottom
 ROOMS = (
     "cli testing adapters sync loops make native_vector_env vector_env creator engine rendering workers host native "
-    "envs stats assign batching memory wire trace nested machine errors"
+    "envs stats assign batching memory wire trace nested machine requirements errors"
 ).split()
 STRANGERS = {"workers", "host"}
 # parts of a room that the rest of it does without, and who may use them all the same

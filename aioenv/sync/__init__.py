@@ -9,10 +9,16 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from aioenv.host.mujoco_gl import check_mujoco_gl
-from aioenv.sync.creator import env_metadata
-from aioenv.sync.evaluate import evaluate
-from aioenv.sync.gymnasium import AsyncVectorEnv
-from aioenv.sync.vector_env import VectorEnv, make_vec
+from aioenv.requirements import note_old_libraries
+
+try:
+    from aioenv.sync.creator import env_metadata
+    from aioenv.sync.evaluate import evaluate
+    from aioenv.sync.gymnasium import AsyncVectorEnv
+    from aioenv.sync.vector_env import VectorEnv, make_vec
+except ImportError as exc:
+    note_old_libraries(exc)
+    raise
 
 if TYPE_CHECKING:
     from aioenv.sync.recording import record as record
