@@ -205,3 +205,41 @@ async def test_envs_that_draw_themselves_are_not_asked_for_what_they_do_not_draw
         await aioenv.make_vec("CartPole-v1", 2, render=aioenv.RenderConfig(camera="above"))
     with pytest.raises(ValueError, match=r"draws itself, as it sees fit: not with camera='above'"):
         await aioenv.make_vec("CartPole-v1", 2, pixels=aioenv.RenderConfig(camera="above"))
+
+
+class Rebuilt(Goal):
+    """Compiles another model for each episode: of the same sizes, or with so many balls more."""
+
+    def __init__(self, path, more=0):
+        super().__init__(path)
+        self._more = more
+
+    def reset_model(self):
+        spec = mujoco.MjSpec.from_string(XML)
+        spec.worldbody.first_geom().rgba = [*self.np_random.uniform(0, 1, 3), 1]
+        body = spec.worldbody.first_body()
+        body.pos = [0, self.np_random.uniform(-0.5, 0.5), 0.3]
+        body.first_geom().type = mujoco.mjtGeom.mjGEOM_BOX
+        body.first_geom().size = [0.1, 0.3, 0.1]
+        body.first_geom().pos = [0, 0.1, 0]
+        for _ in range(self._more):
+            spec.worldbody.add_geom(size=[0.1, 0, 0])
+        self.model = spec.compile()
+        self.data = mujoco.MjData(self.model)
+        return self._observe()
+
+
+@pytest.mark.asyncio
+async def test_an_env_that_compiles_its_model_anew(goal):
+    own, pooled = (aioenv.RenderConfig(**SIZE, camera="above", workers=workers) for workers in (None, 1))
+    rebuilt = partial(goal, Rebuilt)
+    async with aioenv.AsyncVectorEnv([rebuilt] * 2, render=pooled, pixels=own) as envs:
+        seen, _ = await envs.reset(seed=3)
+        assert np.array_equal(await envs.render(), seen)
+        assert not np.array_equal(seen[0], seen[1])
+    rebuilt = partial(goal, Rebuilt, more=2)
+    async with aioenv.AsyncVectorEnv([rebuilt] * 2, render=pooled) as envs:
+        with pytest.raises(aioenv.EnvError, match=r"made itself another MuJoCo model, .* without `workers`"):
+            await envs.reset(seed=3)
+    async with aioenv.AsyncVectorEnv([rebuilt] * 2, pixels=own) as envs:
+        await envs.reset(seed=3)

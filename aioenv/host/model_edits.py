@@ -28,6 +28,9 @@ SEEN = (
     "cam_poscom0 cam_quat cam_mat0 cam_fovy cam_intrinsic"
 ).split()
 
+# And those in which another model of the same sizes may differ, which an env has compiled anew.
+_SHAPES = "qpos0 jnt_pos jnt_axis geom_type geom_dataid geom_sameframe site_type site_sameframe".split()
+
 # Of fields of integers, those that are settings rather than the structure of the model.
 _SETTINGS = (
     "geom_contype geom_conaffinity geom_condim geom_priority geom_matid geom_group geom_castshadow site_group "
@@ -52,7 +55,7 @@ def may_edit(env: Env[Any, Any]) -> bool:
 
 def seen_fields(model: mujoco.MjModel) -> tuple[str, ...]:
     """The fields that this model has of those that a picture shows."""
-    return tuple(name for name in SEEN if getattr(model, name).size)
+    return tuple(name for name in (*SEEN, *_SHAPES) if getattr(model, name).size)
 
 
 def write_fields(model: mujoco.MjModel, names: tuple[str, ...], row: npt.NDArray[np.float64]) -> None:

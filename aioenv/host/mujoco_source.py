@@ -163,14 +163,25 @@ def _state_spec(mujoco: Any, *, more: bool) -> int:
 def read_state(
     model: mujoco.MjModel, data: mujoco.MjData, row: npt.NDArray[np.float64], spec: int, fields: tuple[str, ...] = ()
 ) -> None:
-    """Write these parts of the state into `row`, float64 of their size, and then these fields of the model."""
+    """Write these parts of the state into `row`, float64 of their size, and then these fields of the model.
+
+    Raises:
+        ValueError: if they are of another size, since the env has made itself another model.
+    """
     import mujoco
 
-    if fields:
-        size = mujoco.mj_stateSize(model, spec)
-        np.concatenate([getattr(model, name).ravel() for name in fields], out=row[size:], casting="unsafe")
-        row = row[:size]
-    mujoco.mj_getState(model, data, row, spec)
+    try:
+        if fields:
+            size = mujoco.mj_stateSize(model, spec)
+            np.concatenate([getattr(model, name).ravel() for name in fields], out=row[size:], casting="unsafe")
+            mujoco.mj_getState(model, data, row[:size], spec)
+        else:
+            mujoco.mj_getState(model, data, row, spec)
+    except (TypeError, ValueError) as exc:
+        raise ValueError(
+            "images: the env has made itself another MuJoCo model, of another size, which render workers don't have. "
+            "Images as observations show it with pixels=RenderConfig(…) without `workers`"
+        ) from exc
 
 
 def dump_model(model: mujoco.MjModel) -> bytes:
