@@ -77,6 +77,43 @@ def test_envs_are_asked_and_told_through_it(backend):
         envs.close()
 
 
+class Ending(gym.vector.VectorEnv):
+    """A vector env of somebody's, which resets as Stable-Baselines3 wants it."""
+
+    metadata = {"autoreset_mode": gym.vector.AutoresetMode.SAME_STEP}  # noqa: RUF012
+    single_observation_space = gym.spaces.Box(-9, 9, (1,), np.float64)
+    single_action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, num_envs):
+        self.num_envs = num_envs
+        self.observation_space = gym.vector.utils.batch_space(self.single_observation_space, num_envs)
+        self.action_space = gym.vector.utils.batch_space(self.single_action_space, num_envs)
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros((self.num_envs, 1)), {}
+
+    def step(self, actions):
+        ends = np.ones(self.num_envs, bool)
+        last = np.empty(self.num_envs, object)
+        last[:] = [np.ones(1)] * self.num_envs
+        info = {"final_obs": last, "_final_obs": ends}
+        return np.zeros((self.num_envs, 1)), np.ones(self.num_envs), ends, ~ends, info
+
+
+def test_vector_envs_of_other_peoples_keep_their_mode():
+    from aioenv.adapters import sb3
+
+    envs = sb3.make_vec(Ending, 2, backend="native")
+    try:
+        envs.reset()
+        dones, infos = envs.step(np.zeros(2, int))[2:]
+        assert dones.all() and all(info["terminal_observation"] == [1.0] for info in infos)
+    finally:
+        envs.close()
+    with pytest.raises(ValueError, match=r"takes AutoresetMode.SAME_STEP, the vector env has AutoresetMode.NEXT_STEP"):
+        sb3.make_vec("CartPole-v1", 2, backend="native")
+
+
 def test_misuse_is_said():
     from aioenv.adapters import sb3
 

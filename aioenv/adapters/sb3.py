@@ -22,6 +22,7 @@ from aioenv.engine.arguments import listed_factories
 from aioenv.engine.results import Ready, ResetResult
 from aioenv.engine.runs.one_slot import infos_of
 from aioenv.errors import ActionError, EnvError, NoAsyncCallError, PendingCallError
+from aioenv.host.vector_access import is_native_task
 from aioenv.sync.portal import Postponed
 from aioenv.sync.stepping import Step
 from aioenv.vector_env import AsyncVectorEnv
@@ -278,10 +279,12 @@ def make_vec(
 
     Raises:
         TypeError: if an argument is one that only Stable-Baselines3's `make_vec_env` has.
+        ValueError: as `VecEnv`: if a vector env that is its own backend, CartPole's say, has another autoreset mode.
     """
     _refuse_theirs(kwargs)
     native = kwargs.get("backend") == "native"
-    kwargs = {"episode_stats": True, "autoreset_mode": "SameStep", **kwargs}
+    own_mode = native and not is_native_task(env)  # a vector env that somebody wrote; `VecEnv` looks at its mode
+    kwargs = {"episode_stats": True, **({} if own_mode else {"autoreset_mode": "SameStep"}), **kwargs}
     if not native:
         kwargs["wrappers"] = (*kwargs.get("wrappers", ()), answering)
     envs = VecEnv(sync.make_vec(env, num_envs, **kwargs), episode_stats=bool(kwargs["episode_stats"]))
