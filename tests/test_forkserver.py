@@ -148,6 +148,18 @@ async def test_a_module_that_starts_a_thread_is_left_to_the_workers(module):
         assert len(os.listdir(f"/proc/{pid}/task")) == 1
 
 
+async def test_a_module_that_connects_is_left_to_the_workers(module):
+    """As pyglet does, and pygame's display, to an X server: copies of a process would talk over one connection."""
+    name = module(
+        "connects_at_import", "import os, socket\nA, B = socket.socketpair()\nNODE = os.fstat(A.fileno()).st_ino"
+    )
+    async with tellers(2, preload=[name]) as envs:
+        first, second = await envs.call("ask", f"sys.modules[{name!r}].NODE")
+        assert first != second
+        (pid,) = await servers(envs)
+        assert len(os.listdir(f"/proc/{pid}/task")) == 1
+
+
 async def test_a_module_is_imported_once_for_all(module):
     name = module("imported_once", "import os\nPID = os.getpid()")
     async with tellers(2, preload=[name]) as envs:

@@ -32,6 +32,8 @@ __all__ = ["main"]
 _MAX_FDS = 6
 # How often a server that is importing a module looks whether its parent is alive, in seconds.
 _WATCH_S = 0.5
+# What links in /proc/self/fd of open connections begin with.
+_CONNECTIONS = ("socket:", "/dev/dri/", "/dev/nvidia")
 
 
 class Ends(NamedTuple):
@@ -124,7 +126,7 @@ class Server:
         return None
 
     def _preload(self, modules: Sequence[str], asker: socket.socket) -> None:
-        """Import modules, one by one, to know which one it is that starts a thread, or takes for ever."""
+        """Import modules, one by one, to know which one it is that must not be copied, or takes for ever."""
         news = [name for name in modules if name not in self._imported]
         divert_warnings()  # of models that a module loads when it is imported
         for name in news:
@@ -133,12 +135,12 @@ class Server:
             self._imported.add(name)
             _tell(asker, Importing(name))
             before = _count_threads()  # a debugger's, say, or of `sitecustomize`: no module is to blame for those
+            connections = _connections()
             # whoever needs it will be told why it can't be imported
             with contextlib.suppress(Exception, SystemExit), self._watching():
                 importlib.import_module(name)
-            threads = _count_threads()
-            if threads > before:
-                self._unfit = Unfit(name, threads)
+            if _count_threads() > before or not _connections() <= connections:
+                self._unfit = Unfit(name)
         if news:
             # once here, so that no worker has to
             boot.libc().prctl  # noqa: B018
@@ -252,6 +254,16 @@ def _count_threads() -> int:
         return len(os.listdir("/proc/self/task"))
     except OSError:
         return threading.active_count()
+
+
+def _connections() -> set[str]:
+    """Sockets and graphics devices that are open: two processes that talk over one (to an X server, say) break it."""
+    links = set()
+    with contextlib.suppress(OSError):  # no /proc
+        for fd in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(OSError):  # the one of the directory itself
+                links.add(os.readlink(f"/proc/self/fd/{fd}"))
+    return {link for link in links if link.startswith(_CONNECTIONS)}
 
 
 def _tell(status: socket.socket, message: Any, *fds: int) -> None:

@@ -55,10 +55,12 @@ class Importing(NamedTuple):
 
 
 class Unfit(NamedTuple):
-    """On the status socket: nothing was forked, for the server has threads since it imported this module."""
+    """On the status socket: nothing was forked, since the server has imported this module.
+
+    It has threads, or connections, that no copy of it may have.
+    """
 
     module: str
-    threads: int
 
 
 class Exited(NamedTuple):

@@ -99,7 +99,7 @@ class ForkServer:
             OSError: if no process can be started.
         """
         with cls._lock:
-            cls._servers = {key: server for key, server in cls._servers.items() if server.alive}
+            cls._servers = {key: server for key, server in cls._servers.items() if server.serves}
             if environ is None:
                 key: Any = next(iter(cls._servers), None)
             else:
@@ -115,6 +115,16 @@ class ForkServer:
     def alive(self) -> bool:
         """Whether the process still runs."""
         return self._process.poll() is None
+
+    @property
+    def serves(self) -> bool:
+        """Whether it can take orders: one that is just being killed still runs, but has let go of its end."""
+        try:
+            return self.alive and self._control.recv(1, socket.MSG_PEEK) != b""
+        except BlockingIOError:  # it never says anything there
+            return True
+        except OSError:
+            return False
 
     @property
     def pid(self) -> int:

@@ -55,7 +55,7 @@ _NO_READV = (
     'WSL do); backend="native" needs none'
 )
 
-# Modules that start threads when they are imported: no fork server takes them a second time.
+# Modules that start threads or connect when they are imported: no fork server takes them a second time.
 _unfit_modules: set[str] = set()
 
 
