@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from importlib import metadata
 
-__all__ = ["note_old_libraries"]
+__all__ = ["LEAST", "note_old_libraries"]
 
-_LEAST = {"gymnasium": (1, 4), "mujoco": (4, 0)}
+# as in pyproject.toml
+LEAST = {"gymnasium": (1, 4), "mujoco": (4, 0)}
 
 
 def note_old_libraries(exc: ImportError) -> None:
     """Add to an import that failed which library is too old, if one is."""
-    for name, least in _LEAST.items():
+    for name, least in LEAST.items():
         try:
             found = metadata.version(name)
             too_old = tuple(map(int, found.split(".")[:2])) < least

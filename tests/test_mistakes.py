@@ -6,13 +6,14 @@ import asyncio
 import re
 import threading
 import traceback
+from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
 import pytest
 
 import aioenv
-from aioenv import sync
+from aioenv import requirements, sync
 from aioenv.requirements import note_old_libraries
 
 
@@ -261,3 +262,6 @@ def test_libraries_that_are_too_old(monkeypatch):
     error = ImportError("no such module")
     note_old_libraries(error)
     assert not hasattr(error, "__notes__")
+    wanted = (Path(__file__).parents[1] / "pyproject.toml").read_text()
+    for name, least in requirements.LEAST.items():
+        assert f'"{name}>={".".join(map(str, least))}"' in wanted
