@@ -228,6 +228,17 @@ class World:
                 self.slots[i].wild = True
         return self
 
+    def fail_together(self, slots: list[int]) -> World:
+        """A vector env has failed: that was due, or it had an env of which nothing was known."""
+        outcomes = self.take(slots)
+        if any(outcome.wild for outcome in outcomes):
+            for i, outcome in zip(slots, outcomes, strict=True):
+                self.slots[i].failed |= not outcome.overtaken
+                self.slots[i].wild = True  # how far it came is not known
+        else:
+            assert all(outcome.error == "env" for outcome in outcomes)
+        return self
+
     def check(self, slots: list[int], rows: list[int], n: int, result: Any, failed: dict[int, str]) -> None:
         """Take the outcomes of some slots, and compare them with these rows of a result.
 

@@ -93,9 +93,8 @@ class Requests:
                 self.check_late(sent, value)
             return [world.clone(), dropped, sent]
         if self.config.kind == "solo" and isinstance(value, EnvError) and None in allowed:
-            outcomes = sent.take(live)
-            assert all(outcome.error == "env" for outcome in outcomes) and value.slots == tuple(live)
-            return [sent]
+            assert value.slots == tuple(live)
+            return [sent.fail_together(live)]
         if isinstance(value, SlotError) and value.partial is not None:
             assert None in allowed, f"expected {allowed}"
             self.compare(sent, live, value.partial, value)
@@ -187,8 +186,7 @@ class Requests:
         assert slots == sorted(set(slots))
         if self.config.kind == "solo" and how == "error":
             for one in value.errors:
-                outcomes = world.take(list(one.slots))
-                assert all(outcome.error == "env" for outcome in outcomes)
+                world.fail_together(list(one.slots))
                 least -= len(one.slots)
             if not slots:
                 return [world]
