@@ -157,7 +157,9 @@ def _is_known_by_types(schema: Schema, info: Mapping[Any, Any]) -> bool:
         return False
     for column in schema.columns:
         kind = type(_value(info, column, whole=True))
-        if kind is not dict if column.is_dict else column.dtype is None and kind is int:
+        if column.is_dict and kind is not dict:  # one of another class is not looked into
+            return False
+        if not column.is_dict and column.dtype is None and kind is int:  # too large for a number; the next may not be
             return False
     return True
 
