@@ -7,7 +7,7 @@ from importlib import metadata
 __all__ = ["LEAST", "note_old_libraries"]
 
 # as in pyproject.toml
-LEAST = {"gymnasium": (1, 4), "mujoco": (4, 0)}
+LEAST = {"numpy": (2, 0), "gymnasium": (1, 4), "mujoco": (4, 0)}
 
 
 def note_old_libraries(exc: ImportError) -> None:

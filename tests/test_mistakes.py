@@ -252,7 +252,7 @@ def test_an_env_without_metadata():
 
 def test_libraries_that_are_too_old(monkeypatch):
     """Other packages pin older ones, which pip then installs over what was there."""
-    versions = {"gymnasium": "0.29.1", "mujoco": "4.0.0"}
+    versions = {"numpy": "2.0.0", "gymnasium": "0.29.1", "mujoco": "4.0.0"}
     monkeypatch.setattr("importlib.metadata.version", versions.__getitem__)
     error = ImportError("cannot import name 'AutoresetMode'")
     note_old_libraries(error)
