@@ -188,7 +188,15 @@ def test_which_backends_are_tried(monkeypatch):
     assert backends.candidates("auto", (0, 1)) == ("egl",) and backends.candidates(None, (0,)) == ("osmesa",)
     monkeypatch.delenv("MUJOCO_GL")  # which has no OSMesa there
     monkeypatch.setattr(sys, "platform", "darwin")
-    assert backends.candidates("auto") == ("glfw",)
+    assert backends.candidates("auto") == ("cgl", "glfw") and backends.candidates("cgl", (0,)) == ("cgl",)
+    assert "apt-get" not in str(backends.no_backend_works(["cgl: no"])) and not backends.how_to_get("glfw")
+    monkeypatch.setenv("MUJOCO_GL", "cgl")
+    assert backends.candidates(None) == ("cgl",)
+    with pytest.raises(ValueError, match=r"expected one of \('cgl', 'glfw'\), which .* got 'egl'"):
+        backends.candidates("egl")
+    monkeypatch.delenv("MUJOCO_GL")
+    monkeypatch.setattr(sys, "platform", "win32")
+    assert backends.candidates("auto") == backends.backends_here() == ("glfw",)
     with pytest.raises(ValueError, match="backend: expected one of"):
         backends.candidates("vulkan")
 

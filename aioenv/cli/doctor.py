@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from aioenv.cli.opengl import Probe, probe_all
 from aioenv.machine import cpu_quota, usable_cpus
 from aioenv.make import new_event_loop
-from aioenv.rendering.backends import INSTALL, INSTALL_HINT, candidates, find_gpus, why_software
+from aioenv.rendering.backends import candidates, find_gpus, how_to_get, how_to_get_any, why_software
 from aioenv.workers.channel import CHANNELS, check_channel
 from aioenv.workers.launch import START_METHODS, check_start
 
@@ -73,7 +73,8 @@ def _report_opengl(probes: Sequence[Probe], gpus: Sequence[str]) -> None:
         device = "" if probe.device is None else str(probe.device)
         if not probe.renderer:
             print(f"  {probe.backend:<9}{device:<8}does not work: {probe.problem}")
-            print(f"  {'':<17}{INSTALL[probe.backend]}")
+            if advice := how_to_get(probe.backend):
+                print(f"  {'':<17}{advice}")
             continue
         drawn_by = "the CPU" if probe.software else "a GPU"
         rates = f"{probe.exact_per_s:>8,.0f}{probe.fast_per_s:>9,.0f}"
@@ -84,7 +85,7 @@ def _report_opengl(probes: Sequence[Probe], gpus: Sequence[str]) -> None:
         if works and (chosen := os.environ.get("MUJOCO_GL")):
             print(f"\nNo images are drawn while MUJOCO_GL={chosen}: unset it, or say {works[0]}.")
         else:
-            print(f"\nNo images can be drawn.\n{INSTALL_HINT}")
+            print(f"\nNo images can be drawn.\n{how_to_get_any()}")
         return
     print(f"  Images are drawn by {used.backend}, unless you say otherwise (MUJOCO_GL, or backend=).")
     if (why := why_software(used.renderer, gpus)) is not None:

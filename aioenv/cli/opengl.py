@@ -8,7 +8,7 @@ import subprocess
 import sys
 from dataclasses import dataclass, field
 
-from aioenv.rendering.backends import environment, is_software
+from aioenv.rendering.backends import backends_here, environment, is_software
 
 __all__ = ["Probe", "probe_all", "probe_opengl"]
 
@@ -88,7 +88,7 @@ def probe_opengl(backend: str, timeout_s: float = PROBE_TIMEOUT_S, device: int |
     """Draw with a backend, in a process of its own: a broken driver may crash or hang it.
 
     Args:
-        backend: "egl", "osmesa" or "glfw".
+        backend: its name.
         timeout_s: how long that may take, in seconds.
         device: which GPU is to draw; None for the one that MuJoCo chooses.
     """
@@ -115,9 +115,8 @@ def probe_opengl(backend: str, timeout_s: float = PROBE_TIMEOUT_S, device: int |
 
 def probe_all(timeout_s: float = PROBE_TIMEOUT_S) -> list[Probe]:
     """Try every backend that MuJoCo has here, and of EGL each device if there are several."""
-    if sys.platform in ("win32", "darwin"):
-        return [probe_opengl("glfw", timeout_s)]
-    probes = [egl := probe_opengl("egl", timeout_s)]
-    if egl.devices > 1:
-        probes = [probe_opengl("egl", timeout_s, number) for number in range(min(egl.devices, MAX_DEVICES))]
-    return [*probes, *(probe_opengl(name, timeout_s) for name in ("osmesa", "glfw"))]
+    best, *others = backends_here()
+    probes = [first := probe_opengl(best, timeout_s)]
+    if first.devices > 1:
+        probes = [probe_opengl(best, timeout_s, number) for number in range(min(first.devices, MAX_DEVICES))]
+    return [*probes, *(probe_opengl(name, timeout_s) for name in others)]

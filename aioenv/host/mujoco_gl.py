@@ -28,7 +28,7 @@ def check_mujoco_gl() -> None:
     value = os.environ.get("MUJOCO_GL", "")
     others = _OTHERS.get(sys.platform, ())
     if value.lower().strip() not in (*_SWITCHES, *others):
-        names = ", ".join(repr(name) for name in ("egl", "osmesa", "glfw") if name in (*_SWITCHES, *others))
+        names = ", ".join(repr(name) for name in ("egl", "osmesa", "cgl", "glfw") if name in (*_SWITCHES, *others))
         raise RenderError(
             f"MUJOCO_GL (an environment variable): expected one of {names}, or that it is not set (then the best that "
             f"works draws), got {value!r}; MuJoCo can't be imported with it. `aioenv doctor` shows what works"

@@ -12,25 +12,28 @@ from aioenv.errors import RenderError, SoftwareRenderWarning
 from aioenv.rendering.config import BACKENDS, check_backend
 
 __all__ = [
-    "INSTALL",
-    "INSTALL_HINT",
     "NVIDIA_HINT",
+    "backends_here",
     "candidates",
     "environment",
     "find_gpus",
+    "how_to_get",
+    "how_to_get_any",
     "is_software",
     "no_backend_works",
     "warn_of_software",
     "why_software",
 ]
 
+# Whose OpenGL MuJoCo has, the best first; elsewhere it is EGL, OSMesa and GLFW.
+_ELSEWHERE = {"darwin": ("cgl", "glfw"), "win32": ("glfw",)}
 # What each backend takes, on Debian and Ubuntu.
-INSTALL = {
+_INSTALL = {
     "egl": "apt-get install libegl1 libgl1-mesa-dri",
     "osmesa": "apt-get install libosmesa6",
     "glfw": "a display is needed: apt-get install xvfb, and run under `xvfb-run -a`",
 }
-INSTALL_HINT = (
+_INSTALL_HINT = (
     "MuJoCo needs OpenGL to draw. Without a GPU, Mesa's software OpenGL does: on Debian or Ubuntu\n"
     "    apt-get install libegl1 libgl1-mesa-dri libosmesa6\n"
     "With an NVIDIA GPU, install its driver with EGL (libnvidia-gl). `aioenv doctor` shows what works."
@@ -49,21 +52,41 @@ _GPU_DRIVERS = set(
 )
 
 
+def backends_here() -> tuple[str, ...]:
+    """The backends that MuJoCo has on this platform, the best first."""
+    return _ELSEWHERE.get(sys.platform, ("egl", "osmesa", "glfw"))
+
+
+def how_to_get(backend: str) -> str:
+    """What to do where a backend does not work; empty if there is nothing to be said."""
+    return "" if sys.platform in _ELSEWHERE else _INSTALL.get(backend, "")
+
+
+def how_to_get_any() -> str:
+    """What to do where no backend works."""
+    if sys.platform in _ELSEWHERE:
+        return "MuJoCo needs OpenGL to draw; a session on the desktop has it. `aioenv doctor` shows what works."
+    return _INSTALL_HINT
+
+
 def candidates(backend: str | None, devices: Sequence[int] | None = None) -> tuple[str, ...]:
     """The backends to try, in order: the one asked for; for None the user's MUJOCO_GL; else the best first.
 
-    Best is EGL, the only one with a GPU and no display, then GLFW if there is a display, then OSMesa. Who names devices
-    gets EGL alone: the others know none, and would draw on the CPU in the place of a device that does not exist.
+    Best is EGL, the only one with a GPU and no display, then GLFW if there is a display, then OSMesa; on macOS CGL,
+    then GLFW. Who names devices gets EGL alone, where there is EGL: the others know none, and would draw on the CPU in
+    the place of a device that does not exist.
 
     Raises:
-        ValueError: if there is no such backend.
+        ValueError: if there is no such backend here.
     """
     check_backend(backend)
     chosen = os.environ.get("MUJOCO_GL", "").lower() if backend is None else backend
     if chosen in BACKENDS:
+        if chosen not in (here := backends_here()):
+            raise ValueError(f"backend: expected one of {here}, which MuJoCo has on this platform, got {chosen!r}")
         return (chosen,)
-    if sys.platform in ("win32", "darwin"):
-        return ("glfw",)  # all that MuJoCo has there
+    if sys.platform in _ELSEWHERE:
+        return _ELSEWHERE[sys.platform]
     if devices is not None:
         return ("egl",)
     display = any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
@@ -143,4 +166,4 @@ def no_backend_works(reasons: Sequence[str]) -> RenderError:
         reasons: what each of them reported.
     """
     listed = "\n".join(f"  {reason}" for reason in reasons)
-    return RenderError(f"no OpenGL backend works here:\n{listed}\n{INSTALL_HINT}")
+    return RenderError(f"no OpenGL backend works here:\n{listed}\n{how_to_get_any()}")

@@ -12,7 +12,7 @@ from aioenv.rendering.quality import Quality, parse_quality
 
 __all__ = ["BACKENDS", "MAX_SIDE", "CameraChoice", "RenderConfig", "check_backend", "check_devices", "check_int"]
 
-BACKENDS = ("egl", "osmesa", "glfw")
+BACKENDS = ("egl", "osmesa", "glfw", "cgl")
 
 # What one render target may measure in each direction; more than any OpenGL implementation here allows.
 MAX_SIDE = 16_384
@@ -47,8 +47,9 @@ class RenderConfig:
         workers: how many render workers; None for one a usable CPU, at most four and at most one an env, and for
             `pixels=` of single envs none. (Eight processes that draw on one GPU have been seen to hang, mujoco issue
             3444.)
-        backend: "egl", "osmesa" or "glfw"; "auto" for the best that works (EGL, GLFW if there is a display, OSMesa);
-            None for `MUJOCO_GL` if it is set, else "auto". (With a list of `devices` EGL alone: the others know none.)
+        backend: "egl", "osmesa", "glfw" or "cgl"; "auto" for the best that works (EGL, GLFW if there is a display,
+            OSMesa; on macOS CGL, GLFW); None for `MUJOCO_GL` if it is set, else "auto". (With a list of `devices` EGL
+            alone: the others know none.)
         depth: for `render=`, give distances from the camera's plane too, in metres, float32 without the last axis.
         segmentation: for `render=`, give too what is seen: its id and its `mujoco.mjtObj`, int32 with a last axis of
             2, -1 where nothing is.
@@ -71,7 +72,7 @@ class RenderConfig:
     camera: CameraChoice | Sequence[CameraChoice] = None
     quality: Quality = "exact"
     workers: int | None = None
-    backend: Literal["auto", "egl", "osmesa", "glfw"] | None = None
+    backend: Literal["auto", "egl", "osmesa", "glfw", "cgl"] | None = None
     depth: bool = False
     segmentation: bool = False
     devices: int | Sequence[int] = 1

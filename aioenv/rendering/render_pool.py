@@ -98,8 +98,9 @@ class RenderPool(PoolLife):
         restart: how often workers are replaced; None: never.
         state_spec: which parts of the state `states` consist of, of `mujoco.mjtState`; None for all that a picture
             can depend on, controls, mocap bodies and userdata included.
-        backend: "egl", "osmesa" or "glfw"; "auto" for the best that works (EGL, GLFW if there is a display, OSMesa);
-            None for `MUJOCO_GL` if it is set, else "auto". (With `devices` EGL alone, as the others know none.)
+        backend: "egl", "osmesa", "glfw" or "cgl"; "auto" for the best that works (EGL, GLFW if there is a display,
+            OSMesa; on macOS CGL, GLFW); None for `MUJOCO_GL` if it is set, else "auto". (With `devices` EGL alone, as
+            the others know none.)
         transport: how images come back: "shared" (workers draw into anonymous memory that this process has too),
             "frames" (through the channel), or "auto", which is the first where the platform has it.
         channel, log_prefix, start_timeout_s: as those of `AsyncVectorEnv`.
@@ -131,7 +132,7 @@ class RenderPool(PoolLife):
         retry: bool = False,
         restart: RestartPolicy | None = RestartPolicy(),  # noqa: B008  (it is frozen)
         state_spec: int | None = None,
-        backend: Literal["auto", "egl", "osmesa", "glfw"] | None = None,
+        backend: Literal["auto", "egl", "osmesa", "glfw", "cgl"] | None = None,
         transport: Literal["auto", "frames", "shared"] = "auto",
         channel: Literal["auto", "scatter", "streams"] = "auto",
         log_prefix: str | None = None,
