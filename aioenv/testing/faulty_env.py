@@ -310,7 +310,8 @@ def _run_out_of_memory() -> None:
     limits = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (used + _HEADROOM_BYTES, limits[1]))
     try:
-        hoard = [bytearray(_CHUNK_BYTES) for _ in range(2 * _HEADROOM_BYTES // _CHUNK_BYTES)]
+        # malloc may have reserved 64 MiB for each thread, which the limit counts as used
+        hoard = [bytearray(_CHUNK_BYTES) for _ in range(64 * _HEADROOM_BYTES // _CHUNK_BYTES)]
         raise RuntimeError(f"{len(hoard)} MiB were to be had beyond a limit of {_HEADROOM_BYTES >> 20}")
     finally:
         resource.setrlimit(resource.RLIMIT_AS, limits)
