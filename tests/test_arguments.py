@@ -98,6 +98,18 @@ async def test_of_methods(where):
             (envs.set_attr(3, 1), TypeError, "set_attr: name: expected a string, .* got 3"),
             (envs.reset(options=3), TypeError, "options: expected a dict or None, got 3"),
             (envs.reset_at(0, options=3), TypeError, "options: expected a dict or None, got 3"),
+            (
+                envs.reset(options={"reset_mask": [True, False]}),
+                TypeError,
+                "reset_mask.*must be a numpy array, got .*list",
+            ),
+            (
+                envs.reset(options={"reset_mask": np.ones(3, bool)}),
+                ValueError,
+                r"reset_mask.* shape `\(2,\)`, got \(3,\)",
+            ),
+            (envs.reset(options={"reset_mask": np.ones(2)}), TypeError, "reset_mask.*`dtype=np.bool_`, got float64"),
+            (envs.reset(options={"reset_mask": np.zeros(2, bool)}), ValueError, "reset_mask.* at least one True value"),
             (envs.reset(seed=[1]), ValueError, "the length must match num_envs=2 but got length=1"),
             (envs.recv(deadline_s="x"), ValueError, "recv: deadline_s: expected a number of seconds or None, got 'x'"),
             (aioenv.evaluate(envs, len, 2, seed=[1.5, 2]), TypeError, INTS + r"\[1.5, 2\]"),

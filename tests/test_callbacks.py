@@ -134,7 +134,11 @@ async def test_an_argument_that_is_not_there_is_an_error_in_blocking_code():
             for name in ("render", "submit"):
                 with pytest.raises(TypeError, match="widht"):
                     getattr(pool, name)(np.zeros((1, pool.state_size)), widht=4, height=4)
-            return pool.render(np.zeros((1, pool.state_size)), **SMALL).shape
+            shape = pool.render(np.zeros((1, pool.state_size)), **SMALL).shape
+            assert not pool.closed
+        assert pool.closed and "closed" in repr(pool)
+        pool.close()  # again
+        return shape
 
     assert await asyncio.wait_for(asyncio.to_thread(draw), 30) == (1, SMALL["height"], SMALL["width"], 3)
 
