@@ -190,6 +190,20 @@ def test_indices_are_those_of_a_list():
         envs.close()
 
 
+def test_a_seed_is_that_of_actions_too():
+    from stable_baselines3.common.env_util import make_vec_env
+
+    from aioenv.adapters import sb3
+
+    theirs, ours = make_vec_env("Hopper-v5", 2, seed=3), sb3.make_vec("Hopper-v5", 2, seed=3, num_workers=1)
+    try:
+        assert np.array_equal(theirs.reset(), ours.reset())
+        assert np.array_equal(theirs.action_space.sample(), ours.action_space.sample())
+    finally:
+        theirs.close()
+        ours.close()
+
+
 class Optional(gym.Env):
     observation_space = gym.spaces.Box(-9, 9, (2,), np.float64)
     action_space = gym.spaces.Discrete(2)

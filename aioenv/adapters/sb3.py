@@ -274,7 +274,7 @@ def make_vec(
     Args:
         env: an id, an `EnvSpec`, or a function that makes an env.
         num_envs: how many copies.
-        seed: of the first reset: slot i gets `seed + i`.
+        seed: of the first reset: slot i gets `seed + i`; and of `action_space`, as there.
         **kwargs: `wrappers=`, `num_workers=`, keyword arguments of the env, and so on.
 
     Raises:
@@ -291,4 +291,5 @@ def make_vec(
     envs._answers = not native
     if seed is not None:
         envs.seed(seed)
+        envs.action_space.seed(seed)
     return envs
