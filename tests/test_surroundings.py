@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
@@ -182,6 +183,43 @@ def test_a_timeout_says_where_envs_are(start, fault, monkeypatch):
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="takes signals")
+@pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="takes pidfds")
+def test_frames_of_ours_are_left_out_wherever_the_package_is(tmp_path):
+    place = tmp_path / "ä"
+    place.mkdir()
+    (place / "aioenv").symlink_to(Path(aioenv.__file__).parent)
+    code = """
+    import gymnasium as gym, numpy as np
+    import aioenv
+    from aioenv import sync
+    from aioenv.engine import patience
+
+    class Hanging(gym.Env):
+        observation_space = gym.spaces.Box(-1, 1, (1,), np.float32)
+        action_space = gym.spaces.Discrete(2)
+
+        def reset(self, *, seed=None, options=None):
+            return np.zeros(1, np.float32), {}
+
+        def step(self, action):
+            while True:
+                pass
+
+    patience._ASK_FROM_S = 0.0
+    with sync.make_vec(Hanging, 1, timeout_s=0.5) as envs:
+        envs.reset(timeout_s=30)
+        try:
+            envs.step([0])
+        except aioenv.StepTimeout as error:
+            (note,) = error.__notes__
+            print(aioenv.__file__, note, sep="\\n")
+    """
+    done = run_alone(code, env={**environment(), "PYTHONPATH": os.pathsep.join([str(place), *filter(None, sys.path)])})
+    where, head, *frames = done.stdout.splitlines()
+    assert where.startswith(str(place)) and head.startswith("Where slot 0 (pid ")
+    assert len(frames) == 1 and " in step" in frames[0]
+
+
 def test_a_worker_that_does_not_say_where_it_is_keeps_nobody_waiting(monkeypatch):
     monkeypatch.setattr(patience, "_ASK_FROM_S", 0.0)
 

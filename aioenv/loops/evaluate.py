@@ -49,7 +49,7 @@ class Evaluation(NamedTuple):
         if not self.episodes:
             return f"<Evaluation of no episodes, seed={self.seed}>"
         returns = self.returns
-        return f"<Evaluation of {len(self.episodes)} episodes, return {returns.mean():.6g} ± {returns.std():.6g}>"
+        return f"<Evaluation of {len(self.episodes)} episodes, return {returns.mean():.6g} +/- {returns.std():.6g}>"
 
     def __str__(self) -> str:
         rows = [["episode", "seed", "slot", "return", "length", "seconds", "end", "attempts"]]
@@ -65,7 +65,7 @@ class Evaluation(NamedTuple):
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = ["  ".join(c.rjust(w) for c, w in zip(row, widths, strict=True)) for row in rows]
         if len(shown) < len(self.episodes):
-            lines.insert(1 + _ROWS // 2, "…")
+            lines.insert(1 + _ROWS // 2, "...")
         if self.episodes:
             lines += [_spread("return", self.returns), _spread("length", self.lengths)]
         source = "" if self.seed is None else f", drawn from seed={self.seed}"
@@ -73,7 +73,7 @@ class Evaluation(NamedTuple):
 
 
 def _spread(name: str, values: npt.NDArray[Any]) -> str:
-    return f"{name}: {values.mean():.6g} ± {values.std():.6g}, from {values.min():.6g} to {values.max():.6g}"
+    return f"{name}: {values.mean():.6g} +/- {values.std():.6g}, from {values.min():.6g} to {values.max():.6g}"
 
 
 async def evaluate(
@@ -141,7 +141,7 @@ def counted(progress: Progress, total: int) -> Iterator[Callable[[Episode], obje
 
         def count(episode: Episode) -> None:
             returns.append(episode.total_reward)
-            bar.set_postfix_str(f", return {np.mean(returns):.4g}", refresh=False)
+            bar.set_postfix_str(f"return {np.mean(returns):.4g}", refresh=False)
             bar.update(1)
 
         try:

@@ -33,7 +33,9 @@ _TERM_S = 1.0
 _WHERE_S = 0.25
 # How `faulthandler` begins what it prints, what each frame looks like, and the outermost one of a worker.
 _STACK, _FRAME, _OUTERMOST = "Stack (most recent call first)", '  File "', '  File "<string>", line 1 in <module>'
-_OURS = tuple(f"{_FRAME}{Path(__file__).resolve().parents[1] / room}" for room in ("batching", "host"))
+# as it writes paths: what is not ASCII is escaped, and links are not followed
+_PACKAGE = str(Path(__file__).absolute().parents[1]).encode("ascii", "backslashreplace").decode()
+_OURS = tuple(f"{_FRAME}{_PACKAGE}/{room}/" for room in ("batching", "host"))
 
 
 class Pending:
