@@ -377,11 +377,10 @@ async def test_recv_deadline(gate):
         ready = await envs.recv(2, deadline_s=0.05)
         assert len(ready.slots) == 0 and ready.obs.shape == (0, 2)
         envs.send([0], [1])
+        both = asyncio.create_task(envs.recv(2, deadline_s=60))
         await asyncio.get_running_loop().run_in_executor(None, open_gate)
-        got = []
-        async for ready in envs.ready():
-            got += ready.slots.tolist()
-        assert sorted(got) == [0, 1]
+        assert (await both).slots.tolist() == [0, 1]
+        assert not envs.outstanding
 
 
 async def test_calls():
