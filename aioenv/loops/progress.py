@@ -32,9 +32,9 @@ def progress_bar(total: int, unit: str = "steps") -> Bar:
         from tqdm import tqdm
     except ImportError:
         return no_bar()
-    tqdm.monitor_interval = 0  # a thread that would outlive the bar
+    kind = type("Progress", (tqdm,), {"monitor_interval": 0})  # no thread, which would outlive the bar
     layout = "{percentage:3.0f}% |{bar:30}| {n_fmt}/{total_fmt} {unit}, {elapsed}{postfix}"
-    bar: Bar = tqdm(total=total, unit=unit, bar_format=layout, file=sys.stdout, mininterval=0.25)
+    bar: Bar = kind(total=total, unit=unit, bar_format=layout, file=sys.stdout, mininterval=0.25)
     return bar
 
 
