@@ -152,8 +152,8 @@ class Pictures:
             for row, final in enumerate(info["final_obs"]):
                 if info["_final_obs"][row]:
                     await self.compare("final_obs", final["pixels"], final["state"])
-        if one is None and "_active" in info and not info["_active"].any():
-            return  # all are paused: nothing has happened
+        if not len(slots) or (one is None and "_active" in info and not info["_active"].any()):
+            return  # nothing was ready, or all are paused: nothing has happened
         self.kept[self.results] = list(self.last)
         self.results += 1
 
@@ -234,8 +234,9 @@ class Pictures:
     async def do_recv(self) -> None:
         least = self.rng.randint(1, self.n)
         most = self.rng.choice([None, 1, 2])
-        self.log[-1] += f" {least} {most}"
-        await self.took(*await self.attempt(self.envs.recv(least, most)))
+        deadline_s = self.rng.choice([None, None, 0.0])
+        self.log[-1] += f" {least} {most} {deadline_s}"
+        await self.took(*await self.attempt(self.envs.recv(least, most, deadline_s=deadline_s)))
 
     async def do_pause(self) -> None:
         slots = self.some()

@@ -158,6 +158,22 @@ async def test_blocking_images():
         assert len(images) == 2 and images[0].shape == (24, 32, 3) and images[0].any()
 
 
+@pytest.mark.parametrize("where", [{}, {"num_workers": 2}], ids=str)
+async def test_results_that_are_taken_together_are_one_of_a_stream(where):
+    async with aioenv.make_vec(TASK, 2, backend="native", render=SMALL, **where) as envs:
+        await envs.reset(seed=1)
+        stream = envs.render_stream()
+        for _ in range(2):
+            for slot in range(2):
+                envs.send(np.ones((1, 1), np.float32), [slot])
+            assert len((await envs.recv(2)).slots) == 2
+            newest = await envs.render()
+        for expected in 1, 2:
+            step, images = await anext(stream)
+            assert step == expected
+        assert np.array_equal(images, newest)
+
+
 @pytest.mark.parametrize("where", [{"run_in": "inline"}, {"num_workers": 2}], ids=str)
 async def test_streams_grids_and_videos(where, tmp_path):
     """Of a step that is made at once, too: a video's picture is of the states before it."""

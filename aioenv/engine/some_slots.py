@@ -163,7 +163,7 @@ class SomeSlots:
         for exchange, slots in taken:
             if exchange.images is not None and self.images is not None:
                 self.images.show(exchange.images, slots)
-        if self.images is not None:
+        if self.images is not None and taken:
             self.images.publish()
         for exchange in self._abandoned:
             exchange.idle = not exchange.open and not any(exchange is other for other, _ in self._ready)

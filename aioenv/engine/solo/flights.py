@@ -131,11 +131,16 @@ class Flights:
         """Its result is handed out: the slots are free again."""
         self._open.discard(flight)
         self.release(flight.slots)
-        self._show(flight, flight.slots)
+        self._show([(flight, flight.slots)])
 
-    def _show(self, flight: Flight, slots: Slots) -> None:
-        if self.images is not None and flight.shot is not None:
-            self.images.show(flight.shot, slots)
+    def _show(self, taken: list[tuple[Flight, Slots]]) -> None:
+        """One result is handed out, of so many flights."""
+        if self.images is None:
+            return
+        shots = [(flight.shot, slots) for flight, slots in taken if flight.shot is not None]
+        for shot, slots in shots:
+            self.images.show(shot, slots)
+        if shots:
             self.images.publish()
 
     def release(self, slots: Slots | slice) -> None:
@@ -228,9 +233,9 @@ class Flights:
                 taken.append((flight, flight.slots[rows]))
         self._ready = [flight for flight in self._ready if flight.untaken.any()]
         self.abandoned = [flight for flight in self.abandoned if flight.value is None or flight.untaken.any()]
-        for flight, mine in taken:
+        for _, mine in taken:
             self._table.move(mine, SlotState.IDLE)
-            self._show(flight, mine)
+        self._show(taken)
         errors = [flight.value for flight, _ in taken if isinstance(flight.value, EnvError)]
         good = [(flight, mine) for flight, mine in taken if not isinstance(flight.value, EnvError)]
         return self._ready_of(good, single, batched), errors
