@@ -138,6 +138,15 @@ class History:
                 lost.append(LostRow(row, seed, None, True, self._state(slot)))
         return lost
 
+    def last_of_failed(self, member: Member) -> list[tuple[int, Any]]:
+        """Rows of a worker that must be reset, and what they observed last, as far as that is known."""
+        slots = [slot for slot in sorted(self._failed) if member.start <= slot < member.stop]
+        if not slots:
+            return []
+        observations = list(self._fleet.received.rows(self._obs, self._objects))
+        known = [slot for slot in slots if all(column[slot] is not None for column in self._objects)]
+        return [(slot - member.start, observations[slot]) for slot in known]
+
     def _state(self, slot: int) -> npt.NDArray[np.float64] | None:
         return self._states[slot] if self._states.shape[1] else None
 

@@ -106,3 +106,8 @@ class EnvResume(EnvCalls):
             if state is not None:
                 self._state[row] = state  # and what images of it are drawn from
             self._stepper.begin_anew(row, seed, None if over else obs)
+
+    def show_again(self, rows: Sequence[tuple[int, Any]]) -> None:
+        """What rows of another process that must be reset observed last: a reset of other rows tells it once more."""
+        for row, obs in rows:
+            self._rows.keep(0, row, obs)

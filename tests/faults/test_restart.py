@@ -16,10 +16,12 @@ from gymnasium.vector import AutoresetMode
 import aioenv
 from aioenv import RestartPolicy
 from aioenv.engine.history import _derive
+from aioenv.memory import AVAILABLE
 from aioenv.workers.restart import Budget
 
 pytestmark = pytest.mark.asyncio
 
+TRANSPORTS = ["frames", *(["shared"] if AVAILABLE else [])]
 KILL, HANG, END, FAIL = 90, 91, 92, 93
 
 
@@ -44,6 +46,18 @@ class Counter(gym.Env):
             raise ValueError("as asked")
         self._t += 1
         return np.array([self._draw, self._t]), float(self._t), bool(action == END), False, {}
+
+
+class Walker(Counter):
+    """One that tells its state, so that it can be resumed."""
+
+    _t, _draw = 0, 0.0
+
+    def get_state(self):
+        return {"t": self._t, "draw": self._draw}
+
+    def set_state(self, state):
+        self._t, self._draw = state["t"], state["draw"]
 
 
 def counters(n: int = 4, **kwargs) -> aioenv.AsyncVectorEnv:
@@ -267,6 +281,26 @@ async def test_failed_slots_stay_failed():
             await envs.step([0] * 4)
         await envs.reset(options={"reset_mask": np.array([True, False, False, False])})
         assert (await envs.step([0] * 4)).truncated.tolist() == [False, True, False, False]
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("resume", [False, True])
+async def test_a_failed_slot_shows_its_last_observation_also_after_a_restart(transport, resume):
+    policy = RestartPolicy(backoff_s=0.01, resume=resume)
+    envs = [Walker, Walker] if resume else [Counter, Counter]
+    async with aioenv.AsyncVectorEnv(envs, num_workers=1, transport=transport, restart=policy) as envs:
+        await envs.reset(seed=1)
+        for _ in range(3):
+            last = (await envs.step([0, 0])).obs
+        with pytest.raises(aioenv.EnvError) as caught:
+            await envs.step([0, FAIL])
+        assert np.array_equal(caught.value.partial.obs[1], last[1])
+        await died(envs, 0)
+        for seed in 5, 6, 7:  # results take turns in memory
+            result = await envs.reset(seed=seed, options={"reset_mask": np.array([True, False])})
+            assert np.array_equal(result.obs[1], last[1])
+        with pytest.raises(aioenv.EnvError, match=r"slots \[1\] have failed"):
+            await envs.step([0, 0])
 
 
 async def test_calls_wait_for_the_restart():
