@@ -274,7 +274,7 @@ def make_vec(
     Args:
         env: an id, an `EnvSpec`, or a function that makes an env.
         num_envs: how many copies.
-        seed: of the first reset: slot i gets `seed + i`; and of `action_space`, as there.
+        seed: of the first reset: slot i gets `seed + i`; and of `action_space`.
         **kwargs: `wrappers=`, `num_workers=`, keyword arguments of the env, and so on.
 
     Raises:

@@ -25,7 +25,7 @@ __all__ = [
     "why_software",
 ]
 
-# Whose OpenGL MuJoCo has, the best first; elsewhere it is EGL, OSMesa and GLFW.
+# The backends that MuJoCo has elsewhere than on Linux, the best first.
 _ELSEWHERE = {"darwin": ("cgl", "glfw"), "win32": ("glfw",)}
 # What each backend takes, on Debian and Ubuntu.
 _INSTALL = {
