@@ -182,7 +182,6 @@ def test_a_timeout_says_where_envs_are(start, fault, monkeypatch):
     asyncio.run(main())
 
 
-@pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="takes signals")
 @pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="takes pidfds")
 def test_frames_of_ours_are_left_out_wherever_the_package_is(tmp_path):
     place = tmp_path / "ä"
@@ -220,6 +219,7 @@ def test_frames_of_ours_are_left_out_wherever_the_package_is(tmp_path):
     assert len(frames) == 1 and " in step" in frames[0]
 
 
+@pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="takes signals")
 def test_a_worker_that_does_not_say_where_it_is_keeps_nobody_waiting(monkeypatch):
     monkeypatch.setattr(patience, "_ASK_FROM_S", 0.0)
 

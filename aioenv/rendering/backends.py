@@ -81,12 +81,13 @@ def candidates(backend: str | None, devices: Sequence[int] | None = None) -> tup
     """
     check_backend(backend)
     chosen = os.environ.get("MUJOCO_GL", "").lower() if backend is None else backend
+    here = backends_here()
     if chosen in BACKENDS:
-        if chosen not in (here := backends_here()):
+        if chosen not in here:
             raise ValueError(f"backend: expected one of {here}, which MuJoCo has on this platform, got {chosen!r}")
         return (chosen,)
-    if sys.platform in _ELSEWHERE:
-        return _ELSEWHERE[sys.platform]
+    if "egl" not in here:
+        return here
     if devices is not None:
         return ("egl",)
     display = any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
