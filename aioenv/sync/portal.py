@@ -317,7 +317,7 @@ class Call:
         self._finished.release()
 
     def wait_begun(self, turns: int = 1) -> None:
-        """Wait until the coroutine waits for something itself, or has ended; with more `turns` of the loop, a bit on."""
+        """Wait until the coroutine waits for something itself, or has ended; more `turns` of the loop: a bit longer."""
         begun = threading.Lock()
         begun.acquire()
 
