@@ -65,6 +65,7 @@ class EpisodeEvent:
         name: what it is called; by default the key.
 
     Raises:
+        TypeError: if the key is neither a string nor some.
         ValueError: if there is no such reducer.
     """
 
@@ -74,11 +75,13 @@ class EpisodeEvent:
     name: str = ""
 
     def __post_init__(self) -> None:
+        if not isinstance(self.key, str):
+            if not isinstance(self.key, Sequence) or not all(isinstance(part, str) for part in self.key):
+                raise TypeError(f"key: expected a key of the info dict, or a tuple of nested ones, got {self.key!r}")
+            object.__setattr__(self, "key", tuple(self.key))
         if not self.name:
             object.__setattr__(self, "name", self.key if isinstance(self.key, str) else ".".join(self.key))
         object.__setattr__(self, "epoch", (self.epoch,) if isinstance(self.epoch, str) else tuple(self.epoch))
-        if not isinstance(self.key, str):
-            object.__setattr__(self, "key", tuple(self.key))
         for level, reducers in (("episode", [self.episode]), ("epoch", list(self.epoch))):
             for reducer in reducers:
                 function = reducer[1] if isinstance(reducer, tuple) else reducer
@@ -142,6 +145,7 @@ class EpisodeStats:
         prefix, writers: as above.
 
     Raises:
+        TypeError: if an argument is none of these.
         ValueError: if two events have the same name.
     """
 
@@ -151,6 +155,14 @@ class EpisodeStats:
         self.events = tuple(events)
         self.prefix = prefix
         self.writers = list(writers)
+        for event in self.events:
+            if not isinstance(event, EpisodeEvent):
+                raise TypeError(f"events: expected instances of aioenv.EpisodeEvent, got {event!r}")
+        if prefix is not None and not isinstance(prefix, str):
+            raise TypeError(f"prefix: expected a string or None, got {prefix!r}")
+        for writer in self.writers:
+            if not callable(getattr(writer, "write", None)):
+                raise TypeError(f"writers: expected objects with write(prefix, step, stats), got {writer!r}")
         self.total_episodes = 0
         self.total_steps = 0
         names = [event.name for event in self.events]
