@@ -285,6 +285,14 @@ def test_misuse():
         EpisodeEvent("score", "average")
     with pytest.raises(ValueError, match="score: epoch: expected one of"):
         EpisodeEvent("score", epoch=("mean", "average"))
+    with pytest.raises(TypeError, match="key: expected a key of the info dict, or a tuple of nested ones, got 3"):
+        EpisodeEvent(3)
+    with pytest.raises(TypeError, match="events: expected instances of"):
+        EpisodeStats(["score"])
+    with pytest.raises(TypeError, match="prefix: expected a string or None, got 3"):
+        EpisodeStats(prefix=3)
+    with pytest.raises(TypeError, match="writers: expected objects with write"):
+        EpisodeStats(writers=["runs/1"])
     with pytest.raises(ValueError, match="names of their own"):
         EpisodeStats([EpisodeEvent("a"), EpisodeEvent("a", "max")])
     for pair in ("most", np.max), ("most", "max"), np.max, ["most"]:

@@ -70,6 +70,7 @@ class EpisodeEvent:
         name: what it is called; by default the key.
 
     Raises:
+        TypeError: if the key is neither a string nor some.
         ValueError: if there is no such reducer.
     """
 
@@ -79,12 +80,14 @@ class EpisodeEvent:
     name: str = ""
 
     def __post_init__(self) -> None:
+        if not isinstance(self.key, str):
+            if not isinstance(self.key, Sequence) or not all(isinstance(part, str) for part in self.key):
+                raise TypeError(f"key: expected a key of the info dict, or a tuple of nested ones, got {self.key!r}")
+            object.__setattr__(self, "key", tuple(self.key))
         if not self.name:
             object.__setattr__(self, "name", self.key if isinstance(self.key, str) else ".".join(self.key))
         epoch = (self.epoch,) if isinstance(self.epoch, str) else tuple(self.epoch)
         object.__setattr__(self, "epoch", tuple(tuple(one) if isinstance(one, list) else one for one in epoch))
-        if not isinstance(self.key, str):
-            object.__setattr__(self, "key", tuple(self.key))
         if not callable(self.episode) and not _is_word(self.episode):
             raise ValueError(f"{self.name}: episode: expected one of {list(_REDUCERS)}, got {self.episode!r}")
         for reducer in self.epoch:
@@ -156,6 +159,7 @@ class EpisodeStats:
         prefix, writers: as above.
 
     Raises:
+        TypeError: if an argument is none of these.
         ValueError: if two events have the same name, or two of the numbers.
     """
 
@@ -165,6 +169,14 @@ class EpisodeStats:
         self.events = tuple(events)
         self.prefix = prefix
         self.writers = list(writers)
+        for event in self.events:
+            if not isinstance(event, EpisodeEvent):
+                raise TypeError(f"events: expected instances of aioenv.EpisodeEvent, got {event!r}")
+        if prefix is not None and not isinstance(prefix, str):
+            raise TypeError(f"prefix: expected a string or None, got {prefix!r}")
+        for writer in self.writers:
+            if not callable(getattr(writer, "write", None)):
+                raise TypeError(f"writers: expected objects with write(prefix, step, stats), got {writer!r}")
         self.total_episodes = 0
         self.total_steps = 0
         names = [event.name for event in self.events]

@@ -301,8 +301,10 @@ class SharedRunningStats:
         try:
             count, weight, mean, m2 = (np.asarray(state[name], np.float64) for name in _STATE)
             frozen = bool(state["frozen"])
-        except (KeyError, TypeError, ValueError) as exc:
+        except KeyError as exc:
             raise ValueError(f"expected a state of state_dict(), got one without {exc}") from exc
+        except (TypeError, ValueError, IndexError) as exc:
+            raise ValueError(f"expected a state of state_dict(), got {state!r}") from exc
         if mean.shape != self.shape or m2.shape != self.shape or count.shape or weight.shape:
             raise ValueError(f"expected the state of samples of shape {self.shape}, got {mean.shape}")
         if not all(np.isfinite(part).all() for part in (count, weight, mean, m2)) or min(count, weight, m2.min()) < 0:
