@@ -2,29 +2,30 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS)
 
-.PHONY: demo test parity faults stress soak gymnasium-suite lint types bench docs opengl opengl-all clean
+.PHONY: demo test oldest parity faults stress soak gymnasium-suite lint types bench docs opengl opengl-all clean
 
 # a stamp a set of extras, so that nothing is installed twice
 $(VENV)/.base: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[video]'
+	$(PIP_INSTALL) --editable '.[video]'
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.base
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	$(PIP_INSTALL) --editable '.[dev]'
 	@touch $@
 
 $(VENV)/.suite: $(VENV)/.dev
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[suite]'
+	$(PIP_INSTALL) --editable '.[suite]'
 	@touch $@
 
 $(VENV)/.bench: $(VENV)/.base
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[bench]'
+	$(PIP_INSTALL) --editable '.[bench]'
 	@touch $@
 
 $(VENV)/.docs: $(VENV)/.base
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
+	$(PIP_INSTALL) --editable '.[docs]'
 	@touch $@
 
 opengl: $(VENV)/.base
@@ -40,6 +41,11 @@ demo: $(VENV)/.base opengl
 test: $(VENV)/.dev opengl-all
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal --durations=30 \
 		-m 'not parity and not faults and not stress and not soak' $(ARGS)
+
+# the same on the oldest libraries that pyproject.toml allows
+oldest:
+	$(PYTHON) scripts/oldest.py > .oldest.txt
+	$(MAKE) test VENV=.venv-oldest PIP_ARGS='--constraint .oldest.txt'
 
 # every env x autoreset mode x number of workers x event loop against Gymnasium's SyncVectorEnv
 parity: $(VENV)/.dev opengl-all
@@ -74,4 +80,4 @@ docs: $(VENV)/.docs
 	$(BIN)/mkdocs build --strict
 
 clean:
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache site
+	rm -rf $(VENV) .venv-oldest .oldest.txt .mypy_cache .pytest_cache .ruff_cache site

@@ -51,8 +51,9 @@ class EnvCreator:
         factory: a function that makes an env (a lambda or a closure will do), an id of Gymnasium's registry, an
             `EnvSpec`, or another creator, whose arguments these are put over.
         *args: passed to it.
-        share: whether what can be shared is. With False each env gets statistics and counters of its own, in the
-            state that the shared ones are in when it is made. What a function closes over is shared all the same.
+        share: whether what can be shared is; None: as another creator that is given says, else it is. With False each
+            env gets statistics and counters of its own, in the state that the shared ones are in when it is made. What
+            a function closes over is shared all the same.
         **kwargs: passed to it.
 
     Attributes:
@@ -69,7 +70,7 @@ class EnvCreator:
         factory: Callable[..., Env[Any, Any]] | EnvSpec | str | EnvCreator,
         /,
         *args: Any,
-        share: bool = True,
+        share: bool | None = None,
         **kwargs: Any,
     ) -> None:
         self._known = _Known()
@@ -80,6 +81,7 @@ class EnvCreator:
                 self._known = inner._known
             self._registered = {**inner._registered}
             factory, args, kwargs = inner.factory, (*inner._args, *args), {**inner._kwargs, **kwargs}
+            share = inner.share if share is None else share
         elif isinstance(factory, (str, EnvSpec)):
             factory, args = gymnasium.make, (factory, *args)
         elif not callable(factory):
@@ -90,7 +92,7 @@ class EnvCreator:
         self.factory: Callable[..., Env[Any, Any]] = factory
         self._args: tuple[Any, ...] = args
         self._kwargs: dict[str, Any] = kwargs
-        self.share = share
+        self.share: bool = share is None or share
 
     @property
     def args(self) -> tuple[Any, ...]:

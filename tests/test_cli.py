@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import aioenv
-from aioenv.cli import main
+from aioenv.cli import main, opengl
 from aioenv.cli.bench import report, rounds
 from aioenv.cli.bench.contender import LOOP_TIME
 from aioenv.cli.bench.contenders import CONTENDERS, NotApplicable
@@ -221,6 +221,15 @@ def test_a_probe_says_why_a_backend_does_not_work(monkeypatch):
     probe = probe_opengl("glfw")
     assert not probe.renderer and "OpenGL" in probe.problem
     assert "no image after" in probe_opengl("osmesa", timeout_s=0.001).problem
+
+
+def test_a_probe_hears_drivers_that_print_what_they_like(monkeypatch):
+    says = "import sys; sys.{}.buffer.write(b'caf\\xe9 Error\\n'); "
+    works = 'print("MARK[\\"lamp\\", 3, 4, 2]"); print("bye")'.replace("MARK", opengl._MARK)
+    monkeypatch.setattr(opengl, "_PROBE", says.format("stdout") + works)
+    assert probe_opengl("osmesa") == Probe("osmesa", "lamp", "", devices=2, exact_per_s=3, fast_per_s=4)
+    monkeypatch.setattr(opengl, "_PROBE", says.format("stderr") + "sys.exit(1)")
+    assert probe_opengl("osmesa").problem == "caf\ufffd Error"
 
 
 def test_python_dash_m_and_wrong_arguments(capfd):

@@ -34,6 +34,24 @@ def test_a_file_that_can_not_be_written_is_told_before_anything_is_done(command,
         assert exit_.value.code == 2 and told in capfd.readouterr().err
 
 
+@pytest.mark.parametrize("command", ["bench --plot", "bench --all --plot", "trace x.json --png"])
+def test_a_picture_of_no_known_format_is_told_before_anything_is_done(command, tmp_path, capfd):
+    for name in ("x.xyz", "x"):
+        with pytest.raises(SystemExit) as exit_:
+            main([*command.split(), str(tmp_path / name)])
+        assert exit_.value.code == 2 and "expected a file named *.png" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"), [("--out x.gif", "expected a file named *.mp4"), ("--size 40000x4", "width: expected an")]
+)
+def test_what_the_demo_can_not_draw_is_a_line(arguments, message, tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    assert main(["demo", *arguments.split()]) == 1
+    said = capfd.readouterr()
+    assert said.out == "" and message in said.err and len(said.err.splitlines()) == 1
+
+
 @pytest.mark.parametrize("env", ["no_such_module:X-v1", "HalfCheeta-v5"])
 @pytest.mark.parametrize("command", ["tune", "record", "bench --env"])
 def test_an_unknown_env_is_one_line(command, env, capfd):

@@ -200,6 +200,12 @@ def test_creators_of_creators_are_flat():
         EnvCreator(Endless())
 
 
+def test_a_creator_of_one_that_does_not_share_does_not_either():
+    alone = EnvCreator(Endless, share=False)
+    assert [EnvCreator(alone, size=2).share, EnvCreator(alone, share=True).share] == [False, True]
+    assert [EnvCreator(Endless).share, EnvCreator(EnvCreator(Endless), share=False).share] == [True, False]
+
+
 # ------------------------------------------------------------ EC: in other processes
 
 

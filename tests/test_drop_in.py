@@ -6,6 +6,7 @@ import gc
 import inspect
 import multiprocessing
 import os
+import select
 import signal
 import threading
 import time
@@ -320,6 +321,27 @@ def test_the_step_after_a_timeout_gets_its_own_result(gate):
         assert envs.get_attr("t") == (3, 3)  # a call waits for the step, too
         envs.reset_async(seed=0)
         assert np.array_equal(envs.reset_wait(timeout=60)[0], first)
+
+
+@pytest.mark.parametrize("visits", [True, False])
+def test_a_result_that_is_there_needs_no_time(visits):
+    with AsyncVectorEnv(counters(2, length=99), num_workers=1) as envs:
+        envs.reset(seed=0)
+        if not visits:
+            envs._portal.may_park = None
+        for timeout in (0, -1, 1e-6):
+            for _ in range(3):
+                envs.step_async([0, 0])
+                replied(envs)
+                envs.step_wait(timeout=timeout)
+        assert envs.get_attr("t") == (9, 9)
+
+
+def replied(envs):
+    """Wait until the worker has replied to the step, whether or not somebody has read that."""
+    exchange, worker = envs._pending._exchange, envs._envs._schedule.fleet.members[0].worker
+    while exchange.open and not select.select([worker.waitable], [], [], 0.01)[0]:
+        pass
 
 
 def test_an_interrupt_leaves_the_steps_aligned(gate):

@@ -7,17 +7,19 @@ import logging
 import os
 import re
 import signal
+from dataclasses import dataclass
 from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
 import pytest
+from gymnasium.vector import AutoresetMode
 from gymnasium.wrappers.vector import RecordEpisodeStatistics
 
 import aioenv
 from aioenv import sync
 from aioenv.stats import EpisodeEvent, EpisodeStats
-from aioenv.stats.episodes import _REDUCERS
+from aioenv.stats.episodes import _OF_ALL, _REDUCERS
 
 LENGTHS = (2, 3, 5)
 
@@ -283,8 +285,26 @@ def test_misuse():
         EpisodeEvent("score", "average")
     with pytest.raises(ValueError, match="score: epoch: expected one of"):
         EpisodeEvent("score", epoch=("mean", "average"))
+    with pytest.raises(TypeError, match="key: expected a key of the info dict, or a tuple of nested ones, got 3"):
+        EpisodeEvent(3)
+    with pytest.raises(TypeError, match="events: expected instances of"):
+        EpisodeStats(["score"])
+    with pytest.raises(TypeError, match="prefix: expected a string or None, got 3"):
+        EpisodeStats(prefix=3)
+    with pytest.raises(TypeError, match="writers: expected objects with write"):
+        EpisodeStats(writers=["runs/1"])
     with pytest.raises(ValueError, match="names of their own"):
         EpisodeStats([EpisodeEvent("a"), EpisodeEvent("a", "max")])
+    for pair in ("most", np.max), ("most", "max"), np.max, ["most"]:
+        with pytest.raises(ValueError, match="or pairs of a name and a function"):
+            EpisodeEvent("score", epoch=pair if isinstance(pair, tuple) else (pair,))
+    for name in _OF_ALL[:8]:  # an event must not stand in their place
+        event, reducer = name.split("/")
+        with pytest.raises(ValueError, match=f"there is a number '{name}' already"):
+            EpisodeStats([EpisodeEvent(event, epoch=[(reducer, np.max)])])
+    with pytest.raises(ValueError, match="there is a number 'a/mean' already"):
+        EpisodeStats([EpisodeEvent("a", epoch=("mean", ["mean", np.max]))])
+    assert EpisodeStats().epoch().keys() == set(_OF_ALL)
     with pytest.raises(ValueError, match="another vector env's"):
         aioenv.make_vec("CartPole-v1", backend="native", episode_stats=stats)
     assert set(_REDUCERS) >= {"sum", "mean", "std", "min", "max", "median"}
@@ -362,3 +382,21 @@ def test_a_reset_that_is_tried_again_is_no_step_of_an_episode(mode, by_reset):
             assert result.info["episode"]["l"].tolist() == [3] and stats.total_steps == 6
 
     aioenv.run(run())
+
+
+def test_a_function_that_does_not_hash_and_an_episode_without_values():
+    @dataclass
+    class Quantile:
+        share: float
+
+        def __call__(self, values):
+            return np.quantile(values, self.share)
+
+    stats = EpisodeStats([EpisodeEvent("x", Quantile(0.5), epoch="mean")])
+    stats.bind(1, AutoresetMode.NEXT_STEP)
+    only = np.array([0])
+    for value in (3.0, None):
+        stats.begin(only)
+        values = [] if value is None else [(0, 0, value)]
+        stats.step(only, np.ones(1), np.array([True]), values)
+    assert (stats.epoch()["episode_count"], stats.epoch()["x/mean"]) == (2, 3)

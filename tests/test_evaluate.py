@@ -16,6 +16,8 @@ from conftest import run_on
 from gymnasium.vector import AutoresetMode
 
 import aioenv
+from aioenv.engine.runs.numbered import Episode
+from aioenv.loops.evaluate import counted
 from aioenv.testing.faulty_env import FaultyEnv, faulty_envs
 
 
@@ -279,6 +281,13 @@ def test_it_prints_as_a_table_and_shows_a_bar(capsys):
     assert len(str(many).split("\n")) == 1 + 1 + 20 + 1 + 2 and "\n...\n" in str(many)
     assert many.seed > 2**64
     assert re.search(r"31/31 episodes, \d\d:\d\d, return -?\d", capsys.readouterr().out)
+
+
+def test_a_bar_shows_the_mean_of_all_episodes(capsys):
+    with counted(True, 3) as count:
+        for number in range(3):
+            count(Episode(number, None, 0, float(number), 1, 0.0, True, 1, {}))
+    assert "3/3 episodes" in (told := capsys.readouterr().out) and "return 1" in told
 
 
 def test_the_blocking_twins(tmp_path):

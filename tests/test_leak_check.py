@@ -7,10 +7,12 @@ import subprocess
 import sys
 import threading
 from multiprocessing import shared_memory
+from pathlib import Path
 
 import pytest
 
 from aioenv.testing import LeakError, leak_check
+from aioenv.testing.leak_check import Resources
 
 
 def test_nothing_left():
@@ -26,6 +28,44 @@ def test_child():
             child = subprocess.Popen(["sleep", "60"])
     child.kill()
     child.wait()
+
+
+NAMED = """
+import ctypes, sys
+ctypes.CDLL(None).prctl(15, b"caf\\xe9 ) here")
+print("named", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def strange_child():
+    """A process whose name is no UTF-8."""
+    pipe = subprocess.PIPE
+    child = subprocess.Popen([sys.executable, "-c", NAMED], stdin=pipe, stdout=pipe)
+    assert child.stdout is not None and child.stdout.readline() == b"named\n"
+    yield child
+    child.communicate()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="takes prctl")
+def test_a_name_may_be_any_bytes(strange_child):
+    with leak_check():
+        pass
+    assert Resources.now().children[strange_child.pid] == f"process {strange_child.pid} (caf\ufffd ) here)"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="takes /proc")
+def test_a_child_that_ends_while_they_are_counted_hides_no_other(strange_child, monkeypatch):
+    read = Path.read_text
+
+    def read_text(path, *args, **kwargs):
+        if path.name == "children":
+            return f"{2**22 + 1} {read(path)}"  # no process has this number
+        return read(path, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "read_text", read_text)
+    assert strange_child.pid in Resources.now().children
 
 
 def test_zombie():

@@ -69,6 +69,8 @@ def test_ec_state_dict_round_trip(keep):
     for bad in ({}, {**state, "mean": np.zeros(2)}, {**state, "m2": "x"}, None):
         with pytest.raises(ValueError, match="expected"):
             b.load_state_dict(bad)
+    with pytest.raises(ValueError, match=r"expected a state of state_dict\(\), got None"):
+        b.load_state_dict(None)
     assert same(a.moments, b.moments)
 
 

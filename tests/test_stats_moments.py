@@ -7,6 +7,7 @@ import pytest
 from stats_kit import SHAPE, Walker, close_to, needs_sharing, same, samples
 
 from aioenv.stats import (
+    EpisodeCounter,
     Moments,
     NormalizeObservation,
     NormalizeReward,
@@ -83,6 +84,35 @@ def test_bad_input_changes_nothing(keep):
     assert same(stats.moments, before)
     with np.errstate(over="ignore"), pytest.raises(ValueError, match="expected finite"):
         slot.update([1e200, 0, 0])  # its square is none
+    for bad in ([[1e200, 0, 0]], [[1e200, 0, 0], [-1e200, 0, 0]]):
+        for update in (slot.update, stats.update):
+            with pytest.raises(ValueError, match="squares are finite"):
+                update(bad)
+    assert stats.merge() == 0
+    good = stats.state_dict()
+    for bad in ({"count": -1}, {"weight": np.nan}, {"mean": [0, np.inf, 0]}, {"m2": [0, -1, 0]}):
+        with pytest.raises(ValueError, match="expected a state of finite numbers"):
+            stats.load_state_dict({**good, **bad})
+    assert same(stats.moments, before)
+
+
+def test_a_batch_of_one_that_is_too_large_does_not_spoil_statistics_without_samples(keep):
+    stats = keep(SharedRunningStats((), live=True))
+    with pytest.raises(ValueError, match="squares are finite"):
+        stats.update([1e200])
+    stats.update([1.0, 3.0])
+    assert (stats.mean, stats.var) == (2, 1)
+    assert stats.denormalize([0.0, 1.0]).tolist() == pytest.approx([2, 3])
+
+
+def test_what_is_closed_still_has_a_state():
+    with SharedRunningStats(SHAPE, 2) as stats, EpisodeCounter(2) as counter:
+        stats.update(samples(0, 4))
+        counter.at(1).next_id()
+        states = stats.state_dict(), counter.state_dict()
+    assert str((stats.state_dict(), counter.state_dict())) == str(states)
+    assert same(stats.unshared().moments, stats.moments)
+    assert counter.unshared().count == counter.count == 1
 
 
 @pytest.mark.parametrize(

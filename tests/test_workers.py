@@ -92,7 +92,7 @@ async def test_streams_of_workers_are_those_of_a_pipe(caplog):
 
 
 SCRIPT = """
-import asyncio, aioenv, gymnasium as gym, numpy as np
+import aioenv, gymnasium as gym, numpy as np, threading
 
 class Mine(gym.Env):
     observation_space = gym.spaces.Box(0, 9, (1,), np.float32)
@@ -105,10 +105,27 @@ class Mine(gym.Env):
 FIVE = 5
 gym.register("Mine-v0", entry_point=Mine)
 
+class Named(Mine):
+    lock = threading.Lock()
+
+class Wrapped(gym.Wrapper, gym.utils.RecordConstructorArgs):
+    def __init__(self, env):
+        gym.utils.RecordConstructorArgs.__init__(self)
+        gym.Wrapper.__init__(self, env)
+
+gym.register("Named-v0", entry_point="__main__:Mine")
+gym.register("Locked-v0", entry_point="__main__:Named")
+spec = Wrapped(gym.make("Named-v0")).spec
+
 async def main():
-    async with aioenv.AsyncVectorEnv([Mine, lambda: Mine(), lambda: gym.make("Mine-v0")], start="START") as envs:
+    env_fns = [Mine, lambda: Mine(), lambda: gym.make("Mine-v0"), lambda: gym.make("Named-v0"), lambda: gym.make(spec)]
+    async with aioenv.AsyncVectorEnv(env_fns, start="START") as envs:
         await envs.reset()
-        print((await envs.step([0, 0, 0])).obs[:, 0].tolist())
+        print((await envs.step([0] * 5)).obs[:, 0].tolist())
+    try:
+        await aioenv.make_vec("Locked-v0", start="START")
+    except aioenv.WorkerStartError as exc:
+        print("'__main__:Named' is registered in the parent, but" in str(exc))
 
 aioenv.run(main())
 print("and on")
@@ -136,7 +153,7 @@ def test_no_main_guard_is_needed(start, how, tmp_path):
         [sys.executable, *args], input=stdin, capture_output=True, text=True, timeout=60, env=environment()
     )
     # once each: the script has not run again in a worker, nor has one read what was left of standard input
-    assert (done.returncode, done.stdout) == (0, "[5.0, 5.0, 5.0]\nand on\n"), done.stderr
+    assert (done.returncode, done.stdout) == (0, "[5.0, 5.0, 5.0, 5.0, 5.0]\nTrue\nand on\n"), done.stderr
 
 
 def wait_gone(pid: int) -> None:

@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import contextlib
 import importlib.util
+import sys
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ import aioenv
 from aioenv.cli.options import out_file, positive_int, size
 from aioenv.host.mujoco_source import MujocoSource, find_source, read_state
 from aioenv.loops.progress import progress_bar
-from aioenv.loops.video import TiledVideo, fps_of
+from aioenv.loops.video import TiledVideo, check_name, fps_of
 from aioenv.machine import usable_cpus
 from aioenv.rendering.late_pool import LatePool
 
@@ -64,8 +65,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the demo; 0 if it went well, with images or without."""
     width, height = args.size
-    # the env's own view stands still, and the cheetahs soon run out of it
-    render = aioenv.RenderConfig(width=width, height=height, camera="track", quality="fast")
+    try:
+        # the env's own view stands still, and the cheetahs soon run out of it
+        render = aioenv.RenderConfig(width=width, height=height, camera="track", quality="fast")
+        check_name(args.out)
+    except ValueError as exc:
+        print(f"aioenv demo: {exc}", file=sys.stderr)
+        return 1
     return aioenv.run(demo(Plan(args.num_envs, args.steps, render, args.out), images=not args.no_images))
 
 

@@ -16,6 +16,8 @@ PROBE_TIMEOUT_S = 60.0
 # Of devices with numbers of their own, so many are tried.
 MAX_DEVICES = 16
 
+_MARK = "aioenv-probe:"  # before what is found: drivers print, too
+
 # Makes contexts and draws in them, with a model's own quality and with the least: a context alone does not show that
 # drawing works. Prints who drew, how many images a second, and how many devices there are.
 _PROBE = """
@@ -52,8 +54,8 @@ devices = 1
 if os.environ["MUJOCO_GL"] == "egl":
     from mujoco.egl import egl_ext
     devices = len(egl_ext.eglQueryDevicesEXT())
-print(json.dumps([name, *rates, devices]))
-"""
+print("MARK" + json.dumps([name, *rates, devices]))
+""".replace("MARK", _MARK)
 
 
 @dataclass(frozen=True)
@@ -99,12 +101,14 @@ def probe_opengl(backend: str, timeout_s: float = PROBE_TIMEOUT_S, device: int |
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
+            errors="replace",  # drivers say what they like
             timeout=timeout_s,
         )
     except subprocess.TimeoutExpired:
         return Probe(backend, "", f"no image after {timeout_s:g} s", device=device)
     if done.returncode == 0:
-        name, exact, fast, devices = json.loads(done.stdout.splitlines()[-1])
+        found = next(line for line in reversed(done.stdout.splitlines()) if line.startswith(_MARK))
+        name, exact, fast, devices = json.loads(found.removeprefix(_MARK))
         return Probe(backend, name, "", device=device, devices=devices, exact_per_s=exact, fast_per_s=fast)
     lines = [line for line in done.stderr.splitlines() if line and not line.startswith(" ")]
     ended = f"ended with status {done.returncode}"

@@ -9,7 +9,9 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-__all__ = ["import_here", "out_file", "positive_float", "positive_int", "seed", "size"]
+__all__ = ["import_here", "out_file", "picture_file", "positive_float", "positive_int", "seed", "size"]
+
+_PICTURES = (".png", ".svg", ".pdf", ".jpg", ".jpeg", ".webp", ".tif", ".tiff", ".eps", ".ps")
 
 
 def import_here(module: str) -> ModuleType:
@@ -37,6 +39,20 @@ def out_file(text: str) -> Path:
         raise argparse.ArgumentTypeError(f"{text!r} can't be written: {str(there)!r} is no directory")
     if not os.access(there, os.W_OK):
         raise argparse.ArgumentTypeError(f"{text!r} can't be written: {str(there)!r} is read-only for you")
+    return path
+
+
+def picture_file(text: str) -> Path:
+    """As `out_file`, for what matplotlib draws: it takes the format from the name, and would say so at the end.
+
+    Raises:
+        argparse.ArgumentTypeError: if it can't be written, or is no picture's name.
+    """
+    path = out_file(text)
+    if path.suffix.lower() not in _PICTURES:
+        raise argparse.ArgumentTypeError(
+            f"expected a file named {', '.join(f'*{one}' for one in _PICTURES)}; got {text!r}"
+        )
     return path
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from aioenv.cli.options import out_file
+from aioenv.cli.options import picture_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -58,7 +58,7 @@ class Span(NamedTuple):
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's arguments."""
     parser.add_argument("file", type=Path, help="the timeline, as envs.trace() wrote it")
-    parser.add_argument("--png", type=out_file, metavar="OUT", help="draw it there (takes matplotlib)")
+    parser.add_argument("--png", type=picture_file, metavar="OUT", help="draw it there (takes matplotlib)")
     parser.add_argument(
         "--steps", type=_range, metavar="A:B", help=f"draw steps A to B (default: {_DEFAULT_STEPS} in the middle)"
     )

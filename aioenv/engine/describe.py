@@ -37,7 +37,7 @@ async def describe_env(
         env=check_worker_env(worker_env, 1)[0],
         preload=(preload,) if isinstance(preload, str) else tuple(preload),
         needed=modules_needed([factory]),
-        registry=capture_registry(),
+        registry=capture_registry([data]),
         start_timeout_s=check_seconds("start_timeout_s", start_timeout_s),
     )
     try:

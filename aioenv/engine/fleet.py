@@ -137,7 +137,7 @@ class Fleet:
         self._memory: Shared | None = None
         self.seed_plan: SeedPlan | None = None
         spans = spread(len(config.factories), config.num_workers)
-        registry = capture_registry()
+        registry = capture_registry({*config.factories})
         self._owners = np.repeat(np.arange(len(spans)), [stop - start for start, stop in spans])  # by slot
         same: dict[Schema, Schema] = {}
         # with fewer CPUs than workers, one that polls keeps another from its work

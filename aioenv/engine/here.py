@@ -32,7 +32,7 @@ class Here:
 
         Args:
             enough: whether there are.
-            seconds: how long to wait at most.
+            seconds: how long to wait at most; what is in by then is taken, with 0, too.
 
         Returns:
             Whether there are enough. False, maybe at once, if that takes longer, or the loop has to do something first.
@@ -50,11 +50,11 @@ class Here:
         deadline = perf_counter() + seconds
         while not enough():
             left = deadline - perf_counter()
-            if left <= 0:
-                return False
-            for descriptor, _ in self._poll.poll(math.ceil(left * 1e3)):
+            for descriptor, _ in self._poll.poll(max(0, math.ceil(left * 1e3))):
                 worker = self._by_descriptor[descriptor]
                 worker.poll()
                 if worker.waitable is None:  # it has ended: the loop finds out how
                     return enough()
+            if left <= 0:
+                return enough()
         return True

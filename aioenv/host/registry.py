@@ -9,7 +9,10 @@ pickles its entries once for all workers.)
 from __future__ import annotations
 
 import hashlib
+import re
+import sys
 import warnings
+from collections.abc import Iterable
 from functools import partial
 from typing import Any, NoReturn
 
@@ -26,10 +29,35 @@ _known: dict[str, bytes] = {}
 _digests: list[bytes] = []
 
 
-def capture_registry() -> tuple[bytes, bytes]:
-    """This process's registry: a digest of its entries, and id → pickled spec, pickled."""
+# In a pickled spec: what it names in the main module.
+_OF_MAIN = re.compile(rb"__main__:([A-Za-z_]\w*)")
+
+
+def capture_registry(factories: Iterable[bytes] = ()) -> tuple[bytes, bytes, dict[str, bytes]]:
+    """This process's registry, for workers.
+
+    Args:
+        factories: pickled; they may have specs.
+
+    Returns:
+        A digest of its entries; id → pickled spec, pickled; and name → pickled value of what specs name in the main
+        module.
+    """
     entries = _entries()
-    return _digest(entries), dump(entries)
+    return _digest(entries), dump(entries), _named_in_main([*entries.values(), *factories])
+
+
+def _named_in_main(pickles: Iterable[bytes]) -> dict[str, bytes]:
+    main = sys.modules["__main__"]
+    names = {name.decode() for data in pickles if b"__main__:" in data for name in _OF_MAIN.findall(data)}
+    named: dict[str, bytes] = {}
+    for name in sorted(names):
+        if hasattr(main, name):  # else it only looks like it
+            try:
+                named[name] = dump_code(getattr(main, name))
+            except Exception as exc:
+                named[name] = dump_code(partial(_refuse, f"__main__:{name}", str(exc)))
+    return named
 
 
 def read_registry() -> None:
@@ -38,8 +66,14 @@ def read_registry() -> None:
     _digests[:] = [_digest(_known)]
 
 
-def restore_registry(digest: bytes, pickled: bytes) -> None:
+def restore_registry(digest: bytes, pickled: bytes, of_main: dict[str, bytes]) -> None:
     """Register what differs here; an entry that does not unpickle fails only when it is used."""
+    for name, data in of_main.items():
+        try:
+            value = load(data)
+        except WireError as exc:
+            value = partial(_refuse, f"__main__:{name}", str(exc))
+        setattr(sys.modules["__main__"], name, value)
     if digest in _digests:
         return
     # by their own modules, when those are imported here
@@ -73,7 +107,7 @@ def _broken(env_id: str, reason: str) -> EnvSpec:
     return EnvSpec(env_id, partial(_refuse, env_id, reason))
 
 
-def _refuse(env_id: str, reason: str, **kwargs: Any) -> NoReturn:
+def _refuse(name: str, reason: str, *args: Any, **kwargs: Any) -> NoReturn:
     raise RuntimeError(
-        f"{env_id!r} is registered in the parent, but its registration could not be carried into the worker: {reason}"
+        f"{name!r} is registered in the parent, but its registration could not be carried into the worker: {reason}"
     )

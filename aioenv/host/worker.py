@@ -70,7 +70,10 @@ class _Loop:
                     return
         finally:
             if self._service is not None:
+                mark = running.cell()
+                ended_by = mark[0]  # an env that called sys.exit: closing the others must not wipe out which one it was
                 self._service.close()
+                mark[0] = ended_by
 
     def _serve(self, frame: Frame) -> bool:
         """Answer one request; False after the last one."""

@@ -137,11 +137,13 @@ def counted(progress: Progress, total: int) -> Iterator[Callable[[Episode], obje
         yield lambda episode: None
     else:
         bar = progress_bar(total, "episodes")
-        returns: list[float] = []
+        ended, together = 0, 0.0
 
         def count(episode: Episode) -> None:
-            returns.append(episode.total_reward)
-            bar.set_postfix_str(f"return {np.mean(returns):.4g}", refresh=False)
+            nonlocal ended, together
+            ended += 1
+            together += episode.total_reward
+            bar.set_postfix_str(f"return {together / ended:.4g}", refresh=False)
             bar.update(1)
 
         try:

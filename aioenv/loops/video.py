@@ -16,7 +16,7 @@ import numpy.typing as npt
 from aioenv.errors import RenderError, describe_exit
 from aioenv.rendering.tiles import tile
 
-__all__ = ["LEAST_FPS", "MOST_FPS", "TiledVideo", "fps_of", "is_fps"]
+__all__ = ["LEAST_FPS", "MOST_FPS", "TiledVideo", "check_name", "fps_of", "is_fps"]
 
 ImageArray = npt.NDArray[np.uint8]
 
@@ -39,6 +39,16 @@ def fps_of(metadata: Mapping[str, Any]) -> float:
     return float(fps) if is_fps(fps) else DEFAULT_FPS
 
 
+def check_name(path: Path) -> None:
+    """See that H.264 goes into a file of this name.
+
+    Raises:
+        ValueError: if the name is one of something else.
+    """
+    if path.suffix.lower() not in _SUFFIXES:
+        raise ValueError(f"out: expected a file named *.mp4 (or {', '.join(_SUFFIXES[2:])}), got {str(path)!r}")
+
+
 class TiledVideo:
     """An H.264 video, one tiled picture a step.
 
@@ -55,8 +65,7 @@ class TiledVideo:
     """
 
     def __init__(self, path: Path, grid: tuple[int, int] | None = None) -> None:
-        if path.suffix.lower() not in _SUFFIXES:
-            raise ValueError(f"out: expected a file named *.mp4 (or {', '.join(_SUFFIXES[2:])}), got {str(path)!r}")
+        check_name(path)
         try:
             ffmpeg = importlib.import_module("imageio_ffmpeg")
         except ImportError as exc:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any, SupportsFloat
 
 import numpy as np
@@ -81,8 +82,8 @@ class EpisodeCounter:
         return sum(self._cells)
 
     def state_dict(self) -> dict[str, Any]:
-        """`counts`: how many numbers each slot was handed out; of a counter without slots a single one."""
-        with self._block.locked():
+        """`counts`: how many numbers each slot was handed out; without slots a single one. Also when closed."""
+        with contextlib.nullcontext() if self._block.closed else self._block.locked():
             return {"counts": self._cells.tolist()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -109,7 +110,7 @@ class EpisodeCounter:
         return other
 
     def close(self) -> None:
-        """Let go of the memory in this process; workers keep theirs."""
+        """Let go of the memory in this process; workers keep theirs. What it has counted can still be read here."""
         self._cells = memoryview(bytes(self._cells)).cast("q")
         self._block.close()
         self._block.data.release()

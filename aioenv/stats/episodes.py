@@ -37,6 +37,11 @@ _REDUCERS: dict[str, Callable[[npt.NDArray[Any]], Any]] = {
     "last": lambda values: values[-1],
 }
 _OF_NOTHING = {"sum": 0.0, "count": 0.0}  # others are NaN
+# what there is without any event
+_OF_ALL = (
+    *("return/mean", "return/std", "return/min", "return/max"),
+    *("length/mean", "length/median", "length/total", "time/mean", "episode_count", "total_episode_count"),
+)
 
 
 class StatsWriter(Protocol):
@@ -65,6 +70,7 @@ class EpisodeEvent:
         name: what it is called; by default the key.
 
     Raises:
+        TypeError: if the key is neither a string nor some.
         ValueError: if there is no such reducer.
     """
 
@@ -74,21 +80,32 @@ class EpisodeEvent:
     name: str = ""
 
     def __post_init__(self) -> None:
+        if not isinstance(self.key, str):
+            if not isinstance(self.key, Sequence) or not all(isinstance(part, str) for part in self.key):
+                raise TypeError(f"key: expected a key of the info dict, or a tuple of nested ones, got {self.key!r}")
+            object.__setattr__(self, "key", tuple(self.key))
         if not self.name:
             object.__setattr__(self, "name", self.key if isinstance(self.key, str) else ".".join(self.key))
-        object.__setattr__(self, "epoch", (self.epoch,) if isinstance(self.epoch, str) else tuple(self.epoch))
-        if not isinstance(self.key, str):
-            object.__setattr__(self, "key", tuple(self.key))
-        for level, reducers in (("episode", [self.episode]), ("epoch", list(self.epoch))):
-            for reducer in reducers:
-                function = reducer[1] if isinstance(reducer, tuple) else reducer
-                if not callable(function) and function not in _REDUCERS:
-                    raise ValueError(f"{self.name}: {level}: expected one of {list(_REDUCERS)}, got {function!r}")
+        epoch = (self.epoch,) if isinstance(self.epoch, str) else tuple(self.epoch)
+        object.__setattr__(self, "epoch", tuple(tuple(one) if isinstance(one, list) else one for one in epoch))
+        if not callable(self.episode) and not _is_word(self.episode):
+            raise ValueError(f"{self.name}: episode: expected one of {list(_REDUCERS)}, got {self.episode!r}")
+        for reducer in self.epoch:
+            pair = isinstance(reducer, tuple) and len(reducer) == 2 and callable(reducer[1])
+            if not pair and not _is_word(reducer):
+                raise ValueError(
+                    f"{self.name}: epoch: expected one of {list(_REDUCERS)}, or pairs of a name and a function, got "
+                    f"{reducer!r}"
+                )
 
     @property
     def path(self) -> tuple[str, ...]:
         """The key as a path."""
         return (self.key,) if isinstance(self.key, str) else tuple(self.key)
+
+
+def _is_word(reducer: object) -> bool:
+    return isinstance(reducer, str) and reducer in _REDUCERS
 
 
 class EpochStats(dict[str, float]):
@@ -142,7 +159,8 @@ class EpisodeStats:
         prefix, writers: as above.
 
     Raises:
-        ValueError: if two events have the same name.
+        TypeError: if an argument is none of these.
+        ValueError: if two events have the same name, or two of the numbers.
     """
 
     def __init__(
@@ -151,11 +169,28 @@ class EpisodeStats:
         self.events = tuple(events)
         self.prefix = prefix
         self.writers = list(writers)
+        for event in self.events:
+            if not isinstance(event, EpisodeEvent):
+                raise TypeError(f"events: expected instances of aioenv.EpisodeEvent, got {event!r}")
+        if prefix is not None and not isinstance(prefix, str):
+            raise TypeError(f"prefix: expected a string or None, got {prefix!r}")
+        for writer in self.writers:
+            if not callable(getattr(writer, "write", None)):
+                raise TypeError(f"writers: expected objects with write(prefix, step, stats), got {writer!r}")
         self.total_episodes = 0
         self.total_steps = 0
         names = [event.name for event in self.events]
         if len(set(names)) < len(names):
             raise ValueError(f"events: expected names of their own, got {names}")
+        taken = set(_OF_ALL)
+        for event in self.events:
+            for reducer in event.epoch:
+                number = f"{event.name}/{reducer[0] if isinstance(reducer, tuple) else reducer}"
+                if number in taken:
+                    raise ValueError(
+                        f"events: there is a number {number!r} already; call the event something else, name="
+                    )
+                taken.add(number)
         self._returns: npt.NDArray[np.float64] | None = None  # of each slot, so far
         self._ended: list[array[float]]
         self._event_values: list[list[Any]]  # one an episode that has any
@@ -274,7 +309,7 @@ class EpisodeStats:
         for number, event in enumerate(self.events):
             for slot in slots.tolist():
                 values = self._seen[number][slot]
-                if values or event.episode in _OF_NOTHING:
+                if values or (isinstance(event.episode, str) and event.episode in _OF_NOTHING):
                     try:
                         self._event_values[number].append(_reduce(event.episode, np.asarray(values)))
                     except Exception as exc:  # the step can't help it: it is for whoever asks for the number

@@ -68,7 +68,7 @@ def normalize(x: Any, mean: Floats, var: Floats, epsilon: float, clip: float | N
 
 def denormalize(y: Any, mean: Floats, var: Floats, epsilon: float) -> Floats:
     """See `Moments.denormalize`."""
-    x: Floats = y * np.sqrt(var + epsilon) + mean
+    x: Floats = np.asarray(y) * np.sqrt(var + epsilon) + mean
     return x
 
 

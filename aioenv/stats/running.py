@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from numbers import Real
 from typing import Any
@@ -154,7 +155,7 @@ class SharedRunningStats:
             x: of the samples' shape, or `(n, *shape)`. In a batch all have the same weight.
 
         Raises:
-            ValueError: if it has another shape, or is not finite.
+            ValueError: if it has another shape, or is not finite, nor its square.
             ClosedError: if this is closed.
         """
         self._add(x, None)
@@ -184,7 +185,11 @@ class SharedRunningStats:
             epoch = table.whole.epoch
             if old_epoch != epoch:
                 old = self._nothing
-            cell.write(combine(old, moments_of(x), decay), epoch)
+            with np.errstate(over="ignore", invalid="ignore"):
+                new = combine(old, moments_of(x), decay)
+            if not np.isfinite(new.m2).all():
+                raise ValueError("expected numbers whose squares are finite: they would stay in the statistics")
+            cell.write(new, epoch)
         finally:
             block.release()
 
@@ -282,8 +287,8 @@ class SharedRunningStats:
         return _rebuild(self.shape, self.num_slots, self.live, self.decay, None, self.state_dict())
 
     def state_dict(self) -> dict[str, Any]:
-        """What has been merged: `count`, `weight`, `mean`, `m2` and `frozen`; arrays of your own."""
-        with self._table.block.locked():
+        """What has been merged: `count`, `weight`, `mean`, `m2` and `frozen`; arrays of your own. Also when closed."""
+        with contextlib.nullcontext() if self.closed else self._table.block.locked():
             moments, _ = self._table.whole.copy()
             return {**{name: getattr(moments, name) for name in _STATE}, "frozen": self.frozen}
 
@@ -291,15 +296,19 @@ class SharedRunningStats:
         """Go to the state of a `state_dict`, in every process; samples that were not merged are dropped.
 
         Raises:
-            ValueError: if it is of samples of another shape, or no such state.
+            ValueError: if it is of samples of another shape, or no such state; nothing has changed then.
         """
         try:
             count, weight, mean, m2 = (np.asarray(state[name], np.float64) for name in _STATE)
             frozen = bool(state["frozen"])
-        except (KeyError, TypeError, ValueError) as exc:
+        except KeyError as exc:
             raise ValueError(f"expected a state of state_dict(), got one without {exc}") from exc
+        except (TypeError, ValueError, IndexError) as exc:
+            raise ValueError(f"expected a state of state_dict(), got {state!r}") from exc
         if mean.shape != self.shape or m2.shape != self.shape or count.shape or weight.shape:
             raise ValueError(f"expected the state of samples of shape {self.shape}, got {mean.shape}")
+        if not all(np.isfinite(part).all() for part in (count, weight, mean, m2)) or min(count, weight, m2.min()) < 0:
+            raise ValueError("expected a state of finite numbers, with a count and squares from 0, got others")
         with self._table.block.locked():
             whole = self._table.whole
             whole.write(Moments(float(count), float(weight), mean, m2), whole.epoch + 1)

@@ -316,12 +316,19 @@ class Call:
         self._ended = True
         self._finished.release()
 
-    def wait_begun(self) -> None:
-        """Wait until the coroutine waits for something itself, or has ended."""
+    def wait_begun(self, turns: int = 1) -> None:
+        """Wait until the coroutine waits for something itself, or has ended; more `turns` of the loop: a bit longer."""
         begun = threading.Lock()
         begun.acquire()
+
+        def turn(left: int) -> None:
+            if left:
+                self._loop.call_soon(turn, left - 1)
+            else:
+                begun.release()
+
         # callbacks run in turn: `_start` first, then the task's first step, then this
-        self._send(lambda: self._loop.call_soon(begun.release))
+        self._send(lambda: turn(turns))
         while not begun.acquire(timeout=LOOK_S) and not self._ended:
             pass
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from time import perf_counter
 from typing import Any
 
 from aioenv.engine.arguments import check_recv, check_timeout
@@ -17,6 +18,9 @@ from aioenv.sync.portal import Call, Portal
 from aioenv.vector_env import AsyncVectorEnv
 
 __all__ = ["Step", "Stepper"]
+
+# So many turns of the loop read what is in, whichever loop it is, before a wait that had no time is over.
+_TURNS = 3
 
 
 class Stepper:
@@ -134,7 +138,7 @@ class Step:
             if not self._here.suffices():
                 self._portal.hurry()
 
-    def _wait_here(self, signals: list[Any]) -> None:
+    def _wait_here(self, signals: list[Any], timeout_s: float | None) -> None:
         schedule, exchange = self._envs._schedule, self._exchange
         if schedule is None or exchange is None or schedule.closing:
             return
@@ -143,17 +147,21 @@ class Step:
         except NoAsyncCallError as exc:
             self._end(None, exc)
             return
-        if not self._finish_here(schedule, exchange, signals):
+        if not self._finish_here(schedule, exchange, signals, timeout_s):
             schedule.leave(exchange)
 
-    def _finish_here(self, schedule: Schedule, exchange: Exchange, signals: list[Any]) -> bool:
+    def _finish_here(
+        self, schedule: Schedule, exchange: Exchange, signals: list[Any], timeout_s: float | None = None
+    ) -> bool:
         """Wait for the replies and take the result; whether that was so soon, and no signal has come."""
         self._late = True
         clock = self._envs._clock
         wait = clock.envs.begin()
         try:
             schedule.dispatch.poll(exchange)
-            all_in = self._here.wait(lambda: not exchange.open, _limit(schedule, self._timeout_s))
+            limit = _limit(schedule, self._timeout_s)
+            limit = limit if timeout_s is None else min(limit, timeout_s)
+            all_in = self._here.wait(lambda: not exchange.open, limit)
         finally:
             wait.end()
         if not all_in or signals:  # whose handlers may raise
@@ -172,13 +180,17 @@ class Step:
         self._over = True
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait for the end, at most `timeout_s`; whether it has come."""
+        """Wait for the end, at most `timeout_s`; whether it has come: if all is in, with 0, too."""
         if self._call is None and not self._over:
-            if timeout_s is None and not self._late:
-                self._portal.visit(self._wait_here)
+            began = perf_counter()
+            if not self._late:
+                self._portal.visit(self._wait_here, timeout_s)
             if not self._over:
                 self._call = self._portal.prepare(_outcome, self._envs, self._exchange, self._done, self._timeout_s)
                 self._call.post()
+                if timeout_s is not None:
+                    self._call.wait_begun(_TURNS)
+                    timeout_s -= perf_counter() - began
         return self._over or self._call is None or self._call.wait(timeout_s)
 
     def cancel(self) -> None:

@@ -53,11 +53,11 @@ def _children() -> dict[int, str]:
     for task in Path("/proc/self/task").glob("*/children"):
         with contextlib.suppress(OSError):
             for pid in map(int, task.read_text().split()):
-                stat = Path(f"/proc/{pid}/stat").read_text()
-                name, rest = stat[stat.index("(") + 1 :].rsplit(")", 1)
-                children[pid] = f"process {pid} ({name}, state {rest.split()[0]})"
-    # another state is not another process
-    return {pid: text.split(", state")[0] + ")" for pid, text in children.items()}
+                with contextlib.suppress(OSError):  # it is gone, and the others are not
+                    stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")  # a name may be any bytes
+                    name = stat[stat.index("(") + 1 : stat.rindex(")")]
+                    children[pid] = f"process {pid} ({name})"
+    return children
 
 
 def _fds() -> dict[int, str]:
@@ -81,7 +81,7 @@ def _mapped_elsewhere() -> set[str]:
     for maps in Path("/proc").glob("[0-9]*/maps"):
         if maps.parent.name != str(os.getpid()):
             with contextlib.suppress(OSError):  # it has ended, or is none of our business
-                names.update(re.findall(r"/dev/shm/(\S+)", maps.read_text()))
+                names.update(re.findall(r"/dev/shm/(\S+)", maps.read_text(errors="replace")))
     return names
 
 

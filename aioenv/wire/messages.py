@@ -44,7 +44,7 @@ class Start(NamedTuple):
     """START: what a worker needs before it can unpickle its service, and the service."""
 
     sys_path: list[str]
-    registry: tuple[bytes, bytes] | None  # a digest of Gymnasium's registry, and the registry, pickled
+    registry: tuple[bytes, bytes, dict[str, bytes]] | None  # Gymnasium's, as `host.registry` gives it
     preload: tuple[str, ...]  # modules to import first
     service: bytes  # a pickled callable that makes the service
     environ: dict[str, str] | None  # all environment variables; None: they are as they should be

@@ -75,7 +75,7 @@ class Worker:
         log_prefix: str | None = None,
         preload: Sequence[str] = (),
         needed: Sequence[str] = (),
-        registry: tuple[bytes, bytes] | None = None,
+        registry: tuple[bytes, bytes, dict[str, bytes]] | None = None,
         start_timeout_s: float = 60.0,
         cpus: tuple[int, ...] | None = None,
         here: RunHere | None = None,

@@ -226,6 +226,8 @@ class Play:
             await self.operate(name)
         error = caught.value
         assert FAULTY in error.slots and not set(OTHERS) & set(error.slots)
+        if self.cell.fault != "closes_fds":  # that process ends later, when it replies
+            assert error.slot == FAULTY and f"while it ran slot {FAULTY}" in str(error)
         self.check_words(error)
         self.check(name, error.partial, OTHERS)
         with within(LATE_S), pytest.raises(aioenv.WorkerDied) as refused:
@@ -236,6 +238,7 @@ class Play:
     async def nobody_answers(self, name: str) -> None:
         with within(self.timeout_s + LATE_S), pytest.raises(aioenv.StepTimeout) as caught:
             await self.operate(name)
+        assert caught.value.running == (FAULTY,)
         self.check_words(caught.value)
         if name in ("reset", "step"):
             ready = await self.do("recv", len(OTHERS))

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aioenv.cli.options import out_file, positive_float, positive_int
+from aioenv.cli.options import out_file, picture_file, positive_float, positive_int
 from aioenv.workers.channel import CHANNELS
 from aioenv.workers.launch import START_METHODS
 
@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--only", nargs="+", metavar="NAME", help="these contenders; --list shows them")
     add("--list", action="store_true", help="show the contenders, and which of them are installed")
     add("--json", type=out_file, metavar="FILE", help="write every measurement there")
-    add("--plot", type=out_file, metavar="FILE", help="draw a plot there, with --all two (takes matplotlib)")
+    add("--plot", type=picture_file, metavar="FILE", help="draw a plot there, with --all two (takes matplotlib)")
     suite = parser.add_argument_group("the whole suite").add_argument
     suite("--quick", action="store_true", help="with --all: fewer rows, and figures that are good for a look alone")
     suite("--rows", nargs="+", metavar="ROW", help="with --all: these rows, by their beginnings; --list shows them")
