@@ -196,7 +196,8 @@ def construct_envs(
         try:
             own = copy.deepcopy(config)
         except Exception as exc:
-            raise TypeError(f"config: expected one that copy.deepcopy can copy, got {type(config).__name__}") from exc
+            got = f"{type(config).__name__}: {exc}"
+            raise TypeError(f"config: expected one that copy.deepcopy can copy, got {got}") from exc
         if configure is not None:
             changed = configure(own, slot)
             own = own if changed is None else changed

@@ -186,7 +186,9 @@ def test_bad_arguments(arguments, message):
 def test_construct_envs_wants_someone_to_hand_out_episodes():
     with pytest.raises(ValueError, match="the plan has episodes that envs must be told"):
         construct_envs({}, dict, plan_workers(1, episodes=[1]))
-    with pytest.raises(TypeError, match=r"config: expected one that copy.deepcopy can copy, got generator"):
+    with pytest.raises(
+        TypeError, match=r"config: expected one that copy.deepcopy can copy, got generator: cannot pickle"
+    ):
         construct_envs((i for i in ()), dict, plan_workers(1))
 
 

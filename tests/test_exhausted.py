@@ -98,6 +98,7 @@ def test_stop_iteration_is_an_error_unless_the_env_is_finite():
             with pytest.raises(aioenv.EnvError, match="StopIteration: that was the last one") as caught:
                 await envs.reset()
             assert caught.value.slots == (0,)
+            assert "finite_episodes = True" in str(caught.value)
             assert envs.exhausted == (1,)
 
     run_on("asyncio", main())

@@ -178,6 +178,8 @@ def test_rows_of_paused_slots_are_not_looked_at():
                 await envs.step([0, 0])
             with pytest.raises(IndexError):
                 envs.pause(3)
+            with pytest.raises(ValueError, match="got None"):
+                envs.pause(None)
             assert envs.active_slots.tolist() == [0, 2]
             envs.pause([0, 2])
             assert (await envs.step(zeros(3))).info["_active"].tolist() == [False] * 3

@@ -124,7 +124,10 @@ class Autoreset:
 
     def is_end(self, row: int, exc: BaseException) -> bool:
         """Whether a reset has raised this because there is no further episode; if so, the next step will try again."""
-        if not isinstance(exc, EpisodesDone) and not (isinstance(exc, StopIteration) and _is_finite(self._envs[row])):
+        if isinstance(exc, StopIteration) and not _is_finite(self._envs[row]):
+            exc.add_note("If that means no further episode: raise aioenv.EpisodesDone, or set finite_episodes = True")
+            return False
+        if not isinstance(exc, (EpisodesDone, StopIteration)):
             return False
         self.due[row] = _RESET
         self._lost.pop(row, None)

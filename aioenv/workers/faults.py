@@ -91,7 +91,8 @@ def worker_died(
     elif returncode == -_SIGKILL and fault is None:
         how += f" ({_who_killed()})"
     where = "" if running is None else f" while it ran slot {running}"
-    message = _with_output(f"{who.label} (pid {who.pid}, slots {list(who.slots)}) {how}{where}", who)
+    slots = f", slots {list(who.slots)}" if who.slots else ""  # a render worker has none
+    message = _with_output(f"{who.label} (pid {who.pid}{slots}) {how}{where}", who)
     return WorkerDied(
         message, slots=who.slots or (-1,), pid=who.pid, stderr=who.stderr, returncode=returncode, running=running
     )
@@ -105,7 +106,7 @@ def _who_killed() -> str:
         return (
             f"by the kernel, it seems: memory ran out, and it has killed {now - before} of this container's processes"
         )
-    return "by somebody; by the kernel not: memory did not run out"
+    return "by somebody, and not by the kernel: memory did not run out"
 
 
 def start_error(

@@ -105,7 +105,9 @@ class Pausing:
 
 
 def several(slots: int | Iterable[int]) -> Iterable[int]:
-    """A slot number, or some, as some."""
+    """A slot number, or some, as some; ValueError for None, which would stand for all."""
+    if slots is None:
+        raise ValueError("slots: expected a slot number, or some, got None")
     return [int(slots)] if isinstance(slots, (int, np.integer)) and not isinstance(slots, bool) else slots  # type: ignore[return-value]
 
 
