@@ -58,11 +58,13 @@ def test_all_measures_rows_fills_the_page_and_resumes(monkeypatch, tmp_path, cap
 def test_all_refuses_what_would_be_ignored_or_overwritten(tmp_path, capfd):
     (page := tmp_path / "page.md").write_text("nothing of ours")
     (other := tmp_path / "other.json").write_text("{}")
+    (list_ := tmp_path / "list.json").write_text('{"machine": {}, "settings": {}, "rows": [], "idle": []}')
     (like := tmp_path / "like.json").write_text('{"machine": 3, "settings": [], "rows": {"a": 1}, "idle": []}')
     for wrong, told in (
         ([*SMALL, "--markdown", str(page)], "expected one line"),
         ([*SMALL, "--resume", str(other)], "no file that"),
         ([*SMALL, "--resume", str(like)], "no file that"),
+        ([*SMALL, "--resume", str(list_)], "no file that"),
         ([*SMALL, "--rows", "nosuch"], "nosuch"),
         ([*SMALL, "--only", "nobody"], "nobody"),
         ([*SMALL, "--env", "noop"], "--rows"),

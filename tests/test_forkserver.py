@@ -167,6 +167,40 @@ async def test_a_module_is_imported_once_for_all(module):
         assert await envs.call("ask", f"sys.modules[{name!r}].PID") == (pid, pid)
 
 
+async def test_what_a_module_does_to_variables_stays_done(module, monkeypatch):
+    for variable in ("SET_BY_MODULE", "UNSET_BY_MODULE", "SET_SINCE"):
+        monkeypatch.setenv(variable, "parent")
+    name = module(
+        "sets_variables",
+        "import os\n"
+        "os.environ.update(SET_BY_MODULE='module', NEW_BY_MODULE='module', SET_SINCE='module')\n"
+        "del os.environ['UNSET_BY_MODULE']",
+    )
+    question = "[os.environ.get(f'{name}_BY_MODULE') for name in ('SET', 'NEW', 'UNSET')], os.environ['SET_SINCE']"
+    async with tellers(1, preload=[name]) as envs:
+        assert await envs.call("ask", question) == ((["module", "module", None], "module"),)
+        monkeypatch.setenv("SET_SINCE", "since")
+        async with tellers(1) as others:
+            assert await servers(others) == await servers(envs)
+            assert await others.call("ask", question) == ((["module", "module", None], "since"),)
+
+
+@pytest.mark.parametrize("how", ["closed", "killed"])
+async def test_what_a_module_has_started_ends_with_the_server(module, how):
+    name = module("starts_at_import", "import subprocess\nPID = subprocess.Popen(['sleep', '600']).pid")
+    envs = await tellers(1, preload=[name])
+    (started,) = await envs.call("ask", f"sys.modules[{name!r}].PID")
+    if how == "killed":
+        (pid,) = await servers(envs)
+        os.kill(pid, signal.SIGSTOP)  # it does not end by itself
+    pidfd = os.pidfd_open(started)
+    try:
+        await envs.close()
+        assert select.select([pidfd], [], [], 10)[0]
+    finally:
+        os.close(pidfd)
+
+
 async def test_a_preload_that_fails_is_told_with_its_cause(module):
     name = module("fails_at_import", "raise RuntimeError('not today')")
     with pytest.raises(aioenv.WorkerStartError, match="not today"):

@@ -27,6 +27,7 @@ from aioenv.cli.trace_view import overlap, read
 from aioenv.trace import ring as rings
 from aioenv.trace import timeline as timelines
 from aioenv.trace import track as tracks
+from aioenv.trace.whole import replacing
 
 BALL = "<mujoco><worldbody><light pos='0 0 3'/><body><freejoint/><geom size='1'/></body></worldbody></mujoco>"
 
@@ -314,7 +315,7 @@ def test_a_ring_keeps_the_newest_rows(monkeypatch):
 
 def test_a_trace_that_nobody_stops_ends_by_itself(tmp_path, monkeypatch):
     monkeypatch.setattr(timelines, "MAX_SPANS", 500)
-    monkeypatch.setattr(tracks, "_LOOK_EVERY", 50)
+    monkeypatch.setattr(tracks, "LOOK_EVERY", 50)
 
     async def run():
         async with fragile() as envs:
@@ -326,6 +327,60 @@ def test_a_trace_that_nobody_stops_ends_by_itself(tmp_path, monkeypatch):
 
     aioenv.run(run())
     assert 500 < len(read(tmp_path / "run.json")) < 2000
+
+
+def test_a_trace_of_a_vector_env_in_this_process_ends_by_itself_too(tmp_path, monkeypatch):
+    monkeypatch.setattr(timelines, "MAX_SPANS", 100)
+    monkeypatch.setattr(timelines, "LOOK_EVERY", 20)
+    with sync.make_vec("CartPole-v1", num_envs=2, backend="native") as envs:
+        trace = envs.trace(tmp_path / "run.json")
+        envs.reset(seed=0)
+        for _ in range(200):
+            envs.step(np.zeros(2, np.int64))
+        assert trace.stopped
+    assert 100 < len([s for s in read(tmp_path / "run.json") if s.name == "wait for envs"]) <= 120
+
+
+# ------------------------------------------------------------ its file
+
+
+def test_it_is_written_where_it_was_begun(tmp_path, monkeypatch):
+    (elsewhere := tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    trace = timelines.Trace("run.json", [], lambda: None)
+    trace.loop("policy", 1.0, 2.0)
+    monkeypatch.chdir(elsewhere)
+    trace.stop()
+    assert len(read(tmp_path / "run.json")) == 1 and not list(elsewhere.iterdir())
+
+
+def test_a_link_stays_one(tmp_path):
+    (file := tmp_path / "run-3.json").write_text("old")
+    (link := tmp_path / "latest.json").symlink_to("run-3.json")
+    with replacing(link) as new:
+        new.write("new")
+        assert file.read_text() == "old"
+    assert link.is_symlink() and file.read_text() == "new"
+    with pytest.raises(ValueError, match="mine"), replacing(link) as new:
+        new.write("half")
+        raise ValueError("mine")
+    assert file.read_text() == "new" and len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_device_is_written_to_and_not_replaced(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(OSError, match="No such device"), replacing(pipe):  # nobody reads
+        pass
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        trace = timelines.Trace(pipe, [], lambda: None)
+        trace.loop("policy", 1.0, 2.0)
+        trace.stop()
+        assert len(json.loads(os.read(reader, 1 << 16))["traceEvents"]) == 4
+    finally:
+        os.close(reader)
+    assert pipe.is_fifo() and list(tmp_path.iterdir()) == [pipe]
 
 
 # ------------------------------------------------------------ the command

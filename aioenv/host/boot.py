@@ -17,6 +17,9 @@ from typing import Any
 # What workers ignore if they are told to, and a fork server always (SIGINT they both ignore).
 IGNORABLE = tuple(name for name in ("SIGTERM", "SIGUSR1", "SIGUSR2") if hasattr(signal, name))
 
+# In a forked worker: the variables of its fork server, before that imported anything for it.
+variables_before: dict[str, str] = {}
+
 _HIGH_FD = 100  # out of the way of code that closes "all" low descriptors
 
 

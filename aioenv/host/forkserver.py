@@ -243,9 +243,11 @@ class Server:
             worker.close()
 
     def end(self) -> None:
-        """Kill whatever is left."""
+        """Kill whatever is left, what modules have started when they were imported, and this process, among it."""
         for pid in (*self._workers, *self._guarded):
             _kill_group(pid)
+        if os.getpgrp() == os.getpid():
+            _kill_group(os.getpid())
 
 
 def _count_threads() -> int:
@@ -297,6 +299,7 @@ def _draw_anew() -> None:
 def main(parent_pid: int, control_fd: int) -> None:
     """Be a fork server until the control socket ends or the parent does; or the worker that was forked."""
     nested.declare()
+    boot.variables_before = dict(os.environ)
     for name in ("SIGINT", *IGNORABLE):  # what is told to every process of a job, say: it ends with its parent
         signal.signal(getattr(signal, name), signal.SIG_IGN)
     boot.expect_pipes()

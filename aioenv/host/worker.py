@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Sequence
 
 from aioenv.errors import WireError
-from aioenv.host import running, shared
+from aioenv.host import boot, running, shared
 from aioenv.host.link import Link
 from aioenv.host.log_records import tell_records
 from aioenv.host.mujoco_gl import choose_backend_late, note_missing_opengl
@@ -144,16 +144,24 @@ class _Loop:
 
 
 def settle_in(start: Start) -> None:
-    """Take on the parent's environment variables and directory: a forked worker has those of its fork server."""
+    """Take on the parent's environment variables and directory: a forked worker has those of its fork server.
+
+    What modules did to variables when they were imported there stays done, as in a process that imports them itself;
+    but those that the parent has changed since are the parent's.
+    """
     if start.directory is not None:
         with contextlib.suppress(OSError):  # it has been removed, or is not for us
             os.chdir(start.directory)
     if start.environ is None:
         return
-    for name in os.environ.keys() - start.environ.keys():
-        del os.environ[name]
-    for name, value in start.environ.items():
-        if os.environ.get(name) != value:
+    before = boot.variables_before
+    for name in os.environ.keys() | start.environ.keys():
+        value = start.environ.get(name)
+        if value == os.environ.get(name) or value == before.get(name):
+            continue
+        if value is None:
+            del os.environ[name]
+        else:
             os.environ[name] = value
     choose_backend_late()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
@@ -12,7 +11,8 @@ from time import perf_counter
 from typing import Any
 
 from aioenv.trace.ring import Rings
-from aioenv.trace.track import Spans, Track
+from aioenv.trace.track import LOOK_EVERY, Spans, Track
+from aioenv.trace.whole import is_device, replacing
 
 __all__ = ["VARIABLE", "Trace", "Traced", "free_path", "wanted"]
 
@@ -46,13 +46,15 @@ class Trace:
 
     def __init__(self, path: str | os.PathLike[str], workers: Sequence[str], on_stop: Callable[[], None]) -> None:
         self.path = Path(path)
+        self._file = self.path.absolute()  # whatever the working directory is when it ends
         self.step: int | None = None
         self.stopped = False
         self._on_stop = on_stop
         self._began = perf_counter()
         self._loop: dict[str, Spans] = {}
         self._steps: dict[int, int] = {}  # how many steps each slot was sent
-        self._write([])
+        if not is_device(self._file):
+            self._write([])
         self._rings = Rings(len(workers))
         self.tracks = [Track(self, name, *self._rings.ring(index)) for index, name in enumerate(workers)]
 
@@ -88,8 +90,16 @@ class Trace:
 
     def waited(self, name: str) -> Callable[[float, float], None]:
         """What is to be told of each wait for `name`."""
-        name = WAIT + name
-        return lambda begin, end: self.loop(name, begin, end, max(self._steps.values(), default=0))
+        name, count = WAIT + name, 0
+
+        def note(begin: float, end: float) -> None:
+            nonlocal count
+            self.loop(name, begin, end, max(self._steps.values(), default=0))
+            count += 1
+            if not self.tracks and count % LOOK_EVERY == 0:  # nobody else looks
+                self.look()
+
+        return note
 
     def look(self) -> None:
         """Stop if this has become too long."""
@@ -164,20 +174,12 @@ class Trace:
         return ((name, *span) for span in self._loop[name])
 
     def _write(self, events: Any) -> None:
-        """Write the file as a whole: whoever reads it meanwhile finds the one before."""
-        draft = self.path.with_name(f".{self.path.name}.{os.getpid()}")
-        try:
-            with open(draft, "w", encoding="utf-8") as file:
-                file.write('{"displayTimeUnit": "ms", "traceEvents": [')
-                for number, event in enumerate(events):
-                    file.write(",\n" if number else "\n")
-                    file.write(json.dumps(event))
-                file.write("\n]}\n")
-            os.replace(draft, self.path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                draft.unlink()
-            raise
+        with replacing(self._file) as file:
+            file.write('{"displayTimeUnit": "ms", "traceEvents": [')
+            for number, event in enumerate(events):
+                file.write(",\n" if number else "\n")
+                file.write(json.dumps(event))
+            file.write("\n]}\n")
 
 
 class Traced:

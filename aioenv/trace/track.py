@@ -12,10 +12,10 @@ from aioenv.trace.ring import CAPACITY, KINDS, Handle, Ring
 if TYPE_CHECKING:
     from aioenv.trace.timeline import Trace
 
-__all__ = ["Spans", "Track"]
+__all__ = ["LOOK_EVERY", "Spans", "Track"]
 
 # A worker writes up to three rows a request: the parent looks in before a ring can be full.
-_LOOK_EVERY = CAPACITY // 8
+LOOK_EVERY = CAPACITY // 8
 
 
 class Spans:
@@ -83,7 +83,7 @@ class Track:
         if step is not None and self.ring is not None:
             self._steps[generation, number] = step
         self._sent += 1
-        if self._sent % _LOOK_EVERY == 0:
+        if self._sent % LOOK_EVERY == 0:
             self.look()
             trace.look()
         return number

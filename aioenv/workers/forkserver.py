@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -191,7 +192,9 @@ class ForkServer:
             self._bury()
 
     def _bury(self) -> None:
-        self._process.kill()  # does nothing to one that has ended
+        if self._process.poll() is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):  # it has just ended
+                os.killpg(self._process.pid, signal.SIGKILL)  # with what modules have started when it imported them
         self._process.wait()
         self._output.close()
 

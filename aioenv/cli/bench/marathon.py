@@ -15,6 +15,7 @@ from aioenv.cli.bench.goals import print_goals
 from aioenv.cli.bench.rounds import Outcomes, foreign_load, play
 from aioenv.cli.bench.suite import ROWS, Row, estimate_s
 from aioenv.cli.bench.tasks import Task
+from aioenv.trace.whole import replacing
 
 __all__ = ["Unusable", "contender_names", "print_rows", "run_all"]
 
@@ -95,7 +96,7 @@ def _resumed(path: Path, fresh: dict[str, Any]) -> dict[str, Any]:
         assert all(isinstance(part, dict) for part in (*old.values(), content["rows"], *content["rows"].values()))
         assert isinstance(content["idle"], list)
         assert all(isinstance(row["results"], list) and "foreign_load" in row for row in content["rows"].values())
-    except (ValueError, KeyError, TypeError, AssertionError):
+    except (ValueError, KeyError, TypeError, AttributeError, AssertionError):
         raise Unusable(f"--resume {path}: no file that `aioenv bench --all` wrote") from None
     for part, now in (("machine", fresh["machine"]), ("settings", fresh["settings"])):
         differing = {key: (old[part].get(key), now[key]) for key in now if old[part].get(key) != now[key]}
@@ -147,11 +148,9 @@ def _measure(args: argparse.Namespace, row: Row, content: dict[str, Any], progre
 
 
 def _write(path: Path, content: dict[str, Any]) -> None:
-    """Replace the file as a whole, so that it is never half written."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(path.name + ".new")
-    draft.write_text(json.dumps(content, indent=1) + "\n")
-    draft.replace(path)
+    with replacing(path) as file:  # so that it is never half written
+        file.write(json.dumps(content, indent=1) + "\n")
 
 
 def _now() -> str:

@@ -12,6 +12,7 @@ from aioenv.cli.bench.figures import FIGURES
 from aioenv.cli.bench.goals import judged
 from aioenv.cli.bench.report import NOISY_CPUS, load_mark
 from aioenv.cli.bench.suite import COST_ENVS
+from aioenv.trace.whole import replacing
 
 __all__ = ["BEGIN", "END", "check", "render", "write"]
 
@@ -48,7 +49,8 @@ def write(path: Path, content: dict[str, Any], images: Iterable[Path]) -> None:
     tail = rest.split(END)[1]
     text = "\n\n".join([render(content), *shown])
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"{head}{BEGIN}\n\n{text}\n\n{END}{tail}", encoding="utf-8")
+    with replacing(path) as file:
+        file.write(f"{head}{BEGIN}\n\n{text}\n\n{END}{tail}")
 
 
 def render(content: dict[str, Any]) -> str:
