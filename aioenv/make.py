@@ -197,6 +197,8 @@ def _takes_mode(env: Any) -> bool:
     try:
         if isinstance(env, EnvSpec) and isinstance(maker, str):
             maker = load_env_creator(maker)
+        if isinstance(env, EnvSpec) and callable(maker) and is_native_task(maker):
+            return True
         return "autoreset_mode" in inspect.signature(maker).parameters
     except (ImportError, AttributeError, TypeError, ValueError):  # who makes it will say what is wrong
         return False

@@ -408,7 +408,7 @@ def test_make_vec_takes_creators_with_wrappers_and_arguments():
 def test_a_slot_that_shared_objects_do_not_have():
     with EpisodeCounter(2) as counter:
         creator = EnvCreator(Endless, config=counter)
-        with pytest.raises(ValueError, match="slot: expected 0 … 1, got 2"):
+        with pytest.raises(ValueError, match="slot: expected 0 … 1, got 2: num_slots is 2"):
             aioenv.AsyncVectorEnv([creator] * 3)
         plain = EnvCreator(Endless, config=[counter.at(1)])
         assert place_creators([plain, Endless]) == [plain, Endless]

@@ -243,3 +243,113 @@ async def test_an_env_that_compiles_its_model_anew(goal):
             await envs.reset(seed=3)
     async with aioenv.AsyncVectorEnv([rebuilt] * 2, pixels=own) as envs:
         await envs.reset(seed=3)
+
+
+SWAY = """
+<mujoco>
+  <worldbody>
+    <light pos="0 0 3"/>
+    <camera name="sensor" pos="0 -3 .5" xyaxes="1 0 0 0 0 1" focal=".01 .01" sensorsize=".02 .015" resolution="4 3"/>
+    <geom type="plane" size="2 2 .1" rgba=".2 .3 .4 1"/>
+    <site name="hook" pos="-.5 0 1.2"/>
+    <body pos="0 0 .5">
+      <camera name="centre" mode="trackcom" pos="0 -3 .5" xyaxes="1 0 0 0 0 1"/>
+      <joint name="x" type="slide" axis="1 0 0"/>
+      <geom size=".1"/>
+      <body pos=".5 0 0">
+        <joint axis="0 1 0"/>
+        <geom type="capsule" fromto="0 0 0 .4 0 0" size=".05" rgba="1 0 0 1"/>
+        <site name="end" pos=".4 0 0"/>
+      </body>
+    </body>
+  </worldbody>
+  <tendon>
+    <spatial limited="true" range="0 2.5" width=".02"><site site="hook"/><site site="end"/></spatial>
+  </tendon>
+  <actuator><motor joint="x"/></actuator>
+</mujoco>
+"""
+# What a picture shows although it is neither a colour nor a place; of the last no values can be given to a pool.
+UNOBVIOUS = {
+    "body_mass": lambda masses: masses * [1, 1, 20],
+    "tendon_range": lambda ranges: ranges * 0.6,
+    "opt.gravity": lambda gravity: gravity + np.array([5, 0, 0]),
+    "vis.headlight.diffuse": lambda colour: colour + 0.5,
+    "vis.headlight.active": lambda active: active * 0,
+    "vis.map.znear": lambda near: near * 300,
+    "vis.global_.fovy": lambda angle: angle / 2,
+    "cam_sensorsize": lambda size: size / 2,
+    "jnt_pos": lambda places: places + 0.1,
+    "cam_mode": lambda mode: mode * 0,
+}
+
+
+class Swaying(MujocoEnv):
+    """Edits one field of its model when an episode begins."""
+
+    metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012
+
+    def __init__(self, path, field):
+        space = gym.spaces.Box(-np.inf, np.inf, (2,))
+        super().__init__(path, 5, space, default_camera_config={"distance": 3.0}, **SIZE)
+        self._field = field
+
+    def reset_model(self):
+        edit(self.model, self._field)
+        self.set_state(np.array([0.3, 0.6]), np.zeros(2))
+        return self.data.qpos.copy()
+
+    def step(self, action):
+        self.do_simulation(action, 5)
+        return self.data.qpos.copy(), 0.0, False, False, {}
+
+
+def edit(model, name):
+    """Edit a field, if any; gives its value."""
+    if not name:
+        return None
+    owner = model
+    *parents, last = name.split(".")
+    for parent in parents:
+        owner = getattr(owner, parent)
+    value = UNOBVIOUS[name](np.array(getattr(owner, last)))
+    if isinstance(getattr(owner, last), np.ndarray):
+        getattr(owner, last)[:] = value
+    else:
+        setattr(owner, last, type(getattr(owner, last))(value))
+    return value
+
+
+CAMERAS = ["centre", "sensor", -1]
+
+
+@pytest.mark.asyncio
+async def test_what_is_neither_a_colour_nor_a_place_shows_too(tmp_path):
+    """Where a worker draws its own env it does so with the env's own model, which is what all others are to show."""
+    path = tmp_path / "sway.xml"
+    path.write_text(SWAY)
+    fields = ["", *UNOBVIOUS]
+    envs_of = [partial(Swaying, str(path), field) for field in fields]
+    own, pooled = (aioenv.RenderConfig(**SIZE, camera=CAMERAS, quality="fast", workers=w) for w in (None, 1))
+    async with aioenv.AsyncVectorEnv(envs_of, num_workers=2, render=pooled, pixels=own) as envs:
+        seen, _ = await envs.reset(seed=3)
+        images = await envs.render()
+    shown = [bool((image != seen[0]).any()) for image in seen]
+    assert shown == [False] + [True] * len(UNOBVIOUS)
+    assert [f for f, image, right in zip(fields, images, seen, strict=True) if (image != right).any()] == []
+    # a pool is told of them
+    model = mujoco.MjModel.from_xml_path(str(path))
+    data = mujoco.MjData(model)
+    data.qpos[:] = 0.3, 0.6
+    async with aioenv.RenderPool(model, quality="fast") as pool:
+        draw = partial(pool.render, [data], **SIZE, camera=CAMERAS[:2])
+        plain = await draw()
+        assert np.array_equal(plain[0], seen[0, :2])
+        for field, right in zip(fields[1:-1], seen[1:], strict=False):
+            value = edit(mujoco.MjModel.from_xml_path(str(path)), field)
+            assert np.array_equal((await draw(edits={field: value[None]}))[0], right[:2]), field
+        with pytest.raises(ValueError, match="cam_mode"):
+            await draw(edits={"cam_mode": model.cam_mode[None]})
+        with pytest.raises(ValueError, match=r"znear.*1e-06 or more"):  # the worker would die of it
+            await draw(edits={"vis.map.znear": [0.0]})
+        assert np.array_equal(await draw(), plain)

@@ -101,7 +101,7 @@ def edit(envs) -> dict[str, np.ndarray]:
     fields["cam_pos"][2, 0, 2] = 1.5
     fields["mat_texid"][3, 0, int(mujoco.mjtTextureRole.mjTEXROLE_RGB)] = 1
     fields["light_diffuse"][0, 0] = 0.1
-    envs.model_field("body_mass")[:] *= 2  # no picture shows it
+    envs.model_field("body_mass")[:] *= 2  # a picture shows where its centre is, and this moves none
     return fields
 
 
@@ -160,3 +160,37 @@ async def test_images_show_what_the_env_draws_itself(where, mode):
         colours[:, 1, :3], sizes[:, 0, 0] = obs[:, 2:5], obs[:, 5]
         expected = await drawn(obs[:, 0], geom_rgba=colours, site_size=sizes)
         assert images.tobytes() == expected.tobytes()
+
+
+class Pendulum(Puck):
+    """Two balls, seen by a camera that follows their centre of mass."""
+
+    def __init__(self, num_envs, **kwargs):
+        spec = mujoco.MjSpec.from_string(XML)
+        body = spec.worldbody.first_body()
+        body.add_geom(size=[0.1, 0, 0], pos=[0, 0.4, 0])
+        body.add_body(pos=[0.5, 0, 0]).add_geom(size=[0.1, 0, 0])
+        body.add_camera(name="centre", mode=mujoco.mjtCamLight.mjCAMLIGHT_TRACKCOM, pos=[0, 0, 2])
+        aioenv.NativeMujocoEnv.__init__(self, num_envs, spec.compile(), frame_skip=5, **kwargs)
+        self.set_observation_size(self.seen)
+
+
+@pytest.mark.parametrize("where", WHERE, ids=str)
+async def test_a_camera_that_follows_a_centre_of_mass_is_where_it_is(where):
+    config = replace(CONFIG, camera="centre")
+    async with aioenv.make_vec(Pendulum, NUM_ENVS, backend="native", render=config, **where) as envs:
+        await envs.reset(seed=1)
+        masses = envs.model_field("body_mass")
+        masses[1, 2] *= 30
+        masses[1, 1] -= masses[1, 2] - masses[0, 2]  # as much in all
+        obs = (await envs.step(ACTIONS)).obs.copy()
+        images = (await envs.render()).copy()
+        model = Pendulum(1).model
+        data = [mujoco.MjData(model) for _ in obs]
+        for each, x in zip(data, obs[:, 0], strict=True):
+            each.qpos[0] = x
+        async with aioenv.RenderPool(model, quality="fast") as pool:
+            plain = await pool.render(data, **SIZE, camera="centre")
+            right = await pool.render(data, **SIZE, camera="centre", edits={"body_mass": masses})
+        assert [bool((a != b).any()) for a, b in zip(plain, right, strict=True)] == [False, True, False, False]
+        assert np.array_equal(images, right)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from contextlib import closing
+from functools import partial
 
+import gymnasium
 import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode
@@ -126,3 +128,85 @@ def test_what_is_remembered_of_slots_that_begin_is_what_they_began_with(mode, ma
         for counts in made:
             env.step(np.zeros((2, 1), np.float32))
             assert env.made.tolist() == counts
+
+
+class Pushed(Good):
+    """Pushes everybody from the second step of an episode on: writes to MuJoCo's own state, in all rows."""
+
+    def __init__(self, num_envs, where="outcome", **kwargs):
+        super().__init__(num_envs, **kwargs)
+        self.where = where
+        self.pushes = self.bind("qfrc_applied")
+
+    def before_step(self):
+        if self.where == "before_step":
+            self.pushes[:] = 1
+
+    def outcome(self, actions, obs):
+        if self.where == "outcome":
+            self.pushes[:] = 1
+        return np.ones(self.num_envs), np.arange(self.num_envs) == 1, {}
+
+
+def test_what_is_written_to_the_state_of_slots_that_begin_is_put_back():
+    with closing(Pushed(2)) as env:
+        env.reset(seed=1)
+        assert env.pushes.tolist() == [[0], [0]]
+        for pushes in [[1, 1], [1, 0], [0, 1], [1, 0]]:  # slot 1 begins anew in each second step, slot 0 in the third
+            env.step(np.zeros((2, 1), np.float32))
+            assert env.pushes[:, 0].tolist() == pushes
+
+
+@pytest.mark.parametrize("where", ["before_step", "outcome"])
+def test_what_is_written_to_the_state_of_slots_that_are_left_out_is_put_back(where):
+    with closing(Pushed(3, where=where)) as env:
+        env.reset(seed=1)
+        before = env.get_state([0, 1])
+        env.step_some(np.zeros((3, 1), np.float32), np.array([2]))
+        assert env.pushes[:, 0].tolist() == [0, 0, 1]
+        after = env.get_state([0, 1])
+        assert [state["physics"].tolist() for state in after] == [state["physics"].tolist() for state in before]
+
+
+class Placed(Good):
+    """Begins with a push, which is no part of what `draw_start` gives."""
+
+    def __init__(self, num_envs, **kwargs):
+        super().__init__(num_envs, **kwargs)
+        self.pushes, self.qacc = self.bind("qfrc_applied"), self.bind("qacc")
+
+    def after_start(self, slots):
+        self.pushes[slots] = 2
+        self.pool.forward(slots)
+
+    def start_info(self, slots):
+        return {"pushed": self.qacc[slots, 0] > 1}
+
+
+def test_the_pool_takes_the_slots_that_hooks_get():
+    with closing(Placed(3, autoreset_mode=AutoresetMode.SAME_STEP)) as env:
+        _, info = env.reset(seed=1)
+        assert info["pushed"].all() and info["_pushed"].all()
+        *_, info = env.step(np.zeros((3, 1), np.float32))  # ends the episode of slot 0
+        assert info["pushed"][0] and info["_pushed"].tolist() == [True, False, False]
+        assert env.pool.numbers(slice(1, None)).tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("num_workers", [None, 2])
+@pytest.mark.asyncio
+async def test_a_class_with_arguments_takes_a_mode_as_the_class_does(num_workers):
+    make = partial(partial(Pushed), where="before_step")
+    async with aioenv.make_vec(
+        make, 3, backend="native", autoreset_mode="SameStep", num_workers=num_workers, num_threads=1
+    ) as envs:
+        assert envs.autoreset_mode is AutoresetMode.SAME_STEP
+
+
+@pytest.mark.asyncio
+async def test_a_task_that_is_registered_takes_a_mode_as_the_class_does():
+    gymnasium.register("Pushed-v0", vector_entry_point=Pushed)
+    try:
+        async with aioenv.make_vec("Pushed-v0", 3, backend="native", autoreset_mode="SameStep") as envs:
+            assert envs.autoreset_mode is AutoresetMode.SAME_STEP
+    finally:
+        del gymnasium.registry["Pushed-v0"]

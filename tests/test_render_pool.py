@@ -119,7 +119,7 @@ def check_refusals(pool, states):
         ({**SMALL, "slots": [0, 1]}, "slots: expected one for each of 5 states"),
         ({**SMALL, "slots": [0.5] * 5}, "slots: expected a list of ints"),
         ({**SMALL, "randomize": True}, "randomize: the pool has no modder"),
-        ({**SMALL, "edits": {"qpos0": states}}, "edits: expected fields that a picture shows"),
+        ({**SMALL, "edits": {"dof_damping": states}}, "edits: expected fields that a picture shows"),
         ({**SMALL, "edits": {"geom_rgba": np.zeros((5, 4))}}, r"expected shape \(5, 2, 4\)"),
         (with_out, r"out: expected for rgb an array uint8 \(5, 18, 24, 3\)"),
         (

@@ -328,6 +328,9 @@ async def test_a_state_that_does_not_fit_is_refused():
         ]:
             with pytest.raises(ValueError, match=why):
                 await envs.set_state([state], [0])
+        for none in (hopper.values, [hopper.values, hopper], 3):
+            with pytest.raises(TypeError, match="set_state: expected EnvStates, as get_state gives them, got "):
+                await envs.set_state(none)
         with pytest.raises(ValueError, match=r"slot 1: .* does not fit Hopper-v5$"):
             await envs.set_state([hopper, EnvState("Ant-v5", hopper.values, hopper.arrays)])
         first, second = await envs.get_state()

@@ -63,11 +63,15 @@ class States:
 
         Raises:
             ValueError: if there are more or fewer states than slots.
+            TypeError: if one is no `EnvState`.
             ResumeError: if one is of another sort of env, whose slot is as it was then; the others' states are set.
             PendingCallError, EnvError, WorkerDied: as for `call`.
         """
         schedule = self._running
-        numbers, states = schedule.table.named(slots), list(states)
+        numbers = schedule.table.named(slots)
+        states = list(states) if isinstance(states, Iterable) else [states]
+        if strange := [state for state in states if not isinstance(state, EnvState)]:
+            raise TypeError(f"set_state: expected EnvStates, as get_state gives them, got {strange[0]!r}")
         if len(states) != len(numbers):
             raise ValueError(f"set_state: got {len(states)} states for {len(numbers)} slots")
         raw = {slot: (s.env_id, s.values, s.arrays) for slot, s in zip(numbers.tolist(), states, strict=True)}

@@ -6,7 +6,10 @@ None of it is part of MuJoCo's state, so it goes beside the state where an env m
 from __future__ import annotations
 
 import zlib
+from functools import cache
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -15,21 +18,41 @@ from gymnasium import Env
 if TYPE_CHECKING:
     import mujoco
 
-__all__ = ["SEEN", "ModelEdits", "editable_fields", "may_edit", "seen_fields", "write_fields"]
+__all__ = [
+    "SEEN",
+    "SHOWN",
+    "ModelEdits",
+    "editable_fields",
+    "field_of",
+    "flat_fields",
+    "may_edit",
+    "seen_fields",
+    "set_field",
+    "write_fields",
+]
 
-# Fields that a picture shows, and where it is.
+# Fields that a picture shows, and where it is. Masses are among them, as cameras and lights may follow a centre of
+# mass, and what makes a tendon hang.
 SEEN = (
-    "body_pos body_quat geom_rgba geom_pos geom_quat geom_size geom_matid geom_castshadow geom_group site_rgba "
-    "site_pos site_quat site_size site_matid site_group mat_rgba mat_emission mat_specular mat_shininess "
-    "mat_reflectance mat_metallic mat_roughness mat_texrepeat mat_texuniform mat_texid tendon_rgba tendon_width "
-    "tendon_matid skin_rgba skin_matid flex_rgba flex_matid light_type light_softness light_pos light_pos0 "
-    "light_poscom0 light_dir light_dir0 light_ambient light_diffuse light_specular light_active light_castshadow "
-    "light_attenuation light_cutoff light_exponent light_intensity light_range light_bulbradius cam_pos cam_pos0 "
-    "cam_poscom0 cam_quat cam_mat0 cam_fovy cam_intrinsic"
+    "qpos0 jnt_pos jnt_axis jnt_group body_pos body_quat body_ipos body_iquat body_mass body_subtreemass body_inertia "
+    "geom_rgba geom_pos geom_quat geom_size geom_matid geom_castshadow geom_group site_rgba site_pos site_quat "
+    "site_size site_matid site_group mat_rgba mat_emission mat_specular mat_shininess mat_reflectance mat_metallic "
+    "mat_roughness mat_texrepeat mat_texuniform mat_texid tendon_rgba tendon_width tendon_matid tendon_group "
+    "tendon_limited tendon_range tendon_stiffness tendon_stiffnesspoly tendon_damping tendon_dampingpoly "
+    "tendon_frictionloss opt.gravity actuator_group skin_rgba skin_matid skin_group skin_inflate flex_rgba flex_matid "
+    "flex_group flex_radius light_type light_softness light_pos light_pos0 light_poscom0 light_dir light_dir0 "
+    "light_ambient light_diffuse light_specular light_active light_castshadow light_attenuation light_cutoff "
+    "light_exponent light_intensity light_range light_bulbradius vis.headlight.ambient vis.headlight.diffuse "
+    "vis.headlight.specular vis.headlight.active cam_pos cam_pos0 cam_poscom0 cam_quat cam_mat0 cam_fovy cam_intrinsic "
+    "cam_sensorsize cam_resolution vis.global_.fovy vis.map.znear vis.map.zfar"
 ).split()
 
-# And those in which another model of the same sizes may differ, which an env has compiled anew.
-_SHAPES = "qpos0 jnt_pos jnt_axis geom_type geom_dataid geom_sameframe site_type site_sameframe".split()
+# And those in which another model of the same sizes may differ, which an env has compiled anew. MuJoCo trusts in them.
+_SHAPES = (
+    "geom_type geom_dataid geom_sameframe site_type site_sameframe body_sameframe cam_mode cam_bodyid "
+    "cam_targetbodyid cam_projection light_mode light_bodyid light_targetbodyid"
+).split()
+SHOWN = frozenset((*SEEN, *_SHAPES))
 
 # Of fields of integers, those that are settings rather than the structure of the model.
 _SETTINGS = (
@@ -53,18 +76,47 @@ def may_edit(env: Env[Any, Any]) -> bool:
     return not type(env).__module__.startswith("gymnasium.envs.mujoco.")
 
 
+def field_of(model: mujoco.MjModel, name: str) -> Any:
+    """A field by its name, as "geom_rgba" or "opt.gravity": the live array, or a number."""
+    return _getter(name)(model)
+
+
+def flat_fields(model: mujoco.MjModel, names: tuple[str, ...]) -> list[npt.ArrayLike]:
+    """Fields by their names, each in one dimension."""
+    known = _flat.setdefault(model, {})
+    if names not in known:
+        fields = [(name, field_of(model, name)) for name in names]
+        known[names] = [field.ravel() if isinstance(field, np.ndarray) else name for name, field in fields]
+    return [(field_of(model, each),) if type(each) is str else each for each in known[names]]
+
+
+def set_field(model: mujoco.MjModel, name: str, value: Any) -> None:
+    """Set a field by its name: to one of its size."""
+    field = field_of(model, name)
+    if isinstance(field, (int, float)):
+        owner, _, last = name.rpartition(".")
+        setattr(field_of(model, owner), last, type(field)(np.asarray(value).item()))
+    else:
+        field.flat = value
+
+
+_getter = cache(attrgetter)
+# Live arrays of models, and the names of those that are numbers: to ask for all anew takes as long as a short step.
+_flat: WeakKeyDictionary[Any, dict[tuple[str, ...], list[npt.NDArray[Any] | str]]] = WeakKeyDictionary()
+
+
 def seen_fields(model: mujoco.MjModel) -> tuple[str, ...]:
     """The fields that this model has of those that a picture shows."""
-    return tuple(name for name in (*SEEN, *_SHAPES) if getattr(model, name).size)
+    return tuple(name for name in (*SEEN, *_SHAPES) if np.size(field_of(model, name)))
 
 
 def write_fields(model: mujoco.MjModel, names: tuple[str, ...], row: npt.NDArray[np.float64]) -> None:
     """Set fields to what a row holds of them, one after the other."""
     at = 0
     for name in names:
-        field = getattr(model, name)
-        field.flat = row[at : at + field.size]
-        at += field.size
+        size = np.size(field_of(model, name))
+        set_field(model, name, row[at : at + size])
+        at += size
 
 
 def editable_fields(model: mujoco.MjModel) -> dict[str, npt.NDArray[Any]]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from aioenv.host.model_edits import may_edit, seen_fields
+from aioenv.host.model_edits import field_of, flat_fields, may_edit, seen_fields
 
 if TYPE_CHECKING:
     import mujoco
@@ -120,7 +120,7 @@ def source_of(model: mujoco.MjModel, renderer: Any, fields: tuple[str, ...] = ()
         visual_options=tuple(sorted((int(flag), bool(value)) for flag, value in options.items())),
         max_geom=max(_MIN_GEOM, int(getattr(renderer, "max_geom", 0) or 0)),
         state_spec=spec,
-        state_size=mujoco.mj_stateSize(model, spec) + sum(getattr(model, name).size for name in fields),
+        state_size=mujoco.mj_stateSize(model, spec) + sum(np.size(field_of(model, name)) for name in fields),
         fields=fields,
     )
 
@@ -173,7 +173,7 @@ def read_state(
     try:
         if fields:
             size = mujoco.mj_stateSize(model, spec)
-            np.concatenate([getattr(model, name).ravel() for name in fields], out=row[size:], casting="unsafe")
+            np.concatenate(flat_fields(model, fields), out=row[size:], casting="unsafe")
             mujoco.mj_getState(model, data, row[:size], spec)
         else:
             mujoco.mj_getState(model, data, row, spec)

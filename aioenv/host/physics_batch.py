@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from aioenv.host.model_edits import SEEN
+from aioenv.host.model_edits import SHOWN
 from aioenv.host.mujoco_source import MujocoSource, source_of
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class PhysicsReader:
             max_geom=getattr(env, "max_geom", None),
         )
         pool: Any = getattr(env, "pool", None)
-        own = {name: pool.changed_field(name) for name in SEEN} if hasattr(pool, "changed_field") else {}
+        own = {name: pool.changed_field(name) for name in sorted(SHOWN)} if hasattr(pool, "changed_field") else {}
         self._fields = {name: field for name, field in own.items() if field is not None}
         self.source: MujocoSource = source_of(model, view, tuple(self._fields))
         shape, expected = env.physics_states().shape, (num_envs, mujoco.mj_stateSize(model, whole))

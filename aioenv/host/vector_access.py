@@ -6,6 +6,7 @@ import copy
 import importlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -130,8 +131,11 @@ def _spec(env: str | EnvSpec) -> EnvSpec:
 def is_native_task(env: Any) -> bool:
     """Whether this makes a `NativeMujocoEnv`.
 
-    Such are ids and specs of Gymnasium's own MuJoCo tasks, its class and no wrapper, and classes of that kind.
+    Such are ids and specs of Gymnasium's own MuJoCo tasks, its class and no wrapper, and classes of that kind, with or
+    without arguments (`functools.partial`).
     """
+    while isinstance(env, partial):
+        env = env.func
     if isinstance(env, type):
         home = sys.modules.get("aioenv.native.mujoco_env")  # not imported for that: it imports MuJoCo
         return home is not None and issubclass(env, home.NativeMujocoEnv)

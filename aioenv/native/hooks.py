@@ -10,7 +10,7 @@ import numpy.typing as npt
 if TYPE_CHECKING:
     from aioenv.native.task import Task
 
-__all__ = ["check_columns", "check_obs", "check_outcome", "check_start", "missing"]
+__all__ = ["check_columns", "check_controls", "check_obs", "check_outcome", "check_start", "missing"]
 
 Array = npt.NDArray[Any]
 
@@ -34,6 +34,19 @@ def check_start(task: Task, start: Any, count: int) -> tuple[Array, Array]:
         if np.shape(value) != shape:
             raise ValueError(f"{_name(task)}.draw_start: expected {name} of shape {shape}, got {_told(value)}")
     return start[0], start[1]
+
+
+def check_controls(task: Task, controls: Any, shape: tuple[int, ...]) -> Array:
+    """The controls of all slots.
+
+    Raises:
+        TypeError, ValueError: if they are no array, or of another shape.
+    """
+    if not isinstance(controls, np.ndarray):
+        raise TypeError(f"{_name(task)}.controls: expected an array of shape {shape}, got {_told(controls)}")
+    if controls.shape != shape:
+        raise ValueError(f"{_name(task)}.controls: expected shape {shape}, got {controls.shape}")
+    return controls
 
 
 def check_obs(task: Task, obs: Any, count: int) -> Array:

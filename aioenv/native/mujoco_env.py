@@ -43,9 +43,9 @@ class NativeMujocoEnv(Stepping):
                 fallen = np.abs(obs[:, 1]) > 0.2
                 return 1.0 - fallen, fallen, {}
 
-    A step: `before_step`, physics (for slots whose episode is over under NEXT_STEP: a new start instead), `after_start`
-    if there was any, `observe`, `outcome`. Hooks get and give arrays with the slots as first axis; `qpos`, `qvel` and
-    whatever `bind` gave are live: after the step they are those of the state that is observed.
+    A step: `before_step`, `controls`, physics (for slots whose episode is over under NEXT_STEP: a new start instead),
+    `after_start` if there was any, `observe`, `outcome`. Hooks get and give arrays with the slots as first axis;
+    `qpos`, `qvel` and whatever `bind` gave are live: after the step they are those of the state that is observed.
 
     Args:
         num_envs: how many slots.

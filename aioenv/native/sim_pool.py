@@ -94,11 +94,11 @@ class SimPool:
 
     # ------------------------------------------------------------ computing
 
-    def reset(self, slots: Iterable[int] | None = None, *, n: int | None = None, keyframe: int = -1) -> None:
+    def reset(self, slots: Iterable[int] | slice | None = None, *, n: int | None = None, keyframe: int = -1) -> None:
         """Reset to the model's defaults or a keyframe, and compute what follows (`mj_forward`).
 
         Args:
-            slots: which simulations, distinct numbers or a mask; None: all of them.
+            slots: which simulations, distinct numbers, a mask or a slice; None: all of them.
             n: instead of `slots`: the first n; may be 0.
             keyframe: number of a keyframe; -1 for the defaults.
 
@@ -111,11 +111,11 @@ class SimPool:
             raise IndexError(f"keyframe: the model has {self.model.nkey}, got {keyframe}")
         self._engine.reset(self._pick(slots, n), keyframe, None, None)
 
-    def forward(self, slots: Iterable[int] | None = None, *, n: int | None = None) -> None:
+    def forward(self, slots: Iterable[int] | slice | None = None, *, n: int | None = None) -> None:
         """Compute all that follows from the states (`mj_forward`); arguments and errors as of `reset`."""
         self._engine.forward(self._pick(slots, n))
 
-    def step(self, slots: Iterable[int] | None = None, *, n: int | None = None, nstep: int = 1) -> None:
+    def step(self, slots: Iterable[int] | slice | None = None, *, n: int | None = None, nstep: int = 1) -> None:
         """Step `nstep` times (`mj_step`). As there, derived fields are those before the last of these steps.
 
         Args:
@@ -170,7 +170,7 @@ class SimPool:
         """
         return self._engine.bind(name)
 
-    def get_states(self, slots: Iterable[int] | None = None, out: Array | None = None) -> Array:
+    def get_states(self, slots: Iterable[int] | slice | None = None, out: Array | None = None) -> Array:
         """The whole states (`mjSTATE_INTEGRATION`), float64 `(k, state_size)`.
 
         Args:
@@ -191,7 +191,7 @@ class SimPool:
         self._engine.get_states(picked, out)
         return out
 
-    def set_states(self, states: npt.ArrayLike, slots: Iterable[int] | None = None) -> None:
+    def set_states(self, states: npt.ArrayLike, slots: Iterable[int] | slice | None = None) -> None:
         """Set whole states. What follows from them is computed by the next `forward` or `step`.
 
         Args:
@@ -248,7 +248,7 @@ class SimPool:
         """The array of `model_field`, if that was called for this field."""
         return self._fields.get(name)
 
-    def set_const(self, slots: Iterable[int] | None = None) -> None:
+    def set_const(self, slots: Iterable[int] | slice | None = None) -> None:
         """Derive constants anew from changed fields of the model (`mj_setConst`); `slots` as of `reset`."""
         self._engine.set_const(self._pick(slots, None))
 
@@ -272,7 +272,7 @@ class SimPool:
 
     # ------------------------------------------------------------ which
 
-    def _pick(self, slots: Iterable[int] | None, n: int | None) -> npt.NDArray[np.int64] | None:
+    def _pick(self, slots: Iterable[int] | slice | None, n: int | None) -> npt.NDArray[np.int64] | None:
         if n is not None:
             if slots is not None:
                 raise ValueError("give slots or n, not both")
@@ -282,8 +282,8 @@ class SimPool:
             return None if n == self.num_sims else np.arange(n)
         return None if slots is None else np.sort(self.numbers(slots))
 
-    def numbers(self, slots: Iterable[int] | None) -> npt.NDArray[np.int64]:
-        """Distinct numbers of simulations, from an iterable or a mask; None is all of them.
+    def numbers(self, slots: Iterable[int] | slice | None) -> npt.NDArray[np.int64]:
+        """Distinct numbers of simulations, from an iterable, a mask or a slice; None is all of them.
 
         Raises:
             IndexError: if there is no such simulation, or a mask has another shape than `(num_sims,)`.
@@ -292,6 +292,8 @@ class SimPool:
         """
         if slots is None:
             return np.arange(self.num_sims)
+        if isinstance(slots, slice):
+            return np.arange(self.num_sims)[slots]
         if not isinstance(slots, Iterable) or np.ndim(slots if isinstance(slots, np.ndarray) else ()) > 1:
             raise TypeError(f"slots: expected numbers of simulations, or a mask of all, got {slots!r}")
         array = np.asarray(slots if isinstance(slots, np.ndarray) else list(slots))

@@ -11,7 +11,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 from aioenv.batching.seeds import spread_seeds
 from aioenv.errors import ClosedError, ResetNeededError
-from aioenv.native.hooks import check_columns, check_obs, check_outcome, check_start
+from aioenv.native.hooks import check_columns, check_controls, check_obs, check_outcome, check_start
 from aioenv.native.infos import final_info, leave_out, merge_infos, own, whole
 from aioenv.native.task import Array, Slots, Task
 
@@ -25,8 +25,8 @@ _ONE = np.array(1)
 class Stepping(Task, VectorEnv[Any, Any, Any]):
     """The part of `NativeMujocoEnv` that is reset and stepped.
 
-    A step: `before_step`, physics (for slots whose episode is over under NEXT_STEP: a new start instead), `after_start`
-    if there was any, `observe`, `outcome`.
+    A step: `before_step`, `controls`, physics (for slots whose episode is over under NEXT_STEP: a new start instead),
+    `after_start` if there was any, `observe`, `outcome`.
     """
 
     autoreset_mode: AutoresetMode
@@ -84,6 +84,10 @@ class Stepping(Task, VectorEnv[Any, Any, Any]):
         start = self.draw_start(slots)
         return check_start(self, start, len(slots)) if self._is_strange else start
 
+    def _controls(self, actions: Array) -> Array:
+        controls = self.controls(actions)
+        return check_controls(self, controls, self._ctrl.shape) if self._is_strange else controls
+
     def _observe(self, slots: Any, count: int) -> Array:
         obs = self.observe(slots)
         return check_obs(self, obs, count) if self._is_strange else obs
@@ -112,7 +116,8 @@ class Stepping(Task, VectorEnv[Any, Any, Any]):
         """Step every slot; all that is returned is the caller's own.
 
         Args:
-            actions: `(num_envs, nu)`; rows of slots that begin an episode instead are not used.
+            actions: a batch of `action_space`, `(num_envs, nu)` unless a task says otherwise; rows of slots that begin
+                an episode instead are not used.
 
         Returns:
             Observations, rewards (float64), terminations and truncations (bool), infos.
@@ -127,7 +132,7 @@ class Stepping(Task, VectorEnv[Any, Any, Any]):
         """Step some of the slots; the others are as they were, and take no physics.
 
         Args:
-            actions: `(num_envs, nu)`, as for `step`; rows of other slots are not used.
+            actions: a batch for all slots, as for `step`; rows of other slots are not used.
             slots: which, int64, ascending; may be none.
 
         Returns:
@@ -142,21 +147,31 @@ class Stepping(Task, VectorEnv[Any, Any, Any]):
             return self._step(actions, None)
         rest = self._ones.copy()
         rest[slots] = False
-        # hooks treat all rows: what they remember of other slots is put back
-        kept = [(array, array[rest]) for array in self._memory.values()]
+        # hooks treat all rows: what they write of other slots is put back
+        kept = self._keep(rest.nonzero()[0])
         try:
             return self._step(actions, rest)
         finally:
-            for array, rows in kept:
-                array[rest] = rows
+            self._put_back(*kept)
+
+    def _keep(self, slots: Slots) -> tuple[Slots, list[Array], Array | None]:
+        """What hooks may have written of some slots: what is remembered, and of somebody else's task the physics."""
+        physics = self.pool.get_states(slots) if self._is_strange and len(slots) else None
+        return slots, [array[slots] for array in self._memory.values()], physics
+
+    def _put_back(self, slots: Slots, memory: list[Array], physics: Array | None) -> None:
+        for array, rows in zip(self._memory.values(), memory, strict=True):
+            array[slots] = rows
+        if physics is not None and not self.closed:
+            self.pool.set_states(physics, slots)
 
     def _step(
         self, actions: Any, rest: npt.NDArray[np.bool_] | None
     ) -> tuple[Array, Array, Array, Array, dict[str, Any]]:
         """Step all slots, but for those of a mask."""
         actions = np.asarray(actions)
-        if actions.shape != self._ctrl.shape:
-            raise ValueError(f"actions: expected shape {self._ctrl.shape}, got {actions.shape}")
+        if actions.shape != self.action_space.shape:
+            raise ValueError(f"actions: expected shape {self.action_space.shape}, got {actions.shape}")
         if not self._all_begun and (rest is None or not (self._begun | rest).all() or self.closed):
             self._check_open()
             raise ResetNeededError("Cannot call env.step() before calling env.reset()")
@@ -172,13 +187,13 @@ class Stepping(Task, VectorEnv[Any, Any, Any]):
                     "options['reset_mask'], or choose another autoreset_mode"
                 )
         self.before_step()
-        self._physics(actions, starts, rest)
+        self._physics(self._controls(actions), starts, rest)
         obs = self._observe_all()
-        # hooks treat all rows: what they remember of slots that have just begun is put back
-        fresh = [(array, array[starts]) for array in self._memory.values()] if len(starts) else ()
+        # hooks treat all rows: what they write of slots that have just begun is put back
+        fresh = self._keep(starts) if len(starts) else None
         outcome = self.outcome(actions, obs)
-        for array, rows in fresh:
-            array[starts] = rows
+        if fresh is not None:
+            self._put_back(*fresh)
         reward, terminated, columns = check_outcome(self, outcome) if self._is_strange else outcome
         if terminated is None:
             terminated = np.zeros(self.num_envs, np.bool_)
@@ -209,19 +224,19 @@ class Stepping(Task, VectorEnv[Any, Any, Any]):
             info = leave_out(info, rest)
         return obs, reward, terminated, truncated, info
 
-    def _physics(self, actions: Array, starts: Slots, rest: npt.NDArray[np.bool_] | None) -> None:
+    def _physics(self, controls: Array, starts: Slots, rest: npt.NDArray[np.bool_] | None) -> None:
         """Step the simulations, but for those that begin an episode, and those of a mask."""
         if rest is None and not len(starts):
-            self._ctrl[...] = actions
+            self._ctrl[...] = controls
             self.pool.advance(self.frame_skip)
             return
         live = self._ones.copy() if rest is None else ~rest
         live[starts] = False
         slots = live.nonzero()[0]
         if rest is None:
-            self._ctrl[...] = actions  # a start has its controls set to zero
+            self._ctrl[...] = controls  # a start has its controls set to zero
         else:
-            self._ctrl[slots] = actions[slots]
+            self._ctrl[slots] = controls[slots]
         if len(starts):
             qpos, qvel = self._draw(starts)
             self.pool.start_and_step(starts, qpos, qvel, slots, self.frame_skip)

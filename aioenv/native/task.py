@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from gymnasium import Space
 from gymnasium.spaces import Box
 from gymnasium.vector.utils import batch_space
 
@@ -24,11 +25,17 @@ class Task(SlotStates):
 
     single_observation_space: Any
     observation_space: Any
+    single_action_space: Any
+    action_space: Any
 
     # ------------------------------------------------------------ what a task says
 
     def draw_start(self, slots: Slots) -> tuple[Array, Array]:
-        """Where new episodes begin: positions `(k, nq)` and velocities `(k, nv)`, drawn with `uniform` or `normal`."""
+        """Where new episodes begin: positions `(k, nq)` and velocities `(k, nv)`, drawn with `uniform` or `normal`.
+
+        The rest of MuJoCo's state begins as the model has it; `after_start` may write to it, and call
+        `self.pool.forward(slots)` then.
+        """
         raise missing(self, "draw_start(slots)")
 
     def observe(self, slots: Any) -> Array:
@@ -39,13 +46,20 @@ class Task(SlotStates):
         """What the step that was made means: rewards, terminations (None: none), and columns of infos.
 
         All rows must be there and in new arrays; those of slots that have just begun an episode are not used, and what
-        is remembered of them here is put back. `obs` is what will be returned.
+        is remembered of them here, or written to MuJoCo's state, is put back. `obs` is what will be returned.
         """
         raise missing(self, "outcome(actions, obs)")
 
     def start_info(self, slots: Any) -> dict[str, Array]:
         """Columns of infos of resets, `(k, ...)` each, in new arrays."""
         return {}
+
+    def controls(self, actions: Array) -> Array:
+        """The controls `(num_envs, nu)` that actions stand for: the actions themselves, unless a task says otherwise.
+
+        What else an action does (move a `mocap` body, say) may be done here, too.
+        """
+        return actions
 
     def before_step(self) -> None:
         """Note what `outcome` will compare with; `qpos`, `qvel` and the others are still those before the step.
@@ -67,6 +81,17 @@ class Task(SlotStates):
         """Observations of one slot are of this space."""
         self.single_observation_space = space
         self.observation_space = batch_space(space, self.num_envs)
+
+    def set_action_space(self, space: Space[Any]) -> None:
+        """Actions of one slot are of this space, and `controls` says what they stand for; by default they are controls.
+
+        Raises:
+            TypeError: if a batch of such actions is no array.
+        """
+        batched = batch_space(space, self.num_envs)
+        if batched.shape is None:
+            raise TypeError(f"set_action_space: expected a space whose batches are arrays, got {space!r}")
+        self.single_action_space, self.action_space = space, batched
 
     def bind(self, name: str) -> Array:
         """The live array of a field of `MjData`, `(num_envs, ...)` (see `SimPool.bind`)."""

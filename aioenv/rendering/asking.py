@@ -13,7 +13,7 @@ import mujoco
 import numpy as np
 import numpy.typing as npt
 
-from aioenv.host.model_edits import SEEN
+from aioenv.host.model_edits import SEEN, field_of
 from aioenv.native.loading import warnings_logged
 from aioenv.rendering.cameras import Camera
 from aioenv.rendering.config import MAX_SIDE, check_devices, check_int
@@ -62,6 +62,8 @@ class How(TypedDict, total=False):
 MAX_SLOTS = 1 << 20
 
 
+# Of the near plane, as a part of the model's extent.
+_NEAREST = 1e-6
 # Fields whose names end so are numbers of things, of which the model has so many: MuJoCo does not check them.
 _REFERENCES = {"matid": "nmat", "texid": "ntex"}
 
@@ -250,7 +252,7 @@ def check_edits(
     for name, values in edits.items():
         if name not in SEEN:
             raise ValueError(f"edits: expected fields that a picture shows, of {', '.join(SEEN)}; got {name!r}")
-        field = getattr(model, name)
+        field = np.asarray(field_of(model, name))
         array = np.array(values)
         if array.shape != (count, *field.shape):
             raise ValueError(
@@ -265,6 +267,8 @@ def check_edits(
             raise ValueError(
                 "edits['geom_size']: sizes of planes can't be edited: OpenGL has them as they were at the start"
             )
+        if name == "vis.map.znear" and not (array >= _NEAREST).all():
+            raise ValueError(f"edits[{name!r}]: expected {_NEAREST} or more (MuJoCo ends the process otherwise)")
         if (of := _REFERENCES.get(name.rpartition("_")[2])) is not None:
             count_of = int(getattr(model, of))
             if array.size and not (array.min() >= -1 and array.max() < count_of):

@@ -9,7 +9,7 @@ import mujoco
 import numpy as np
 import numpy.typing as npt
 
-from aioenv.host.model_edits import write_fields
+from aioenv.host.model_edits import set_field, write_fields
 from aioenv.host.mujoco_source import MujocoSource, load_model, read_state
 from aioenv.host.service import Reply
 from aioenv.rendering.cameras import Eye, of_source
@@ -66,7 +66,7 @@ class SourceRenderer:
             write_fields(self._model, self._fields, self._worn)
         mujoco.mj_setState(self._model, self._data, state[:size], self._spec)
         for name, value in edits.items():
-            getattr(self._model, name)[...] = value
+            set_field(self._model, name, value)
         self._draw(self._model, out)
 
     def draw_env(self, model: mujoco.MjModel, data: mujoco.MjData, out: Images) -> None:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from aioenv.batching.layout import byte_view
 from aioenv.errors import SlotError, WorkerDied, WorkerStartError
-from aioenv.host.model_edits import SEEN
+from aioenv.host.model_edits import SHOWN
 from aioenv.host.mujoco_source import MujocoSource
 from aioenv.machine import usable_cpus
 from aioenv.memory import check_transport
@@ -150,7 +150,7 @@ class LatePool(WithCrew):
             name: of a field; nothing comes of one that no picture shows, or that comes with the states.
             field: live, of shape `(num_envs, ...)`.
         """
-        if name in SEEN and not any(name in source.fields for source in self._sources):
+        if name in SHOWN and not any(name in source.fields for source in self._sources):
             self._fields[name] = field
 
     def edits_of(self, slots: Sequence[int]) -> Edits:

@@ -11,6 +11,7 @@ import mujoco
 import numpy as np
 import numpy.typing as npt
 
+from aioenv.host.model_edits import field_of, set_field
 from aioenv.host.mujoco_source import load_model
 from aioenv.host.service import Reply
 from aioenv.rendering.cameras import Eye
@@ -140,20 +141,20 @@ class PoolService(DrawingService):
     def _edited(self, edits: dict[str, npt.NDArray[Any]], row: int) -> Iterator[None]:
         """The model with the edits of one state, taken back afterwards."""
         changes: dict[str, Any] = {name: rows[row] for name, rows in edits.items()}
-        for kind in ("geom", "site"):
-            if changes.keys() & {f"{kind}_pos", f"{kind}_quat"}:
+        for kind, pos, quat in (("geom", "pos", "quat"), ("site", "pos", "quat"), ("body", "ipos", "iquat")):
+            if changes.keys() & {f"{kind}_{pos}", f"{kind}_{quat}"}:
                 # or MuJoCo takes one that was compiled where its body is to be there still
                 changes[f"{kind}_sameframe"] = int(mujoco.mjtSameFrame.mjSAMEFRAME_NONE)
-        before = {name: getattr(self._model, name).copy() for name in changes}
+        before = {name: np.array(field_of(self._model, name)) for name in changes}
         try:
             for name, value in changes.items():
-                getattr(self._model, name)[:] = value
+                set_field(self._model, name, value)
             if "mat_texid" in changes:
                 self._canvas.assign_textures()
             yield
         finally:
             for name, value in before.items():
-                getattr(self._model, name)[:] = value
+                set_field(self._model, name, value)
             if "mat_texid" in changes:
                 self._canvas.assign_textures()
 

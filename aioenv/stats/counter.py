@@ -56,7 +56,7 @@ class EpisodeCounter:
         if isinstance(slot, bool) or not isinstance(slot, (int, np.integer)) or slot < 0:
             raise ValueError(f"slot: expected an int from 0, got {slot!r}")
         if self.num_slots is not None and slot >= self.num_slots:
-            raise ValueError(f"slot: expected 0 … {self.num_slots - 1}, got {slot!r}")
+            raise ValueError(f"slot: expected 0 … {self.num_slots - 1}, got {slot!r}: num_slots is {self.num_slots}")
         return SlotCounter(self, int(slot))
 
     def next_id(self) -> int:

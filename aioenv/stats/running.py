@@ -145,7 +145,7 @@ class SharedRunningStats:
         if isinstance(slot, bool) or not isinstance(slot, (int, np.integer)):
             raise ValueError(f"slot: expected an int, got {slot!r}")
         if not self.live and not 0 <= slot < self.num_slots:
-            raise ValueError(f"slot: expected 0 … {self.num_slots - 1}, got {slot}")
+            raise ValueError(f"slot: expected 0 … {self.num_slots - 1}, got {slot}: num_slots is {self.num_slots}")
         return SlotStats(self, int(slot))
 
     def update(self, x: Any) -> None:
