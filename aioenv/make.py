@@ -16,6 +16,7 @@ from gymnasium import Env, Space
 from gymnasium.envs.registration import EnvSpec, load_env_creator
 from gymnasium.vector import AutoresetMode, VectorEnv
 
+from aioenv.batching.autoreset import parse_mode
 from aioenv.creator import EnvCreator
 from aioenv.engine.arguments import check_num_envs, check_num_workers
 from aioenv.host.making import make_env, make_noted
@@ -118,7 +119,7 @@ def make_vec(
             seed_plan=seed_plan is not None,
         )
         if with_mode:
-            env_kwargs["autoreset_mode"] = AutoresetMode(autoreset_mode)
+            env_kwargs["autoreset_mode"] = parse_mode(autoreset_mode)
         if ours:
             if num_workers and cpu_affinity is None:  # they share the CPUs; one that is pinned counts its own
                 workers = check_num_workers(num_workers, check_num_envs(num_envs))

@@ -210,3 +210,11 @@ async def test_a_task_that_is_registered_takes_a_mode_as_the_class_does():
             assert envs.autoreset_mode is AutoresetMode.SAME_STEP
     finally:
         del gymnasium.registry["Pushed-v0"]
+
+
+def test_a_mode_that_there_is_not_is_told():
+    told = "autoreset_mode: expected an AutoresetMode or one of 'NextStep', 'SameStep', 'Disabled', got 'next'"
+    with pytest.raises(ValueError, match=told):
+        Good(3, autoreset_mode="next")
+    with pytest.raises(ValueError, match=told):
+        aioenv.make_vec("Hopper-v5", 3, backend="native", autoreset_mode="next")

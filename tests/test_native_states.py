@@ -300,3 +300,20 @@ async def test_what_can_not_be_started_again():
     restart = aioenv.RestartPolicy()
     with pytest.raises(ValueError, match=r"restart: .*num_workers=1"):
         aioenv.NativeVectorEnv(Walk, 2, restart=restart)
+
+
+@pytest.mark.parametrize("where", [{}, {"num_workers": 2}, {"backend": "workers"}], ids=str)
+async def test_a_slot_that_is_not_stepped_shows_its_last_observation_whatever_state_it_was_put_into(where):
+    async with aioenv.make_vec("Hopper-v5", 3, **{"backend": "native", **where}) as envs:
+        await envs.reset(seed=0)
+        states = await envs.get_state([0])
+        nothing = np.zeros((3, 3), np.float32)
+        last = (await envs.step(nothing)).obs[1]
+        envs.pause([1])
+        for _ in range(2):
+            await envs.set_state(states, [1])
+            assert_same((await envs.step(nothing)).obs[1], last)
+        envs.resume([1])
+        mask = np.array([True, False, False])
+        assert_same((await envs.reset(seed=1, options={"reset_mask": mask})).obs[1], last)
+        assert (await envs.step(nothing)).obs[1].tolist() != last.tolist()

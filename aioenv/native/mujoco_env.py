@@ -12,6 +12,7 @@ from gymnasium.spaces import Box
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 
+from aioenv.batching.autoreset import parse_mode
 from aioenv.native.sim_pool import SimPool, load_model
 from aioenv.native.stepping import Stepping
 
@@ -106,7 +107,7 @@ class NativeMujocoEnv(Stepping):
             raise ValueError(f"frame_skip: expected a positive int, got {frame_skip!r}")
         if camera_id is not None and camera_name is not None:
             raise ValueError(f"expected a camera_id or a camera_name, got both: {camera_id!r} and {camera_name!r}")
-        self.autoreset_mode = AutoresetMode(autoreset_mode)
+        self.autoreset_mode = parse_mode(autoreset_mode)
         self.model = load_model(_found(model))
         self.model.vis.global_.offwidth = max(self.model.vis.global_.offwidth, width)
         self.model.vis.global_.offheight = max(self.model.vis.global_.offheight, height)
@@ -137,6 +138,7 @@ class NativeMujocoEnv(Stepping):
         self._seeds: list[int | None] = [None] * self.num_envs
         self._memory: dict[str, npt.NDArray[Any]] = {}
         self._ones = np.ones(self.num_envs, np.bool_)
+        self._last = {}
         self._numbers = np.arange(self.num_envs)
         self._is_strange = not type(self).__module__.startswith("aioenv.native.")
 

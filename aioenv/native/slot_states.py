@@ -37,6 +37,10 @@ class SlotStates:
     _seed_words: npt.NDArray[np.uint64]
     _finals: tuple[npt.NDArray[np.int64], Array] | None = None  # slots whose episodes the last step has ended, and how
 
+    def _keep_last(self, slots: npt.NDArray[np.int64]) -> None:
+        """Keep the last observations of slots whose state is about to change: who does not step them sees these."""
+        raise NotImplementedError
+
     def rng(self, slot: int) -> np.random.Generator:
         """The random number generator of one slot; seeded by the system if no reset has had a seed for it."""
         rng = self._rngs[slot]
@@ -119,6 +123,7 @@ class SlotStates:
             raise ValueError("states: they are of another task or model than this one's")
         if self.autoreset_mode is AutoresetMode.SAME_STEP and any(state["over"] for state in states):
             raise ValueError("states: one is of an episode that is over, which under SAME_STEP would never be reset")
+        self._keep_last(numbers)
         self.pool.set_states(
             np.array([state["physics"] for state in states]).reshape(-1, self.pool.state_size), numbers
         )

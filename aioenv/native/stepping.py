@@ -35,6 +35,7 @@ class Stepping(Task, VectorEnv[Any, Any, Any]):
     _ctrl: Array
     _ones: npt.NDArray[np.bool_]
     _numbers: Slots
+    _last: dict[int, Array]  # the last observations of slots that were put into a state since
     _is_strange: bool  # whether hooks are somebody else's
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
@@ -63,6 +64,7 @@ class Stepping(Task, VectorEnv[Any, Any, Any]):
             self._rngs[slot], self._seeds[slot] = rng, number
         qpos, qvel = self._draw(slots)
         self.pool.start(None if mask is None else slots, qpos, qvel)
+        self._forget_last(slots)
         self._begun[slots] = True
         self._all_begun = mask is None or bool(self._begun.all())
         self._elapsed[slots] = 0
@@ -76,7 +78,17 @@ class Stepping(Task, VectorEnv[Any, Any, Any]):
         obs = own(self._observe(ALL, self.num_envs))
         if not self._all_begun:
             obs[~self._begun] = 0
+        if self._last:
+            obs[list(self._last)] = list(self._last.values())
         return obs
+
+    def _keep_last(self, slots: Slots) -> None:
+        self._last.update(zip(slots.tolist(), self._observe_all()[slots], strict=True))
+
+    def _forget_last(self, slots: Slots) -> None:
+        """These slots are reset or stepped."""
+        for slot in slots.tolist() if self._last else ():
+            self._last.pop(slot, None)
 
     # hooks, whose results are looked at unless the task is one of ours
 
@@ -186,6 +198,7 @@ class Stepping(Task, VectorEnv[Any, Any, Any]):
                     f"the episodes of slots {due.tolist()} are over: reset them with "
                     "options['reset_mask'], or choose another autoreset_mode"
                 )
+        self._forget_last(self._numbers if rest is None else (~rest).nonzero()[0])
         self.before_step()
         self._physics(self._controls(actions), starts, rest)
         obs = self._observe_all()
