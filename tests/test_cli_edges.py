@@ -52,6 +52,13 @@ def test_what_the_demo_can_not_draw_is_a_line(arguments, message, tmp_path, monk
     assert said.out == "" and message in said.err and len(said.err.splitlines()) == 1
 
 
+@pytest.mark.parametrize("env", [":CartPole-v1", ".:CartPole-v1", "..no_such:CartPole-v1"])
+@pytest.mark.parametrize("command", ["tune", "record", "bench --env"])
+def test_a_module_has_a_full_name(command, env, capfd):
+    assert main([*command.split(), env]) == 2
+    assert "expected a module's full name, got '" in capfd.readouterr().err
+
+
 @pytest.mark.parametrize("env", ["no_such_module:X-v1", "HalfCheeta-v5"])
 @pytest.mark.parametrize("command", ["tune", "record", "bench --env"])
 def test_an_unknown_env_is_one_line(command, env, capfd):

@@ -68,6 +68,11 @@ def test_a_child_that_ends_while_they_are_counted_hides_no_other(strange_child, 
     assert strange_child.pid in Resources.now().children
 
 
+def test_a_child_and_a_descriptor_of_the_same_number_are_two():
+    nothing = Resources({}, {}, {}, {})
+    assert Resources({9: "process 9 (sleep)"}, {9: "fd 9"}, {}, {}).since(nothing) == ["process 9 (sleep)", "fd 9"]
+
+
 def test_zombie():
     with pytest.raises(LeakError, match="process"):
         with leak_check(timeout_s=0.05):

@@ -270,6 +270,30 @@ async def test_calls_and_attributes(where):
         assert (await envs.call_at(1, "reset", seed=4))[0].shape == (4,)
 
 
+@pytest.mark.parametrize("num_workers", [None, 2])
+async def test_some_slots_of_cartpole(num_workers):
+    mask = np.array([True, False, True, False])
+    async with aioenv.make_vec("CartPole-v1", 4, backend="native", num_workers=num_workers) as envs:
+        with pytest.raises((aioenv.ResetNeededError, aioenv.EnvError), match=r"before calling env\.reset"):
+            await envs.step(np.zeros(4, np.int64))
+        first, _ = await envs.reset(seed=[3, 4, 5, 6])
+        again, _ = await envs.reset(seed=[7, None, 3, None], options={"reset_mask": mask})
+        assert (again[[1, 3]] == first[[1, 3]]).all() and (again[2] == first[0]).all() and (again[0] != first[0]).any()
+        with pytest.raises(ValueError, match="length must match num_envs=4 but got length=2"):
+            await envs.reset(seed=[7, 8], options={"reset_mask": mask})
+        envs.send(np.zeros(2, np.int64), [1, 3])
+        some = await envs.recv(min_slots=2)
+        envs.send(np.zeros(4, np.int64), [0, 1, 2, 3])
+        every = await envs.recv(min_slots=4)
+        assert some.slots.tolist() == [1, 3] and every.slots.tolist() == [0, 1, 2, 3]
+        alone = {slot: CartPoleVectorEnv(1) for slot in range(4)}
+        for slot, seed, steps in ((0, 7, 1), (1, 4, 2), (2, 3, 1), (3, 6, 2)):
+            alone[slot].reset(seed=seed)
+            for _ in range(steps):
+                obs, *_ = alone[slot].step(np.zeros(1, np.int64))
+            assert (every.obs[slot] == obs[0]).all()
+
+
 # ---------------------------------------------------------------- the ways to it
 
 

@@ -7,9 +7,11 @@ import os
 import signal
 from functools import partial
 
+import gymnasium as gym
 import numpy as np
 import pytest
 from conftest import run_on
+from gymnasium import spaces
 from gymnasium.utils.env_checker import data_equivalence
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from zoo import Sampler
@@ -305,6 +307,31 @@ def test_rollouts_do_not_step_paused_slots():
             envs.pause(range(N))
             with pytest.raises(aioenv.PausedError, match="all slots are paused"):
                 await envs.rollout(policy, 1)
+
+    run_on("uvloop", main())
+
+
+def test_observations_that_are_objects_of_slots_paused_in_a_rollout():
+    class Says(gym.Env):
+        observation_space, action_space = spaces.Text(8), spaces.Discrete(2)
+
+        def reset(self, *, seed=None, options=None):
+            super().reset(seed=seed)
+            self.t = 0
+            return "0", {}
+
+        def step(self, action):
+            self.t += 1
+            return str(self.t), 0.0, False, False, {}
+
+    async def main():
+        async with aioenv.AsyncVectorEnv([Says] * 3, num_workers=2) as envs:
+            await envs.reset(seed=0)
+            await envs.step(zeros(3))
+            envs.pause([1])
+            rollout = await envs.rollout(lambda obs: np.zeros(len(obs), np.int64), 2)
+            assert rollout.obs.tolist() == [["1", "1", "1"], ["2", "1", "2"]]
+            assert list(rollout.last_obs) == ["3", "1", "3"]
 
     run_on("uvloop", main())
 

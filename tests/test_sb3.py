@@ -186,6 +186,9 @@ def test_indices_are_those_of_a_list():
         assert envs.env_is_wrapped(gym.wrappers.TimeLimit, (0, -1)) == [True, True]
         with pytest.raises(IndexError):
             envs.get_attr("marker", 3)
+        envs.set_attr("marker", 8, indices=[])
+        assert envs.get_attr("marker", []) == envs.env_method("close", indices=[]) == []
+        assert envs.env_is_wrapped(gym.wrappers.TimeLimit, []) == []
     finally:
         envs.close()
 

@@ -24,6 +24,7 @@ import aioenv
 from aioenv import sync
 from aioenv.cli import main, trace_view
 from aioenv.cli.trace_view import overlap, read
+from aioenv.testing import leak_check
 from aioenv.trace import ring as rings
 from aioenv.trace import timeline as timelines
 from aioenv.trace import track as tracks
@@ -279,6 +280,24 @@ def test_the_variable_traces_all_that_is_started(tmp_path, monkeypatch):
     aioenv.run(run())
     assert {span.line for span in read(path)} == {"loop", "wait for envs", "worker 0: slot 0", "worker 1: slot 1"}
     assert len([s for s in read(tmp_path / "run-2.json") if s.name == "wait for envs"]) == 2
+
+
+@pytest.mark.parametrize("kind", ["workers", "native", "pool"])
+def test_where_the_variables_timeline_can_not_be_written_nothing_is_left(kind, tmp_path, monkeypatch):
+    monkeypatch.setenv(timelines.VARIABLE, str(tmp_path / "nowhere" / "run.json"))
+
+    async def run():
+        made = aioenv.RenderPool(BALL) if kind == "pool" else aioenv.make_vec("CartPole-v1", backend=kind)
+        with leak_check(timeout_s=10):
+            with pytest.raises(FileNotFoundError) as caught:
+                async with made:
+                    pass
+            assert "AIOENV_TRACE=" in caught.value.__notes__[0]
+            with pytest.raises(aioenv.ClosedError):
+                await made
+        await made.close()
+
+    aioenv.run(run())
 
 
 def test_render_pools_and_blocking_code(tmp_path):

@@ -270,6 +270,44 @@ async def test_space_mismatch_is_named():
         await aioenv.AsyncVectorEnv(factories, num_workers=3)
     async with aioenv.AsyncVectorEnv(factories, observation_mode="different") as envs:
         assert envs.observation_space.low[:, 0].tolist() == [-1e9, -1e9, -1]
+    single = spaces.Box(-2e9, 2e9, (2,), np.float64)
+    batch = spaces.Box(-2e9, 2e9, (3, 2), np.float64)
+    async with aioenv.AsyncVectorEnv(factories, observation_mode=(batch, single)) as envs:
+        assert (envs.observation_space, envs.single_observation_space) == (batch, single)
+        assert (await envs.reset()).obs in batch
+    with pytest.raises(aioenv.SpaceMismatchError, match=r"Slot 0 has .*\(2,\).* but observation_mode has .*\(3, 2\)"):
+        await aioenv.AsyncVectorEnv(factories, observation_mode=(single, batch))
+    with pytest.raises(TypeError, match="to be Spaces, got <class 'str'>"):
+        aioenv.AsyncVectorEnv(factories, observation_mode=("same", single))
+
+
+async def test_mismatched_actions_are_named():
+    class Deft(Counter):
+        def __init__(self):
+            super().__init__()
+            self.action_space = spaces.Discrete(6)
+
+    with pytest.raises(aioenv.SpaceMismatchError, match=r"Slot 1 has Discrete\(6\), but slot 0 has Discrete\(5\)"):
+        await aioenv.AsyncVectorEnv([Counter, Deft])
+
+
+async def test_slots_are_checked():
+    async with aioenv.AsyncVectorEnv(counters(3), num_workers=2) as envs:
+        await envs.reset()
+        for slots, message in (
+            ([True, False, True], r"got booleans; use numpy.flatnonzero"),
+            ([1, 1], r"one is named twice in \[1, 1\]"),
+            ([], r"expected one or more slot numbers"),
+            ([0.5], r"expected one or more slot numbers"),
+            (1, r"expected one or more slot numbers, got 1"),
+        ):
+            with pytest.raises(ValueError, match=message):
+                envs.send(np.zeros(np.size(slots), np.int64), slots)
+        for slots in ([3], [-1]):
+            with pytest.raises(IndexError, match="from 0 to 2"):
+                envs.send([0], slots)
+        envs.send([0], (2,))
+        assert (await envs.recv()).slots.tolist() == [2]
 
 
 async def test_timeout_loses_nothing(gate):

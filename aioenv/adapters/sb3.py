@@ -181,6 +181,11 @@ class VecEnv(_VecEnv):  # type: ignore[misc]  # Stable-Baselines3 need not be in
         """Slots by Stable-Baselines3's indices, which are those of a list: -1 is the last."""
         return [range(self.num_envs)[index] for index in self._get_indices(indices)]
 
+    def _call_at(self, indices: Any, name: str, *args: Any, **kwargs: Any) -> list[Any]:
+        """Call something of some envs; of none that is nothing, as with theirs."""
+        slots = self._slots(indices)
+        return list(self._envs.call_at(slots, name, *args, **kwargs)) if slots else []
+
     def _drop_pending(self) -> None:
         """Take back a step that nobody waited for."""
         if self._pending is not None:
@@ -217,7 +222,7 @@ class VecEnv(_VecEnv):  # type: ignore[misc]  # Stable-Baselines3 need not be in
             EnvError, WorkerDied, StepTimeout: as `AsyncVectorEnv.call`.
         """
         try:
-            return list(self._envs.call_at(self._slots(indices), attr_name))
+            return self._call_at(indices, attr_name)
         except EnvError as error:
             if all(isinstance(one.__cause__, AttributeError) for one in error.errors):
                 raise AttributeError(str(error)) from error
@@ -226,7 +231,7 @@ class VecEnv(_VecEnv):  # type: ignore[misc]  # Stable-Baselines3 need not be in
     def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:
         """Set an attribute of some envs, on their outermost wrapper as `SubprocVecEnv` does."""
         if self._answers:
-            self._envs.call_at(self._slots(indices), SET_ATTR, attr_name, value)
+            self._call_at(indices, SET_ATTR, attr_name, value)
         elif indices is None:
             self._envs.set_attr(attr_name, value)
         else:
@@ -234,7 +239,7 @@ class VecEnv(_VecEnv):  # type: ignore[misc]  # Stable-Baselines3 need not be in
 
     def env_method(self, method_name: str, *method_args: Any, indices: Any = None, **method_kwargs: Any) -> list[Any]:
         """Call a method of some envs."""
-        return list(self._envs.call_at(self._slots(indices), method_name, *method_args, **method_kwargs))
+        return self._call_at(indices, method_name, *method_args, **method_kwargs)
 
     def env_is_wrapped(self, wrapper_class: type, indices: Any = None) -> list[bool]:
         """Whether some envs have a wrapper of a class around them."""
@@ -243,7 +248,7 @@ class VecEnv(_VecEnv):  # type: ignore[misc]  # Stable-Baselines3 need not be in
             return [True] * len(slots)
         if not self._answers:
             return [False] * len(slots)
-        return list(self._envs.call_at(slots, IS_WRAPPED, wrapper_class))
+        return self._call_at(indices, IS_WRAPPED, wrapper_class)
 
     def __repr__(self) -> str:
         return f"<aioenv.adapters.sb3.VecEnv over {self._envs!r}>"

@@ -9,7 +9,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["check_options", "checked_seed", "listed_seeds", "one_seed", "split_reset_options", "spread_seeds"]
+__all__ = [
+    "check_options",
+    "checked_seed",
+    "is_listed",
+    "listed_seeds",
+    "one_seed",
+    "split_reset_options",
+    "spread_seeds",
+]
 
 
 def spread_seeds(
@@ -25,6 +33,11 @@ def spread_seeds(
     if checked is None:
         return [None] * len(slots)
     return checked if isinstance(checked, list) else [checked + slot for slot in slots.tolist()]
+
+
+def is_listed(seed: Any) -> bool:
+    """Whether a checked seed is one for each slot, rather than one for all of them, or None."""
+    return seed is not None and not isinstance(seed, (int, np.integer))
 
 
 def checked_seed(seed: Any, n: int, num_envs: int) -> int | list[int | None] | None:

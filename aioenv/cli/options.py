@@ -20,6 +20,8 @@ def import_here(module: str) -> ModuleType:
     Raises:
         ImportError: if there is none, or one that it imports.
     """
+    if not module or module.startswith("."):
+        raise ImportError(f"expected a module's full name, got {module!r}")
     if "" not in sys.path:
         sys.path.insert(0, "")
     return importlib.import_module(module)

@@ -343,7 +343,10 @@ class Fleet:
         else:
             self.single_observation_space = observation_spaces[0]
         _check_spaces("action", action_spaces, action_spaces[0], same=True)
-        _check_spaces("observation", observation_spaces, self.single_observation_space, same=mode == "same")
+        whose = "observation_mode" if isinstance(mode, tuple) else "slot 0"
+        _check_spaces(
+            "observation", observation_spaces, self.single_observation_space, same=mode == "same", whose=whose
+        )
         if mode == "same":
             self.observation_space = batch_space(self.single_observation_space, n)
         elif mode == "different":
@@ -365,7 +368,7 @@ def _check_resumable(descriptions: list[EnvDescription]) -> None:
             )
 
 
-def _check_spaces(kind: str, each: list[Any], single: Space[Any], *, same: bool) -> None:
+def _check_spaces(kind: str, each: list[Any], single: Space[Any], *, same: bool, whose: str = "slot 0") -> None:
     """Raise unless all spaces go together; worded as Gymnasium's."""
     for slot, space in enumerate(each):
         if space == single if same else is_space_dtype_shape_equiv(space, single):
@@ -385,4 +388,4 @@ def _check_spaces(kind: str, each: list[Any], single: Space[Any], *, same: bool)
                 "AsyncVectorEnv(..., observation_mode='different' or custom space) however the sub-environment's "
                 "observation spaces do not share a common shape and dtype"
             )
-        raise SpaceMismatchError(f"{problem}. Slot {slot} has {space}, but slot 0 (or observation_mode) has {single}")
+        raise SpaceMismatchError(f"{problem}. Slot {slot} has {space}, but {whose} has {single}")

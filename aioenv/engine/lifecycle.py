@@ -55,18 +55,23 @@ class Lifecycle(Traces, Startable):
             WorkerStartError: if an env could not be made; it carries the worker's traceback.
             SpaceMismatchError: if the envs' spaces can't be batched.
             RenderError: if images were asked for and can't be drawn.
+            OSError: if the timeline that `AIOENV_TRACE` asks for can't be written.
         """
         await super()._ensure_started()
         assert self._session is not None
-        if self._schedule is None and (path := wanted()) is not None:
-            assert self._session.schedule is not None
-            self._trace_all(self._session.schedule, path)
         self._schedule = self._session.schedule
         return self
 
     def _start(self) -> Coroutine[Any, Any, None]:
         self._session = self._make_session()
-        return self._session.start()
+        return self._start_session(self._session)
+
+    async def _start_session(self, session: Session) -> None:
+        path = wanted()
+        await session.start()
+        if path is not None:
+            assert session.schedule is not None
+            self._trace_all(session.schedule, path)
 
     def _make_session(self) -> Session:
         return Session(

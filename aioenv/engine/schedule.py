@@ -18,6 +18,7 @@ from gymnasium.vector import AutoresetMode
 
 from aioenv.batching.layout import byte_view
 from aioenv.batching.merge import merge
+from aioenv.batching.seeds import is_listed
 from aioenv.engine.batch import Exchange, Exchanges, Sent
 from aioenv.engine.dispatch import Dispatch
 from aioenv.engine.fleet import Fleet, Member
@@ -205,7 +206,8 @@ class Schedule(SomeSlots):
         for member in self.fleet.members:
             mine = slots[(slots >= member.start) & (slots < member.stop)]
             chosen = mine.tolist()
-            tail = reset_tail(member, chosen, [seeds[slot] for slot in chosen], options, whole=True)
+            own = [seeds[slot] for slot in chosen]
+            tail = reset_tail(member, chosen, own, options, whole=True, each=is_listed(seed))
             requests.append(Sent(Kind.RESET, (), tail, mine))
         exchange = self._whole(stepped=False)
         self.note_reset(slots, {slot: seeds[slot] for slot in slots.tolist()})

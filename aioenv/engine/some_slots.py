@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aioenv.batching.layout import byte_view
+from aioenv.batching.seeds import is_listed
 from aioenv.engine.batch import Exchange, Part, Sent
 from aioenv.engine.dispatch import Dispatch
 from aioenv.engine.fleet import Fleet, Member
@@ -85,7 +86,8 @@ class SomeSlots:
         tails = []
         for member, order in shares:
             chosen = numbers[order].tolist()
-            tails.append(reset_tail(member, chosen, [by_slot[slot] for slot in chosen], options, whole=False))
+            own = [by_slot[slot] for slot in chosen]
+            tails.append(reset_tail(member, chosen, own, options, whole=False, each=is_listed(seed)))
         self.note_reset(numbers, {slot: by_slot[slot] for slot in numbers.tolist()})
         for (exchange, part), tail in zip(self._begin(shares, numbers, stepped=False), tails, strict=True):
             self.dispatch.submit(exchange, part, Sent(Kind.RESET, (), tail, part.slots))

@@ -15,6 +15,7 @@ from aioenv.errors import ResetNeededError
 __all__ = ["CartPoleVectorEnv"]
 
 _INT64 = np.dtype(np.int64)
+_NOT_RESET = "Cannot call env.step() before calling env.reset()"  # as Gymnasium words it
 # of a checkpoint: four numbers of the state, the steps, flags, the two bounds of starts, the generator, its seed
 _STEPS, _FLAGS, _BOUNDS, _RNG, _SEED = 4, 5, 6, 8, 8 + RNG_WORDS
 
@@ -78,7 +79,8 @@ class CartPoleVectorEnv(cartpole.CartPoleVectorEnv):
         if self.kinematics_integrator != "euler" or self._sutton_barto_reward:
             return super().step(action)
         state = self.state
-        assert state is not None, "Call reset before using step method."
+        if state is None:
+            raise ResetNeededError(_NOT_RESET)
         parameters = self._read_parameters()
         if parameters != self._parameters:
             self._adopt(parameters)
@@ -115,7 +117,7 @@ class CartPoleVectorEnv(cartpole.CartPoleVectorEnv):
         rest[slots] = False
         if self.state is None:
             if len(slots):
-                raise ResetNeededError("Cannot call env.step() before calling env.reset()")
+                raise ResetNeededError(_NOT_RESET)
             return np.zeros((self.num_envs, 4), np.float32), np.zeros(self.num_envs, np.float32), ~rest, ~rest, {}
         kept = self.state[:, rest], self.steps[rest], self.prev_done[rest]
         actions = np.where(rest, 0, actions)

@@ -54,11 +54,12 @@ class PoolLife(Startable, Traced, WithCrew):
 
     async def _start(self) -> None:
         crew = self._crew
+        path = wanted()
         await crew.start()
         lanes = [Lane(worker, crew.restarter, self._timeout_s, self._retry) for worker in crew.workers]
         crew.on_death = lambda worker: lanes[worker.index].on_death(worker)
         self._lanes = lanes
-        if (path := wanted()) is not None:
+        if path is not None:
             self.trace(path)
 
     async def close(self) -> None:

@@ -40,11 +40,9 @@ class Resources(NamedTuple):
         """What is here and was not before."""
         pairs: Any = zip(self, before, strict=True)
         # compared by text too: a descriptor's number may have come to mean something else
-        left = {key: text for now, then in pairs for key, text in now.items() if then.get(key) != text}
-        if left.keys() & self.shared_memory.keys():
-            for name in _mapped_elsewhere():
-                left.pop(name, None)
-        return list(left.values())
+        left = [(key, text) for now, then in pairs for key, text in now.items() if then.get(key) != text]
+        others = _mapped_elsewhere() if any(key in self.shared_memory for key, _ in left) else set()
+        return [text for key, text in left if key not in others]
 
 
 def _children() -> dict[int, str]:

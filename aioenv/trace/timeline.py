@@ -53,8 +53,7 @@ class Trace:
         self._began = perf_counter()
         self._loop: dict[str, Spans] = {}
         self._steps: dict[int, int] = {}  # how many steps each slot was sent
-        if not is_device(self._file):
-            self._write([])
+        _begin_file(self._file)
         self._rings = Rings(len(workers))
         self.tracks = [Track(self, name, *self._rings.ring(index)) for index, name in enumerate(workers)]
 
@@ -126,7 +125,7 @@ class Trace:
                 if track.ring is not None:
                     track.ring.close()
             self._rings.close()
-            self._write(self._events())
+            _write(self._file, self._events())
 
     def __enter__(self) -> Trace:
         return self
@@ -173,13 +172,20 @@ class Trace:
     def _named(self, name: str) -> Iterator[tuple[str, float, float, int]]:
         return ((name, *span) for span in self._loop[name])
 
-    def _write(self, events: Any) -> None:
-        with replacing(self._file) as file:
-            file.write('{"displayTimeUnit": "ms", "traceEvents": [')
-            for number, event in enumerate(events):
-                file.write(",\n" if number else "\n")
-                file.write(json.dumps(event))
-            file.write("\n]}\n")
+
+def _begin_file(path: Path) -> None:
+    """Write an empty timeline for now."""
+    if not is_device(path):
+        _write(path, ())
+
+
+def _write(path: Path, events: Iterable[dict[str, Any]]) -> None:
+    with replacing(path) as file:
+        file.write('{"displayTimeUnit": "ms", "traceEvents": [')
+        for number, event in enumerate(events):
+            file.write(",\n" if number else "\n")
+            file.write(json.dumps(event))
+        file.write("\n]}\n")
 
 
 class Traced:
@@ -226,9 +232,21 @@ _used: dict[str, int] = {}
 
 
 def wanted() -> Path | None:
-    """Where the user wants what is started now to be traced to, by `AIOENV_TRACE`; None: nowhere."""
-    path = os.environ.get(VARIABLE)
-    return free_path(path) if path else None
+    """Where the user wants what is about to be started to be traced to, by `AIOENV_TRACE`; None: nowhere.
+
+    Raises:
+        OSError: if that can't be written, which is better known before there are workers to end.
+    """
+    named = os.environ.get(VARIABLE)
+    if not named:
+        return None
+    path = free_path(named)
+    try:
+        _begin_file(path)
+    except OSError as exc:
+        exc.add_note(f"a timeline is wanted there: {VARIABLE}={named}")
+        raise
+    return path
 
 
 def free_path(path: str) -> Path:

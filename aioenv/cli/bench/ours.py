@@ -167,7 +167,7 @@ def registered(env: str) -> EnvSpec:
         gymnasium.error.Error: if nothing is.
         ImportError: if there is no such module.
     """
-    module, _, name = env.rpartition(":")
-    if module:
+    module, colon, name = env.rpartition(":")
+    if colon:
         import_here(module)
     return gymnasium.spec(name)

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from aioenv.batching.infos import Columns
 from aioenv.batching.layout import Arrays
 from aioenv.batching.merge import merge
+from aioenv.batching.seeds import is_listed
 from aioenv.engine.batch import Exchange, Part, Sent
 from aioenv.engine.results import ResetResult, StepResult
 from aioenv.engine.runs.groups import Group
@@ -154,8 +155,7 @@ class Live:
             whole = self._spread(None, np.ones(self._schedule.num_envs, np.bool_))
         else:
             slots = group.slots if mask is None else group.slots[mask[group.slots]]
-            each = seed is not None and not isinstance(seed, (int, np.integer))
-            group.send_whole_reset(slots, dict(enumerate(seeds)), options, "reset", each=each)
+            group.send_whole_reset(slots, dict(enumerate(seeds)), options, "reset", each=is_listed(seed))
             whole = await self._outcome(group, timeout_s)
         return ResetResult(whole.obs, whole.info)
 
