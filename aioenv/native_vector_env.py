@@ -163,8 +163,6 @@ class NativeVectorEnv(AsyncVectorEnv):
         self._render_config, self._pixels_config = render, pixels
         self._must_reset = False
         self._clock = Clock()
-        # the mode is told when the env is there
-        self._episode_stats = check_episode_stats(episode_stats, stats_prefix, self.num_envs, AutoresetMode.NEXT_STEP)
         workers = check_num_workers(num_workers, self.num_envs) if split else 0
         self._config = FleetConfig(
             factories=pickle_factories([make_vector_env]) * self.num_envs if split else [],
@@ -183,8 +181,10 @@ class NativeVectorEnv(AsyncVectorEnv):
             cpu_affinity=check_cpu_affinity(cpu_affinity),
             transport="frames",
             vectorized=True,
-            episodes=self._episode_stats,
+            # at the end, see `AsyncVectorEnv`; the mode is told when the env is there
+            episodes=check_episode_stats(episode_stats, stats_prefix, self.num_envs, AutoresetMode.NEXT_STEP),
         )
+        self._episode_stats = self._config.episodes
 
     def _make_session(self) -> Session:
         if self._config.num_workers:

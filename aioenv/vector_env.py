@@ -181,7 +181,6 @@ class AsyncVectorEnv(Pictures, Rollouts, Numbered, Pausing, OneSlot, Calls, Stat
         self._on_timeout = check_on_timeout(on_timeout, restart)
         workers = check_num_workers(1 if debug and num_workers is None else num_workers, self.num_envs)
         self._clock = Clock()
-        self._episode_stats = check_episode_stats(episode_stats, stats_prefix, self.num_envs, self.autoreset_mode)
         self._config = FleetConfig(
             factories=factories,
             num_workers=workers,
@@ -203,9 +202,11 @@ class AsyncVectorEnv(Pictures, Rollouts, Numbered, Pausing, OneSlot, Calls, Stat
             ignored=IGNORABLE if ignore_signals else (),
             debug=debug,
             stats=stats,
-            episodes=self._episode_stats,
             seeds=check_seed_plan(seed_plan, self.num_envs, restart),
+            # at the end: they are bound to this vector env, which another wrong argument would keep from being made
+            episodes=check_episode_stats(episode_stats, stats_prefix, self.num_envs, self.autoreset_mode),
         )
+        self._episode_stats = self._config.episodes
 
     # ------------------------------------------------------------ whole batches
 

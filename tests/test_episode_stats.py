@@ -279,6 +279,10 @@ def test_misuse():
     fixed(episode_stats=stats)
     with pytest.raises(ValueError, match="another vector env's"):
         fixed(episode_stats=stats)
+    for backend in "workers", "native":
+        with pytest.raises(ValueError, match="start: expected"):
+            aioenv.make_vec("CartPole-v1", backend=backend, episode_stats=(stats := EpisodeStats()), start="thread")
+        aioenv.make_vec("CartPole-v1", backend=backend, episode_stats=stats)  # what was not made does not own them
     with pytest.raises(RuntimeError, match="make the vector env with episode_stats=True"):
         _ = fixed().episode_stats
     with pytest.raises(ValueError, match="score: episode: expected one of"):

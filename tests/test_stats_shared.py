@@ -221,6 +221,25 @@ print(stats.count, stats.mean)
     assert in_a_process(code) == "2 2.0\n"
 
 
+def test_a_child_that_is_forked_while_a_thread_adds_to_a_copy_can_do_so_too():
+    code = """
+import os, signal
+from aioenv.stats import SharedRunningStats
+stats = SharedRunningStats((), 1, shared=False)
+stats._table.block.acquire()  # as a thread does that adds a sample just now
+child = os.fork()
+if child == 0:
+    signal.alarm(20)
+    stats.update(1.0)
+    os._exit(7)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+stats._table.block.release()
+stats.update(3.0)
+print(stats.count)
+"""
+    assert in_a_process(code) == "1\n"
+
+
 def test_who_dies_with_the_lock_does_not_leave_it_to_its_children():
     code = """
 import os, signal

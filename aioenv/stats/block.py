@@ -63,7 +63,9 @@ class SharedBlock:
         self.shared = shared
         self.key = secrets.token_bytes(16)
         if not shared:
-            self._set_up(-1, mmap.mmap(-1, HEADER + size))
+            # (without saying so a forked child would write to it, too)
+            self._set_up(-1, mmap.mmap(-1, HEADER + size, access=mmap.ACCESS_COPY))
+            _open[self.key] = self  # for `_after_fork`: nobody asks for it by its key
             return
         fd = os.memfd_create("aioenv-stats", os.MFD_CLOEXEC)
         try:
