@@ -27,7 +27,7 @@ def modules_needed(factories: Iterable[Callable[[], Any]]) -> tuple[str, ...]:
     distinct = {id(factory): factory for factory in factories}.values()
     # factories made in a loop share their code; what they close over may differ, but seldom for long
     names = dict.fromkeys(name for factory in list(distinct)[:64] for name in _modules(factory))
-    return tuple(name for name in names if name != "__main__")
+    return tuple(name for name in names if name not in ("__main__", "__mp_main__"))
 
 
 def _modules(value: Any) -> Iterator[str]:

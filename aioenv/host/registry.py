@@ -29,8 +29,8 @@ _known: dict[str, bytes] = {}
 _digests: list[bytes] = []
 
 
-# In a pickled spec: what it names in the main module.
-_OF_MAIN = re.compile(rb"__main__:([A-Za-z_]\w*)")
+# In a pickled spec: what it names in the main module, whose name is another where multiprocessing spawned the process.
+_OF_MAIN = re.compile(rb"__(?:mp_)?main__:([A-Za-z_]\w*)")
 
 
 def capture_registry(factories: Iterable[bytes] = ()) -> tuple[bytes, bytes, dict[str, bytes]]:
@@ -49,7 +49,7 @@ def capture_registry(factories: Iterable[bytes] = ()) -> tuple[bytes, bytes, dic
 
 def _named_in_main(pickles: Iterable[bytes]) -> dict[str, bytes]:
     main = sys.modules["__main__"]
-    names = {name.decode() for data in pickles if b"__main__:" in data for name in _OF_MAIN.findall(data)}
+    names = {name.decode() for data in pickles if b"main__:" in data for name in _OF_MAIN.findall(data)}
     named: dict[str, bytes] = {}
     for name in sorted(names):
         if hasattr(main, name):  # else it only looks like it
@@ -73,7 +73,8 @@ def restore_registry(digest: bytes, pickled: bytes, of_main: dict[str, bytes]) -
             value = load(data)
         except WireError as exc:
             value = partial(_refuse, f"__main__:{name}", str(exc))
-        setattr(sys.modules["__main__"], name, value)
+        main = sys.modules.setdefault("__mp_main__", sys.modules["__main__"])
+        setattr(main, name, value)
     if digest in _digests:
         return
     # by their own modules, when those are imported here

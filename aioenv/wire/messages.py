@@ -9,6 +9,8 @@ from __future__ import annotations
 import pickle
 import signal
 import struct
+import sys
+import threading
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -172,11 +174,31 @@ def dump(value: Any) -> bytes:
     except Exception:
         return dump_code(value)
     # a search costs far less than cloudpickle, and a string that only looks like it does no harm
-    return dump_code(value) if b"__main__" in data else data
+    return dump_code(value) if b"main__" in data else data
 
 
 def dump_code(value: Any) -> bytes:
-    """Pickle with functions and classes of `__main__` by value, so that the receiver need not import it."""
+    """Pickle with functions and classes of `__main__` by value, so that the receiver need not import it.
+
+    In a process that multiprocessing has spawned (a rank of a training, say) they are `__mp_main__`'s.
+    """
+    main = sys.modules.get("__mp_main__")  # elsewhere another name of `__main__`
+    if main is None or main.__name__ != "__mp_main__":
+        return _dumps(value)
+    with _by_value:
+        if main.__name__ in cloudpickle.list_registry_pickle_by_value():
+            return _dumps(value)
+        cloudpickle.register_pickle_by_value(main)  # not for good: what others pickle is theirs
+        try:
+            return _dumps(value)
+        finally:
+            cloudpickle.unregister_pickle_by_value(main)
+
+
+_by_value = threading.RLock()  # a `__reduce__` may come here again
+
+
+def _dumps(value: Any) -> bytes:
     data: bytes = cloudpickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
     return data
 
