@@ -101,3 +101,41 @@ async def test_no_action_becomes_another_number(space, good, bad):
         with pytest.raises(aioenv.ActionError, match=r"actions: expected u?int\d+, -?\d+ to \d+, got numbers from"):
             await envs.step(bad)
         await envs.step(good)
+
+
+class Word(gym.Space):
+    """A space of one's own; nothing says when two of them are the same."""
+
+    def __init__(self, word: str) -> None:
+        super().__init__()
+        self.word = word
+
+    def sample(self, mask=None, probability=None):
+        return self.word
+
+    def contains(self, x):
+        return x == self.word
+
+
+class Speaks(gym.Env):
+    def __init__(self, word: str = "yes") -> None:
+        self.observation_space = Word(word)
+        self.action_space = spaces.Tuple((Word("go"), spaces.Discrete(2)))
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        return self.observation_space.sample(), float(action[1]), False, False, {}
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("num_workers", [1, 3])
+async def test_spaces_without_an_equality_are_compared_by_what_they_hold(num_workers):
+    async with aioenv.AsyncVectorEnv([Speaks] * 3, num_workers=num_workers) as envs:
+        assert (await envs.reset()).obs == ("yes", "yes", "yes")
+        result = await envs.step((["go", "go", "go"], np.array([0, 1, 0])))
+        assert result.reward.tolist() == [0, 1, 0]
+    with pytest.raises(aioenv.SpaceMismatchError, match="Slot 2 has <"):
+        await aioenv.AsyncVectorEnv([Speaks, Speaks, lambda: Speaks("no")], num_workers=num_workers)

@@ -371,7 +371,10 @@ def _check_resumable(descriptions: list[EnvDescription]) -> None:
 def _check_spaces(kind: str, each: list[Any], single: Space[Any], *, same: bool, whose: str = "slot 0") -> None:
     """Raise unless all spaces go together; worded as Gymnasium's."""
     for slot, space in enumerate(each):
-        if space == single if same else is_space_dtype_shape_equiv(space, single):
+        # a custom space without an `__eq__` equals itself alone, of which each worker has a copy
+        if space == single or dump_code(space) == dump_code(single):
+            continue
+        if not same and is_space_dtype_shape_equiv(space, single):
             continue
         if kind == "action":
             problem = (
