@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import subprocess
@@ -238,6 +239,28 @@ async def test_cancelled_at_its_first_picture_the_video_is_finished(tmp_path, mo
     with pytest.raises(asyncio.CancelledError):
         await recording
     assert len(pictures(tmp_path / "x.mp4", 24, 32)) == 1
+
+
+@pytest.mark.asyncio
+async def test_a_step_that_fails_beside_the_video_is_not_complained_of_once_more(tmp_path, monkeypatch):
+    complaints, failed = [], asyncio.Event()
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: complaints.append(context["message"]))
+
+    async def step(actions):
+        failed.set()
+        raise RuntimeError("no step")
+
+    async def write(self, batches):
+        await failed.wait()
+        raise OSError("no room")
+
+    monkeypatch.setattr(TiledVideo, "write", write)
+    async with aioenv.make_vec("HalfCheetah-v5", 1, render=SMALL) as envs:
+        monkeypatch.setattr(envs, "step", step)
+        with pytest.raises(OSError, match="no room"):
+            await aioenv.record(envs, tmp_path / "x.mp4", steps=3)
+        gc.collect()
+    assert complaints == []
 
 
 @pytest.mark.asyncio

@@ -140,9 +140,9 @@ async def _record(
         pictures += 1
     finally:
         try:
-            if step is not None and not step.done():
+            if step is not None:
                 step.cancel()
-                await asyncio.wait([step])
+                await asyncio.gather(step, return_exceptions=True)  # one that failed beside the video is told of once
         finally:  # also if this is cancelled once more
             bar.close()
             await video.close()
