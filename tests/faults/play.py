@@ -238,7 +238,6 @@ class Play:
     async def nobody_answers(self, name: str) -> None:
         with within(self.timeout_s + LATE_S), pytest.raises(aioenv.StepTimeout) as caught:
             await self.operate(name)
-        assert caught.value.running == (FAULTY,)
         self.check_words(caught.value)
         if name in ("reset", "step"):
             ready = await self.do("recv", len(OTHERS))
