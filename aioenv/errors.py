@@ -68,7 +68,13 @@ class PausedError(AioenvError, ValueError):
 
 
 class EpisodesDone(AioenvError):
-    """For envs to raise in `reset`: there is no further episode. Their slot is paused, and `exhausted` names it."""
+    """For envs to raise in `reset`: there is no further episode. Their slot is paused, and `exhausted` names it.
+
+    Attributes:
+        partial: where `evaluate` raises it, since envs had fewer episodes than it was to run: an `Evaluation` of those.
+    """
+
+    partial: Any = None
 
 
 class NoAsyncCallError(AioenvError, gym_error.NoAsyncCallError):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 
+import gymnasium as gym
 import mujoco
 import numpy as np
 import pytest
@@ -284,3 +286,14 @@ async def test_what_visual_options_show_is_drawn_from_what_they_show(how):
         obs = (await envs.step(np.array([[-1.0], [0.0], [1.0]])))[0]
         images = obs if way == "pixels" else await envs.render()
     assert len({image.tobytes() for image in images}) == 3
+
+
+@pytest.mark.asyncio
+async def test_a_kind_of_camera_in_an_envs_settings_counts_as_little_as_with_gymnasium():
+    settings = {"type": mujoco.mjtCamera.mjCAMERA_TRACKING, "trackbodyid": 1, "distance": 3.0, "lookat": np.ones(3) / 2}
+    size = {"width": 40, "height": 30}
+    make = partial(gym.make, "HalfCheetah-v5", render_mode="rgb_array", default_camera_config=settings, **size)
+    async with aioenv.AsyncVectorEnv([make], render=aioenv.RenderConfig(**size)) as envs:
+        await envs.reset(seed=1)
+        await envs.call("render")  # the first image of a context can differ
+        assert np.array_equal(await envs.render(), await envs.call("render"))

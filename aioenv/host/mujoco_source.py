@@ -143,6 +143,8 @@ def _view(model: mujoco.MjModel, renderer: Any, mujoco: Any) -> CameraView:
         "distance": float(model.stat.extent),
     }
     for key, value in (getattr(renderer, "default_cam_config", None) or {}).items():
+        if key in ("type", "fixedcamid"):  # Gymnasium makes it a free one for each picture
+            continue
         settings[key] = tuple(np.asarray(value, float).tolist()) if np.ndim(value) else value
     return CameraView(-1, tuple(sorted(settings.items())))
 

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aioenv.engine.runs.numbered import Episode, episode_seeds
-from aioenv.errors import SlotError, StepTimeout
+from aioenv.errors import EpisodesDone, SlotError, StepTimeout
 from aioenv.loops.progress import progress_bar
 
 if TYPE_CHECKING:
@@ -96,8 +96,9 @@ async def evaluate(
         progress: True shows a bar, where `tqdm` is there; a function is called with each episode as it ends.
 
     Raises:
-        ValueError, TypeError, PausedError, PendingCallError, EpisodesDone, ActionError: as `AsyncVectorEnv.episodes`.
-        EnvError, WorkerDied, StepTimeout: likewise; `error.partial` is an `Evaluation` of the episodes that had ended.
+        ValueError, TypeError, PausedError, PendingCallError, ActionError: as `AsyncVectorEnv.episodes`.
+        EnvError, WorkerDied, StepTimeout, EpisodesDone: likewise; `error.partial` is an `Evaluation` of the episodes
+            that had ended.
     """
     if not hasattr(envs, "__aenter__"):
         raise TypeError(
@@ -111,13 +112,13 @@ async def evaluate(
                 async for episode in running:
                     done.append(episode)
                     count(episode)
-        except (SlotError, StepTimeout) as error:
+        except (EpisodesDone, SlotError, StepTimeout) as error:
             set_partial(error, summary(done, entropy))
             raise
     return summary(done, entropy)
 
 
-def set_partial(error: SlotError | StepTimeout, evaluation: Evaluation) -> None:
+def set_partial(error: EpisodesDone | SlotError | StepTimeout, evaluation: Evaluation) -> None:
     """The episodes that had ended when something went wrong."""
     for one in (error, *getattr(error, "errors", ())):
         one.partial = evaluation

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from aioenv.engine.runs.numbered import Episode, episode_seeds
 from aioenv.engine.runs.rollout import Policy
-from aioenv.errors import SlotError, StepTimeout
+from aioenv.errors import EpisodesDone, SlotError, StepTimeout
 from aioenv.loops.evaluate import Evaluation, Progress, counted, set_partial, summary
 from aioenv.sync.portal import Portal
 from aioenv.sync.rollout import Asked
@@ -66,7 +66,7 @@ def evaluate(
                 for episode in running:
                     done.append(episode)
                     count(episode)
-        except (SlotError, StepTimeout) as error:
+        except (EpisodesDone, SlotError, StepTimeout) as error:
             set_partial(error, summary(done, entropy))
             raise
     return summary(done, entropy)
