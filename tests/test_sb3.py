@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from aioenv import errors, sync
+from aioenv.testing import leak_check
 
 INSTALLED = importlib.util.find_spec("stable_baselines3") is not None
 pytestmark = pytest.mark.skipif(not INSTALLED, reason="Stable-Baselines3 is not installed")
@@ -191,6 +192,15 @@ def test_indices_are_those_of_a_list():
         assert envs.env_is_wrapped(gym.wrappers.TimeLimit, []) == []
     finally:
         envs.close()
+
+
+@pytest.mark.parametrize(("seed", "error"), [("x", TypeError), (-1, gym.error.Error)])
+def test_a_seed_that_is_none_leaves_nothing(seed, error):
+    from aioenv.adapters import sb3
+
+    with leak_check(timeout_s=10), pytest.raises(error) as caught:
+        sb3.make_vec("CartPole-v1", 2, seed=seed)
+    assert caught.tb  # which would keep it
 
 
 def test_a_seed_is_that_of_actions_too():

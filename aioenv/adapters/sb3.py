@@ -295,6 +295,10 @@ def make_vec(
     envs = VecEnv(sync.make_vec(env, num_envs, **kwargs), episode_stats=bool(kwargs["episode_stats"]))
     envs._answers = not native
     if seed is not None:
-        envs.seed(seed)
-        envs.action_space.seed(seed)
+        try:
+            envs.seed(seed)
+            envs.action_space.seed(seed)
+        except BaseException:
+            envs.close()
+            raise
     return envs
