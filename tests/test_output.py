@@ -231,6 +231,33 @@ def test_what_envs_log_keeps_its_level_and_its_name(start, caplog):
     ]
 
 
+@pytest.mark.parametrize("start", START_METHODS)
+def test_what_modules_say_when_they_are_imported(start, caplog, tmp_path, monkeypatch):
+    """Each worker says it, or, where a fork server imports them for all, the first."""
+    text = "import logging, warnings\nprint('hello')\nwarnings.warn('old')\n"
+    text += "logging.getLogger('mine').warning('two\\nlines')\nlogging.getLogger('mine').info('an aside')\n"
+    (tmp_path / "talks_at_import.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(output_module, "_said", set())
+
+    def make():
+        import talks_at_import  # noqa: F401
+
+        return Logs()
+
+    async def main() -> None:
+        async with aioenv.AsyncVectorEnv([make] * 2, num_workers=2, start=start, preload=("talks_at_import",)):
+            pass
+
+    with caplog.at_level(logging.INFO):
+        asyncio.run(main())
+    told = [(record.levelname, record.name, record.getMessage().partition(": ")[2]) for record in caplog.records]
+    assert ("WARNING", "aioenv.workers.mine", "two\nlines") in told
+    assert ("INFO", "aioenv.workers.mine", "an aside") in told
+    assert next(level for level, _, text in told if "UserWarning: old" in text) == "WARNING"
+    assert told.count(("INFO", "aioenv.workers", "hello")) == (1 if start == "forkserver" else 2)
+
+
 def test_warnings_are_seen_without_any_set_up(monkeypatch, caplog):
     """Each once, however many workers say it; and not what an env just prints."""
     monkeypatch.setattr(output_module, "_said", set())

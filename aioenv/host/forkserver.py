@@ -32,6 +32,8 @@ __all__ = ["main"]
 _MAX_FDS = 6
 # How often a server that is importing a module looks whether its parent is alive, in seconds.
 _WATCH_S = 0.5
+# So many bytes fit in a new pipe: nobody reads it before there is a worker.
+_MAX_SAID = 1 << 15
 # What links in /proc/self/fd of open connections begin with.
 _CONNECTIONS = ("socket:", "/dev/dri/", "/dev/nvidia")
 
@@ -61,6 +63,7 @@ class Server:
         self._guarded: set[int] = set()
         self._imported: set[str] = set()
         self._unfit: Unfit | None = None
+        self._said = 0  # how many bytes of what it has printed some worker has handed on
 
     def serve(self) -> Ends | None:
         """Serve until the end; returns None then. In a forked worker it returns too, with the worker's descriptors."""
@@ -114,21 +117,23 @@ class Server:
                 self._guarded.add(pid)
             case Release(pid):
                 self._guarded.discard(pid)
-            case Fork(preload, sys_path, marked, shares) if fds:
+            case Fork(preload, sys_path, marked, shares, log_level) if fds:
                 status, *rest = fds
                 if not complete:  # this process may have no more open: its workers live on
                     _refuse(Refused(errno.EMFILE), socket.socket(fileno=status), rest)
                     return None
                 sys.path[:] = sys_path
                 asker = socket.socket(fileno=status)
-                self._preload(preload, asker)
+                self._preload(preload, asker, log_level)
                 return self._fork(asker, rest, marked, shares)
         return None
 
-    def _preload(self, modules: Sequence[str], asker: socket.socket) -> None:
+    def _preload(self, modules: Sequence[str], asker: socket.socket, log_level: int) -> None:
         """Import modules, one by one, to know which one it is that must not be copied, or takes for ever."""
         news = [name for name in modules if name not in self._imported]
-        divert_warnings()  # of models that a module loads when it is imported
+        if not self._imported:
+            divert_warnings()  # of models that a module loads when it is imported
+            importlib.import_module("aioenv.host.log_records").tell_records(log_level)
         for name in news:
             if self._unfit is not None:
                 return
@@ -192,6 +197,7 @@ class Server:
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):  # a module may have put something else in its place
                 stream.flush()
+        self._hand_on(output)
         server_pid = os.getpid()
         try:
             pid = os.fork()
@@ -211,6 +217,14 @@ class Server:
         _tell(status, Forked(pid), pidfd)
         os.close(pidfd)
         return None
+
+    def _hand_on(self, output: int) -> None:
+        """Have a worker's pipe begin with what modules have printed when they were imported, once."""
+        with contextlib.suppress(OSError):  # a module may have put something else in the place of that file
+            end = os.fstat(2).st_size
+            said = os.pread(2, end - self._said, self._said)
+            self._said = end
+            os.write(output, said[:_MAX_SAID])
 
     def _become_worker(self, server_pid: int) -> None:
         """In the child: leave the server's group, and let go of what is the server's."""

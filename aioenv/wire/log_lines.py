@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from typing import NamedTuple
 
-__all__ = ["LogLine", "pack", "unpack"]
+__all__ = ["LogLine", "pack", "readable", "unpack"]
 
 # Of ASCII's separators, which nobody prints: one before a record and between its parts, one in place of line ends.
 _PART, _LINE = "\x1e", "\x1d"
@@ -39,3 +40,11 @@ def unpack(line: str) -> LogLine | None:
         return LogLine(int(level), logger, text.replace(_LINE, "\n"))
     except ValueError:
         return None
+
+
+def readable(line: str) -> str:
+    """A line as people read it."""
+    match unpack(line):
+        case LogLine(level, logger, text):
+            return f"{logging.getLevelName(level)}:{logger}:{text}"
+    return line

@@ -22,6 +22,7 @@ class Fork(NamedTuple):
     sys_path: tuple[str, ...]  # where from
     marked: bool  # whether there is a marker (see `memory.Marker`)
     shares: bool  # whether there is memory to share (see `memory.Shared`)
+    log_level: int  # what modules log on their import is told from this level on
 
 
 class Guard(NamedTuple):

@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from typing import IO, Any, ClassVar
 
 from aioenv.errors import WorkerStartError
+from aioenv.wire.log_lines import readable
 from aioenv.wire.orders import Guard, Release, pack
 from aioenv.workers.environment import bootstrap, identity
 
@@ -73,7 +74,7 @@ class ForkServer:
         self._control.setblocking(False)
         output = None
         try:
-            # nobody reads it unless the server ends unasked; a pipe would fill
+            # a pipe would fill: it is read by whom the server forks next, and if it ends unasked
             self._output = output = _nameless_file()
             self._process = subprocess.Popen(
                 bootstrap("forkserver", f"{os.getpid()}, {theirs.fileno()}"),
@@ -134,9 +135,10 @@ class ForkServer:
 
     @property
     def output(self) -> str:
-        """What it has printed."""
-        self._output.seek(0)
-        return self._output.read().decode("utf-8", "replace").strip()
+        """What it has printed, and logged."""
+        size = os.fstat(self._output.fileno()).st_size  # read in its place: where it writes is shared
+        text = os.pread(self._output.fileno(), size, 0).decode("utf-8", "replace")
+        return "\n".join(map(readable, text.strip().split("\n")))
 
     def ended(self) -> WorkerStartError:
         """What to raise when the server has ended unasked."""

@@ -25,6 +25,7 @@ from aioenv.workers import forkserver
 from aioenv.workers.environment import bootstrap, import_path, server_environment
 from aioenv.workers.faults import oom_kills_before
 from aioenv.workers.forkserver import ForkServer
+from aioenv.workers.output import LOG
 from aioenv.workers.process import ForkedProcess, Process, SpawnedProcess, Streams, kill_group
 from aioenv.workers.thread import RunHere, ThreadProcess
 
@@ -235,7 +236,8 @@ async def _fork(
         closers.append(status.close)
         theirs.insert(0, other.detach())  # where there is no room for all of them, it can be said
         modules = tuple(name for name in (*_PRELOAD, *preload) if name not in _unfit_modules)
-        await server.order(Fork(modules, import_path(), marker is not None, memory is not None), theirs)
+        level = LOG.getEffectiveLevel()
+        await server.order(Fork(modules, import_path(), marker is not None, memory is not None, level), theirs)
         for fd in theirs:
             os.close(fd)
         theirs = []

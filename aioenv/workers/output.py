@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from time import perf_counter
 
-from aioenv.wire.log_lines import LogLine, unpack
+from aioenv.wire.log_lines import readable, unpack
 from aioenv.workers.process import Output
 
 __all__ = ["LOG", "OutputLog"]
@@ -67,7 +67,7 @@ class OutputLog:
                 rest = rest[whole:]
             pieces = list(_pieces(lines))
             # all of them first: an error that is about to be raised wants them
-            self._tail.extend(map(_readable, pieces))
+            self._tail.extend(map(readable, pieces))
             if self.listener is not None:
                 self.listener(pieces)
             for piece in pieces:
@@ -77,7 +77,7 @@ class OutputLog:
                     turn = perf_counter() + _TURN_S
         rest += decode(b"", True)
         if rest:
-            self._tail.append(_readable(rest))
+            self._tail.append(readable(rest))
             self._log(rest)
 
     def _log(self, line: str) -> None:
@@ -98,14 +98,6 @@ class OutputLog:
         else:
             log = LOG if record.logger == "root" else LOG.getChild(record.logger)
             log.log(record.level, "%s (pid %d): %s", self._label, self._pid, record.text, extra=self._extra)
-
-
-def _readable(line: str) -> str:
-    """A line as people read it."""
-    match unpack(line):
-        case LogLine(level, logger, text):
-            return f"{logging.getLevelName(level)}:{logger}:{text}"
-    return line
 
 
 def _is_new(line: str) -> bool:
