@@ -258,6 +258,21 @@ def test_what_modules_say_when_they_are_imported(start, caplog, tmp_path, monkey
     assert told.count(("INFO", "aioenv.workers", "hello")) == (1 if start == "forkserver" else 2)
 
 
+@pytest.mark.skipif("forkserver" not in START_METHODS, reason="no fork server here")
+def test_a_flood_at_an_import_holds_nobody_up(caplog, tmp_path, monkeypatch):
+    (tmp_path / "floods_at_import.py").write_text("print(('x' * 99 + '\\n') * 20_000 + 'the end')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    async def main() -> None:
+        async with aioenv.AsyncVectorEnv([Logs], start="forkserver", preload=("floods_at_import",)):
+            pass
+
+    with caplog.at_level(logging.INFO):
+        asyncio.run(main())
+    told = [record.getMessage().partition(": ")[2] for record in caplog.records if record.name == "aioenv.workers"]
+    assert told[0] == f"[{20_000 * 100 + 8 - (1 << 15)} bytes before this]" and told[-1] == "the end"
+
+
 def test_warnings_are_seen_without_any_set_up(monkeypatch, caplog):
     """Each once, however many workers say it; and not what an env just prints."""
     monkeypatch.setattr(output_module, "_said", set())

@@ -32,7 +32,7 @@ __all__ = ["main"]
 _MAX_FDS = 6
 # How often a server that is importing a module looks whether its parent is alive, in seconds.
 _WATCH_S = 0.5
-# So many bytes fit in a new pipe: nobody reads it before there is a worker.
+# So many bytes of what modules print are told: the parent's stream takes them before there is a worker to read of.
 _MAX_SAID = 1 << 15
 # What links in /proc/self/fd of open connections begin with.
 _CONNECTIONS = ("socket:", "/dev/dri/", "/dev/nvidia")
@@ -224,7 +224,9 @@ class Server:
             end = os.fstat(2).st_size
             said = os.pread(2, end - self._said, self._said)
             self._said = end
-            os.write(output, said[:_MAX_SAID])
+            if (more := len(said) - _MAX_SAID) > 0:
+                said = b"[%d bytes before this]\n" % more + said[more:]
+            os.write(output, said)
 
     def _become_worker(self, server_pid: int) -> None:
         """In the child: leave the server's group, and let go of what is the server's."""
