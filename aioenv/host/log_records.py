@@ -31,6 +31,11 @@ def tell_records(level: int) -> None:
     Args:
         level: below it the parent would drop them.
     """
+    root = logging.getLogger()
+    if root.level != level:  # it takes a page of memory for each logger that there is
+        root.setLevel(level)
+    if isinstance(logging.lastResort, _Teller):  # by the fork server that this was forked by
+        return
     configure = logging.basicConfig
 
     def configure_if_asked(**kwargs: Any) -> None:
@@ -39,4 +44,3 @@ def tell_records(level: int) -> None:
 
     logging.basicConfig = configure_if_asked
     logging.lastResort = _Teller()
-    logging.getLogger().setLevel(level)
