@@ -246,11 +246,12 @@ def test_what_modules_say_when_they_are_imported(start, caplog, tmp_path, monkey
         return Logs()
 
     async def main() -> None:
-        async with aioenv.AsyncVectorEnv([make] * 2, num_workers=2, start=start, preload=("talks_at_import",)):
-            pass
+        async with aioenv.AsyncVectorEnv([Logs], start=start):  # whose server knows of another level
+            caplog.set_level(logging.INFO)
+            async with aioenv.AsyncVectorEnv([make] * 2, num_workers=2, start=start, preload=("talks_at_import",)):
+                pass
 
-    with caplog.at_level(logging.INFO):
-        asyncio.run(main())
+    asyncio.run(main())
     told = [(record.levelname, record.name, record.getMessage().partition(": ")[2]) for record in caplog.records]
     assert ("WARNING", "aioenv.workers.mine", "two\nlines") in told
     assert ("INFO", "aioenv.workers.mine", "an aside") in told

@@ -131,7 +131,7 @@ class Server:
     def _preload(self, modules: Sequence[str], asker: socket.socket, log_level: int) -> None:
         """Import modules, one by one, to know which one it is that must not be copied, or takes for ever."""
         news = [name for name in modules if name not in self._imported]
-        if not self._imported:
+        if news:
             divert_warnings()  # of models that a module loads when it is imported
             importlib.import_module("aioenv.host.log_records").tell_records(log_level)
         for name in news:
