@@ -36,7 +36,7 @@ def spread_seeds(
 
 
 def is_listed(seed: Any) -> bool:
-    """Whether a checked seed is one for each slot, rather than one for all of them, or None."""
+    """Whether this is a seed for each slot, rather than one for all of them, or None."""
     return seed is not None and not isinstance(seed, (int, np.integer))
 
 
@@ -46,10 +46,8 @@ def checked_seed(seed: Any, n: int, num_envs: int) -> int | list[int | None] | N
     Raises:
         ValueError, TypeError: as `spread_seeds`.
     """
-    if seed is None:
-        return None
-    if isinstance(seed, (int, np.integer)):
-        return int(seed)
+    if not is_listed(seed):
+        return None if seed is None else int(seed)
     seeds = listed_seeds(seed)
     if len(seeds) != n:
         what = f"num_envs={num_envs}" if n == num_envs else f"the number of slots, {n},"

@@ -74,7 +74,7 @@ class ForkServer:
         self._control.setblocking(False)
         output = None
         try:
-            # a pipe would fill: it is read by whom the server forks next, and if it ends unasked
+            # no pipe, which would fill: the server hands on what is in it to its next worker, an error quotes it
             self._output = output = _nameless_file()
             self._process = subprocess.Popen(
                 bootstrap("forkserver", f"{os.getpid()}, {theirs.fileno()}"),
