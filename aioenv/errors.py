@@ -1,4 +1,4 @@
-"""Every exception that aioenv raises.
+"""Every exception that aioenv raises, and every warning.
 
 Where Gymnasium or the standard library has an exception for the case, ours is also one of those, so that
 `except` clauses written for `gymnasium.vector` keep working.
@@ -7,7 +7,10 @@ Where Gymnasium or the standard library has an exception for the case, ours is a
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
+import sys
+import warnings
 from collections.abc import Sequence
 from typing import Any, Self
 
@@ -39,6 +42,8 @@ __all__ = [
     "WorkerDied",
     "WorkerStartError",
 ]
+
+_HERE = os.path.dirname(__file__) + os.sep
 
 
 class AioenvError(Exception):
@@ -326,3 +331,14 @@ class SoftwareRenderWarning(RuntimeWarning):
 
 class StaleViewWarning(RuntimeWarning):
     """With `copy=False`, and the loop in debug mode: a result is about to be overwritten that is still in use."""
+
+
+def warn_caller(message: str, category: type[Warning]) -> None:
+    """Warn at the line that called this package, which is what filters and readers go by.
+
+    In a task of its own, such as that of `asyncio.wait_for`, it is the line of asyncio that runs the task.
+    """
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_HERE):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, category, stacklevel=level)

@@ -241,8 +241,9 @@ async def test_debug_mode_finds_results_that_are_kept_too_long():
                     obs, *_ = await envs.step(actions)  # the usual loop: the last result alone is held
             kept = [obs["image"][0]]
             await envs.step(actions)
-            with pytest.warns(aioenv.StaleViewWarning, match="copy=False"):
+            with pytest.warns(aioenv.StaleViewWarning, match="copy=False") as told:
                 await envs.step(actions)
+            assert told[0].filename == __file__  # or it would be shown once only, and filters could not tell who it is
             del kept
     finally:
         asyncio.get_running_loop().set_debug(False)

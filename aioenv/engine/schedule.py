@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import warnings
 from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Any, TypeVar
@@ -29,7 +28,7 @@ from aioenv.engine.results import ResetResult, SlotStep, StepResult
 from aioenv.engine.slots import SlotState, SlotTable
 from aioenv.engine.some_slots import Seeds, SomeSlots
 from aioenv.engine.tails import reset_tail, step_tail
-from aioenv.errors import NoAsyncCallError, SlotError, StaleViewWarning
+from aioenv.errors import NoAsyncCallError, SlotError, StaleViewWarning, warn_caller
 from aioenv.machine import usable_cpus
 from aioenv.wire.frames import Kind
 from aioenv.workers.restart import RestartPolicy
@@ -226,7 +225,7 @@ class Schedule(SomeSlots):
         exchange = self._next
         exchange.stepped = stepped
         if not self._copy and self.loop.get_debug() and not exchange.batch.unused:
-            warnings.warn(_STALE, StaleViewWarning, stacklevel=2)
+            warn_caller(_STALE, StaleViewWarning)
         self.table.move(slice(None), SlotState.IN_FLIGHT)
         if self.images is not None:
             exchange.images = self.images.begin(self._all_slots)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
-from aioenv.errors import RenderError, SoftwareRenderWarning
+from aioenv.errors import RenderError, SoftwareRenderWarning, warn_caller
 from aioenv.rendering.config import BACKENDS, check_backend
 
 __all__ = [
@@ -157,7 +156,7 @@ def warn_of_software(renderer: str, tried: Sequence[str]) -> None:
     """
     # who asked for OSMesa knows; in all other cases it is a GPU that is expected to draw where there is one
     if tuple(tried) != ("osmesa",) and (why := why_software(renderer, find_gpus())) is not None:
-        warnings.warn(why, SoftwareRenderWarning, stacklevel=3)
+        warn_caller(why, SoftwareRenderWarning)
 
 
 def no_backend_works(reasons: Sequence[str]) -> RenderError:
