@@ -449,3 +449,25 @@ async def test_the_end_of_a_worker_is_heard_while_the_server_imports_a_module(mo
         await asyncio.to_thread(go_on.write_text, "")
         async with await other as others:
             assert await others.call("ask", f"{name!r} in sys.modules") == (True,)
+
+
+async def test_what_a_worker_allocates_does_not_go_into_the_servers_holes():
+    code = """
+        import ctypes
+        from aioenv.host.boot import libc
+        from aioenv.host.heap import fill_holes
+
+        c = libc()
+        if not hasattr(c, "mallinfo2"):
+            print("another malloc")
+            raise SystemExit
+        fill_holes()  # those that the imports have left
+        c.malloc.restype, c.malloc.argtypes, c.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
+        sizes = [40, 200, 1000, 5000]
+        blocks = [c.malloc(size) for _ in range(1000) for size in sizes]
+        for block in blocks[::2]:  # those between keep them apart
+            c.free(block)
+        print(fill_holes() >= 0.9 * 1000 * (40 + 1000))
+        print(all(c.malloc(size) > max(blocks) for size in sizes))
+    """
+    assert run_alone(code).stdout.splitlines() in (["True", "True"], ["another malloc"])

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import chain, pairwise
+from operator import is_
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,7 +36,7 @@ from aioenv.memory import Shared
 from aioenv.stats.episodes import EpisodeStats
 from aioenv.stats.running import SharedRunningStats
 from aioenv.stats.seed_plan import SeedPlan
-from aioenv.wire.messages import dump_code
+from aioenv.wire.messages import dump_code, load
 from aioenv.workers.restart import RestartPolicy
 from aioenv.workers.supervisor import Worker
 
@@ -123,6 +124,7 @@ class Fleet:
     checkpoint_size: int
     first_checkpoints: dict[Member, Any]
     steps_some: bool
+    _alike: set[Worker]  # whose first env has the very spaces that were agreed on
     lanes: list[Lane]
 
     def __init__(self, config: FleetConfig) -> None:
@@ -230,16 +232,21 @@ class Fleet:
 
     async def configure(self, state_size: int, draws_late: bool) -> None:
         """Tell the workers what their replies are made of (see `EnvService.configure`)."""
-        single = (self.received.space, self.single_action_space)
         self._lay_out_memory()
-        self._configuration = (*single, state_size, draws_late, self.checkpoint_size, self._plane)
-        first = await asyncio.gather(*(self.configure_worker(member.worker) for member in self.members))
-        self.first_checkpoints = dict(zip(self.members, first, strict=True))
+        self._configuration = (state_size, draws_late, self.checkpoint_size, self._plane)
+        each = (self.configure_worker(m.worker, as_it_has=m.worker in self._alike) for m in self.members)
+        self.first_checkpoints = dict(zip(self.members, await asyncio.gather(*each), strict=True))
 
-    async def configure_worker(self, worker: Worker) -> Any:
-        """Tell one of them, which has been started again, once more; gives the first checkpoints of its envs."""
+    async def configure_worker(self, worker: Worker, *, as_it_has: bool = False) -> Any:
+        """Tell one of them, which has been started again, once more; gives the first checkpoints of its envs.
+
+        Args:
+            worker: this one.
+            as_it_has: whether the spaces are known to be those of its first env, so that they need not travel.
+        """
+        spaces = (None, None) if as_it_has else (self.received.space, self.single_action_space)
         plan = () if self.seed_plan is None else (self.seed_plan,)
-        return await worker.call("configure", *self._configuration, worker.slots[0], *plan)
+        return await worker.call("configure", *spaces, *self._configuration, worker.slots[0], *plan)
 
     def _lay_out_memory(self) -> None:
         """Decide which arrays lie in shared memory, and make our views of them."""
@@ -311,17 +318,25 @@ class Fleet:
     def _agree(self) -> None:
         """Find the spaces that all envs share, or say which ones differ."""
         descriptions: list[EnvDescription] = []
+        loaded: dict[bytes | None, Any] = {None: None}  # equal ones once
+
+        def read(data: bytes | None) -> Any:
+            if data not in loaded:
+                assert data is not None
+                loaded[data] = load(data)
+            return loaded[data]
+
         workers = [member.worker for member in self.members]
         self.model_fields = ModelFields([worker.description[0].model_fields for worker in workers], workers)
-        for member in self.members:
-            first: EnvDescription = member.worker.description[0]
-            for d in member.worker.description:
+        for worker in workers:
+            first: EnvDescription = worker.description[0]
+            for d in worker.description:
                 if d.observation_space is None:
                     d = d._replace(observation_space=first.observation_space)
                 if d.action_space is None:
                     d = d._replace(action_space=first.action_space)
                 descriptions.append(d)
-            member.worker.description = None
+            worker.description = None
         first = descriptions[0]
         n = len(descriptions)
         self.metadata = {**first.metadata}
@@ -329,14 +344,14 @@ class Fleet:
             self.metadata["autoreset_mode"] = self._config.autoreset_mode
         self.steps_some = all(d.stepped_alone for d in descriptions)
         self.render_mode = first.render_mode
-        self.spec = first.spec
+        self.spec = read(first.spec)
         self.sources = [d.source for d in descriptions]
         self.drawn_by = next((d.drawn_by for d in descriptions if d.drawn_by), "")
         if self._config.restart is not None and self._config.restart.resume:
             _check_resumable(descriptions)
         self.checkpoint_size = max(d.checkpoint_size for d in descriptions)
-        observation_spaces: list[Any] = [d.observation_space for d in descriptions]
-        action_spaces: list[Any] = [d.action_space for d in descriptions]
+        observation_spaces = [read(d.observation_space) for d in descriptions]
+        action_spaces = [read(d.action_space) for d in descriptions]
         mode = self._config.observation_mode
         if isinstance(mode, tuple):
             self.observation_space, self.single_observation_space = mode
@@ -356,6 +371,9 @@ class Fleet:
         self.observations = self.received = Layout(self.single_observation_space)
         self.instead = {}
         self.actions = Layout(self.single_action_space)
+        agreed = (self.single_observation_space, self.single_action_space)
+        firsts = ((observation_spaces[m.start], action_spaces[m.start]) for m in self.members)
+        self._alike = {worker for worker, own in zip(workers, firsts, strict=True) if all(map(is_, own, agreed))}
 
 
 def _check_resumable(descriptions: list[EnvDescription]) -> None:
@@ -372,7 +390,7 @@ def _check_spaces(kind: str, each: list[Any], single: Space[Any], *, same: bool,
     """Raise unless all spaces go together; worded as Gymnasium's."""
     for slot, space in enumerate(each):
         # a custom space without an `__eq__` equals itself alone, of which each worker has a copy
-        if space == single or dump_code(space) == dump_code(single):
+        if space is single or space == single or dump_code(space) == dump_code(single):
             continue
         if not same and is_space_dtype_shape_equiv(space, single):
             continue

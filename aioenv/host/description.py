@@ -14,20 +14,31 @@ from aioenv.host.checkpoint import RowCheckpoint
 from aioenv.host.mujoco_source import MujocoSource, find_source
 from aioenv.wire.messages import dump
 
-__all__ = ["EnvDescription", "FirstCheckpoints", "checked", "describe_envs", "picklable", "picklable_items", "space_of"]
+__all__ = [
+    "EnvDescription",
+    "FirstCheckpoints",
+    "checked",
+    "describe_envs",
+    "dumped",
+    "dumped_space",
+    "picklable_items",
+]
 
 # of all rows of a worker, and rows with what did not fit into theirs
 FirstCheckpoints: TypeAlias = "tuple[npt.NDArray[np.float64], Sequence[tuple[int, bytes]]]"
 
 
 class EnvDescription(NamedTuple):
-    """What the parent learns of one env; a space is None where it equals the one of the worker's first env."""
+    """What the parent learns of one env; a space is None where it equals the one of the worker's first env.
 
-    observation_space: Space[Any] | None
-    action_space: Space[Any] | None
+    What most workers have in common is pickled already: the parent need not load it of each to see that it is the same.
+    """
+
+    observation_space: bytes | None
+    action_space: bytes | None
     metadata: dict[str, Any]  # without what does not pickle
     render_mode: str | None
-    spec: Any  # an EnvSpec; None if the env has none, or if it does not pickle
+    spec: bytes | None  # an EnvSpec, or None; None if it does not pickle
     source: MujocoSource | None
     checkpoint_size: int = 0  # how many float64 it takes to resume it; 0 if it can't be, or nobody asked
     checkpoint_obstacle: str | None = None  # why it can't be
@@ -60,11 +71,11 @@ def describe_envs(
             EnvDescription(
                 None
                 if known and env.observation_space == first.observation_space
-                else space_of(env, "observation_space"),
-                None if known and env.action_space == first.action_space else space_of(env, "action_space"),
+                else dumped_space(env, "observation_space"),
+                None if known and env.action_space == first.action_space else dumped_space(env, "action_space"),
                 picklable_items(env.metadata),
                 env.render_mode,
-                picklable(env.spec),
+                dumped(env.spec),
                 source,
                 checkpoint.size if checkpoint is not None else 0,
                 checkpoint.obstacle if checkpoint is not None else None,
@@ -103,31 +114,28 @@ def checked(env: Any) -> Env[Any, Any]:
     return env  # type: ignore[no-any-return]
 
 
-def space_of(env: Any, name: str) -> Space[Any]:
-    """One of the spaces of an env; a TypeError, which says what to do, if it can't travel."""
-    space: Space[Any] = getattr(env, name)
+def dumped_space(env: Any, name: str) -> bytes:
+    """One of the spaces of an env, pickled; a TypeError, which says what to do, if it can't travel."""
     try:
-        dump(space)
+        return dump(getattr(env, name))
     except Exception as exc:
         raise TypeError(
             f"the {name} of the env {env!r} does not pickle, so this process can't tell it to its parent: {exc}. "
             "Leave out of the space what does not (a lock, an open file, a generator), or give it a __reduce__"
         ) from exc
-    return space
 
 
 def picklable_items(values: Any) -> dict[str, Any]:
     """Those of them that can be pickled: most often all. None, as adapters of other interfaces give it, has none."""
     items = dict(values) if isinstance(values, Mapping) else {}
-    if picklable(items) is None:
-        items = {key: value for key, value in items.items() if value is None or picklable(value) is not None}
+    if dumped(items) is None:
+        items = {key: value for key, value in items.items() if dumped(value) is not None}
     return items
 
 
-def picklable(value: Any) -> Any:
-    """The value, or None if it can't be pickled."""
+def dumped(value: Any) -> bytes | None:
+    """The value, pickled, or None if it can't be."""
     try:
-        dump(value)
+        return dump(value)
     except Exception:
         return None
-    return value

@@ -91,8 +91,8 @@ class EnvService(EnvResume, SlotService):
 
     def configure(
         self,
-        observation_space: Space[Any],
-        action_space: Space[Any],
+        observation_space: Space[Any] | None,
+        action_space: Space[Any] | None,
         state_size: int,
         draws_late: bool,
         checkpoint_size: int = 0,
@@ -103,7 +103,7 @@ class EnvService(EnvResume, SlotService):
         """Lay out the arrays that both sides agree on.
 
         Args:
-            observation_space: the single space that the batch is made of.
+            observation_space: the single space that the batch is made of; None: as the first row has it.
             action_space: likewise.
             state_size: how many float64 of physics state ride on each reply and row; 0 for none.
             draws_late: whether to render each row after the reply to a step or reset has gone out.
@@ -121,8 +121,8 @@ class EnvService(EnvResume, SlotService):
             ValueError: if a row can't be resumed, or needs a larger checkpoint.
         """
         n = len(self._envs)
-        layout = Layout(action_space)
-        observations = Layout(observation_space)
+        layout = Layout(self._envs[0].action_space if action_space is None else action_space)
+        observations = Layout(self._envs[0].observation_space if observation_space is None else observation_space)
         self._checkpoints = self._lay_out_checkpoints(checkpoint_size) if checkpoint_size else None
         self._state = np.zeros((n, state_size), np.float64)
         parts = zip(self._state, self._state_parts, strict=True)

@@ -155,6 +155,7 @@ class Server:
                 with contextlib.suppress(Exception):
                     sys.modules["mujoco"].MjModel.from_xml_string("<mujoco/>")
             gc.collect()
+            importlib.import_module("aioenv.host.heap").fill_holes()
             gc.freeze()  # or the first full collection of each worker copies all of it
 
     @contextlib.contextmanager
@@ -198,6 +199,7 @@ class Server:
             with contextlib.suppress(Exception):  # a module may have put something else in its place
                 stream.flush()
         self._hand_on(output)
+        _draw_anew()  # here, where the pages that this takes are no copies
         server_pid = os.getpid()
         try:
             pid = os.fork()
@@ -305,11 +307,12 @@ def _kill_group(pid: int) -> None:
 def _draw_anew() -> None:
     """Seed the global generators of what was imported, or all workers would draw the same (`random` does it itself)."""
     numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
-    if numpy is not None:  # 128 bits, as it does itself, by a way that touches less memory
-        numpy.random.seed(numpy.frombuffer(os.urandom(16), numpy.uint32))
-    generator = getattr(torch, "default_generator", None)  # it may have failed to import
-    if generator is not None:
-        generator.seed()
+    with contextlib.suppress(Exception):  # either may have failed to import
+        if numpy is not None:  # 128 bits, as it does itself
+            numpy.random.seed(numpy.frombuffer(os.urandom(16), numpy.uint32))
+    with contextlib.suppress(Exception):
+        if torch is not None:
+            torch.default_generator.seed()
 
 
 def main(parent_pid: int, control_fd: int) -> None:
@@ -326,5 +329,4 @@ def main(parent_pid: int, control_fd: int) -> None:
         os._exit(0)
     os.dup2(ends.output, 2)
     os.close(ends.output)
-    _draw_anew()
     boot.work(ends.read, ends.write, ends.marker, ends.memory)

@@ -16,7 +16,7 @@ from gymnasium.vector import AutoresetMode
 from aioenv.batching.layout import Layout, byte_view
 from aioenv.batching.plane import Plane
 from aioenv.host import running
-from aioenv.host.description import EnvDescription, FirstCheckpoints, picklable, picklable_items, space_of
+from aioenv.host.description import EnvDescription, FirstCheckpoints, dumped, dumped_space, picklable_items
 from aioenv.host.physics_batch import find_physics
 from aioenv.host.service import Reply, SlotService
 from aioenv.host.shared_fields import SharedFields, unchanged_fields
@@ -70,11 +70,11 @@ class VectorService(SlotService):
         """One description for each row; the first has the spaces."""
         env, checkpoints = self._env, self._checkpoints
         first = EnvDescription(
-            space_of(env, "single_observation_space"),
-            space_of(env, "single_action_space"),
+            dumped_space(env, "single_observation_space"),
+            dumped_space(env, "single_action_space"),
             picklable_items(env.metadata),
             env.render_mode,
-            picklable(env.spec),
+            dumped(env.spec),
             None if self._physics is None else self._physics.source,
             checkpoints.size if checkpoints is not None else 0,
             checkpoints.obstacle if checkpoints is not None else None,
@@ -85,8 +85,8 @@ class VectorService(SlotService):
 
     def configure(
         self,
-        observation_space: Space[Any],
-        action_space: Space[Any],
+        observation_space: Space[Any] | None,
+        action_space: Space[Any] | None,
         state_size: int,
         draws_late: bool,
         checkpoint_size: int = 0,
@@ -106,9 +106,11 @@ class VectorService(SlotService):
             raise ValueError("make this service with checkpoints=True first")
         else:
             self._checkpoints.lay_out(checkpoint_size)
-        self._replies = VectorReplies(Layout(observation_space), self._n, state_size, self._physics, self._checkpoints)
-        self._fields = SharedFields(self._env, self._n, start)
-        self._actions = Layout(action_space)
+        env = self._env
+        observations = Layout(env.single_observation_space if observation_space is None else observation_space)
+        self._replies = VectorReplies(observations, self._n, state_size, self._physics, self._checkpoints)
+        self._fields = SharedFields(env, self._n, start)
+        self._actions = Layout(env.single_action_space if action_space is None else action_space)
         self._action_arrays = self._actions.zeros(self._n)
         self._action_views = [byte_view(array) for array in self._action_arrays]
         if running.alone():

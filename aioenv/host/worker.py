@@ -154,10 +154,10 @@ def settle_in(start: Start) -> None:
             os.chdir(start.directory)
     if start.environ is None:
         return
-    before = boot.variables_before
-    for name in os.environ.keys() | start.environ.keys():
+    here, before = dict(os.environ), boot.variables_before
+    for name in here.keys() | start.environ.keys():
         value = start.environ.get(name)
-        if value == os.environ.get(name) or value == before.get(name):
+        if value == here.get(name) or value == before.get(name):
             continue
         if value is None:
             del os.environ[name]

@@ -174,6 +174,7 @@ class Worker:
         connection = self._connection = None
         try:
             async with asyncio.timeout(self.start_timeout_s):
+                start = dump_code(self._message)  # first: a fork server may have yet to import for a while
                 memory = self.memory.fd if self.memory is not None else None
                 if self._here is not None:
                     process = launch_here(self._here, memory, self._label.replace(" ", "-"))
@@ -190,7 +191,7 @@ class Worker:
                 )
                 connection.on_images = self._on_images
                 ready: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
-                connection.submit(Kind.START, (), dump_code(self._message), None, _settle(ready))
+                connection.submit(Kind.START, (), start, None, _settle(ready))
                 frame = await ready
                 if frame.kind is Kind.FAILURE:
                     raise faults.start_failed(self._identity, load(frame.tail))
