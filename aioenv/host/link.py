@@ -46,8 +46,9 @@ class Link:
         self._encoder = Encoder()
         self._poller = Poller(0.0)
         self._readable, self._sleep = _waits(read_fd)
-        for fd in {read_fd, write_fd}:
-            _enlarge(fd)
+        if read_fd != write_fd:  # else a socket that the parent has made
+            for fd in (read_fd, write_fd):
+                _enlarge(fd)
 
     def poll(self, poll_s: float) -> None:
         """From now on, poll up to `poll_s` seconds for the next frame before the process sleeps."""

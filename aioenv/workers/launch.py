@@ -40,7 +40,7 @@ _PRELOAD = ("numpy", "gymnasium", "mujoco", "aioenv.host.worker", "aioenv.host.e
 _STREAM_LIMIT = 4 << 20
 # And of what a worker prints: one that floods waits for us to log it, and its last lines are not far behind.
 _OUTPUT_LIMIT = 1 << 14
-# A socket's buffers: as for pipes, one step's frame of images should fit. The kernel may allow less.
+# The buffers of both ends of a socket: as for pipes, one step's frame of images should fit. The kernel may allow less.
 _SOCKET_BYTES = 1 << 20
 
 # What to do when the system has no room for a worker.
