@@ -14,7 +14,7 @@ from aioenv.batching.merge import SchemaTable, merge
 from aioenv.engine.tails import load_reply
 from aioenv.host.env_service import EnvService
 from aioenv.wire.frames import Frame, Kind
-from aioenv.wire.messages import ResetRequest, StepRequest, dump
+from aioenv.wire.messages import ResetRequest, StepRequest, dump, load
 
 
 class Bench:
@@ -27,7 +27,7 @@ class Bench:
         described = self.service.describe()
         self.sizes = [d.checkpoint_size for d in described]
         self.obstacles = [d.checkpoint_obstacle for d in described]
-        self.space, self.action_space = described[0].observation_space, described[0].action_space
+        self.space, self.action_space = load(described[0].observation_space), load(described[0].action_space)
         self.table = SchemaTable({})
         if all(self.sizes):
             self.size = max(self.sizes) + extra

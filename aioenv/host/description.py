@@ -116,8 +116,9 @@ def checked(env: Any) -> Env[Any, Any]:
 
 def dumped_space(env: Any, name: str) -> bytes:
     """One of the spaces of an env, pickled; a TypeError, which says what to do, if it can't travel."""
+    space: Space[Any] = getattr(env, name)
     try:
-        return dump(getattr(env, name))
+        return dump(space)
     except Exception as exc:
         raise TypeError(
             f"the {name} of the env {env!r} does not pickle, so this process can't tell it to its parent: {exc}. "
