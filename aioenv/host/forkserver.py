@@ -307,12 +307,11 @@ def _kill_group(pid: int) -> None:
 def _draw_anew() -> None:
     """Seed the global generators of what was imported, or all workers would draw the same (`random` does it itself)."""
     numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
-    with contextlib.suppress(Exception):  # either may have failed to import
-        if numpy is not None:  # 128 bits, as it does itself
-            numpy.random.seed(numpy.frombuffer(os.urandom(16), numpy.uint32))
-    with contextlib.suppress(Exception):
-        if torch is not None:
-            torch.default_generator.seed()
+    if numpy is not None:  # 128 bits, as it does itself
+        numpy.random.seed(numpy.frombuffer(os.urandom(16), numpy.uint32))
+    generator = getattr(torch, "default_generator", None)  # it may have failed to import
+    if generator is not None:
+        generator.seed()
 
 
 def main(parent_pid: int, control_fd: int) -> None:
