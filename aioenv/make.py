@@ -20,7 +20,8 @@ from aioenv.batching.autoreset import parse_mode
 from aioenv.creator import EnvCreator
 from aioenv.engine.arguments import check_num_envs, check_num_workers
 from aioenv.host.making import make_env, make_noted
-from aioenv.host.vector_access import is_native_task, versioned
+from aioenv.host.native_tasks import is_native_task
+from aioenv.host.vector.making import versioned
 from aioenv.machine import usable_cpus
 from aioenv.native_vector_env import NativeVectorEnv, vector_env_factory
 from aioenv.vector_env import AsyncVectorEnv

@@ -40,7 +40,9 @@ from aioenv.engine.solo.road import SoloRoad
 from aioenv.engine.solo.some import SoloLive, SoloWalk, SomeSolo
 from aioenv.engine.waits import Clock
 from aioenv.errors import RenderError
-from aioenv.host.vector_access import is_native_task, make_registered, refuse_some
+from aioenv.host.native_tasks import is_native_task
+from aioenv.host.vector.access import refuse_some
+from aioenv.host.vector.making import make_registered
 from aioenv.rendering.pixel_states import with_pixel_states
 from aioenv.stats.episodes import EpisodeStats
 from aioenv.vector_env import AsyncVectorEnv
@@ -95,7 +97,7 @@ class NativeVectorEnv(AsyncVectorEnv):
             as if nothing had happened, if the vector env tells its state.
         start_timeout_s: how long it may take to make it, in seconds.
         render: draw images of every returned state while the next steps run, of a vector env that has a MuJoCo `model`
-            and `physics_states()` (see `PhysicsBatch` in `aioenv/host/physics_batch.py`).
+            and `physics_states()` (see `PhysicsBatch` in `aioenv/host/physics/batch.py`).
         pixels: make such images the observations, or one key of them.
         episode_stats, stats_prefix: see `AsyncVectorEnv`.
 

@@ -29,8 +29,8 @@ from aioenv.batching.layout import Layout, byte_view
 from aioenv.cli.bench.tasks import ACTION_BATCHES, Task
 from aioenv.engine.dispatch import Dispatch
 from aioenv.engine.schedule import Schedule
-from aioenv.host.env_service import EnvService
 from aioenv.host.link import Link
+from aioenv.host.single.service import EnvService
 from aioenv.wire.frames import Encoder, Kind
 from aioenv.wire.messages import ResetRequest, dump, dump_code
 from aioenv.workers.channel import ScatterChannel

@@ -12,7 +12,7 @@ from gymnasium.vector import AutoresetMode
 from aioenv.batching.layout import Layout, byte_view
 from aioenv.batching.merge import SchemaTable, merge
 from aioenv.engine.tails import load_reply
-from aioenv.host.env_service import EnvService
+from aioenv.host.single.service import EnvService
 from aioenv.wire.frames import Frame, Kind
 from aioenv.wire.messages import ResetRequest, StepRequest, dump, load
 

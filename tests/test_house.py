@@ -21,7 +21,16 @@ ROOMS = (
 ).split()
 STRANGERS = {"workers", "host"}
 # parts of a room that the rest of it does without, and who may use them all the same
-UPSTAIRS = {"engine.runs": ("engine/runs/", "engine/solo/")}
+UPSTAIRS = {
+    "engine.runs": ("engine/runs/", "engine/solo/"),
+    "host.single": ("host/single/",),
+    "host.vector": ("host/vector/",),
+}
+# parts of a room that do without the rest of it, and what of it they may use all the same
+DOWNSTAIRS = {
+    "host/physics/": ("host.physics",),
+    "host/states/": ("host.states", "host.physics"),
+}
 # modules that a room has no business with, in any function of it
 FORBIDDEN = {
     "wire": {"asyncio", "os", "socket", "subprocess", "gymnasium", "mujoco"},
@@ -78,6 +87,10 @@ def complaints(file: str, source: str) -> list[str]:
         for storey, users in UPSTAIRS.items():
             if name.startswith(f"aioenv.{storey}.") and other == room and not file.startswith(users):
                 found.append(f"{where}: {storey} is above the rest of {room}")
+        for storey, known in DOWNSTAIRS.items():
+            below = name.startswith(tuple(f"aioenv.{part}." for part in known))
+            if file.startswith(storey) and other == room and not below:
+                found.append(f"{where}: {storey} is below the rest of {room}")
         if name.split(".")[0] in FORBIDDEN.get(room, ()):
             found.append(f"{where} is not for {room}")
         if other is None or other == room:
@@ -125,6 +138,10 @@ def test_the_hall_opens_no_door_by_itself():
         ("engine/slots.py", "if TYPE_CHECKING:\n    from aioenv.make import run", "lies above engine"),
         ("engine/slots.py", "from aioenv import attic", "is no room"),
         ("engine/slots.py", "from aioenv.engine.runs.groups import Group", "is above the rest of engine"),
+        ("host/worker.py", "from aioenv.host.vector.making import versioned", "is above the rest of host"),
+        ("host/single/calls.py", "from aioenv.host.vector.making import versioned", "is above the rest of host"),
+        ("host/states/stack.py", "from aioenv.host.running import row", "is below the rest of host"),
+        ("host/physics/edits.py", "from aioenv.host.states.stack import examine", "is below the rest of host"),
         ("attic.py", "", "not in the plan"),
     ],
 )
@@ -138,6 +155,7 @@ def test_the_check_finds_what_it_should(file, source, complaint):
     [
         ("engine/slots.py", "from . import batch\nfrom ..wire.frames import Kind\nfrom aioenv import WireError"),
         ("engine/slots.py", "import os, asyncio\nfrom aioenv import __version__\nimport aioenv"),
+        ("host/states/snapshot.py", "from aioenv.host.physics.edits import Edits\nfrom . import stack"),
         ("make.py", "from aioenv.vector_env import AsyncVectorEnv\nfrom .rendering import config"),
     ],
 )
@@ -151,8 +169,8 @@ def test_the_check_finds_nothing_where_nothing_is(file, source):
         "aioenv",
         "aioenv.host.boot",
         "aioenv.host.worker",
-        "aioenv.host.env_service",
-        "aioenv.host.vector_service",
+        "aioenv.host.single.service",
+        "aioenv.host.vector.service",
         "aioenv.stats",
         "aioenv.creator",
     ],

@@ -19,7 +19,7 @@ from zoo import SPACES, Sampler
 import aioenv
 from aioenv import sync
 from aioenv.batching.merge import SchemaTable, merge
-from aioenv.host.vector_infos import InfoPacker
+from aioenv.host.vector.infos import InfoPacker
 from aioenv.native import cartpole as cartpole_module
 from aioenv.wire.messages import dump, load
 

@@ -17,8 +17,8 @@ from mujoco_kit import OTHER_ARGUMENTS, TASKS, compare
 from parity.compare import assert_same
 
 import aioenv
-from aioenv.host.vector_access import TASKS as OURS
-from aioenv.host.vector_access import make_registered
+from aioenv.host.vector.access import TASKS as OURS
+from aioenv.host.vector.making import make_registered
 
 _ASSETS = Path(gym.__file__).parent / "envs" / "mujoco" / "assets"
 # what is the classes' own affair, and what images look like

@@ -18,7 +18,7 @@ from test_native_hooks import Good
 
 from aioenv import sync
 from aioenv.engine.solo.pieces import own_info
-from aioenv.host.vector_access import make_registered
+from aioenv.host.vector.making import make_registered
 from aioenv.native.arithmetic import clamp, less, norm, side_by_side
 from aioenv.native.team import Team
 

@@ -22,7 +22,8 @@ from mujoco_kit import OTHER_ARGUMENTS, TASKS, both, compare
 from parity.compare import assert_same
 
 import aioenv
-from aioenv.host.vector_access import is_native_task, make_registered
+from aioenv.host.native_tasks import is_native_task
+from aioenv.host.vector.making import make_registered
 from aioenv.native.team import Team
 
 MODES = list(AutoresetMode)

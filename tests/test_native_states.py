@@ -13,7 +13,7 @@ from parity.compare import assert_same
 
 import aioenv
 from aioenv import sync
-from aioenv.host.vector_anew import Anew
+from aioenv.host.vector.anew import Anew
 from aioenv.wire.messages import LostRow
 
 pytestmark = pytest.mark.asyncio

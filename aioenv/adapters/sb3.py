@@ -22,7 +22,7 @@ from aioenv.engine.arguments import listed_factories
 from aioenv.engine.results import Ready, ResetResult
 from aioenv.engine.runs.one_slot import infos_of
 from aioenv.errors import ActionError, EnvError, NoAsyncCallError, PendingCallError
-from aioenv.host.vector_access import is_native_task
+from aioenv.host.native_tasks import is_native_task
 from aioenv.sync.portal import Postponed
 from aioenv.sync.stepping import Step
 from aioenv.vector_env import AsyncVectorEnv

@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def dimensions(env: str, num_envs: int) -> list[Dimension]:
     """What there is to choose, in the order in which it is tried."""
     from aioenv.cli.bench.ours import has_groups, has_native, registered
-    from aioenv.host.vector_access import is_native_task
+    from aioenv.host.native_tasks import is_native_task
     from aioenv.machine import usable_cpus
     from aioenv.memory import AVAILABLE
     from aioenv.workers.channel import CHANNELS, check_channel

@@ -25,11 +25,11 @@ from aioenv.batching.seeds import spread_seeds
 from aioenv.engine.model_fields import ModelFields
 from aioenv.errors import ResumeError, SpaceMismatchError
 from aioenv.host.description import EnvDescription
-from aioenv.host.env_service import EnvService
-from aioenv.host.mujoco_source import MujocoSource
+from aioenv.host.physics.source import MujocoSource
 from aioenv.host.polling import MAX_POLL_S
 from aioenv.host.registry import capture_registry
-from aioenv.host.vector_service import VectorService
+from aioenv.host.single.service import EnvService
+from aioenv.host.vector.service import VectorService
 from aioenv.host.worker import run_here
 from aioenv.machine import usable_cpus
 from aioenv.memory import Shared

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aioenv.errors import PendingCallError, WireError, WorkerDied
-from aioenv.host.shared_fields import FieldPlace
+from aioenv.host.physics.fields import FieldPlace
 from aioenv.memory import Shared
 from aioenv.wire.frames import Kind
 from aioenv.wire.messages import Call, dump_code, load

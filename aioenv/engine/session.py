@@ -19,7 +19,7 @@ from aioenv.rendering.config import check_devices
 from aioenv.rendering.pixels import PixelsRefused, in_place
 
 if TYPE_CHECKING:
-    from aioenv.host.mujoco_source import MujocoSource
+    from aioenv.host.physics.source import MujocoSource
     from aioenv.rendering.config import RenderConfig
     from aioenv.rendering.late_pool import LatePool
     from aioenv.workers.supervisor import Worker

@@ -10,8 +10,8 @@ import numpy.typing as npt
 from gymnasium import Env, Space
 from gymnasium.vector import VectorEnv
 
-from aioenv.host.checkpoint import RowCheckpoint
-from aioenv.host.mujoco_source import MujocoSource, find_source
+from aioenv.host.physics.source import MujocoSource, find_source
+from aioenv.host.states.checkpoint import RowCheckpoint
 from aioenv.wire.messages import dump
 
 __all__ = [

@@ -14,8 +14,9 @@ import numpy.typing as npt
 from gymnasium import Env
 from gymnasium.vector import AutoresetMode
 
-from aioenv.host.plain_values import Arrays, decode, encode
-from aioenv.host.snapshot import (
+from aioenv.host.native_tasks import TASKS
+from aioenv.host.states.plain_values import Arrays, decode, encode
+from aioenv.host.states.snapshot import (
     Misfit,
     RawState,
     check_data,
@@ -25,8 +26,7 @@ from aioenv.host.snapshot import (
     read_data,
     write_data,
 )
-from aioenv.host.stack import examine
-from aioenv.host.vector_access import TASKS
+from aioenv.host.states.stack import examine
 
 __all__ = ["AWAITS_RESET", "as_native", "as_single", "is_task"]
 

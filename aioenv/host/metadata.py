@@ -10,7 +10,7 @@ from gymnasium import Env, Space
 
 from aioenv.host import running
 from aioenv.host.description import picklable_items
-from aioenv.host.mujoco_source import dump_model
+from aioenv.host.physics.source import dump_model
 from aioenv.host.service import SlotService
 from aioenv.host.worker import StartFailed, describe_failure
 from aioenv.wire.messages import dump, load_code

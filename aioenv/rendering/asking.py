@@ -13,7 +13,7 @@ import mujoco
 import numpy as np
 import numpy.typing as npt
 
-from aioenv.host.model_edits import SEEN, field_of
+from aioenv.host.physics.edits import SEEN, field_of
 from aioenv.native.loading import warnings_logged
 from aioenv.rendering.cameras import Camera
 from aioenv.rendering.config import MAX_SIDE, check_devices, check_int

@@ -9,8 +9,8 @@ import mujoco
 import numpy as np
 import numpy.typing as npt
 
-from aioenv.host.model_edits import set_field, write_fields
-from aioenv.host.mujoco_source import MujocoSource, load_model, read_state
+from aioenv.host.physics.edits import set_field, write_fields
+from aioenv.host.physics.source import MujocoSource, load_model, read_state
 from aioenv.host.service import Reply
 from aioenv.rendering.cameras import Eye, of_source
 from aioenv.rendering.canvas import Canvas, opengl_name

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 import mujoco
 import numpy as np
 
-from aioenv.host.mujoco_source import CameraView
+from aioenv.host.physics.source import CameraView
 
 __all__ = ["Camera", "Eye", "View", "find_camera", "make_camera", "of_source"]
 

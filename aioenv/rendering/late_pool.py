@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from aioenv.batching.layout import byte_view
 from aioenv.errors import SlotError, WorkerDied, WorkerStartError
-from aioenv.host.model_edits import SHOWN
-from aioenv.host.mujoco_source import MujocoSource
+from aioenv.host.physics.edits import SHOWN
+from aioenv.host.physics.source import MujocoSource
 from aioenv.machine import usable_cpus
 from aioenv.memory import check_transport
 from aioenv.rendering.backends import candidates

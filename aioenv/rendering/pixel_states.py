@@ -15,9 +15,10 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 from gymnasium.vector.utils import batch_space
 
-from aioenv.host.physics_batch import find_physics
-from aioenv.host.vector_access import make_vector_env, steps_some
-from aioenv.host.vector_results import reset_result, step_result
+from aioenv.host.physics.batch import find_physics
+from aioenv.host.vector.access import steps_some
+from aioenv.host.vector.making import make_vector_env
+from aioenv.host.vector.results import reset_result, step_result
 from aioenv.rendering.config import RenderConfig
 from aioenv.rendering.pixels import PixelsRefused, beside, space_beside
 

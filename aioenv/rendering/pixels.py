@@ -17,7 +17,7 @@ import numpy.typing as npt
 from gymnasium import Env, Space, Wrapper, spaces
 from gymnasium.utils import RecordConstructorArgs
 
-from aioenv.host.mujoco_source import MujocoSource, find_source, read_state
+from aioenv.host.physics.source import MujocoSource, find_source, read_state
 from aioenv.rendering.config import RenderConfig
 from aioenv.rendering.drawing import Images
 from aioenv.wire.messages import dump_code, load_code

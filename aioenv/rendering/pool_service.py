@@ -11,8 +11,8 @@ import mujoco
 import numpy as np
 import numpy.typing as npt
 
-from aioenv.host.model_edits import field_of, set_field
-from aioenv.host.mujoco_source import load_model
+from aioenv.host.physics.edits import field_of, set_field
+from aioenv.host.physics.source import load_model
 from aioenv.host.service import Reply
 from aioenv.rendering.cameras import Eye
 from aioenv.rendering.canvas import Canvas

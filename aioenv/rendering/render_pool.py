@@ -13,7 +13,7 @@ import mujoco
 import numpy as np
 import numpy.typing as npt
 
-from aioenv.host.mujoco_source import dump_model
+from aioenv.host.physics.source import dump_model
 from aioenv.memory import check_transport
 from aioenv.rendering.asking import (
     MAX_SLOTS,

@@ -34,7 +34,7 @@ __all__ = ["START_METHODS", "check_start", "launch", "launch_here"]
 START_METHODS = ("spawn", "forkserver") if forkserver.AVAILABLE else ("spawn",)
 
 # What every worker needs, whatever its envs import besides.
-_PRELOAD = ("numpy", "gymnasium", "mujoco", "aioenv.host.worker", "aioenv.host.env_service")
+_PRELOAD = ("numpy", "gymnasium", "mujoco", "aioenv.host.worker", "aioenv.host.single.service")
 
 # How much the stream reader holds before it stops reading; one step's reply should fit.
 _STREAM_LIMIT = 4 << 20

@@ -17,7 +17,7 @@ import aioenv
 from aioenv.cli.bench.common import NotApplicable, stepped
 from aioenv.cli.bench.tasks import ACTION_BATCHES, SYNTHETIC, Measured, Passes, Task, clock_async
 from aioenv.cli.options import import_here
-from aioenv.host.vector_access import is_native_task
+from aioenv.host.native_tasks import is_native_task
 
 __all__ = [
     "aioenv_asyncio",

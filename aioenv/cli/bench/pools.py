@@ -95,7 +95,7 @@ def bare_images(quality: QualityName, count: int | None, task: Task) -> dict[str
         count: how many; None for one a CPU.
     """
     pool, states = _states(task)
-    from aioenv.host.mujoco_source import dump_model
+    from aioenv.host.physics.source import dump_model
 
     what = (dump_model(pool.model), pool.state_spec, states, parse_quality(quality), SIDE, task.warm_up_s, task.seconds)
     loops: list[subprocess.Popen[bytes]] = []

@@ -35,7 +35,8 @@ def _raw(task: Task, *, post_constraint: bool) -> Measured:
     Raises:
         NotApplicable: if it is none of Gymnasium's MuJoCo tasks.
     """
-    from aioenv.host.vector_access import is_native_task, make_registered
+    from aioenv.host.native_tasks import is_native_task
+    from aioenv.host.vector.making import make_registered
     from aioenv.native.sim_pool import SimPool
 
     if task.env in SYNTHETIC or not is_native_task(task.env):

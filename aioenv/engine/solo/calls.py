@@ -11,7 +11,7 @@ import numpy as np
 
 from aioenv.engine.patience import images_late
 from aioenv.engine.solo.life import SoloLife
-from aioenv.host.vector_calls import VectorCalls
+from aioenv.host.vector.calls import VectorCalls
 
 __all__ = ["SoloCalls"]
 

@@ -27,8 +27,8 @@ from aioenv.engine.solo.flights import Flight
 from aioenv.engine.solo.pieces import only, own, own_info
 from aioenv.engine.solo.threads import TURN_S, Pace, yield_to_loop
 from aioenv.errors import EnvError, NoAsyncCallError, StepTimeout
-from aioenv.host.vector_access import refuse_some, reset_vector_env, take_observations
-from aioenv.host.vector_results import step_result
+from aioenv.host.vector.access import refuse_some, reset_vector_env, take_observations
+from aioenv.host.vector.results import step_result
 
 __all__ = ["RUN_IN", "Solo"]
 

@@ -26,8 +26,9 @@ from aioenv.engine.solo.flights import Flights
 from aioenv.engine.solo.last import Last
 from aioenv.engine.solo.threads import SHORT_S, EnvThread, Pace
 from aioenv.errors import ClosedError, EnvError, RenderError, StartTimeout, StepTimeout, WorkerStartError
-from aioenv.host.physics_batch import PhysicsReader, find_physics
-from aioenv.host.vector_access import has_one_generator, make_vector_env, steps_some
+from aioenv.host.physics.batch import PhysicsReader, find_physics
+from aioenv.host.vector.access import has_one_generator, steps_some
+from aioenv.host.vector.making import make_vector_env
 from aioenv.rendering.pixel_states import PixelStates
 from aioenv.rendering.pixels import PixelsRefused, in_place
 

@@ -18,7 +18,7 @@ from aioenv.engine.solo.flights import Flight
 from aioenv.engine.solo.pieces import gather_infos
 from aioenv.engine.solo.some import SomeSolo
 from aioenv.errors import EnvError
-from aioenv.host.vector_access import with_rows
+from aioenv.host.vector.access import with_rows
 
 __all__ = ["SoloGroup", "SoloRoad"]
 

@@ -20,7 +20,7 @@ from aioenv.engine.solo.flights import Flight
 from aioenv.engine.solo.inline import Solo
 from aioenv.engine.solo.pieces import own
 from aioenv.errors import EnvError
-from aioenv.host.vector_access import refuse_some, take_observations, with_rows
+from aioenv.host.vector.access import refuse_some, take_observations, with_rows
 
 __all__ = ["SoloLive", "SoloWalk", "SomeSolo"]
 

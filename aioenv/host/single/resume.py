@@ -8,9 +8,9 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from aioenv.host.env_calls import EnvCalls
-from aioenv.host.rows import Rows
-from aioenv.host.stack import REMEDY
+from aioenv.host.single.calls import EnvCalls
+from aioenv.host.single.rows import Rows
+from aioenv.host.states.stack import REMEDY
 from aioenv.stats.here import uncounted
 from aioenv.wire.messages import LostRow
 

@@ -8,8 +8,8 @@ from typing import Any, Protocol
 from gymnasium.vector import VectorEnv, VectorWrapper
 
 from aioenv.host.exchange import as_native, is_task
-from aioenv.host.plain_values import Arrays, decode, encode, is_pickled
-from aioenv.host.snapshot import Misfit, RawState, differences, fingerprint
+from aioenv.host.states.plain_values import Arrays, decode, encode, is_pickled
+from aioenv.host.states.snapshot import Misfit, RawState, differences, fingerprint
 
 __all__ = ["Stateful", "find_layer", "has_states", "read_vector_states", "write_vector_states"]
 

@@ -11,9 +11,9 @@ from gymnasium import Env
 
 from aioenv.batching.autoreset import Autoreset
 from aioenv.host import running
-from aioenv.host.checkpoint import Checkpoints, RowCheckpoint
 from aioenv.host.exchange import AWAITS_RESET, as_single
-from aioenv.host.snapshot import Misfit, RawState, read_snapshot, write_snapshot
+from aioenv.host.states.checkpoint import Checkpoints, RowCheckpoint
+from aioenv.host.states.snapshot import Misfit, RawState, read_snapshot, write_snapshot
 from aioenv.host.worker import describe_failure
 from aioenv.stats import here
 from aioenv.wire.messages import Failure, dump

@@ -11,8 +11,8 @@ import numpy.typing as npt
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import concatenate, create_empty_array, iterate
 
-from aioenv.host.vector_access import reset_vector_env, steps_some
-from aioenv.host.vector_results import step_result
+from aioenv.host.vector.access import reset_vector_env, steps_some
+from aioenv.host.vector.results import step_result
 from aioenv.wire.messages import LostRow
 
 __all__ = ["Anew", "Infos"]

@@ -17,21 +17,16 @@ from aioenv.batching.layout import Layout, byte_view
 from aioenv.batching.plane import Plane
 from aioenv.host import running
 from aioenv.host.description import EnvDescription, FirstCheckpoints, dumped, dumped_space, picklable_items
-from aioenv.host.physics_batch import find_physics
+from aioenv.host.physics.batch import find_physics
+from aioenv.host.physics.fields import SharedFields, unchanged_fields
 from aioenv.host.service import Reply, SlotService
-from aioenv.host.shared_fields import SharedFields, unchanged_fields
-from aioenv.host.vector_access import (
-    make_vector_env,
-    refuse_some,
-    reset_vector_env,
-    steps_some,
-    with_rows,
-)
-from aioenv.host.vector_anew import Anew, Infos
-from aioenv.host.vector_calls import VectorCalls
-from aioenv.host.vector_checkpoint import VectorCheckpoints
-from aioenv.host.vector_replies import VectorReplies
-from aioenv.host.vector_results import step_result
+from aioenv.host.vector.access import refuse_some, reset_vector_env, steps_some, with_rows
+from aioenv.host.vector.anew import Anew, Infos
+from aioenv.host.vector.calls import VectorCalls
+from aioenv.host.vector.checkpoint import VectorCheckpoints
+from aioenv.host.vector.making import make_vector_env
+from aioenv.host.vector.replies import VectorReplies
+from aioenv.host.vector.results import step_result
 from aioenv.host.worker import StartFailed, describe_failure
 from aioenv.wire.frames import Frame
 from aioenv.wire.messages import Failure, LostRow, ResetRequest, dump, load, load_code

@@ -11,9 +11,9 @@ from typing import Any, TypeAlias
 import numpy as np
 from gymnasium import Env
 
-from aioenv.host.model_edits import editable_fields, may_edit
-from aioenv.host.plain_values import Arrays, decode, encode, is_pickled
-from aioenv.host.stack import KINDS, Stack, examine, python_values, settle
+from aioenv.host.physics.edits import editable_fields, may_edit
+from aioenv.host.states.plain_values import Arrays, decode, encode, is_pickled
+from aioenv.host.states.stack import KINDS, Stack, examine, python_values, settle
 
 __all__ = [
     "Misfit",

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from aioenv.host.model_edits import SHOWN
-from aioenv.host.mujoco_source import MujocoSource, source_of
+from aioenv.host.physics.edits import SHOWN
+from aioenv.host.physics.source import MujocoSource, source_of
 
 if TYPE_CHECKING:
     import mujoco

@@ -7,9 +7,9 @@ from typing import Any
 
 from gymnasium.vector import VectorEnv
 
-from aioenv.host.snapshot import Misfit, RawState
-from aioenv.host.vector_access import call_vector_env, set_vector_attr
-from aioenv.host.vector_states import read_vector_states, write_vector_states
+from aioenv.host.states.snapshot import Misfit, RawState
+from aioenv.host.vector.attributes import call_vector_env, set_vector_attr
+from aioenv.host.vector.states import read_vector_states, write_vector_states
 
 __all__ = ["VectorCalls"]
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from aioenv.host.model_edits import field_of, flat_fields, may_edit, seen_fields
+from aioenv.host.physics.edits import field_of, flat_fields, may_edit, seen_fields
 
 if TYPE_CHECKING:
     import mujoco

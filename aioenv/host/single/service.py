@@ -19,14 +19,14 @@ from aioenv.batching.gather import Gatherer
 from aioenv.batching.layout import Layout
 from aioenv.batching.plane import Lane, Plane
 from aioenv.host import running
-from aioenv.host.actions import Actions
-from aioenv.host.checkpoint import Checkpoints, RowCheckpoint
 from aioenv.host.description import EnvDescription, FirstCheckpoints, checked, describe_envs
-from aioenv.host.env_resume import EnvResume
-from aioenv.host.mujoco_source import read_state
-from aioenv.host.rows import Rows
+from aioenv.host.physics.source import read_state
 from aioenv.host.service import Reply, SlotService
 from aioenv.host.shared import mapped
+from aioenv.host.single.actions import Actions
+from aioenv.host.single.resume import EnvResume
+from aioenv.host.single.rows import Rows
+from aioenv.host.states.checkpoint import Checkpoints, RowCheckpoint
 from aioenv.host.worker import StartFailed, describe_failure
 from aioenv.stats.seed_plan import SeedPlan
 from aioenv.wire.frames import Frame

@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium.vector import VectorEnv
 
-from aioenv.host.snapshot import Misfit
-from aioenv.host.vector_states import find_layer, has_states
+from aioenv.host.states.snapshot import Misfit
+from aioenv.host.vector.states import find_layer, has_states
 from aioenv.wire.messages import dump
 
 __all__ = ["Resumable", "VectorCheckpoints"]

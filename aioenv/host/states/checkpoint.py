@@ -22,8 +22,8 @@ import numpy.typing as npt
 from gymnasium import Env
 
 from aioenv.batching.generators import generator_of, raw_state, seed_of, seed_words, state_words
-from aioenv.host.model_edits import ModelEdits, may_edit
-from aioenv.host.stack import KINDS, REMEDY, examine, python_values, settle
+from aioenv.host.physics.edits import ModelEdits, may_edit
+from aioenv.host.states.stack import KINDS, REMEDY, examine, python_values, settle
 from aioenv.wire.messages import dump
 
 __all__ = ["Checkpoints", "RowCheckpoint"]

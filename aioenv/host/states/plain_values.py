@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from aioenv.host.stack import KINDS
+from aioenv.host.states.stack import KINDS
 from aioenv.wire.messages import dump
 
 __all__ = ["Arrays", "decode", "encode", "is_pickled"]

@@ -9,12 +9,12 @@ import numpy as np
 import numpy.typing as npt
 
 from aioenv.batching.layout import Layout, byte_view
-from aioenv.host.physics_batch import PhysicsReader
+from aioenv.host.physics.batch import PhysicsReader
 from aioenv.host.service import Reply
-from aioenv.host.vector_access import take_observations
-from aioenv.host.vector_anew import Infos
-from aioenv.host.vector_checkpoint import VectorCheckpoints
-from aioenv.host.vector_infos import InfoPacker
+from aioenv.host.vector.access import take_observations
+from aioenv.host.vector.anew import Infos
+from aioenv.host.vector.checkpoint import VectorCheckpoints
+from aioenv.host.vector.infos import InfoPacker
 from aioenv.wire.messages import StepReply, dump, dump_columns
 
 __all__ = ["VectorReplies"]

@@ -1,0 +1,1 @@
+"""Single envs in a worker, one a row."""

@@ -1,0 +1,1 @@
+"""What an env and its wrappers remember: read out, and written into another."""
