@@ -28,7 +28,6 @@ from aioenv.engine.episodes import check_episode_stats
 from aioenv.engine.fleet import FleetConfig
 from aioenv.engine.images.pictures import check_mode
 from aioenv.engine.imports import modules_needed
-from aioenv.engine.model_fields import model_field, shared_field
 from aioenv.engine.results import ResetResult, SlotStep, StepResult
 from aioenv.engine.runs.numbered import Episode
 from aioenv.engine.runs.one_slot import check_no_mask
@@ -295,7 +294,13 @@ class NativeVectorEnv(AsyncVectorEnv):
             WorkerDied: if a worker is gone.
         """
         schedule = self._running
-        field = shared_field(schedule, name) if self._solo is None else model_field(self._solo, name)
+        if self._solo is not None:
+            field = self._solo.model_field(name)
+        else:
+            schedule.table.check_call(np.arange(self.num_envs), "model_field")
+            shared = schedule.fleet.model_fields
+            assert shared is not None  # it was started
+            field = shared.field(name)
         assert self._session is not None
         for pool in self._session.pools:
             pool.show(name, field)

@@ -6,7 +6,7 @@ import ast
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -107,6 +107,53 @@ def complaints(file: str, source: str) -> list[str]:
 def test_a_room_imports_only_rooms_below_it():
     rooms = [file for file in FILES if file != "__init__.py"]
     assert [found for file in rooms for found in complaints(file, FILES[file].read_text(encoding="utf-8"))] == []
+
+
+def neighbours(file: str, files: Mapping[str, str]) -> set[str]:
+    """The files that a file imports, or takes a name from, be it for the type checker alone."""
+    package = ".".join(["aioenv", *Path(file).parent.parts])
+    found = set()
+    for _, name in imported(ast.parse(files[file]), package):
+        path = "/".join(name.split(".")[1:])
+        for candidate in (f"{path}.py", f"{path.rpartition('/')[0]}.py"):
+            if candidate in files:
+                found.add(candidate)
+                break
+    return found
+
+
+def circle(files: Mapping[str, str]) -> list[str]:
+    """Files that need each other, in turn; empty if no files do."""
+    above = {file: neighbours(file, files) for file in files}
+    done: set[str] = set()
+
+    def visit(file: str, way: list[str]) -> list[str]:
+        if file in way:
+            return way[way.index(file) :]
+        if file not in done:
+            for other in sorted(above[file]):
+                if found := visit(other, [*way, file]):
+                    return found
+            done.add(file)
+        return []
+
+    return next((found for file in files if (found := visit(file, []))), [])
+
+
+def test_no_two_files_need_each_other():
+    """Nor does any circle of more: who reads one file has only others below it to read."""
+    assert circle({file: path.read_text(encoding="utf-8") for file, path in FILES.items()}) == []
+
+
+def test_circles_are_found():
+    files = {
+        "wire/a.py": "from aioenv.wire import b",
+        "wire/b.py": "if TYPE_CHECKING:\n    from aioenv.wire.c import C",
+        "wire/c.py": "def f():\n    from . import a",
+        "wire/d.py": "from aioenv.wire.a import A",
+    }
+    assert circle(files) == ["wire/a.py", "wire/b.py", "wire/c.py"]
+    assert circle({**files, "wire/c.py": "from aioenv import wire"}) == []
 
 
 def test_files_stay_readable():

@@ -1,4 +1,4 @@
-"""Fields of the models of a vector env: arrays of this process, or shared with workers."""
+"""Fields of the models of a vector env over workers: arrays that are shared with them."""
 
 from __future__ import annotations
 
@@ -11,52 +11,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from aioenv.errors import PendingCallError, WireError, WorkerDied
+from aioenv.errors import WireError, WorkerDied
 from aioenv.host.physics.fields import FieldPlace
 from aioenv.memory import Shared
 from aioenv.wire.frames import Kind
 from aioenv.wire.messages import Call, dump_code, load
 
 if TYPE_CHECKING:
-    from aioenv.engine.schedule import Schedule
-    from aioenv.engine.solo.inline import Solo
     from aioenv.workers.supervisor import Worker
 
-__all__ = ["ModelFields", "model_field", "shared_field"]
+__all__ = ["ModelFields"]
 
 Array = npt.NDArray[Any]
-
-
-def model_field(solo: Solo, name: str) -> Array:
-    """The live array of a field of the model of a vector env in this process (see `NativeVectorEnv.model_field`).
-
-    Raises:
-        ValueError: if it has no models of its slots, or there is no such field.
-        PendingCallError: if it is doing something.
-    """
-    solo.table.check_call(np.arange(solo.num_envs), "model_field")
-    if solo._thread is not None and solo._thread.jobs:  # a step that nobody waits for any more
-        raise PendingCallError(
-            "model_field: the vector env is still busy with a step that was cancelled", "model_field"
-        )
-    find = getattr(solo._env.unwrapped, "model_field", None)
-    if find is None:
-        raise ValueError(f"model_field: {type(solo._env.unwrapped).__name__} is no NativeMujocoEnv")
-    array: Array = find(name)
-    return array
-
-
-def shared_field(schedule: Schedule, name: str) -> Array:
-    """Likewise, of one in workers.
-
-    Raises:
-        ValueError, PendingCallError: as above.
-        WorkerDied: if a worker is gone.
-    """
-    schedule.table.check_call(np.arange(schedule.num_envs), "model_field")
-    fields = schedule.fleet.model_fields
-    assert fields is not None  # it was started
-    return fields.field(name)
 
 
 class ModelFields:

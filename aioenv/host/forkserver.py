@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 from aioenv import nested
 from aioenv.host import boot
 from aioenv.host.boot import IGNORABLE
+from aioenv.host.descriptors import expect_pipes
 from aioenv.host.mujoco_log import divert_warnings
 from aioenv.wire.orders import SIZE, Exited, Fork, Forked, Guard, Importing, Refused, Release, Unfit, pack, unpack
 
@@ -317,10 +318,10 @@ def _draw_anew() -> None:
 def main(parent_pid: int, control_fd: int) -> None:
     """Be a fork server until the control socket ends or the parent does; or the worker that was forked."""
     nested.declare()
-    boot.variables_before = dict(os.environ)
+    variables = dict(os.environ)
     for name in ("SIGINT", *IGNORABLE):  # what is told to every process of a job, say: it ends with its parent
         signal.signal(getattr(signal, name), signal.SIG_IGN)
-    boot.expect_pipes()
+    expect_pipes()
     server = Server(socket.socket(fileno=control_fd), parent_pid)
     ends = server.serve()
     if ends is None:
@@ -328,4 +329,4 @@ def main(parent_pid: int, control_fd: int) -> None:
         os._exit(0)
     os.dup2(ends.output, 2)
     os.close(ends.output)
-    boot.work(ends.read, ends.write, ends.marker, ends.memory)
+    boot.work(ends.read, ends.write, ends.marker, ends.memory, variables)

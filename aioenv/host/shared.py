@@ -6,7 +6,7 @@ import os
 import threading
 from typing import Any
 
-from aioenv.host.boot import move_high
+from aioenv.host.descriptors import move_high
 from aioenv.memory import map_shared
 
 __all__ = ["drop", "keep", "mapped", "mapped_part"]

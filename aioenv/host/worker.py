@@ -9,10 +9,10 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from aioenv.errors import WireError
-from aioenv.host import boot, running, shared
+from aioenv.host import running, shared
 from aioenv.host.link import Link
 from aioenv.host.log_records import tell_records
 from aioenv.host.mujoco_gl import choose_backend_late, note_missing_opengl
@@ -53,7 +53,8 @@ def _shortened(text: str) -> str:
 class _Loop:
     """One service and its link to the parent."""
 
-    def __init__(self, read_fd: int, write_fd: int) -> None:
+    def __init__(self, read_fd: int, write_fd: int, variables_before: Mapping[str, str]) -> None:
+        self._variables_before = variables_before
         self._service: Service | None = None
         self._link = Link(read_fd, write_fd, self._place, self._expect)
 
@@ -110,7 +111,7 @@ class _Loop:
         if running.alone():
             if start.cpus is not None:
                 os.sched_setaffinity(0, start.cpus)
-            settle_in(start)
+            settle_in(start, self._variables_before)
             for name in start.ignored:
                 signal.signal(getattr(signal, name), signal.SIG_IGN)
             self._link.poll(start.poll_s)
@@ -143,18 +144,22 @@ class _Loop:
                 self._service = TracedService(self._service, Ring.open(handle))
 
 
-def settle_in(start: Start) -> None:
+def settle_in(start: Start, before: Mapping[str, str]) -> None:
     """Take on the parent's environment variables and directory: a forked worker has those of its fork server.
 
     What modules did to variables when they were imported there stays done, as in a process that imports them itself;
     but those that the parent has changed since are the parent's.
+
+    Args:
+        start: what the parent says of itself.
+        before: the fork server's variables, before it imported anything.
     """
     if start.directory is not None:
         with contextlib.suppress(OSError):  # it has been removed, or is not for us
             os.chdir(start.directory)
     if start.environ is None:
         return
-    here, before = dict(os.environ), boot.variables_before
+    here = dict(os.environ)
     for name in here.keys() | start.environ.keys():
         value = start.environ.get(name)
         if value == here.get(name) or value == before.get(name):
@@ -174,7 +179,9 @@ class StartFailed(Exception):
         self.failure = failure
 
 
-def run(read_fd: int, write_fd: int, marker_fd: int | None, memory_fd: int | None) -> None:
+def run(
+    read_fd: int, write_fd: int, marker_fd: int | None, memory_fd: int | None, variables_before: Mapping[str, str]
+) -> None:
     """Serve until the parent says CLOSE or closes the stream, then exit."""
     running.share(marker_fd)
     shared.keep(memory_fd)
@@ -182,7 +189,7 @@ def run(read_fd: int, write_fd: int, marker_fd: int | None, memory_fd: int | Non
     _be_traceable()
     divert_warnings()
     try:
-        _Loop(read_fd, write_fd).run()
+        _Loop(read_fd, write_fd, variables_before).run()
     except BrokenPipeError:
         os._exit(1)  # the parent is gone: nobody is left to tell
 
@@ -209,7 +216,7 @@ def run_here(fd: int, mark: memoryview, memory_fd: int | None) -> None:
     running.share_here(mark)
     shared.keep(memory_fd)
     try:
-        _Loop(fd, fd).run()
+        _Loop(fd, fd, {}).run()
     except ConnectionError:
         pass  # it was left to itself: nobody is there to tell
     finally:

@@ -10,14 +10,9 @@ import numpy.typing as npt
 if TYPE_CHECKING:
     from aioenv.native.task import Task
 
-__all__ = ["check_columns", "check_controls", "check_obs", "check_outcome", "check_start", "missing"]
+__all__ = ["check_columns", "check_controls", "check_obs", "check_outcome", "check_start"]
 
 Array = npt.NDArray[Any]
-
-
-def missing(task: Task, hook: str) -> NotImplementedError:
-    """The error of a task that lacks a hook."""
-    return NotImplementedError(f"{type(task).__name__} has no {hook}: a NativeMujocoEnv needs one of its own")
 
 
 def check_start(task: Task, start: Any, count: int) -> tuple[Array, Array]:

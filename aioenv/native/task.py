@@ -11,7 +11,6 @@ from gymnasium import Space
 from gymnasium.spaces import Box
 from gymnasium.vector.utils import batch_space
 
-from aioenv.native.hooks import missing
 from aioenv.native.slot_states import SlotStates
 
 __all__ = ["Task"]
@@ -36,11 +35,11 @@ class Task(SlotStates):
         The rest of MuJoCo's state begins as the model has it; `after_start` may write to it, and call
         `self.pool.forward(slots)` then.
         """
-        raise missing(self, "draw_start(slots)")
+        raise _missing(self, "draw_start(slots)")
 
     def observe(self, slots: Any) -> Array:
         """Observations `(k, ...)` in a new array; `slots` indexes live arrays: all slots as a slice, or numbers."""
-        raise missing(self, "observe(slots)")
+        raise _missing(self, "observe(slots)")
 
     def outcome(self, actions: Array, obs: Array) -> tuple[Array, Array | None, dict[str, Array]]:
         """What the step that was made means: rewards, terminations (None: none), and columns of infos.
@@ -48,7 +47,7 @@ class Task(SlotStates):
         All rows must be there and in new arrays; those of slots that have just begun an episode are not used, and what
         is remembered of them here, or written to MuJoCo's state, is put back. `obs` is what will be returned.
         """
-        raise missing(self, "outcome(actions, obs)")
+        raise _missing(self, "outcome(actions, obs)")
 
     def start_info(self, slots: Any) -> dict[str, Array]:
         """Columns of infos of resets, `(k, ...)` each, in new arrays."""
@@ -139,3 +138,8 @@ class Task(SlotStates):
     def set_const(self, slots: Any = None) -> None:
         """Derive constants anew from changed fields of the model; see `SimPool.set_const`."""
         self.pool.set_const(slots)
+
+
+def _missing(task: Task, hook: str) -> NotImplementedError:
+    """The error of a task that lacks a hook."""
+    return NotImplementedError(f"{type(task).__name__} has no {hook}: a NativeMujocoEnv needs one of its own")

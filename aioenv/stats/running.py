@@ -354,7 +354,8 @@ def _rebuild(
     state: dict[str, Any] | None,
     key: bytes | None = None,
 ) -> SharedRunningStats:
-    if key is not None and (known := here.copies.get(key)) is not None:
+    known: SharedRunningStats | None = None if key is None else here.copies.get(key)
+    if known is not None:
         return known
     stats = SharedRunningStats.__new__(SharedRunningStats)
     if block is None:

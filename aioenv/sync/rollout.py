@@ -1,18 +1,19 @@
-"""A rollout for blocking code: the envs are stepped from the loop thread, the policy runs on the caller's."""
+"""Rollouts and numbered episodes for blocking code: envs step from the loop thread, the policy runs on the caller's."""
 
 from __future__ import annotations
 
 import inspect
 import queue
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Generator, Sequence
 from typing import Any
 
+from aioenv.engine.runs.numbered import Episode
 from aioenv.engine.runs.record import Rollout
 from aioenv.engine.runs.rollout import Policy, takes
 from aioenv.sync.portal import LOOK_S, Portal
 from aioenv.vector_env import AsyncVectorEnv
 
-__all__ = ["Asked", "roll_out"]
+__all__ = ["roll_out", "run_episodes"]
 
 
 class _Question:
@@ -106,3 +107,24 @@ def _forget(value: Any) -> None:
     """Close a coroutine, so that nobody complains that it was never awaited."""
     if inspect.iscoroutine(value):
         value.close()
+
+
+def run_episodes(
+    portal: Portal, envs: AsyncVectorEnv, policy: Policy, n: int, seed: int | Sequence[int | None] | None
+) -> Generator[Episode, None, None]:
+    """Iterate over `envs.episodes`, whose steps run on the loop thread."""
+    asked = Asked(portal, envs, policy, "episodes")
+    running = portal.run_soon(lambda: envs.episodes(asked.ask if callable(policy) else policy, n, seed=seed))
+
+    async def following() -> Episode | None:
+        return await anext(running, None)
+
+    def iterate() -> Generator[Episode, None, None]:
+        try:
+            while (episode := asked.run(following)) is not None:
+                yield episode
+        finally:
+            if not envs.closed:
+                portal.call(running.aclose)
+
+    return iterate()

@@ -23,10 +23,9 @@ from aioenv.envs.actors import ActorID
 from aioenv.errors import ClosedError
 from aioenv.native_vector_env import NativeVectorEnv
 from aioenv.stats.episodes import EpisodeStats
-from aioenv.sync.evaluate import run_episodes
 from aioenv.sync.facade import Facade
 from aioenv.sync.portal import Portal, Postponed
-from aioenv.sync.rollout import roll_out
+from aioenv.sync.rollout import roll_out, run_episodes
 from aioenv.sync.signatures import like_function, like_method
 from aioenv.sync.stepping import Step
 from aioenv.vector_env import AsyncVectorEnv

@@ -9,11 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from aioenv.engine.batch import Batch, Part
+from aioenv.engine.images.pool import Pool
 from aioenv.engine.results import ResetResult, StepResult
 from aioenv.errors import EnvError
 
 if TYPE_CHECKING:
-    from aioenv.engine.images.shots import Pool
     from aioenv.rendering.drawing import Sheet
 
 __all__ = ["Painter", "ResultPainter"]

@@ -111,7 +111,7 @@ class Pictures:
         assert self._session is not None
         if self._session.images is None:
             raise RenderError("render_stream: nothing is drawn; pass render=aioenv.RenderConfig(...) when you make it")
-        return self._session.images.stream(buffer, schedule.patience)
+        return ImageStream(self._session.images, buffer, schedule.patience)
 
 
 def check_mode(mode: str | None) -> None:

@@ -11,14 +11,14 @@ from __future__ import annotations
 import asyncio
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from aioenv.engine.images.stream import ImageStream
+from aioenv.engine.images.pool import Pool
 from aioenv.engine.patience import Patience
 from aioenv.errors import RenderError, WireError
 from aioenv.wire.frames import Frame
@@ -30,31 +30,20 @@ if TYPE_CHECKING:
     from aioenv.rendering.drawing import Edits, Sheet
     from aioenv.trace.timeline import Trace
 
-__all__ = ["Images", "Pool", "Shot"]
+__all__ = ["Images", "Shot"]
 
 Slots = npt.NDArray[np.int64]
 States = npt.NDArray[np.float64]
 
 
-class Pool(Protocol):
-    """What `Images` needs of `rendering.LatePool`."""
+class Follower(Protocol):
+    """What `Images` tells of each result: an `ImageStream`."""
 
-    def sheet(self, n: int) -> Sheet:
-        """What the images of n slots are drawn on; nobody else has it."""
+    def add(self, step: int, shots: list[Shot]) -> None:
+        """A result has been handed out, each slot's image in its shot."""
 
-    def submit(
-        self,
-        slots: Sequence[int],
-        states: States,
-        sheet: Sheet,
-        first: int,
-        on_done: Callable[[Exception | None], None],
-        edits: Edits | None = None,
-    ) -> None:
-        """Draw k states on k rows of a sheet; never blocks."""
-
-    def edits_of(self, slots: Sequence[int]) -> Edits:
-        """What they are drawn with beside their states, as it is now."""
+    def end(self) -> None:
+        """Nothing more will come."""
 
 
 class Shot:
@@ -112,7 +101,7 @@ class Images:
         self._advancing = False
         self._late: dict[tuple[int, int], tuple[Shot, Slots]] = {}
         self.trace: Trace | None = None  # the timeline that is being collected
-        self.streams: weakref.WeakSet[ImageStream] = weakref.WeakSet()
+        self.streams: weakref.WeakSet[Follower] = weakref.WeakSet()
         self._results = 0
 
     # ------------------------------------------------------------ from the schedule
@@ -186,12 +175,6 @@ class Images:
             if len(shots) == len(self._shown):
                 for stream in self.streams:
                     stream.add(self._results - 1, shots)
-
-    def stream(self, buffer: int, patience: Patience) -> ImageStream:
-        """The images of all results from now on."""
-        stream = ImageStream(self, buffer, patience)
-        self.streams.add(stream)
-        return stream
 
     def let_go(self, shot: Shot) -> None:
         """A reason less to draw a shot; without any, it is not drawn unless that has begun."""

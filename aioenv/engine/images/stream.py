@@ -33,6 +33,7 @@ class ImageStream:
         self._waiting: deque[tuple[int, list[Shot]]] = deque()
         self._arrival = asyncio.Event()
         self._ended: asyncio.Future[None] = images.loop.create_future()
+        images.streams.add(self)
 
     def add(self, step: int, shots: list[Shot]) -> None:
         """A result has been handed out: each slot's image is, or will be, in its shot."""

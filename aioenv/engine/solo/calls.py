@@ -8,9 +8,11 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from aioenv.engine.patience import images_late
 from aioenv.engine.solo.life import SoloLife
+from aioenv.errors import PendingCallError
 from aioenv.host.vector.calls import VectorCalls
 
 __all__ = ["SoloCalls"]
@@ -38,6 +40,24 @@ class SoloCalls(SoloLife):
             if self._thread is None and not isinstance(exc, Exception):  # Ctrl-C, on the loop
                 raise
             raise self._error(exc) from exc
+
+    def model_field(self, name: str) -> npt.NDArray[Any]:
+        """The live array of a field of the models (see `NativeVectorEnv.model_field`).
+
+        Raises:
+            ValueError: if it has no models of its slots, or there is no such field.
+            PendingCallError: if it is doing something.
+        """
+        self.table.check_call(self._all, "model_field")
+        if self._thread is not None and self._thread.jobs:  # a step that nobody waits for any more
+            raise PendingCallError(
+                "model_field: the vector env is still busy with a step that was cancelled", "model_field"
+            )
+        find = getattr(self._env.unwrapped, "model_field", None)
+        if find is None:
+            raise ValueError(f"model_field: {type(self._env.unwrapped).__name__} is no NativeMujocoEnv")
+        array: npt.NDArray[Any] = find(name)
+        return array
 
     @property
     def patience(self) -> SoloCalls:

@@ -1,0 +1,37 @@
+"""What the images of a vector env need of what draws them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from aioenv.rendering.drawing import Edits, Sheet
+
+__all__ = ["Pool", "States"]
+
+States = npt.NDArray[np.float64]
+
+
+class Pool(Protocol):
+    """What `Images` needs of `rendering.LatePool`."""
+
+    def sheet(self, n: int) -> Sheet:
+        """What the images of n slots are drawn on; nobody else has it."""
+
+    def submit(
+        self,
+        slots: Sequence[int],
+        states: States,
+        sheet: Sheet,
+        first: int,
+        on_done: Callable[[Exception | None], None],
+        edits: Edits | None = None,
+    ) -> None:
+        """Draw k states on k rows of a sheet; never blocks."""
+
+    def edits_of(self, slots: Sequence[int]) -> Edits:
+        """What they are drawn with beside their states, as it is now."""
