@@ -17,7 +17,7 @@ from mujoco_kit import OTHER_ARGUMENTS, TASKS, compare
 from parity.compare import assert_same
 
 import aioenv
-from aioenv.host.vector.access import TASKS as OURS
+from aioenv.host.native_tasks import TASKS as OURS
 from aioenv.host.vector.making import make_registered
 
 _ASSETS = Path(gym.__file__).parent / "envs" / "mujoco" / "assets"
