@@ -1,4 +1,4 @@
-"""Ant."""
+"""Ant: four legs that are paid for speed along x, and pay for being touched."""
 
 from __future__ import annotations
 
