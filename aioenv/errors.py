@@ -134,7 +134,16 @@ class ResumeError(AioenvError, ValueError):
 
 
 class RenderError(AioenvError, RuntimeError):
-    """Images can't be had: no OpenGL, no render mode, or a render worker failed."""
+    """Images can't be had: no OpenGL, no render mode, or a render worker failed.
+
+    Attributes:
+        slots: those of a vector env whose images of a step are missing, ascending; empty if it is not about slots.
+        partial: the images of the step as far as they came: as arrays of the usual shape, zero for `slots`; where envs
+            draw themselves, as a tuple of one image a slot, None for `slots`. None if none came.
+    """
+
+    slots: tuple[int, ...] = ()
+    partial: Any = None
 
 
 class RenderTimeout(RenderError, TimeoutError):

@@ -7,6 +7,7 @@ import os
 import queue
 import signal
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import gymnasium as gym
 import mujoco
@@ -255,6 +256,33 @@ async def test_a_render_worker_that_dies_is_named_and_stepping_goes_on():
             await envs.render()
         obs, *_ = await envs.step(np.zeros((2, 6), np.float32))
         assert np.isfinite(obs).all()
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("config", [FAST, replace(FAST, depth=True)], ids=["rgb", "depth"])
+@pytest.mark.parametrize("backend", ["workers", "native"])
+async def test_other_slots_have_their_images_when_a_render_worker_dies(config, backend):
+    actions = np.zeros((4, 6), np.float32)
+
+    def rows(images):
+        return list(zip(*images, strict=True)) if isinstance(images, tuple) else [(image,) for image in images]
+
+    async with aioenv.make_vec("HalfCheetah-v5", 4, backend=backend, render=config) as envs:
+        await envs.reset(seed=0)
+        whole = rows(await envs.render())
+        stream = envs.render_stream()
+        os.kill(envs._session.pools[0].pids[1], signal.SIGKILL)
+        await envs.reset(seed=0)
+        with pytest.raises(aioenv.RenderError, match=r"^render: render worker 1.*SIGKILL") as caught:
+            await envs.render()
+        with pytest.raises(aioenv.RenderError, match=r"^render_stream: step 1: render worker 1.*SIGKILL") as streamed:
+            await anext(stream)
+        for error in (caught.value, streamed.value):
+            assert error.slots == (1, 3)
+            for slot, (images, expected) in enumerate(zip(rows(error.partial), whole, strict=True)):
+                for image, kind in zip(images, expected, strict=True):
+                    assert np.array_equal(image, kind if slot in (0, 2) else np.zeros_like(kind))
+        await envs.step(actions)
 
 
 @pytest.mark.asyncio

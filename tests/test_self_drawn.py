@@ -82,8 +82,10 @@ async def test_envs_that_fail_while_they_draw(workers):
         assert (await envs.render()).shape == (2, 2, 2, 3)
         await envs.reset()
         await envs.step([0, 2])
-        with pytest.raises(aioenv.RenderError, match="slot 1 could not be rendered"):
+        with pytest.raises(aioenv.RenderError, match="slot 1 could not be rendered") as caught:
             await envs.render()
+        assert caught.value.slots == (1,)
+        assert np.array_equal(caught.value.partial[0], np.zeros((2, 2, 3))) and caught.value.partial[1:] == (None,)
         await envs.step([0, 0])
         assert (await envs.render()).shape == (2, 2, 2, 3)
         for mood, why in (
@@ -93,12 +95,17 @@ async def test_envs_that_fail_while_they_draw(workers):
             await envs.step([mood, 0])
             with pytest.raises(aioenv.RenderError, match="slot 0 could not be rendered") as caught:
                 await envs.render()
-            assert why in str(caught.value) and "slot 1" not in str(caught.value)
+            assert why in str(caught.value) and "slot 1" not in str(caught.value) and caught.value.slots == (0,)
             await envs.reset(options={"reset_mask": np.array([True, False])})  # of the other one it is known
             assert (await envs.render()).shape == (2, 2, 2, 3)
         await envs.step([0, 3])  # the reply was out before it died
-        with pytest.raises(aioenv.RenderError, match="exited with code 9"):
+        with pytest.raises(aioenv.RenderError, match="exited with code 9") as caught:
             await envs.render()
+        assert caught.value.slots == ((0, 1) if workers == 1 else (1,))
+        if workers == 1:
+            assert caught.value.partial is None
+        else:
+            assert np.array_equal(caught.value.partial[0], np.zeros((2, 2, 3))) and caught.value.partial[1] is None
 
 
 @pytest.mark.parametrize("gl", [None, "egl"])

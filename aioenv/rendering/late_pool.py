@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aioenv.batching.layout import byte_view
-from aioenv.errors import SlotError, WorkerDied, WorkerStartError
+from aioenv.errors import RenderError, SlotError, WorkerDied, WorkerStartError
 from aioenv.host.physics.edits import SHOWN
 from aioenv.host.physics.source import MujocoSource
 from aioenv.machine import usable_cpus
@@ -163,7 +163,7 @@ class LatePool(WithCrew):
         states: npt.NDArray[np.float64],
         sheet: Sheet,
         first: int,
-        on_done: Callable[[Exception | None], None],
+        on_done: Callable[[RenderError | None], None],
         edits: Edits | None = None,
     ) -> None:
         """Draw states; never blocks.
@@ -174,7 +174,7 @@ class LatePool(WithCrew):
             sheet: what they are drawn on.
             first: the row of the first of them; the others follow, in the order of `slots`.
             on_done: called once, on the loop, when all images are there, or with the first error when all that
-                could be drawn is.
+                could be drawn is; its `slots` are all that could not.
             edits: of `edits_of`, if these were taken earlier.
         """
         edits = self.edits_of(slots) if edits is None else edits
@@ -183,20 +183,27 @@ class LatePool(WithCrew):
         shares = [(w, np.flatnonzero(owners == w.index)) for w in self._crew.workers]
         shares = [(worker, rows) for worker, rows in shares if len(rows)]
         left = len(shares)
-        first_error: Exception | None = None
+        first_error: RenderError | None = None
+        missing: list[int] = []
 
-        def on_reply(worker: Worker, outcome: Frame | SlotError) -> None:
+        def on_reply(worker: Worker, rows: npt.NDArray[np.int64], outcome: Frame | SlotError) -> None:
             nonlocal left, first_error
             left -= 1
             error = error_of(worker, outcome)
-            first_error = first_error or error
+            if error is not None:
+                first_error = first_error or error
+                missing.extend(numbers[rows].tolist())
             if left == 0:
+                if first_error is not None:
+                    first_error.slots = tuple(sorted(missing))
                 on_done(first_error)
 
         for worker, rows in shares:
             sources = None if len(self._sources) == 1 else self._slot_source[numbers[rows]].tolist()
             own = {name: values[rows] for name, values in edits.items()}
-            self._draw(worker, states[rows], sources, own, sheet, (rows + first).tolist(), partial(on_reply, worker))
+            self._draw(
+                worker, states[rows], sources, own, sheet, (rows + first).tolist(), partial(on_reply, worker, rows)
+            )
         if not shares:
             on_done(None)
 

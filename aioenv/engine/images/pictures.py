@@ -62,8 +62,8 @@ class Pictures:
             colours alone, `(rows * height, columns * width, 3)`.
 
         Raises:
-            RenderError: if there is no state yet, or an image could not be drawn; with "grid" also if the envs'
-                images differ in shape.
+            RenderError: if there is no state yet; if an image could not be drawn (`slots`), with the others as
+                `partial`; with "grid" also if the envs' images differ in shape.
             StepTimeout: if `timeout_s` passed. The images are drawn all the same, by another render worker if
                 this one hangs and `restart` allows it.
             ValueError: if `mode` is neither.

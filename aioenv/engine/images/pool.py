@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from aioenv.errors import RenderError
+
 if TYPE_CHECKING:
     from aioenv.rendering.drawing import Edits, Sheet
 
@@ -28,10 +30,10 @@ class Pool(Protocol):
         states: States,
         sheet: Sheet,
         first: int,
-        on_done: Callable[[Exception | None], None],
+        on_done: Callable[[RenderError | None], None],
         edits: Edits | None = None,
     ) -> None:
-        """Draw k states on k rows of a sheet; never blocks."""
+        """Draw k states on k rows of a sheet; never blocks. An error that `on_done` gets says of which slots."""
 
     def edits_of(self, slots: Sequence[int]) -> Edits:
         """What they are drawn with beside their states, as it is now."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -61,6 +61,7 @@ class Shot:
         self.open = len(slots)
         self.kept = 0  # why it is to be drawn: for whom it is one of the two newest or is shown, and who waits for it
         self.error: Exception | None = None
+        self.missing: set[int] = set()  # slots without an image, once that is known
         self.done = done
         self.active = False
         self.waiting: list[tuple[Slots, States, Edits]] = []
@@ -117,7 +118,7 @@ class Images:
             if len(newest) > 2:
                 self.let_go(newest.popleft())
         if not shot.open:
-            self._finish(shot, 0)
+            self._finish(shot, slots)
         return shot
 
     def expect(self, worker: Worker, request: int, shot: Shot, slots: Slots) -> None:
@@ -143,7 +144,7 @@ class Images:
         """A request has failed as a whole: nothing comes of it that could be drawn."""
         if worker is not None and request is not None:
             self._late.pop((worker.index, request), None)
-        self._finish(shot, len(slots), error)
+        self._finish(shot, slots, error)
         self._advance(shot)
 
     def forget(self, worker: Worker, request: int | None) -> None:
@@ -157,7 +158,7 @@ class Images:
             shot, slots = self._late.pop(key)
             for slot in slots.tolist():
                 self._latest[slot] = _NoImage("its last image was lost with its worker")
-            self._finish(shot, len(slots), error)
+            self._finish(shot, slots, error)
 
     def show(self, shot: Shot, slots: Slots) -> None:
         """The results of these slots are handed out: `render` gives their images from now on."""
@@ -182,12 +183,21 @@ class Images:
         if shot.kept <= 0 and shot.waiting:
             self._queue.remove(shot)
             shot.waiting = []
-            self._finish(shot, shot.open, RenderError("these images were dropped: newer ones came twice"))
+            self._give_up(shot, RenderError("these images were dropped: newer ones came twice"))
 
-    def _finish(self, shot: Shot, count: int, error: Exception | None = None) -> None:
-        """`count` more images are there, or will never be."""
-        shot.open -= count
+    def _give_up(self, shot: Shot, error: Exception) -> None:
+        """Nothing more will come of a shot."""
+        shot.open = 0
+        self._finish(shot, shot.slots[:0], error, shot.slots)
+
+    def _finish(
+        self, shot: Shot, slots: Slots, error: Exception | None = None, missing: Iterable[int] | None = None
+    ) -> None:
+        """The images of more slots are there, or will never be: with an error these are `missing`, all by default."""
+        shot.open -= len(slots)
         shot.error = shot.error or error
+        if error is not None:
+            shot.missing.update(map(int, slots if missing is None else missing))
         if shot.open == 0 and not shot.done.done():
             self._unfinished.discard(shot)
             shot.done.set_result(None)
@@ -204,10 +214,9 @@ class Images:
 
     def _dispatch(self, shot: Shot, slots: Slots, states: States, edits: Edits | None = None) -> None:
         assert self._pool is not None and shot.sheet is not None
-        count = len(slots)
 
-        def on_done(error: Exception | None) -> None:
-            self._finish(shot, count, error)
+        def on_done(error: RenderError | None) -> None:
+            self._finish(shot, slots, error, (error and error.slots) or None)
             self._advance(shot)
 
         if self.trace is not None:
@@ -242,7 +251,8 @@ class Images:
             error = self._take_images(worker, shot, slots, frame.tail)
         except Exception as exc:
             error = RenderError(f"what slots {slots.tolist()} have drawn can't be read: {reason_of(exc)}")
-        self._finish(shot, len(slots), error)
+            error.slots = tuple(slots.tolist())
+        self._finish(shot, slots, error, (error and error.slots) or None)
 
     def _take_images(self, worker: Worker, shot: Shot, slots: Slots, tail: memoryview) -> RenderError | None:
         """Put what envs have drawn into a shot; the error of the first that has no image, if any has none."""
@@ -271,7 +281,9 @@ class Images:
             return None
         first, *others = sorted(errors, key=lambda error: error.slot)
         more = f"\nand {len(others)} more, in slots {[error.slot for error in others]}" if others else ""
-        return RenderError(f"slot {first.slot} could not be rendered: {first}{more}")
+        failure = RenderError(f"slot {first.slot} could not be rendered: {first}{more}")
+        failure.slots = tuple(sorted({int(error.slot) for error in errors}))
+        return failure
 
     # ------------------------------------------------------------ to the user
 
@@ -297,13 +309,24 @@ class Images:
         finally:
             for shot in shown:
                 self.let_go(shot)
-        for shot in shown:
-            if shot.error is not None:
-                raise RenderError(f"render: {shot.error}") from shot.error
-        return self.gather([shot for shot in shots if shot is not None])
+        return self.gather("render", [shot for shot in shots if shot is not None])
 
-    def gather(self, shots: Sequence[Shot]) -> Any:
-        """The images of all slots, of which each has its shot."""
+    def gather(self, what: str, shots: Sequence[Shot]) -> Any:
+        """The images of all slots, of which each has its shot.
+
+        Args:
+            what: asks for them, for errors.
+            shots: of slot 0, 1, …; all that could be drawn is.
+
+        Raises:
+            RenderError: if one could not, with the others.
+        """
+        missing = [slot for slot, shot in enumerate(shots) if slot in shot.missing]
+        if missing:
+            wrong = shots[missing[0]].error
+            error = RenderError(f"{what}: {wrong}")
+            error.slots, error.partial = tuple(missing), self._gather_some(shots)
+            raise error from wrong
         first = shots[0]
         if first.sheet is not None and all(shot is first for shot in shots):  # then it is of all slots
             arrays = first.sheet.images.arrays
@@ -315,12 +338,29 @@ class Images:
         stacked = tuple(np.stack(kind) for kind in zip(*each, strict=True))
         return stacked[0] if len(stacked) == 1 else stacked
 
+    def _gather_some(self, shots: Sequence[Shot]) -> Any:
+        """Likewise, where some are missing; None if all are."""
+        drawn: list[Any] = []
+        for slot, shot in enumerate(shots):
+            row = int(shot.rows(np.array([slot]))[0])
+            if slot in shot.missing:
+                drawn.append(None)
+            else:
+                drawn.append(shot.images[row] if shot.sheet is None else shot.sheet.images.row(row).arrays)
+        first = next((image for image in drawn if image is not None), None)
+        if first is None or self._pool is None:
+            return None if first is None else tuple(drawn)
+        blank = tuple(map(np.zeros_like, first))
+        each = [blank if arrays is None else arrays for arrays in drawn]
+        stacked = tuple(np.stack(kind) for kind in zip(*each, strict=True))
+        return stacked[0] if len(stacked) == 1 else stacked
+
     def fail_all(self, error: Exception) -> None:
         """Nothing will be drawn any more (the vector env is closing): end every wait."""
         self._queue.clear()
         for shot in list(self._unfinished):
             shot.waiting = []
-            self._finish(shot, shot.open, error)
+            self._give_up(shot, error)
         # what nobody else has goes now
         count = len(self._shown)
         self._shown, self._latest = [None] * count, [None] * count

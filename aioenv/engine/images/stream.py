@@ -8,8 +8,6 @@ from functools import partial
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Self
 
-from aioenv.errors import RenderError
-
 if TYPE_CHECKING:
     from aioenv.engine.images.shots import Images, Shot
     from aioenv.engine.patience import Patience
@@ -80,10 +78,7 @@ class ImageStream:
             self._arrival.set()  # another task may wait for one
             raise
         self._release(shots)
-        for shot in shots:
-            if shot.error is not None:
-                raise RenderError(f"render_stream: step {step}: {shot.error}") from shot.error
-        return step, self._images.gather(shots)
+        return step, self._images.gather(f"render_stream: step {step}", shots)
 
     def _release(self, shots: list[Shot]) -> None:
         for shot in set(shots):
