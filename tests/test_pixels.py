@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from dataclasses import replace
 
 import gymnasium as gym
 import mujoco
@@ -302,6 +303,29 @@ async def test_render_workers_that_draw_observations():
         aioenv.make_vec("HalfCheetah-v5", 1, pixels=config, observation_mode="different")
     with pytest.raises(ValueError, match="no camera 'nowhere'"):
         await aioenv.make_vec("HalfCheetah-v5", 1, pixels=aioenv.RenderConfig(8, 8, "nowhere", workers=1))
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("transport", ["auto", "frames"])
+async def test_other_slots_have_their_images_when_a_render_worker_dies(transport):
+    config, actions = replace(FAST, workers=2), np.zeros((4, 6), np.float32)
+    task = {"num_workers": 2, "max_episode_steps": 1, "autoreset_mode": "SameStep", "transport": transport}
+    async with aioenv.make_vec("HalfCheetah-v5", 4, pixels=config, **task) as envs:
+        await envs.reset(seed=0)
+        whole = await envs.step(actions)
+        await envs.reset(seed=0)
+        os.kill(envs._session._pixels_pool.pids[1], signal.SIGKILL)
+        with pytest.raises(aioenv.EnvError, match="could not be drawn: render worker 1") as caught:
+            await envs.step(actions)
+        errors, some = caught.value.errors, caught.value.partial
+        assert [error.slots for error in errors] == [(1,), (3,)]
+        assert not some.obs[1::2].any() and np.array_equal(some.obs[::2], whole.obs[::2])
+        # all else they have
+        assert np.array_equal(some.reward, whole.reward) and some.truncated.all()
+        for slot, (image, expected) in enumerate(zip(some.info["final_obs"], whole.info["final_obs"], strict=True)):
+            assert np.array_equal(image, np.zeros_like(expected) if slot % 2 else expected)
+        with pytest.raises(aioenv.EnvError, match="slot 1"):
+            await envs.step(actions)
 
 
 @pytest.mark.asyncio

@@ -23,7 +23,7 @@ from aioenv.engine.merging import Merger
 from aioenv.engine.recovery import Recovery
 from aioenv.engine.slots import SlotState, SlotTable
 from aioenv.engine.tails import read_tail, read_what_can_be
-from aioenv.errors import SlotError, WireError, WorkerDied
+from aioenv.errors import RenderError, SlotError, WireError, WorkerDied
 from aioenv.host.polling import Poller
 from aioenv.machine import usable_cpus
 from aioenv.wire.frames import Frame, Kind
@@ -223,12 +223,14 @@ class Dispatch:
             return
         self._arrive(exchange, part)
 
-    def _on_painted(self, exchange: Exchange, part: Part, error: Exception | None) -> None:
+    def _on_painted(self, exchange: Exchange, part: Part, error: RenderError | None) -> None:
         part.arrived = True
-        if error is not None:
-            failure = part.member.worker.failure_here(f"it could not be drawn: {error}", part.slots.tolist())
+        if error is not None:  # of slots that have all else
+            failure = part.member.worker.failure_here(
+                f"it could not be drawn: {error}", error.slots or part.slots.tolist()
+            )
             failure.__cause__ = error
-            exchange.fail(part, self._fleet.observations, failure)
+            part.errors = [*part.errors, failure]
         self._arrive(exchange, part)
 
     def _arrive(self, exchange: Exchange, part: Part) -> None:

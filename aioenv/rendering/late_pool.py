@@ -174,7 +174,7 @@ class LatePool(WithCrew):
             sheet: what they are drawn on.
             first: the row of the first of them; the others follow, in the order of `slots`.
             on_done: called once, on the loop, when all images are there, or with the first error when all that
-                could be drawn is; its `slots` are all that could not.
+                could be drawn is; its `slots` are all that could not, whose rows are zero.
             edits: of `edits_of`, if these were taken earlier.
         """
         edits = self.edits_of(slots) if edits is None else edits
@@ -193,6 +193,8 @@ class LatePool(WithCrew):
             if error is not None:
                 first_error = first_error or error
                 missing.extend(numbers[rows].tolist())
+                for images in sheet.images.arrays:  # the worker writes there no more
+                    images[rows + first] = 0
             if left == 0:
                 if first_error is not None:
                     first_error.slots = tuple(sorted(missing))

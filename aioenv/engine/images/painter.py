@@ -11,14 +11,14 @@ import numpy.typing as npt
 from aioenv.engine.batch import Batch, Part
 from aioenv.engine.images.pool import Pool
 from aioenv.engine.results import ResetResult, StepResult
-from aioenv.errors import EnvError
+from aioenv.errors import EnvError, RenderError
 
 if TYPE_CHECKING:
     from aioenv.rendering.drawing import Sheet
 
 __all__ = ["Painter", "ResultPainter"]
 
-Done = Callable[[Exception | None], None]
+Done = Callable[[RenderError | None], None]
 # A terminal observation: whose it is, and the element of infos that it is.
 Final = tuple[int, Any, int]
 
@@ -103,7 +103,7 @@ class ResultPainter:
         sheet = self._pool.sheet(len(slots))
         self.drawing += 1
 
-        def on_done(error: Exception | None) -> None:
+        def on_done(error: RenderError | None) -> None:
             self.drawing -= 1
             if error is not None:
                 done(self._error_of(error))
@@ -132,12 +132,16 @@ def _draw(
     """Draw states on a sheet from row `first` on, and terminal observations in their place."""
     aside = pool.sheet(len(finals)) if finals else None
     left = 2 if finals else 1
-    first_error: Exception | None = None
+    first_error: RenderError | None = None
+    missing: set[int] = set()
 
-    def on_done(error: Exception | None) -> None:
+    def on_done(error: RenderError | None) -> None:
         nonlocal left, first_error
         left -= 1
-        first_error = first_error or error
+        if error is not None:
+            missing.update(error.slots)
+            first_error = first_error or error
+            first_error.slots = tuple(sorted(missing))
         if left:
             return
         for (_, column, index), image in zip(finals, aside.images.rgb if aside is not None else (), strict=True):

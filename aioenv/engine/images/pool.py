@@ -33,7 +33,7 @@ class Pool(Protocol):
         on_done: Callable[[RenderError | None], None],
         edits: Edits | None = None,
     ) -> None:
-        """Draw k states on k rows of a sheet; never blocks. An error that `on_done` gets says of which slots."""
+        """Draw k states on k rows of a sheet; never blocks. An error tells the slots whose rows stay zero."""
 
     def edits_of(self, slots: Sequence[int]) -> Edits:
         """What they are drawn with beside their states, as it is now."""
