@@ -11,7 +11,7 @@ from gymnasium import Env
 
 from aioenv.batching.autoreset import Autoreset
 from aioenv.host import running
-from aioenv.host.exchange import AWAITS_RESET, as_single
+from aioenv.host.native_states import AWAITS_RESET, as_single
 from aioenv.host.states.checkpoint import Checkpoints, RowCheckpoint
 from aioenv.host.states.snapshot import Misfit, RawState, read_snapshot, write_snapshot
 from aioenv.host.worker import describe_failure

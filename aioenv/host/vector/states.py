@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from gymnasium.vector import VectorEnv, VectorWrapper
 
-from aioenv.host.exchange import as_native, is_task
+from aioenv.host.native_states import as_native, is_task
 from aioenv.host.states.plain_values import Arrays, decode, encode, is_pickled
 from aioenv.host.states.snapshot import Misfit, RawState, differences, fingerprint
 
