@@ -95,7 +95,8 @@ class ResultPainter:
         Args:
             result: a batch of all slots, which nobody else has; its terminal observations are drawn in place.
             slots: int64, ascending: those that are handed out. The images of others are black.
-            done: called once, with the result that has images, or the error.
+            done: called once, with the result that has images; or the error, whose `partial` has those that could be
+                drawn.
         """
         key, info = self._key, result.info
         states = result.obs if key is None else result.obs[key]
@@ -105,14 +106,17 @@ class ResultPainter:
 
         def on_done(error: RenderError | None) -> None:
             self.drawing -= 1
-            if error is not None:
-                done(self._error_of(error))
-                return
             drawn = sheet.images.rgb
             if len(slots) < len(states):
                 drawn = np.zeros((len(states), *drawn.shape[1:]), drawn.dtype)
                 drawn[slots] = sheet.images.rgb
-            done(result._replace(obs=drawn if key is None else {**result.obs, key: drawn}))
+            whole = result._replace(obs=drawn if key is None else {**result.obs, key: drawn})
+            if error is None:
+                done(whole)
+                return
+            failure = self._error_of(error)
+            failure.partial = whole
+            done(failure)
 
         ends = [(slot, finals, slot) for slot, obs in enumerate(finals) if obs is not None]
         some = states if len(slots) == len(states) else states[slots]
