@@ -27,7 +27,7 @@ from aioenv.engine.arguments import (
 from aioenv.engine.episodes import check_episode_stats
 from aioenv.engine.fleet import FleetConfig
 from aioenv.engine.images.pictures import check_mode
-from aioenv.engine.imports import modules_needed
+from aioenv.engine.imports import needed_by
 from aioenv.engine.results import ResetResult, SlotStep, StepResult
 from aioenv.engine.runs.numbered import Episode
 from aioenv.engine.runs.one_slot import check_no_mask
@@ -171,7 +171,7 @@ class NativeVectorEnv(AsyncVectorEnv):
             start=check_start(start),
             channel=check_channel(channel),
             preload=check_preload(preload),
-            needed=modules_needed([make_vector_env]) if split else (),
+            needed=needed_by([make_vector_env]) if split else (),
             observation_mode="same",
             autoreset_mode=AutoresetMode.NEXT_STEP,  # not used: the vector env has its own
             start_timeout_s=check_seconds("start_timeout_s", start_timeout_s),

@@ -34,7 +34,7 @@ from aioenv.engine.calls import Calls
 from aioenv.engine.episodes import Episodes, check_episode_stats
 from aioenv.engine.fleet import FleetConfig
 from aioenv.engine.images.pictures import Pictures
-from aioenv.engine.imports import modules_needed
+from aioenv.engine.imports import needed_by
 from aioenv.engine.lifecycle import Lifecycle
 from aioenv.engine.results import Ready, ResetResult, StepResult, WorkerInfo
 from aioenv.engine.runs.numbered import Numbered
@@ -189,7 +189,7 @@ class AsyncVectorEnv(Pictures, Rollouts, Numbered, Pausing, OneSlot, Calls, Stat
             transport=check_transport(transport),
             num_lanes=1 + (KEPT if copy else TURNS),
             preload=check_preload(preload),
-            needed=modules_needed(env_fns),
+            needed=needed_by(env_fns),
             observation_mode=observation_mode,
             autoreset_mode=self.autoreset_mode,
             start_timeout_s=check_seconds("start_timeout_s", start_timeout_s),

@@ -15,7 +15,7 @@ from process_kit import run_alone
 import aioenv
 from aioenv import EnvCreator, EpisodeCounter, SharedRunningStats
 from aioenv.creator import place_creators
-from aioenv.engine.imports import modules_needed
+from aioenv.engine.imports import needed_by
 from aioenv.stats import CountEpisodes, NormalizeObservation, NormalizeReward
 from aioenv.stats.block import can_share
 from aioenv.workers.launch import START_METHODS
@@ -233,8 +233,9 @@ def test_ec_may_be_called_in_any_process():
 
 
 def test_a_fork_server_is_told_what_creators_import():
-    found = modules_needed([EnvCreator(partial(gym.make, "CartPole-v1")), EnvCreator("Ant-v5")])
-    assert {"aioenv.creator", "gymnasium.envs.classic_control.cartpole", "gymnasium.envs.mujoco.ant_v5"} <= {*found}
+    found = needed_by([EnvCreator(partial(gym.make, "CartPole-v1")), EnvCreator("Ant-v5")])
+    assert {"aioenv.creator", "gymnasium.envs.mujoco.ant_v5:AntEnv"} <= {*found}
+    assert "gymnasium.envs.classic_control.cartpole:CartPoleEnv" in found
 
 
 def test_a_fork_server_imports_no_word_of_a_message():
@@ -244,7 +245,7 @@ def test_a_fork_server_imports_no_word_of_a_message():
         print("train: another env")
         return gym.make("own_tasks:Task-v0")
 
-    found = modules_needed([make])
+    found = needed_by([make])
     assert "own_tasks" in found and "train" not in found
 
 

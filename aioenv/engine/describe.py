@@ -9,7 +9,7 @@ from typing import Any
 from gymnasium import Env
 
 from aioenv.engine.arguments import check_seconds, check_worker_env, pickle_factories
-from aioenv.engine.imports import modules_needed
+from aioenv.engine.imports import needed_by
 from aioenv.host.metadata import Describer, EnvMetadata
 from aioenv.host.registry import capture_registry
 from aioenv.wire.messages import dump_code
@@ -36,7 +36,7 @@ async def describe_env(
         start=check_start(start),
         env=check_worker_env(worker_env, 1)[0],
         preload=(preload,) if isinstance(preload, str) else tuple(preload),
-        needed=modules_needed([factory]),
+        needed=needed_by([factory]),
         registry=capture_registry([data]),
         start_timeout_s=check_seconds("start_timeout_s", start_timeout_s),
     )

@@ -1,4 +1,4 @@
-"""Guessing what factories will import, so that a fork server can do it once for all workers.
+"""Guessing what factories will import and load, so that a fork server can do it once for all workers.
 
 A wrong guess costs a little time, a missing one a little more: each worker then imports for itself.
 """
@@ -12,22 +12,22 @@ from typing import Any
 import gymnasium
 from gymnasium.envs.registration import ENV_ID_RE, EnvSpec
 
-__all__ = ["modules_needed"]
+__all__ = ["needed_by"]
 
 
-def modules_needed(factories: Iterable[Callable[[], Any]]) -> tuple[str, ...]:
-    """Modules that hold the factories, and those of envs whose ids or specs can be seen in them.
+def needed_by(factories: Iterable[Callable[[], Any]]) -> tuple[str, ...]:
+    """Modules that hold the factories, and classes of envs whose ids or specs can be seen in them.
 
     Args:
         factories: functions, partials, lambdas with an id among their constants, defaults or closed-over values.
 
     Returns:
-        Module names, each once; modules of the main script are not among them.
+        Module names and entry points ("module:Class"), each once; those of the main script are not among them.
     """
     distinct = {id(factory): factory for factory in factories}.values()
     # factories made in a loop share their code; what they close over may differ, but seldom for long
     names = dict.fromkeys(name for factory in list(distinct)[:64] for name in _modules(factory))
-    return tuple(name for name in names if name not in ("__main__", "__mp_main__"))
+    return tuple(name for name in names if name.partition(":")[0] not in ("__main__", "__mp_main__"))
 
 
 def _modules(value: Any) -> Iterator[str]:
@@ -39,7 +39,7 @@ def _modules(value: Any) -> Iterator[str]:
             yield from _modules(gymnasium.registry[name])
     elif isinstance(value, EnvSpec):
         if isinstance(value.entry_point, str):
-            yield value.entry_point.partition(":")[0]
+            yield value.entry_point
         elif value.entry_point is not None:
             yield from _modules(value.entry_point)
     elif isinstance(value, partial):

@@ -63,6 +63,7 @@ class Server:
         self._workers: dict[int, socket.socket] = {}  # pid → status socket
         self._guarded: set[int] = set()
         self._imported: set[str] = set()
+        self._envs: list[str] = []  # whose models were compiled last
         self._unfit: Unfit | None = None
         self._said = 0  # how many bytes of what it has printed some worker has handed on
 
@@ -129,9 +130,9 @@ class Server:
                 return self._fork(asker, rest, marked, shares)
         return None
 
-    def _preload(self, modules: Sequence[str], asker: socket.socket, log_level: int) -> None:
+    def _preload(self, needed: Sequence[str], asker: socket.socket, log_level: int) -> None:
         """Import modules, one by one, to know which one it is that must not be copied, or takes for ever."""
-        news = [name for name in modules if name not in self._imported]
+        news = [name for name in needed if name not in self._imported]
         if news:
             divert_warnings()  # of models that a module loads when it is imported
             importlib.import_module("aioenv.host.log_records").tell_records(log_level)
@@ -139,25 +140,34 @@ class Server:
             if self._unfit is not None:
                 return
             self._imported.add(name)
-            _tell(asker, Importing(name))
+            module = name.partition(":")[0]
+            _tell(asker, Importing(module))
             before = _count_threads()  # a debugger's, say, or of `sitecustomize`: no module is to blame for those
             connections = _connections()
             # whoever needs it will be told why it can't be imported
             with contextlib.suppress(Exception, SystemExit), self._watching():
-                importlib.import_module(name)
+                importlib.import_module(module)
             if _count_threads() > before or not _connections() <= connections:
-                self._unfit = Unfit(name)
+                self._unfit = Unfit(module)
+        # once here, so that no worker has to
+        self._compile([name for name in needed if ":" in name], anew=bool(news))
         if news:
-            # once here, so that no worker has to
             boot.libc().prctl  # noqa: B018
             if "gymnasium" in sys.modules:
                 importlib.import_module("aioenv.host.registry").read_registry()
-            if "mujoco" in sys.modules:  # what the first model needs is 0.2 MiB, and a millisecond
-                with contextlib.suppress(Exception):
-                    sys.modules["mujoco"].MjModel.from_xml_string("<mujoco/>")
             gc.collect()
             importlib.import_module("aioenv.host.heap").fill_holes()
             gc.freeze()  # or the first full collection of each worker copies all of it
+
+    def _compile(self, envs: list[str], *, anew: bool) -> None:
+        """Have the models of these classes of envs ready, if they are not."""
+        if anew and "mujoco" in sys.modules:  # what the first model needs is 0.2 MiB, and a millisecond
+            with contextlib.suppress(Exception):
+                sys.modules["mujoco"].MjModel.from_xml_string("<mujoco/>")
+        if anew or (envs and envs != self._envs):
+            self._envs = envs
+            with self._watching():
+                importlib.import_module("aioenv.host.models").compile_models(envs)
 
     @contextlib.contextmanager
     def _watching(self) -> Iterator[None]:

@@ -18,7 +18,7 @@ SIZE = struct.Struct("<I")
 class Fork(NamedTuple):
     """To the server: fork a worker. With descriptors: status, channel (one or two), output, marker, memory."""
 
-    preload: tuple[str, ...]  # modules to import first, if they can be
+    preload: tuple[str, ...]  # modules to import first, if they can be, and classes of envs there: "module:Class"
     sys_path: tuple[str, ...]  # where from
     marked: bool  # whether there is a marker (see `memory.Marker`)
     shares: bool  # whether there is memory to share (see `memory.Shared`)

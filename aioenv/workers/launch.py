@@ -235,9 +235,9 @@ async def _fork(
         status.setblocking(False)
         closers.append(status.close)
         theirs.insert(0, other.detach())  # where there is no room for all of them, it can be said
-        modules = tuple(name for name in (*_PRELOAD, *preload) if name not in _unfit_modules)
+        needed = tuple(name for name in (*_PRELOAD, *preload) if name.partition(":")[0] not in _unfit_modules)
         level = LOG.getEffectiveLevel()
-        await server.order(Fork(modules, import_path(), marker is not None, memory is not None, level), theirs)
+        await server.order(Fork(needed, import_path(), marker is not None, memory is not None, level), theirs)
         for fd in theirs:
             os.close(fd)
         theirs = []
