@@ -30,6 +30,13 @@ def last_xml(model, path):
 """
 
 
+PNG = (  # of one pixel
+    "89504e470d0a1a0a0000000d4948445200000001000000010802000000907753de"
+    "0000000c49444154789c636064620600000e0007d76fe4780000000049454e44ae"
+    "426082"
+)
+
+
 class Asked(gym.Wrapper):
     """Tells of its model, and how it came to be."""
 
@@ -100,12 +107,15 @@ def test_what_a_model_is_made_of_besides_its_file_is_not_looked_for():
     plain = "<mujoco><!-- file= --><worldbody><geom size='1'/></worldbody></mujoco>"
     parts = (
         "<mujoco><include file='plain.xml'/></mujoco>",
-        "<mujoco><asset><texture name='t' type='2d' file='none.png'/></asset></mujoco>",
+        "<mujoco><asset><texture name='t' type='2d' file='one.png'/></asset></mujoco>",
+        "<mujoco><asset><texture name='t' type='cube' fileright='one.png'/></asset></mujoco>",
         "<mujoco><extension><plugin plugin='mujoco.pid'/></extension></mujoco>",
         "<mujoco",
     )
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
+        with open("one.png", "wb") as file:
+            file.write(bytes.fromhex({PNG!r}))
         names = []
         for number, text in enumerate((plain, *parts)):
             names.append("plain.xml" if text is plain else f"{{number}}.xml")
@@ -121,6 +131,8 @@ def test_what_a_model_is_made_of_besides_its_file_is_not_looked_for():
 
         here = __import__("sys").modules["__main__"]
         for name in names[1:]:
+            if name < "4":  # these can be compiled
+                mujoco.MjModel.from_xml_path(name)
             here.Env = env(name)
             models.compile_models(["__main__:Env", "__main__:saved", "__main__:nothing", "no.such.module:Env"])
             assert models._models._text is None, name

@@ -162,9 +162,10 @@ class Server:
     def _compile(self, envs: list[str], *, anew: bool) -> None:
         """Have the models of these classes of envs ready, if they are not."""
         if anew and "mujoco" in sys.modules:  # what the first model needs is 0.2 MiB, and a millisecond
+            self._envs = []
             with contextlib.suppress(Exception):
                 sys.modules["mujoco"].MjModel.from_xml_string("<mujoco/>")
-        if anew or (envs and envs != self._envs):
+        if envs and envs != self._envs:
             self._envs = envs
             with self._watching():
                 importlib.import_module("aioenv.host.models").compile_models(envs)

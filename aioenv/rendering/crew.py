@@ -30,7 +30,7 @@ class Crew:
         backends: OpenGL backends to try, in order.
         devices: for each worker, the device that it is to draw on, or None to let MuJoCo choose.
         start, channel: how workers are started and reached (see `AsyncVectorEnv`).
-        needed: modules that the service will import.
+        needed: modules that the service will import (see `Worker`).
         log_prefix: goes before what the workers print.
         start_timeout_s: how long they may take to come up, in seconds.
         restart: start workers again that died; None: they are lost.

@@ -114,7 +114,7 @@ async def launch(
         start: one of `START_METHODS`.
         channel: one of `channel.CHANNELS`.
         environ: its environment variables; a forked worker must still be told (START).
-        preload: modules for a fork server to import first.
+        preload: modules for a fork server to import first, and classes of envs there ("module:Class").
         memory: a descriptor of memory that it shares (see `memory.Shared`); None: it shares none.
 
     Raises:

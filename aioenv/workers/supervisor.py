@@ -44,7 +44,8 @@ class Worker:
         env: environment variables over those of this process.
         log_prefix: goes before each line that it prints.
         preload: modules that it imports first.
-        needed: modules that its service will import, for a fork server to do it once for all.
+        needed: modules that its service will import, and classes of envs ("module:Class") whose models it will load,
+            for a fork server to do it once for all.
         registry: Gymnasium's registry, as `host.registry.capture_registry` gives it.
         start_timeout_s: how long it may take to come up, in seconds.
         cpus: the CPUs that each of its processes is pinned to; None: as it comes.
