@@ -1,6 +1,6 @@
 """Where the microseconds of one step go: the table in docs/performance.md.
 
-    python scripts/step_profile.py CartPole-v1 64
+    python scripts/step_profile.py CartPole-v1 64 [STEPS]
 
 The parent's stages are clocked in a real run with two workers; a worker's in this process, over a socketpair, where
 nothing has to be woken. What is left of a step is waiting: for envs, for the kernel to wake processes, and, where CPUs
@@ -32,10 +32,9 @@ from aioenv.engine.schedule import Schedule
 from aioenv.host.link import Link
 from aioenv.host.single.service import EnvService
 from aioenv.wire.frames import Encoder, Kind
-from aioenv.wire.messages import ResetRequest, dump, dump_code
+from aioenv.wire.messages import ResetRequest, dump, dump_code, load
 from aioenv.workers.channel import ScatterChannel
 
-STEPS = 3000
 WORKERS = 2
 
 
@@ -73,7 +72,7 @@ async def parent(task: Task) -> None:
     clock.wrap(ScatterChannel, "send", "  of which the system call")
     clock.wrap(Schedule, "_prepare", "pick the next batch (workers are busy)")
     clock.wrap(Dispatch, "_on_reply", "take in the replies")
-    clock.wrap(Schedule, "_step_result", "hand out the result")
+    clock.wrap(Schedule, "_hand_out", "hand out the result")
     actions = task.actions()
     envs = aioenv.AsyncVectorEnv([task.make_env] * task.num_envs, num_workers=WORKERS)
     async with envs:
@@ -97,8 +96,7 @@ def worker(task: Task) -> None:
     rows = task.num_envs // WORKERS
     service = EnvService([dump_code(task.make_env)] * rows, AutoresetMode.NEXT_STEP, False)
     first = service.describe()[0]
-    assert first.observation_space is not None and first.action_space is not None
-    service.configure(first.observation_space, first.action_space, 0, False)
+    service.configure(None, None, 0, False)
     mine, theirs = socket.socketpair()
     for sock in (mine, theirs):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 22)
@@ -122,7 +120,7 @@ def worker(task: Task) -> None:
         mine.recv(1 << 24)
 
     serve(Kind.RESET, (), dump(ResetRequest(tuple(range(rows)), tuple(range(rows)), None, True)))
-    layout = Layout(first.action_space)
+    layout = Layout(load(first.action_space))
     for times in clock.spent.values():
         times.clear()
     for actions in (task.actions() * (STEPS // ACTION_BATCHES + 1))[:STEPS]:
@@ -142,6 +140,7 @@ def worker(task: Task) -> None:
 
 if __name__ == "__main__":
     ENV, NUM_ENVS = sys.argv[1], int(sys.argv[2])
+    STEPS = int(sys.argv[3]) if len(sys.argv) > 3 else 3000
     print(f"| {ENV} x {NUM_ENVS}, {WORKERS} workers | µs |\n|---|---|")
     aioenv.run(parent(Task(ENV, NUM_ENVS, 1.0)))
     worker(Task(ENV, NUM_ENVS, 1.0))

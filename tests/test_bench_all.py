@@ -117,9 +117,31 @@ def test_goals_are_judged_by_floor_and_target():
 def test_bare_loops_run_at_once(monkeypatch):
     monkeypatch.chdir(Path(__file__).parent)
     task = Task("sleepy:Sleepy-v0", 2, 0.3, warm_up_s=0.01)
-    alone, together = (run_contender(name, task) for name in ("bare", "bare-all"))
-    rates = [result["env_steps"] / result["seconds"] for result in (alone, together)]
+    results = [run_contender(name, task) for name in ("bare", "bare-all")]
+    rates = [result["env_steps"] / result["seconds"] for result in results]
     assert rates[1] / rates[0] == pytest.approx(usable_cpus(), rel=0.4)
+
+
+@pytest.mark.skipif(usable_cpus() < 2, reason="takes two CPUs")
+def test_bare_loops_in_lock_step_wait_for_each_other(monkeypatch):
+    monkeypatch.chdir(Path(__file__).parent)
+    task = Task("sleepy:Sleepy-v0", 4, 0.3, warm_up_s=0.01)  # a process steps 4 / CPUs of them, one after the other
+    alone, together = (run_contender(name, task) for name in ("bare", "bare-lockstep"))
+    assert together["env_steps"] == 4 * together["steps"]
+    rates = [result["env_steps"] / result["seconds"] for result in (alone, together)]
+    assert rates[1] / rates[0] == pytest.approx(min(usable_cpus(), 4), rel=0.4)
+
+
+@pytest.mark.skipif(usable_cpus() < 2, reason="takes two CPUs")
+def test_a_step_profile_is_made():
+    script = Path(__file__).parent.parent / "scripts/step_profile.py"
+    told = subprocess.run(
+        [sys.executable, script, "CartPole-v1", "4", "50"], capture_output=True, text=True, timeout=60, check=True
+    )
+    rows = dict(line.strip("| ").split(" | ") for line in told.stdout.splitlines()[2:])
+    assert next(iter(rows)) == "one step, start to end"
+    assert all(float(micros) > 0 for micros in rows.values()), rows
+    assert len(rows) == 12
 
 
 @pytest.mark.parametrize("name", ["torchrl-parallel", "pufferlib"])

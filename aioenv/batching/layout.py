@@ -127,6 +127,8 @@ class Layout:
         Object leaves become what Gymnasium's `concatenate` makes of them: a tuple of n objects for its own
         spaces, whatever was registered for custom ones.
         """
+        if type(self._root) is _ArrayNode:
+            return arrays[0]
         return self._assemble(self._root, arrays, objects)
 
     def _assemble(self, node: _Node, arrays: Any, objects: Any) -> Any:
@@ -145,6 +147,8 @@ class Layout:
 
     def rows(self, arrays: Sequence[np.ndarray[Any, Any]], objects: Sequence[Sequence[Any]]) -> list[Any]:
         """The batch as a list of single elements; array rows are views, scalars numpy scalars, as in Gymnasium."""
+        if type(self._root) is _ArrayNode:
+            return list(arrays[0])
         return list(self._rows(self._root, arrays, objects))
 
     def _rows(self, node: _Node, arrays: Any, objects: Any) -> Iterable[Any]:

@@ -15,7 +15,16 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from aioenv.errors import WireError
-from aioenv.wire.frames import HEADER_BYTES, MAX_FIXED_BYTES, MAX_TAIL_BYTES, Buffer, Frame, Header, decode_header
+from aioenv.wire.frames import (
+    HEADER_BYTES,
+    MAX_FIXED_BYTES,
+    MAX_TAIL_BYTES,
+    Buffer,
+    Frame,
+    Header,
+    decode_header,
+    new_tuple,
+)
 
 __all__ = ["Decoder"]
 
@@ -69,6 +78,7 @@ class Decoder:
         self._spill = memoryview(bytearray(SPILL_BYTES if expect else 0))
         self._offered: Sequence[memoryview] | None = None  # the guess that `_offer` was made for
         self._offer: list[memoryview] = []
+        self._offered_bytes = 0  # how long that guess is
         self._head = memoryview(bytearray(HEADER_BYTES))
         self._frames: deque[Frame] = deque()
         self._error: WireError | None = None
@@ -100,6 +110,7 @@ class Decoder:
         if guess is not self._offered:
             self._offered = guess
             self._offer = [self._head, *guess, self._spill]
+            self._offered_bytes = sum(map(len, guess))
         return self._offer
 
     def advance(self, count: int) -> None:
@@ -136,7 +147,7 @@ class Decoder:
             return
         rest = count - HEADER_BYTES
         try:
-            header = self._read_header(self._head, 0)
+            header = decode_header(self._head, 0, self._chain, self._max_tail)
             fixed = self._claim(header)
         except WireError as error:
             self._break(error)
@@ -187,7 +198,7 @@ class Decoder:
         The usual case, at a fifth of the cost; and nothing is written into anybody's arrays before the check.
         """
         try:
-            header = self._read_header(view, offset)
+            header = decode_header(view, offset, self._chain, self._max_tail)
         except WireError as error:
             self._break(error)
             return len(view) - offset
@@ -209,7 +220,7 @@ class Decoder:
             body += size
         tail = memoryview(bytes(view[body:end]))
         self._chain = header.crc
-        self._frames.append(Frame(header.kind, header.request, header.generation, fixed, tail))
+        self._frames.append(new_tuple(Frame, (header.kind, header.request, header.generation, fixed, tail)))
         return end - offset
 
     def next_frame(self) -> Frame | None:
@@ -240,7 +251,7 @@ class Decoder:
         header = self._header
         if header is None:
             try:
-                header = self._read_header(self._head, 0)
+                header = decode_header(self._head, 0, self._chain, self._max_tail)
                 fixed = self._claim(header)
             except WireError as error:
                 self._break(error)
@@ -262,21 +273,13 @@ class Decoder:
             self._break(WireError(f"the body of a {header.kind.name} frame does not match its CRC"))
             return
         self._chain = header.crc
-        self._frames.append(Frame(header.kind, header.request, header.generation, fixed, tail))
+        self._frames.append(new_tuple(Frame, (header.kind, header.request, header.generation, fixed, tail)))
 
     def _begin_body(self, header: Header, fixed: Sequence[memoryview]) -> None:
         self._header = header
         self._fixed = fixed
         self._tail = allocate(header.tail)
         self._wanted = [part for part in (*fixed, self._tail) if len(part)]
-
-    def _read_header(self, data: memoryview, offset: int) -> Header:
-        header = decode_header(data, offset, self._chain)
-        if header.tail > self._max_tail:
-            raise WireError(
-                f"a {header.kind.name} frame announces a tail of {header.tail} bytes, over {self._max_tail}"
-            )
-        return header
 
     def _claim(self, header: Header) -> Sequence[memoryview]:
         """The buffers for a frame's fixed part: the caller's, if they fit, else scratch.
@@ -290,9 +293,12 @@ class Decoder:
             # the frame has no home, and whoever catches this must not find the next one half read
             self._break(WireError(f"no memory was given for the fixed part of a {header.kind.name} frame"))
             raise
-        size = 0 if fixed is None else sum(map(len, fixed))
-        if fixed is not None and size == header.fixed:
-            return fixed
+        if fixed is None:
+            size = 0
+        else:
+            size = self._offered_bytes if fixed is self._offered else sum(map(len, fixed))
+            if size == header.fixed:
+                return fixed
         if header.fixed > self._max_scratch:
             kind = header.kind.name
             raise WireError(f"a {kind} frame has a fixed part of {header.fixed} bytes where {size} are expected")

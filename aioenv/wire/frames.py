@@ -36,6 +36,7 @@ __all__ = [
     "Header",
     "Kind",
     "decode_header",
+    "new_tuple",
 ]
 
 # Any C-contiguous object with the buffer protocol (typing has no name for it before 3.12).
@@ -71,6 +72,9 @@ class Kind(IntEnum):
 
 
 _KINDS = {int(kind): kind for kind in Kind}
+
+# What a named tuple's own `__new__` calls: on the path of every step a call less.
+new_tuple = tuple.__new__
 
 
 class Header(NamedTuple):
@@ -143,11 +147,12 @@ class Encoder:
         return buffers
 
 
-def decode_header(data: memoryview, offset: int = 0, chain: int = 0) -> Header:
+def decode_header(data: memoryview, offset: int = 0, chain: int = 0, max_tail: int = MAX_TAIL_BYTES) -> Header:
     """Read one header, the `HEADER_BYTES` bytes from `offset`, after one whose `crc` was `chain`.
 
     Raises:
-        WireError: if it is not one: wrong magic, version, CRC, kind, or a length over its maximum.
+        WireError: if it is not one: wrong magic, version, CRC, kind, or a length over its maximum; or announces a
+            tail of more than `max_tail` bytes.
     """
     magic, version, kind, request, generation, fixed, tail, body_crc, crc = _WHOLE.unpack_from(data, offset)
     if magic != MAGIC:
@@ -161,4 +166,6 @@ def decode_header(data: memoryview, offset: int = 0, chain: int = 0) -> Header:
         raise WireError(f"unknown kind of frame: {kind}")
     if fixed > MAX_FIXED_BYTES or tail > MAX_TAIL_BYTES:
         raise WireError(f"a frame announces {fixed} + {tail} bytes, over {MAX_FIXED_BYTES} + {MAX_TAIL_BYTES}")
-    return Header(known, request, generation, fixed, tail, body_crc, crc)
+    if tail > max_tail:
+        raise WireError(f"a {known.name} frame announces a tail of {tail} bytes, over {max_tail}")
+    return new_tuple(Header, (known, request, generation, fixed, tail, body_crc, crc))

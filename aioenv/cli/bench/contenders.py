@@ -1,21 +1,16 @@
-"""The vector envs that are compared, and the bare loops that they are measured by."""
+"""The vector envs that are compared, and what they are measured by."""
 
 from __future__ import annotations
 
 import importlib.util
-import multiprocessing
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
-from aioenv.cli.bench import others, ours, raw
+from aioenv.cli.bench import bare, others, ours, raw
 from aioenv.cli.bench.common import NotApplicable, refuse_many_processes, stepped
-from aioenv.cli.bench.tasks import Measured, Task, clock_blocking
-from aioenv.machine import usable_cpus
+from aioenv.cli.bench.tasks import Measured, Task
 
 __all__ = ["CONTENDERS", "Contender", "NotApplicable"]
-
-BARRIER_S = 60.0  # until all loops must be ready to begin
 
 
 @dataclass(frozen=True)
@@ -53,56 +48,6 @@ def gymnasium_sync(task: Task) -> Measured:
     return stepped(task, SyncVectorEnv)
 
 
-def bare_loop(task: Task) -> Measured:
-    """One env, stepped without any vector env, reset when its episode is over."""
-    return _bare(task, lambda: None)
-
-
-def _bare(task: Task, ready: Callable[[], Any]) -> Measured:
-    def begin(env: Any) -> Callable[[Any], Any]:
-        env.reset(seed=0)
-        ready()
-
-        def step(actions: Any) -> None:
-            for action in actions:
-                _, _, terminated, truncated, _ = env.step(action)
-                if terminated or truncated:
-                    env.reset()
-
-        return step
-
-    return clock_blocking(task, task.make_env, begin)
-
-
-def bare_loops(task: Task) -> Measured:
-    """A bare loop for each usable CPU, all at once: what the machine gives when CPUs share a core, or a clock."""
-    cpus = usable_cpus()
-    barrier = multiprocessing.Barrier(cpus)
-    running = []
-    for _ in range(cpus):
-        reading, writing = multiprocessing.Pipe(duplex=False)
-        process = multiprocessing.Process(target=_one_of_the_loops, args=(task, barrier, writing))
-        process.start()
-        writing.close()  # so that the end of the process ends the wait for its result
-        running.append((process, reading))
-    results: list[Measured] = []
-    for process, pipe in running:
-        results.append(pipe.recv())
-        process.join()
-    seconds = max(result.seconds for result in results)
-    rate = sum(result.env_steps / result.seconds for result in results)
-    return Measured(
-        steps=sum(result.steps for result in results),
-        seconds=seconds,
-        env_steps=round(rate * seconds),
-        start_s=max(result.start_s for result in results),
-    )
-
-
-def _one_of_the_loops(task: Task, barrier: Any, pipe: Any) -> None:
-    pipe.send(_bare(task, lambda: barrier.wait(BARRIER_S)))
-
-
 CONTENDERS: dict[str, Contender] = {
     "aioenv": Contender("aioenv (uvloop)", "uvloop", ours.as_told),
     "aioenv-asyncio": Contender("aioenv (asyncio)", "aioenv", ours.aioenv_asyncio),
@@ -124,6 +69,7 @@ CONTENDERS: dict[str, Contender] = {
     "envpool": Contender("EnvPool", "envpool", others.envpool),
     "raw-batch": Contender("mujoco.batch, physics alone", "mujoco", raw.raw_batch),
     "raw-loop": Contender("MjData loop, physics alone", "mujoco", raw.raw_loop),
-    "bare": Contender("bare loop, one env", "gymnasium", bare_loop),
-    "bare-all": Contender("bare loops, one a CPU", "gymnasium", bare_loops),
+    "bare": Contender("bare loop, one env", "gymnasium", bare.bare_loop),
+    "bare-all": Contender("bare loops, one a CPU", "gymnasium", bare.bare_loops),
+    "bare-lockstep": Contender("bare loops in lock-step", "gymnasium", bare.bare_lockstep),
 }

@@ -111,7 +111,7 @@ def _ours(name: str) -> bool:
 
 def _ratios(rows: list[dict[str, Any]], cpus: int) -> str:
     others = _present(rows, lambda name: not _ours(name))
-    heads = {"bare": f"of {cpus} x bare loop", "bare-all": "of bare loops at once"}
+    heads = {"bare": f"of {cpus} x bare loop", "bare-all": "of bare loops at once", "bare-lockstep": "of lock-step"}
     columns = [heads.get(name, f"x {CONTENDERS[name].label}") for name in others]
     lines = []
     for row in rows:

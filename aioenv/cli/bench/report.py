@@ -32,12 +32,13 @@ __all__ = [
 NOISY_CPUS = 0.1
 
 # Column → the contender that it compares with, and how often that is counted. One bare loop could run on each CPU; how
-# fast they are at once, when CPUs share a core, is what the other one says.
+# fast they are at once, when CPUs share a core, is what the next says, and the last what they reach in lock-step.
 BASELINES: dict[str, tuple[str, int]] = {
     "x async": ("gymnasium-async", 1),
     "x sync": ("gymnasium-sync", 1),
     f"of {usable_cpus()} bare": ("bare", usable_cpus()),
     "of all": ("bare-all", 1),
+    "of lock-step": ("bare-lockstep", 1),
 }
 
 
@@ -113,7 +114,7 @@ def load_mark(row: dict[str, Any]) -> str:
 
 def print_table(title: str, rows: list[dict[str, Any]]) -> None:
     """The rows of one env."""
-    heads = "".join(f"{head:>11}" for head in BASELINES)
+    heads = "".join(f"{head:>13}" for head in BASELINES)
     print(f"\n{title}\n{'':<27}{'env-steps/s':>12}{'[min - max]':>25}{heads}{'start s':>9}")
     for row in rows:
         label = CONTENDERS[row["contender"]].label
@@ -122,7 +123,7 @@ def print_table(title: str, rows: list[dict[str, Any]]) -> None:
             continue
         spread = f"[{row['min']:,.0f} - {row['max']:,.0f}]"
         ratios = "".join(
-            f"{row['ratios'][name] / times:>11.2f}" if name in row["ratios"] else f"{'-':>11}"
+            f"{row['ratios'][name] / times:>13.2f}" if name in row["ratios"] else f"{'-':>13}"
             for name, times in BASELINES.values()
         )
         print(f"{label:<27}{row['env_steps_per_s']:>12,.0f}{spread:>25}{ratios}{row['start_s']:>9.2f}{load_mark(row)}")

@@ -12,7 +12,7 @@ from aioenv.cli.bench.figures import FIGURES
 __all__ = ["COST_ENVS", "ROWS", "Row", "estimate_s"]
 
 GYMNASIUM = ("gymnasium-async", "gymnasium-sync")
-BARE = ("bare", "bare-all")
+BARE = ("bare", "bare-all", "bare-lockstep")
 RAW = ("raw-batch", "raw-loop")
 # Each takes seconds to import, and most of them a process an env.
 BLOCKING = ("aioenv-sync", "aioenv-drop-in", "aioenv-sb3")
