@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from gymnasium import Space, spaces
@@ -70,9 +70,9 @@ _Node: TypeAlias = "_ArrayNode | _ObjectNode | _DictNode | _TupleNode | _EmptyNo
 def byte_view(array: np.ndarray[Any, Any]) -> memoryview:
     """The memory of a C-contiguous array as bytes, without a copy; fit for `wire.encode` and `place`."""
     try:
-        return memoryview(cast(Any, array)).cast("B")
+        return memoryview(array).cast("B")  # type: ignore[arg-type]
     except (TypeError, ValueError):  # an empty array, or a dtype that `memoryview` has no code for
-        return memoryview(cast(Any, array.reshape(-1).view(np.uint8)))
+        return memoryview(array.reshape(-1).view(np.uint8))  # type: ignore[arg-type]
 
 
 class Layout:

@@ -8,10 +8,10 @@ import signal
 from collections.abc import Callable, Iterator, Sequence
 from itertools import dropwhile, takewhile
 from pathlib import Path
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from aioenv.errors import SlotError, WireError
-from aioenv.wire.frames import Buffer, Encoder, Frame, Header, Kind
+from aioenv.wire.frames import Buffer, Encoder, Frame, Header, Kind, new_tuple
 from aioenv.workers.channel import Channel
 from aioenv.workers.output import OutputLog
 from aioenv.workers.process import Process
@@ -38,14 +38,11 @@ _PACKAGE = str(Path(__file__).absolute().parents[1]).encode("ascii", "backslashr
 _OURS = tuple(f"{_FRAME}{_PACKAGE}/{room}/" for room in ("batching", "host"))
 
 
-class Pending:
+class Pending(NamedTuple):
     """A request whose reply has not come."""
 
-    __slots__ = ("into", "on_reply")
-
-    def __init__(self, into: Sequence[memoryview] | None, on_reply: OnReply) -> None:
-        self.into = into
-        self.on_reply = on_reply
+    into: Sequence[memoryview] | None
+    on_reply: OnReply
 
 
 class Connection:
@@ -125,7 +122,7 @@ class Connection:
         request = self._next_request
         self._next_request = (request + 1) & 0xFFFFFFFF
         buffers = self._encoder.encode(kind, request, self._generation, fixed, tail)
-        self.pending[request] = Pending(into, on_reply)
+        self.pending[request] = new_tuple(Pending, (into, on_reply))
         self._channel.send(buffers)
         return request
 
