@@ -6,6 +6,8 @@ import asyncio
 import gc
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -372,3 +374,21 @@ async def test_while_images_of_one_group_are_drawn_the_other_group_steps(tmp_pat
         assert not rollout.done()
         os.kill(pid, signal.SIGCONT)
         assert np.array_equal((await rollout).obs, expected.obs)
+
+
+@pytest.mark.parametrize("which", ["render", "pixels"])
+def test_the_parent_draws_nothing_and_imports_no_mujoco(which):
+    # 0.1 s of the loop, and 30 MB
+    script = f"""
+import sys, aioenv
+async def main():
+    drawing = {{"{which}": aioenv.RenderConfig(16, 16, quality="fast", workers=1)}}
+    async with aioenv.make_vec("InvertedPendulum-v5", 1, **drawing) as envs:
+        result = await envs.reset(seed=0)
+        await envs.step(envs.action_space.sample())
+        image = (await envs.render())[0] if "{which}" == "render" else result.obs[0]
+    print(image.shape, image.any(), "mujoco" in sys.modules)
+aioenv.run(main())
+"""
+    told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert told.stdout == "(16, 16, 3) True False\n"

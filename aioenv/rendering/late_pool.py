@@ -16,11 +16,11 @@ from aioenv.host.physics.source import MujocoSource
 from aioenv.machine import usable_cpus
 from aioenv.memory import check_transport
 from aioenv.rendering.backends import candidates
-from aioenv.rendering.batch_renderer import RenderService
 from aioenv.rendering.blocks import Blocks
 from aioenv.rendering.config import RenderConfig, check_devices
 from aioenv.rendering.crew import MAX_DEFAULT_WORKERS, Crew, WithCrew, error_of
 from aioenv.rendering.drawing import Edits, Sheet, dump_sources
+from aioenv.rendering.late_service import render_service
 from aioenv.rendering.watch import Watch
 from aioenv.wire.frames import Frame, Kind
 from aioenv.wire.messages import dump_code
@@ -78,7 +78,7 @@ class LatePool(WithCrew):
         count = min(config.workers or default, len(slot_source))
         devices = check_devices(config.devices)
         self._crew = Crew(
-            dump_code(partial(RenderService, list(sources), config)),
+            dump_code(partial(render_service, list(sources), config)),
             count,
             backends=candidates(config.backend, devices),
             devices=[devices[i % len(devices)] for i in range(count)] if devices is not None else None,
