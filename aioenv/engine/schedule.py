@@ -260,21 +260,21 @@ class Schedule(SomeSlots):
 
     def _hand_out(self, exchange: Exchange, result: Callable[[Exchange], Result]) -> Result:
         self.check_open()
-        errors = exchange.errors()
-        self._settle(exchange, errors)
         value = result(exchange)
         exchange.idle = True
-        if errors:
+        if errors := exchange.errors():
             raise SlotError.join(errors, value)
         return value
 
     def _step_result(self, exchange: Exchange) -> StepResult:
         batch = exchange.batch
+        self._settle(exchange)
         return StepResult(
             self._assemble(exchange), batch.reward, batch.terminated, batch.truncated, self._infos(exchange)
         )
 
     def _reset_result(self, exchange: Exchange) -> ResetResult:
+        self._settle(exchange)
         return ResetResult(self._assemble(exchange), self._infos(exchange))
 
     def _assemble(self, exchange: Exchange) -> Any:
@@ -291,12 +291,12 @@ class Schedule(SomeSlots):
         columns = [c for part in exchange.parts for c in part.columns]
         return merge(columns, self.num_envs) if columns else {}
 
-    def _settle(self, exchange: Exchange, errors: Sequence[SlotError]) -> None:
+    def _settle(self, exchange: Exchange) -> None:
         """All replies are in and about to be handed out: the slots are free again, or failed."""
         self.free_slots(slice(None))
         if exchange.stepped and self._must_reset:
             self.table.note_ends(slice(None), exchange.batch.terminated | exchange.batch.truncated)
-        for error in errors:
+        for error in exchange.errors():
             self.table.fail(error)
         if exchange.images is not None and self.images is not None:
             self.images.show(exchange.images, self._all_slots)
