@@ -17,7 +17,7 @@ Block: TypeAlias = tuple[str, list[tuple[str, float]]]
 BAR = 0.11  # inches
 OURS = "C0"
 COLORS = {name: f"C{1 + i % 9}" for i, name in enumerate(n for n in CONTENDERS if not n.startswith("aioenv"))}
-COLORS["bare-all"] = "0.3"
+COLORS |= {"bare-all": "0.3", "bare-lockstep": "0.6"}
 # Ours that would be too many bars beside the first.
 LEFT_OUT = {"aioenv-asyncio", "aioenv-drop-in", "aioenv-native-sync", "aioenv-sb3", "aioenv-sync", "bare"}
 
