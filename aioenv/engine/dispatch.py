@@ -41,9 +41,10 @@ Slots = npt.NDArray[np.int64]
 
 # How long to poll for replies while there are CPUs without a worker in flight, in seconds. Before the loop sleeps: with
 # what else a step does, below the 0.5 ms that it may keep the loop busy. And once the first replies of a step are in,
-# since workers with equal shares are done at nearly the same time: as long as it takes to be woken.
+# since workers with equal shares are done at nearly the same time: not longer than it takes to be woken, since a worker
+# may have to share this CPU.
 _POLL_S = 250e-6
-_POLL_REST_S = 150e-6
+_POLL_REST_S = 50e-6
 
 
 class Dispatch:
