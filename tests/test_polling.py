@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
+import pytest
+
+import aioenv
+from aioenv.engine import dispatch
 from aioenv.host import polling
 from aioenv.host.polling import Poller
 
@@ -57,3 +64,23 @@ def test_misses_make_it_rest_ever_longer_and_a_hit_makes_it_as_at_the_start(monk
 def test_zero_never_polls():
     poller = Poller(0.0)
     assert not any(poller.wait(lambda: 1 / 0) for _ in range(100))
+
+
+@pytest.mark.asyncio
+async def test_the_loop_never_polls_while_the_workers_need_all_cpus(monkeypatch):
+    """Not for the last reply of one group either, while all workers step another."""
+    monkeypatch.setattr(dispatch, "usable_cpus", lambda: 2)
+    busy: list[int] = []
+    async with aioenv.make_vec("CartPole-v1", 8, num_workers=2) as envs:
+        wait = Poller.wait
+
+        def counting(poller: Poller, ready: Any) -> bool:
+            busy.append(sum(member.worker.busy for member in envs._schedule.fleet.members))
+            return wait(poller, ready)
+
+        monkeypatch.setattr(Poller, "wait", counting)
+        await envs.reset(seed=0)
+        await envs.rollout(lambda obs: (obs[:, 2] > 0).astype(np.int64), 300, groups=2)
+        for _ in range(20):  # does poll: one reply comes before the other
+            await envs.step(np.zeros(8, np.int64))
+    assert busy and max(busy) < 2

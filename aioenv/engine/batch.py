@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from sys import getrefcount
 from typing import TYPE_CHECKING, Any
 
@@ -233,6 +234,11 @@ class Exchange:
         self.idle = False
         for part in self.parts:
             part.begin()
+
+    @cached_property
+    def slots(self) -> npt.NDArray[np.int64]:
+        """Those of all parts, one for each row of the batch."""
+        return np.concatenate([part.slots for part in self.parts])
 
     def arrived(self) -> None:
         """One more reply is in."""

@@ -242,9 +242,15 @@ class Dispatch:
         elif exchange.stepped:
             self._poll_rest(exchange)
 
+    def spares_cpu(self, exchange: Exchange) -> bool:
+        """Whether there are CPUs that no worker needs, be it for this exchange or for another."""
+        if exchange.open >= self._cpus:
+            return False
+        return sum(member.worker.busy for member in self._fleet.members) < self._cpus
+
     def poll(self, exchange: Exchange) -> None:
         """Before the loop sleeps: its replies may be about to come, while there are CPUs that no worker needs."""
-        if exchange.open < self._cpus:
+        if self.spares_cpu(exchange):
             exchange.polled = True
             self._poller.wait(exchange.poll)
 
@@ -269,7 +275,7 @@ class Dispatch:
 
     def _poll_rest(self, exchange: Exchange) -> None:
         """The first replies of a step are in: the last may be about to come."""
-        if 0 < exchange.open < self._cpus and not exchange.polled:
+        if exchange.open and not exchange.polled and self.spares_cpu(exchange):
             exchange.polled = True
             self._rest_poller.wait(exchange.poll)
 

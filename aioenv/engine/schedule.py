@@ -29,7 +29,6 @@ from aioenv.engine.slots import SlotState, SlotTable
 from aioenv.engine.some_slots import Seeds, SomeSlots
 from aioenv.engine.tails import reset_tail, step_tail
 from aioenv.errors import NoAsyncCallError, SlotError, StaleViewWarning, warn_caller
-from aioenv.machine import usable_cpus
 from aioenv.wire.frames import Kind
 from aioenv.workers.restart import RestartPolicy
 
@@ -99,7 +98,6 @@ class Schedule(SomeSlots):
         self.closing = False
         self._all_slots = np.arange(self.num_envs)
         self._must_reset = must_reset
-        self._cpus = usable_cpus()
         self._last_turn = 0.0  # when the loop could last do something else, by `perf_counter`
         self.table = SlotTable(self.num_envs, must_reset=must_reset)
         self.dispatch = Dispatch(
@@ -244,7 +242,7 @@ class Schedule(SomeSlots):
             SlotError: if something went wrong in some slots; the result is its `partial`.
         """
         try:
-            if perf_counter() - self._last_turn > _TURN_S and exchange.open < self._cpus:
+            if perf_counter() - self._last_turn > _TURN_S and self.dispatch.spares_cpu(exchange):
                 self._last_turn = perf_counter()
                 await asyncio.sleep(0)
             self.dispatch.poll(exchange)

@@ -150,10 +150,9 @@ class Group:
         # replies to several exchanges may come in one read: whoever handles one must not read on, as polling for the
         # rest of its exchange would, into rows that are promised to the next
         exchange.polled = True
-        slots = _slots(exchange)
-        schedule.table.move(slots, SlotState.IN_FLIGHT)
+        schedule.table.move(exchange.slots, SlotState.IN_FLIGHT)
         if schedule.images is not None:
-            exchange.images = schedule.images.begin(slots)
+            exchange.images = schedule.images.begin(exchange.slots)
         self._exchange = exchange
         for part, sent in zip(exchange.parts, requests, strict=True):
             schedule.dispatch.submit(exchange, part, sent)
@@ -172,7 +171,7 @@ class Group:
             await self._schedule.outcome(exchange, self.settle, None)
         except SlotError as exc:
             error = exc
-        batch, slots = exchange.batch, _slots(exchange)
+        batch, slots = exchange.batch, exchange.slots
         counts = np.ones(len(slots), np.bool_)
         if self._schedule.restarter is not None:
             for columns in (c for part in exchange.parts for c in part.columns):
@@ -203,7 +202,7 @@ class Group:
 
     def settle(self, exchange: Exchange) -> StepResult:
         """All replies are in and about to be handed out: the slots are free again, or failed."""
-        schedule, batch, slots = self._schedule, exchange.batch, _slots(exchange)
+        schedule, batch, slots = self._schedule, exchange.batch, exchange.slots
         schedule.free_slots(slots)
         if exchange.stepped:
             schedule.table.note_ends(slots, batch.terminated | batch.truncated)
@@ -217,11 +216,6 @@ class Group:
 
 def _whole(member: Member, slots: Slots) -> bool:
     return len(slots) == member.stop - member.start
-
-
-def _slots(exchange: Exchange) -> Slots:
-    slots: Slots = np.concatenate([part.slots for part in exchange.parts])
-    return slots
 
 
 def objects_of(layout: Layout, exchange: Exchange) -> list[list[Any]]:
