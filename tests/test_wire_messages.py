@@ -17,7 +17,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aioenv.errors import WireError
-from aioenv.wire.messages import Failure, StepReply, StepRequest, dump, dump_code, dump_exception, load
+from aioenv.wire.messages import (
+    Failure,
+    StepReply,
+    StepRequest,
+    dump,
+    dump_code,
+    dump_exception,
+    dump_step,
+    load,
+    load_step,
+)
 
 
 @contextlib.contextmanager
@@ -100,6 +110,36 @@ def test_messages_come_back(wrap):
     assert request == MESSAGES[0] and type(request) is StepRequest
     assert data == MESSAGES[2]
     assert reply.failures == MESSAGES[1].failures and reply.infos[0]["x"].tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        StepRequest(range(16, 32), None),
+        StepRequest(range(3, 4), []),
+        StepRequest(range(4), [["a", "b", "c", "d"]]),
+        StepRequest(range(2), None, [1, "two"]),
+        StepRequest((0, 2, 7), None),
+        StepRequest(None, [["a"]]),
+        StepRequest(None, None, [None]),
+    ],
+)
+@pytest.mark.parametrize("wrap", [bytes, memoryview])
+def test_steps_come_back(request_, wrap):
+    back = load_step(wrap(dump_step(request_)))
+    assert type(back) is StepRequest
+    assert back._replace(objects=back.objects or None) == request_._replace(objects=request_.objects or None)
+
+
+def test_steps_of_all_rows_and_of_runs_are_no_pickles():
+    assert load_step(b"") == StepRequest(None, None)
+    run = dump_step(StepRequest(range(5, 9), None))
+    assert len(run) < 10
+    for cut in range(1, len(run)):
+        with pytest.raises(WireError, match="does not unpickle"):
+            load_step(run[:cut])
+    with pytest.raises(WireError, match="does not unpickle"):
+        load_step(run + b"x")
 
 
 def in_another_process(data: bytes) -> str:

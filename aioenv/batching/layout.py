@@ -173,8 +173,7 @@ class Layout:
             if here and number in here:
                 arrays.append(here[number])
                 continue
-            size = n * int(np.prod(leaf.shape, dtype=np.int64))
-            array = np.frombuffer(data, leaf.dtype, size, offset).reshape((n, *leaf.shape)).copy()
+            array = np.frombuffer(data, leaf.dtype, n * math.prod(leaf.shape), offset).reshape((n, *leaf.shape)).copy()
             offset += array.nbytes
             arrays.append(array)
         return arrays

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from aioenv.engine.batch import Exchange, Part
 from aioenv.engine.fleet import Fleet, Member
 from aioenv.wire.frames import Kind
-from aioenv.wire.messages import LostRow, ResetRequest, load
+from aioenv.wire.messages import LostRow, ResetRequest, load, load_step
 
 __all__ = ["History"]
 
@@ -177,7 +177,7 @@ class History:
         if sent.kind is Kind.RESET:
             request: ResetRequest = load(sent.tail)
             return "reset", request.seeds[request.rows.index(row)], request.options
-        _, objects, given = load(sent.tail) if len(sent.tail) else (None, None, None)
+        _, objects, given = load_step(sent.tail)
         slots = sent.slots.tolist()
         index = slots.index(slot)
         if given is not None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from aioenv.batching.infos import Columns, Group
 from aioenv.errors import ActionError, SlotError
-from aioenv.wire.messages import ResetRequest, StepReply, StepRequest, dump, load, load_columns, reason_of
+from aioenv.wire.messages import ResetRequest, StepReply, StepRequest, dump, dump_step, load, load_columns, reason_of
 from aioenv.wire.salvage import Unreadable, find_unreadable, salvage
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def step_tail(rows: Sequence[int] | None, objects: Sequence[Sequence[Any]], give
     if rows is None and not objects and given is None:
         return b""
     try:
-        return dump(StepRequest(rows, [list(column) for column in objects], given))
+        return dump_step(StepRequest(rows, [list(column) for column in objects], given))
     except Exception as exc:
         raise ActionError(f"actions: expected what can be pickled, got {type(exc).__name__}: {exc}") from exc
 

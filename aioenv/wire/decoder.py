@@ -165,7 +165,9 @@ class Decoder:
                 self._begin_body(header, fixed)
                 self._fill(min(rest, header.fixed))
         else:
-            spilled = memoryview(b"".join((*guess, self._spill))[:rest]) if guess else self._spill[:rest]
+            spilled = self._spill[: max(0, rest - self._offered_bytes)]
+            if guess:
+                spilled = memoryview(b"".join((*guess, spilled)))[:rest]
             self._begin_body(header, fixed)
             if not self._wanted:
                 self._complete()

@@ -32,9 +32,11 @@ __all__ = [
     "dump_code",
     "dump_columns",
     "dump_exception",
+    "dump_step",
     "load",
     "load_code",
     "load_columns",
+    "load_step",
     "reason_of",
 ]
 
@@ -95,6 +97,40 @@ class StepReply(NamedTuple):
     over: Sequence[int] = ()  # rows whose envs have no further episode
     beyond: Sequence[tuple[int, bytes]] = ()  # rows, and what did not fit into their checkpoints
 
+
+# A step of successive rows, whose actions are arrays, travels without a pickle: the first row, and how many.
+_RUN = struct.Struct("<cII")
+_RUN_TAG = b"R"  # no pickle begins with it
+
+
+def dump_step(request: StepRequest) -> bytes:
+    """The tail of a STEP of some rows.
+
+    Raises:
+        Exception: if an action can't be pickled.
+    """
+    rows = request.rows
+    if isinstance(rows, range) and not request.objects and request.given is None:
+        return _RUN.pack(_RUN_TAG, rows.start, len(rows))
+    return dump(request)
+
+
+def load_step(tail: Buffer) -> StepRequest:
+    """What `dump_step` made; of all rows, if the tail is empty.
+
+    Raises:
+        WireError: if it can't be understood.
+    """
+    if not len(tail):
+        return _EVERY_ROW
+    if len(tail) != _RUN.size or tail[0] != _RUN_TAG[0]:
+        request: StepRequest = load(tail)
+        return request
+    _, start, count = _RUN.unpack(tail)
+    return StepRequest(range(start, start + count), None)
+
+
+_EVERY_ROW = StepRequest(None, None)
 
 # A reply whose infos are typed columns alone, of sorts known to the parent, travels without a pickle: the number of
 # groups, and for each its sort, its rows and its bytes.

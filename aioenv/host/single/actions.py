@@ -50,6 +50,8 @@ class Actions:
 
     def of_some(self, lane: int, rows: Sequence[int], data: bytes, objects: Sequence[Sequence[Any]]) -> list[Any]:
         """The actions of some rows: those that travelled, and those in shared memory; likewise copies."""
-        index = list(rows)
-        here = {i: self._lanes[lane][i][index] for i in self._shared}
-        return self._layout.rows(self._layout.split(data, len(index), here), objects)
+        here = None
+        if self._shared:
+            index = list(rows)
+            here = {i: self._lanes[lane][i][index] for i in self._shared}
+        return self._layout.rows(self._layout.split(data, len(rows), here), objects)

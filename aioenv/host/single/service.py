@@ -30,7 +30,7 @@ from aioenv.host.states.checkpoint import Checkpoints, RowCheckpoint
 from aioenv.host.worker import StartFailed, describe_failure
 from aioenv.stats.seed_plan import SeedPlan
 from aioenv.wire.frames import Frame
-from aioenv.wire.messages import Failure, ResetRequest, StepReply, dump, dump_columns, load, load_code
+from aioenv.wire.messages import Failure, ResetRequest, StepReply, dump, dump_columns, load, load_code, load_step
 
 __all__ = ["EnvService", "FirstCheckpoints"]
 
@@ -162,7 +162,7 @@ class EnvService(EnvResume, SlotService):
 
     def _step(self, frame: Frame) -> Reply:
         rows: Sequence[int] = self._all_rows
-        chosen, action_objects, given = load(frame.tail) if len(frame.tail) else (None, None, None)
+        chosen, action_objects, given = load_step(frame.tail)
         lane, data = self._actions.open(frame)
         if given is not None:
             actions = given

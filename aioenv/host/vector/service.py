@@ -29,7 +29,7 @@ from aioenv.host.vector.replies import VectorReplies
 from aioenv.host.vector.results import step_result
 from aioenv.host.worker import StartFailed, describe_failure
 from aioenv.wire.frames import Frame
-from aioenv.wire.messages import Failure, LostRow, ResetRequest, dump, load, load_code
+from aioenv.wire.messages import Failure, LostRow, ResetRequest, dump, load, load_code, load_step
 
 __all__ = ["VectorService"]
 
@@ -118,7 +118,7 @@ class VectorService(SlotService):
     def _step(self, frame: Frame) -> Reply:
         if self._fields.error is not None:
             raise self._fields.error
-        rows, objects, _ = load(frame.tail) if len(frame.tail) else (None, None, None)
+        rows, objects, _ = load_step(frame.tail)
         if rows is not None and len(rows) < self._n:
             return self._step_some(list(rows), b"".join(frame.fixed), objects or ())
         # a copy: the env may keep its actions, and the next ones are read into the same memory
