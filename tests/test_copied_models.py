@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import gymnasium as gym
@@ -44,7 +45,7 @@ class Asked(gym.Wrapper):
         names = {}
         exec(SAVED, names)
         model = self.unwrapped.model
-        xml = names["last_xml"](model, f"{folder}/{id(self)}.xml")
+        xml = names["last_xml"](model, f"{folder}/{os.getpid()}-{id(self)}.xml")  # ids of forked workers may be alike
         return names["saved"](model), xml, hasattr(mujoco.MjModel.from_xml_path, "__wrapped__"), model._address
 
     def copies(self, path):
