@@ -20,6 +20,7 @@ from test_rendering import STATE, MocapEnv, make
 
 import aioenv
 from aioenv import memory
+from aioenv.engine.slots import SlotState
 from aioenv.rendering.late_pool import LatePool
 
 N = 3
@@ -186,11 +187,14 @@ async def test_while_nothing_is_drawn_little_is_kept_and_what_is_shown_is_not_dr
             await envs.step(action)
         images = envs._session.images
         assert len(images._queue) <= 3 and len(images._unfinished) <= 4 and shared(envs) <= 32 * (1 << 14)
-        step = asyncio.ensure_future(envs.step(ACTIONS[21]))
-        await asyncio.sleep(0)
+        os.kill(envs.workers[0].pid, signal.SIGSTOP)  # else that step may be over before it is cancelled
+        step = await pending(lambda: envs.step(ACTIONS[21]))
         step.cancel()
         with pytest.raises(asyncio.CancelledError):
             await step
+        os.kill(envs.workers[0].pid, signal.SIGCONT)
+        while envs._schedule.table.count(SlotState.READY) < N:
+            await asyncio.sleep(0)
         os.kill(envs.workers[0].pid, signal.SIGSTOP)  # so that step 22 is in flight when step 20's images are asked for
         another = await pending(lambda: envs.step(ACTIONS[22]))
         render = await pending(envs.render)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -25,6 +26,7 @@ from aioenv.workers.environment import bootstrap
 from aioenv.workers.faults import Identity, worker_died
 from aioenv.workers.launch import START_METHODS
 
+RENDER = aioenv.RenderConfig(24, 16, quality="fast", workers=1)
 KUBERNETES = {"cpu.max": "250000 100000\n", "memory.events": "oom 3\noom_kill 2\n"}
 OLD = {
     "cpu/cpu.cfs_quota_us": "50000\n",
@@ -295,3 +297,37 @@ def test_a_job_whose_time_is_up_saves_its_envs(tmp_path):
 
 def test_what_the_page_names_exists():
     assert check_names(page("docs/surroundings.md"), but={"aioenv.workers", "aioenv.errors.StepTimeout"})
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="tasks that begin at once came with Python 3.12")
+@pytest.mark.parametrize("options", [{"num_workers": 2}, {"num_workers": 1, "render": RENDER}, {"backend": "native"}])
+def test_tasks_that_begin_at_once_change_nothing(options):
+    """asyncio's eager tasks: what is awaited nowhere yet runs already. (uvloop 0.23 has none.)"""
+
+    async def play(eager):
+        if eager:
+            asyncio.get_running_loop().set_task_factory(asyncio.eager_task_factory)
+        async with aioenv.make_vec("InvertedPendulum-v5", 4, **options) as envs:
+            seen = [(await envs.reset(seed=1)).obs]
+            push = np.full((4, 1), 0.5, np.float32)
+            seen += [(await envs.step(push)).obs for _ in range(10)]
+            seen.append((await asyncio.create_task(envs.step(push))).obs)
+            seen.append((await envs.rollout(lambda obs: push[: len(obs)], 20, groups=2)).obs)
+            envs.send(push)
+            while envs.outstanding:
+                ready = await envs.recv()
+                seen.append(ready.obs[np.argsort(ready.slots)])
+            if "render" in options:
+                seen.append(await envs.render())
+            step = asyncio.create_task(envs.step(push))
+            step.cancel()  # it has been sent, is over, or has not begun
+            with contextlib.suppress(asyncio.CancelledError):
+                await step
+            await envs.reset(seed=2)
+            async with asyncio.TaskGroup() as group:
+                group.create_task(envs.step(push))
+            seen.append((await envs.step(push)).obs)
+        return [array for array in seen if array is not None]
+
+    plain, eager = asyncio.run(play(False)), asyncio.run(play(True))
+    assert len(plain) == len(eager) and all(map(np.array_equal, plain, eager))
