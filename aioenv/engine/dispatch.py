@@ -246,6 +246,8 @@ class Dispatch:
         """Whether there are CPUs that no worker needs, be it for this exchange or for another."""
         if exchange.open >= self._cpus:
             return False
+        if len(exchange.batch.reward) == self._num_envs:  # no worker can be stepping slots of another
+            return True
         return sum(member.worker.busy for member in self._fleet.members) < self._cpus
 
     def poll(self, exchange: Exchange) -> None:
