@@ -8,14 +8,16 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["cpu_quota", "oom_kills", "usable_cpus"]
+__all__ = ["cpu_quota", "leave_cpus_to_others", "oom_kills", "usable_cpus"]
 
 _MOUNT = Path("/sys/fs/cgroup")
 _MEMBERSHIP = Path("/proc/self/cgroup")
 
+_share: int | None = None  # a worker's of the CPUs
+
 
 def usable_cpus() -> int:
-    """How many CPUs this process may use: by its affinity, and by the quota of its container."""
+    """How many CPUs this process may use: by its affinity, its container's quota, and as one of several workers."""
     if hasattr(os, "process_cpu_count"):  # as `python -X cpu_count` and PYTHON_CPU_COUNT have it
         cpus = os.process_cpu_count() or 1
     elif hasattr(os, "sched_getaffinity"):
@@ -23,7 +25,15 @@ def usable_cpus() -> int:
     else:
         cpus = os.cpu_count() or 1
     quota = cpu_quota()
-    return cpus if quota is None else max(1, min(cpus, math.ceil(quota)))
+    if quota is not None:
+        cpus = max(1, min(cpus, math.ceil(quota)))
+    return cpus if _share is None else min(cpus, _share)
+
+
+def leave_cpus_to_others(share: int | None) -> None:
+    """Let `usable_cpus` of this process say `share` at most: it is a worker, and there are others. None: all it may."""
+    global _share
+    _share = share
 
 
 def cpu_quota(mount: Path = _MOUNT, membership: Path = _MEMBERSHIP) -> float | None:

@@ -18,11 +18,10 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 from aioenv.batching.autoreset import parse_mode
 from aioenv.creator import EnvCreator
-from aioenv.engine.arguments import check_num_envs, check_num_workers
+from aioenv.engine.arguments import check_num_envs
 from aioenv.host.making import make_env, make_noted
 from aioenv.host.native_tasks import is_native_task
 from aioenv.host.vector.making import versioned
-from aioenv.machine import usable_cpus
 from aioenv.native_vector_env import NativeVectorEnv, vector_env_factory
 from aioenv.vector_env import AsyncVectorEnv
 
@@ -121,10 +120,6 @@ def make_vec(
         )
         if with_mode:
             env_kwargs["autoreset_mode"] = parse_mode(autoreset_mode)
-        if ours:
-            if num_workers and cpu_affinity is None:  # they share the CPUs; one that is pinned counts its own
-                workers = check_num_workers(num_workers, check_num_envs(num_envs))
-                env_kwargs.setdefault("num_threads", max(1, usable_cpus() // workers))
         factory = vector_env_factory(env, env_kwargs)
         if near := _misspelled(env_kwargs):
             factory = partial(make_noted, factory, near)

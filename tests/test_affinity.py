@@ -76,11 +76,46 @@ class Threads(Hopper):
         return self.pool.num_threads
 
 
+class Simulates(gym.Wrapper):
+    """An env that simulates ahead."""
+
+    def __init__(self) -> None:
+        super().__init__(gym.make("Hopper-v5"))
+        self.pool = aioenv.SimPool(self.unwrapped.model, 8)
+
+    def count(self) -> int:
+        return self.pool.num_threads
+
+    def close(self) -> None:
+        self.pool.close()
+        super().close()
+
+
 @pytest.mark.asyncio
 async def test_physics_has_a_thread_for_each_cpu_that_a_worker_may_use():
     for given, expected in [(None, [len(CPUS)]), ([CPUS[0]], [1]), ([CPUS], [len(CPUS)]), ("spread", [1])]:
         async with aioenv.make_vec(Threads, 8, backend="native", num_workers=1, cpu_affinity=given) as envs:
             assert sorted(set(await envs.call("count"))) == expected, given
+
+
+@pytest.mark.asyncio
+@pytest.mark.usefixtures("way")
+async def test_workers_share_the_cpus():
+    id_ = "aioenv_tests/Threads-v0"
+    gym.register(id_, vector_entry_point=Threads)
+    try:
+        for num_workers in (1, 2, 3 * len(CPUS)):
+            expected = max(1, len(CPUS) // num_workers)
+            many = {"num_envs": 8 * num_workers, "num_workers": num_workers, "backend": "native"}
+            for env in (Threads, id_, lambda num_envs: Threads(num_envs)):
+                async with aioenv.make_vec(env, **many) as envs:
+                    assert set(await envs.call("count")) == {expected}, (num_workers, env)
+            async with aioenv.make_vec(Threads, num_threads=3, **many) as envs:
+                assert set(await envs.call("count")) == {3}, "who says how many has so many"
+        async with aioenv.make_vec(Simulates, len(CPUS), num_workers=len(CPUS)) as envs:
+            assert set(await envs.call("count")) == {1}, "physics in a single env does not take the others' CPUs either"
+    finally:
+        del gym.registry[id_]
 
 
 def test_blocking_code_too():

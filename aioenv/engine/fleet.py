@@ -146,6 +146,7 @@ class Fleet:
         affinity = config.cpu_affinity
         cpus = usable_cpus() if affinity is None else len({*chain(*affinity[: config.num_workers])})
         poll_s = MAX_POLL_S if config.num_workers <= cpus else 0.0
+        cpu_share = None if affinity is not None else max(1, cpus // config.num_workers)
         resume = config.restart is not None and config.restart.resume
         for index, (start, stop) in enumerate(spans):
             factories = config.factories[start:stop]
@@ -174,6 +175,7 @@ class Fleet:
                 registry=registry,
                 start_timeout_s=config.start_timeout_s,
                 cpus=affinity[index % len(affinity)] if affinity is not None else None,
+                cpu_share=cpu_share,
                 ignored=config.ignored,
                 here=run_here if config.debug else None,
             )

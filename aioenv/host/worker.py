@@ -20,6 +20,7 @@ from aioenv.host.mujoco_log import divert_warnings
 from aioenv.host.registry import restore_registry
 from aioenv.host.service import Reply, Service
 from aioenv.host.tracing import TracedService
+from aioenv.machine import leave_cpus_to_others
 from aioenv.trace.ring import TRACE, Handle, Ring
 from aioenv.wire.frames import Frame, Header, Kind
 from aioenv.wire.messages import WHERE, Call, Failure, Start, dump, dump_exception, load, load_code
@@ -111,6 +112,7 @@ class _Loop:
         if running.alone():
             if start.cpus is not None:
                 os.sched_setaffinity(0, start.cpus)
+            leave_cpus_to_others(start.cpu_share)
             settle_in(start, self._variables_before)
             for name in start.ignored:
                 signal.signal(getattr(signal, name), signal.SIG_IGN)

@@ -55,7 +55,8 @@ class NativeMujocoEnv(Stepping):
         frame_skip: physics steps a step.
         max_episode_steps: after so many steps an episode is truncated; None or -1: never.
         autoreset_mode: when an episode that is over is followed by the next.
-        num_threads: how many threads compute the physics; None: as many as CPUs this process may use.
+        num_threads: how many threads compute the physics; None: as many as CPUs this process may use, a worker its
+            share of them.
         render_mode: None.
         width, height: of images, in pixels.
         camera_id, camera_name, default_camera_config, max_geom, visual_options: as of Gymnasium's `MujocoEnv`.

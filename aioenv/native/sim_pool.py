@@ -39,7 +39,8 @@ class SimPool:
     Args:
         model: an `MjModel`, the path of its XML or MJB file, or XML.
         num_sims: how many simulations.
-        num_threads: how many threads compute, the caller's among them; None: as many as CPUs this process may use.
+        num_threads: how many threads compute, the caller's among them; None: as many as CPUs this process may use, a
+            worker its share of them.
         post_constraint: whether a step ends with `mj_rnePostConstraint`, which computes `cfrc_ext`, `cfrc_int` and
             `cacc`. Then Python threads take one simulation each; otherwise it is MuJoCo's own batch, which is faster.
 

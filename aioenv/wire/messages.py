@@ -58,6 +58,7 @@ class Start(NamedTuple):
     ignored: tuple[str, ...] = ()  # names of signals to ignore
     log_level: int = 30  # of what envs log, from here on it is told
     argv: tuple[str, ...] = ()  # the program's arguments, as multiprocessing's workers have them
+    cpu_share: int | None = None  # how many CPUs to use at most, since other workers use the others; None: any
 
 
 class Call(NamedTuple):

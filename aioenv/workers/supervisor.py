@@ -49,8 +49,10 @@ class Worker:
         registry: Gymnasium's registry, as `host.registry.capture_registry` gives it.
         start_timeout_s: how long it may take to come up, in seconds.
         cpus: the CPUs that each of its processes is pinned to; None: as it comes.
+        cpu_share: how many CPUs it counts on at most, since other workers use the others; None: all it may use.
         ignored: names of signals that it ignores.
-        here: runs it on a thread of this process instead, where `start`, `channel`, `env` and `cpus` say nothing.
+        here: runs it on a thread of this process instead, where `start`, `channel`, `env`, `cpus` and `cpu_share` say
+            nothing.
 
     Attributes:
         state: where it is in its life.
@@ -79,6 +81,7 @@ class Worker:
         registry: tuple[bytes, bytes, dict[str, bytes]] | None = None,
         start_timeout_s: float = 60.0,
         cpus: tuple[int, ...] | None = None,
+        cpu_share: int | None = None,
         here: RunHere | None = None,
         ignored: tuple[str, ...] = (),
     ) -> None:
@@ -111,6 +114,7 @@ class Worker:
             ignored,
             LOG.getEffectiveLevel(),
             tuple(map(str, sys.argv)),
+            cpu_share,
         )
         self.start_timeout_s = start_timeout_s
         self._here = here
