@@ -6,8 +6,10 @@ import asyncio
 import importlib
 import logging
 import os
+import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -20,7 +22,10 @@ from process_kit import environment
 
 import aioenv
 from aioenv.engine.results import WorkerInfo
-from aioenv.host.link import _enlarge
+from aioenv.errors import WireError
+from aioenv.host.link import Link, _enlarge
+from aioenv.wire.decoder import Decoder
+from aioenv.wire.frames import Encoder, Kind
 from aioenv.workers.launch import START_METHODS
 
 
@@ -438,3 +443,32 @@ def test_a_pipe_that_may_not_grow_costs_no_descriptor():
         assert os.listdir("/proc/self/fd") == before
     finally:
         os.close(fd)
+
+
+def test_a_frame_that_rubbish_follows_is_served_and_then_nothing_is_waited_for():
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.sendall(b"".join([*Encoder().encode(Kind.STEP, 7, 0, (b"four",)), b"rubbish, longer than a header is"]))
+        link = Link(theirs.fileno(), theirs.fileno(), lambda header: None, lambda: None)
+        frame = link.read()
+        assert frame is not None
+        assert (frame.kind, frame.request, b"".join(frame.fixed)) == (Kind.STEP, 7, b"four")
+        for _ in range(2):  # the other end is open, and has no more to say
+            with pytest.raises(WireError, match="to begin with"):
+                link.read()
+
+
+def test_a_reply_that_the_socket_takes_in_pieces_arrives_whole():
+    ours, theirs = socket.socketpair()
+    sent = [os.urandom(300_000), b"", os.urandom(70_000)]
+    with ours, theirs:
+        link = Link(theirs.fileno(), theirs.fileno(), lambda header: None, lambda: None)
+        with ThreadPoolExecutor() as pool:
+            writing = pool.submit(link.write, Kind.RESULT, 1, 0, sent, b"tail")
+            decoder = Decoder()
+            while not decoder.frames:
+                decoder.feed(ours.recv(1 << 16))
+            writing.result(10)
+    frame = decoder.next_frame()
+    assert frame is not None
+    assert (b"".join(frame.fixed), bytes(frame.tail)) == (b"".join(sent), b"tail")

@@ -122,7 +122,7 @@ class Batch:
         self._when_unused: list[int] = []
 
     def _references(self) -> list[int]:
-        return [getrefcount(array) for array in self._arrays]
+        return list(map(getrefcount, self._arrays))  # no comprehension: before Python 3.12 that is a call
 
     @property
     def unused(self) -> bool:
@@ -239,12 +239,6 @@ class Exchange:
     def slots(self) -> npt.NDArray[np.int64]:
         """Those of all parts, one for each row of the batch."""
         return np.concatenate([part.slots for part in self.parts])
-
-    def arrived(self) -> None:
-        """One more reply is in."""
-        self.open -= 1
-        if self.open == 0 and not self.done.done():
-            self.done.set_result(None)
 
     def fail(self, part: Part, layout: Layout, error: SlotError) -> None:
         """A part has no result: its rows are zero, and all its slots have this error."""

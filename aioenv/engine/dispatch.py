@@ -236,10 +236,12 @@ class Dispatch:
 
     def _arrive(self, exchange: Exchange, part: Part) -> None:
         """All that there is of a part has come."""
-        exchange.arrived()
+        exchange.open -= 1
+        if not exchange.open and not exchange.done.done():
+            exchange.done.set_result(None)
         if not exchange.waiting:
             self._offer(exchange, part)
-        elif exchange.stepped:
+        elif exchange.open and exchange.stepped and not exchange.polled:
             self._poll_rest(exchange)
 
     def spares_cpu(self, exchange: Exchange) -> bool:
@@ -277,7 +279,7 @@ class Dispatch:
 
     def _poll_rest(self, exchange: Exchange) -> None:
         """The first replies of a step are in: the last may be about to come."""
-        if exchange.open and not exchange.polled and self.spares_cpu(exchange):
+        if self.spares_cpu(exchange):
             exchange.polled = True
             self._rest_poller.wait(exchange.poll)
 

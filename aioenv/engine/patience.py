@@ -74,7 +74,9 @@ class Patience:
         """How long a wait may last, in seconds, of which this was said; None for ever."""
         return self._timeout_s if timeout_s is None else timeout_s
 
-    async def wait_for(self, exchange: Exchange, timeout_s: float | None = None, *, shielded: bool = False) -> None:
+    def wait_for(
+        self, exchange: Exchange, timeout_s: float | None = None, *, shielded: bool = False
+    ) -> Awaitable[None]:
         """Wait for all replies of an exchange.
 
         Args:
@@ -85,11 +87,11 @@ class Patience:
         Raises:
             StepTimeout: if they don't come in time, and that is the policy.
         """
-        timeout_s = self.limit(timeout_s)
         if timeout_s is None:
-            await (asyncio.shield(exchange.done) if shielded else exchange.done)
-        else:
-            await self._wait(partial(asyncio.shield, exchange.done), timeout_s, exchange, told=not shielded)
+            timeout_s = self._timeout_s
+        if timeout_s is None:
+            return asyncio.shield(exchange.done) if shielded else exchange.done
+        return self._wait(partial(asyncio.shield, exchange.done), timeout_s, exchange, told=not shielded)
 
     async def wait(self, begin: Callable[[], Awaitable[object]]) -> None:
         """Wait for what `begin` gives; it is called again after workers were killed. Raises as `wait_for`."""

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium.vector import AutoresetMode
 
+from aioenv.batching.infos import Columns
 from aioenv.batching.layout import byte_view
 from aioenv.batching.merge import merge
 from aioenv.batching.seeds import is_listed
@@ -132,7 +133,8 @@ class Schedule(SomeSlots):
             given: `actions` is a list of one action a slot instead, which its env gets as it is.
             timeout_s: instead of the one for all calls.
         """
-        return await self.step_outcome(await self.send_step(actions, given=given, timeout_s=timeout_s), timeout_s)
+        exchange = await self.send_step(actions, given=given, timeout_s=timeout_s)
+        return await self.outcome(exchange, self._step_result, timeout_s)
 
     async def send_step(self, actions: Any, *, given: bool = False, timeout_s: float | None = None) -> Exchange:
         """Send a step, once what was abandoned is drained; otherwise as `begin_step`."""
@@ -242,10 +244,11 @@ class Schedule(SomeSlots):
             SlotError: if something went wrong in some slots; the result is its `partial`.
         """
         try:
-            if perf_counter() - self._last_turn > _TURN_S and self.dispatch.spares_cpu(exchange):
-                self._last_turn = perf_counter()
-                await asyncio.sleep(0)
-            self.dispatch.poll(exchange)
+            if self.dispatch.spares_cpu(exchange):
+                if perf_counter() - self._last_turn > _TURN_S:
+                    self._last_turn = perf_counter()
+                    await asyncio.sleep(0)
+                self.dispatch.poll(exchange)
             if exchange.open:
                 await self.patience.wait_for(exchange, timeout_s)
                 self._last_turn = perf_counter()
@@ -260,8 +263,9 @@ class Schedule(SomeSlots):
         self.check_open()
         value = result(exchange)
         exchange.idle = True
-        if errors := exchange.errors():
-            raise SlotError.join(errors, value)
+        for part in exchange.parts:
+            if part.errors:
+                raise SlotError.join(exchange.errors(), value)
         return value
 
     def _step_result(self, exchange: Exchange) -> StepResult:
@@ -286,7 +290,9 @@ class Schedule(SomeSlots):
         return layout.assemble(exchange.batch.obs, objects)
 
     def _infos(self, exchange: Exchange) -> dict[str, Any]:
-        columns = [c for part in exchange.parts for c in part.columns]
+        columns: list[Columns] = []
+        for part in exchange.parts:
+            columns += part.columns
         return merge(columns, self.num_envs) if columns else {}
 
     def _settle(self, exchange: Exchange) -> None:
@@ -294,8 +300,9 @@ class Schedule(SomeSlots):
         self.free_slots(slice(None))
         if exchange.stepped and self._must_reset:
             self.table.note_ends(slice(None), exchange.batch.terminated | exchange.batch.truncated)
-        for error in exchange.errors():
-            self.table.fail(error)
+        for part in exchange.parts:
+            for error in part.errors:
+                self.table.fail(error)
         if exchange.images is not None and self.images is not None:
             self.images.show(exchange.images, self._all_slots)
             self.images.publish()

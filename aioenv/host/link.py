@@ -62,18 +62,16 @@ class Link:
         """
         decoder = self._decoder
         waited = False
-        while True:
-            frame = decoder.next_frame()
-            if frame is not None:
-                return frame
+        while not decoder.frames:
             if not waited:
                 waited = True
-                if not self._poller.wait(self._readable):
+                if decoder.error is None and not self._poller.wait(self._readable):
                     self._sleep()
             count = os.readv(self._read_fd, decoder.buffers()[:_IOV_MAX])
             if count == 0:
                 return None
             decoder.advance(count)
+        return decoder.frames.popleft()
 
     def write(
         self, kind: Kind, request: int, generation: int, fixed: Sequence[Buffer] = (), tail: Buffer = b""
@@ -86,6 +84,8 @@ class Link:
         """
         buffers = self._encoder.encode(kind, request, generation, fixed, tail)
         count = os.writev(self._write_fd, buffers[:_IOV_MAX])
+        if count == sum(map(len, buffers)):
+            return
         rest = deque(buffers)
         while True:
             while rest and count >= len(rest[0]):

@@ -60,6 +60,10 @@ class Decoder:
     If any method raises anything but `WireError`, that is a bug, or `place` raised (which breaks the stream). A
     broken stream stays broken: `next_frame` first gives the frames before the fault, then raises the same error
     for ever.
+
+    Attributes:
+        frames: those that are complete, and that nobody has taken.
+        error: what broke the stream; None while it is whole.
     """
 
     def __init__(
@@ -80,8 +84,8 @@ class Decoder:
         self._offer: list[memoryview] = []
         self._offered_bytes = 0  # how long that guess is
         self._head = memoryview(bytearray(HEADER_BYTES))
-        self._frames: deque[Frame] = deque()
-        self._error: WireError | None = None
+        self.frames: deque[Frame] = deque()
+        self.error: WireError | None = None
         self._chain = 0
         self._begin()
 
@@ -94,7 +98,7 @@ class Decoder:
     @property
     def idle(self) -> bool:
         """Whether the last byte so far ended a frame: a stream may end here."""
-        return self._error is None and self._header is None and len(self._wanted[0]) == HEADER_BYTES
+        return self.error is None and self._header is None and len(self._wanted[0]) == HEADER_BYTES
 
     def buffers(self) -> list[memoryview]:
         """The buffers to fill next, in order: a scatter read may fill them all at once.
@@ -102,8 +106,8 @@ class Decoder:
         Raises:
             WireError: if the stream is broken; nothing after this point can be understood.
         """
-        if self._error:
-            raise self._error.with_traceback(None)
+        if self.error:
+            raise self.error.with_traceback(None)
         if self._expect is None or self._header is not None or len(self._wanted[0]) != HEADER_BYTES:
             return self._wanted
         guess = self._guess = self._expect() or ()
@@ -119,13 +123,26 @@ class Decoder:
         Raises:
             WireError: if the stream was broken before.
         """
-        if self._error:
-            raise self._error.with_traceback(None)
-        if self._guess is not None:
-            guess, self._guess = self._guess, None
-            self._land(count, guess)
+        if self.error:
+            raise self.error.with_traceback(None)
+        guess, self._guess = self._guess, None
+        if guess is None or count < HEADER_BYTES:
+            self._fill(count)
             return
-        self._fill(count)
+        # the read may have gone past the header, into the guess and then into the spill
+        rest = count - HEADER_BYTES
+        try:
+            header = decode_header(self._head, 0, self._chain, self._max_tail)
+            fixed = self._claim(header)
+        except WireError as error:
+            self._break(error)
+            return
+        if fixed is not guess:
+            self._move(header, fixed, guess, rest)
+        elif rest == header.fixed and not header.tail:  # the whole frame, and no more
+            self._finish_frame(header, fixed, _NOTHING)
+        else:
+            self._land(header, fixed, rest)
 
     def _fill(self, count: int) -> None:
         """Take `count` bytes of the wanted buffers as read."""
@@ -140,37 +157,26 @@ class Decoder:
         if not wanted:
             self._complete()
 
-    def _land(self, count: int, guess: Sequence[memoryview]) -> None:
-        """Sort out a read that may have gone past the header, into the guess and then into the spill."""
-        if count < HEADER_BYTES:
-            self._fill(count)
-            return
-        rest = count - HEADER_BYTES
-        try:
-            header = decode_header(self._head, 0, self._chain, self._max_tail)
-            fixed = self._claim(header)
-        except WireError as error:
-            self._break(error)
-            return
-        if fixed is guess:
-            beyond = rest - header.fixed
-            if beyond == 0 == header.tail:
-                self._finish_frame(header, fixed, _NOTHING)
-                return
-            spilled = self._spill[: max(0, beyond)]
-            if header.tail <= beyond:
-                self._finish_frame(header, fixed, memoryview(bytes(spilled[: header.tail])))
-                spilled = spilled[header.tail :]
-            else:
-                self._begin_body(header, fixed)
-                self._fill(min(rest, header.fixed))
+    def _land(self, header: Header, fixed: Sequence[memoryview], rest: int) -> None:
+        """The guess was right: of the `rest` bytes after the header, what is over lies in the spill."""
+        spilled = self._spill[: max(0, rest - header.fixed)]
+        if header.tail <= rest - header.fixed:
+            self._finish_frame(header, fixed, memoryview(bytes(spilled[: header.tail])))
+            spilled = spilled[header.tail :]
         else:
-            spilled = self._spill[: max(0, rest - self._offered_bytes)]
-            if guess:
-                spilled = memoryview(b"".join((*guess, spilled)))[:rest]
             self._begin_body(header, fixed)
-            if not self._wanted:
-                self._complete()
+            self._fill(min(rest, header.fixed))
+        if len(spilled):
+            self.feed(spilled)
+
+    def _move(self, header: Header, fixed: Sequence[memoryview], guess: Sequence[memoryview], rest: int) -> None:
+        """The guess was wrong: the `rest` bytes after the header lie in it, and then in the spill."""
+        spilled = self._spill[: max(0, rest - self._offered_bytes)]
+        if guess:
+            spilled = memoryview(b"".join((*guess, spilled)))[:rest]
+        self._begin_body(header, fixed)
+        if not self._wanted:
+            self._complete()
         if len(spilled):
             self.feed(spilled)
 
@@ -182,7 +188,7 @@ class Decoder:
         self._guess = None
         view = memoryview(data)
         offset, end = 0, len(view)
-        while offset < end and not self._error:
+        while offset < end and not self.error:
             if end - offset >= HEADER_BYTES and self.idle:
                 taken = self._take_whole(view, offset)
                 if taken:
@@ -222,7 +228,7 @@ class Decoder:
             body += size
         tail = memoryview(bytes(view[body:end]))
         self._chain = header.crc
-        self._frames.append(new_tuple(Frame, (header.kind, header.request, header.generation, fixed, tail)))
+        self.frames.append(new_tuple(Frame, (header.kind, header.request, header.generation, fixed, tail)))
         return end - offset
 
     def next_frame(self) -> Frame | None:
@@ -231,10 +237,10 @@ class Decoder:
         Raises:
             WireError: if the bytes after the last complete frame are not a frame.
         """
-        if self._frames:
-            return self._frames.popleft()
-        if self._error:
-            raise self._error.with_traceback(None)
+        if self.frames:
+            return self.frames.popleft()
+        if self.error:
+            raise self.error.with_traceback(None)
         return None
 
     def finish(self) -> None:
@@ -243,10 +249,10 @@ class Decoder:
         Raises:
             WireError: if it ended inside a frame.
         """
-        if not self._error and not self.idle:
-            self._error = WireError("the stream ended inside a frame")
-        if self._error and not self._frames:
-            raise self._error.with_traceback(None)
+        if not self.error and not self.idle:
+            self.error = WireError("the stream ended inside a frame")
+        if self.error and not self.frames:
+            raise self.error.with_traceback(None)
 
     def _complete(self) -> None:
         """The wanted buffers are full: go from header to body, or from body to a frame."""
@@ -275,7 +281,7 @@ class Decoder:
             self._break(WireError(f"the body of a {header.kind.name} frame does not match its CRC"))
             return
         self._chain = header.crc
-        self._frames.append(new_tuple(Frame, (header.kind, header.request, header.generation, fixed, tail)))
+        self.frames.append(new_tuple(Frame, (header.kind, header.request, header.generation, fixed, tail)))
 
     def _begin_body(self, header: Header, fixed: Sequence[memoryview]) -> None:
         self._header = header
@@ -312,4 +318,4 @@ class Decoder:
         Without its traceback, here and wherever it is raised: that would keep the caller's buffers, and would
         grow with every raise.
         """
-        self._error = error.with_traceback(None)
+        self.error = error.with_traceback(None)

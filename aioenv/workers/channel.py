@@ -151,6 +151,8 @@ class ScatterChannel:
         except OSError as exc:
             self._unsendable(exc)
             return
+        if count == sum(map(len, buffers)):
+            return
         for index, buffer in enumerate(buffers):
             if count < len(buffer):
                 self._unsent.append(memoryview(buffer)[count:])
@@ -203,8 +205,11 @@ class ScatterChannel:
             count = os.readv(self._fd, decoder.buffers()[:_IOV_MAX])
             if count:
                 decoder.advance(count)
-                while (frame := decoder.next_frame()) is not None:
-                    self._on_frame(frame)
+                frames = decoder.frames
+                while frames:
+                    self._on_frame(frames.popleft())
+                if decoder.error is not None:
+                    decoder.next_frame()  # raises it
             else:
                 self._end(None)
         except (BlockingIOError, InterruptedError):

@@ -147,6 +147,7 @@ class Worker:
         return self.slots[row] if row is not None and row < len(self.slots) else None
 
     def _go(self, event: Event) -> None:
+        # SEND and IDLE, which every step has, are written out where they happen
         self.state = NEXT[self.state][event]
 
     # ------------------------------------------------------------ start
@@ -262,7 +263,7 @@ class Worker:
         if state is not WorkerState.BUSY:
             if state not in LIVING:
                 raise self.death()
-            self._go(Event.SEND)
+            self.state = WorkerState.BUSY
         assert self._connection is not None
         if self._track is not None:
             submit = self._connection.submit
@@ -289,7 +290,7 @@ class Worker:
 
     def _on_idle(self) -> None:
         if self.state in LIVING:
-            self._go(Event.IDLE)
+            self.state = WorkerState.READY
 
     async def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """Call a method of the service.

@@ -29,7 +29,7 @@ from aioenv.host.single.rows import Rows
 from aioenv.host.states.checkpoint import Checkpoints, RowCheckpoint
 from aioenv.host.worker import StartFailed, describe_failure
 from aioenv.stats.seed_plan import SeedPlan
-from aioenv.wire.frames import Frame
+from aioenv.wire.frames import Frame, new_tuple
 from aioenv.wire.messages import Failure, ResetRequest, StepReply, dump, dump_columns, load, load_code, load_step
 
 __all__ = ["EnvService", "FirstCheckpoints"]
@@ -173,7 +173,7 @@ class EnvService(EnvResume, SlotService):
             actions = self._actions.of_some(lane, rows, data, action_objects or ())
         out = self._stepper.step(rows, actions)
         self._rows.store(lane, rows, out)
-        failures = [describe_failure(exc, row) for row, exc in out.failures]
+        failures = [describe_failure(exc, row) for row, exc in out.failures] if out.failures else []
         return self._reply(rows, True, out.infos, failures, rows, out.over, out.lost)
 
     def _reset(self, frame: Frame) -> Reply:
@@ -235,7 +235,7 @@ class EnvService(EnvResume, SlotService):
         if len(rows) < len(self._envs):
             objects = [[column[row] for row in rows] for column in objects]
         if not infos and not failures and not objects and not over and not beyond:
-            return Reply(fixed)
+            return new_tuple(Reply, (fixed, b""))
         try:
             groups = self._gatherer.gather(infos, rows) if infos else []
             news = self._gatherer.take_news()
