@@ -395,6 +395,38 @@ async def test_streams_that_an_env_has_closed_do_not_keep_its_process(start):
 
 
 @pytest.mark.asyncio
+@pytest.mark.parametrize("how", [{"debug": True}, *({"start": start} for start in START_METHODS)], ids=str)
+async def test_sockets_that_have_a_timeout_by_default(how, monkeypatch):
+    """What a program says of its own sockets is not meant for ours."""
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(5)
+    try:
+        factories = [partial(Large, slot) for slot in range(2)]
+        async with aioenv.AsyncVectorEnv(factories, num_workers=2, channel="scatter", **how) as envs:
+            await envs.reset()
+            obs, *_ = await envs.step(np.zeros(2, np.int64))
+            assert obs[:, -1].tolist() == [0, 1]
+    finally:
+        socket.setdefaulttimeout(before)
+
+
+class Large(gym.Env):
+    """Has observations that fill a socket, and infos that do."""
+
+    observation_space = spaces.Box(0, 255, (1 << 22,), np.uint8)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, slot) -> None:
+        self.slot = slot
+
+    def reset(self, *, seed=None, options=None):
+        return np.full(1 << 22, self.slot, np.uint8), {}
+
+    def step(self, action):
+        return np.full(1 << 22, self.slot, np.uint8), 0.0, False, False, {"large": bytes(1 << 22)}
+
+
+@pytest.mark.asyncio
 @pytest.mark.parametrize("start", START_METHODS)
 async def test_finders_of_old_do_not_keep_mujoco_from_being_imported(start):
     """Those that only have what Python 3.12 has taken away are passed over, as by `import` itself."""

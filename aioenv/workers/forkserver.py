@@ -72,6 +72,7 @@ class ForkServer:
         self.importing: str | None = None
         self._control, theirs = socket.socketpair()
         self._control.setblocking(False)
+        theirs.setblocking(True)  # see `launch._socketpair`
         output = None
         try:
             # no pipe, which would fill: the server hands on what is in it to its next worker, an error quotes it

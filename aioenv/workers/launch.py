@@ -283,6 +283,7 @@ async def _fork(
 def _socketpair() -> tuple[socket.socket, socket.socket]:
     pair = socket.socketpair()
     for sock in pair:
+        sock.setblocking(True)  # with a timeout by default (`socket.setdefaulttimeout`) neither end would block
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BYTES)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _SOCKET_BYTES)
     return pair
