@@ -13,7 +13,7 @@ from functools import partial
 import gymnasium as gym
 import numpy as np
 import pytest
-from native_kit import OK, Batch, everywhere, here
+from native_kit import BAD, OK, Batch, everywhere
 from render_pool_kit import PLAIN, SMALL, pool_of, some_states
 
 import aioenv
@@ -35,18 +35,47 @@ def late(*args, **kwargs):
     raise TimeoutError("of its own")
 
 
+def cancelled(*args, **kwargs):
+    raise asyncio.CancelledError("of its own")
+
+
+class Speechless(Exception):
+    def __str__(self):
+        raise LookupError("no word for it")
+
+
+def speechless(*args, **kwargs):
+    raise Speechless
+
+
+def untold(*args, **kwargs):
+    raise SyntaxError("not a line", ("env.py", 3, "no number", object()))
+
+
+ODD = (
+    (stop, "StopIteration: enough"),
+    (late, "TimeoutError: of its own"),
+    (cancelled, "CancelledError: of its own"),
+    (speechless, "Speechless: .its __str__ raised"),
+    (untold, "SyntaxError"),
+)
+
+
 @everywhere
 async def test_what_a_future_can_not_have_or_means_something_else(where):
-    for error, told in ((stop, "StopIteration: enough"), (late, "TimeoutError: of its own")):
+    for error, told in ODD:
         async with aioenv.NativeVectorEnv(partial(Batch, misbehave=error), 3, **where) as envs:
             with pytest.raises(aioenv.EnvError, match=told):
                 await envs.call("misbehave")
             await envs.reset()
+            with pytest.raises(aioenv.EnvError, match=told):
+                await envs.step(BAD)
+            await envs.reset()
 
 
-@here
+@everywhere
 async def test_a_factory_with_such_an_error(where):
-    for make, told in ((stop, "enough"), (late, "TimeoutError: of its own")):
+    for make, told in ODD:
         with pytest.raises(aioenv.WorkerStartError, match=told):
             await aioenv.NativeVectorEnv(make, 3, start_timeout_s=30, **where)
 

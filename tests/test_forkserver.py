@@ -207,8 +207,9 @@ async def test_a_preload_that_fails_is_told_with_its_cause(module):
         await tellers(1, preload=[name])
 
 
-async def test_a_module_that_calls_sys_exit_does_not_end_the_server(module):
-    name = module("exits_at_import", "import sys\nsys.exit(3)")
+@pytest.mark.parametrize("error", ["SystemExit(3)", "KeyboardInterrupt"])
+async def test_a_module_that_calls_sys_exit_does_not_end_the_server(error, module):
+    name = module(f"exits_at_import_{error[0]}", f"raise {error}")
     async with tellers(1) as others:
         (pid,) = await servers(others)
         with pytest.raises(aioenv.WorkerStartError):

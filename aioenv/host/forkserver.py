@@ -145,7 +145,7 @@ class Server:
             before = _count_threads()  # a debugger's, say, or of `sitecustomize`: no module is to blame for those
             connections = _connections()
             # whoever needs it will be told why it can't be imported
-            with contextlib.suppress(Exception, SystemExit), self._watching():
+            with contextlib.suppress(BaseException), self._watching():
                 importlib.import_module(module)
             if _count_threads() > before or not _connections() <= connections:
                 self._unfit = Unfit(module)

@@ -8,7 +8,6 @@ import importlib
 import os
 import signal
 import sys
-import traceback
 from collections.abc import Mapping, Sequence
 
 from aioenv.errors import WireError
@@ -23,7 +22,18 @@ from aioenv.host.tracing import TracedService
 from aioenv.machine import leave_cpus_to_others
 from aioenv.trace.ring import TRACE, Handle, Ring
 from aioenv.wire.frames import Frame, Header, Kind
-from aioenv.wire.messages import WHERE, Call, Failure, Start, dump, dump_exception, load, load_code
+from aioenv.wire.messages import (
+    WHERE,
+    Call,
+    Failure,
+    Start,
+    dump,
+    dump_exception,
+    load,
+    load_code,
+    message_of,
+    traceback_of,
+)
 
 __all__ = ["describe_failure", "run", "run_here"]
 
@@ -35,12 +45,8 @@ _MAX_TEXT = 16 << 10
 def describe_failure(exc: BaseException, row: int | None = None) -> Failure:
     """An exception in a form that always travels, with the exception itself if it can be pickled."""
     note_missing_opengl(exc)
-    text = "".join(traceback.format_exception(exc))
-    try:
-        message = str(exc)
-    except BaseException:  # what is wrong with it is no reason for the process to end
-        message = "(its __str__ raised)"
-    return Failure(row, type(exc).__qualname__, _shortened(message), _shortened(text), dump_exception(exc))
+    message, text = _shortened(message_of(exc)), _shortened(traceback_of(exc))
+    return Failure(row, type(exc).__qualname__, message, text, dump_exception(exc))
 
 
 def _shortened(text: str) -> str:
@@ -94,7 +100,9 @@ class _Loop:
             if self._service is None:
                 raise WireError(f"a {kind.name} came before START")
             reply = self._call(frame) if kind is Kind.CALL else self._service.handle(frame)
-        except Exception as exc:
+        except SystemExit:
+            raise
+        except BaseException as exc:  # Ctrl-C does not come here: what else there is was raised by an env, or a module
             failure = exc.failure if isinstance(exc, StartFailed) else describe_failure(exc)
             link.write(Kind.FAILURE, request, generation, (), dump(failure))
             return kind is not Kind.START

@@ -11,6 +11,7 @@ import signal
 import struct
 import sys
 import threading
+import traceback
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -37,7 +38,9 @@ __all__ = [
     "load_code",
     "load_columns",
     "load_step",
+    "message_of",
     "reason_of",
+    "traceback_of",
 ]
 
 # The signal that asks a worker to print where it is; None where there is none that nobody else uses.
@@ -288,10 +291,24 @@ def load(data: Buffer) -> Any:
 
 def reason_of(exc: BaseException) -> str:
     """The type and message of an exception, whatever its `__str__` does."""
+    return f"{type(exc).__name__}: {message_of(exc)}"
+
+
+def message_of(exc: BaseException) -> str:
+    """The message of an exception, whatever its `__str__` does."""
     try:
-        return f"{type(exc).__name__}: {exc}"
-    except Exception:
-        return f"{type(exc).__name__} (its __str__ raised)"
+        return str(exc)
+    except BaseException:  # what is wrong with it is no reason for the process to end
+        return "(its __str__ raised)"
+
+
+def traceback_of(exc: BaseException) -> str:
+    """The traceback of an exception as text, whatever it is made of."""
+    try:
+        return "".join(traceback.format_exception(exc))
+    except Exception as why:  # a SyntaxError whose line is no text, say
+        frames = "".join(traceback.format_tb(exc.__traceback__))
+        return f"Traceback (most recent call last):\n{frames}{reason_of(exc)}\n(no more: {reason_of(why)})\n"
 
 
 def load_code(data: Buffer) -> Any:

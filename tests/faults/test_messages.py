@@ -6,6 +6,7 @@ import asyncio
 import os
 import threading
 import time
+from functools import partial
 
 import gymnasium as gym
 import numpy as np
@@ -24,6 +25,11 @@ class Speechless(Exception):
         raise KeyboardInterrupt("not a word")
 
 
+def untold():
+    """An error that Python itself fails to print."""
+    return SyntaxError("not a line", ("env.py", 3, "no number", object()))
+
+
 class Raises(gym.Env):
     observation_space = spaces.Box(-1, 1, (1,), np.float32)
     action_space = spaces.Discrete(2)
@@ -32,6 +38,8 @@ class Raises(gym.Env):
         self.error = error
 
     def reset(self, *, seed=None, options=None):
+        if options and self.error is not None:
+            raise self.error()
         return np.zeros(1, np.float32), {}
 
     def step(self, action):
@@ -55,6 +63,17 @@ async def test_what_an_exception_says_is_its_slots_affair_and_kept_short(error):
         assert "_active" not in caught.value.partial.info  # what an env says in its infos is never taken for ours
         assert len(str(caught.value)) < 1 << 16
         assert "its __str__ raised" in str(caught.value) or len(str(caught.value.__cause__)) == 1 << 22
+
+
+@pytest.mark.asyncio
+async def test_an_exception_that_can_not_be_printed_is_its_slots_affair():
+    async with pair(untold, num_workers=1) as envs:
+        await envs.reset()
+        for ask in (envs.step(ACTIONS), envs.reset(options={"fail": True})):
+            with pytest.raises(aioenv.EnvError, match="SyntaxError") as caught:
+                await ask
+            assert caught.value.slots == (0,) and "raise self.error()" in caught.value.traceback
+            await envs.reset()
 
 
 @pytest.mark.asyncio
@@ -104,3 +123,24 @@ def test_run_wants_a_coroutine():
 
     with pytest.raises(TypeError, match=r"aioenv\.run: expected a coroutine.*got <function"):
         aioenv.run(main)
+
+
+@pytest.mark.parametrize("error", [asyncio.CancelledError, KeyboardInterrupt, SystemExit])
+@pytest.mark.asyncio
+async def test_whatever_an_env_raises_at_its_end_the_others_are_closed(error, tmp_path):
+    async with aioenv.AsyncVectorEnv(
+        [partial(Ends, tmp_path / "0", error), partial(Ends, tmp_path / "1")], num_workers=1
+    ):
+        pass
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1"]
+
+
+class Ends(Raises):
+    def __init__(self, path, error=None) -> None:
+        super().__init__(error)
+        self.path = path
+
+    def close(self):
+        self.path.touch()
+        if self.error is not None:
+            raise self.error

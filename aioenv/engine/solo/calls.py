@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aioenv.engine.patience import images_late
-from aioenv.engine.solo.life import SoloLife
+from aioenv.engine.solo.life import SoloLife, ends_program
 from aioenv.errors import PendingCallError
 from aioenv.host.vector.calls import VectorCalls
 
@@ -37,7 +37,7 @@ class SoloCalls(SoloLife):
         try:
             return getattr(VectorCalls(self._env), method)(*args)
         except BaseException as exc:  # here, where a StopIteration or a TimeoutError can be nobody's but the env's
-            if self._thread is None and not isinstance(exc, Exception):  # Ctrl-C, on the loop
+            if self._thread is None and ends_program(exc):
                 raise
             raise self._error(exc) from exc
 

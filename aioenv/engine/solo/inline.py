@@ -24,6 +24,7 @@ from aioenv.engine.results import Ready, ResetResult, StepResult
 from aioenv.engine.slots import SlotState
 from aioenv.engine.solo.calls import SoloCalls
 from aioenv.engine.solo.flights import Flight
+from aioenv.engine.solo.life import ends_program
 from aioenv.engine.solo.pieces import only, own, own_info
 from aioenv.engine.solo.threads import TURN_S, Pace, yield_to_loop
 from aioenv.errors import EnvError, NoAsyncCallError, StepTimeout
@@ -194,7 +195,7 @@ class Solo(SoloCalls):
         error = self._error(exc)
         if some is not None and len(some):
             error.concern(tuple(some.tolist()))
-        if not isinstance(exc, Exception):
+        if ends_program(exc):
             self.table.fail(error)
             raise exc
         return error

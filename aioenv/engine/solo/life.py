@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import traceback
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
@@ -31,18 +30,27 @@ from aioenv.host.vector.access import has_one_generator, steps_some
 from aioenv.host.vector.making import make_vector_env
 from aioenv.rendering.pixel_states import PixelStates
 from aioenv.rendering.pixels import PixelsRefused, in_place
+from aioenv.wire.messages import reason_of, traceback_of
 
 if TYPE_CHECKING:
     from aioenv.rendering.config import RenderConfig
     from aioenv.rendering.late_pool import LatePool
 
-__all__ = ["SoloLife"]
+__all__ = ["SoloLife", "ends_program"]
 
 _log = logging.getLogger("aioenv")
 
 _PLAIN = (Box, Discrete, MultiBinary, MultiDiscrete)  # spaces of one array
 # How long a thread with nothing to do may take to end, in seconds.
 _END_S = 1.0
+
+
+def ends_program(exc: BaseException) -> bool:
+    """Whether what an env raises on the loop is not its own: Ctrl-C, say.
+
+    A CancelledError is: the loop cancels nothing in the middle of a call, and a task would end of it without a word.
+    """
+    return not isinstance(exc, (Exception, asyncio.CancelledError))
 
 
 class SoloLife:
@@ -179,11 +187,11 @@ class SoloLife:
             if isinstance(exc, TimeoutError) and limit.expired():  # the thread goes on, and ends when the factory does
                 message = f"the vector env was not made within {start_timeout_s=}"
                 raise self._not_made(message, kind=StartTimeout) from exc
-            if isinstance(exc, Exception):
+            if isinstance(exc, Exception) or (self._thread is None and not ends_program(exc)):
                 if self._thread is not None:
                     await self._thread.gone(_END_S)
-                text = "".join(traceback.format_exception(exc))
-                message = f"the vector env could not be made: {type(exc).__name__}: {exc}\n{text}"
+                text = traceback_of(exc)
+                message = f"the vector env could not be made: {reason_of(exc)}\n{text}"
                 raise self._not_made(message, text) from exc
             raise
         env = self._env
@@ -291,7 +299,7 @@ class SoloLife:
             if env is not None:
                 env.close()
         except BaseException as exc:
-            if self._thread is None and not isinstance(exc, Exception):  # Ctrl-C, on the loop
+            if self._thread is None and ends_program(exc):
                 raise
             _log.warning("the vector env raised when it was closed", exc_info=True)
 
@@ -301,9 +309,9 @@ class SoloLife:
         return self._error(exc, f"it could not be drawn: {exc}")
 
     def _error(self, exc: BaseException, what: str | None = None) -> EnvError:
-        text = "".join(traceback.format_exception(exc))
+        text = traceback_of(exc)
         where = f"slots 0 to {self.num_envs - 1}" if self.num_envs > 1 else "slot 0"
-        what = what or f"{type(exc).__name__}: {exc}\n{text}"
+        what = what or f"{reason_of(exc)}\n{text}"
         error = EnvError(
             f"{where} (the vector env in this process, pid {self._pid}): {what}",
             slots=tuple(self._all.tolist()),

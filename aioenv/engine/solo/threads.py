@@ -10,6 +10,8 @@ from collections.abc import Callable, Generator
 from queue import SimpleQueue
 from typing import Any
 
+from aioenv.wire.messages import reason_of
+
 __all__ = ["SHORT_S", "TURN_S", "EnvThread", "Pace", "yield_to_loop"]
 
 # What takes less comes to the loop itself, and leaves it when it takes twice as long: less than the half millisecond
@@ -127,7 +129,7 @@ def _as_told(error: BaseException) -> Exception:
     """An error as a future can have it; one that would end a generator, or the loop, becomes the cause of another."""
     if isinstance(error, Exception) and not isinstance(error, StopIteration):
         return error
-    told = RuntimeError(f"it raised {error!r}")
+    told = RuntimeError(f"it raised {reason_of(error)}")
     told.__cause__ = error
     return told
 

@@ -312,5 +312,5 @@ class EnvService(EnvResume, SlotService):
         """Close every env; what one of them raises does not keep the others open."""
         envs, self._envs = self._envs, []
         for row, env in enumerate(envs):
-            with contextlib.suppress(Exception), running.row(row):
+            with contextlib.suppress(BaseException), running.row(row):
                 env.close()

@@ -51,7 +51,9 @@ class VectorService(SlotService):
             self._env = make_vector_env(load_code(factory), num_envs)
             self._physics = find_physics(self._env) if find_source else None
             self._checkpoints = VectorCheckpoints(self._env) if checkpoints else None
-        except Exception as exc:
+        except SystemExit:
+            raise
+        except BaseException as exc:
             raise StartFailed(describe_failure(exc)) from exc
         self._n = num_envs
         self._closed = False
@@ -285,7 +287,7 @@ class VectorService(SlotService):
         """Close the vector env; what it raises does not matter any more."""
         if not self._closed:
             self._closed = True
-            with contextlib.suppress(Exception):
+            with contextlib.suppress(BaseException):
                 self._env.close()
 
 
