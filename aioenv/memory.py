@@ -51,10 +51,14 @@ class Marker:
 
     @staticmethod
     def create() -> int | None:
-        """A descriptor of new memory, to be closed by the caller; None where the platform has none without a name."""
+        """A descriptor of new memory, to be closed by the caller; None where there is none without a name."""
         fd = _create()
         if fd is not None:
-            os.ftruncate(fd, _BYTES)
+            try:
+                os.ftruncate(fd, _BYTES)
+            except OSError:  # files may not be so large (`ulimit -f`)
+                os.close(fd)
+                return None
         return fd
 
     @property

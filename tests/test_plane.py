@@ -6,6 +6,7 @@ import asyncio
 import functools
 import gc
 import os
+import resource
 import signal
 import warnings
 from pathlib import Path
@@ -16,11 +17,13 @@ import pytest
 from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
 from parity.compare import assert_same
+from process_kit import run_alone
 
 import aioenv
 from aioenv.batching.layout import Layout
 from aioenv.batching.plane import SHARED_BYTES, choose_plane
 from aioenv.memory import Shared, map_shared
+from aioenv.workers.launch import START_METHODS
 
 IMAGE = spaces.Box(0, 255, (40, 30, 3), np.uint8)
 ACTIONS = spaces.Dict(picture=spaces.Box(-1, 1, (50, 7), np.float32), button=spaces.Discrete(5))
@@ -258,6 +261,39 @@ async def test_no_memory_is_left_if_the_start_fails():
     with pytest.raises(aioenv.WorkerStartError):
         await aioenv.AsyncVectorEnv([Camera, broken], transport="shared")
     assert set(os.listdir("/proc/self/fd")) <= before
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("start", START_METHODS)
+@pytest.mark.parametrize("size", [0, 1 << 16])
+async def test_where_files_may_not_be_large_frames_carry_what_is(size, start):
+    """Memory without a name is a file to the kernel (`ulimit -f`)."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        async with aioenv.AsyncVectorEnv([Camera] * 12, num_workers=1, start=start) as envs:
+            obs, _ = await envs.reset(seed=0)
+            assert obs["image"].shape == (12, 40, 30, 3)
+        with pytest.raises(aioenv.WorkerStartError, match=r'transport="shared": .*File too large'):
+            await make(12, num_workers=1, start=start)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("start", START_METHODS)
+def test_a_sandbox_that_denies_memory_without_a_name(start):
+    code = """
+        import os, sys
+        from aioenv import sync
+
+        def deny(*args):
+            raise PermissionError("not in here")
+
+        os.memfd_create = deny
+        with sync.make_vec("CartPole-v1", 2, start=sys.argv[1]) as envs:
+            envs.reset(seed=0)
+    """
+    run_alone(code, start)
 
 
 def test_an_unknown_transport():

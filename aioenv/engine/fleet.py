@@ -23,7 +23,7 @@ from aioenv.batching.merge import SchemaTable
 from aioenv.batching.plane import Lane, Plane, choose_plane
 from aioenv.batching.seeds import spread_seeds
 from aioenv.engine.model_fields import ModelFields
-from aioenv.errors import ResumeError, SpaceMismatchError
+from aioenv.errors import ResumeError, SpaceMismatchError, WorkerStartError
 from aioenv.host.description import EnvDescription
 from aioenv.host.physics.source import MujocoSource
 from aioenv.host.polling import MAX_POLL_S
@@ -264,8 +264,15 @@ class Fleet:
         if plane is None or not (plane.observations or plane.actions):
             self._free_memory()
             return
+        try:
+            memory = self._memory.allocate(plane.size(observations, actions))
+        except OSError as exc:  # none is left, or files may not be so large (`ulimit -f`)
+            if self._config.transport == "shared":
+                raise WorkerStartError(f'transport="shared": {exc}') from exc
+            self._free_memory()
+            return
         self._plane = plane
-        self.lanes = plane.lanes(self._memory.allocate(plane.size(observations, actions)), observations, actions)
+        self.lanes = plane.lanes(memory, observations, actions)
 
     def _free(self) -> None:
         """Let go of all that is shared with workers."""

@@ -44,10 +44,11 @@ _EXIT_S = 1.0  # how long a server may take to end, in seconds
 
 
 def _nameless_file() -> IO[bytes]:
-    """A file in memory; in the directory for temporary files, and without a name there, if the C library has none."""
-    if hasattr(os, "memfd_create"):
+    """A file in memory; where there is none, in the directory for temporary files, and without a name there."""
+    try:
         return open(os.memfd_create("aioenv-forkserver"), "w+b")
-    return tempfile.TemporaryFile()
+    except (AttributeError, OSError):  # the C library has none, or a sandbox denies it
+        return tempfile.TemporaryFile()
 
 
 class ForkServer:
