@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import signal
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -404,3 +405,25 @@ def test_a_function_that_does_not_hash_and_an_episode_without_values():
         values = [] if value is None else [(0, 0, value)]
         stats.step(only, np.ones(1), np.array([True]), values)
     assert (stats.epoch()["episode_count"], stats.epoch()["x/mean"]) == (2, 3)
+
+
+class Diverges(Fixed):
+    def step(self, action):
+        obs, _, *rest = super().step(action)
+        return obs, np.inf if self.t % 2 else -np.inf, *rest
+
+
+@pytest.mark.parametrize("how", ["numpy raises", "Python raises"])
+def test_rewards_that_add_up_to_nothing_are_no_fault_of_the_worker(how):
+    """Whoever looks for the place where numbers go wrong has numpy raise, or whatever warns."""
+
+    async def main() -> None:
+        async with aioenv.AsyncVectorEnv([lambda: Diverges(0)] * 2, num_workers=1, episode_stats=True) as envs:
+            await envs.reset()
+            for _ in range(LENGTHS[0]):
+                _, reward, terminated, _, info = await envs.step([0, 0])
+            assert terminated.all() and np.isinf(reward).all() and np.isnan(info["episode"]["r"]).all()
+
+    with warnings.catch_warnings(), np.errstate(all="raise" if how == "numpy raises" else "warn"):
+        warnings.simplefilter("error")
+        asyncio.run(main())

@@ -273,7 +273,7 @@ class EpisodeStats:
         if fresh.any():
             self.begin(slots[fresh])  # this step was a reset, whatever it told
         stepped = slots[~fresh]
-        self._returns[stepped] += rewards[~fresh]
+        self._returns[stepped] = _sum(self._returns[stepped], rewards[~fresh])
         self._lengths[stepped] += 1
         self.total_steps += len(stepped)
         resets = set(slots[fresh].tolist())  # what they tell is of no step
@@ -381,6 +381,14 @@ class EpisodeStats:
 
 
 _NOBODY = Ended(np.zeros(0, np.int64), np.zeros(0), np.zeros(0, np.int64), np.zeros(0))
+
+
+def _sum(returns: npt.NDArray[np.float64], rewards: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    try:
+        return returns + rewards
+    except (FloatingPointError, RuntimeWarning):  # whoever wants these raised means them for his own arithmetic
+        with np.errstate(all="ignore"):
+            return returns + rewards
 
 
 def _reduce(reducer: Reducer, values: npt.NDArray[Any]) -> Any:
