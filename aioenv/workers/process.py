@@ -93,8 +93,9 @@ class _Watched:
         self.marker = marker
         self.exited = asyncio.Event()
         self._pidfd = pidfd
+        self._loop = asyncio.get_running_loop()
         if pidfd is not None:
-            asyncio.get_running_loop().add_reader(pidfd, self._on_exit)
+            self._loop.add_reader(pidfd, self._on_exit)
 
     def signal(self, sig: signal.Signals) -> None:
         """See `Process`."""
@@ -120,9 +121,15 @@ class _Watched:
 
     def _unwatch(self) -> None:
         if self._pidfd is not None:
-            asyncio.get_running_loop().remove_reader(self._pidfd)
+            if not self._loop.is_closed():
+                self._loop.remove_reader(self._pidfd)
             os.close(self._pidfd)
             self._pidfd = None
+
+    def _leave(self) -> None:
+        """It is being killed, and nobody waits: what its loop would do, were it not closed, is done here."""
+        if self._loop.is_closed():
+            self._unwatch()
 
 
 class SpawnedProcess(_Watched):
@@ -189,6 +196,7 @@ class SpawnedProcess(_Watched):
     def abandon(self) -> None:
         """See `Process`."""
         kill_group(self.pid, signal.SIGKILL)
+        self._leave()
         guardian, self._guardian = self._guardian, None
         if guardian is not None:
             guardian.let_go(self.pid)
@@ -272,6 +280,7 @@ class ForkedProcess(_Watched):
         """See `Process`."""
         if not self.exited.is_set():
             kill_group(self.pid, signal.SIGKILL)
+        self._leave()
         server, self._server = self._server, None
         if server is not None:
             server.abandon()

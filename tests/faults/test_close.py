@@ -197,6 +197,30 @@ def test_the_loop_is_closed_before_it(start, loop):
     wait_until_gone(pids, 1.0)
 
 
+@PAIRS
+@pytest.mark.parametrize("end", ["close", "forget"])
+def test_no_descriptor_is_left_of_one_whose_loop_was_closed(end, start, loop):
+    code = """
+        import asyncio, gc, os, sys, aioenv
+
+        async def main():
+            envs = await aioenv.make_vec("CartPole-v1", 2, num_workers=2, start=sys.argv[1])
+            await envs.reset()
+            return envs
+
+        counts = []
+        for _ in range(3):  # the first round opens what a loop shares with the next
+            envs = {"asyncio": asyncio, "uvloop": aioenv}[sys.argv[2]].run(main())
+            if sys.argv[3] == "close":
+                asyncio.run(envs.close())
+            del envs
+            gc.collect()
+            counts.append(len(os.listdir("/proc/self/fd")))
+        assert counts[1] == counts[0] and counts[2] == counts[0], counts
+    """
+    run_alone(code, start, loop, end)
+
+
 @pytest.mark.parametrize("start", START_METHODS)
 def test_never_closed_at_the_end_of_the_program(start):
     pids, stderr = run_script(start)
