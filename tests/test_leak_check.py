@@ -10,6 +10,7 @@ from multiprocessing import shared_memory
 from pathlib import Path
 
 import pytest
+from process_kit import run_alone
 
 from aioenv.testing import LeakError, leak_check
 from aioenv.testing.leak_check import Resources
@@ -137,3 +138,14 @@ def test_the_blocks_own_error_comes_first():
     with pytest.raises(ValueError, match="mine"):
         with leak_check(timeout_s=0):
             raise ValueError("mine")
+
+
+def test_what_the_first_loop_of_a_process_opens_for_good_is_no_leak():
+    code = """
+        from aioenv import sync
+        from aioenv.testing import leak_check
+
+        with leak_check(), sync.make_vec("CartPole-v1", 2) as envs:
+            envs.reset()
+    """
+    run_alone(code)

@@ -8,6 +8,7 @@ import re
 import threading
 import time
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -83,6 +84,14 @@ def _mapped_elsewhere() -> set[str]:
     return names
 
 
+@cache
+def _open_what_stays() -> None:
+    """With its first loop uvloop opens a pipe for signals, once for the process: no block leaves that behind."""
+    from aioenv.make import new_event_loop
+
+    new_event_loop().close()
+
+
 @contextlib.contextmanager
 def leak_check(timeout_s: float = 2.0) -> Iterator[None]:
     """Fail if the block leaves a child process, descriptor, thread or name in shared memory behind.
@@ -93,6 +102,7 @@ def leak_check(timeout_s: float = 2.0) -> Iterator[None]:
     Raises:
         LeakError: if something is left; it is raised only if the block itself did not raise.
     """
+    _open_what_stays()
     before = Resources.now()
     yield
     began = time.monotonic()
