@@ -179,6 +179,17 @@ class Part:
         "slots", "start", "stop", "untaken",
     )  # fmt: skip
 
+    # as `Exchange.begin` sets them
+    columns: Sequence[Columns]
+    objects: Sequence[Sequence[Any]]
+    errors: Sequence[SlotError]
+    over: Sequence[int]
+    beyond: Sequence[tuple[int, bytes]]
+    sent: Sent | None
+    request: int | None
+    arrived: bool
+    untaken: list[int] | None
+
     def __init__(self, member: Member, slots: npt.NDArray[np.int64], start: int, batch: Batch) -> None:
         self.member = member
         self.slots = slots
@@ -186,19 +197,6 @@ class Part:
         self.stop = start + len(slots)
         self.into = batch.rows(start, self.stop, stepped=True), batch.rows(start, self.stop, stepped=False)
         self.on_reply: OnReply | None = None
-        self.begin()
-
-    def begin(self) -> None:
-        """Be as new."""
-        self.columns: Sequence[Columns] = ()
-        self.objects: Sequence[Sequence[Any]] = ()
-        self.errors: Sequence[SlotError] = ()
-        self.over: Sequence[int] = ()
-        self.beyond: Sequence[tuple[int, bytes]] = ()
-        self.sent: Sent | None = None
-        self.request: int | None = None
-        self.arrived = False
-        self.untaken: list[int] | None = None
 
 
 class Exchange:
@@ -224,7 +222,7 @@ class Exchange:
         self.idle = True
 
     def begin(self, *, stepped: bool, waiting: bool) -> None:
-        """Be as new."""
+        """Be as new, parts included."""
         self.stepped = stepped
         self.waiting = waiting
         self.polled = self.looks = False
@@ -233,7 +231,9 @@ class Exchange:
         self.images: Any = None
         self.idle = False
         for part in self.parts:
-            part.begin()
+            part.columns = part.objects = part.errors = part.over = part.beyond = ()
+            part.sent = part.request = part.untaken = None
+            part.arrived = False
 
     @cached_property
     def slots(self) -> npt.NDArray[np.int64]:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from math import prod
+from operator import getitem
 from time import perf_counter
 from typing import Any, TypeVar
 
@@ -30,7 +32,7 @@ from aioenv.engine.slots import SlotState, SlotTable
 from aioenv.engine.some_slots import Seeds, SomeSlots
 from aioenv.engine.tails import reset_tail, step_tail
 from aioenv.errors import NoAsyncCallError, SlotError, StaleViewWarning, warn_caller
-from aioenv.wire.frames import Kind
+from aioenv.wire.frames import Kind, new_tuple
 from aioenv.workers.restart import RestartPolicy
 
 __all__ = ["Schedule"]
@@ -117,6 +119,7 @@ class Schedule(SomeSlots):
         self.merger = self.dispatch.merger
         waitable = all(member.worker.waitable is not None for member in fleet.members)
         self.needs_replies_only = waitable and not (images or painter or self.merger)
+        self._cuts = _cuts(fleet, self.dispatch.shared_actions)
         self._exchanges = Exchanges(self.dispatch.whole, in_turn=not copy)
         self.patience = Patience(fleet, timeout_s, on_timeout, self.restarter)
         if self.merger is not None:
@@ -174,9 +177,10 @@ class Schedule(SomeSlots):
         self.table.check_send(slice(None), "step", reset=False)
         exchange = self._whole(stepped=True)
         shared = self.dispatch.shared_actions if arrays else ()
-        views = [(byte_view(a), a.nbytes // self.num_envs) for i, a in enumerate(arrays) if i not in shared]
+        framed = arrays if not shared else [array for i, array in enumerate(arrays) if i not in shared]
+        views = list(map(byte_view, framed))
         for index, part in enumerate(exchange.parts):
-            fixed = [view[part.start * size : part.stop * size] for view, size in views]
+            fixed: Any = list(map(getitem, views, self._cuts[index]))
             placed = {i: arrays[i][part.start : part.stop] for i in shared} if shared else None
             tail = tails[index] if tails is not None else b""
             self.dispatch.submit(exchange, part, Sent(Kind.STEP, fixed, tail, part.slots, placed))
@@ -271,9 +275,8 @@ class Schedule(SomeSlots):
     def _step_result(self, exchange: Exchange) -> StepResult:
         batch = exchange.batch
         self._settle(exchange)
-        return StepResult(
-            self._assemble(exchange), batch.reward, batch.terminated, batch.truncated, self._infos(exchange)
-        )
+        obs, info = self._assemble(exchange), self._infos(exchange)
+        return new_tuple(StepResult, (obs, batch.reward, batch.terminated, batch.truncated, info))
 
     def _reset_result(self, exchange: Exchange) -> ResetResult:
         self._settle(exchange)
@@ -400,3 +403,9 @@ class Schedule(SomeSlots):
             )
         if abandoned and self.merger is not None:  # what was seen in what is dropped was seen all the same
             await self._merge(self.merger, 0)
+
+
+def _cuts(fleet: Fleet, shared: Sequence[int]) -> list[list[slice]]:
+    """By worker, and by leaf that is not in shared memory: the bytes of a batch of actions that are the worker's."""
+    sizes = [prod(leaf.shape) * leaf.dtype.itemsize for i, leaf in enumerate(fleet.actions.leaves) if i not in shared]
+    return [[slice(m.start * size, m.stop * size) for size in sizes] for m in fleet.members]

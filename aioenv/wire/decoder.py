@@ -139,7 +139,7 @@ class Decoder:
             return
         if fixed is not guess:
             self._move(header, fixed, guess, rest)
-        elif rest == header.fixed and not header.tail:  # the whole frame, and no more
+        elif rest == header.fixed and not header.tail:  # the whole frame, and no more: the usual case
             self._finish_frame(header, fixed, _NOTHING)
         else:
             self._land(header, fixed, rest)
