@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 
 import gymnasium as gym
@@ -253,3 +254,52 @@ def test_options_of_each_slot():
         sb3.VecEnv(make)
     with pytest.raises(TypeError, match="copies of one id are made by make_vec"):
         sb3.VecEnv("CartPole-v1")
+
+
+class MixedInfos(gym.Env):
+    """Its infos have values of one sort in one env, of another in the next."""
+
+    observation_space, action_space = gym.spaces.Discrete(2), gym.spaces.Discrete(2)
+
+    def __init__(self, slot: int):
+        self.slot = slot
+        self.t = 0
+
+    def info(self) -> dict:
+        values = [(0, False, {"of": 1}, [1]), (0.5, 2.5, {"of": 1.5}, {}), (1, "text", 3, np.arange(self.t))][self.slot]
+        info = dict(zip(["cost", "flag", "nested", "kind"], values, strict=True))
+        return {**info, "_cost": self.slot, **({"extra": self.t} if self.slot else {})}
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return 0, self.info()
+
+    def step(self, action):
+        self.t += 1
+        return 0, 1.0, self.t % 2 == 0, False, self.info()
+
+
+@pytest.mark.parametrize("each_its_own", [False, True])
+def test_infos_are_each_envs_own_whatever_the_others_say(each_its_own, caplog):
+    from stable_baselines3.common.vec_env import DummyVecEnv
+
+    from aioenv.adapters import sb3
+
+    fns = [functools.partial(MixedInfos, slot) for slot in range(3)]
+    theirs, ours = DummyVecEnv(fns), sb3.VecEnv(fns, num_workers=2)
+    try:
+        for envs in theirs, ours:
+            if each_its_own:
+                envs.set_options([{"x": 1}, {}, {"x": 2}])
+            envs.reset()
+        np.testing.assert_equal(ours.reset_infos, theirs.reset_infos)
+        for _ in range(4):
+            expected, got = theirs.step(np.zeros(3, np.int64))[3], ours.step(np.zeros(3, np.int64))[3]
+            np.testing.assert_equal(got, expected)
+            np.testing.assert_equal(ours.reset_infos, theirs.reset_infos)
+            assert type(got[1]["cost"]) is float and type(got[2]["cost"]) is int
+        got[2]["kind"][...] = 7  # an array of one's own
+        assert not caplog.records
+    finally:
+        theirs.close()
+        ours.close()

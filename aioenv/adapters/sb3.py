@@ -18,9 +18,11 @@ except ImportError as exc:
 
 from aioenv import sync
 from aioenv.adapters.stack import IS_WRAPPED, SET_ATTR, answering, answering_from
+from aioenv.batching.merge import merge_or_rows
 from aioenv.engine.arguments import listed_factories
 from aioenv.engine.results import Ready, ResetResult
 from aioenv.engine.runs.one_slot import infos_of
+from aioenv.engine.schedule import Schedule
 from aioenv.errors import ActionError, EnvError, NoAsyncCallError, PendingCallError
 from aioenv.host.native_tasks import is_native_task
 from aioenv.sync.portal import Postponed
@@ -92,6 +94,9 @@ class VecEnv(_VecEnv):  # type: ignore[misc]  # Stable-Baselines3 need not be in
                     f"{envs.autoreset_mode}"
                 )
             super().__init__(envs.num_envs, envs.single_observation_space, envs.single_action_space)
+            schedule = envs._envs._schedule
+            if isinstance(schedule, Schedule):  # infos are taken apart again: each env's must be as it was
+                schedule.merge_infos = merge_or_rows
         except BaseException:
             envs.close()
             raise

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import VectorEnv
 
-from aioenv.batching.infos import MAX_SCHEMAS, NO_RESULT_KEY, Column, Columns, Group, Schema
+from aioenv.batching.infos import MAX_SCHEMAS, NO_RESULT, NO_RESULT_KEY, Column, Columns, Group, Schema
 
-__all__ = ["SchemaTable", "merge"]
+__all__ = ["Rows", "SchemaTable", "merge", "merge_or_rows"]
 
 _log = logging.getLogger("aioenv")
 
@@ -76,10 +76,32 @@ def merge(parts: Sequence[Columns], size: int) -> dict[str, Any]:
         For each key an array of `size` rows (zero, or None for objects, where a row has no such key) and under
         `_key` a bool array of shape `(size,)` that says which rows have it; dicts nest.
     """
+    infos = _merge_columns(parts, size)
+    return _merge_by_row(parts, size) if infos is None else infos
+
+
+class Rows(dict[Any, Any]):
+    """Instead of an info dict of a batch: `{row: the info dict that it was}`."""
+
+
+def merge_or_rows(parts: Sequence[Columns], size: int) -> dict[str, Any]:
+    """As `merge`, but `Rows` where a key has values of several types, which an array would cast to the first one's."""
+    infos = _merge_columns(parts, size)
+    if infos is None and any(part.schema is NO_RESULT for part in parts):
+        return merge(parts, size)
+    if infos is None:
+        infos = Rows()
+        for position, info in _by_row(parts, size):
+            infos.setdefault(position, {}).update(info)
+    return infos
+
+
+def _merge_columns(parts: Sequence[Columns], size: int) -> dict[str, Any] | None:
+    """Whole columns at once; None if that gives something else than row by row."""
     if not parts:
         return {}
     if any(part.schema.by_row for part in parts):
-        return _merge_by_row(parts, size)
+        return None
     if _all_alike(parts, size):
         return _join(parts, size)
     if all(part.schema.floats for part in parts) and (merged := _merge_floats(parts, size)) is not None:
@@ -87,7 +109,7 @@ def merge(parts: Sequence[Columns], size: int) -> dict[str, Any]:
     infos: dict[str, Any] = {}
     for part in parts:
         if not _assign(infos, part, size):
-            return _merge_by_row(parts, size)
+            return None
     return infos
 
 
@@ -199,13 +221,19 @@ class _Holder:
         self.num_envs = num_envs
 
 
-def _merge_by_row(parts: Sequence[Columns], size: int) -> dict[str, Any]:
-    """Gymnasium's own way, one dict at a time in the order of rows: the first value of a key decides its dtype."""
+def _by_row(parts: Sequence[Columns], size: int) -> list[tuple[int, dict[str, Any]]]:
+    """All dicts, in the order of rows."""
     rows: list[tuple[int, dict[str, Any]]] = []
     for part in parts:
         positions = range(size)[part.positions] if isinstance(part.positions, slice) else part.positions
         rows.extend((int(position), _info(part, i)) for i, position in enumerate(positions))
     rows.sort(key=lambda item: item[0])  # stable: within a row, the order in which they came
+    return rows
+
+
+def _merge_by_row(parts: Sequence[Columns], size: int) -> dict[str, Any]:
+    """Gymnasium's own way, one dict at a time in the order of rows: the first value of a key decides its dtype."""
+    rows = _by_row(parts, size)
     holder = _Holder(size)
     infos: dict[str, Any] = {}
     try:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -13,9 +14,10 @@ from aioenv.engine.batch import Exchange, Part
 from aioenv.engine.results import Ready, ResetResult, StepResult
 from aioenv.errors import SlotError
 
-__all__ = ["harvest", "so_far"]
+__all__ = ["Merge", "harvest", "so_far"]
 
 Parts = list[tuple[Exchange, Part]]
+Merge: TypeAlias = Callable[[Sequence[Columns], int], dict[str, Any]]
 
 
 def so_far(layout: Layout, exchange: Exchange) -> StepResult | ResetResult:
@@ -42,9 +44,9 @@ def so_far(layout: Layout, exchange: Exchange) -> StepResult | ResetResult:
 
 
 def harvest(
-    layout: Layout, parts: Parts, max_slots: int | None
+    layout: Layout, parts: Parts, max_slots: int | None, merge_infos: Merge
 ) -> tuple[Ready, list[tuple[Exchange, Any]], list[tuple[SlotError, set[int]]], Parts]:
-    """Take the results of up to `max_slots` slots, of the oldest parts first.
+    """Take the results of up to `max_slots` slots, of the oldest parts first; `merge_infos` makes their info dict.
 
     Returns:
         The results; the exchanges they come from with the slots taken of each; the errors, each with those of its slots
@@ -95,7 +97,8 @@ def harvest(
         reward[mine] = batch.reward[theirs]
         terminated[mine] = batch.terminated[theirs]
         truncated[mine] = batch.truncated[theirs]
-    ready = Ready(slots[order], layout.assemble(obs, objects), reward, terminated, truncated, merge(columns, n))
+    info = merge_infos(columns, n)
+    ready = Ready(slots[order], layout.assemble(obs, objects), reward, terminated, truncated, info)
     exchanges = [(exchange, part.slots[rows]) for exchange, part, rows in taken]
     return ready, exchanges, errors, rest
 

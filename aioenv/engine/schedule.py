@@ -72,6 +72,7 @@ class Schedule(SomeSlots):
         patience: waits for them.
         restarter: who starts workers again; None if nobody does. history: what they go on from.
         episodes: counts episodes; None: nobody does.
+        merge_infos: makes one info dict of the columns of a batch, of so many rows.
         needs_replies_only: whether a step ever needs more of the loop than the workers' replies.
     """
 
@@ -99,6 +100,7 @@ class Schedule(SomeSlots):
         self._arrival = asyncio.Event()
         self._wanted = []
         self.closing = False
+        self.merge_infos = merge
         self._all_slots = np.arange(self.num_envs)
         self._must_reset = must_reset
         self._last_turn = 0.0  # when the loop could last do something else, by `perf_counter`
@@ -296,7 +298,7 @@ class Schedule(SomeSlots):
         columns: list[Columns] = []
         for part in exchange.parts:
             columns += part.columns
-        return merge(columns, self.num_envs) if columns else {}
+        return self.merge_infos(columns, self.num_envs) if columns else {}
 
     def _settle(self, exchange: Exchange) -> None:
         """All replies are in and about to be handed out: the slots are free again, or failed."""

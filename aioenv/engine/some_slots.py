@@ -14,7 +14,7 @@ from aioenv.batching.seeds import is_listed
 from aioenv.engine.batch import Exchange, Part, Sent
 from aioenv.engine.dispatch import Dispatch
 from aioenv.engine.fleet import Fleet, Member
-from aioenv.engine.harvest import harvest
+from aioenv.engine.harvest import Merge, harvest
 from aioenv.engine.history import History
 from aioenv.engine.images.shots import Images
 from aioenv.engine.merging import Merger
@@ -41,6 +41,7 @@ class SomeSlots:
     history: History | None
     merger: Merger | None
     patience: Patience
+    merge_infos: Merge
     closing: bool
     _abandoned: list[Exchange]  # cancelled or timed out: their results wait for `recv`
     _ready: list[tuple[Exchange, Part]]
@@ -158,7 +159,7 @@ class SomeSlots:
 
     def take(self, max_slots: int | None) -> Ready:
         """What `recv` gives of what is in: results of up to `max_slots` slots, oldest first, in the order of slots."""
-        ready, taken, errors, rest = harvest(self.fleet.observations, self._ready, max_slots)
+        ready, taken, errors, rest = harvest(self.fleet.observations, self._ready, max_slots, self.merge_infos)
         self._ready = rest
         self.table.move(ready.slots, SlotState.IDLE)
         self._arrival.set()  # another may wait for more than there will be

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from aioenv.batching.layout import Arrays, Layout
-from aioenv.batching.merge import merge
+from aioenv.batching.merge import Rows, merge
 from aioenv.batching.seeds import check_options, one_seed
 from aioenv.engine.batch import Exchange
 from aioenv.engine.results import ResetResult, SlotStep
@@ -132,6 +132,8 @@ def info_of(info: dict[str, Any], row: int) -> dict[str, Any]:
 
 def infos_of(info: dict[str, Any], n: int) -> list[dict[str, Any]]:
     """The info dicts of all n rows of a batch; most have next to nothing, in steps that end the episodes of a few."""
+    if isinstance(info, Rows):
+        return [_copied(info.get(row, {})) for row in range(n)]
     owns: list[dict[str, Any]] = [{} for _ in range(n)]
     for key, value in info.items():
         mask = _mask_of(info, key)
@@ -139,6 +141,15 @@ def infos_of(info: dict[str, Any], n: int) -> list[dict[str, Any]]:
             for row in np.flatnonzero(mask).tolist():
                 owns[row][key] = _own(key, value, row)
     return owns
+
+
+def _copied(info: dict[str, Any]) -> dict[str, Any]:
+    """An info dict with arrays of its own, not those of a whole reply."""
+    return {key: _copied(value) if type(value) is dict else _copy(value) for key, value in info.items()}
+
+
+def _copy(value: Any) -> Any:
+    return value.copy() if isinstance(value, np.ndarray) else value
 
 
 def _mask_of(info: dict[str, Any], key: str) -> Any:
@@ -153,8 +164,6 @@ def _own(key: str, value: Any, row: int) -> Any:
     if key == "_active":
         return bool(value[row])
     item = info_of(value, row) if isinstance(value, dict) else value[row]
-    if isinstance(item, np.ndarray):
-        return item.copy()
     if type(item) is np.int64 or type(item) is np.bool_:  # mostly Python's own (a float64 is a float)
         return item.item()
-    return item
+    return _copy(item)
