@@ -481,7 +481,7 @@ def test_a_frame_that_rubbish_follows_is_served_and_then_nothing_is_waited_for()
     ours, theirs = socket.socketpair()
     with ours, theirs:
         ours.sendall(b"".join([*Encoder().encode(Kind.STEP, 7, 0, (b"four",)), b"rubbish, longer than a header is"]))
-        link = Link(theirs.fileno(), theirs.fileno(), lambda header: None, lambda: None)
+        link = Link(theirs.fileno(), theirs.fileno())
         frame = link.read()
         assert frame is not None
         assert (frame.kind, frame.request, b"".join(frame.fixed)) == (Kind.STEP, 7, b"four")
@@ -494,7 +494,7 @@ def test_a_reply_that_the_socket_takes_in_pieces_arrives_whole():
     ours, theirs = socket.socketpair()
     sent = [os.urandom(300_000), b"", os.urandom(70_000)]
     with ours, theirs:
-        link = Link(theirs.fileno(), theirs.fileno(), lambda header: None, lambda: None)
+        link = Link(theirs.fileno(), theirs.fileno())
         with ThreadPoolExecutor() as pool:
             writing = pool.submit(link.write, Kind.RESULT, 1, 0, sent, b"tail")
             decoder = Decoder()

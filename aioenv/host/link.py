@@ -29,26 +29,26 @@ class Link:
     Args:
         read_fd: frames come from here.
         write_fd: and go here; a socket is both.
-        place: where the fixed part of a frame goes (see `Decoder`).
-        expect: where that of the next one probably goes.
     """
 
-    def __init__(
-        self,
-        read_fd: int,
-        write_fd: int,
-        place: Callable[[Header], Sequence[memoryview] | None],
-        expect: Callable[[], Sequence[memoryview] | None],
-    ) -> None:
+    def __init__(self, read_fd: int, write_fd: int) -> None:
         self._read_fd = read_fd
         self._write_fd = write_fd
-        self._decoder = Decoder(place, expect)
+        self._decoder = Decoder(None, _nowhere)
         self._encoder = Encoder()
         self._poller = Poller(0.0)
         self._readable, self._sleep = _waits(read_fd)
         if read_fd != write_fd:  # else a socket that the parent has made
             for fd in (read_fd, write_fd):
                 _enlarge(fd)
+
+    def aim(
+        self,
+        place: Callable[[Header], Sequence[memoryview] | None],
+        expect: Callable[[], Sequence[memoryview] | None],
+    ) -> None:
+        """From now on, say where the fixed part of a frame goes, and that of the next one probably (see `Decoder`)."""
+        self._decoder.place, self._decoder.expect = place, expect
 
     def poll(self, poll_s: float) -> None:
         """From now on, poll up to `poll_s` seconds for the next frame before the process sleeps."""
@@ -95,6 +95,10 @@ class Link:
             if count:
                 rest[0] = memoryview(rest[0])[count:]
             count = os.writev(self._write_fd, list(islice(rest, _IOV_MAX)))
+
+
+def _nowhere() -> None:
+    """Before anybody has said where to."""
 
 
 def _waits(fd: int) -> tuple[Callable[[], object], Callable[[], object]]:

@@ -8,7 +8,7 @@ import importlib
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from aioenv.errors import WireError
 from aioenv.host import running, shared
@@ -21,7 +21,7 @@ from aioenv.host.service import Reply, Service
 from aioenv.host.tracing import TracedService
 from aioenv.machine import leave_cpus_to_others
 from aioenv.trace.ring import TRACE, Handle, Ring
-from aioenv.wire.frames import Frame, Header, Kind
+from aioenv.wire.frames import Frame, Kind
 from aioenv.wire.messages import (
     WHERE,
     Call,
@@ -63,13 +63,7 @@ class _Loop:
     def __init__(self, read_fd: int, write_fd: int, variables_before: Mapping[str, str]) -> None:
         self._variables_before = variables_before
         self._service: Service | None = None
-        self._link = Link(read_fd, write_fd, self._place, self._expect)
-
-    def _place(self, header: Header) -> Sequence[memoryview] | None:
-        return self._service.place(header) if self._service else None
-
-    def _expect(self) -> Sequence[memoryview] | None:
-        return self._service.expect() if self._service else None
+        self._link = Link(read_fd, write_fd)
 
     def run(self) -> None:
         try:
@@ -132,8 +126,10 @@ class _Loop:
                 restore_registry(*start.registry)
         for name in start.preload:
             importlib.import_module(name)
-        self._service = load_code(start.service)()
-        return dump(self._service.describe())
+        service: Service = load_code(start.service)()
+        self._service = service
+        self._link.aim(service.place, service.expect)
+        return dump(service.describe())
 
     def _call(self, frame: Frame) -> Reply:
         call: Call = load(frame.tail)

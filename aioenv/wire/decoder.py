@@ -62,6 +62,7 @@ class Decoder:
     for ever.
 
     Attributes:
+        place, expect: as given; others may take their place between two frames, if there was an `expect`.
         frames: those that are complete, and that nobody has taken.
         error: what broke the stream; None while it is whole.
     """
@@ -76,8 +77,8 @@ class Decoder:
     ) -> None:
         self._max_scratch = max_scratch
         self._max_tail = max_tail
-        self._place = place
-        self._expect = expect
+        self.place = place
+        self.expect = expect
         self._guess: Sequence[memoryview] | None = None  # what `buffers` handed out after the header's buffer
         self._spill = memoryview(bytearray(SPILL_BYTES if expect else 0))
         self._offered: Sequence[memoryview] | None = None  # the guess that `_offer` was made for
@@ -108,9 +109,9 @@ class Decoder:
         """
         if self.error:
             raise self.error.with_traceback(None)
-        if self._expect is None or self._header is not None or len(self._wanted[0]) != HEADER_BYTES:
+        if self.expect is None or self._header is not None or len(self._wanted[0]) != HEADER_BYTES:
             return self._wanted
-        guess = self._guess = self._expect() or ()
+        guess = self._guess = self.expect() or ()
         if guess is not self._offered:
             self._offered = guess
             self._offer = [self._head, *guess, self._spill]
@@ -296,7 +297,7 @@ class Decoder:
             WireError: if that is more scratch than allowed; the stream is broken then.
         """
         try:
-            fixed = self._place(header) if self._place else None
+            fixed = self.place(header) if self.place else None
         except BaseException:
             # the frame has no home, and whoever catches this must not find the next one half read
             self._break(WireError(f"no memory was given for the fixed part of a {header.kind.name} frame"))
