@@ -439,3 +439,65 @@ async def test_a_look_does_not_depend_on_what_other_modders_did_first():
             return await pool.render(slots=range(4), randomize=True, width=24, height=18, camera="track")
 
     assert np.array_equal(await looks(1), await looks(4))
+
+
+# MuJoCo has compiled the blue box where its body is, the red one where its body's inertia is, and both sites likewise.
+FRAMED = """
+<mujoco>
+  <worldbody>
+    <light pos="0 0 3"/>
+    <camera name="still" pos="0 -3 1" xyaxes="1 0 0 0 .3 1"/>
+    <body pos="-.6 0 .7"><freejoint/><geom type="box" size=".3 .2 .1" rgba="0 0 1 1"/><site size=".3"/></body>
+    <body pos=".2 0 .7">
+      <freejoint/>
+      <geom type="box" size=".1 .2 .3" pos=".4 0 0" euler="0 30 0" rgba="1 0 0 1"/>
+      <site size=".3 .1 .1" type="box" pos=".4 0 0" euler="0 30 0"/>
+    </body>
+  </worldbody>
+</mujoco>
+"""
+
+
+def edits_of(field: str, row: int, value: list[float]) -> type[Modder]:
+    """A modder that edits this."""
+    return type("Editor", (Modder,), {"randomize": lambda self: self._edit(field, row, value)})
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("field", "row", "value", "shows"),
+    [
+        ("geom_pos", 0, [0, 0, 0.4], True),
+        ("geom_quat", 1, [0.6, 0, 0.8, 0], True),
+        ("site_pos", 0, [0, 0, 0.4], True),
+        ("site_quat", 1, [0.6, 0.8, 0, 0], True),
+        ("body_ipos", 2, [-0.5, 0, 0.3], False),
+        ("body_iquat", 2, [0.6, 0.8, 0, 0], False),
+    ],
+)
+async def test_what_is_compiled_where_its_body_is_is_moved_and_stays_where_the_inertia_was(field, row, value, shows):
+    """Edits for one call give what a model does that is compiled so, and a modder gives the same."""
+    model = mujoco.MjModel.from_xml_string(FRAMED)
+    size = {"width": 48, "height": 36, "camera": "still"}
+    edited = np.array(getattr(model, field))
+    edited[row] = value
+    async with aioenv.RenderPool(model, quality="fast", modder=edits_of(field, row, value)) as pool:
+        before = await pool.render(slots=[0], **size)
+        by_edits = await pool.render(slots=[0], edits={field: edited[None]}, **size)
+        by_modder = await pool.render(slots=[0], randomize=True, **size)
+        assert np.array_equal(by_modder, by_edits)
+        assert np.array_equal(before, by_edits) is not shows
+        assert np.array_equal(await pool.render(slots=[1], **size), before)
+
+
+def test_what_a_modder_loosened_is_restored():
+    model = mujoco.MjModel.from_xml_string(FRAMED)
+    names = ("geom_pos", "geom_sameframe", "site_sameframe", "body_ipos")
+    before = {name: np.array(getattr(model, name)) for name in names}
+    modder = Modder(model)
+    modder._edit("geom_pos", 0, [0, 0, 1])
+    assert changed(model, before) == {"geom_pos", "geom_sameframe"}
+    modder._edit("body_ipos", 2, [0, 0, 1])
+    assert changed(model, before) == {"geom_pos", "geom_sameframe", "site_sameframe", "body_ipos"}
+    modder.restore()
+    assert not changed(model, before)

@@ -11,7 +11,7 @@ import mujoco
 import numpy as np
 import numpy.typing as npt
 
-from aioenv.host.physics.edits import field_of, set_field
+from aioenv.host.physics.edits import field_of, loosened, set_field
 from aioenv.host.physics.source import load_model
 from aioenv.host.service import Reply
 from aioenv.rendering.cameras import Eye
@@ -141,10 +141,10 @@ class PoolService(DrawingService):
     def _edited(self, edits: dict[str, npt.NDArray[Any]], row: int) -> Iterator[None]:
         """The model with the edits of one state, taken back afterwards."""
         changes: dict[str, Any] = {name: rows[row] for name, rows in edits.items()}
-        for kind, pos, quat in (("geom", "pos", "quat"), ("site", "pos", "quat"), ("body", "ipos", "iquat")):
-            if changes.keys() & {f"{kind}_{pos}", f"{kind}_{quat}"}:
-                # or MuJoCo takes one that was compiled where its body is to be there still
-                changes[f"{kind}_sameframe"] = int(mujoco.mjtSameFrame.mjSAMEFRAME_NONE)
+        for name in list(changes):
+            for frame, values in loosened(self._model, name).items():
+                # (0 is none)
+                changes[frame] = np.minimum(changes[frame], values) if frame in changes else values
         before = {name: np.array(field_of(self._model, name)) for name in changes}
         try:
             for name, value in changes.items():

@@ -25,6 +25,7 @@ __all__ = [
     "editable_fields",
     "field_of",
     "flat_fields",
+    "loosened",
     "may_edit",
     "seen_fields",
     "set_field",
@@ -98,6 +99,36 @@ def set_field(model: mujoco.MjModel, name: str, value: Any) -> None:
         setattr(field_of(model, owner), last, type(field)(np.asarray(value).item()))
     else:
         field.flat = value
+
+
+def loosened(model: mujoco.MjModel, name: str, row: int | None = None) -> dict[str, npt.NDArray[Any]]:
+    """What is to be edited with a field, or that would not show, or move something else: whole fields by name.
+
+    The place of a geom or a site that was compiled to be where its body is, or where the body's inertia is, MuJoCo
+    takes from there, and not from the model; likewise that of an inertia.
+
+    Args:
+        model: the model; nothing is written to it.
+        name: of the field that is edited.
+        row: which row of it is; None for all.
+    """
+    import mujoco
+
+    same = mujoco.mjtSameFrame
+    owner, _, what = name.partition("_")
+    rows = slice(None) if row is None else row
+    frames: dict[str, npt.NDArray[Any]] = {}
+    if (owner in ("geom", "site") and what in ("pos", "quat")) or name in ("body_ipos", "body_iquat"):
+        frames[f"{owner}_sameframe"] = own = np.array(field_of(model, f"{owner}_sameframe"))
+        own[rows] = int(same.mjSAMEFRAME_NONE)
+    if owner == "body" and frames:  # what was where the inertia is stays there
+        for part in ("geom", "site"):
+            frames[f"{part}_sameframe"] = theirs = np.array(field_of(model, f"{part}_sameframe"))
+            follows = np.isin(theirs, (int(same.mjSAMEFRAME_INERTIA), int(same.mjSAMEFRAME_INERTIAROT)))
+            if row is not None:
+                follows &= field_of(model, f"{part}_bodyid") == row
+            theirs[follows] = int(same.mjSAMEFRAME_NONE)
+    return frames
 
 
 _getter = cache(attrgetter)

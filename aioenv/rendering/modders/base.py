@@ -9,6 +9,8 @@ import mujoco
 import numpy as np
 import numpy.typing as npt
 
+from aioenv.host.physics.edits import loosened
+
 __all__ = ["Modder", "Name", "Seed"]
 
 Name: TypeAlias = "str | int"
@@ -65,6 +67,12 @@ class Modder:
 
     def _edit(self, field: str, row: int, value: Any) -> None:
         """Write a row of a field, and remember what was there."""
+        for frame, values in loosened(self.model, field, row).items():  # or a geom may stay where its body is
+            for other in np.flatnonzero(getattr(self.model, frame) != values).tolist():
+                self._write(frame, other, values[other])
+        self._write(field, row, value)
+
+    def _write(self, field: str, row: int, value: Any) -> None:
         array = getattr(self.model, field)
         if (field, row) not in self._before:
             self._before[field, row] = np.array(array[row])
