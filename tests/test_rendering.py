@@ -403,6 +403,14 @@ async def test_an_unknown_camera_is_refused_at_the_start():
         await aioenv.make_vec("HalfCheetah-v5", 1, render=aioenv.RenderConfig(8, 8, camera=5))
 
 
+@pytest.mark.asyncio
+@pytest.mark.parametrize("what", ["render", "pixels"])
+async def test_a_camera_that_an_env_asks_for_and_its_model_has_not_is_refused_at_the_start(what):
+    images = {what: aioenv.RenderConfig(8, 8)}
+    with pytest.raises(ValueError, match=r"camera_id=1, of a model that has only \['track'\]"):
+        await aioenv.make_vec("HalfCheetah-v5", 1, camera_id=1, **images)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -74,10 +74,13 @@ def of_source(model: mujoco.MjModel, view: CameraView, asked: str | int | None) 
     """The view of a vector env's slot: the camera asked for, or for None the env's own.
 
     Raises:
-        ValueError: as `find_camera`.
+        ValueError: as `find_camera`; or the model has not the env's own camera.
     """
     if asked is not None:
         return find_camera(model, asked)
+    if view.fixed >= model.ncam:  # else MuJoCo says so, of the first image
+        names = [model.camera(i).name for i in range(model.ncam)]
+        raise ValueError(f"camera: the env itself asks for camera_id={view.fixed}, of a model that has only {names}")
     return _fixed(view.fixed) if view.fixed >= 0 else _free(view.settings)
 
 
