@@ -151,8 +151,9 @@ async def test_rp13_a_worker_that_raises_dies_or_hangs_fails_its_call_and_is_rep
         await draw(slots=[0, 1], randomize=True)
         pids = pool.pids
         path.write_text("r")
-        with pytest.raises(aioenv.RenderError, match=r"a fault of the modder[\s\S]*Traceback"):
+        with pytest.raises(aioenv.RenderError, match=r"a fault of the modder[\s\S]*Traceback") as caught:
             await draw(slots=[0], randomize=True)
+        assert "FaultyThere raised this for slot 0, randomised 2 times" in str(caught.value)
         assert differ(await draw(slots=[0, 1])) and pool.pids == pids
         path.write_text("k")
         innocent = pool.submit(slots=[1], camera="side", **SMALL)

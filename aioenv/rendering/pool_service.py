@@ -59,13 +59,24 @@ class Wardrobe:
             for modder in reversed(self._modders):
                 modder.restore()
             if count:
-                for number, modder in enumerate(self._modders):
-                    modder.reseed((self._seed, slot, count, number))
-                    modder.randomize()
+                self._dress(slot, count)
             self._canvas.assign_textures()
             self._worn = look
         while self._edited:
             self._canvas.upload_texture(self._edited.pop())
+
+    def _dress(self, slot: int, count: int) -> None:
+        for number, modder in enumerate(self._modders):
+            try:
+                modder.reseed((self._seed, slot, count, number))
+                modder.randomize()
+            except Exception as exc:
+                exc.add_note(
+                    f"{type(modder).__name__} raised this for slot {slot}, randomised {count} times. It is asked again "
+                    f"whenever that slot is drawn, until the slot gets another look, with "
+                    f"render(slots=[{slot}], …, randomize=True)"
+                )
+                raise
 
 
 class PoolService(DrawingService):
