@@ -143,7 +143,7 @@ def faulty(path: Path):
 
 
 @pytest.mark.asyncio
-async def test_rp13_a_worker_that_raises_dies_or_hangs_fails_its_call_and_is_replaced(tmp_path):
+async def test_rp13_a_worker_that_raises_dies_or_hangs_fails_its_call_and_is_replaced(tmp_path, caplog):
     path = tmp_path / "faults"
     path.write_text("")
     async with pool_of(modder=faulty(path), seed=0, timeout_s=1.0, workers_per_device=2) as pool:
@@ -162,6 +162,7 @@ async def test_rp13_a_worker_that_raises_dies_or_hangs_fails_its_call_and_is_rep
         ):
             await draw(slots=[0], randomize=True)
         assert (await innocent).shape == (1, 18, 24, 3)
+        assert "it is restarted, a call that it was drawing fails" in caplog.text
         path.write_text("h")
         started = time.monotonic()
         failing = pool.submit(slots=[1], camera="side", **SMALL, randomize=True)
@@ -174,7 +175,7 @@ async def test_rp13_a_worker_that_raises_dies_or_hangs_fails_its_call_and_is_rep
 
 
 @pytest.mark.asyncio
-async def test_rp13_with_retry_what_a_worker_died_over_is_drawn_once_again(tmp_path):
+async def test_rp13_with_retry_what_a_worker_died_over_is_drawn_once_again(tmp_path, caplog):
     path = tmp_path / "faults"
     path.write_text("")
     async with pool_of(modder=faulty(path), seed=0, timeout_s=1.0, workers_per_device=1, retry=True) as pool:
@@ -188,6 +189,7 @@ async def test_rp13_with_retry_what_a_worker_died_over_is_drawn_once_again(tmp_p
             drawn.append(await draw(randomize=True))
         drawn.append(await draw(randomize=True))
         assert np.array_equal(drawn, expected)
+        assert "it is restarted, what it drew is drawn again" in caplog.text
         path.write_text("kk")
         with pytest.raises(aioenv.RenderError, match="SIGKILL"):
             await draw(randomize=True)

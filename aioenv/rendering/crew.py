@@ -34,6 +34,7 @@ class Crew:
         log_prefix: goes before what the workers print.
         start_timeout_s: how long they may take to come up, in seconds.
         restart: start workers again that died; None: they are lost.
+        redraws: whether what such a worker drew is drawn again, for the log.
         share: have memory that the workers share with this process, where the platform has it.
 
     Attributes:
@@ -59,6 +60,7 @@ class Crew:
         log_prefix: str | None = None,
         start_timeout_s: float = 60.0,
         restart: RestartPolicy | None = None,
+        redraws: bool = True,
         share: bool = False,
     ) -> None:
         self.workers: list[Worker] = []
@@ -77,6 +79,7 @@ class Crew:
         self._log_prefix = log_prefix
         self._start_timeout_s = start_timeout_s
         self._restart = restart
+        self._meaning = "what it drew is drawn again" if redraws else "a call that it was drawing fails"
         self._share = share
 
     @property
@@ -149,7 +152,7 @@ class Crew:
         self.workers = workers
         if self._restart is not None:
             self.restarter = Restarter(
-                workers, self._restart, meaning="what it drew is drawn again", restore=_nothing, lost=lambda *_: None
+                workers, self._restart, meaning=self._meaning, restore=_nothing, lost=lambda *_: None
             )
         for worker in workers:
             worker.on_death = lambda worker: self.on_death(worker)

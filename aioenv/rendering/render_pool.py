@@ -176,6 +176,7 @@ class RenderPool(PoolLife):
             log_prefix=log_prefix,
             start_timeout_s=start_timeout_s,
             restart=restart,
+            redraws=retry,
             share=check_transport(transport) != "frames",
         )
         super().__init__(crew, timeout_s, retry)
