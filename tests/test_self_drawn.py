@@ -86,6 +86,12 @@ async def test_envs_that_fail_while_they_draw(workers):
             await envs.render()
         assert caught.value.slots == (1,)
         assert np.array_equal(caught.value.partial[0], np.zeros((2, 2, 3))) and caught.value.partial[1:] == (None,)
+        await envs.step([2, 2])
+        with pytest.raises(
+            aioenv.RenderError, match=r"slot [01] could not be rendered[\s\S]*there are no images of"
+        ) as caught:
+            await envs.render()
+        assert caught.value.slots == (0, 1) and str(caught.value).endswith("(there are no images of slots [0, 1])")
         await envs.step([0, 0])
         assert (await envs.render()).shape == (2, 2, 2, 3)
         for mood, why in (

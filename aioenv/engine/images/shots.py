@@ -279,9 +279,8 @@ class Images:
                 errors.append(worker.failure_here(latest.why, [slot]))
         if not errors:
             return None
-        first, *others = sorted(errors, key=lambda error: error.slot)
-        more = f"\nand {len(others)} more, in slots {[error.slot for error in others]}" if others else ""
-        failure = RenderError(f"slot {first.slot} could not be rendered: {first}{more}")
+        first = min(errors, key=lambda error: error.slot)
+        failure = RenderError(f"slot {first.slot} could not be rendered: {first}")
         failure.slots = tuple(sorted({int(error.slot) for error in errors}))
         return failure
 
@@ -323,8 +322,9 @@ class Images:
         """
         missing = [slot for slot, shot in enumerate(shots) if slot in shot.missing]
         if missing:
-            wrong = shots[missing[0]].error
-            error = RenderError(f"{what}: {wrong}")
+            wrong = shots[missing[0]].error  # of one worker; others may have failed, too
+            more = f"\n(there are no images of slots {missing})" if len(missing) > 1 else ""
+            error = RenderError(f"{what}: {wrong}{more}")
             error.slots, error.partial = tuple(missing), self._gather_some(shots)
             raise error from wrong
         first = shots[0]
