@@ -240,10 +240,11 @@ def env_factory(
 
 
 def _misspelled(env_kwargs: Mapping[str, Any]) -> dict[str, str]:
-    """Those of an env's arguments that look like one of `make_vec`, and which."""
+    """Those of an env's arguments that look like one of `make_vec`, or of `reset`, and what to say of each."""
     names = inspect.signature(make_vec).parameters
     found = {name: get_close_matches(name, names, 1, 0.75) for name in env_kwargs if name not in names}
-    return {name: matches[0] for name, matches in found.items() if matches}
+    hints = {name: f"aioenv.make_vec has an argument {matches[0]}" for name, matches in found.items() if matches}
+    return {**hints, **({"seed": "envs are seeded by reset(seed=…)"} if "seed" in env_kwargs else {})}
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:

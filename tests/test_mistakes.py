@@ -198,6 +198,19 @@ def test_a_misspelled_argument_is_named(kwargs):
         sync.make_vec("CartPole-v1", 2, num_worker=3, **kwargs)
 
 
+@pytest.mark.parametrize("kwargs", [{"debug": True}, {"backend": "native"}], ids=str)
+def test_a_seed_is_of_reset(kwargs):
+    """Other libraries' functions take it where envs are made."""
+    with pytest.raises(aioenv.WorkerStartError, match=r"seed: envs are seeded by reset\(seed=…\)"):
+        sync.make_vec("CartPole-v1", 2, seed=3, **kwargs)
+
+
+@pytest.mark.parametrize("where", [{}, {"num_workers": 1}], ids=str)
+def test_what_makes_single_envs_is_not_native(where):
+    with pytest.raises(aioenv.WorkerStartError, match=r'called with num_envs=2, .*single envs goes with backend="work'):
+        sync.make_vec(lambda: gym.make("CartPole-v1"), 2, backend="native", **where)
+
+
 @pytest.mark.parametrize(("name", "wrong"), [("num_workers", "x"), ("num_workers", -1), ("num_envs", "x")])
 @pytest.mark.parametrize("backend", ["native", "workers"])
 def test_what_is_no_number_of_envs_or_workers(backend, name, wrong):

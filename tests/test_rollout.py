@@ -244,6 +244,13 @@ async def test_what_is_refused():
             with pytest.raises(ValueError, match=message) as caught:
                 await envs.rollout(lambda obs, extras=extras: ([0, 0], extras), 1)
             assert "group 0 of 2 (2 slots), step 0" in caught.value.__notes__[0]
+        hint = r"a policy gives actions, or \(actions, \{.*\}\)"
+        beside = [lambda obs: (np.zeros(2, int), obs), lambda obs: (np.zeros(2, int), obs[:, 0], obs[:, 1])]
+        for policy, asks in itertools.product(beside, ("rollout", "evaluate")):
+            run = envs.rollout(policy, 1) if asks == "rollout" else aioenv.evaluate(envs, policy, 1)
+            with pytest.raises(aioenv.ActionError, match=hint):
+                await run
+        await envs.reset(seed=0)
         turns = itertools.count()
         with pytest.raises(ValueError, match=r"expected \['v'\] as before, got \['w'\]"):
             await envs.rollout(lambda obs: ([0, 0], {"vvvw"[next(turns)]: obs}), 4)

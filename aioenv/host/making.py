@@ -23,7 +23,7 @@ def make_env(env: Any, wrappers: Sequence[Any], kwargs: Mapping[str, Any], near:
         env: an id, an EnvSpec, or a function that makes it.
         wrappers: functions that wrap an env; the first is the innermost.
         kwargs: of the env.
-        near: those of them that look like a misspelled argument of `make_vec`, and what that is.
+        near: those of them that look meant for somebody else, a misspelled argument of `make_vec` say, and what to say.
 
     Raises:
         TypeError: if the env does not take these arguments; a note says what may have been meant.
@@ -48,6 +48,6 @@ def make_noted(factory: Callable[..., Any], near: Mapping[str, str], *, num_envs
 
 
 def _note(exc: TypeError, near: Mapping[str, str]) -> None:
-    for name, meant in near.items():
+    for name, hint in near.items():
         if f"'{name}'" in str(exc):
-            exc.add_note(f"{name}: aioenv.make_vec has an argument {meant}")
+            exc.add_note(f"{name}: {hint}")

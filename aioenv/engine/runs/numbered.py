@@ -18,9 +18,9 @@ import numpy.typing as npt
 from aioenv.assign import draw_seeds
 from aioenv.batching.seeds import listed_seeds
 from aioenv.engine.runs.pausing import Live
-from aioenv.engine.runs.rollout import Policy, are_pairs, split_answer, takes
+from aioenv.engine.runs.rollout import Policy, are_pairs, hint_for, split_answer, takes
 from aioenv.engine.runs.walk import GroupWalk, Moved, Walk
-from aioenv.errors import EpisodesDone, PausedError, PendingCallError
+from aioenv.errors import ActionError, EpisodesDone, PausedError, PendingCallError
 
 if TYPE_CHECKING:
     from aioenv.engine.schedule import Schedule
@@ -289,7 +289,13 @@ class _Run:
         answer = self._policy(obs, **given)
         if inspect.isawaitable(answer):
             answer = await answer
-        return fleet.actions.take_apart(split_answer(answer, self._pairs)[0], n)
+        actions = split_answer(answer, self._pairs)[0]
+        try:
+            return fleet.actions.take_apart(actions, n)
+        except ActionError as exc:
+            if hint := hint_for(actions, fleet.single_action_space):
+                raise ActionError(f"{exc}{hint}") from exc
+            raise
 
     def _take(self, stepped: list[int], moved: Moved) -> list[Episode]:
         """Take in a step; gives the episodes that have ended, and lets their slots go on."""

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from aioenv.engine.schedule import Schedule
     from aioenv.engine.waits import Clock, Stats
 
-__all__ = ["Policy", "Rollouts", "are_pairs", "roll_out", "split_answer", "takes", "takes_slots"]
+__all__ = ["Policy", "Rollouts", "are_pairs", "hint_for", "roll_out", "split_answer", "takes", "takes_slots"]
 
 Policy = Callable[..., Any | Awaitable[Any]]
 
@@ -204,7 +204,8 @@ class _Run:
         try:
             arrays, objects = turn.group.send(actions)
         except ActionError as exc:
-            raise ActionError(f"rollout, {turn.name}, step {turn.acted}: {exc}") from exc
+            hint = hint_for(actions, self._schedule.fleet.single_action_space)
+            raise ActionError(f"rollout, {turn.name}, step {turn.acted}: {exc}{hint}") from exc
         finally:
             wait.end()
         self._record.did(turn, arrays, objects)
@@ -297,6 +298,12 @@ def split_answer(answer: Any, pairs: bool) -> tuple[Any, dict[str, Any]]:
     """What a policy has answered: actions, and what it gave beside them; with `pairs` there is nothing beside."""
     pair = type(answer) is tuple and len(answer) == 2 and isinstance(answer[1], dict)
     return answer if pair and not pairs else (answer, {})
+
+
+def hint_for(actions: Any, space: Space[Any]) -> str:
+    """What to say of actions that did not fit, if a policy seems to have given values and the like beside them."""
+    beside = type(actions) is tuple and any(getattr(part, "shape", ()) for part in actions)
+    return '; a policy gives actions, or (actions, {"value": …})' * (beside and not isinstance(space, spaces.Tuple))
 
 
 def takes_slots(policy: Policy) -> bool:

@@ -32,7 +32,15 @@ def make_vector_env(factory: Callable[..., Any], num_envs: int) -> AnyVectorEnv:
         TypeError: if it is something else.
         ValueError: if it has another number of slots, or lacks a space.
     """
-    env = factory(num_envs=num_envs)
+    try:
+        env = factory(num_envs=num_envs)
+    except TypeError as exc:
+        if "'num_envs'" in str(exc):
+            exc.add_note(
+                f"it is called with num_envs={num_envs}, to make one gymnasium.vector.VectorEnv of so many slots; what "
+                'makes single envs goes with backend="workers" (aioenv.AsyncVectorEnv)'
+            )
+        raise
     if not isinstance(env, VectorEnv):
         raise TypeError(
             f"expected a function that makes a gymnasium.vector.VectorEnv, got {type(env).__name__} from it; "
