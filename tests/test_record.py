@@ -129,6 +129,18 @@ async def test_a_vector_env_of_ones_own(tmp_path):
             await aioenv.record(envs, tmp_path / "y.mp4", steps=6, render=SMALL, polcy=right)
 
 
+@pytest.mark.asyncio
+async def test_a_policy_of_rollouts_is_one_of_recordings(tmp_path):
+    def policy(obs, slots):
+        assert slots.tolist() == [0, 1]
+        return np.ones(2, int), {"value": obs[:, 0]}
+
+    async with aioenv.make_vec("CartPole-v1", 2, render_mode="rgb_array", debug=True) as envs:
+        await envs.reset(seed=0)
+        await envs.rollout(policy, 2, groups=1)
+        assert (await aioenv.record(envs, tmp_path / "x.mp4", steps=2, policy=policy)).pictures == 3
+
+
 @pytest.mark.stress
 def test_the_blocking_twin(tmp_path):
     done = aioenv.sync.record("HalfCheetah-v5", tmp_path / "x.mp4", steps=2, num_envs=1, render=SMALL)

@@ -13,6 +13,7 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode
 
 from aioenv.engine.images.pictures import colours
+from aioenv.engine.runs.rollout import Policy, are_pairs, split_answer, takes_slots
 from aioenv.loops.progress import no_bar, progress_bar
 from aioenv.loops.video import LEAST_FPS, MOST_FPS, TiledVideo, fps_of, is_fps
 from aioenv.make import make_vec
@@ -41,7 +42,7 @@ async def record(
     out: str | Path,
     *,
     steps: int,
-    policy: Callable[[Any], Any] | None = None,
+    policy: Policy | None = None,
     num_envs: int = 4,
     grid: tuple[int, int] | None = None,
     render: RenderConfig | None = None,
@@ -62,8 +63,8 @@ async def record(
         env: what `make_vec` takes; or a vector env, which is reset, and left open.
         out: the mp4 file; its directory is made, and a file that is there replaced.
         steps: how many, of each env.
-        policy: gives a batch of actions for a batch of observations; may be a coroutine function. None for actions
-            at random, by `seed`.
+        policy: `policy(obs)` gives a batch of actions for a batch of observations, as for `AsyncVectorEnv.rollout`:
+            what it gives beside them is dropped, `slots` are always all. None for actions at random, by `seed`.
         num_envs: how many envs to make.
         grid: how many rows and columns; None for as square a grid as holds all envs. Envs without room are left out of
             the picture.
@@ -104,13 +105,22 @@ async def _record(
     envs: AsyncVectorEnv,
     video: TiledVideo,
     steps: int,
-    policy: Callable[[Any], Any] | None,
+    policy: Policy | None,
     fps: float | None,
     seed: int | None,
     progress: bool,
 ) -> Recording:
     video.fps = fps_of(envs.metadata) if fps is None else float(fps)
     envs.action_space.seed(seed)
+    given = {"slots": np.arange(envs.num_envs)} if policy is not None and takes_slots(policy) else {}
+    pairs = are_pairs(envs.single_action_space)
+
+    async def choose(obs: Any) -> Any:
+        if policy is None:
+            return envs.action_space.sample()
+        answer = policy(obs, **given)
+        return split_answer(await answer if inspect.isawaitable(answer) else answer, pairs)[0]
+
     bar = progress_bar(steps) if progress else no_bar()
     # what `render` asks of envs themselves can't be asked while they are stepped
     beside = envs.draws_beside
@@ -119,9 +129,7 @@ async def _record(
     try:
         obs, _ = await envs.reset(seed=seed)
         for _ in range(steps):
-            actions = envs.action_space.sample() if policy is None else policy(obs)
-            if inspect.isawaitable(actions):
-                actions = await actions
+            actions = await choose(obs)
             if beside:
                 drawn = asyncio.ensure_future(envs.render())  # of the states that there are now …
                 step = asyncio.ensure_future(envs.step(actions))  # … even if the next are made at once

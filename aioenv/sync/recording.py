@@ -8,6 +8,7 @@ from typing import Any
 
 from gymnasium.envs.registration import EnvSpec
 
+from aioenv.engine.runs.rollout import Policy
 from aioenv.loops import record as loops
 from aioenv.loops.record import Recording
 from aioenv.rendering.config import RenderConfig
@@ -23,7 +24,7 @@ def record(
     out: str | Path,
     *,
     steps: int,
-    policy: Callable[[Any], Any] | None = None,
+    policy: Policy | None = None,
     num_envs: int = 4,
     grid: tuple[int, int] | None = None,
     render: RenderConfig | None = None,
