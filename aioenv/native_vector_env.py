@@ -241,7 +241,10 @@ class NativeVectorEnv(AsyncVectorEnv):
         check_mode(mode)
         self._running  # noqa: B018 (checks who calls, and when)
         if self._render_config is None and self.render_mode is None:
-            raise RenderError("render: the vector env was made without a render_mode; give it one, or render=")
+            raise RenderError(
+                "render: the vector env was made without render=aioenv.RenderConfig(...), or, if it draws itself, a "
+                "render_mode"
+            )
         return await super().render(mode)
 
     def send(self, actions: Any, slots: Iterable[int] | None = None) -> None:

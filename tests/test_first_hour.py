@@ -120,6 +120,20 @@ def test_an_async_vector_env_says_that_it_is_one():
     envs.close()
     with pytest.raises(TypeError, match=r"record: expected .* aioenv\.record"):
         sync.record(not_started, "x.mp4", steps=1)  # type: ignore[arg-type]
+    with sync.make_vec("CartPole-v1", 2, debug=True) as envs:
+        with pytest.raises(TypeError, match=r"record: expected .* async API, .* aioenv\.sync\.record"):
+            asyncio.run(aioenv.record(envs, "x.mp4", steps=1))  # type: ignore[arg-type]
+        around = gym.wrappers.vector.RecordEpisodeStatistics(envs)
+        with pytest.raises(TypeError, match=r"record: expected an aioenv\.sync\.VectorEnv itself.*RecordVideo"):
+            sync.record(around, "x.mp4", steps=1)  # type: ignore[arg-type]
+
+
+def test_evaluate_takes_a_vector_env_and_a_policy():
+    for wrong in "CartPole-v1", print:
+        for evaluate in aioenv.evaluate, sync.evaluate:
+            with pytest.raises(TypeError, match=r"evaluate: expected an? .*, as aioenv\..* gives it, got ") as caught:
+                asyncio.run(evaluate(wrong, wrong, 1))  # type: ignore[arg-type]
+            assert "there is" not in str(caught.value), "the other evaluate would not take it either"
 
 
 @pytest.mark.parametrize(

@@ -141,7 +141,10 @@ class Narrow(Pendulums):
 
 @pytest.mark.parametrize("where", [{}, {"num_workers": 1}], ids=str)
 async def test_images_that_can_not_be_had(where):
-    with pytest.raises(aioenv.RenderError, match="no model and physics_states"):
+    async with aioenv.make_vec("Hopper-v5", 2, backend="native", **where) as envs:
+        with pytest.raises(aioenv.RenderError, match=r"made without render=aioenv\.RenderConfig"):
+            await envs.render()
+    with pytest.raises(aioenv.RenderError, match=r'no model and physics_states.*; backend="workers" takes envs'):
         await aioenv.NativeVectorEnv(Batch, 2, render=SMALL, **where)
     with pytest.raises(aioenv.WorkerStartError, match="physics_states of Narrow: expected shape"):
         await aioenv.NativeVectorEnv(Narrow, 2, render=SMALL, **where)

@@ -242,7 +242,7 @@ def test_misuse(tmp_path):
 
     async def run():
         async with fragile() as envs:
-            with pytest.raises(FileNotFoundError):
+            with pytest.raises(FileNotFoundError, match=r"nowhere/run\.json'$"):  # what was asked for, not a draft
                 envs.trace(tmp_path / "nowhere" / "run.json")
             trace = envs.trace(tmp_path / "run.json")
             assert json.loads((tmp_path / "run.json").read_text())["traceEvents"] == []

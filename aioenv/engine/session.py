@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 __all__ = ["CLOSE_GRACE_S", "NO_PHYSICS", "Session", "late_pool"]
 
 NO_PHYSICS = (
-    "render: this vector env has no model and physics_states, from which images could be drawn; without "
-    "render=, render() gives what it draws itself"
+    "render: this vector env has no model and physics_states, from which images could be drawn; "
+    'backend="workers" takes envs that draw themselves; without render=, render() gives what this one draws'
 )
 
 # How long workers may take to close their envs, where nobody says otherwise.

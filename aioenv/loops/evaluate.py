@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from gymnasium.vector import VectorEnv
 
 from aioenv.engine.runs.numbered import Episode, episode_seeds
 from aioenv.errors import EpisodesDone, SlotError, StepTimeout
@@ -101,8 +102,9 @@ async def evaluate(
             that had ended.
     """
     if not hasattr(envs, "__aenter__"):
+        blocking = "; for blocking code there is aioenv.sync.evaluate" * isinstance(envs, VectorEnv)
         raise TypeError(
-            f"evaluate: expected a vector env of the async API, got {envs!r}; for others: aioenv.sync.evaluate"
+            f"evaluate: expected a vector env of the async API, as aioenv.make_vec gives it, got {envs!r}{blocking}"
         )
     entropy, seeds = episode_seeds(episodes, seed)
     done: list[Episode] = []

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from gymnasium.envs.registration import EnvSpec
-from gymnasium.vector import AutoresetMode
+from gymnasium.vector import AutoresetMode, VectorEnv
 
 from aioenv.engine.images.pictures import colours
 from aioenv.engine.runs.rollout import Policy, are_pairs, split_answer, takes_slots
@@ -79,7 +79,8 @@ async def record(
         ImportError: if imageio-ffmpeg is missing.
         RenderError: if images can't be drawn.
         OSError: if the video can't be written.
-        TypeError: if `env` is a vector env, and arguments are for one that is to be made; if `policy` is no function.
+        TypeError: if `env` is a vector env, and arguments are for one that is to be made, or one of another kind; if
+            `policy` is no function.
         SlotError: if an env failed, or its worker; the video ends there.
     """
     if grid is not None and not (isinstance(grid, (tuple, list)) and len(grid) == 2):
@@ -96,6 +97,11 @@ async def record(
         if strange := [*["render"][: render is not None], *kwargs]:
             raise TypeError(f"record: {', '.join(strange)}: for envs that are made here; env is a vector env already")
         return await _record(await env, video, steps, policy, fps, seed, progress)
+    if isinstance(env, VectorEnv):
+        raise TypeError(
+            f"record: expected a vector env of the async API, or what make_vec takes, got {env!r}; for one of "
+            "aioenv.sync there is aioenv.sync.record"
+        )
     render = render or RenderConfig(160, 120, quality="fast")
     async with make_vec(env, num_envs, render=render, **kwargs) as envs:
         return await _record(envs, video, steps, policy, fps, seed, progress)

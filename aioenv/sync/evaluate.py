@@ -6,10 +6,13 @@ import contextlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import gymnasium
+
 from aioenv.engine.runs.numbered import Episode, episode_seeds
 from aioenv.engine.runs.rollout import Policy
 from aioenv.errors import EpisodesDone, SlotError, StepTimeout
 from aioenv.loops.evaluate import Evaluation, Progress, counted, set_partial, summary
+from aioenv.vector_env import AsyncVectorEnv
 
 if TYPE_CHECKING:
     from aioenv.sync.vector_env import VectorEnv
@@ -30,9 +33,10 @@ def evaluate(
     The policy, a plain function, runs on the caller's thread.
     """
     if not (hasattr(envs, "_portal") and hasattr(envs, "episodes")):
+        other = isinstance(envs, (AsyncVectorEnv, gymnasium.vector.VectorEnv))
         raise TypeError(
-            f"evaluate: expected an aioenv.sync.VectorEnv, as aioenv.sync.make_vec gives it, got {envs!r}; for the "
-            "async API there is aioenv.evaluate"
+            f"evaluate: expected an aioenv.sync.VectorEnv, as aioenv.sync.make_vec gives it, got {envs!r}"
+            + "; for the async API there is aioenv.evaluate" * other
         )
     entropy, seeds = episode_seeds(episodes, seed)
     done: list[Episode] = []

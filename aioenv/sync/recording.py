@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 from gymnasium.envs.registration import EnvSpec
 
 from aioenv.engine.runs.rollout import Policy
@@ -42,11 +43,16 @@ def record(
         **kwargs: more arguments of `aioenv.make_vec`.
 
     Raises:
-        TypeError: if `env` is a vector env of the async API.
+        TypeError: if `env` is a vector env of the async API, or another one, a wrapper around ours say.
         ValueError, ImportError, RenderError, OSError, SlotError: as `aioenv.record`.
     """
     if isinstance(env, AsyncVectorEnv):
         raise TypeError(f"record: expected a vector env of aioenv.sync, got {env!r}; for that there is aioenv.record")
+    if isinstance(env, gymnasium.vector.VectorEnv) and not isinstance(env, VectorEnv):
+        raise TypeError(
+            f"record: expected an aioenv.sync.VectorEnv itself, or what make_vec takes, got {env!r}; around others "
+            "goes Gymnasium's own wrapper, gymnasium.wrappers.vector.RecordVideo"
+        )
     portal = env._portal if isinstance(env, VectorEnv) else Portal()
     try:
         return portal.call(

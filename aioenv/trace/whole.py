@@ -38,7 +38,9 @@ def replacing(path: Path) -> Iterator[TextIO]:
         with open(draft, "w", encoding="utf-8") as file:
             yield file
         os.replace(draft, target)
-    except BaseException:
+    except BaseException as exc:
+        if isinstance(exc, OSError) and str(exc.filename) == str(draft):  # nobody asked for a draft
+            exc.filename = os.fspath(path)
         with contextlib.suppress(OSError):
             draft.unlink()
         raise
