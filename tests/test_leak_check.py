@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -132,6 +134,26 @@ def stop_resource_tracker() -> None:
     from multiprocessing import resource_tracker
 
     resource_tracker._resource_tracker._stop()
+
+
+def test_what_a_loop_keeps_for_itself_is_no_leak():
+    """From its first stream on uvloop holds /dev/null open, as a spare descriptor."""
+    uvloop = pytest.importorskip("uvloop")
+
+    async def test():
+        with leak_check():
+            ours, theirs = socket.socketpair()
+            _, writer = await asyncio.open_connection(sock=ours)
+            writer.close()
+            await writer.wait_closed()
+            theirs.close()
+        with pytest.raises(LeakError, match=os.devnull):
+            with leak_check(timeout_s=0):
+                left = os.open(os.devnull, os.O_RDONLY)
+        os.close(left)
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(test())
 
 
 def test_the_blocks_own_error_comes_first():
