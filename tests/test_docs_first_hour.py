@@ -77,6 +77,16 @@ def test_wrappers_of_the_first_hour(capsys):
     assert capsys.readouterr().out == "(8, 4, 4)\n"
 
 
+def test_tests_of_the_first_hour():
+    (block,) = (block for block in snippets(PAGES["docs/first-hour.md"]) if "import pytest" in block)
+    names = {}
+    exec(block, names)
+    tests = [value for name, value in names.items() if name.startswith("test_")]
+    assert len(tests) == 2
+    for test in tests:
+        aioenv.run(test())
+
+
 def test_what_the_pages_name_exists():
     told = PAGES["docs/first-hour.md"] + PAGES["docs/from-others.md"] + PAGES["README.md"]
     assert check_names(told, but={"aioenv.workers"})  # a logger
