@@ -183,9 +183,11 @@ def construct_envs(
             is where the env looks for them. It may change the copy, or return another config.
 
     Raises:
-        TypeError: if the config can't be copied.
+        TypeError: if the config can't be copied, or the plan is none.
         ValueError: if the plan has episodes or scenes, and no `configure` hands them to the envs.
     """
+    if not isinstance(plan, WorkerPlan):
+        raise TypeError(f"plan: expected a WorkerPlan, as plan_workers gives it, got {plan!r}")
     has = [name for name in ("episodes", "scenes") if getattr(plan.slots[0], name) is not None]
     if has and configure is None:
         raise ValueError(

@@ -190,6 +190,8 @@ def test_construct_envs_wants_someone_to_hand_out_episodes():
         TypeError, match=r"config: expected one that copy.deepcopy can copy, got generator: cannot pickle"
     ):
         construct_envs((i for i in ()), dict, plan_workers(1))
+    with pytest.raises(TypeError, match="plan: expected a WorkerPlan, as plan_workers gives it, got 4"):
+        construct_envs({}, dict, 4)
 
 
 def test_construct_envs_seeds_what_can_be_seeded_and_takes_another_config():

@@ -294,6 +294,8 @@ def test_misuse():
         EpisodeEvent(3)
     with pytest.raises(TypeError, match="events: expected instances of"):
         EpisodeStats(["score"])
+    with pytest.raises(TypeError, match=r"events: expected a sequence of .*; one alone goes into a list, too"):
+        EpisodeStats(EpisodeEvent("score"))
     with pytest.raises(TypeError, match="prefix: expected a string or None, got 3"):
         EpisodeStats(prefix=3)
     with pytest.raises(TypeError, match="writers: expected objects with write"):

@@ -112,7 +112,7 @@ def test_vector_envs_of_other_peoples_keep_their_mode():
         assert dones.all() and all(info["terminal_observation"] == [1.0] for info in infos)
     finally:
         envs.close()
-    with pytest.raises(ValueError, match=r"takes AutoresetMode.SAME_STEP, the vector env has AutoresetMode.NEXT_STEP"):
+    with pytest.raises(ValueError, match=r'takes .*SAME_STEP, .* has .*NEXT_STEP, .*backend="workers" takes any'):
         sb3.make_vec("CartPole-v1", 2, backend="native")
 
 

@@ -91,7 +91,8 @@ class VecEnv(_VecEnv):  # type: ignore[misc]  # Stable-Baselines3 need not be in
             if envs.autoreset_mode.value != "SameStep":
                 raise ValueError(
                     "autoreset_mode: Stable-Baselines3 takes AutoresetMode.SAME_STEP, the vector env has "
-                    f"{envs.autoreset_mode}"
+                    f"{envs.autoreset_mode}, which one that is written as one batch may not let you choose: "
+                    'backend="workers" takes any'
                 )
             super().__init__(envs.num_envs, envs.single_observation_space, envs.single_action_space)
             schedule = envs._envs._schedule

@@ -166,6 +166,8 @@ class EpisodeStats:
     def __init__(
         self, events: Iterable[EpisodeEvent] = (), *, prefix: str | None = None, writers: Iterable[StatsWriter] = ()
     ) -> None:
+        if isinstance(events, EpisodeEvent):
+            raise TypeError(f"events: expected a sequence of them, got {events!r}; one alone goes into a list, too")
         self.events = tuple(events)
         self.prefix = prefix
         self.writers = list(writers)
