@@ -182,6 +182,15 @@ def test_things_say_what_they_are():
     assert repr(blocking) == "<aioenv.sync.VectorEnv num_envs=2 closed>"
 
 
+def test_the_blocking_close_says_what_it_does():
+    assert "grace_s" in inspect.signature(sync.VectorEnv.close).parameters
+    assert "SIGTERM" in inspect.getdoc(sync.VectorEnv.close)
+    envs = sync.make_vec("CartPole-v1", 2, num_workers=1)
+    envs.close(grace_s=5)
+    envs.close()
+    assert envs.closed
+
+
 def test_the_blocking_names_show_their_arguments():
     for ours, theirs in ((sync.make_vec, aioenv.make_vec), (sync.VectorEnv, aioenv.AsyncVectorEnv)):
         assert inspect.signature(ours).parameters == inspect.signature(theirs).parameters

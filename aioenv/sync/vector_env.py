@@ -247,13 +247,18 @@ class VectorEnv(Facade, gymnasium.vector.VectorEnv[Any, Any, Any]):  # named, fo
         workers = f" num_workers={len(self.workers)}" if not self.closed and self.workers else ""
         return f"<aioenv.sync.VectorEnv num_envs={self.num_envs}{workers} {state}>"
 
-    def close_extras(self, *, grace_s: float = CLOSE_GRACE_S, **kwargs: Any) -> None:
-        """End the workers and the loop thread; called by `close`, with its arguments.
+    def close(self, *, grace_s: float = CLOSE_GRACE_S, **kwargs: Any) -> None:  # Gymnasium's says nothing of these
+        """End the workers and the loop thread. It can be called again.
 
         Args:
-            grace_s: how long each worker may take to close its envs before it is told by signals, in seconds.
+            grace_s: how long each worker may take to close its envs, in seconds; then it gets SIGTERM, a second later
+                SIGKILL.
             **kwargs: ignored, as by Gymnasium's.
         """
+        super().close(grace_s=grace_s, **kwargs)
+
+    def close_extras(self, *, grace_s: float = CLOSE_GRACE_S, **kwargs: Any) -> None:
+        """Called by `close`, with its arguments."""
         self._end(grace_s=grace_s)
 
 
