@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import chain, pairwise
 from operator import is_
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -43,6 +43,7 @@ from aioenv.workers.supervisor import Worker
 __all__ = ["Fleet", "FleetConfig", "Member"]
 
 ObservationMode = str | tuple[Space[Any], Space[Any]]
+T = TypeVar("T")
 
 
 class Member:
@@ -195,19 +196,7 @@ class Fleet:
                 self._memory = Shared.create()
                 for member in self.members:
                     member.worker.memory = self._memory
-            starts = [asyncio.ensure_future(member.worker.start()) for member in self.members]
-            try:
-                await asyncio.wait(starts, return_when=asyncio.FIRST_EXCEPTION)
-            finally:
-                for task in starts:
-                    task.cancel()
-                outcomes = await asyncio.gather(*starts, return_exceptions=True)
-            for outcome in outcomes:
-                if isinstance(outcome, Exception):
-                    raise outcome
-            for outcome in outcomes:
-                if isinstance(outcome, BaseException):
-                    raise outcome
+            await _all_of(member.worker.start() for member in self.members)
             self._agree()
         except BaseException:
             await asyncio.gather(*(member.worker.kill() for member in self.members))
@@ -233,11 +222,16 @@ class Fleet:
         return number
 
     async def configure(self, state_size: int, draws_late: bool) -> None:
-        """Tell the workers what their replies are made of (see `EnvService.configure`)."""
+        """Tell the workers what their replies are made of (see `EnvService.configure`).
+
+        Raises:
+            WorkerStartError: if a worker ends of it, or takes longer than it may.
+        """
         self._lay_out_memory()
         self._configuration = (state_size, draws_late, self.checkpoint_size, self._plane)
-        each = (self.configure_worker(m.worker, as_it_has=m.worker in self._alike) for m in self.members)
-        self.first_checkpoints = dict(zip(self.members, await asyncio.gather(*each), strict=True))
+        workers = [member.worker for member in self.members]
+        each = (worker.settle(self.configure_worker(worker, as_it_has=worker in self._alike)) for worker in workers)
+        self.first_checkpoints = dict(zip(self.members, await _all_of(each), strict=True))
 
     async def configure_worker(self, worker: Worker, *, as_it_has: bool = False) -> Any:
         """Tell one of them, which has been started again, once more; gives the first checkpoints of its envs.
@@ -419,3 +413,19 @@ def _check_spaces(kind: str, each: list[Any], single: Space[Any], *, same: bool,
                 "observation spaces do not share a common shape and dtype"
             )
         raise SpaceMismatchError(f"{problem}. Slot {slot} has {space}, but {whose} has {single}")
+
+
+async def _all_of(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """What all give. If one raises, or this is cancelled, the others are cancelled; of several errors the first."""
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+    finally:
+        for task in tasks:
+            task.cancel()
+        outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+    for kind in (Exception, BaseException):  # whoever was cancelled, was so for another's error
+        for outcome in outcomes:
+            if isinstance(outcome, kind):
+                raise outcome
+    return [task.result() for task in tasks]

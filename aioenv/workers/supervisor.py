@@ -7,10 +7,10 @@ import contextlib
 import logging
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, TypeVar
 
-from aioenv.errors import EnvError, SlotError, StartTimeout, WireError, WorkerDied, describe_exit
+from aioenv.errors import EnvError, SlotError, StartTimeout, WireError, WorkerDied, WorkerStartError, describe_exit
 from aioenv.memory import Shared
 from aioenv.trace.ring import TRACE
 from aioenv.trace.track import Track
@@ -28,6 +28,8 @@ from aioenv.workers.thread import RunHere
 __all__ = ["OnReply", "Worker", "WorkerState"]
 
 _log = logging.getLogger("aioenv")
+
+T = TypeVar("T")
 
 
 class Worker:
@@ -211,15 +213,9 @@ class Worker:
                 connection.kill()
                 await connection.gone()
             if isinstance(exc, TimeoutError):
-                notes = getattr(exc.__cause__, "__notes__", ())
-                message = f"{self._label} was not ready within start_timeout_s={self.start_timeout_s}"
-                message = "; ".join([message, *notes])
-                raise faults.start_error(self._identity, message, kind=StartTimeout) from None
+                raise self._late(*getattr(exc.__cause__, "__notes__", ())) from None
             if isinstance(exc, WorkerDied):
-                fault = connection.fault if connection is not None else None
-                how = describe_exit(exc.returncode) if fault is None else f"broke its stream ({fault})"
-                message = f"{self._label} (pid {self.pid}) {how} while starting"
-                raise faults.start_error(self._identity, message) from None
+                raise self._stillborn(exc) from None
             if isinstance(exc, WireError):
                 message = f"{self._label} could not be understood: {exc}"
                 raise faults.start_error(self._identity, message) from exc
@@ -227,6 +223,34 @@ class Worker:
         self._go(Event.READY)
         if self._track is not None:
             self._tell_of(self._track)
+
+    async def settle(self, settling: Coroutine[Any, Any, T]) -> T:
+        """Wait for what the worker, which is up, is to do before it is of use; if that fails, it has not started.
+
+        Raises:
+            WorkerStartError: if the process ended.
+            StartTimeout: if `start_timeout_s` passed; the worker is as it was.
+        """
+        limit = asyncio.timeout(self.start_timeout_s)
+        try:
+            async with limit:
+                return await settling
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            await self.where()  # it is in what it has printed then
+            raise self._late() from None
+        except WorkerDied as exc:
+            raise self._stillborn(exc) from None
+
+    def _late(self, *notes: str) -> WorkerStartError:
+        message = f"{self._label} was not ready within start_timeout_s={self.start_timeout_s}"
+        return faults.start_error(self._identity, "; ".join([message, *notes]), kind=StartTimeout)
+
+    def _stillborn(self, error: WorkerDied) -> WorkerStartError:
+        fault = self._connection.fault if self._connection is not None else None
+        how = describe_exit(error.returncode) if fault is None else f"broke its stream ({fault})"
+        return faults.start_error(self._identity, f"{self._label} (pid {self.pid}) {how} while starting")
 
     def _on_images(self, frame: Frame) -> None:
         if self.on_images is not None:

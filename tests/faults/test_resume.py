@@ -187,3 +187,39 @@ async def test_what_comes_out_different_is_truncated(caplog):
         assert result.info["restarted"].tolist() == [True, False]
         assert result.obs[0].tobytes() == last.obs[0].tobytes()
     assert "slot 0 could not be resumed: " in caplog.text
+
+
+class TellsOnce(gym.Env):
+    """Tells its state once, when it is asked what that takes; and then hangs, or dies."""
+
+    observation_space = gym.spaces.Box(-1, 1, (1,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, how: str) -> None:
+        self.how, self.told = how, False
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        return np.zeros(1, np.float32), 0.0, False, False, {}
+
+    def get_state(self):
+        if self.told and self.how == "hang":
+            signal.pause()
+        elif self.told:
+            os._exit(3)
+        self.told = True
+
+    def set_state(self, state):
+        pass
+
+
+@pytest.mark.parametrize("how", ["hang", "die"])
+async def test_an_env_that_hangs_or_dies_when_its_worker_is_up_already_has_not_started(how):
+    kind = aioenv.StartTimeout if how == "hang" else aioenv.WorkerStartError
+    message = r"was not ready within start_timeout_s=2\.0" if how == "hang" else "exited with code 3 while starting"
+    factories = [lambda: TellsOnce(how)] * 2
+    async with asyncio.timeout(20):
+        with pytest.raises(kind, match=message):
+            await aioenv.AsyncVectorEnv(factories, num_workers=2, restart=POLICY, start_timeout_s=2.0)
