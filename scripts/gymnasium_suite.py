@@ -33,7 +33,7 @@ from aioenv.sync import AsyncVectorEnv
 
 BUILD = Path(__file__).resolve().parents[1] / "build"
 # the tests of wrappers build no AsyncVectorEnv, and some draw for minutes
-PARTS = {"async": ("tests/vector", "tests/envs/registration/test_make_vec.py")}
+PARTS: dict[str, tuple[str, ...]] = {"async": ("tests/vector", "tests/envs/registration/test_make_vec.py")}
 PARTS["sync"] = (*PARTS["async"], "tests/wrappers/vector")
 
 SAME_PROCESS = "it reads `envs.envs`, the env objects themselves, which are in other processes"

@@ -94,11 +94,11 @@ def _members(kind: type, public: list[type]) -> Iterator[tuple[str, Any]]:
 def _signature(name: str, function: Any, kind: str = "") -> str:
     signature = inspect.signature(function)
     parameters = [p for p in signature.parameters.values() if p.name != "self"]
-    shown = []
+    shown: list[str] = []
     for parameter in parameters:
         if parameter.kind is parameter.KEYWORD_ONLY and "*" not in shown and not any(s[0] == "*" for s in shown):
             shown.append("*")
-        stars = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
+        stars = "*" * (parameter.kind is parameter.VAR_POSITIONAL) or "**" * (parameter.kind is parameter.VAR_KEYWORD)
         text = stars + parameter.name
         if parameter.annotation is not parameter.empty:
             text += f": {_annotation(parameter.annotation)}"

@@ -10,6 +10,7 @@ import os
 import statistics
 import time
 from pathlib import Path
+from typing import Any
 
 import imageio.v3 as imageio
 import mujoco
@@ -41,7 +42,7 @@ CHEETAH = Path(mujoco_env.__file__).parent / "assets" / "half_cheetah.xml"
 PICTURE = Path(__file__).parent.parent / "docs" / "images" / "quality.png"
 WIDTH, HEIGHT, SIDE = 200, 150, 84
 # As they stand in the table; those with a number are in the picture, from left to right.
-QUALITIES = {
+QUALITIES: dict[str, tuple[Any, int | None]] = {
     '"exact"': ("exact", 1),
     "RenderQuality(shadow_map=1024)": (RenderQuality(shadow_map=1024), 2),
     "RenderQuality(samples=0)": (RenderQuality(samples=0), None),

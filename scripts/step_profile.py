@@ -100,7 +100,8 @@ def worker(task: Task) -> None:
     mine, theirs = socket.socketpair()
     for sock in (mine, theirs):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 22)
-    link = Link(theirs.fileno(), theirs.fileno(), service.place, service.expect)
+    link = Link(theirs.fileno(), theirs.fileno())
+    link.aim(service.place, service.expect)
     encoder = Encoder()
     clock = Clock()
     whole = []
@@ -120,6 +121,7 @@ def worker(task: Task) -> None:
         mine.recv(1 << 24)
 
     serve(Kind.RESET, (), dump(ResetRequest(tuple(range(rows)), tuple(range(rows)), None, True)))
+    assert first.action_space is not None
     layout = Layout(load(first.action_space))
     for times in clock.spent.values():
         times.clear()
