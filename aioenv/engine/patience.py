@@ -88,7 +88,7 @@ class Patience:
             StepTimeout: if they don't come in time, and that is the policy.
         """
         if timeout_s is None:
-            timeout_s = self._timeout_s
+            timeout_s = self._timeout_s  # as `limit`: on the path of every step a call less
         if timeout_s is None:
             return asyncio.shield(exchange.done) if shielded else exchange.done
         return self._wait(partial(asyncio.shield, exchange.done), timeout_s, exchange, told=not shielded)

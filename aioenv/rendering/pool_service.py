@@ -154,7 +154,7 @@ class PoolService(DrawingService):
         changes: dict[str, Any] = {name: rows[row] for name, rows in edits.items()}
         for name in list(changes):
             for frame, values in loosened(self._model, name).items():
-                # (0 is none)
+                # two fields may loosen the same frames: what either does (0 is mjSAMEFRAME_NONE) is loose
                 changes[frame] = np.minimum(changes[frame], values) if frame in changes else values
         before = {name: np.array(field_of(self._model, name)) for name in changes}
         try:

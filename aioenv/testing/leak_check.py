@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import re
-import sys
 import threading
 import time
 import weakref
@@ -98,8 +98,7 @@ def _open_what_stays() -> None:
 
 def _without_spare(left: list[str]) -> list[str]:
     """Leave out the one descriptor of /dev/null that a running uvloop keeps from its first stream on."""
-    asyncio = sys.modules.get("asyncio")
-    loop = asyncio._get_running_loop() if asyncio else None
+    loop = asyncio._get_running_loop()  # None if none runs
     spare = next((text for text in left if text.startswith("fd ") and text.endswith(f" → {os.devnull}")), None)
     if spare is None or not type(loop).__module__.startswith("uvloop") or loop in _spared:
         return left

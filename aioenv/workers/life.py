@@ -28,7 +28,7 @@ class WorkerState(Enum):
     CLOSING = "closing"
     CLOSED = "closed"
 
-    __hash__ = object.__hash__  # that of Enum is Python code; four look-ups a step and worker
+    __hash__ = object.__hash__  # that of Enum is Python code; two look-ups a step and worker
 
 
 class Event(Enum):
@@ -42,8 +42,6 @@ class Event(Enum):
     EXIT = "exit"  # its process has ended, and all that it wrote has been read
     RESTART = "restart"  # a new process is being started
     CLOSE = "close"  # it is told to end
-
-    __hash__ = object.__hash__
 
 
 def _table() -> dict[WorkerState, dict[Event, WorkerState]]:

@@ -149,7 +149,7 @@ class Worker:
         return self.slots[row] if row is not None and row < len(self.slots) else None
 
     def _go(self, event: Event) -> None:
-        # SEND and IDLE, which every step has, are written out where they happen
+        # SEND and IDLE, which every step has, are written out where they happen: two calls less
         self.state = NEXT[self.state][event]
 
     # ------------------------------------------------------------ start
