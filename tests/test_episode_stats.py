@@ -161,6 +161,31 @@ def test_unfinished_episodes_do_not_leak():
     aioenv.run(run())
 
 
+WAYS = [{"backend": "workers", "num_workers": 1}, {"backend": "native"}, {"backend": "native", "num_workers": 2}]
+
+
+@pytest.mark.parametrize("second", WAYS, ids=str)
+@pytest.mark.parametrize("first", WAYS[:2], ids=str)
+def test_an_episode_that_begins_after_a_state_was_set_is_whole(first, second, tmp_path):
+    async def run():
+        nothing = np.zeros((2, 3), np.float32)
+        options = {"max_episode_steps": 3, "episode_stats": True}
+        async with aioenv.make_vec("Hopper-v5", 2, **first, **options) as envs:
+            await envs.reset(seed=0)
+            for _ in range(3):
+                await envs.step(nothing)
+            aioenv.save(tmp_path / "states", await envs.get_state())  # their episodes are over, as a run's end has it
+            expected = ends([(await envs.step(nothing)).info for _ in range(4)])
+        async with aioenv.make_vec("Hopper-v5", 2, **second, **options) as envs:
+            await envs.set_state(aioenv.load(tmp_path / "states"))
+            envs.episode_stats.clear()
+            found = ends([(await envs.step(nothing)).info for _ in range(4)])
+            assert found == expected and [e[2] for e in found[3]] == [3, 3]
+            assert envs.episode_stats.total_steps == 6  # the first step of four was a reset
+
+    aioenv.run(run())
+
+
 def test_cancelled_steps_count_too():
     async def run():
         async with fixed(episode_stats=True) as envs:
@@ -187,6 +212,7 @@ def test_faults_drop_what_they_hit():
             await envs.reset(options={"reset_mask": np.array([False, True, False])})
             info = (await envs.step([0, 0, 2])).info
             assert ends([info]) == [[(0, 2.0, 2)]] and info["restarted"][2]
+            assert stats.total_steps == 4  # two of slot 0's, one of each other's: one raised, one was lost
             seen = ends(await steps(envs, 5))
             assert [e for step in seen for e in step if e[0] == 1] == [(1, 55.0, 5)]  # begun by that reset
             assert stats.total_episodes == 1 + sum(map(len, seen))

@@ -6,10 +6,12 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from gymnasium.vector import AutoresetMode
 
 from aioenv.engine.calls import for_each
 from aioenv.engine.snapshot import EnvState
 from aioenv.errors import ResumeError
+from aioenv.host.native_states import awaits_reset
 
 if TYPE_CHECKING:
     from aioenv.engine.schedule import Schedule
@@ -19,6 +21,8 @@ __all__ = ["States"]
 
 class States:
     """The part of a vector env that gets and sets states."""
+
+    autoreset_mode: AutoresetMode
 
     if TYPE_CHECKING:
 
@@ -81,6 +85,8 @@ class States:
         schedule.table.note_states(np.array(list(done), np.int64))
         if schedule.episodes is not None:
             schedule.episodes.stats.drop(np.array(list(done), np.int64))
+            if self.autoreset_mode is AutoresetMode.NEXT_STEP:  # what begins with the reset is a whole episode
+                schedule.episodes.stats.await_resets([slot for slot in done if awaits_reset(raw[slot])])
         if schedule.history is not None:
             schedule.history.note_states({slot: (raw[slot], checkpoint) for slot, checkpoint in done.items()})
         _refuse_misfits(by_slot)

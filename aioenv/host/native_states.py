@@ -28,7 +28,7 @@ from aioenv.host.states.snapshot import (
 )
 from aioenv.host.states.stack import examine
 
-__all__ = ["AWAITS_RESET", "as_native", "as_single", "is_task"]
+__all__ = ["AWAITS_RESET", "as_native", "as_single", "awaits_reset", "is_task"]
 
 AWAITS_RESET = "this state awaits a reset, which only AutoresetMode.NEXT_STEP does: it was taken under it"
 
@@ -38,6 +38,16 @@ _ELAPSED, _BEGUN = "TimeLimit._elapsed_steps", "OrderEnforcing._has_reset"
 def is_task(vector_env: Any) -> bool:
     """Whether a vector env is one of our own tasks, whose states fit single envs."""
     return f"{type(vector_env).__module__}:{type(vector_env).__qualname__}" in TASKS.values()
+
+
+def awaits_reset(state: RawState) -> bool:
+    """Whether a state is of an episode that is over, as single envs and native tasks tell it (others may not)."""
+    _, values, arrays = state
+    if "vector" not in values:
+        return bool(values["due"])
+    node = values["state"]
+    told = node["value"] if isinstance(node, dict) and node["kind"] == "dict" else {}
+    return {"physics", "elapsed", "over"} <= told.keys() and bool(decode(told["over"], arrays))
 
 
 def as_single(env: Env[Any, Any], state: RawState, mode: AutoresetMode) -> RawState:

@@ -277,7 +277,8 @@ class EpisodeStats:
         stepped = slots[~fresh]
         self._returns[stepped] = _sum(self._returns[stepped], rewards[~fresh])
         self._lengths[stepped] += 1
-        self.total_steps += len(stepped)
+        # what tells of a lost episode is no step of any env
+        self.total_steps += len(stepped) if lost is None else int(np.count_nonzero(~(fresh | lost)))
         resets = set(slots[fresh].tolist())  # what they tell is of no step
         for event, slot, value in values:
             if self._counts[slot] and slot not in resets:
