@@ -202,6 +202,22 @@ async def test_what_a_policy_is_given_and_may_give():
         assert (await envs.rollout(type("Policy", (), {"__call__": lambda _, obs: [0] * len(obs)})(), 1)).valid.all()
 
 
+async def test_what_a_policy_gives_later_may_be_of_another_dtype():
+    async with aioenv.AsyncVectorEnv(counters(4, length=100), num_workers=2) as envs:
+        await envs.reset(seed=0)
+
+        def policy(obs):
+            t = int(obs[0, 1])
+            given = [[0, "a", False, np.float32(1)], [0.7, "longer", 3, 2.0], [1, "b", True, np.float32(1)]][t]
+            return [0] * len(obs), {name: [value] * len(obs) for name, value in zip("vtfw", given, strict=True)}
+
+        extras = (await envs.rollout(policy, 3)).extras
+        assert extras["v"].tolist() == [[0.0] * 4, [0.7] * 4, [1.0] * 4]
+        assert extras["t"].tolist() == [["a"] * 4, ["longer"] * 4, ["b"] * 4]
+        assert extras["f"].tolist() == [[0] * 4, [3] * 4, [1] * 4]
+        assert extras["w"].dtype == np.float64
+
+
 async def test_an_action_may_be_a_pair_itself():
     class Pairs(Counter):
         def __init__(self):

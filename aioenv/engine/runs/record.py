@@ -73,7 +73,7 @@ class Rollout(NamedTuple):
             rows where it is True alone.
         last_obs: `(num_envs, *shape)`, after the last step.
         infos: a sequence of `steps` info dicts, as `step` gives them.
-        extras: what the policy gave beside actions, by name, `(steps, num_envs, …)`.
+        extras: what the policy gave beside actions, by name, `(steps, num_envs, …)`, in a dtype that holds all of it.
     """
 
     obs: Any
@@ -159,6 +159,8 @@ class Record:
             if known is None:
                 shape = (self._steps, self._num_envs, *expected[1:])
                 known = self._extras[name] = np.zeros(shape, array.dtype)
+            elif known.dtype != array.dtype:  # as np.stack has it: zeros at first may be ints, and texts grow
+                known = self._extras[name] = known.astype(np.result_type(known.dtype, array.dtype), copy=False)
             known[step, slots] = array
 
     def rest(self, paused: Slots, seen: Slots, obs: Arrays, objects: list[list[Any]]) -> None:
