@@ -196,6 +196,36 @@ def test_slots_without_work_are_paused_until_the_end():
     run_on("asyncio", main())
 
 
+def test_an_iteration_does_not_go_on_with_envs_that_another_has_taken():
+    async def main():
+        async with aioenv.AsyncVectorEnv([Walk] * 4, num_workers=2) as envs:
+            held = envs.episodes(policy, 4, seed=3)
+            for _ in range(2):
+                await anext(held)
+            assert len(envs.active_slots) == 2
+            check(await aioenv.evaluate(envs, policy, 11, seed=5), 11)
+            assert len(envs.active_slots) == 4
+            with pytest.raises(aioenv.PendingCallError, match="another iteration"):
+                [episode async for episode in held]
+            alive = asyncio.Event()
+
+            async def slow(obs):
+                alive.set()
+                await other.wait()
+                return policy(obs)
+
+            other = asyncio.Event()
+            task = asyncio.ensure_future(aioenv.evaluate(envs, slow, 5, seed=3))
+            await alive.wait()
+            check(await aioenv.evaluate(envs, policy, 11, seed=5), 11)
+            other.set()
+            with pytest.raises(aioenv.PendingCallError, match="another iteration"):
+                await task
+            assert len(envs.active_slots) == 4
+
+    run_on("asyncio", main())
+
+
 def test_errors_have_what_was_done():
     async def main():
         envs = aioenv.AsyncVectorEnv(

@@ -63,6 +63,7 @@ class Numbered:
     num_envs: int
     _clock: Clock
     _live: Live | None
+    _latest: list[_Run] | None = None  # the run of the latest iteration, until it ends
 
     if TYPE_CHECKING:
 
@@ -100,7 +101,8 @@ class Numbered:
         Raises:
             ValueError, TypeError: if an argument is none of the values that it may have.
             PausedError: if all slots are paused.
-            PendingCallError: if a slot has a request in flight, or a result that nobody took.
+            PendingCallError: if a slot has a request in flight, or a result that nobody took; or another iteration
+                has begun since: it has the slots.
             EpisodesDone: if envs have no further episode before n have been run.
             ActionError, EnvError, WorkerDied, StepTimeout: as for `step`.
         """
@@ -126,6 +128,12 @@ class Numbered:
         end: Callable[[], None],
     ) -> AsyncGenerator[Episode, None]:
         await schedule.drain()
+        if schedule.outstanding:
+            raise PendingCallError("episodes: there are requests in flight, or results that nobody took; recv() them")
+        if self._latest:  # an iteration that was left early, and that somebody still holds
+            self._latest.pop().end()
+            self._live = None
+        self._latest = runs
         run = _Run(schedule, self._walk(schedule), self._clock, policy, seeds)
         runs.append(run)
         try:
@@ -210,8 +218,6 @@ class _Run:
         table, n = schedule.table, schedule.num_envs
         if not len(table.live):
             raise PausedError("episodes: all slots are paused; resume() some first")
-        if schedule.outstanding:
-            raise PendingCallError("episodes: there are requests in flight, or results that nobody took; recv() them")
         self._schedule = schedule
         self._walk = walk
         self._clock = clock
@@ -224,6 +230,7 @@ class _Run:
         self._begin: dict[int, _Attempt] = {}  # to be reset next
         self._started = np.zeros(n, np.bool_)
         self._paused: list[int] = []
+        self._over = False
         for slot in table.live.tolist():
             self._next(slot)
 
@@ -232,7 +239,8 @@ class _Run:
         return bool(self._running or self._begin)
 
     def end(self) -> None:
-        """Resume what was paused here."""
+        """Resume what was paused here; there are no more episodes."""
+        self._over = True
         own = [slot for slot in self._paused if slot not in self._schedule.table.exhausted]
         self._schedule.table.resume(np.array(own, np.int64))
 
@@ -248,6 +256,11 @@ class _Run:
         """A step of every slot: of its env, or the reset that begins an episode. Gives the episodes that have ended."""
         stepped = sorted(self._running)
         actions: tuple[Any, Any] = await self._ask() if stepped else ([], [])
+        if self._over:
+            raise PendingCallError(
+                "episodes: another iteration (or evaluation) has begun meanwhile, and has the slots now; let one end "
+                "before the next"
+            )
         reset, self._begin = self._begin, {}
         seeds = {slot: self._seeds[attempt.number] for slot, attempt in reset.items()}
         for attempt in reset.values():
