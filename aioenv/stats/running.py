@@ -295,6 +295,8 @@ class SharedRunningStats:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go to the state of a `state_dict`, in every process; samples that were not merged are dropped.
 
+        Where memory is not shared, workers that run already know of it after the next merge (see `exchange`).
+
         Raises:
             ValueError: if it is of samples of another shape, or no such state; nothing has changed then.
         """
