@@ -321,6 +321,20 @@ def test_a_bar_shows_the_mean_of_all_episodes(capsys):
     assert "3/3 episodes" in (told := capsys.readouterr().out) and "return 1" in told
 
 
+def test_a_coroutine_function_is_no_progress():
+    """It would be called, and never run."""
+
+    async def tell(episode):
+        """Never awaited."""
+
+    async def main():
+        async with aioenv.AsyncVectorEnv([Walk]) as envs:
+            await aioenv.evaluate(envs, policy, 3, progress=tell)
+
+    with pytest.raises(TypeError, match="progress: expected a bool or a plain function"):
+        run_on("asyncio", main())
+
+
 def test_the_blocking_twins(tmp_path):
     with aioenv.sync.VectorEnv([Walk] * 3, num_workers=2) as envs:
         check(aioenv.sync.evaluate(envs, policy, 7, seed=3), 7)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -97,7 +98,8 @@ async def evaluate(
         progress: True shows a bar, where `tqdm` is there; a function is called with each episode as it ends.
 
     Raises:
-        ValueError, TypeError, PausedError, PendingCallError, ActionError: as `AsyncVectorEnv.episodes`.
+        TypeError: if `progress` is a coroutine function; and as `AsyncVectorEnv.episodes`.
+        ValueError, PausedError, PendingCallError, ActionError: likewise.
         EnvError, WorkerDied, StepTimeout, EpisodesDone: likewise; `error.partial` is an `Evaluation` of the episodes
             that had ended.
     """
@@ -135,6 +137,8 @@ def summary(done: list[Episode], entropy: int | None) -> Evaluation:
 def counted(progress: Progress, total: int) -> Iterator[Callable[[Episode], object]]:
     """What is told each episode; a bar lives as long as the block."""
     if callable(progress):
+        if inspect.iscoroutinefunction(progress):
+            raise TypeError(f"progress: expected a bool or a plain function, got {progress!r}, which nobody awaits")
         yield progress
     elif not progress:
         yield lambda episode: None
