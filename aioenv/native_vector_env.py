@@ -341,9 +341,12 @@ class NativeVectorEnv(AsyncVectorEnv):
     async def step_at(self, slot: int, action: Any) -> SlotStep:
         """Step one slot, if the vector env has `step_some`; see `AsyncVectorEnv.step_at`."""
         self._check_whole("step_at", self._running.table.named([slot]))
-        if self._solo is not None:
-            return await self._solo.step_at(slot, action)
-        return await super().step_at(slot, action)
+        if self._solo is None:
+            return await super().step_at(slot, action)
+        with self._waiting():
+            step = await self._solo.step_at(slot, action)
+        self._clock.env_steps += 1
+        return step
 
     async def reset_at(
         self, slot: int, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -356,7 +359,8 @@ class NativeVectorEnv(AsyncVectorEnv):
             return await super().reset_at(slot, seed=seed, options=options)
         self._running  # noqa: B018 (checks who calls, and when)
         check_no_mask(options)
-        return await self._solo.reset_at(slot, seed, options)
+        with self._waiting():
+            return await self._solo.reset_at(slot, seed, options)
 
     def episodes(
         self, policy: Policy, n: int, *, seed: int | Sequence[int | None] | None = None

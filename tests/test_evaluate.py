@@ -226,6 +226,56 @@ def test_an_iteration_does_not_go_on_with_envs_that_another_has_taken():
     run_on("asyncio", main())
 
 
+@pytest.mark.parametrize("backend", ["workers", "native"])
+@pytest.mark.parametrize("other", ["step", "reset", "reset_at", "step_at", "set_state"])
+def test_an_iteration_does_not_go_on_where_somebody_else_was(backend, other):
+    """Its episodes would be of two policies, or of half an env's."""
+
+    def still(obs):
+        return np.zeros((len(obs), 1))
+
+    async def disturb(envs, state):
+        if other == "step":
+            await envs.step(np.zeros((3, 1)))
+        elif other == "step_at":
+            await envs.step_at(0, np.zeros(1))
+        elif other == "reset_at":
+            await envs.reset_at(1)
+        elif other == "reset":
+            await envs.reset()
+        else:
+            await envs.set_state(state)
+
+    async def main():
+        async with aioenv.make_vec("InvertedPendulum-v5", 3, backend=backend, max_episode_steps=5) as envs:
+            await envs.reset(seed=1)
+            state = await envs.get_state()
+            with pytest.raises(aioenv.PendingCallError, match="by somebody else"):
+                async for _ in envs.episodes(still, 9, seed=3):
+                    await disturb(envs, state)
+            lengths = []
+            async for episode in envs.episodes(still, 4, seed=3):
+                lengths.append(episode.length)
+                envs.stats(reset=True)  # looking on is no matter
+            assert lengths == [5] * 4
+
+    run_on("asyncio", main())
+
+
+@pytest.mark.parametrize("backend", ["workers", "native"])
+def test_steps_of_single_slots_are_steps(backend):
+    async def main():
+        async with aioenv.make_vec("InvertedPendulum-v5", 3, backend=backend) as envs:
+            await envs.reset(seed=1)
+            envs.stats(reset=True)
+            await envs.reset_at(1)
+            assert (before := envs.stats()).env_steps == 0 and before.env_s > 0
+            await envs.step_at(1, np.zeros(1))
+            assert (after := envs.stats()).env_steps == 1 and after.env_s > before.env_s
+
+    run_on("asyncio", main())
+
+
 def test_errors_have_what_was_done():
     async def main():
         envs = aioenv.AsyncVectorEnv(

@@ -48,6 +48,7 @@ class SlotTable:
         must_reset: as given.
         paused: bool `(num_envs,)`, which slots are paused, another array after each change; None if none is.
         exhausted: those of them that are because their envs have no further episode.
+        resets: how often some were reset, or put into states.
     """
 
     def __init__(self, num_envs: int, *, must_reset: bool) -> None:
@@ -65,6 +66,7 @@ class SlotTable:
         self._overtaken: set[int] = set()
         self.paused: npt.NDArray[np.bool_] | None = None
         self.exhausted: set[int] = set()
+        self.resets = 0
 
     def state(self, slot: int) -> SlotState:
         """What one slot is doing."""
@@ -180,6 +182,7 @@ class SlotTable:
 
     def note_reset(self, slots: Slots) -> None:
         """A reset of these slots is being sent: what was wrong with them is over."""
+        self.resets += 1
         self._ended[slots] = False
         self._failed[slots] = False
         self._any_failed = bool(self._failed.any())

@@ -82,14 +82,21 @@ class Clock:
 
     def __init__(self) -> None:
         self._trace: Trace | None = None
+        self._before = self.env_steps = 0
         self.start_anew()
 
     def start_anew(self) -> None:
         """Count from here; waits that are under way are left out."""
         self.envs = Wait()
         self.images = _LesserWait(self.envs)
+        self._before += self.env_steps
         self.env_steps = 0
         self.trace(self._trace)
+
+    @property
+    def all_steps(self) -> int:
+        """Steps of single envs since the vector env was made."""
+        return self._before + self.env_steps
 
     def trace(self, trace: Trace | None) -> None:
         """Note each wait there, from now on; None: no longer."""

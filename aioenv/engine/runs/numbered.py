@@ -102,7 +102,7 @@ class Numbered:
             ValueError, TypeError: if an argument is none of the values that it may have.
             PausedError: if all slots are paused.
             PendingCallError: if a slot has a request in flight, or a result that nobody took; or another iteration
-                has begun since: it has the slots.
+                has begun since: it has the slots; or they were stepped or reset by somebody else meanwhile.
             EpisodesDone: if envs have no further episode before n have been run.
             ActionError, EnvError, WorkerDied, StepTimeout: as for `step`.
         """
@@ -231,12 +231,17 @@ class _Run:
         self._started = np.zeros(n, np.bool_)
         self._paused: list[int] = []
         self._over = False
+        self._counted = self._count()
         for slot in table.live.tolist():
             self._next(slot)
 
     @property
     def busy(self) -> bool:
         return bool(self._running or self._begin)
+
+    def _count(self) -> tuple[int, int]:
+        """How many steps and resets there have been, whosever they were."""
+        return self._clock.all_steps, self._schedule.table.resets
 
     def end(self) -> None:
         """Resume what was paused here; there are no more episodes."""
@@ -261,6 +266,11 @@ class _Run:
                 "episodes: another iteration (or evaluation) has begun meanwhile, and has the slots now; let one end "
                 "before the next"
             )
+        if self._count() != self._counted:  # the episodes would be neither's
+            raise PendingCallError(
+                "episodes: the slots were stepped or reset, or their states set, by somebody else meanwhile; let the "
+                "iteration end before that, or take a vector env of its own"
+            )
         reset, self._begin = self._begin, {}
         seeds = {slot: self._seeds[attempt.number] for slot, attempt in reset.items()}
         for attempt in reset.values():
@@ -271,6 +281,7 @@ class _Run:
         finally:
             wait.end()
         self._clock.env_steps += len(stepped)
+        self._counted = self._count()
         for column in self._walk.objects:  # slots without a first episode show another's, rather than None
             shown = next((item for item in column if item is not None), None)
             if any(item is None for item in column):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,12 +18,15 @@ from aioenv.errors import ActionError
 
 if TYPE_CHECKING:
     from aioenv.engine.schedule import Schedule
+    from aioenv.engine.waits import Clock
 
 __all__ = ["OneSlot", "check_no_mask", "info_of", "infos_of", "one_action"]
 
 
 class OneSlot:
     """The part of a vector env that treats a slot as one env."""
+
+    _clock: Clock
 
     if TYPE_CHECKING:
 
@@ -48,9 +52,12 @@ class OneSlot:
         schedule = self._running
         group = _group(schedule, slot, "step_at")
         taken = one_action(schedule.fleet.actions, action)
-        await schedule.drain()
-        group.send_apart(*taken, "step_at")
-        return await schedule.outcome(group.take(), lambda exchange: _result(schedule, group, exchange), None)
+        with self._waiting():
+            await schedule.drain()
+            group.send_apart(*taken, "step_at")
+            step = await schedule.outcome(group.take(), lambda exchange: _result(schedule, group, exchange), None)
+        self._clock.env_steps += 1
+        return step
 
     async def reset_at(
         self, slot: int, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -70,14 +77,24 @@ class OneSlot:
         group = _group(schedule, slot, "reset_at")
         check_no_mask(options)
         own = one_seed(seed)
-        await schedule.drain()
-        group.send_whole_reset(group.slots, {int(group.slots[0]): own}, options, "reset_at")
 
         def result(exchange: Exchange) -> ResetResult:
             step = _result(schedule, group, exchange)
             return ResetResult(step.obs, step.info)
 
-        return await schedule.outcome(group.take(), result, None)
+        with self._waiting():
+            await schedule.drain()
+            group.send_whole_reset(group.slots, {int(group.slots[0]): own}, options, "reset_at")
+            return await schedule.outcome(group.take(), result, None)
+
+    @contextlib.contextmanager
+    def _waiting(self) -> Iterator[None]:
+        """What is done here is a wait for envs."""
+        wait = self._clock.envs.begin()
+        try:
+            yield
+        finally:
+            wait.end()
 
 
 def one_action(layout: Layout, action: Any) -> tuple[Arrays, Sequence[Sequence[Any]]]:
