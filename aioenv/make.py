@@ -252,7 +252,7 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
     if sys.platform != "win32" and _has_standard_streams():  # else uvloop's own end up there, and it aborts
         try:
             import uvloop
-        except ImportError:
+        except (ImportError, RuntimeError):  # on a thread that outlives the main one it can't be imported any more
             pass
         else:
             loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()

@@ -193,6 +193,32 @@ print(*[w.pid for w in envs.workers])
     assert not done.stderr and len(done.stdout.split()) == 2
 
 
+@pytest.mark.parametrize("way", ["blocking", "awaited"])
+def test_a_thread_that_outlives_the_main_one(way):
+    code = """
+import asyncio, sys, threading
+import aioenv, aioenv.sync
+
+def blocking():
+    with aioenv.sync.make_vec("CartPole-v1", 2) as envs:
+        envs.reset(seed=0)
+        print(envs.step([0, 0]).reward)
+
+async def awaited():
+    async with aioenv.make_vec("CartPole-v1", 2) as envs:
+        await envs.reset(seed=0)
+        print((await envs.step([0, 0])).reward)
+
+def main():
+    threading.main_thread().join()
+    blocking() if sys.argv[1] == "blocking" else aioenv.run(awaited())
+
+threading.Thread(target=main).start()
+"""
+    done = run_alone(code, way)
+    assert (done.stdout, done.stderr) == ("[1. 1.]\n", "")
+
+
 def test_an_interrupted_wait_cancels_and_loses_nothing():
     portal = Portal()
     waiting, cancelled = threading.Event(), threading.Event()
