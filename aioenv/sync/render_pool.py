@@ -120,8 +120,8 @@ class RenderPool(Blocking):
     def close(self) -> None:
         """End the workers and the loop thread. Idempotent."""
         if not self.closed:
-            self.closed = True
             self._end()
+            self.closed = True  # not before: who was interrupted, or refused, closes it again
 
 
 def _submit(pool: AsyncRenderPool, states: Any, how: dict[str, Any], outcome: Future[Any]) -> None:
