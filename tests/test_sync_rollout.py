@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 
 import numpy as np
@@ -37,6 +38,16 @@ def test_the_same_results():
         assert threads == {threading.get_ident()}
         assert got.extras["slot"].tolist() == [list(range(8))] * 40
         assert envs.stats().env_steps == 640
+
+
+def test_episodes_of_a_vector_env_that_has_no_other_name():
+    running = sync.VectorEnv(counters(2)).episodes(still, 3)
+    gc.collect()
+    assert {episode.number for episode in running} == {0, 1, 2}
+    running = sync.VectorEnv(counters(2)).episodes(still, 3)
+    next(running)
+    del running  # with it, the vector env is forgotten
+    gc.collect()
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])

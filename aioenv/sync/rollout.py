@@ -10,6 +10,7 @@ from typing import Any
 from aioenv.engine.runs.numbered import Episode
 from aioenv.engine.runs.record import Rollout
 from aioenv.engine.runs.rollout import Policy, takes
+from aioenv.sync.facade import Facade
 from aioenv.sync.portal import LOOK_S, Portal
 from aioenv.vector_env import AsyncVectorEnv
 
@@ -110,9 +111,13 @@ def _forget(value: Any) -> None:
 
 
 def run_episodes(
-    portal: Portal, envs: AsyncVectorEnv, policy: Policy, n: int, seed: int | Sequence[int | None] | None
+    owner: Facade, policy: Policy, n: int, seed: int | Sequence[int | None] | None
 ) -> Generator[Episode, None, None]:
-    """Iterate over `envs.episodes`, whose steps run on the loop thread."""
+    """Iterate over `episodes` of a blocking vector env, whose steps run on the loop thread.
+
+    The generator keeps the owner, which may have no other name: it would be closed as a forgotten one.
+    """
+    portal, envs = owner._portal, owner._envs
     asked = Asked(portal, envs, policy, "episodes")
     running = portal.run_soon(lambda: envs.episodes(asked.ask if callable(policy) else policy, n, seed=seed))
 
@@ -125,6 +130,6 @@ def run_episodes(
                 yield episode
         finally:
             if not envs.closed:
-                portal.call(running.aclose)
+                owner._portal.call(running.aclose)  # here it is kept
 
     return iterate()

@@ -122,7 +122,7 @@ class VectorEnv(Facade, gymnasium.vector.VectorEnv[Any, Any, Any]):  # named, fo
 
         The policy, a plain function, runs on the caller's thread, between one episode that is given and the next.
         """
-        return run_episodes(self._portal, self._envs, policy, n, seed)
+        return run_episodes(self, policy, n, seed)
 
     @property
     def episode_stats(self) -> EpisodeStats:
