@@ -117,11 +117,11 @@ class Portal:
         try:
             call.post()
             call.wait_begun()
+            if call.failed:
+                call.result()
         except BaseException:
             call.cancel()
             raise
-        if call.failed:
-            call.result()
         return call
 
     def enlist(self, call: Call) -> bool:

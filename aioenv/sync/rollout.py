@@ -71,9 +71,11 @@ class Asked:
             finally:
                 self._questions.put(None)
 
-        call = self._portal.begin(run)
+        call = self._portal.prepare(run)  # posted below, or an interrupt between the two would leave it to nobody
         try:
-            while (question := _next(self._questions)) is not None:
+            call.post()
+            call.wait_begun()
+            while not call.failed and (question := _next(self._questions)) is not None:
                 value = self._policy(question.obs, **question.given)
                 if inspect.isawaitable(value):
                     _forget(value)

@@ -170,6 +170,34 @@ def test_steps_interrupted_everywhere(way, parks, monkeypatch):
     interrupt_all(way, parks, 0, 1)
 
 
+def still(obs):
+    return ACTIONS[: len(obs)]
+
+
+RUNS = {
+    "rollout": lambda envs: envs.rollout(still, 2),
+    "episodes": lambda envs: list(envs.episodes(still, N)),
+    "evaluate": lambda envs: sync.evaluate(envs, still, N),
+}
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_runs_interrupted_anywhere(run):
+    instants = Instants()
+    number, there = 0, True
+    with sync.VectorEnv([lambda: gym.wrappers.TimeLimit(Count(), 2)] * N, num_workers=2) as envs:
+        envs.reset()
+        for _ in range(2):  # as above
+            instants.run(lambda: RUNS[run](envs), -1)
+        while there:
+            _, there = instants.run(lambda: RUNS[run](envs), number)
+            assert not envs._portal._calls, number
+            envs.reset()  # drops what is left
+            assert envs.step(ACTIONS)[0].tolist() == [1] * N, number
+            number += 1
+    assert number > 10
+
+
 def test_a_close_that_was_interrupted_is_made_good_by_the_next():
     instants = Instants()
     number, there = 0, True
