@@ -134,6 +134,11 @@ def test_an_env_that_gives_something_else(make, mode, said):
             steps(envs, 2)
 
 
+def test_a_factory_that_does_not_call_the_class():
+    with pytest.raises(aioenv.WorkerStartError, match=r"the factory returned the class Plain, .*`Plain\(\.\.\.\)`"):
+        sync.make_vec(lambda: Plain, 1, debug=True)
+
+
 @pytest.mark.parametrize(
     ("env_id", "error"),
     [("Nobodys-v0", gym.error.NameNotFound), ("nobodys/Env-v0", gym.error.NamespaceNotFound)],

@@ -89,6 +89,10 @@ def checked(env: Any) -> Env[Any, Any]:
     """What a factory made; a TypeError, which says what to do, if that is no env."""
     if env is None:
         raise TypeError("the factory returned None, expected a gymnasium.Env; does it lack a `return`?")
+    if isinstance(env, type):
+        raise TypeError(
+            f"the factory returned the class {env.__name__}, expected a gymnasium.Env: `{env.__name__}(...)` makes one"
+        )
     if isinstance(env, VectorEnv):
         raise TypeError(
             f"the factory returned a vector env, {env!r}, expected a single gymnasium.Env; for vector envs there is "
