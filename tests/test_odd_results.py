@@ -10,6 +10,8 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from parity.compare import assert_same
 
 import aioenv
 
@@ -153,3 +155,37 @@ async def test_of_an_observation_that_does_not_travel():
         assert (obs[0], obs[2]) == ((1, 2), (1, 2)) and reward[[0, 2]].tolist() == [1, 1]
         await envs.reset(options={"reset_mask": np.array([False, True, False])})
         assert (await envs.step([0, 0, 0])).obs == ((1, 2),) * 3
+
+
+class OwnFinal(gym.Env):
+    """Tells its infos under the keys of autoresets; its episodes are of as many steps as it is told."""
+
+    observation_space = spaces.Box(-9, 9, (1,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def _say(self, time):
+        self.time = time
+        own = {"time": time, "deep": {"time": time, f"at{time % 2}": time}}
+        return np.full(1, time, np.float32), {"final_obs": f"own {time}", "final_info": own}
+
+    def reset(self, *, seed=None, options=None):
+        return self._say(0)
+
+    def step(self, action):
+        obs, info = self._say(self.time + 1)
+        return obs, 1.0, self.time == self.length, False, info
+
+
+@pytest.mark.parametrize("num_workers", [1, 3])
+@pytest.mark.asyncio
+async def test_infos_under_the_keys_of_autoresets(num_workers):
+    factories = [lambda i=i: OwnFinal(5 - i) for i in range(3)]
+    theirs = SyncVectorEnv(factories, autoreset_mode=AutoresetMode.SAME_STEP)
+    async with aioenv.AsyncVectorEnv(factories, num_workers=num_workers, autoreset_mode="SameStep", debug=True) as envs:
+        assert_same(tuple(await envs.reset()), tuple(theirs.reset()))
+        for _ in range(6):
+            assert_same(tuple(await envs.step([0] * 3)), tuple(theirs.step([0] * 3)))
+    theirs.close()

@@ -200,7 +200,10 @@ class Autoreset:
                             final = {"final_obs": _kept(obs), "final_info": _kept(info)}
                             obs, info = _pair(self._resets[row]())
                 if final is not None:
-                    infos.append((row, final))
+                    if isinstance(info, dict) and not final.keys().isdisjoint(info):
+                        info = _added(final, info)  # dicts of one row are merged in the order of their sorts
+                    else:
+                        infos.append((row, final))
                 if info:
                     infos.append((row, info))
             except SystemExit:
@@ -254,6 +257,15 @@ def _briefly(value: Any) -> str:
     if isinstance(value, np.ndarray):
         return f"an array of shape {value.shape}"
     return "None" if value is None else f"a {type(value).__name__}"
+
+
+def _added(first: dict[str, Any], then: dict[str, Any]) -> dict[str, Any]:
+    """Two infos of one env as one: as Gymnasium adds them one after the other, dicts key by key."""
+    merged = {**first, **then}
+    for key in first.keys() & then.keys():
+        if key != "final_obs" and isinstance(first[key], dict) and isinstance(then[key], dict):
+            merged[key] = _added(first[key], then[key])
+    return merged
 
 
 def _kept(value: Any) -> Any:
