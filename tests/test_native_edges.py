@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box
 from gymnasium.vector import AutoresetMode, VectorEnv
+from mujoco_kit import both
 from parity.compare import assert_same
 from test_native_hooks import Good
 
@@ -198,3 +199,15 @@ def test_what_has_no_bounds_overflows_as_numbers_do():
         env.qvel[1, 1] = 1e200
         reward, _, info = env.outcome(np.zeros((2, 1), np.float32), None)
         assert np.isfinite(reward[0]) and reward[1] == -np.inf == info["velocity_penalty"][1]
+
+
+@pytest.mark.parametrize("name", ["Ant-v5", "HumanoidStandup-v5"])
+def test_actions_may_lie_in_memory_in_any_order(name):
+    """Gymnasium's envs get a row each, whose sum does not depend on where the others are."""
+    rng = np.random.default_rng(1)
+    with both(name, 3, AutoresetMode.NEXT_STEP, {}) as (ours, theirs):
+        assert_same(ours.reset(seed=1), theirs.reset(seed=1))
+        for arranged in (np.asfortranarray, lambda actions: actions[::-1], lambda actions: actions[:, ::-1]):
+            for step in range(4):
+                actions = arranged(rng.uniform(-1, 1, ours.action_space.shape).astype(np.float32))
+                assert_same(ours.step(actions), theirs.step(actions), f"step {step}")

@@ -181,7 +181,7 @@ class Stepping(Task, VectorEnv[Any, Any, Any]):
         self, actions: Any, rest: npt.NDArray[np.bool_] | None
     ) -> tuple[Array, Array, Array, Array, dict[str, Any]]:
         """Step all slots, but for those of a mask."""
-        actions = np.asarray(actions)
+        actions = np.asarray(actions, order="C")  # sums of rows depend on it
         if actions.shape != self.action_space.shape:
             raise ValueError(f"actions: expected shape {self.action_space.shape}, got {actions.shape}")
         if not self._all_begun and (rest is None or not (self._begun | rest).all() or self.closed):
