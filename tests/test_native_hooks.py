@@ -9,6 +9,7 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode
+from parity.compare import assert_same
 
 import aioenv
 
@@ -128,6 +129,43 @@ def test_what_is_remembered_of_slots_that_begin_is_what_they_began_with(mode, ma
         for counts in made:
             env.step(np.zeros((2, 1), np.float32))
             assert env.made.tolist() == counts
+
+
+class Gives(Good):
+    """Gives what it remembers and was given, as it is or copied: counts and a sum that begin anew with each episode."""
+
+    def __init__(self, num_envs, given, **kwargs):
+        super().__init__(num_envs, **kwargs)
+        self.given = given
+        self.total, self.made = self.remember("total"), self.remember("made", (), np.int64)
+        self.tired = self.remember("tired", (), np.bool_)
+
+    def after_start(self, slots):
+        self.total[slots], self.made[slots], self.tired[slots] = 10, 5, False
+
+    def outcome(self, actions, obs):
+        self.total += 1
+        self.made += 1
+        self.tired[...] = self.made == 6 + np.arange(self.num_envs)
+        return self.given(self.total), self.given(self.tired), {"made": self.given(self.made), "obs": self.given(obs)}
+
+
+@pytest.mark.parametrize("mode", list(AutoresetMode), ids=str)
+@pytest.mark.parametrize("slots", [None, [0, 2]], ids=["all", "some"])
+def test_what_is_remembered_may_be_given(mode, slots):
+    """It is the task's: nothing is written into it, and what was given stays as it was then."""
+    actions, results = np.zeros((3, 1), np.float32), []
+    for given in (lambda array: array, np.copy):
+        with closing(Gives(3, given, autoreset_mode=mode)) as env:
+            told, over = [env.reset(seed=1)], np.zeros(3, np.bool_)
+            for _ in range(5):
+                if mode is AutoresetMode.DISABLED and over.any():
+                    told.append(env.reset(options={"reset_mask": over}))
+                told.append(env.step(actions) if slots is None else env.step_some(actions, np.array(slots)))
+                over = told[-1][2] | told[-1][3]
+                told.append([array.copy() for array in (env.total, env.made, env.tired)])
+            results.append(told)
+    assert_same(*results)
 
 
 class Pushed(Good):

@@ -62,7 +62,8 @@ def check_obs(task: Task, obs: Any, count: int) -> Array:
 
 
 def check_outcome(task: Task, outcome: Any) -> tuple[Array, Array | None, dict[str, Array]]:
-    """Rewards, terminations and columns of all slots.
+    """Rewards, terminations and columns of all slots: copies, since a task may keep what it gives (in `remember`ed
+    arrays, say), which are written to later: by the task when episodes begin, by us for slots that were not stepped.
 
     Raises:
         TypeError, ValueError: if it is something else, or of another shape.
@@ -77,7 +78,8 @@ def check_outcome(task: Task, outcome: Any) -> tuple[Array, Array | None, dict[s
         not isinstance(terminated, np.ndarray) or terminated.shape != (n,) or terminated.dtype != np.bool_
     ):
         raise ValueError(f"{name}: expected terminations as bool of shape ({n},), or None, got {_told(terminated)}")
-    return reward, terminated, check_columns(task, "outcome", columns, n)
+    columns = {key: column.copy() for key, column in check_columns(task, "outcome", columns, n).items()}
+    return reward.copy(), None if terminated is None else terminated.copy(), columns
 
 
 def check_columns(task: Task, hook: str, columns: Any, count: int) -> dict[str, Array]:

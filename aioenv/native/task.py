@@ -44,8 +44,9 @@ class Task(SlotStates):
     def outcome(self, actions: Array, obs: Array) -> tuple[Array, Array | None, dict[str, Array]]:
         """What the step that was made means: rewards, terminations (None: none), and columns of infos.
 
-        All rows must be there and in new arrays; those of slots that have just begun an episode are not used, and what
-        is remembered of them here, or written to MuJoCo's state, is put back. `obs` is what will be returned.
+        All rows must be there, in arrays of which copies are taken; those of slots that have just begun an episode are
+        not used, and what is remembered of them here, or written to MuJoCo's state, is put back. `obs` is what will be
+        returned.
         """
         raise _missing(self, "outcome(actions, obs)")
 
