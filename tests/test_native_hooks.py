@@ -93,10 +93,40 @@ def test_what_is_missing_is_told():
             env.step(np.zeros((2, 1), np.float32))
 
 
+def test_spaces_and_arrays_that_can_not_be_are_told():
+    with closing(Good(2)) as env:
+        with pytest.raises(TypeError, match=r"set_observation_space: expected .* are arrays, got Dict"):
+            env.set_observation_space(gymnasium.spaces.Dict(a=env.single_observation_space))
+        env.remember("made")
+        with pytest.raises(ValueError, match="remember: 'made' is there already"):
+            env.remember("made", (2,))
+        with pytest.raises(TypeError, match="remember: 'last': expected numbers, got dtype object"):
+            env.remember("last", (), object)
+        assert env.remember("way", 2).shape == (2, 2)
+
+
 def test_observations_are_of_the_spaces_dtype():
     task = type("Task", (Good,), {"observe": lambda self, slots: self.qpos[slots].astype(np.float32).repeat(2, axis=1)})
     with closing(task(2)) as env:
         assert env.reset()[0].dtype == env.step(np.zeros((2, 1), np.float32))[0].dtype == np.float64
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP], ids=str)
+@pytest.mark.asyncio
+async def test_columns_that_are_no_numbers_are_empty_where_there_are_none(mode):
+    """In this process as over workers, whose replies are merged as single envs' infos are."""
+
+    class Told(Good):
+        def outcome(self, actions, obs):
+            reward, terminated, _ = super().outcome(actions, obs)
+            return reward, terminated, {"word": np.full(3, "up"), "thing": np.full(3, Ellipsis, object)}
+
+    results = []
+    for num_workers in (None, 1):
+        async with aioenv.make_vec(Told, 3, backend="native", autoreset_mode=mode, num_workers=num_workers) as envs:
+            await envs.reset(seed=1)
+            results.append([tuple(await envs.step(np.zeros((3, 1), np.float32))) for _ in range(3)])
+    assert_same(*results)
 
 
 class Counting(Good):

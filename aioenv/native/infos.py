@@ -54,7 +54,7 @@ def merge_infos(
                 column[starts] = rows
                 mask = np.ones(num_envs, np.bool_)
             else:
-                column[starts] = 0
+                column[starts] = _nothing(column)
                 mask = others.copy()
             info[key], info[f"_{key}"] = column, mask
     for key, rows in started.items():
@@ -71,15 +71,22 @@ def leave_out(info: Info, rest: npt.NDArray[np.bool_]) -> Info:
         if not mask.any():
             del info[key], info[f"_{key}"]
         elif isinstance(column, np.ndarray):
-            column[rest] = None if column.dtype.hasobject else 0
+            column[rest] = _nothing(column)
     return info
 
 
 def spread(rows: Array, slots: npt.NDArray[np.int64], num_envs: int) -> Array:
     """A column with some rows set, the others zero."""
     column = np.zeros((num_envs, *rows.shape[1:]), rows.dtype)
+    if rows.dtype.hasobject:
+        column[...] = None
     column[slots] = rows
     return column
+
+
+def _nothing(column: Array) -> Any:
+    """What a column has where a slot says nothing: zero, an empty text, None."""
+    return None if column.dtype.hasobject else np.zeros((), column.dtype)
 
 
 def final_info(obs: Array, columns: dict[str, Array], ended: npt.NDArray[np.int64], num_envs: int) -> Info:

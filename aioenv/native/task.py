@@ -78,9 +78,12 @@ class Task(SlotStates):
         self.set_observation_space(Box(-np.inf, np.inf, (size,), np.float64))
 
     def set_observation_space(self, space: Box) -> None:
-        """Observations of one slot are of this space."""
-        self.single_observation_space = space
-        self.observation_space = batch_space(space, self.num_envs)
+        """Observations of one slot are of this space.
+
+        Raises:
+            TypeError: if a batch of such observations is no array.
+        """
+        self.single_observation_space, self.observation_space = space, self._batched("set_observation_space", space)
 
     def set_action_space(self, space: Space[Any]) -> None:
         """Actions of one slot are of this space, and `controls` says what they stand for; by default they are controls.
@@ -88,22 +91,34 @@ class Task(SlotStates):
         Raises:
             TypeError: if a batch of such actions is no array.
         """
+        self.single_action_space, self.action_space = space, self._batched("set_action_space", space)
+
+    def _batched(self, setter: str, space: Space[Any]) -> Space[Any]:
         batched = batch_space(space, self.num_envs)
         if batched.shape is None:
-            raise TypeError(f"set_action_space: expected a space whose batches are arrays, got {space!r}")
-        self.single_action_space, self.action_space = space, batched
+            raise TypeError(f"{setter}: expected a space whose batches are arrays, got {space!r}")
+        return batched
 
     def bind(self, name: str) -> Array:
         """The live array of a field of `MjData`, `(num_envs, ...)` (see `SimPool.bind`)."""
         return self.pool.bind(name)
 
-    def remember(self, name: str, shape: tuple[int, ...] = (), dtype: Any = np.float64) -> Array:
+    def remember(self, name: str, shape: int | tuple[int, ...] = (), dtype: Any = np.float64) -> Array:
         """An array `(num_envs, *shape)` of what a task knows of each slot from one step to the next.
 
         Its rows are part of the states of slots. Write into it; don't replace it.
+
+        Raises:
+            ValueError: if there is one of this name, in a class that this one is derived from, say.
+            TypeError: if it could have Python objects in it.
         """
-        self._memory[name] = np.zeros((self.num_envs, *shape), dtype)
-        return self._memory[name]
+        if name in self._memory:
+            raise ValueError(f"remember: {name!r} is there already; give each array a name of its own")
+        if (kind := np.dtype(dtype)).hasobject:
+            raise TypeError(f"remember: {name!r}: expected numbers, got dtype {kind}")
+        shape = shape if isinstance(shape, (tuple, list)) else (shape,)
+        self._memory[name] = array = np.zeros((self.num_envs, *shape), kind)
+        return array
 
     def uniform(self, slots: Slots, low: float, high: float, size: int) -> Array:
         """`(len(slots), size)` numbers, each row drawn as `np_random.uniform(low, high, size)` of its slot.
