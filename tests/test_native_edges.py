@@ -172,7 +172,8 @@ def test_cheaper_arithmetic_gives_the_same_bits():
     expected = np.array([x**2 for x in values.ravel().tolist()]).reshape(values.shape)  # C's `pow`
     assert_same(np.float_power(values, 2), expected)
     assert_same(norm(values), np.array([np.linalg.norm(row) for row in values]))
-    for weight in (0, 1, 3, 0.0, -0.0, 0.1, -2.5, True, np.float64(0), np.float64(0.1), np.float32(0.1)):
+    sorts = (np.float64(0), np.float64(0.1), np.float32(0.1), np.uint8(3), np.uint16(0), np.uint32(3), np.uint64(0))
+    for weight in (0, 1, 3, 0.0, -0.0, 0.1, -2.5, True, np.True_, np.False_, *sorts):
         for column in (values[:, 0].copy(), values[:, 0].astype(np.float32)):
             assert_same(column * less(weight), -(weight * column))
     odd = np.concatenate((values[:, :2], [[np.nan, np.inf], [-np.inf, 10.0]]))

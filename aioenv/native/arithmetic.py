@@ -32,6 +32,8 @@ def clamp(values: Array, limit: float) -> None:
 
 def less(weight: float) -> float:
     """The weight with the other sign: `values * less(weight)` is `-(weight * values)`, zeros too, in one operation."""
+    if isinstance(weight, (np.unsignedinteger, np.bool_)):
+        weight = weight * np.float32(1)  # of the dtype that products with float32 have; these know no sign
     return -weight or weight * -0.0
 
 
