@@ -103,6 +103,17 @@ def test_nobody_reads_the_output_any_more():
     assert (done.returncode, done.stderr) == (141, "")
 
 
+@pytest.mark.parametrize(
+    ("closed", "command"), [(1, "bench --list"), (2, "bench --only bare --rounds 1 --seconds .01")]
+)
+def test_output_that_is_closed_goes_nowhere(closed, command):
+    code = f"import os, sys; os.close({closed}); os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+    command = [sys.executable, "-c", code, "-m", "aioenv", *command.split()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=50)
+    assert done.returncode == 0, done
+    assert done.stderr == "" and ("bare" in done.stdout) == (closed == 2)
+
+
 def test_a_terminal_that_lacks_letters(monkeypatch):
     stream = io.TextIOWrapper(io.BytesIO(), "ascii")
     monkeypatch.setattr(sys, "stdout", stream)

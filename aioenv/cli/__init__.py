@@ -27,6 +27,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     Raises:
         SystemExit: if the arguments are wrong (status 2), or help was asked for (0).
     """
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed (`>&-`, pythonw): all that is printed goes nowhere
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # where a terminal lacks a letter
