@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import gymnasium
 import pytest
@@ -171,3 +174,14 @@ def test_a_policy_that_can_not_be_imported_says_why(what, tmp_path, monkeypatch)
     with pytest.raises(Exception, match=r"policy_of_here|no weights") as caught:  # with a traceback
         main(["record", "CartPole-v1", "--policy", "policy_of_here:act"])
     assert "no weights" in f"{caught.value} {caught.value.__cause__}"
+
+
+def test_doctor_misses_all_that_is_needed(monkeypatch, capfd):
+    project = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())["project"]
+    needed = [re.match(r"[\w-]+", entry)[0] for entry in project["dependencies"]]
+    monkeypatch.setattr("aioenv.cli.doctor.installed", lambda name: None)
+    monkeypatch.setattr("aioenv.cli.doctor.probe_all", lambda: [])
+    monkeypatch.setattr("aioenv.cli.doctor._report_opengl", lambda probes, gpus: None)
+    assert main(["doctor"]) == 1
+    told = capfd.readouterr().out.strip().splitlines()[-1]
+    assert sorted(told.removeprefix("Missing: pip install ").split()) == sorted(["aioenv", *needed])

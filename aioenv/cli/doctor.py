@@ -21,7 +21,7 @@ __all__ = ["HELP", "add_arguments", "run"]
 
 HELP = "say what works on this machine, and what to install for the rest"
 
-REQUIRED = ("aioenv", "numpy", "gymnasium", "mujoco", "cloudpickle", "uvloop")
+REQUIRED = ("aioenv", "numpy", "gymnasium", "mujoco", "imageio", "packaging", "cloudpickle", "uvloop")
 OPTIONAL = {
     "imageio-ffmpeg": "videos: pip install 'aioenv[video]'",
     "tqdm": "progress bars: pip install 'aioenv[video]'",
