@@ -12,6 +12,7 @@ from pathlib import Path
 
 import gymnasium
 import pytest
+from test_cli import needs_opengl
 
 from aioenv.cli import main
 
@@ -174,6 +175,22 @@ def test_a_policy_that_can_not_be_imported_says_why(what, tmp_path, monkeypatch)
     with pytest.raises(Exception, match=r"policy_of_here|no weights") as caught:  # with a traceback
         main(["record", "CartPole-v1", "--policy", "policy_of_here:act"])
     assert "no weights" in f"{caught.value} {caught.value.__cause__}"
+
+
+@needs_opengl
+def test_without_a_program_to_encode_the_demo_measures_and_record_says_so(tmp_path, monkeypatch, capfd):
+    def none():
+        raise RuntimeError("No ffmpeg exe could be found.")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("imageio_ffmpeg.get_ffmpeg_exe", none)
+    assert main(["demo", "--steps", "2", "--num-envs", "1", "--size", "16x16"]) == 0
+    told = capfd.readouterr().out
+    assert "both overlapped" in told
+    assert told.endswith("No video was made: videos take ffmpeg: No ffmpeg exe could be found.\n")
+    assert main(["record", "HalfCheetah-v5", "--steps", "2"]) == 1
+    assert capfd.readouterr().err == "aioenv record: videos take ffmpeg: No ffmpeg exe could be found.\n"
+    assert not (tmp_path / "out").exists()
 
 
 def test_doctor_misses_all_that_is_needed(monkeypatch, capfd):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import importlib.util
 import sys
 import time
 from collections.abc import Callable, Coroutine
@@ -79,7 +78,12 @@ async def demo(plan: Plan, *, images: bool) -> int:
     """Measure physics, images and both at once, in turn; the last makes the video."""
     n, cpus = plan.num_envs, usable_cpus()
     print(f"{n} x {ENV}, {plan.steps:,} steps, in {min(n, cpus)} worker processes on {cpus} CPUs")
-    video = TiledVideo(plan.out) if images and can_encode() else None
+    video: TiledVideo | None = None
+    unable: Exception | None = None
+    try:
+        video = TiledVideo(plan.out) if images else None
+    except (ImportError, OSError) as exc:
+        unable = exc
     problem: Exception | None = None
     async with contextlib.AsyncExitStack() as stack:
         runs = [await physics_alone(plan, stack)]
@@ -95,7 +99,7 @@ async def demo(plan: Plan, *, images: bool) -> int:
     elif video is not None:
         print(f"Video: {video.path.resolve()}")
     elif images:
-        print("No video was made, which takes imageio-ffmpeg: pip install 'aioenv[video]'")
+        print(f"No video was made: {unable}")
     return 0
 
 
@@ -254,11 +258,6 @@ async def draw_states(pool: LatePool, slots: list[int], states: npt.NDArray[np.f
 
 
 # ---------------------------------------------------------------- what is shown
-
-
-def can_encode() -> bool:
-    """Whether ffmpeg is there."""
-    return importlib.util.find_spec("imageio_ffmpeg") is not None
 
 
 def print_table(plan: Plan, runs: list[Run]) -> None:

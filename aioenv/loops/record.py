@@ -78,7 +78,7 @@ async def record(
         ValueError: if a number is not positive, or `out` is named like another kind of file.
         ImportError: if imageio-ffmpeg is missing.
         RenderError: if images can't be drawn.
-        OSError: if the video can't be written.
+        OSError: if the video can't be written, or there is no ffmpeg.
         TypeError: if `env` is a vector env, and arguments are for one that is to be made, or one of another kind; if
             `policy` is no function.
         SlotError: if an env failed, or its worker; the video ends there.

@@ -61,6 +61,7 @@ class TiledVideo:
 
     Raises:
         ImportError: if imageio-ffmpeg is not installed.
+        OSError: if it finds no ffmpeg.
         ValueError: if the path's name says that it is something else than H.264 goes into.
     """
 
@@ -71,7 +72,10 @@ class TiledVideo:
         except ImportError as exc:
             message = f"videos take imageio-ffmpeg: pip install 'aioenv[video]' ({exc})"
             raise ImportError(message, name=exc.name) from exc
-        self._exe: str = ffmpeg.get_ffmpeg_exe()
+        try:
+            self._exe: str = ffmpeg.get_ffmpeg_exe()
+        except RuntimeError as exc:  # it brings no program of its own on this platform, and there is no other
+            raise FileNotFoundError(f"videos take ffmpeg: {exc}") from exc
         self.path = path
         self._grid = grid
         self.fps = DEFAULT_FPS
