@@ -83,6 +83,8 @@ async def test_of_methods(where):
                 refused()
         for awaited, error, message in [
             (envs.call_at(1.0, "gravity"), ValueError, ONE_OR_MORE + "1.0"),
+            (envs.call_at(True, "gravity"), ValueError, ONE_OR_MORE + "True"),
+            (envs.call_at(None, "gravity"), ValueError, ONE_OR_MORE + "None"),
             (envs.reset(seed=[1.5, 2]), TypeError, INTS + r"\[1.5, 2\]"),
             (envs.reset(seed=np.array(5)), TypeError, INTS + r"array\(5\)"),
             (envs.reset_at(0, seed=[1]), TypeError, r"seed: expected an int or None, got \[1\]"),

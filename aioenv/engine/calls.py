@@ -66,8 +66,14 @@ class Calls:
 
         Returns:
             For a number its result; else a tuple of one result for each of `slots`, in that order.
+
+        Raises:
+            ValueError, IndexError: if they are no slot numbers.
+            PendingCallError, EnvError, WorkerDied, StepTimeout: as for `call`.
         """
         schedule = self._running
+        if slots is None or isinstance(slots, bool):  # not all, nor 0 or 1
+            raise ValueError(f"slots: expected one or more slot numbers, got {slots!r}")
         if isinstance(slots, (int, np.integer)):
             return (await call_envs(schedule, [int(slots)], name, args, kwargs))[0]
         numbers = schedule.table.named(slots)
