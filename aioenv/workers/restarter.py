@@ -114,11 +114,13 @@ class Restarter:
         while True:
             try:
                 await asyncio.sleep(delay_s)
-                if worker in self._lost:  # nobody wants it any more
+                if worker not in self._lost:
+                    await worker.restart()
+                if worker in self._lost:  # nobody wants it any more; what was being started then nobody could kill
+                    await worker.put_down("nobody wanted it any more")
                     del self._tasks[worker]
                     self._give_up(worker, None)
                     return
-                await worker.restart()
                 await self._restore_in_time(worker)
                 break
             except Exception as exc:  # whatever it is: nobody may wait for ever

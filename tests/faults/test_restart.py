@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import time
@@ -319,6 +320,35 @@ async def test_close_does_not_wait_for_a_restart():
     await envs.close()
     with pytest.raises(aioenv.ClosedError):
         await task
+
+
+@pytest.mark.parametrize("when", ["dead", "restarting"])
+async def test_what_is_forgotten_in_a_restart_leaves_no_process(way, when):
+    envs = await counters(restart=RestartPolicy(backoff_s=0.2))
+    await envs.reset(seed=1)
+    if when == "dead":  # the second restart is the first one that waits
+        await envs.step([KILL, 0, 0, 0])
+    await died(envs, 0)
+    while envs.workers[0].state != when:
+        await asyncio.sleep(0)
+    worker = envs._schedule.fleet.members[0].worker
+    (restart,) = [task for task in asyncio.all_tasks() if task.get_name().startswith("restart of")]
+    with pytest.warns(ResourceWarning, match="unclosed"):
+        del envs
+        gc.collect()
+    async with asyncio.timeout(30):
+        await restart
+    assert worker.state.value == "dead"
+
+
+async def test_why_a_worker_was_killed_is_not_said_of_its_next_process():
+    async with counters(timeout_s=10, on_timeout="restart", restart=RestartPolicy(max_restarts=1)) as envs:
+        await envs.reset(seed=1)
+        assert (await envs.step([0, HANG, 0, 0], timeout_s=0.2)).truncated.any()
+        await envs.step([0] * 4)
+        with pytest.raises(aioenv.WorkerDied) as caught:
+            await envs.step([0, KILL, 0, 0])
+        assert caught.value.returncode == -signal.SIGKILL and "timeout" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
