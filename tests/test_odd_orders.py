@@ -137,6 +137,29 @@ async def test_a_failure_from_before_set_state_says_nothing_of_later_ones(num_wo
 
 
 @pytest.mark.asyncio
+@pytest.mark.parametrize("make", [lambda: aioenv.AsyncVectorEnv([Chain] * 2, num_workers=1, autoreset_mode="Disabled"),
+                                  lambda: native(2, mode="Disabled", run_in="thread")])  # fmt: skip
+@pytest.mark.parametrize("action", [0, RAISE])
+async def test_what_is_dropped_counts_all_the_same(make, action):
+    """The episode that ended in it is over, and the slot that raised has failed."""
+    short = next(seed for seed in range(99) if mix(seed) % 6 == 0)  # an episode of one step
+    long = next(seed for seed in range(99) if mix(seed) % 6 == 5)
+    async with make() as envs:
+        await envs.reset(seed=[long, long if action == RAISE else short])
+        stepping = asyncio.create_task(envs.step([0, action]))
+        while not envs.outstanding:
+            await asyncio.sleep(0)
+        stepping.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await stepping
+        refused = aioenv.EnvError if action == RAISE else aioenv.ResetNeededError
+        with pytest.raises(refused, match=r"must be reset|reset them first"):
+            await envs.step([0, 0])
+        await envs.reset(seed=[long, long])
+        await envs.step([0, 0])
+
+
+@pytest.mark.asyncio
 @pytest.mark.parametrize("num_workers", [0, 1])
 async def test_part_of_an_error_is_taken(num_workers):
     """An error of a whole vector env, taken bit by bit, does not fail a slot that was reset meanwhile."""
