@@ -34,6 +34,52 @@ async def test_a_recv_ends_when_a_step_has_taken_all():
                     assert len((await receiving).slots) == 0, "there is nothing left"
 
 
+async def ready_slots(envs, count: int) -> None:
+    while envs._schedule.table.count(SlotState.READY) < count:
+        await asyncio.sleep(0)
+
+
+@pytest.mark.asyncio
+async def test_a_recv_goes_on_with_less_when_another_has_taken_some():
+    async with aioenv.AsyncVectorEnv([Chain] * 2, num_workers=2) as envs:
+        await envs.reset(seed=0)
+        late = envs.workers[1].pid
+        os.kill(late, signal.SIGSTOP)
+        envs.send([0, 0])
+        both = asyncio.create_task(envs.recv(2))
+        await ready_slots(envs, 1)
+        assert (await envs.recv()).slots.tolist() == [0]
+        os.kill(late, signal.SIGCONT)
+        async with asyncio.timeout(30):
+            assert (await both).slots.tolist() == [1], "there is no other to wait for"
+
+
+@pytest.mark.asyncio
+async def test_a_recv_goes_on_with_less_when_a_step_that_is_refused_has_dropped_some():
+    async with aioenv.AsyncVectorEnv([Chain] * 2, num_workers=2) as envs:
+        await envs.reset(seed=0)
+        first, late = (worker.pid for worker in envs.workers)
+        os.kill(late, signal.SIGSTOP)
+        stepping = asyncio.create_task(envs.step([0, 0]))
+        while not envs.outstanding:
+            await asyncio.sleep(0)
+        stepping.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await stepping
+        assert (await envs.recv()).slots.tolist() == [0]
+        os.kill(first, signal.SIGSTOP)
+        envs.send([0], [0])
+        both = asyncio.create_task(envs.recv(2))
+        refused = asyncio.create_task(envs.step([0, 0]))
+        await asyncio.sleep(0)
+        os.kill(late, signal.SIGCONT)
+        with pytest.raises(aioenv.PendingCallError):  # slot 0 is in flight; what was cancelled of slot 1 is dropped
+            await refused
+        os.kill(first, signal.SIGCONT)
+        async with asyncio.timeout(30):
+            assert (await both).slots.tolist() == [0], "there is no other to wait for"
+
+
 @pytest.mark.asyncio
 async def test_a_step_is_abandoned_while_another_drains():
     """It is waited for, too: what it is read into must not be used again before that."""

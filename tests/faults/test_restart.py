@@ -341,6 +341,18 @@ async def test_what_is_forgotten_in_a_restart_leaves_no_process(way, when):
     assert worker.state.value == "dead"
 
 
+async def test_a_state_that_is_set_after_a_restart_has_no_seed_of_the_restart():
+    async with aioenv.AsyncVectorEnv([Walker] * 2, num_workers=1, restart=RestartPolicy()) as envs:
+        await envs.reset(seed=5)
+        states = await envs.get_state()
+        assert (await envs.step([0, KILL])).truncated.all()
+        await envs.set_state(states[:1], [0])
+        await envs.step([END, 0])
+        seeds = (await envs.step([0, END])).info["seed"]
+        assert seeds[0] == -1, "its generator goes on"
+        assert (await envs.step([0, 0])).info["seed"][1] == -1, "one reset had the seed"
+
+
 async def test_why_a_worker_was_killed_is_not_said_of_its_next_process():
     async with counters(timeout_s=10, on_timeout="restart", restart=RestartPolicy(max_restarts=1)) as envs:
         await envs.reset(seed=1)
