@@ -60,6 +60,33 @@ def make(number: int, odd: Any = None) -> Odd:
     return env
 
 
+class Locked(Odd):
+    """Its first info does not pickle."""
+
+    def step(self, action):
+        obs, reward, terminated, truncated, info = super().step(action)
+        lock, self.lock = self.lock, None
+        return obs, reward, terminated, truncated, {**info, **({"lock": lock} if lock else {})}
+
+    def reset(self, *, seed=None, options=None):
+        self.lock = threading.Lock() if seed is not None and self.number == 0 else None
+        return super().reset(seed=seed)
+
+
+@pytest.mark.asyncio
+async def test_infos_that_come_beside_one_that_does_not_pickle():
+    """How they are laid out is told once: in the reply that could not be sent as it was, here."""
+    async with aioenv.AsyncVectorEnv([lambda: Locked(0), lambda: Locked(1)], num_workers=1) as envs:
+        await envs.reset(seed=0)
+        for _ in range(2):
+            with pytest.raises(aioenv.EnvError, match="pickle") as caught:
+                await envs.step([0, 0])
+            assert caught.value.slots == (0,) and caught.value.partial.info["number"].tolist() == [0, 1]
+            await envs.reset(seed=0)
+        await envs.reset()
+        assert (await envs.step([0, 0])).info["_number"].all()
+
+
 @pytest.mark.parametrize(
     ("odd", "cause"),
     [

@@ -79,7 +79,7 @@ def test_what_is_large_is_shared():
     enough = -(-SHARED_BYTES // per_env)
     plane = choose_plane("auto", observations, actions, 2 * enough, 2, 5)
     assert [observations.leaves[i].path for i in plane.observations] == ["['image']"]
-    assert choose_plane("auto", observations, actions, 2, 2, 5) is None
+    assert choose_plane("auto", observations, actions, 2 * (enough - 1), 2, 5) is None, "less for each worker"
     assert choose_plane("frames", observations, actions, 999, 1, 5) is None
     everything = choose_plane("shared", observations, actions, 1, 1, 5)
     assert len(everything.observations) == 2 and len(everything.actions) == 2

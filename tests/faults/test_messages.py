@@ -144,3 +144,14 @@ class Ends(Raises):
         self.path.touch()
         if self.error is not None:
             raise self.error
+
+
+@pytest.mark.asyncio
+async def test_an_env_that_exits_has_the_others_of_its_worker_closed(tmp_path):
+    async with aioenv.AsyncVectorEnv(
+        [partial(Raises, SystemExit), partial(Ends, tmp_path / "other")], num_workers=1
+    ) as envs:
+        await envs.reset()
+        with pytest.raises(aioenv.WorkerDied, match="exited with code 0 while it ran slot 0"):
+            await envs.step(ACTIONS)
+        assert (tmp_path / "other").exists()

@@ -114,6 +114,15 @@ async def test_same_step_brings_the_new_episode_at_once():
         assert (await envs.step([0] * 4)).obs[:, 1].tolist() == [3, 3, 1, 1]
 
 
+async def test_same_step_an_episode_that_had_just_begun_is_lost_too():
+    async with counters(autoreset_mode=AutoresetMode.SAME_STEP) as envs:
+        await envs.reset(seed=5)
+        began = (await envs.step([0, 0, END, 0])).obs
+        _, _, _, truncated, info = await envs.step([0, 0, 0, KILL])
+        assert truncated.tolist() == [False, False, True, True]
+        assert info["final_obs"][2].tolist() == began[2].tolist()
+
+
 async def test_without_autoreset_the_slots_wait_for_a_reset():
     async with counters(autoreset_mode=AutoresetMode.DISABLED) as envs:
         await envs.reset(seed=5)
