@@ -97,6 +97,7 @@ async def test_of_methods(where):
             (envs.recv(1, 0), ValueError, "recv: max_slots: .*, got 0"),
             (envs.recv(deadline_s=True), ValueError, "recv: deadline_s: .*, got True"),
             (envs.call(3), TypeError, "call: name: expected a string, .* got 3"),
+            (envs.get_attr(3), TypeError, "get_attr: name: expected a string, .* got 3"),
             (envs.set_attr(3, 1), TypeError, "set_attr: name: expected a string, .* got 3"),
             (envs.reset(options=3), TypeError, "options: expected a dict or None, got 3"),
             (envs.reset_at(0, options=3), TypeError, "options: expected a dict or None, got 3"),

@@ -77,7 +77,8 @@ def run(args: argparse.Namespace) -> int:
 async def demo(plan: Plan, *, images: bool) -> int:
     """Measure physics, images and both at once, in turn; the last makes the video."""
     n, cpus = plan.num_envs, usable_cpus()
-    print(f"{n} x {ENV}, {plan.steps:,} steps, in {min(n, cpus)} worker processes on {cpus} CPUs")
+    workers = "1 worker process" if min(n, cpus) == 1 else f"{min(n, cpus)} worker processes"
+    print(f"{n} x {ENV}, {plan.steps:,} steps, in {workers} on {cpus} CPUs")
     video: TiledVideo | None = None
     unable: Exception | None = None
     try:

@@ -81,7 +81,7 @@ class Calls:
 
     async def get_attr(self, name: str) -> tuple[Any, ...]:
         """Read an attribute of every env; otherwise as `call`."""
-        return await self.call(name)
+        return await call_envs(self._running, None, name, (), {}, what="get_attr")
 
     async def set_attr(self, name: str, values: Any) -> None:
         """Set an attribute of every env.
@@ -123,15 +123,18 @@ def check_name(what: str, name: Any) -> None:
 
 
 async def call_envs(
-    schedule: Schedule, slots: Iterable[int] | None, name: str, args: tuple[Any, ...], kwargs: Any
+    schedule: Schedule, slots: Iterable[int] | None, name: str, args: tuple[Any, ...], kwargs: Any, what: str = "call"
 ) -> tuple[Any, ...]:
     """Call a method, or read an attribute, of the envs in `slots` (None: all); results in the order of slots.
+
+    Args:
+        what: the user's call, for errors.
 
     Raises:
         TypeError: if the name is no string.
     """
-    check_name("call", name)
-    return await for_each(schedule, slots, f"call({name!r})", "call_envs", lambda _: (name, args, kwargs))
+    check_name(what, name)
+    return await for_each(schedule, slots, f"{what}({name!r})", "call_envs", lambda _: (name, args, kwargs))
 
 
 async def set_attr(schedule: Schedule, name: str, values: Any) -> None:
