@@ -9,6 +9,7 @@ import resource
 import select
 import signal
 import sys
+import time
 from pathlib import Path
 
 import gymnasium as gym
@@ -308,6 +309,16 @@ async def test_a_server_that_is_stuck_in_an_import_is_told_with_its_module(modul
         with pytest.raises(aioenv.WorkerStartError, match=said):
             await tellers(2, preload=[name], start_timeout_s=3)
         assert await envs.call("ask", "3") == (3,)
+    assert not ForkServer._servers
+
+
+async def test_a_factory_that_hangs_is_told_with_its_slot():
+    async with tellers(1):  # whose server has imported everything
+        stuck = aioenv.AsyncVectorEnv(
+            [Teller, Teller, lambda: time.sleep(600), Teller], num_workers=2, start="forkserver", start_timeout_s=3
+        )
+        with pytest.raises(aioenv.StartTimeout, match=r"start_timeout_s=3\.0; it was at slot 2\n"):
+            await stuck
     assert not ForkServer._servers
 
 

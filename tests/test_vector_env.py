@@ -237,8 +237,8 @@ async def test_start_errors_carry_the_cause():
     with pytest.raises(aioenv.WorkerStartError, match="slot 1: RuntimeError: no such robot") as caught:
         await envs
     assert caught.value.slots == (1,) and isinstance(caught.value.__cause__, RuntimeError)
-    with pytest.raises(aioenv.WorkerStartError, match="exited with code 3"):
-        await aioenv.AsyncVectorEnv([lambda: os._exit(3)])
+    with pytest.raises(aioenv.WorkerStartError, match=r"exited with code 3 while starting, at slot 2$"):
+        await aioenv.AsyncVectorEnv([*counters(2), lambda: os._exit(3), *counters(1)], num_workers=2)
 
 
 async def test_start_timeout_and_cancelled_start(gate):
@@ -248,7 +248,7 @@ async def test_start_timeout_and_cancelled_start(gate):
         with open(path) as handle:
             handle.read()
 
-    with pytest.raises(aioenv.WorkerStartError, match="start_timeout_s=1"):
+    with pytest.raises(aioenv.StartTimeout, match="start_timeout_s=1"):
         await aioenv.AsyncVectorEnv([waits], start_timeout_s=1)
     envs = aioenv.AsyncVectorEnv([waits])
     start = asyncio.ensure_future(envs._ensure_started())

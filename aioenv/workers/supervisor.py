@@ -245,12 +245,15 @@ class Worker:
 
     def _late(self, *notes: str) -> WorkerStartError:
         message = f"{self._label} was not ready within start_timeout_s={self.start_timeout_s}"
+        if self.running_slot is not None:
+            notes = (f"it was at slot {self.running_slot}", *notes)
         return faults.start_error(self._identity, "; ".join([message, *notes]), kind=StartTimeout)
 
     def _stillborn(self, error: WorkerDied) -> WorkerStartError:
         fault = self._connection.fault if self._connection is not None else None
         how = describe_exit(error.returncode) if fault is None else f"broke its stream ({fault})"
-        return faults.start_error(self._identity, f"{self._label} (pid {self.pid}) {how} while starting")
+        where = "" if self.running_slot is None else f", at slot {self.running_slot}"
+        return faults.start_error(self._identity, f"{self._label} (pid {self.pid}) {how} while starting{where}")
 
     def _on_images(self, frame: Frame) -> None:
         if self.on_images is not None:
