@@ -203,7 +203,6 @@ async def _spawn(channel: str, environ: Mapping[str, str], memory: int | None) -
 async def _fork(
     channel: str, environ: Mapping[str, str], preload: Sequence[str], memory: int | None
 ) -> Process | Unfit:
-    loop = asyncio.get_running_loop()
     server = ForkServer.acquire(server_environment(environ))
     closers: list[Callable[[], object]] = []  # of this side, should anything fail
     theirs: list[int] = []
@@ -241,27 +240,13 @@ async def _fork(
         for fd in theirs:
             os.close(fd)
         theirs = []
-        while True:
-            data, fds = await _receive(loop, status)
-            if not data:
-                raise server.ended()
-            message = unpack(data[SIZE.size :])
-            if not isinstance(message, Importing):
-                break
-            server.importing = message.module
-        server.importing = None
+        message, fds = await _answer(server, status)
         if isinstance(message, Unfit):
             server.retire()
             for close in closers:
                 close()
             await server.release()
             return message
-        if isinstance(message, Refused):
-            raise OSError(message.errno, os.strerror(message.errno))
-        assert isinstance(message, Forked)
-        if not fds:  # the kernel drops a descriptor that there is no room for
-            kill_group(message.pid, signal.SIGKILL)
-            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
         def close_streams() -> None:
             for close in closers:
@@ -278,6 +263,31 @@ async def _fork(
             os.close(fd)
         await server.release()
         raise
+
+
+async def _answer(server: ForkServer, status: socket.socket) -> tuple[Forked | Unfit, list[int]]:
+    """What a fork server says to an order, with the descriptor of a worker; it may have to import something first.
+
+    Raises:
+        OSError: if it can't fork, or there is no room for the descriptor.
+        WorkerStartError: if it has ended.
+    """
+    while True:
+        data, fds = await _receive(asyncio.get_running_loop(), status)
+        if not data:
+            raise server.ended()
+        message = unpack(data[SIZE.size :])
+        if not isinstance(message, Importing):
+            break
+        server.importing = message.module
+    server.importing = None
+    if isinstance(message, Refused):
+        raise OSError(message.errno, os.strerror(message.errno))
+    assert isinstance(message, (Forked, Unfit))
+    if isinstance(message, Forked) and not fds:  # the kernel drops a descriptor that there is no room for
+        kill_group(message.pid, signal.SIGKILL)
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+    return message, fds
 
 
 def _socketpair() -> tuple[socket.socket, socket.socket]:
