@@ -157,6 +157,24 @@ def test_dicts_whose_keys_never_repeat_within_one_sort_do_not_fill_the_memory():
     assert len(gatherer._ids) == 1 and len(gatherer._known) <= MAX_SCHEMAS
 
 
+def test_dicts_of_the_usual_sort_are_looked_at_together_and_others_are_not_taken_for_them(monkeypatch):
+    gatherer = Gatherer()
+    usual = [(0, {"a": 1.0, "b": 2.0}), (1, {"a": 3.0, "b": 4.0})]
+    first = gatherer.gather(usual, range(2))
+    for odd in (
+        [usual[0], (0, usual[1][1])],  # twice the same row
+        [usual[0], (1, {"b": 4.0, "a": 3.0})],
+        [usual[0], (1, {"a": 3.0, "b": 4})],
+        usual[:1],
+    ):
+        got = [(group.rows, group.data) for group in gatherer.gather(odd, range(2))]
+        assert got == [(group.rows, group.data) for group in Gatherer().gather(odd, range(2))]
+        assert got != [(group.rows, group.data) for group in first]
+    assert gatherer.gather(usual, range(2)) == first
+    monkeypatch.delattr(Gatherer, "_gather")  # that sort is the usual one again
+    assert gatherer.gather(usual, range(2)) == first
+
+
 def test_what_gymnasium_can_not_merge_is_given_as_objects():
     infos = [{"a": np.timedelta64(5, "s")}, {"a": np.timedelta64(7, "ms")}]
     with pytest.raises(TypeError):
@@ -199,11 +217,16 @@ def test_what_a_layout_writes_and_assembles_is_what_gymnasium_concatenates(name)
     space.seed(1)
     items = [space.sample() for _ in range(n)]
     layout = Layout(space)
+    expected = concatenate(space, items, create_empty_array(space, n))
     arrays, objects = layout.zeros(n), layout.no_objects(n)
     write = layout.writer(arrays, objects).write
     for row, item in enumerate(items):
         write(row, item)
-    assert_same(layout.assemble(arrays, objects), concatenate(space, items, create_empty_array(space, n)))
+    assert_same(layout.assemble(arrays, objects), expected)
+    arrays, objects = layout.zeros(n), layout.no_objects(n)
+    layout.writer(arrays, objects).write_run(0, items[:1])
+    layout.writer(arrays, objects).write_run(1, items[1:])
+    assert_same(layout.assemble(arrays, objects), expected)
 
 
 @pytest.mark.parametrize("name", SPACES)

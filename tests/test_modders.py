@@ -154,6 +154,26 @@ def test_rp14_camera():
     assert changed(model, before) == set()
 
 
+@pytest.mark.parametrize(
+    ("kind", "name", "fields"),
+    [
+        (CameraModder, "still", {"cam_pos", "cam_pos0", "cam_poscom0", "cam_quat", "cam_mat0", "cam_fovy"}),
+        (CameraModder, "sensor", {"cam_pos", "cam_pos0", "cam_poscom0", "cam_quat", "cam_mat0"}),
+        (
+            LightModder,
+            "lamp",
+            {f"light_{x}" for x in ("pos", "pos0", "poscom0", "dir", "dir0", "ambient", "diffuse", "specular")},
+        ),
+        (MaterialModder, "box", {"mat_specular", "mat_shininess", "mat_reflectance"}),
+    ],
+)
+def test_rp14_rand_all_changes_all_that_it_says(kind, name, fields):
+    model = room()
+    before = snapshot(model)
+    kind(model, seed=0).rand_all(name)
+    assert changed(model, before) == fields
+
+
 def test_rp14_what_follows_a_body_is_moved_too():
     """MuJoCo then draws from fields that it derived from the others when it made the model."""
     model = room()

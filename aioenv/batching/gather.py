@@ -109,8 +109,6 @@ class Gatherer:
                     flat = not any(column.is_dict for column in schema.columns)
                     arrays = tuple(column for column in schema.columns if column.shape)
                     known = sorts[keys, types] = _Known(number, schema, list(keys), list(types), flat, arrays)
-                    if schema.floats:
-                        self._usual = known
                 values = _values(info, schema)
                 keys = None
             group = groups.get(number)
@@ -121,6 +119,8 @@ class Gatherer:
                 group[2].extend(values)
             else:
                 group[2].append(values)
+        if len(groups) == 1 and known is not None and known.schema.floats:
+            self._usual = known  # the next batch will be of this sort, too
         return [
             Group(number, None if tuple(rows) == wanted else tuple(rows), *_pack(schema, rows, values))
             for number, (schema, rows, values) in groups.items()
