@@ -21,6 +21,7 @@ from aioenv.batching.layout import Layout, byte_view
 from aioenv.batching.merge import SchemaTable, merge
 from aioenv.engine.fleet import spread
 from aioenv.errors import ActionError, WireError
+from aioenv.native.infos import merge_infos
 from aioenv.wire.messages import dump, dump_columns, load, load_columns
 
 
@@ -130,6 +131,18 @@ def test_the_usual_step_and_the_odd_one(workers):
 def test_odd_infos_merge_as_gymnasiums(infos, workers):
     for got in by_workers([infos, infos], workers):
         assert_same(got, by_gymnasium(infos))
+
+
+@pytest.mark.parametrize("starts", [[0], [2], [0, 1], [1, 2], [0, 1, 2]])
+def test_infos_of_native_slots_that_begin_and_of_others_merge_as_gymnasiums(starts):
+    """The dtype of a column is that of the first slot, as there."""
+    columns = {"x": np.array([0.5, 1.5, 2.5]), "stepped": np.array([1, 2, 3])}
+    begun = {"x": np.array([7, 8, 9])[starts], "begun": np.array([0.25, 0.5, 0.75])[starts]}
+    infos = [{name: column[slot] for name, column in columns.items()} for slot in range(3)]
+    for index, slot in enumerate(starts):
+        infos[slot] = {name: rows[index] for name, rows in begun.items()}
+    got = merge_infos({name: column.copy() for name, column in columns.items()}, begun, np.array(starts), 3)
+    assert_same(dict(sorted(got.items())), dict(sorted(by_gymnasium(infos).items())))
 
 
 def test_last_observations_are_arrays_of_their_own():
