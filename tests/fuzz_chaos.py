@@ -49,6 +49,8 @@ class Chaos:
         if kind == "workers" and self.rng.random() < 0.3:  # steps are late now and then
             late = ["raise", "restart"] if self.config.restart == "resume" else ["raise"]
             self.config.kwargs |= {"timeout_s": 0.05, "on_timeout": self.rng.choice(late)}
+        # of calls that must succeed
+        self._patience = {"timeout_s": LIMIT_S} if kind == "workers" else {}
         self.log = [f"seed={seed} {self.config}"]
         self.ops = 0
         # how many operations each env had done, in each result that was given of it
@@ -58,7 +60,7 @@ class Chaos:
         """Do so many, in each of so many tasks; or, if another `closes` all at some time, as many as there can be."""
         self.envs = await self.config.make()
         try:
-            await self.envs.reset(seed=0)
+            await self.envs.reset(seed=0, **self._patience)
             async with asyncio.timeout(3 * LIMIT_S):
                 running = [asyncio.ensure_future(self._task(operations)) for _ in range(tasks)]
                 if closes:
@@ -182,8 +184,7 @@ class Chaos:
         while self.envs.outstanding:
             with contextlib.suppress(EnvError, StepTimeout):
                 await self.envs.recv(self.n)
-        limit = {"timeout_s": LIMIT_S} if self.config.kind == "workers" else {}
-        before = (await self.envs.reset(seed=0, **limit)).obs["count"][:, 1]
-        after = (await self.envs.step(np.zeros(self.n, int), **limit)).obs["count"][:, 1]
+        before = (await self.envs.reset(seed=0, **self._patience)).obs["count"][:, 1]
+        after = (await self.envs.step(np.zeros(self.n, int), **self._patience)).obs["count"][:, 1]
         twice = self.config.mode is AutoresetMode.SAME_STEP
         assert all(1 <= steps <= 1 + twice for steps in (after - before).tolist()), f"{before} {after}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import signal
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -95,12 +96,20 @@ class Awaited:
                 return attribute(*args, **kwargs)
             after_s, self.after_s = self.after_s, None
             before = signal.signal(signal.SIGALRM, self._ring)
+            tell = sys.unraisablehook
+
+            def tell_others(unraisable: Any) -> None:
+                if not isinstance(unraisable.exc_value, Interrupted):  # raised in a weakref's callback: lost
+                    tell(unraisable)
+
+            sys.unraisablehook = tell_others
             try:
                 self._armed = True
                 signal.setitimer(signal.ITIMER_REAL, after_s)
                 return attribute(*args, **kwargs)
             finally:
                 self._armed = False
+                sys.unraisablehook = tell
                 signal.setitimer(signal.ITIMER_REAL, 0)
                 signal.signal(signal.SIGALRM, before)
 

