@@ -188,6 +188,13 @@ def test_dicts_of_the_usual_sort_are_looked_at_together_and_others_are_not_taken
     assert gatherer.gather(usual, range(2)) == first
 
 
+def test_parts_that_are_all_alike_are_joined_as_a_whole(monkeypatch):
+    infos = [{"x": float(row), "n": row} for row in range(4)]
+    expected = by_gymnasium(infos)
+    monkeypatch.delattr("aioenv.batching.merge._assign")  # one row after the other
+    assert_same(by_workers([infos, infos], 2)[1], expected)
+
+
 def test_what_gymnasium_can_not_merge_is_given_as_objects():
     infos = [{"a": np.timedelta64(5, "s")}, {"a": np.timedelta64(7, "ms")}]
     with pytest.raises(TypeError):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 
 import gymnasium as gym
 import numpy as np
 import pytest
+from gymnasium.envs.mujoco.half_cheetah_v5 import HalfCheetahEnv
 
 import aioenv
 import aioenv.sync
@@ -112,6 +114,28 @@ async def test_envs_that_fail_while_they_draw(workers):
             assert caught.value.partial is None
         else:
             assert np.array_equal(caught.value.partial[0], np.zeros((2, 2, 3))) and caught.value.partial[1] is None
+
+
+class Painted(HalfCheetahEnv):
+    """A MuJoCo env with a render of its own, which may show anything."""
+
+    def render(self):
+        return np.full((4, 5, 3), 7, np.uint8)
+
+
+@pytest.mark.parametrize("kind", ["render", "pixels"])
+def test_what_an_env_draws_itself_and_what_its_cameras_see(kind):
+    def images_of(camera):
+        kwargs = {kind: aioenv.RenderConfig(width=24, height=16, camera=camera, quality="fast")}
+        with aioenv.sync.make_vec(partial(Painted, render_mode="rgb_array"), 2, num_workers=1, **kwargs) as envs:
+            obs, _ = envs.reset(seed=0)
+            return np.stack(envs.render()) if kind == "render" else obs
+
+    assert np.array_equal(images_of(None), np.full((2, 4, 5, 3), 7))
+    images = images_of("track")
+    assert images.shape == (2, 16, 24, 3) and len(np.unique(images)) > 20
+    with pytest.raises((aioenv.RenderError, ValueError), match=r"or .* a render of .* own.*not with camera="):
+        images_of(["track", None])
 
 
 @pytest.mark.parametrize("gl", [None, "egl"])

@@ -105,6 +105,17 @@ def test_a_batch_of_one_that_is_too_large_does_not_spoil_statistics_without_samp
     assert stats.denormalize([0.0, 1.0]).tolist() == pytest.approx([2, 3])
 
 
+def test_what_is_taken_is_there_no_more(keep):
+    stats = keep(SharedRunningStats((2,), 3))
+    stats.at(1).update(np.array([1.0, 2.0]))
+    stats.at(2).update(np.array([3.0, 5.0]))
+    taken = stats.take()
+    assert {slot: moments.count for slot, moments in taken.items()} == {1: 1, 2: 1}
+    assert stats.take() == {} and stats.merge() == 0 and stats.count == 0
+    stats.put(taken)
+    assert stats.merge() == 2 and np.array_equal(stats.mean, [2.0, 3.5])
+
+
 def test_what_is_closed_still_has_a_state():
     with SharedRunningStats(SHAPE, 2) as stats, EpisodeCounter(2) as counter:
         stats.update(samples(0, 4))

@@ -62,7 +62,8 @@ class PixelObservation(Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
         if source is None:
             if wants := config.refused_by_envs:
                 raise PixelsRefused(
-                    f"pixels: this env is no MuJoCo env, so it draws itself, as it sees fit: not with {wants}"
+                    f"pixels: this env is no MuJoCo env, or has a render of its own, so it draws itself, as it "
+                    f"sees fit: not with {wants}"
                 )
             shape = _shape_of_own_images(env)
         elif config.workers is None:
