@@ -188,8 +188,14 @@ def test_dicts_of_the_usual_sort_are_looked_at_together_and_others_are_not_taken
     assert gatherer.gather(usual, range(2)) == first
 
 
-def test_parts_that_are_all_alike_are_joined_as_a_whole(monkeypatch):
-    infos = [{"x": float(row), "n": row} for row in range(4)]
+@pytest.mark.parametrize(
+    "infos",
+    [
+        [{"x": float(row), "n": row} for row in range(4)],
+        [{"x": 1.0, "y": 2.0}, {"x": 3.0}, {"x": 4.0}, {"z": 5.0, "x": 6.0}],
+    ],
+)
+def test_usual_parts_are_joined_as_a_whole(infos, monkeypatch):
     expected = by_gymnasium(infos)
     monkeypatch.delattr("aioenv.batching.merge._assign")  # one row after the other
     assert_same(by_workers([infos, infos], 2)[1], expected)

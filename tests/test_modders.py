@@ -296,9 +296,11 @@ def test_rp14_texture_sharing_and_refusals():
     assert np.array_equal(model.mat_rgba, room().mat_rgba)
     textures.randomize()
     assert (model.mat_rgba[:3] == 1).all() and np.array_equal(model.mat_rgba[3], room().mat_rgba[3])
+    textures.restore()
     one = TextureModder(model, names=["box"])
     before = snapshot(model)
     one.randomize()
+    assert np.array_equal((model.mat_rgba != before["mat_rgba"]).any(axis=1), [False, True, False, False])
     assert (textures.get_texture("floor").bitmap.reshape(-1) == before["tex_data"][: 36 * 33 * 3]).all()
     with pytest.raises(ValueError, match="no geom 'wall'"):
         TextureModder(model, names=["wall"])
