@@ -170,18 +170,21 @@ async def test_a_call_that_takes_too_long_is_dropped():
         assert await envs.get_attr("level") == (7, 7, 7)
 
 
-async def test_close_does_not_wait_for_what_hangs(caplog):
+@pytest.mark.parametrize("waits", ["step", "recv"])
+async def test_close_does_not_wait_for_what_hangs(waits, caplog):
     gate = Gate()
     envs = await aioenv.NativeVectorEnv(partial(Batch, misbehave=gate), 3, run_in="thread")
     await envs.reset()
-    task = asyncio.create_task(envs.step(BAD))
+    if waits == "recv":
+        envs.send(BAD)
+    task = asyncio.create_task(envs.step(BAD) if waits == "step" else envs.recv())
     await gate.is_reached()
     env = envs._solo._env
     began = time.monotonic()
     await envs.close(grace_s=0.1)
     assert time.monotonic() - began < 2 and "a thread can't be killed" in caplog.text
     with pytest.raises(aioenv.ClosedError):
-        await task
+        await asyncio.wait_for(task, 10)
     assert env.closed_on is None
     gate.opened.set()  # now it ends after all, which `nothing_left_behind` sees
     (thread,) = [t for t in threading.enumerate() if t.name == "aioenv-env"] or [threading.Thread()]
