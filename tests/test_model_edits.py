@@ -243,6 +243,10 @@ async def test_an_env_that_compiles_its_model_anew(goal):
             await envs.reset(seed=3)
     async with aioenv.AsyncVectorEnv([rebuilt] * 2, pixels=own) as envs:
         await envs.reset(seed=3)
+    async with aioenv.AsyncVectorEnv([rebuilt, partial(goal, Goal)], render=pooled, num_workers=1) as envs:
+        with pytest.raises(aioenv.EnvError, match=r"^slot 0 .* made itself another MuJoCo model") as failed:
+            await envs.reset(seed=3)
+        assert failed.value.slots == (0,) and failed.value.partial.obs[1].any()  # the slot beside it has begun
 
 
 SWAY = """

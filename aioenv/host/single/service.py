@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -221,9 +221,12 @@ class EnvService(EnvResume, SlotService):
         """
         shown = [row for row in touched if row not in lost] if lost else touched
         if self._state.shape[1]:
-            for row in shown:
-                base = self._bases[row]
-                read_state(base.model, base.data, *self._states[row])
+            try:
+                for row in shown:
+                    base = self._bases[row]
+                    read_state(base.model, base.data, *self._states[row])
+            except Exception:  # it is that row's alone
+                failures = [*failures, *self._unreadable(shown, {failure.row for failure in failures})]
         beyond: Sequence[tuple[int, bytes]] = ()
         if self._checkpoints is not None:
             self._checkpoints.capture(touched)
@@ -245,6 +248,18 @@ class EnvService(EnvResume, SlotService):
         except Exception:
             tail = self._without_unpicklable(rows, infos, objects, failures, over, beyond)
         return Reply(fixed, tail)
+
+    def _unreadable(self, rows: Sequence[int], failed: Container[int | None]) -> list[Failure]:
+        """Read the states that can be, and report the rows whose can't, but for those that have failed anyway."""
+        failures = []
+        for row in rows:
+            try:
+                base = self._bases[row]
+                read_state(base.model, base.data, *self._states[row])
+            except Exception as exc:
+                if row not in failed:
+                    failures.append(describe_failure(exc, row))
+        return failures
 
     def _without_unpicklable(
         self,
