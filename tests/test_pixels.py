@@ -192,7 +192,14 @@ def test_the_blocking_twin():
 
 
 class Tricky(MocapEnv):
-    """Edits its model, takes a new one, blows up, or raises, as it is told."""
+    """Edits its model, takes a new one until its next reset, blows up, or raises, as it is told."""
+
+    had = None
+
+    def reset(self, *, seed=None, options=None):
+        if self.had is not None:
+            (self.model, self.data), self.had = self.had, None
+        return super().reset(seed=seed, options=options)
 
     def step(self, action):
         match int(action[0]):
@@ -200,6 +207,7 @@ class Tricky(MocapEnv):
                 self.model.geom_rgba[:] = (0, 0, 1, 1)
                 self.model.cam_pos[:, 2] += 0.5
             case 2:
+                self.had = self.had or (self.model, self.data)
                 self.model = mujoco.MjModel.from_xml_string("<mujoco><worldbody><geom size='1'/></worldbody></mujoco>")
                 self.data = mujoco.MjData(self.model)
                 return np.zeros(3), 0.0, False, False, {}
@@ -228,12 +236,15 @@ async def test_edits_of_a_model_and_other_models_show_and_bad_states_do_no_harm(
         with pytest.raises(aioenv.EnvError, match="slot 0") as info:
             await step(4)
         assert np.array_equal(info.value.partial.obs[0], edited[0])
-        await envs.reset(seed=0)
+        begun, _ = await envs.reset(seed=0)
         broken = await step(3)
         assert not np.array_equal(broken[0], broken[1])
         # the camera by that name is gone with the model
         with pytest.raises(aioenv.EnvError, match="no camera 'side'"):
             await step(2)
+        # and is there again with the next one
+        again, _ = await envs.reset(seed=0)
+        assert np.array_equal(again, begun)
     async with aioenv.make_vec(Tricky, 2, pixels=FAST, num_workers=1) as envs:
         await envs.reset(seed=0)
         obs, *_ = await envs.step(np.array([[2.0, 0, 0], [0, 0, 0]]))

@@ -103,15 +103,16 @@ class PixelObservation(Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
             state = np.empty(self._state_size)
             read_state(self._base.model, self._base.data, state, *self._state_parts)
             return state
-        if self._renderer is None:
+        if self._model is None:
             # a copy: some envs give the same array each time
             return np.array(self.env.render())
         model = self._base.model
-        if model is not self._model:  # the env has made itself another one
-            self._let_go()
+        if model is not self._model or self._renderer is None:  # the env has made itself another one
+            self._let_go()  # (none is left of one that could not be drawn)
             source = find_source(self.env, by_camera=self._config.by_camera)
             assert source is not None
             self._take_renderer(source)
+        assert self._renderer is not None
         return self._renderer.draw(model, self._base.data, self._shape)
 
     def _take_renderer(self, source: MujocoSource) -> None:
