@@ -19,7 +19,7 @@ from render_pool_kit import ASSETS, differ
 from test_rendering import STATE, MocapEnv, make
 
 import aioenv
-from aioenv import memory
+from aioenv import memory, sync
 from aioenv.engine.slots import SlotState
 from aioenv.rendering.late_pool import LatePool
 
@@ -173,6 +173,29 @@ async def test_close_ends_every_wait_for_images():
         with pytest.raises(aioenv.RenderError, match="the vector env was closed"):
             await waiting
         assert await reading is None
+
+
+@pytest.mark.asyncio
+async def test_of_a_stream_that_close_ends_what_is_drawn_can_be_taken():
+    async with aioenv.make_vec("HalfCheetah-v5", N, render=CONFIG, num_workers=1) as envs:
+        stream, small, other = envs.render_stream(), envs.render_stream(buffer=1), envs.render_stream()
+        drawn = [await images_of(envs, "render", action) for action in (None, *ACTIONS[:2])]
+        await other.aclose()
+        await stopped(envs, ACTIONS[2])
+        waiting = await pending(small.next)
+        closing = asyncio.ensure_future(envs.close())
+        assert await waiting is None
+        await closing
+    items = [item async for item in stream]
+    assert [step for step, _ in items] == [0, 1, 2]
+    assert all(np.array_equal(images, same) for (_, images), same in zip(items, drawn, strict=True))
+    assert [item async for item in small] == [item async for item in other] == []
+    with sync.make_vec("HalfCheetah-v5", N, render=CONFIG, num_workers=1) as blocking:
+        stream = blocking.render_stream()
+        blocking.reset(seed=0)
+        blocking.render()
+    ((step, images),) = stream
+    assert step == 0 and np.array_equal(images, drawn[0])
 
 
 @pytest.mark.asyncio

@@ -272,8 +272,8 @@ class _Items(Iterator[tuple[int, Any]]):
     def __next__(self) -> tuple[int, Any]:
         try:
             item = self._portal.call(self._stream.next)
-        except ClosedError:  # between two items
-            item = None
+        except ClosedError:  # between two items: nothing is waited for any more
+            item = self._stream.take_left()
         if item is None:
             raise StopIteration
         return item

@@ -42,8 +42,8 @@ class Follower(Protocol):
     def add(self, step: int, shots: list[Shot]) -> None:
         """A result has been handed out, each slot's image in its shot."""
 
-    def end(self) -> None:
-        """Nothing more will come."""
+    def end(self, *, drawn: bool = False) -> None:
+        """Nothing more will come; what is drawn may be taken still, if that is wanted."""
 
 
 class Shot:
@@ -358,6 +358,8 @@ class Images:
     def fail_all(self, error: Exception) -> None:
         """Nothing will be drawn any more (the vector env is closing): end every wait."""
         self._queue.clear()
+        for stream in self.streams:  # first, as long as what is drawn can be told from the rest
+            stream.end(drawn=True)
         for shot in list(self._unfinished):
             shot.waiting = []
             self._give_up(shot, error)
@@ -366,8 +368,6 @@ class Images:
         self._shown, self._latest = [None] * count, [None] * count
         for newest in self._newest:
             newest.clear()
-        for stream in self.streams:
-            stream.end()
 
 
 def stack_images(images: Sequence[Any]) -> Any:

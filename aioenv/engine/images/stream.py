@@ -42,12 +42,16 @@ class ImageStream:
             self._release(self._waiting.popleft()[1])
         self._arrival.set()
 
-    def end(self) -> None:
-        """Nothing more will come."""
+    def end(self, *, drawn: bool = False) -> None:
+        """Nothing more will come; of what waits here that stays which is drawn, if it is still wanted."""
         if not self._ended.done():
             self._ended.set_result(None)
-        while self._waiting:
-            self._release(self._waiting.popleft()[1])
+        items, self._waiting = self._waiting, deque()
+        for step, shots in items:
+            if drawn and all(shot.done.done() for shot in shots):
+                self._waiting.append((step, shots))
+            else:
+                self._release(shots)
         self._arrival.set()
 
     async def next(self) -> tuple[int, Any] | None:
@@ -57,26 +61,40 @@ class ImageStream:
             RenderError: if an image could not be drawn; the stream goes on with the next step.
             StepTimeout: if that takes too long; it is waited for again next time.
         """
-        while not self._waiting:
-            if self._ended.done():
-                return None
-            self._arrival.clear()
-            await self._arrival.wait()
-        # it is out of the buffer, or who draws slower than steps are made would wait for one after the other in vain
-        step, shots = self._waiting.popleft()
-        try:
-            for shot in set(shots):
-                if not shot.done.done():
-                    ends = [shot.done, self._ended]
-                    wait = partial(asyncio.wait, ends, return_when=asyncio.FIRST_COMPLETED)
-                    await self._patience.wait_for_images("render_stream", wait)
+        while not self._ended.done():
+            if not self._waiting:
+                self._arrival.clear()
+                await self._arrival.wait()
+                continue
+            # it is out of the buffer, or who draws slower than steps are made would wait in vain for one after another
+            step, shots = self._waiting.popleft()
+            try:
+                for shot in set(shots):
+                    if not shot.done.done():
+                        ends = [shot.done, self._ended]
+                        wait = partial(asyncio.wait, ends, return_when=asyncio.FIRST_COMPLETED)
+                        await self._patience.wait_for_images("render_stream", wait)
+            except BaseException:
                 if self._ended.done():
                     self._release(shots)
-                    return None
-        except BaseException:
-            self._waiting = deque(sorted([(step, shots), *self._waiting], key=itemgetter(0)))
-            self._arrival.set()  # another task may wait for one
-            raise
+                else:
+                    self._waiting = deque(sorted([(step, shots), *self._waiting], key=itemgetter(0)))
+                    self._arrival.set()  # another task may wait for one
+                raise
+            if not self._ended.done():
+                return self._give(step, shots)
+            self._release(shots)
+        return self.take_left()
+
+    def take_left(self) -> tuple[int, Any] | None:
+        """The next one of what was drawn when the stream ended; None: there is no more.
+
+        Raises:
+            RenderError: if an image could not be drawn.
+        """
+        return self._give(*self._waiting.popleft()) if self._waiting else None
+
+    def _give(self, step: int, shots: list[Shot]) -> tuple[int, Any]:
         self._release(shots)
         return step, self._images.gather(f"render_stream: step {step}", shots)
 
