@@ -143,10 +143,13 @@ def test_an_env_that_draws_without_opengl_is_told_what_to_do(monkeypatch, gl):
     for name in ("MUJOCO_GL", "DISPLAY", "WAYLAND_DISPLAY"):
         monkeypatch.delenv(name, raising=False)
     worker_env = {"MUJOCO_GL": gl} if gl else None
-    with aioenv.sync.make_vec("InvertedPendulum-v5", 1, render_mode="rgb_array", worker_env=worker_env) as envs:
+    arguments = {"num_workers": 1, "render_mode": "rgb_array", "worker_env": worker_env}
+    with aioenv.sync.make_vec("InvertedPendulum-v5", 2, **arguments) as envs:
         envs.reset(seed=0)
         if gl:
             assert envs.render()[0].shape == (480, 480, 3)
-        else:
-            with pytest.raises(aioenv.EnvError, match=r"MUJOCO_GL is '' here.*MUJOCO_GL=egl or osmesa"):
+            return
+        for _ in range(2):  # by itself MuJoCo would end the worker, from the second image on
+            with pytest.raises(aioenv.EnvError, match=r"MUJOCO_GL is '' here.*MUJOCO_GL=egl or osmesa") as failed:
                 envs.render()
+            assert failed.value.slots == (0, 1)

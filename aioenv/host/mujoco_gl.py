@@ -16,6 +16,9 @@ __all__ = ["check_mujoco_gl", "choose_backend_here", "choose_backend_late", "not
 _SWITCHES = ("", "glfw", "enable", "enabled", "on", "true", "1", "disable", "disabled", "off", "false", "0")
 _OTHERS = {"linux": ("egl", "osmesa", "glx"), "win32": ("wgl",), "darwin": ("cgl",)}
 
+# What MuJoCo says where an env draws without a context.
+_NO_OPENGL = "an OpenGL platform library has not been loaded"
+
 _choosing = threading.Lock()
 
 
@@ -36,14 +39,23 @@ def check_mujoco_gl() -> None:
 
 
 def note_missing_opengl(exc: BaseException) -> None:
-    """Add to what MuJoCo says where an env draws without an OpenGL context: what to do."""
-    if type(exc).__name__ == "FatalError" and "an OpenGL platform library has not been loaded" in str(exc):
+    """Add to what MuJoCo says where an env draws without an OpenGL context: what to do.
+
+    Further attempts in this process are to say the same.
+    """
+    if type(exc).__name__ == "FatalError" and _NO_OPENGL in str(exc):
         got = os.environ.get("MUJOCO_GL", "")
         exc.add_note(
             f"MUJOCO_GL is {got!r} here. Where there is no display, envs draw with MUJOCO_GL=egl or osmesa in "
             'the environment, or with worker_env={"MUJOCO_GL": "egl"}. render=aioenv.RenderConfig() chooses by itself; '
             "`aioenv doctor` shows what works"
         )
+        # MuJoCo ends the process at the next attempt, whoever makes it
+        sys.modules["mujoco"].MjrContext = type("MjrContext", (), {"__init__": _no_opengl})  # type: ignore[attr-defined]
+
+
+def _no_opengl(*_: Any, **__: Any) -> None:
+    raise sys.modules["mujoco"].FatalError(_NO_OPENGL)
 
 
 def choose_backend_here(backend: str) -> None:
