@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from gymnasium.envs.mujoco.inverted_pendulum_v5 import InvertedPendulumEnv
 from gymnasium.envs.mujoco.mujoco_env import MujocoEnv
+from gymnasium.wrappers import AddWhiteNoise
 from snapshot_kit import Bench, make, record
 
 import aioenv
@@ -205,6 +206,17 @@ async def test_envs_that_draw_themselves_are_not_asked_for_what_they_do_not_draw
         await aioenv.make_vec("CartPole-v1", 2, render=aioenv.RenderConfig(camera="above"))
     with pytest.raises(ValueError, match=r"draws itself, as it sees fit: not with camera='above'"):
         await aioenv.make_vec("CartPole-v1", 2, pixels=aioenv.RenderConfig(camera="above"))
+    above = {"camera": "above"}
+
+    def noisy():
+        return AddWhiteNoise(marked(), probability_of_noise_per_pixel=0.5)
+
+    with pytest.raises(
+        aioenv.RenderError, match=r"not with camera='above'\. .* unless a wrapper has a render of its own"
+    ):
+        await aioenv.AsyncVectorEnv([noisy], render=aioenv.RenderConfig(**above))
+    with pytest.raises(ValueError, match=r"or a wrapper has a render of its own, .* not with camera='above'"):
+        await aioenv.AsyncVectorEnv([noisy], pixels=aioenv.RenderConfig(**above))
 
 
 class Rebuilt(Goal):

@@ -181,7 +181,10 @@ class Session:
             others = [slot for slot, source in enumerate(fleet.sources) if source is None]
             which = "these envs" if len(others) == num_envs else f"slots {others}"
             why = f"render: {which} are not MuJoCo envs, or have a render of their own, so all envs draw themselves"
-            hint = "(Of MuJoCo envs cameras of the model that are named, RenderConfig(camera=…), are drawn in any case)"
+            hint = (
+                "(Of MuJoCo envs cameras of the model that are named, RenderConfig(camera=…), are drawn in any case, "
+                "unless a wrapper has a render of its own)"
+            )
             if wants := config.refused_by_envs:
                 raise RenderError(f"{why}, as they see fit: not with {wants}. {hint}")
             if fleet.render_mode != "rgb_array":

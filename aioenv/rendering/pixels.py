@@ -62,8 +62,8 @@ class PixelObservation(Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
         if source is None:
             if wants := config.refused_by_envs:
                 raise PixelsRefused(
-                    f"pixels: this env is no MuJoCo env, or has a render of its own, so it draws itself, as it "
-                    f"sees fit: not with {wants}"
+                    "pixels: this env is no MuJoCo env, or it or a wrapper has a render of its own, so it draws "
+                    f"itself, as it sees fit: not with {wants}"
                 )
             shape = _shape_of_own_images(env)
         elif config.workers is None:
@@ -192,7 +192,8 @@ def _shape_of_own_images(env: Env[Any, Any]) -> tuple[int, ...]:
         raise PixelsRefused(
             "pixels: this env is no MuJoCo env, or has a render of its own, so it draws itself, which takes an env "
             f'made with render_mode="rgb_array"; got render_mode={env.render_mode!r}. (Of a MuJoCo env cameras of the '
-            "model that are named, RenderConfig(camera=…), are drawn in any case)"
+            "model that are named, RenderConfig(camera=…), are drawn in any case, unless a wrapper has a "
+            "render of its own)"
         )
     env.reset()
     image = env.render()
