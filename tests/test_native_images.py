@@ -139,6 +139,11 @@ class Narrow(Pendulums):
         return super().physics_states(slots, out)[:, 1:]
 
 
+class Single(Pendulums):
+    def physics_states(self, slots=None, out=None):
+        return super().physics_states(slots, out).astype(np.float32)
+
+
 @pytest.mark.parametrize("where", [{}, {"num_workers": 1}], ids=str)
 async def test_images_that_can_not_be_had(where):
     async with aioenv.make_vec("Hopper-v5", 2, backend="native", **where) as envs:
@@ -146,8 +151,9 @@ async def test_images_that_can_not_be_had(where):
             await envs.render()
     with pytest.raises(aioenv.RenderError, match=r'no model and physics_states.*; backend="workers" takes envs'):
         await aioenv.NativeVectorEnv(Batch, 2, render=SMALL, **where)
-    with pytest.raises(aioenv.WorkerStartError, match="physics_states of Narrow: expected shape"):
-        await aioenv.NativeVectorEnv(Narrow, 2, render=SMALL, **where)
+    for made, got in ((Narrow, r"float64 \(\d, "), (Single, r"float32 \(\d, ")):
+        with pytest.raises(aioenv.WorkerStartError, match=rf"of {made.__name__}: expected float64 .* got {got}"):
+            await aioenv.NativeVectorEnv(made, 2, render=SMALL, **where)
     if not where:
         config = aioenv.RenderConfig(8, 8, camera="nowhere")
         with pytest.raises(ValueError, match="nowhere"):

@@ -52,7 +52,7 @@ class PhysicsReader:
         source: the model and the view.
 
     Raises:
-        ValueError: if its states are of another size than its model's.
+        ValueError: if its states are of another size than its model's, or no float64.
     """
 
     def __init__(self, env: PhysicsBatch, num_envs: int) -> None:
@@ -73,11 +73,13 @@ class PhysicsReader:
         own = {name: pool.changed_field(name) for name in sorted(SHOWN)} if hasattr(pool, "changed_field") else {}
         self._fields = {name: field for name, field in own.items() if field is not None}
         self.source: MujocoSource = source_of(model, view, tuple(self._fields))
-        shape, expected = env.physics_states().shape, (num_envs, mujoco.mj_stateSize(model, whole))
-        if shape != expected:
+        states: Any = env.physics_states()
+        expected = num_envs, mujoco.mj_stateSize(model, whole)
+        got = f"{states.dtype} {states.shape}" if isinstance(states, np.ndarray) else type(states).__name__
+        if got != f"float64 {expected}":
             raise ValueError(
-                f"physics_states of {type(env).__name__}: expected shape {expected}, that of mjSTATE_INTEGRATION of "
-                f"its model, got {shape}"
+                f"physics_states of {type(env).__name__}: expected float64 {expected}, as mj_getState gives "
+                f"mjSTATE_INTEGRATION of its model, got {got}"
             )
         columns = np.empty(mujoco.mj_stateSize(model, self.source.state_spec))
         mujoco.mj_extractState(model, np.arange(expected[1], dtype=np.float64), whole, columns, self.source.state_spec)
