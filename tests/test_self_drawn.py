@@ -30,6 +30,16 @@ async def test_other_envs_draw_themselves_after_their_reply():
         assert np.array_equal(await envs.render(), np.stack(await envs.call("render")))
 
 
+@pytest.mark.asyncio
+@pytest.mark.parametrize("slot", [0, 1])
+async def test_each_env_must_be_made_to_draw(slot):
+    modes = ["rgb_array"] * 2
+    modes[slot] = None
+    factories = [partial(gym.make, "CartPole-v1", render_mode=mode) for mode in modes]
+    with pytest.raises(aioenv.RenderError, match=f'takes render_mode="rgb_array"; got render_mode=None of slot {slot}'):
+        await aioenv.AsyncVectorEnv(factories, num_workers=1, render=aioenv.RenderConfig())
+
+
 def refuse():
     raise ImportError("not here")
 

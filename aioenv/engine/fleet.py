@@ -92,6 +92,7 @@ class Fleet:
         members: the workers with their slots, in order.
         single_observation_space, observation_space, single_action_space, action_space: as in Gymnasium.
         metadata, render_mode, spec: of the first env.
+        render_modes: of each slot.
         observations, actions: the layouts of the single spaces.
         received: the layout of observations as workers send them.
         instead: the leaves of it that are others than those of `observations`, by number (see `receive_instead`).
@@ -115,6 +116,7 @@ class Fleet:
     action_space: Space[Any]
     metadata: dict[str, Any]
     render_mode: str | None
+    render_modes: list[str | None]
     spec: Any
     observations: Layout
     received: Layout
@@ -346,6 +348,7 @@ class Fleet:
         if not self._config.vectorized:  # a vector env has a mode of its own
             self.metadata["autoreset_mode"] = self._config.autoreset_mode
         self.steps_some = all(d.stepped_alone for d in descriptions)
+        self.render_modes = [d.render_mode for d in descriptions]
         self.render_mode = first.render_mode
         self.spec = read(first.spec)
         self.sources = [d.source for d in descriptions]

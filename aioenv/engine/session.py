@@ -187,10 +187,10 @@ class Session:
             )
             if wants := config.refused_by_envs:
                 raise RenderError(f"{why}, as they see fit: not with {wants}. {hint}")
-            if fleet.render_mode != "rgb_array":
-                raise RenderError(
-                    f'{why}, which takes render_mode="rgb_array"; got render_mode={fleet.render_mode!r}. {hint}'
-                )
+            for slot, mode in enumerate(fleet.render_modes):
+                if mode != "rgb_array":
+                    got = f"render_mode={mode!r} of slot {slot}"
+                    raise RenderError(f'{why}, which takes render_mode="rgb_array"; got {got}. {hint}')
             self.images = Images(num_envs, None)
             return 0, True
         self._pool = late_pool(sources, config, self._config, self._timeout_s, self._on_timeout)
