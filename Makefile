@@ -7,7 +7,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check 
 .PHONY: demo test oldest parity faults stress soak gymnasium-suite lint types bench docs opengl opengl-all clean
 
 # a stamp a set of extras, so that nothing is installed twice
-$(VENV)/.base: pyproject.toml
+$(VENV)/.base: pyproject.toml aioenv/_speedups.c
 	$(PYTHON) -m venv $(VENV)
 	$(PIP_INSTALL) --editable '.[video]'
 	@touch $@
@@ -80,4 +80,4 @@ docs: $(VENV)/.docs
 	$(BIN)/mkdocs build --strict
 
 clean:
-	rm -rf $(VENV) .venv-oldest .oldest.txt .mypy_cache .pytest_cache .ruff_cache site
+	rm -rf $(VENV) build aioenv/*.so .venv-oldest .oldest.txt .mypy_cache .pytest_cache .ruff_cache site

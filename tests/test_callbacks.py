@@ -245,7 +245,7 @@ async def test_what_the_kernel_refuses_to_send_ends_the_channel():
     mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)  # refuses what is too long for one packet
     channel = ScatterChannel(mine, lambda header: None, lambda: None)
     try:
-        channel.send([b"x" * (64 << 20)])
+        channel.send(Kind.STEP, 0, 0, [b"x" * (64 << 20)], b"")
         with pytest.raises(WireError, match="a request could not be sent"):
             await asyncio.wait_for(channel.receive(lambda frame: None), 30)
     finally:

@@ -17,7 +17,7 @@ HOUSE = Path(aioenv.__file__).parent
 # top to bottom
 ROOMS = (
     "cli testing adapters sync loops make native_vector_env vector_env creator engine rendering workers host native "
-    "envs stats assign batching memory wire trace nested machine requirements errors"
+    "envs stats assign batching memory descriptors wire trace nested machine requirements speedups errors"
 ).split()
 STRANGERS = {"workers", "host"}
 # parts of a room that the rest of it does without, and who may use them all the same
@@ -68,7 +68,7 @@ def home(name: str) -> str | None:
     public = aioenv._HOME.get(parts[1])  # `from aioenv import RenderConfig` is an import from a room all the same
     if public is not None and parts[1] not in ROOMS:
         return public.split(".")[1]
-    return None if parts[1].startswith("__") else parts[1]
+    return None if parts[1].startswith("__") else parts[1].removeprefix("_")  # `_speedups` is its room's, in C
 
 
 def complaints(file: str, source: str) -> list[str]:

@@ -66,21 +66,27 @@ def test_zero_never_polls():
     assert not any(poller.wait(lambda: 1 / 0) for _ in range(100))
 
 
+def test_it_looks_for_as_long_by_itself():
+    looked = []
+    assert not Poller(50e-6).spin(looked.append) and looked == [50e-6]
+    assert Poller(50e-6).spin(lambda seconds: True)
+
+
 @pytest.mark.asyncio
-async def test_the_loop_never_polls_while_the_workers_need_all_cpus(monkeypatch):
-    """Not for the last reply of one group either, while all workers step another."""
-    monkeypatch.setattr(dispatch, "usable_cpus", lambda: 2)
-    busy: list[int] = []
+@pytest.mark.parametrize(("cpus", "polls"), [(2, False), (3, True)])
+async def test_the_loop_polls_only_on_a_cpu_that_no_worker_needs(monkeypatch, cpus, polls):
+    monkeypatch.setattr(dispatch, "usable_cpus", lambda: cpus)
+    waits: list[Poller] = []
     async with aioenv.make_vec("CartPole-v1", 8, num_workers=2) as envs:
         wait = Poller.wait
 
         def counting(poller: Poller, ready: Any) -> bool:
-            busy.append(sum(member.worker.busy for member in envs._schedule.fleet.members))
+            waits.append(poller)
             return wait(poller, ready)
 
         monkeypatch.setattr(Poller, "wait", counting)
         await envs.reset(seed=0)
         await envs.rollout(lambda obs: (obs[:, 2] > 0).astype(np.int64), 300, groups=2)
-        for _ in range(20):  # does poll: one reply comes before the other
+        for _ in range(20):
             await envs.step(np.zeros(8, np.int64))
-    assert busy and max(busy) < 2
+    assert bool(waits) == polls

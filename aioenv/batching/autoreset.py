@@ -6,21 +6,25 @@ The same rules as `gymnasium.vector.SyncVectorEnv` 1.4 (https://farama.org/Vecto
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from gymnasium import Env
 from gymnasium.vector import AutoresetMode
 
 from aioenv.errors import EpisodesDone
+from aioenv.speedups import step_rows
 
-__all__ = ["Autoreset", "Seeds", "Stepped", "parse_mode"]
+__all__ = ["Autoreset", "Into", "Seeds", "Stepped", "parse_mode"]
 
 
 # Instead of a step of its env, a row's next step is: nothing else; a reset; the end of an episode that was lost.
 _NOT, _RESET, _LOST = 0, 1, 2
+
+# Where C puts results at once: observations, rewards, terminated, truncated, and a list of the last observations.
+Into: TypeAlias = "tuple[Any, Any, Any, Any, list[Any]]"
 
 _OLD = ", as in the old gym API; Gymnasium's migration guide says what to change"
 
@@ -39,6 +43,7 @@ class Stepped:
     """What came of stepping some rows, in their order; a row that failed has reward 0 and flags False.
 
     Attributes:
+        rows: those rows: all that were to be stepped, but for those whose results went where they belong at once.
         observations, rewards, terminated, truncated: one value a row, as its env gave it; the observation of a row
             that failed is None.
         infos: rows with an info dict that is not empty; under SAME_STEP a row may stand here twice.
@@ -46,11 +51,15 @@ class Stepped:
         over: rows whose env has no further episode. Unless its last episode ended in this very step (SAME_STEP), such
             a row was not stepped: its observation is None, its reward 0.
         lost: rows whose observation is the last one of an env that was lost: theirs has not begun yet.
+        odd: whether a result was of a type or dtype that can't go where it belongs at once; the next ones will be, too.
     """
 
-    __slots__ = ("failures", "infos", "lost", "observations", "over", "rewards", "terminated", "truncated")
+    __slots__ = (
+        "failures", "infos", "lost", "observations", "odd", "over", "rewards", "rows", "terminated", "truncated"
+    )  # fmt: skip
 
-    def __init__(self) -> None:
+    def __init__(self, rows: Sequence[int] = ()) -> None:
+        self.rows = rows
         self.observations: list[Any] = []
         self.rewards: list[Any] = []
         self.terminated: list[Any] = []
@@ -59,6 +68,7 @@ class Stepped:
         self.failures: list[tuple[int, BaseException]] = []
         self.over: list[int] = []
         self.lost: list[int] = []
+        self.odd = False
 
     def spoil(self, index: int, row: int, exc: Exception) -> None:
         """The observation at `index` is of no use: that row has failed."""
@@ -155,16 +165,26 @@ class Autoreset:
         elif self.resets_next_step:
             self.due[row] = _RESET
 
-    def _reset_by_itself(self, row: int) -> tuple[Any, dict[str, Any]]:
-        seed = self._seeds.pop(row, None)
-        outcome = _pair(self._resets[row]() if seed is None else self._resets[row](seed=seed))
+    def _reset_by_itself(self, row: int, outcome: Any = NotImplemented) -> tuple[Any, dict[str, Any]]:
+        """Reset a row, unless this has been done, with this outcome."""
+        if outcome is NotImplemented:
+            seed = self._seeds.pop(row, None)
+            outcome = self._resets[row]() if seed is None else self._resets[row](seed=seed)
+        pair = _pair(outcome)
         self.due[row] = _NOT
-        return outcome
+        return pair
 
-    def _instead(self, row: int) -> tuple[Any, float, bool, bool, dict[str, Any], dict[str, Any] | None]:
-        """What a step of a row gives that does not step its env; and what became of the episode before."""
+    def _instead(
+        self, row: int, outcome: Any = NotImplemented
+    ) -> tuple[Any, float, bool, bool, dict[str, Any], dict[str, Any] | None]:
+        """What a step of a row gives that does not step its env; and what became of the episode before.
+
+        Args:
+            row: the row.
+            outcome: of its reset, if that is due and has been done.
+        """
         if self.due[row] == _RESET:
-            obs, info = self._reset_by_itself(row)
+            obs, info = self._reset_by_itself(row, outcome)
             return obs, 0.0, False, False, info, None
         obs, info = self._lost.pop(row), {"restarted": True}
         if self._same_step:
@@ -174,24 +194,56 @@ class Autoreset:
         self.due[row] = _RESET if self.resets_next_step else _NOT
         return obs, 0.0, False, True, info, None
 
-    def step(self, rows: Iterable[int], actions: Iterable[Any]) -> Stepped:
-        """Step rows with one action each."""
-        out = Stepped()
+    def _apart(self, actions: list[Any], into: Into, out: Stepped) -> Iterator[tuple[int, Any, Any]]:
+        """Step all rows in C. Gives those that are not usual, their actions, and what `step_rows` says of them."""
+        assert step_rows is not None
+        apart: list[int] = []
+        out.rows = apart
+        at_end = -1 if self._same_step else int(self.resets_next_step)
+        row, count = 0, len(actions)
+        while row < count:
+            outcome: Any = NotImplemented
+            if not out.odd:
+                steps, resets, due, mark = self._steps, self._resets, self.due, self._mark
+                row, outcome, out.odd = step_rows(
+                    row, actions, steps, resets, due, self._seeds, at_end, mark, out.infos, into
+                )
+                if row == count:
+                    return
+            apart.append(row)
+            yield row, actions[row], outcome
+            row += 1
+
+    def step(self, rows: Sequence[int], actions: Sequence[Any], into: Into | None = None) -> Stepped:
+        """Step rows with one action each.
+
+        Args:
+            rows, actions: as many of each.
+            into: where what is usual may go at once; of all rows, whose actions are a list then.
+        """
+        out = Stepped(rows)
+        if into is None:
+            turns: Iterable[tuple[int, Any, Any]] = zip(rows, actions, [NotImplemented] * len(rows), strict=True)
+        else:
+            turns = self._apart(list(actions), into, out)
         steps, due, mark = self._steps, self.due, self._mark
         rewards, terminated, truncated, infos = out.rewards, out.terminated, out.truncated, out.infos
         observations = out.observations
         five: Any = None
-        for row, action in zip(rows, actions, strict=True):
+        for row, action, done in turns:
             reward: Any
             final = None
             mark[0] = row + 1
             try:
+                if isinstance(done, BaseException):
+                    five = None
+                    raise done
                 if due[row]:
                     if due[row] == _LOST and not self._same_step:
                         out.lost.append(row)
-                    obs, reward, ends, cut, info, final = self._instead(row)
+                    obs, reward, ends, cut, info, final = self._instead(row, done)
                 else:
-                    five = steps[row](action)
+                    five = steps[row](action) if done is NotImplemented else done
                     obs, reward, ends, cut, info = five
                     if ends or cut:
                         if self.resets_next_step:

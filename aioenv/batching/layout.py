@@ -104,6 +104,11 @@ class Layout:
         self.num_objects += 1
         return _ObjectNode(self.num_objects - 1, space)
 
+    @property
+    def plain(self) -> bool:
+        """Whether a batch is one array of numbers, and nothing else."""
+        return type(self._root) is _ArrayNode and self.leaves[0].dtype.kind in "biuf"
+
     def empty(self, n: int, without: Container[int] = ()) -> Arrays:
         """New arrays for n elements: one of shape `(n, *shape)` for each array leaf, not initialised.
 

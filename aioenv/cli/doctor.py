@@ -10,6 +10,7 @@ import platform
 import sys
 from collections.abc import Sequence
 
+from aioenv import speedups
 from aioenv.cli.opengl import Probe, probe_all
 from aioenv.machine import cpu_quota, usable_cpus
 from aioenv.make import new_event_loop
@@ -47,6 +48,7 @@ def run(args: argparse.Namespace) -> int:
     print(f"Event loop: {type(loop).__module__.partition('.')[0]}")
     loop.close()
     print(f"Workers: {_choice(START_METHODS, check_start(None))}; channel: {_choice(CHANNELS, check_channel('auto'))}")
+    print(f"Steps: in {'C' if speedups.compiled else f'Python ({speedups.why_not}); slower, otherwise the same'}")
     missing = []
     print("\nPackages")
     for name in REQUIRED:

@@ -207,7 +207,6 @@ class Exchange:
         parts: one a worker.
         stepped: whether it is a step (else a reset).
         waiting: whether somebody awaits the whole; otherwise its parts are ready one by one, for `recv`.
-        polled: whether its replies have been polled for, which is done once at most.
         looks: whether it asks nothing of the envs, so that its replies are of no use to `recv`.
         open: how many replies have yet to come.
         done: resolved when the last reply is in.
@@ -225,7 +224,7 @@ class Exchange:
         """Be as new, parts included."""
         self.stepped = stepped
         self.waiting = waiting
-        self.polled = self.looks = False
+        self.looks = False
         self.open = len(self.parts)
         self.done: asyncio.Future[None] = self._loop.create_future()
         self.images: Any = None

@@ -39,12 +39,9 @@ __all__ = ["Dispatch"]
 
 Slots = npt.NDArray[np.int64]
 
-# How long to poll for replies while there are CPUs without a worker in flight, in seconds. Before the loop sleeps: with
-# what else a step does, below the 0.5 ms that it may keep the loop busy. And once the first replies of a step are in,
-# since workers with equal shares are done at nearly the same time: not longer than it takes to be woken, since a worker
-# may have to share this CPU.
+# How long to poll for replies before the loop sleeps, while there are CPUs without a worker, in seconds: with what else
+# a step does, below the 0.5 ms that it may keep the loop busy.
 _POLL_S = 250e-6
-_POLL_REST_S = 50e-6
 
 
 class Dispatch:
@@ -66,6 +63,7 @@ class Dispatch:
         trace: the timeline that is being collected; None: none is.
         episodes: counts episodes; None: nobody does.
         merger: merges the statistics that the envs share; None: they share none.
+        spares_cpu: whether there are CPUs that no worker needs. One that has replied polls for its next request.
         shared_actions: the numbers of the action leaves that lie in shared memory.
     """
 
@@ -90,9 +88,8 @@ class Dispatch:
         self._loop = asyncio.get_running_loop()
         self._num_envs = fleet.members[-1].stop
         self._all_slots = np.arange(self._num_envs)
-        self._cpus = usable_cpus()
         self._poller = Poller(_POLL_S)
-        self._rest_poller = Poller(_POLL_REST_S)
+        self.spares_cpu = len(fleet.members) < usable_cpus()
         self.shared_actions = tuple(fleet.lanes[COPIED].actions) if fleet.lanes else ()
         self.history: History | None = None
         self.restarter: Restarter | None = None
@@ -241,21 +238,10 @@ class Dispatch:
             exchange.done.set_result(None)
         if not exchange.waiting:
             self._offer(exchange, part)
-        elif exchange.open and exchange.stepped and not exchange.polled:
-            self._poll_rest(exchange)
-
-    def spares_cpu(self, exchange: Exchange) -> bool:
-        """Whether there are CPUs that no worker needs, be it for this exchange or for another."""
-        if exchange.open >= self._cpus:
-            return False
-        if len(exchange.batch.reward) == self._num_envs:  # no worker can be stepping slots of another
-            return True
-        return sum(member.worker.busy for member in self._fleet.members) < self._cpus
 
     def poll(self, exchange: Exchange) -> None:
         """Before the loop sleeps: its replies may be about to come, while there are CPUs that no worker needs."""
-        if self.spares_cpu(exchange):
-            exchange.polled = True
+        if self.spares_cpu:
             self._poller.wait(exchange.poll)
 
     def _read_tail(self, exchange: Exchange, part: Part, tail: memoryview) -> None:
@@ -276,12 +262,6 @@ class Dispatch:
             rows = rows[~(batch.terminated[rows] | batch.truncated[rows])]  # else the last episode ended just now
             if len(rows):
                 part.columns = [*part.columns, Columns(rows, NO_RESULT, [np.ones(len(rows), np.bool_)])]
-
-    def _poll_rest(self, exchange: Exchange) -> None:
-        """The first replies of a step are in: the last may be about to come."""
-        if self.spares_cpu(exchange):
-            exchange.polled = True
-            self._rest_poller.wait(exchange.poll)
 
     def _on_death(self, worker: Worker) -> None:
         """A worker has ended: it is started again, or its slots can't be used any more."""

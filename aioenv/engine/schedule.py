@@ -250,7 +250,7 @@ class Schedule(SomeSlots):
             SlotError: if something went wrong in some slots; the result is its `partial`.
         """
         try:
-            if self.dispatch.spares_cpu(exchange):
+            if self.dispatch.spares_cpu:
                 if perf_counter() - self._last_turn > _TURN_S:
                     self._last_turn = perf_counter()
                     await asyncio.sleep(0)

@@ -6,11 +6,10 @@ import contextlib
 import os
 import select
 import stat
-from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import islice
 
+from aioenv import descriptors, speedups
 from aioenv.host.polling import MAX_POLL_S, Poller
 from aioenv.wire.decoder import Decoder
 from aioenv.wire.frames import Buffer, Encoder, Frame, Header, Kind
@@ -20,7 +19,6 @@ __all__ = ["Link"]
 # Room for one step's frame of images, so that a reply seldom waits for its reader. Linux caps what an
 # unprivileged process may ask for at 1 MiB (/proc/sys/fs/pipe-max-size).
 PIPE_BYTES = 1 << 20
-_IOV_MAX = 1024  # buffers that one readv or writev takes, on Linux
 
 
 class Link:
@@ -65,13 +63,18 @@ class Link:
         while not decoder.frames:
             if not waited:
                 waited = True
-                if decoder.error is None and not self._poller.wait(self._readable):
+                if decoder.error is None and not self._polls():
                     self._sleep()
-            count = os.readv(self._read_fd, decoder.buffers()[:_IOV_MAX])
-            if count == 0:
-                return None
-            decoder.advance(count)
+            with contextlib.suppress(InterruptedError):
+                if descriptors.read(self._read_fd, decoder) == 0:
+                    return None
         return decoder.frames.popleft()
+
+    def _polls(self) -> bool:
+        """Whether there is something to read before long."""
+        if speedups.spin is None:
+            return self._poller.wait(self._readable)
+        return self._poller.spin(partial(speedups.spin, self._read_fd))
 
     def write(
         self, kind: Kind, request: int, generation: int, fixed: Sequence[Buffer] = (), tail: Buffer = b""
@@ -82,19 +85,9 @@ class Link:
             WireError: if it is too large.
             OSError: if the parent is gone.
         """
-        buffers = self._encoder.encode(kind, request, generation, fixed, tail)
-        count = os.writev(self._write_fd, buffers[:_IOV_MAX])
-        if count == sum(map(len, buffers)):
-            return
-        rest = deque(buffers)
-        while True:
-            while rest and count >= len(rest[0]):
-                count -= len(rest.popleft())
-            if not rest:
-                return
-            if count:
-                rest[0] = memoryview(rest[0])[count:]
-            count = os.writev(self._write_fd, list(islice(rest, _IOV_MAX)))
+        rest = descriptors.write(self._write_fd, self._encoder, kind, request, generation, fixed, tail)
+        while rest:
+            rest = descriptors.write_rest(self._write_fd, rest)
 
 
 def _nowhere() -> None:

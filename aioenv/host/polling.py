@@ -8,7 +8,7 @@ from time import perf_counter
 __all__ = ["MAX_POLL_S", "Poller"]
 
 # The longest that a worker may spin for what comes next, in seconds.
-MAX_POLL_S = 50e-6
+MAX_POLL_S = 200e-6
 
 _MISSES = 8  # so many in a row, and polling rests
 _FIRST_REST, _LONGEST_REST = 32, 2048
@@ -33,16 +33,26 @@ class Poller:
 
     def wait(self, ready: Callable[[], object]) -> bool:
         """Call `ready` until it gives something true, or the moment is over; False at once while polling rests."""
+
+        def look(seconds: float) -> bool:
+            deadline = perf_counter() + seconds
+            while not ready():
+                if perf_counter() > deadline:
+                    return False
+            return True
+
+        return self.spin(look)
+
+    def spin(self, look: Callable[[float], bool]) -> bool:
+        """As `wait`, with something that looks itself for so many seconds."""
         if not self._poll_s:
             return False
         if self._resting:
             self._resting -= 1
             return False
-        deadline = perf_counter() + self._poll_s
-        while not ready():
-            if perf_counter() > deadline:
-                self._miss()
-                return False
+        if not look(self._poll_s):
+            self._miss()
+            return False
         self._misses = 0
         self._rest = _FIRST_REST
         return True

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from aioenv.errors import WireError
 from aioenv.wire.frames import (
     HEADER_BYTES,
+    KINDS,
     MAX_FIXED_BYTES,
     MAX_TAIL_BYTES,
     Buffer,
@@ -62,6 +63,7 @@ class Decoder:
     for ever.
 
     Attributes:
+        chain: the CRC of the last header.
         place, expect: as given; others may take their place between two frames, if there was an `expect`.
         frames: those that are complete, and that nobody has taken.
         error: what broke the stream; None while it is whole.
@@ -87,7 +89,7 @@ class Decoder:
         self._head = memoryview(bytearray(HEADER_BYTES))
         self.frames: deque[Frame] = deque()
         self.error: WireError | None = None
-        self._chain = 0
+        self.chain = 0
         self._begin()
 
     def _begin(self) -> None:
@@ -118,8 +120,31 @@ class Decoder:
             self._offered_bytes = sum(map(len, guess))
         return self._offer
 
-    def advance(self, count: int) -> None:
+    @property
+    def guesses(self) -> bool:
+        """Whether `buffers` has just been called, and gave a header's buffer, a guess, and the spill."""
+        return self._guess is not None
+
+    def advance_by_frame(self, fields: tuple[int, int, int, int, int, int, int]) -> int:
+        """Say that `buffers()`, with a guess, have been filled with one whole frame; otherwise as `advance`.
+
+        Args:
+            fields: of its header, as numbers; whoever read it has checked it, and found the guess full and no tail.
+
+        Returns:
+            How many bytes it has.
+        """
+        kind = KINDS.get(fields[0])
+        count = HEADER_BYTES + fields[3]
+        self.advance(count, None if kind is None else new_tuple(Header, (kind, *fields[1:])))
+        return count
+
+    def advance(self, count: int, checked: Header | None = None) -> None:
         """Say that the next `count` bytes of `buffers()` have been filled; what they were, `next_frame` tells.
+
+        Args:
+            count: how many.
+            checked: the header that they begin with, if they are one whole frame that was found in order.
 
         Raises:
             WireError: if the stream was broken before.
@@ -133,13 +158,16 @@ class Decoder:
         # the read may have gone past the header, into the guess and then into the spill
         rest = count - HEADER_BYTES
         try:
-            header = decode_header(self._head, 0, self._chain, self._max_tail)
+            header = decode_header(self._head, 0, self.chain, self._max_tail) if checked is None else checked
             fixed = self._claim(header)
         except WireError as error:
             self._break(error)
             return
         if fixed is not guess:
             self._move(header, fixed, guess, rest)
+        elif checked is not None:
+            self.chain = header.crc
+            self.frames.append(new_tuple(Frame, (header.kind, header.request, header.generation, fixed, _NOTHING)))
         elif rest == header.fixed and not header.tail:  # the whole frame, and no more: the usual case
             self._finish_frame(header, fixed, _NOTHING)
         else:
@@ -207,7 +235,7 @@ class Decoder:
         The usual case, at a fifth of the cost; and nothing is written into anybody's arrays before the check.
         """
         try:
-            header = decode_header(view, offset, self._chain, self._max_tail)
+            header = decode_header(view, offset, self.chain, self._max_tail)
         except WireError as error:
             self._break(error)
             return len(view) - offset
@@ -228,7 +256,7 @@ class Decoder:
             part[:] = view[body : body + size]
             body += size
         tail = memoryview(bytes(view[body:end]))
-        self._chain = header.crc
+        self.chain = header.crc
         self.frames.append(new_tuple(Frame, (header.kind, header.request, header.generation, fixed, tail)))
         return end - offset
 
@@ -260,7 +288,7 @@ class Decoder:
         header = self._header
         if header is None:
             try:
-                header = decode_header(self._head, 0, self._chain, self._max_tail)
+                header = decode_header(self._head, 0, self.chain, self._max_tail)
                 fixed = self._claim(header)
             except WireError as error:
                 self._break(error)
@@ -281,7 +309,7 @@ class Decoder:
         if crc != header.body_crc:
             self._break(WireError(f"the body of a {header.kind.name} frame does not match its CRC"))
             return
-        self._chain = header.crc
+        self.chain = header.crc
         self.frames.append(new_tuple(Frame, (header.kind, header.request, header.generation, fixed, tail)))
 
     def _begin_body(self, header: Header, fixed: Sequence[memoryview]) -> None:

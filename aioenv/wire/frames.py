@@ -27,6 +27,7 @@ from aioenv.errors import WireError
 
 __all__ = [
     "HEADER_BYTES",
+    "KINDS",
     "MAX_FIXED_BYTES",
     "MAX_TAIL_BYTES",
     "VERSION",
@@ -71,7 +72,7 @@ class Kind(IntEnum):
     IMAGES = 10  # worker: what a step's states look like, after its RESULT
 
 
-_KINDS = {int(kind): kind for kind in Kind}
+KINDS = {int(kind): kind for kind in Kind}
 
 # What a named tuple's own `__new__` calls: on the path of every step a call less.
 new_tuple = tuple.__new__
@@ -100,10 +101,14 @@ class Frame(NamedTuple):
 
 
 class Encoder:
-    """Turns the frames of one stream into bytes. Frames must be written in the order in which they were encoded."""
+    """Turns the frames of one stream into bytes. Frames must be written in the order in which they were encoded.
+
+    Attributes:
+        chain: the CRC of the last header.
+    """
 
     def __init__(self) -> None:
-        self._chain = 0
+        self.chain = 0
 
     def encode(
         self, kind: Kind, request: int, generation: int, fixed: Sequence[Buffer] = (), tail: Buffer = b""
@@ -140,8 +145,8 @@ class Encoder:
             head = _HEADER.pack(MAGIC, VERSION, kind, request, generation, size, tail_size, crc)
         except struct.error as exc:
             raise WireError(f"request {request} and generation {generation} must fit 32 bits") from exc
-        self._chain = zlib.crc32(head, self._chain)
-        buffers[0] = head + _CRC.pack(self._chain)
+        self.chain = zlib.crc32(head, self.chain)
+        buffers[0] = head + _CRC.pack(self.chain)
         if tail_size:
             buffers.append(tail)
         return buffers
@@ -161,7 +166,7 @@ def decode_header(data: memoryview, offset: int = 0, chain: int = 0, max_tail: i
         raise WireError(f"expected wire version {VERSION}, got {version}: two versions of aioenv are talking")
     if zlib.crc32(data[offset : offset + _HEADER.size], chain) != crc:
         raise WireError("a frame's header does not match its CRC, or does not follow the frame before it")
-    known = _KINDS.get(kind)
+    known = KINDS.get(kind)
     if known is None:
         raise WireError(f"unknown kind of frame: {kind}")
     if fixed > MAX_FIXED_BYTES or tail > MAX_TAIL_BYTES:

@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import socket
 import sys
 from asyncio import StreamReader, StreamWriter
-from collections import deque
 from collections.abc import Callable, Sequence
-from itertools import islice
 from typing import Protocol, TypeAlias
 
+from aioenv import descriptors
 from aioenv.errors import WireError
 from aioenv.wire.decoder import Decoder
-from aioenv.wire.frames import Buffer, Frame, Header
+from aioenv.wire.frames import Buffer, Encoder, Frame, Header, Kind
 
 __all__ = ["CHANNELS", "Channel", "Expect", "Place", "ScatterChannel", "StreamsChannel", "check_channel"]
 
@@ -27,7 +25,6 @@ CHANNELS = ("streams", "scatter") if sys.platform != "win32" else ("streams",)
 
 # One read takes what has come, up to this: asyncio itself reads a pipe in pieces of 256 KiB.
 _READ_BYTES = 1 << 20
-_IOV_MAX = 1024  # buffers that one readv or writev takes, on Linux
 # The fixed part of a reply is as long as the layout says, and goes where its request has promised. One of any other
 # length is a fault of the worker, and takes no memory here. (Tails have the wire's own limit: infos may be large.)
 _MAX_SCRATCH = 0
@@ -54,10 +51,13 @@ def check_channel(channel: str) -> str:
 class Channel(Protocol):
     """Frames to and from one worker."""
 
-    def send(self, buffers: Sequence[Buffer]) -> None:
-        """Write a frame's buffers; never blocks, what the kernel does not take is kept and sent later.
+    def send(self, kind: Kind, request: int, generation: int, fixed: Sequence[Buffer], tail: Buffer) -> None:
+        """Write a frame (see `Encoder.encode`); never blocks, what the kernel does not take is kept and sent later.
 
         The buffers must not change before the worker has replied.
+
+        Raises:
+            WireError: if it is too large; nothing was written.
         """
 
     async def receive(self, on_frame: Callable[[Frame], None]) -> None:
@@ -90,10 +90,12 @@ class StreamsChannel:
     def __init__(self, writer: StreamWriter, reader: StreamReader, place: Place) -> None:
         self._writer = writer
         self._reader = reader
+        self._encoder = Encoder()
         self._decoder = Decoder(place, max_scratch=_MAX_SCRATCH)
 
-    def send(self, buffers: Sequence[Buffer]) -> None:
-        """Write a frame's buffers (see `Channel`)."""
+    def send(self, kind: Kind, request: int, generation: int, fixed: Sequence[Buffer], tail: Buffer) -> None:
+        """Write a frame (see `Channel`)."""
+        buffers = self._encoder.encode(kind, request, generation, fixed, tail)
         with contextlib.suppress(RuntimeError):  # uvloop: the worker has ended; who reads finds out how
             self._writer.writelines(buffers)
 
@@ -133,49 +135,33 @@ class ScatterChannel:
         self._sock = sock
         self._fd = sock.fileno()
         self._loop = asyncio.get_running_loop()
+        self._encoder = Encoder()
         self._decoder = Decoder(place, expect, max_scratch=_MAX_SCRATCH)
         self._on_frame: Callable[[Frame], None] = lambda frame: None
         self._ended: asyncio.Future[None] = self._loop.create_future()
-        self._unsent: deque[memoryview] = deque()
+        self._unsent: list[memoryview] = []
         self._handling = False
 
-    def send(self, buffers: Sequence[Buffer]) -> None:
-        """Write a frame's buffers (see `Channel`)."""
+    def send(self, kind: Kind, request: int, generation: int, fixed: Sequence[Buffer], tail: Buffer) -> None:
+        """Write a frame (see `Channel`)."""
         if self._unsent:
-            self._unsent.extend(memoryview(buffer) for buffer in buffers)
+            self._unsent += map(memoryview, self._encoder.encode(kind, request, generation, fixed, tail))
             return
         try:
-            count = os.writev(self._fd, buffers[:_IOV_MAX])
-        except (BlockingIOError, InterruptedError):
-            count = 0
+            self._unsent = descriptors.write(self._fd, self._encoder, kind, request, generation, fixed, tail)
         except OSError as exc:
-            self._unsendable(exc)
-            return
-        if count == sum(map(len, buffers)):
-            return
-        for index, buffer in enumerate(buffers):
-            if count < len(buffer):
-                self._unsent.append(memoryview(buffer)[count:])
-                self._unsent.extend(memoryview(later) for later in buffers[index + 1 :])
-                self._loop.add_writer(self._fd, self._send_more)
-                return
-            count -= len(buffer)
-
-    def _send_more(self) -> None:
-        unsent = self._unsent
-        try:
-            count = os.writev(self._fd, list(islice(unsent, _IOV_MAX)))
-        except (BlockingIOError, InterruptedError):
-            return
-        except OSError as exc:
-            unsent.clear()
             self._unsendable(exc)
         else:
-            while unsent and count >= len(unsent[0]):
-                count -= len(unsent.popleft())
-            if count:
-                unsent[0] = unsent[0][count:]
-        if not unsent:
+            if self._unsent:
+                self._loop.add_writer(self._fd, self._send_more)
+
+    def _send_more(self) -> None:
+        try:
+            self._unsent = descriptors.write_rest(self._fd, self._unsent)
+        except OSError as exc:
+            self._unsent = []
+            self._unsendable(exc)
+        if not self._unsent:
             self._loop.remove_writer(self._fd)
 
     def _unsendable(self, exc: OSError) -> None:
@@ -202,9 +188,7 @@ class ScatterChannel:
         self._handling = True
         decoder = self._decoder
         try:
-            count = os.readv(self._fd, decoder.buffers()[:_IOV_MAX])
-            if count:
-                decoder.advance(count)
+            if descriptors.read(self._fd, decoder):
                 frames = decoder.frames
                 while frames:
                     self._on_frame(frames.popleft())
@@ -243,5 +227,5 @@ class ScatterChannel:
             self._loop.remove_reader(self._fd)
             self._loop.remove_writer(self._fd)
         self._fd = -1
-        self._unsent.clear()
+        self._unsent = []
         self._sock.close()

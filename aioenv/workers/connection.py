@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 from aioenv.errors import SlotError, WireError
-from aioenv.wire.frames import Buffer, Encoder, Frame, Header, Kind, new_tuple
+from aioenv.wire.frames import Buffer, Frame, Header, Kind, new_tuple
 from aioenv.workers.channel import Channel
 from aioenv.workers.output import OutputLog
 from aioenv.workers.process import Process
@@ -84,7 +84,6 @@ class Connection:
         self._next_request = 0
         self._told_to_end = False
         self._gone = asyncio.Event()  # the process has ended, and everything about it is cleared away
-        self._encoder = Encoder()
         self._channel: Channel = process.channel(self._place, self._expect)
         self._last_row: int | None = None
         loop = asyncio.get_running_loop()
@@ -121,9 +120,8 @@ class Connection:
         """Send a request (see `Worker.submit`)."""
         request = self._next_request
         self._next_request = (request + 1) & 0xFFFFFFFF
-        buffers = self._encoder.encode(kind, request, self._generation, fixed, tail)
+        self._channel.send(kind, request, self._generation, fixed, tail)
         self.pending[request] = new_tuple(Pending, (into, on_reply))
-        self._channel.send(buffers)
         return request
 
     def poll(self) -> None:

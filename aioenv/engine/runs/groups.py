@@ -147,9 +147,6 @@ class Group:
     def _begin(self, exchange: Exchange, requests: list[Sent], *, stepped: bool) -> None:
         schedule = self._schedule
         exchange.begin(stepped=stepped, waiting=True)
-        # replies to several exchanges may come in one read: whoever handles one must not read on, as polling for the
-        # rest of its exchange would, into rows that are promised to the next
-        exchange.polled = True
         schedule.table.move(exchange.slots, SlotState.IN_FLIGHT)
         if schedule.images is not None:
             exchange.images = schedule.images.begin(exchange.slots)

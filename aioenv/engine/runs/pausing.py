@@ -215,7 +215,7 @@ class Live:
         if not shares:
             return
         exchange = schedule.dispatch.some(shares, stepped=False)
-        exchange.waiting = exchange.polled = True  # see `Group`
+        exchange.waiting = True
         for part in exchange.parts:
             rows = (part.slots - part.member.start).tolist()
             tail = reset_tail(part.member, [], [], None, whole=True, shown=rows)

@@ -88,7 +88,7 @@ class EnvResume(EnvCalls):
             case ("step", action):
                 due[row] = checkpoint.restore(before, beyond[0])
                 out = self._stepper.step([row], [action])
-                self._rows.store(0, [row], out)
+                self._rows.store(0, out)
                 if out.failures:
                     exc = out.failures[0][1]
                     raised = f"{type(exc).__name__}: {exc}" if str(exc) else type(exc).__name__

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from aioenv.batching.autoreset import Stepped
+from aioenv.batching.autoreset import Into, Stepped
 from aioenv.batching.layout import Arrays, Layout, byte_view
+from aioenv.speedups import compiled
 from aioenv.wire.frames import Buffer
 
 __all__ = ["Rows", "run_of"]
@@ -49,9 +50,20 @@ class Rows:
         # observations, as the envs gave them: a lane of shared memory holds those of another step
         self._last: list[Any] = [None] * n
         self._views: dict[tuple[bool, int, int], Sequence[Buffer]] = {}
+        self._into: list[Into] | None = None
+        if compiled and layout.plain and not cast:
+            flags = self._terminated, self._truncated
+            self._into = [(lane.get(0, own[0]), self._reward, *flags, self._last) for lane in shared]
 
-    def store(self, lane: int, rows: Sequence[int], out: Stepped) -> None:
+    def into(self, lane: int) -> Into | None:
+        """Where a step of all rows may put usual results at once; None: `store` them."""
+        return self._into[lane] if self._into is not None else None
+
+    def store(self, lane: int, out: Stepped) -> None:
         """Put in what a step gave; a row whose values don't fit is added to `out.failures`."""
+        if out.odd:
+            self._into = None
+        rows = out.rows
         start = run_of(rows)
         odd = out.failures or out.over
         if not odd and start is not None:
@@ -61,7 +73,7 @@ class Rows:
             except Exception:
                 start = None
         if odd or start is None:
-            self._store_one_by_one(lane, rows, out)
+            self._store_one_by_one(lane, out)
         where: Any = list(rows) if start is None else slice(start, start + len(rows))
         try:
             self._reward[where] = out.rewards
@@ -75,9 +87,9 @@ class Rows:
             ):
                 _store_numbers(name, array, rows, values, out)
 
-    def _store_one_by_one(self, lane: int, rows: Sequence[int], out: Stepped) -> None:
+    def _store_one_by_one(self, lane: int, out: Stepped) -> None:
         failed = {row for row, _ in out.failures}
-        for index, row in enumerate(rows):
+        for index, row in enumerate(out.rows):
             if row not in failed and not (out.observations[index] is None and row in out.over):
                 try:
                     self.keep(lane, row, out.observations[index])

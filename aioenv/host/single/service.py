@@ -171,8 +171,9 @@ class EnvService(EnvResume, SlotService):
         else:
             rows = chosen
             actions = self._actions.of_some(lane, rows, data, action_objects or ())
-        out = self._stepper.step(rows, actions)
-        self._rows.store(lane, rows, out)
+        out = self._stepper.step(rows, actions, self._rows.into(lane) if rows is self._all_rows else None)
+        if out.rows:
+            self._rows.store(lane, out)
         failures = [describe_failure(exc, row) for row, exc in out.failures] if out.failures else []
         return self._reply(rows, True, out.infos, failures, rows, out.over, out.lost)
 

@@ -1,0 +1,77 @@
+"""The path of a plain step in C (see `speedups.py`)."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from numpy.typing import NDArray
+
+def write_frame(
+    fd: int, chain: int, kind: int, request: int, generation: int, fixed: Sequence[Any], tail: Any
+) -> int | tuple[int, bytes, int] | None:
+    """Write a frame with one gathered write, as `wire.frames.Encoder` would have encoded it.
+
+    Args:
+        fd: where to.
+        chain: the CRC of the header before.
+        kind, request, generation, fixed, tail: as `Encoder.encode` takes them.
+
+    Returns:
+        The header's CRC, if all was written; that, the header, and how many bytes were written, if not. None if there
+        are too many buffers, or one is too large, or a number: nothing was written.
+
+    Raises:
+        OSError: if `writev` says so; what `EAGAIN` and `EINTR` say is that no bytes were written.
+    """
+
+def read_frame(fd: int, chain: int, buffers: list[Any]) -> int | tuple[int, int, int, int, int, int, int]:
+    """Fill buffers with one scatter read.
+
+    Args:
+        fd: where from.
+        chain: the CRC of the header before.
+        buffers: as `wire.decoder.Decoder.buffers` gives them; if they begin with a header's and end with the spill,
+            what has come is looked at.
+
+    Returns:
+        How many bytes were read; or what a `Header` is made of, if they are one whole frame that is in order, whose
+        fixed part fills the buffers between the first and the last, and that has no tail.
+
+    Raises:
+        OSError: if `readv` says so.
+    """
+
+def spin(fd: int, seconds: float, /) -> bool:
+    """Whether there is something to read within so many seconds, during which this thread does not sleep."""
+
+def step_rows(
+    row: int,
+    actions: list[Any],
+    steps: list[Callable[[Any], Any]],
+    resets: list[Callable[..., Any]],
+    due: list[int],
+    seeds: dict[int, int],
+    at_end: int,
+    mark: memoryview,
+    infos: list[tuple[int, dict[str, Any]]],
+    into: tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any], list[Any]],
+    /,
+) -> tuple[int, Any, bool]:
+    """Step envs, from one row on, up to the first that is not usual.
+
+    Args:
+        row: the first.
+        actions: one a row.
+        steps, resets: the envs' `step` and `reset`.
+        due: what a row's next step is: one of its env (0), a reset (1); anything else is not usual.
+        seeds: for the next resets; nothing is usual about one then.
+        at_end: what is due after the end of an episode; -1: that is not usual.
+        mark: `mark[0]` becomes row + 1 before an env runs.
+        infos: row and info dict are appended, unless it is empty.
+        into: where results go: observations of any dtype, reward float64, terminated and truncated bool, all with the
+            rows as first axis; and the list of the last observations.
+
+    Returns:
+        The row that was not usual, or how many there are; what its `step` or `reset` gave, or raised, or NotImplemented
+        if neither was called: nothing of it was put down; and whether what was not usual, like the dtype of an
+        observation, is probably so each time.
+    """

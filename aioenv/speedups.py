@@ -1,0 +1,27 @@
+"""The path of a plain step in C, if that could be compiled when the package was installed; see `_speedups.pyi`.
+
+Where it could not, all is done in Python, by the callers; the same things come of it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+__all__ = ["VARIABLE", "compiled", "read_frame", "spin", "step_rows", "why_not", "write_frame"]
+
+# Set to anything but "" or "0", all is done in Python: to find out whether C is to blame for something.
+VARIABLE = "AIOENV_NO_SPEEDUPS"
+
+step_rows = read_frame = write_frame = spin = None  # what callers do without then
+why_not = ""
+if os.environ.get(VARIABLE, "0") not in ("", "0"):
+    why_not = f"{VARIABLE} is set"
+elif not getattr(sys, "_is_gil_enabled", lambda: True)():
+    why_not = "this Python has no global interpreter lock"
+else:
+    try:
+        from aioenv._speedups import read_frame, spin, step_rows, write_frame  # type: ignore[assignment]
+    except ImportError as exc:
+        why_not = f"there was no C compiler, or it was for another Python ({exc})"
+compiled = not why_not

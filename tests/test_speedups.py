@@ -1,0 +1,313 @@
+"""What is in C does what Python does: the same envs, frames and waits, with and without it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode
+
+from aioenv import descriptors, speedups
+from aioenv.batching import autoreset
+from aioenv.batching.autoreset import Autoreset
+from aioenv.batching.layout import Layout
+from aioenv.errors import EpisodesDone, WireError
+from aioenv.host.single import rows as rows_of_worker
+from aioenv.host.single.rows import Rows
+from aioenv.wire.decoder import Decoder
+from aioenv.wire.frames import Encoder, Kind
+
+compiled = pytest.mark.skipif(not speedups.compiled, reason=f"not compiled: {speedups.why_not}")
+N = 5
+
+
+class Odd(gym.Env[Any, Any]):
+    """An env of which a test says what its n-th step gives: five values, an exception, or something else."""
+
+    action_space = spaces.Discrete(3)
+
+    def __init__(self, space: spaces.Space[Any], script: dict[int, Any], resets: dict[int, Any]) -> None:
+        self.observation_space = space
+        self._script, self._resets = script, resets
+        self._steps = self._episodes = 0
+        self.seen: list[Any] = []
+
+    def _observation(self) -> Any:
+        space = self.observation_space
+        if isinstance(space, spaces.Discrete):
+            return self._steps
+        return np.full(space.shape, self._steps, space.dtype)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        self._episodes += 1
+        outcome = self._resets.get(self._episodes, (self._observation(), {}))
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return outcome
+
+    def step(self, action: Any) -> Any:
+        self._steps += 1
+        self.seen.append(action)
+        outcome = self._script.get(self._steps, {})
+        if isinstance(outcome, BaseException):
+            raise outcome
+        if not isinstance(outcome, dict):
+            return outcome
+        five = {"obs": self._observation(), "reward": 1.5 * self._steps, "ends": False, "cut": False, "info": {}}
+        return tuple({**five, **outcome}.values())
+
+
+BOX = spaces.Box(-9, 9, (3,), np.float32)
+ENDS, CUT = {"ends": True}, {"cut": True}
+# by name: the space, what steps give (by their number), what resets do, and whether C goes on all the way
+STORIES: dict[str, tuple[spaces.Space[Any], dict[int, Any], dict[int, Any], bool]] = {
+    "usual": (BOX, {3: ENDS, 5: CUT, 6: {"info": {"a": 1, "b": np.ones(2)}}}, {}, True),
+    "infos at both ends": (BOX, {3: {**ENDS, "info": {"last": 1}}}, {2: (np.ones(3, np.float32), {"new": 2})}, True),
+    "numpy flags and rewards": (BOX, {2: {"reward": np.float32(0.1), "ends": np.True_}, 4: {"reward": 3}}, {}, True),
+    "raises": (BOX, {2: LookupError("lost"), 4: ENDS}, {}, True),
+    "raises in a reset": (BOX, {2: ENDS}, {2: LookupError("lost")}, True),
+    "no further episode": (BOX, {2: ENDS}, {2: EpisodesDone("that was all")}, True),
+    "four values": (BOX, {2: (np.zeros(3, np.float32), 0.0, False, {})}, {}, True),
+    "no pair": (BOX, {2: ENDS}, {2: np.zeros(3, np.float32)}, True),
+    "None": (BOX, {2: None}, {}, True),
+    "another dtype": (BOX, {2: {"obs": np.arange(3.0)}}, {}, False),
+    "another shape": (BOX, {2: {"obs": np.zeros(4, np.float32)}}, {}, False),
+    "a list": (BOX, {2: {"obs": [1, 2, 3]}}, {}, False),
+    "bytes": (spaces.Box(0, 255, (3,), np.uint8), {2: {"obs": b"abc"}}, {}, False),
+    "reward of no number": (BOX, {2: {"reward": "much"}, 3: {"reward": np.ones(1)}}, {}, False),
+    "reward complex": (BOX, {2: {"reward": 1j}}, {}, False),
+    "flags that are numbers": (BOX, {2: {"ends": 1}, 4: {"cut": np.int64(1)}}, {}, False),
+    "an info of another sort": (BOX, {2: {"info": None}}, {}, False),
+    "scalars": (spaces.Discrete(99), {3: ENDS, 4: {"obs": np.int64(7)}}, {}, True),
+    "too large a scalar": (spaces.Discrete(99), {2: {"obs": 1 << 70}}, {}, False),
+    "images": (spaces.Box(0, 255, (4, 4, 3), np.uint8), {3: ENDS}, {}, True),
+    "nothing to see": (spaces.Box(0, 1, (0,), np.float32), {3: ENDS}, {}, True),
+}
+
+
+def told(exc: BaseException) -> tuple[str, str, list[str]]:
+    return type(exc).__name__, str(exc), getattr(exc, "__notes__", [])
+
+
+def run(name: str, mode: AutoresetMode) -> tuple[list[Any], bool]:
+    """All that comes of some steps of envs of which the middle ones have this story; whether C may still go on."""
+    space, script, resets, _ = STORIES[name]
+    envs = [Odd(space, script if row in (1, 3) else {}, resets if row in (1, 3) else {}) for row in range(N)]
+    mark = memoryview(bytearray(4)).cast("I")
+    stepper, rows = Autoreset(envs, mode, mark), Rows(Layout(space), N, [{}], [])
+    for row in range(N):
+        rows.keep(0, row, stepper.reset(row, None, None)[0])
+    outcome: list[Any] = []
+    for step in range(8):
+        actions = [np.int64((step + row) % 3) for row in range(N)]
+        try:
+            out = stepper.step(range(N), actions, rows.into(0))
+            if out.rows:
+                rows.store(0, out)
+        except BaseException as exc:
+            outcome.append(told(exc))
+            break
+        arrays = [bytes(view) for view in rows.buffers(range(N), stepped=True)]
+        failures = [(row, told(exc)) for row, exc in out.failures]
+        outcome.append((arrays, repr(out.infos), failures, out.over, out.lost, list(stepper.due), mark[0]))
+    outcome += [env.seen for env in envs]
+    return outcome, rows.into(0) is not None
+
+
+@compiled
+@pytest.mark.parametrize("mode", list(AutoresetMode), ids=lambda mode: mode.value)
+@pytest.mark.parametrize("name", STORIES)
+def test_steps_in_c_are_those_in_python(monkeypatch, name, mode):
+    in_c, goes_on = run(name, mode)
+    assert goes_on == STORIES[name][3]
+    monkeypatch.setattr(rows_of_worker, "compiled", False)
+    monkeypatch.setattr(autoreset, "step_rows", None)
+    in_python, never = run(name, mode)
+    assert not never and in_c == in_python
+
+
+@compiled
+def test_the_traceback_of_an_env_that_raises_names_its_line():
+    envs = [Odd(BOX, {1: LookupError("lost")}, {})]
+    stepper, rows = (
+        Autoreset(envs, AutoresetMode.NEXT_STEP, memoryview(bytearray(4)).cast("I")),
+        Rows(Layout(BOX), 1, [{}], []),
+    )
+    rows.keep(0, 0, stepper.reset(0, None, None)[0])
+    ((_, exc),) = stepper.step(range(1), [0], rows.into(0)).failures
+    frames, tb = [], exc.__traceback__
+    while tb is not None:
+        frames.append((tb.tb_frame.f_code.co_name, tb.tb_frame.f_code.co_filename))
+        tb = tb.tb_next
+    assert frames[-1] == ("step", __file__)
+
+
+@compiled
+def test_an_env_that_ends_the_process_is_not_held_back():
+    stepper = Autoreset([Odd(BOX, {1: SystemExit(3)}, {})], AutoresetMode.NEXT_STEP, memoryview(bytearray(4)).cast("I"))
+    rows = Rows(Layout(BOX), 1, [{}], [])
+    stepper.reset(0, None, None)
+    with pytest.raises(SystemExit):
+        stepper.step(range(1), [0], rows.into(0))
+    assert stepper._mark[0] == 1, "the parent reads there who it was"
+
+
+@compiled
+def test_an_env_that_takes_its_worker_apart_is_an_error_and_no_crash():
+    class Vandal(Odd):
+        def step(self, action: Any) -> Any:
+            stepper.due.clear()
+            rows._last.clear()
+            return super().step(action)
+
+    stepper = Autoreset([Vandal(BOX, {}, {})], AutoresetMode.NEXT_STEP, memoryview(bytearray(4)).cast("I"))
+    rows = Rows(Layout(BOX), 1, [{}], [])
+    stepper.reset(0, None, None)
+    with pytest.raises(ValueError, match="one of everything a row"):
+        stepper.step(range(1), [0], rows.into(0))
+
+
+# ------------------------------------------------------------ frames
+
+
+def in_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("read_frame", "write_frame"):
+        monkeypatch.setattr(speedups, name, None)
+
+
+def converse(frames: list[tuple[Any, ...]], sizes: list[int]) -> list[tuple[Any, ...]]:
+    """Write frames to a socket and read them again; every second one is promised buffers of these sizes."""
+    ours, theirs = socket.socketpair()
+    promised = {request: [memoryview(bytearray(size)) for size in sizes] for request in range(1, len(frames), 2)}
+    got: list[tuple[Any, ...]] = []
+    encoder, decoder = Encoder(), Decoder(lambda header: promised.get(header.request), lambda: promised.get(len(got)))
+
+    def write() -> None:
+        for frame in frames:
+            rest = descriptors.write(ours.fileno(), encoder, *frame)
+            while rest:
+                rest = descriptors.write_rest(ours.fileno(), rest)
+        ours.close()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    with theirs:
+        while descriptors.read(theirs.fileno(), decoder):
+            while (frame := decoder.next_frame()) is not None:
+                got.append((frame.kind, frame.request, frame.generation, b"".join(frame.fixed), bytes(frame.tail)))
+    writer.join()
+    decoder.finish()
+    assert decoder.chain == encoder.chain
+    return got
+
+
+@pytest.mark.parametrize("c", [pytest.param(True, marks=compiled), False])
+def test_frames_arrive_as_they_were_written(monkeypatch, c):
+    if not c:
+        in_python(monkeypatch)
+    rng = np.random.default_rng(0)
+    frames = []
+    for request in range(300):
+        sizes = [[40, 8], [8, 40, 0], [48], [1] * 48, [], [300_000], [1] * 300][rng.integers(7)]
+        fixed = [rng.bytes(size) for size in sizes]
+        tail = rng.bytes(int(rng.choice([0, 0, 3, 100_000])))
+        frames.append((Kind.RESULT if request % 3 else Kind.STEP, request, request << 20, fixed, tail))
+    got = converse(frames, [40, 0, 8])
+    assert got == [(kind, r, g, b"".join(fixed), tail) for kind, r, g, fixed, tail in frames]
+
+
+@compiled
+@pytest.mark.parametrize("place", range(28 + 12))
+def test_a_flipped_bit_is_found(place):
+    encoder = Encoder()
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        assert not descriptors.write(ours.fileno(), encoder, Kind.STEP, 1, 2, [b"12345678", b"abcd"])
+        data = bytearray(theirs.recv(100))
+        data[place] ^= 4
+        ours.sendall(data)
+        promised = [memoryview(bytearray(12))]
+        decoder = Decoder(lambda header: promised, lambda: promised)
+        with pytest.raises(WireError):
+            descriptors.read(theirs.fileno(), decoder)
+            decoder.finish()
+
+
+@compiled
+def test_a_frame_that_is_repeated_is_found():
+    encoder = Encoder()
+    ours, theirs = socket.socketpair()
+    promised = [memoryview(bytearray(4))]
+    decoder = Decoder(lambda header: promised, lambda: promised)
+    with ours, theirs:
+        descriptors.write(ours.fileno(), encoder, Kind.STEP, 1, 2, [b"abcd"])
+        data = theirs.recv(100, socket.MSG_PEEK)
+        descriptors.read(theirs.fileno(), decoder)
+        assert decoder.next_frame() is not None
+        ours.sendall(data)
+        descriptors.read(theirs.fileno(), decoder)
+        with pytest.raises(WireError, match="does not follow"):
+            decoder.next_frame()
+
+
+@pytest.mark.parametrize("c", [pytest.param(True, marks=compiled), False])
+def test_what_a_full_socket_does_not_take_is_left(monkeypatch, c):
+    if not c:
+        in_python(monkeypatch)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.setblocking(False)
+        encoder, body = Encoder(), os.urandom(4 << 20)
+        rest = descriptors.write(ours.fileno(), encoder, Kind.STEP, 1, 0, [body], b"tail")
+        left = sum(map(len, rest))
+        assert 0 < left < len(body)
+        assert sum(map(len, descriptors.write(ours.fileno(), Encoder(), Kind.STEP, 1, 0, [b"x"]))) == 29, "all of it"
+        data = theirs.recv(28 + len(body) + 4 - left, socket.MSG_WAITALL) + b"".join(rest)
+        assert data[28:] == body + b"tail"
+        theirs.close()
+        with pytest.raises(ConnectionError):
+            descriptors.write(ours.fileno(), encoder, Kind.STEP, 2, 0)
+        with pytest.raises(WireError, match="must fit 32 bits"):
+            descriptors.write(ours.fileno(), encoder, Kind.STEP, 1 << 32, 0)
+
+
+@compiled
+def test_arguments_that_do_not_fit_are_errors():
+    assert speedups.step_rows and speedups.read_frame and speedups.write_frame and speedups.spin
+    for function in (speedups.step_rows, speedups.read_frame, speedups.write_frame, speedups.spin):
+        with pytest.raises(TypeError):
+            function()
+    with pytest.raises(TypeError):
+        speedups.read_frame(0, 0, (bytearray(28),))
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        speedups.read_frame(-1, 0, [bytearray(28)])
+    arrays = np.zeros((2, 3)), np.zeros(2), np.zeros(2, bool), np.zeros(3, bool), [None, None]
+    with pytest.raises(ValueError, match="as many rows everywhere"):
+        speedups.step_rows(0, [], [], [], [], {}, 0, memoryview(bytearray(4)), [], arrays)
+
+
+@compiled
+def test_spinning_ends_when_there_is_something_and_when_the_time_is_over():
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        assert not speedups.spin(ours.fileno(), 1e-4)
+        theirs.send(b"x")
+        assert speedups.spin(ours.fileno(), 60.0)
+
+
+# ------------------------------------------------------------ with and without
+
+
+def test_a_variable_turns_it_off():
+    say = "from aioenv import speedups; print(speedups.compiled, speedups.step_rows, speedups.why_not)"
+    environ = {**os.environ, speedups.VARIABLE: "1"}
+    said = subprocess.run([sys.executable, "-c", say], env=environ, capture_output=True, text=True, check=True).stdout
+    assert said == f"False None {speedups.VARIABLE} is set\n"
