@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS)
 
-.PHONY: demo test oldest parity faults stress soak gymnasium-suite lint types bench docs opengl opengl-all clean
+.PHONY: demo test oldest uncompiled parity faults stress soak gymnasium-suite lint types bench docs opengl opengl-all clean
 
 # a stamp a set of extras, so that nothing is installed twice
 $(VENV)/.base: pyproject.toml aioenv/_speedups.c
@@ -46,6 +46,10 @@ test: $(VENV)/.dev opengl-all
 oldest:
 	$(PYTHON) scripts/oldest.py > .oldest.txt
 	$(MAKE) test VENV=.venv-oldest PIP_ARGS='--constraint .oldest.txt'
+
+# the same in Python alone
+uncompiled:
+	AIOENV_NO_SPEEDUPS=1 $(MAKE) test
 
 # every env x autoreset mode x number of workers x event loop against Gymnasium's SyncVectorEnv
 parity: $(VENV)/.dev opengl-all

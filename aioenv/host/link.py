@@ -104,7 +104,14 @@ def _waits(fd: int) -> tuple[Callable[[], object], Callable[[], object]]:
         return lambda: True, lambda: None
     poll = select.poll()
     poll.register(fd, select.POLLIN)
-    return partial(poll.poll, 0), partial(poll.poll, None)
+
+    def readable() -> bool:
+        if poll.poll(0):
+            return True
+        os.sched_yield()  # to a parent that is on this CPU: it may be about to write
+        return False
+
+    return readable, partial(poll.poll, None)
 
 
 def _enlarge(fd: int) -> None:
