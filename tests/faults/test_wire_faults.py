@@ -130,7 +130,7 @@ class Liar(gym.Env):
                 link.write(Kind.RESULT, 10**6, 0, [bytes(1 << 20)])
             else:
                 head = struct.pack("<2sBBIIIII", MAGIC, VERSION, Kind.RESULT, 2, 0, MAX_FIXED_BYTES, 0, 0)
-                crc = zlib.crc32(head, link._encoder._chain)
+                crc = zlib.crc32(head, link._encoder.chain)
                 os.write(link._write_fd, head + struct.pack("<I", crc) + bytes(1000))
         return np.ones(3), 1.0, False, False, {}
 
