@@ -188,10 +188,14 @@ static PyObject *read_frame(PyObject *module, PyObject *const *args, Py_ssize_t 
             goto done;
     ssize_t count;
     int error;
-    Py_BEGIN_ALLOW_THREADS
-    count = readv(fd, buffers.parts, buffers.count);
-    error = errno;
-    Py_END_ALLOW_THREADS
+    do {
+        Py_BEGIN_ALLOW_THREADS
+        count = readv(fd, buffers.parts, buffers.count);
+        error = errno;
+        Py_END_ALLOW_THREADS
+        if (count < 0 && error == EINTR && PyErr_CheckSignals() < 0)
+            goto done;
+    } while (count < 0 && error == EINTR);
     if (count < 0) {
         errno = error;
         PyErr_SetFromErrno(PyExc_OSError);
@@ -347,8 +351,6 @@ static int number_of(PyObject *object, double *number) {
 }
 
 static int note_info(PyObject *info, Py_ssize_t row, PyObject *infos) {
-    if (!PyDict_CheckExact(info))
-        return 1;
     if (!PyDict_GET_SIZE(info))
         return 0;
     PyObject *pair = Py_BuildValue("(nO)", row, info);

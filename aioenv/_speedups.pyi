@@ -37,7 +37,7 @@ def read_frame(fd: int, chain: int, buffers: list[Any]) -> int | tuple[int, int,
         fixed part fills the buffers between the first and the last, and that has no tail.
 
     Raises:
-        OSError: if `readv` says so.
+        OSError: if `readv` says so; after `EINTR` it is called again, once Python's signal handlers have run.
     """
 
 def spin(fd: int, seconds: float, /) -> bool:

@@ -15,7 +15,7 @@ import pytest
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
-from aioenv import descriptors, speedups
+from aioenv import frame_io, speedups
 from aioenv.batching import autoreset
 from aioenv.batching.autoreset import Autoreset
 from aioenv.batching.layout import Layout
@@ -192,15 +192,15 @@ def converse(frames: list[tuple[Any, ...]], sizes: list[int]) -> list[tuple[Any,
 
     def write() -> None:
         for frame in frames:
-            rest = descriptors.write(ours.fileno(), encoder, *frame)
+            rest = frame_io.write(ours.fileno(), encoder, *frame)
             while rest:
-                rest = descriptors.write_rest(ours.fileno(), rest)
+                rest = frame_io.write_rest(ours.fileno(), rest)
         ours.close()
 
     writer = threading.Thread(target=write)
     writer.start()
     with theirs:
-        while descriptors.read(theirs.fileno(), decoder):
+        while frame_io.read(theirs.fileno(), decoder):
             while (frame := decoder.next_frame()) is not None:
                 got.append((frame.kind, frame.request, frame.generation, b"".join(frame.fixed), bytes(frame.tail)))
     writer.join()
@@ -230,14 +230,14 @@ def test_a_flipped_bit_is_found(place):
     encoder = Encoder()
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        assert not descriptors.write(ours.fileno(), encoder, Kind.STEP, 1, 2, [b"12345678", b"abcd"])
+        assert not frame_io.write(ours.fileno(), encoder, Kind.STEP, 1, 2, [b"12345678", b"abcd"])
         data = bytearray(theirs.recv(100))
         data[place] ^= 4
         ours.sendall(data)
         promised = [memoryview(bytearray(12))]
         decoder = Decoder(lambda header: promised, lambda: promised)
         with pytest.raises(WireError):
-            descriptors.read(theirs.fileno(), decoder)
+            frame_io.read(theirs.fileno(), decoder)
             decoder.finish()
 
 
@@ -248,12 +248,12 @@ def test_a_frame_that_is_repeated_is_found():
     promised = [memoryview(bytearray(4))]
     decoder = Decoder(lambda header: promised, lambda: promised)
     with ours, theirs:
-        descriptors.write(ours.fileno(), encoder, Kind.STEP, 1, 2, [b"abcd"])
+        frame_io.write(ours.fileno(), encoder, Kind.STEP, 1, 2, [b"abcd"])
         data = theirs.recv(100, socket.MSG_PEEK)
-        descriptors.read(theirs.fileno(), decoder)
+        frame_io.read(theirs.fileno(), decoder)
         assert decoder.next_frame() is not None
         ours.sendall(data)
-        descriptors.read(theirs.fileno(), decoder)
+        frame_io.read(theirs.fileno(), decoder)
         with pytest.raises(WireError, match="does not follow"):
             decoder.next_frame()
 
@@ -266,17 +266,17 @@ def test_what_a_full_socket_does_not_take_is_left(monkeypatch, c):
     with ours, theirs:
         ours.setblocking(False)
         encoder, body = Encoder(), os.urandom(4 << 20)
-        rest = descriptors.write(ours.fileno(), encoder, Kind.STEP, 1, 0, [body], b"tail")
+        rest = frame_io.write(ours.fileno(), encoder, Kind.STEP, 1, 0, [body], b"tail")
         left = sum(map(len, rest))
         assert 0 < left < len(body)
-        assert sum(map(len, descriptors.write(ours.fileno(), Encoder(), Kind.STEP, 1, 0, [b"x"]))) == 29, "all of it"
+        assert sum(map(len, frame_io.write(ours.fileno(), Encoder(), Kind.STEP, 1, 0, [b"x"]))) == 29, "all of it"
         data = theirs.recv(28 + len(body) + 4 - left, socket.MSG_WAITALL) + b"".join(rest)
         assert data[28:] == body + b"tail"
         theirs.close()
         with pytest.raises(ConnectionError):
-            descriptors.write(ours.fileno(), encoder, Kind.STEP, 2, 0)
+            frame_io.write(ours.fileno(), encoder, Kind.STEP, 2, 0)
         with pytest.raises(WireError, match="must fit 32 bits"):
-            descriptors.write(ours.fileno(), encoder, Kind.STEP, 1 << 32, 0)
+            frame_io.write(ours.fileno(), encoder, Kind.STEP, 1 << 32, 0)
 
 
 @compiled

@@ -58,7 +58,7 @@ class Stepped:
         "failures", "infos", "lost", "observations", "odd", "over", "rewards", "rows", "terminated", "truncated"
     )  # fmt: skip
 
-    def __init__(self, rows: Sequence[int] = ()) -> None:
+    def __init__(self, rows: Sequence[int]) -> None:
         self.rows = rows
         self.observations: list[Any] = []
         self.rewards: list[Any] = []
@@ -219,7 +219,7 @@ class Autoreset:
 
         Args:
             rows, actions: as many of each.
-            into: where what is usual may go at once; of all rows, whose actions are a list then.
+            into: where what is usual may go at once, if all rows are stepped; None: nowhere.
         """
         out = Stepped(rows)
         if into is None:

@@ -9,7 +9,7 @@ import stat
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from aioenv import descriptors, speedups
+from aioenv import frame_io, speedups
 from aioenv.host.polling import MAX_POLL_S, Poller
 from aioenv.wire.decoder import Decoder
 from aioenv.wire.frames import Buffer, Encoder, Frame, Header, Kind
@@ -65,9 +65,8 @@ class Link:
                 waited = True
                 if decoder.error is None and not self._polls():
                     self._sleep()
-            with contextlib.suppress(InterruptedError):
-                if descriptors.read(self._read_fd, decoder) == 0:
-                    return None
+            if frame_io.read(self._read_fd, decoder) == 0:
+                return None
         return decoder.frames.popleft()
 
     def _polls(self) -> bool:
@@ -85,9 +84,9 @@ class Link:
             WireError: if it is too large.
             OSError: if the parent is gone.
         """
-        rest = descriptors.write(self._write_fd, self._encoder, kind, request, generation, fixed, tail)
+        rest = frame_io.write(self._write_fd, self._encoder, kind, request, generation, fixed, tail)
         while rest:
-            rest = descriptors.write_rest(self._write_fd, rest)
+            rest = frame_io.write_rest(self._write_fd, rest)
 
 
 def _nowhere() -> None:

@@ -14,7 +14,7 @@ from asyncio import StreamReader, StreamWriter
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeAlias
 
-from aioenv import descriptors
+from aioenv import frame_io
 from aioenv.errors import WireError
 from aioenv.wire.decoder import Decoder
 from aioenv.wire.frames import Buffer, Encoder, Frame, Header, Kind
@@ -148,7 +148,7 @@ class ScatterChannel:
             self._unsent += map(memoryview, self._encoder.encode(kind, request, generation, fixed, tail))
             return
         try:
-            self._unsent = descriptors.write(self._fd, self._encoder, kind, request, generation, fixed, tail)
+            self._unsent = frame_io.write(self._fd, self._encoder, kind, request, generation, fixed, tail)
         except OSError as exc:
             self._unsendable(exc)
         else:
@@ -157,7 +157,7 @@ class ScatterChannel:
 
     def _send_more(self) -> None:
         try:
-            self._unsent = descriptors.write_rest(self._fd, self._unsent)
+            self._unsent = frame_io.write_rest(self._fd, self._unsent)
         except OSError as exc:
             self._unsent = []
             self._unsendable(exc)
@@ -188,7 +188,7 @@ class ScatterChannel:
         self._handling = True
         decoder = self._decoder
         try:
-            if descriptors.read(self._fd, decoder):
+            if frame_io.read(self._fd, decoder):
                 frames = decoder.frames
                 while frames:
                     self._on_frame(frames.popleft())
