@@ -15,11 +15,20 @@
 #include <sys/uio.h>
 #include <time.h>
 
-enum { HEADER_BYTES = 28, OWN_CRC = 24, VERSION = 1, MAX_BUFFERS = 128 };
+enum { HEADER_BYTES = 28, OWN_CRC = 24, VERSION = 1, KIND_STEP = 5, KIND_RESULT = 8, MAX_BUFFERS = 128 };
 static const Py_ssize_t MAX_FIXED = (Py_ssize_t)1 << 31, MAX_TAIL = (Py_ssize_t)1 << 30;
 static const uint8_t MAGIC[2] = {0xa1, 0x0e};
 
 static PyObject *zlib_crc32, *numpy_array, *numpy_scalar, *numpy_bool, *numpy_integer, *numpy_floating;
+
+/* The attributes of Python's objects that C looks at. */
+#define NAMES(name)                                                                                                    \
+    name(abandoned) name(arrived) name(chain) name(decoder) name(done) name(encoder) name(error) name(express)         \
+    name(fd) name(frames) name(generation) name(keep) name(member) name(next) name(open) name(pending)                 \
+    name(request) name(requests) name(sent) name(set_result) name(unsent) name(waiting) name(worker)                   \
+    name(_head) name(_header) name(_spill) name(_wanted)
+#define DECLARE(name) static PyObject *str_##name;
+NAMES(DECLARE)
 
 /* ------------------------------------------------------------ frames: see wire/frames.py */
 
@@ -58,7 +67,7 @@ static uint32_t word_at(const uint8_t *from) {
 
 /* A number of 32 bits; -1 if it is none, without an exception. */
 static int as_word(PyObject *object, uint32_t *number) {
-    unsigned long long value = PyLong_Check(object) ? PyLong_AsUnsignedLongLong(object) : ~0ULL;
+    unsigned long long value = object && PyLong_Check(object) ? PyLong_AsUnsignedLongLong(object) : ~0ULL;
     if (PyErr_Occurred())
         PyErr_Clear();
     *number = (uint32_t)value;
@@ -73,6 +82,10 @@ typedef struct {
 } Buffers;
 
 static int add_buffer(Buffers *buffers, PyObject *object, int flags) {
+    if (buffers->count == MAX_BUFFERS) {
+        PyErr_SetString(PyExc_ValueError, "more buffers than there is room for");
+        return -1;
+    }
     Py_buffer *view = &buffers->views[buffers->count];
     if (PyObject_GetBuffer(object, view, flags) < 0)
         return -1;
@@ -83,6 +96,18 @@ static int add_buffer(Buffers *buffers, PyObject *object, int flags) {
 static void release_buffers(Buffers *buffers) {
     for (int i = 0; i < buffers->count; i++)
         PyBuffer_Release(&buffers->views[i]);
+}
+
+static void put_head(uint8_t *head, uint32_t kind, uint32_t request, uint32_t generation, Py_ssize_t size,
+                     Py_ssize_t tail, uint32_t body) {
+    memcpy(head, MAGIC, 2);
+    head[2] = VERSION;
+    head[3] = (uint8_t)kind;
+    put_word(head + 4, request);
+    put_word(head + 8, generation);
+    put_word(head + 12, (uint32_t)size);
+    put_word(head + 16, (uint32_t)tail);
+    put_word(head + 20, body);
 }
 
 static PyObject *write_frame(PyObject *module, PyObject *const *args, Py_ssize_t argc) {
@@ -120,14 +145,7 @@ static PyObject *write_frame(PyObject *module, PyObject *const *args, Py_ssize_t
         result = Py_NewRef(Py_None);
         goto done;
     }
-    memcpy(head, MAGIC, 2);
-    head[2] = VERSION;
-    head[3] = (uint8_t)kind;
-    put_word(head + 4, request);
-    put_word(head + 8, generation);
-    put_word(head + 12, (uint32_t)size);
-    put_word(head + 16, (uint32_t)tail);
-    put_word(head + 20, body);
+    put_head(head, kind, request, generation, size, tail, body);
     if (chain_on(head, &chain) < 0)
         goto done;
     put_word(head + OWN_CRC, chain);
@@ -154,8 +172,10 @@ done:
     return result;
 }
 
-/* Whether what was read is one whole frame without a tail, in order, whose fixed part fills `guess`; -1: exception. */
-static int is_whole(const uint8_t *head, Py_ssize_t count, uint32_t chain, PyObject *guess, const Buffers *buffers) {
+/* Whether what was read into a header's buffer, a guess, and the spill is one whole frame without a tail, in order, whose
+ * fixed part fills the guess; -1: exception. */
+static int is_whole(Py_ssize_t count, uint32_t chain, const Buffers *buffers) {
+    const uint8_t *head = buffers->views[0].buf;
     Py_ssize_t size = 0;
     uint32_t body = 0;
     for (int i = 1; i < buffers->count - 1; i++)
@@ -164,7 +184,7 @@ static int is_whole(const uint8_t *head, Py_ssize_t count, uint32_t chain, PyObj
         count != HEADER_BYTES + size)
         return 0;
     for (int i = 1; i < buffers->count - 1; i++)
-        if (buffers->views[i].len && crc_of(PyList_GET_ITEM(guess, i), &body) < 0)
+        if (buffers->views[i].len && crc_of(buffers->views[i].obj, &body) < 0)
             return -1;
     if (chain_on(head, &chain) < 0)
         return -1;
@@ -203,7 +223,7 @@ static PyObject *read_frame(PyObject *module, PyObject *const *args, Py_ssize_t 
     }
     int whole = 0;
     if (count >= HEADER_BYTES && parts == buffers.count && parts >= 2 && buffers.views[0].len == HEADER_BYTES) {
-        whole = is_whole(buffers.views[0].buf, count, chain, args[2], &buffers);
+        whole = is_whole(count, chain, &buffers);
         if (whole < 0)
             goto done;
     }
@@ -490,11 +510,247 @@ static PyObject *step_rows(PyObject *module, PyObject *const *args, Py_ssize_t a
                          put == ODD ? Py_True : Py_False);
 }
 
+/* ------------------------------------------------------------ express: see engine/dispatch.py and workers/channel.py */
+
+/* References to what was looked at. What could not be got is NULL, with an exception, and so is what is asked of that. */
+typedef struct {
+    int count;
+    PyObject *objects[24];
+} Held;
+
+static PyObject *get(Held *held, PyObject *of, PyObject *name) {
+    PyObject *value = of == NULL ? NULL : PyObject_GetAttr(of, name);
+    if (value != NULL)
+        held->objects[held->count++] = value;
+    return value;
+}
+
+static void let_go(Held *held) {
+    while (held->count)
+        Py_DECREF(held->objects[--held->count]);
+}
+
+static int set_word(PyObject *of, PyObject *name, uint32_t number) {
+    PyObject *value = PyLong_FromUnsignedLong(number);
+    int failed = value == NULL ? -1 : PyObject_SetAttr(of, name, value);
+    Py_XDECREF(value);
+    return failed;
+}
+
+/* Where a part's request goes, and what awaits the reply. */
+typedef struct {
+    PyObject *channel, *encoder, *requests, *pending, *express, *request;
+    uint32_t chain, number, generation;
+    int fd;
+} Line;
+
+/* 1 if a request may be written there now, 0 if not, -1: exception. */
+static int find_line(Held *held, PyObject *part, Line *line) {
+    line->express = get(held, part, str_express);
+    line->channel = get(held, get(held, get(held, part, str_member), str_worker), str_express);
+    if (line->express == Py_None || line->channel == Py_None)
+        return 0;
+    PyObject *fd = get(held, line->channel, str_fd), *unsent = get(held, line->channel, str_unsent);
+    line->encoder = get(held, line->channel, str_encoder);
+    line->requests = get(held, line->channel, str_requests);
+    PyObject *chain = get(held, line->encoder, str_chain), *abandoned = get(held, line->requests, str_abandoned);
+    PyObject *generation = get(held, line->requests, str_generation);
+    line->request = get(held, line->requests, str_next);
+    line->pending = get(held, line->requests, str_pending);
+    if (PyErr_Occurred())
+        return -1;
+    line->fd = (int)PyLong_AsLong(fd);
+    if (line->fd == -1 && PyErr_Occurred())
+        return -1;
+    return line->fd >= 0 && abandoned == Py_False && PyList_CheckExact(unsent) && !PyList_GET_SIZE(unsent) &&
+           PyDict_CheckExact(line->pending) && !as_word(chain, &line->chain) && !as_word(line->request, &line->number) &&
+           !as_word(generation, &line->generation);
+}
+
+/* What of these buffers, `pieces` after a header, was not written goes to the channel, which sends it later. */
+static int keep_rest(const Line *line, const uint8_t *head, PyObject *pieces, Py_ssize_t written) {
+    PyObject *first = PyBytes_FromStringAndSize((const char *)head, HEADER_BYTES);
+    if (first == NULL)
+        return -1;
+    PyList_SET_ITEM(pieces, 0, first);
+    PyObject *count = PyLong_FromSsize_t(written), *arguments[] = {line->channel, pieces, count};
+    PyObject *done = count == NULL ? NULL : PyObject_VectorcallMethod(str_keep, arguments, 3, NULL);
+    Py_XDECREF(count);
+    Py_XDECREF(done);
+    return done == NULL ? -1 : 0;
+}
+
+/* Writes a step; 1 if that was done, 0 if nothing was, -1: exception. */
+static int write_step(const Line *line, PyObject *part, PyObject *views, PyObject *cuts) {
+    Buffers buffers = {.count = 0};
+    uint8_t head[HEADER_BYTES];
+    uint32_t body = 0, chain = line->chain;
+    Py_ssize_t size = 0, arrays = PyList_GET_SIZE(views);
+    int done = -1;
+    PyObject *pieces = PyList_New(arrays + 1); /* the first place is the header's */
+    if (pieces == NULL)
+        return -1;
+    for (Py_ssize_t i = 0; i < arrays; i++) {
+        PyObject *piece = PyObject_GetItem(PyList_GET_ITEM(views, i), PyList_GET_ITEM(cuts, i));
+        if (piece == NULL)
+            goto done;
+        PyList_SET_ITEM(pieces, i + 1, piece);
+        if (add_buffer(&buffers, piece, PyBUF_SIMPLE) < 0)
+            goto done;
+        Py_ssize_t bytes = buffers.views[i].len;
+        size += bytes;
+        if (bytes && crc_of(piece, &body) < 0)
+            goto done;
+    }
+    put_head(head, KIND_STEP, line->number, line->generation, size, 0, body);
+    if (size > MAX_FIXED || chain_on(head, &chain) < 0) {
+        done = PyErr_Occurred() ? -1 : 0;
+        goto done;
+    }
+    put_word(head + OWN_CRC, chain);
+    memmove(buffers.parts + 1, buffers.parts, (size_t)buffers.count * sizeof *buffers.parts);
+    buffers.parts[0] = (struct iovec){head, HEADER_BYTES};
+    /* it does not wait, and who gives the GIL away may get it back much later */
+    ssize_t written = writev(line->fd, buffers.parts, buffers.count + 1);
+    if (written < 0) { /* Python tries again, and finds out why */
+        done = 0;
+        goto done;
+    }
+    if (PyDict_SetItem(line->pending, line->request, line->express) < 0 ||
+        set_word(line->requests, str_next, line->number + 1) < 0 || set_word(line->encoder, str_chain, chain) < 0 ||
+        PyObject_SetAttr(part, str_request, line->request) < 0)
+        goto done;
+    done = written == HEADER_BYTES + size || keep_rest(line, head, pieces, written) == 0 ? 1 : -1;
+done:
+    release_buffers(&buffers);
+    Py_DECREF(pieces);
+    return done;
+}
+
+static PyObject *send_express(PyObject *module, PyObject *const *args, Py_ssize_t argc) {
+    if (argc != 3 || !PyList_Check(args[0]) || !PyList_Check(args[1]) || !PyList_Check(args[2]) ||
+        PyList_GET_SIZE(args[0]) != PyList_GET_SIZE(args[2]) || PyList_GET_SIZE(args[1]) > MAX_BUFFERS - 1) {
+        PyErr_SetString(PyExc_TypeError, "send_express: expected lists of parts, of views, and of cuts");
+        return NULL;
+    }
+    PyObject *parts = args[0], *views = args[1];
+    Py_ssize_t sent = 0;
+    int done = 1;
+    for (; done == 1 && sent < PyList_GET_SIZE(parts) && sent < PyList_GET_SIZE(args[2]); sent += done == 1) {
+        PyObject *part = PyList_GET_ITEM(parts, sent), *cuts = PyList_GET_ITEM(args[2], sent);
+        if (!PyList_Check(cuts) || PyList_GET_SIZE(cuts) != PyList_GET_SIZE(views)) {
+            PyErr_SetString(PyExc_TypeError, "send_express: expected a cut for each view");
+            return NULL;
+        }
+        Held held = {.count = 0};
+        Line line;
+        done = find_line(&held, part, &line);
+        if (done == 1)
+            done = write_step(&line, part, views, cuts);
+        let_go(&held);
+    }
+    return done < 0 ? NULL : PyLong_FromSsize_t(sent);
+}
+
+/* Count a reply; 1 if that was done. */
+static int count_reply(Held *held, PyObject *part, PyObject *whole, PyObject *pending, PyObject *request) {
+    long open = PyLong_AsLong(get(held, whole, str_open));
+    if (PyErr_Occurred() || PyDict_DelItem(pending, request) < 0 || PyObject_SetAttr(part, str_arrived, Py_True) < 0 ||
+        set_word(whole, str_open, (uint32_t)(open - 1)) < 0)
+        return -1;
+    if (open > 1)
+        return 1;
+    PyObject *future = get(held, whole, str_done), *arguments[] = {future, Py_None};
+    PyObject *over = future == NULL ? NULL : PyObject_CallMethodNoArgs(future, str_done);
+    int is_over = over == NULL ? -1 : PyObject_IsTrue(over);
+    Py_XDECREF(over);
+    if (is_over)
+        return is_over;
+    PyObject *set = PyObject_VectorcallMethod(str_set_result, arguments, 2, NULL);
+    Py_XDECREF(set);
+    return set == NULL ? -1 : 1;
+}
+
+/* The reply that comes next: the request and what awaits it; NULL if it is not to be counted, or with an exception. */
+static PyObject *next_reply(Held *held, PyObject *pending, PyObject **request, PyObject **part, PyObject **whole) {
+    Py_ssize_t place = 0;
+    PyObject *value;
+    if (!PyDict_CheckExact(pending) || !PyDict_Next(pending, &place, request, &value))
+        return NULL;
+    if (!PyTuple_Check(value) || PyTuple_GET_SIZE(value) != 3)
+        return NULL;
+    PyObject *into = PyTuple_GET_ITEM(value, 0), *count = PyTuple_GET_ITEM(value, 2);
+    if (!PyList_CheckExact(into) || !PyTuple_CheckExact(count) || PyTuple_GET_SIZE(count) != 2)
+        return NULL;
+    held->objects[held->count++] = Py_NewRef(*request);
+    held->objects[held->count++] = Py_NewRef(value);
+    *part = PyTuple_GET_ITEM(count, 0);
+    *whole = PyTuple_GET_ITEM(count, 1);
+    return get(held, *whole, str_waiting) == Py_True ? into : NULL;
+}
+
+static PyObject *take_express(PyObject *module, PyObject *channel) {
+    Held held = {.count = 0};
+    Buffers buffers = {.count = 0};
+    PyObject *result = NULL, *request, *part, *whole;
+    PyObject *decoder = get(&held, channel, str_decoder), *requests = get(&held, channel, str_requests);
+    PyObject *error = get(&held, decoder, str_error), *header = get(&held, decoder, str__header);
+    PyObject *wanted = get(&held, decoder, str__wanted), *frames = get(&held, decoder, str_frames);
+    PyObject *head = get(&held, decoder, str__head), *spill = get(&held, decoder, str__spill);
+    PyObject *pending = get(&held, requests, str_pending), *before = get(&held, decoder, str_chain);
+    PyObject *life = get(&held, requests, str_generation);
+    uint32_t chain, generation;
+    if (PyErr_Occurred())
+        goto done;
+    if (error != Py_None || header != Py_None || !PyList_CheckExact(wanted) || PyList_GET_SIZE(wanted) != 1 ||
+        PyList_GET_ITEM(wanted, 0) != head || as_word(before, &chain) || as_word(life, &generation) ||
+        PyObject_Size(frames)) {
+        result = PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
+        goto done;
+    }
+    PyObject *into = next_reply(&held, pending, &request, &part, &whole);
+    if (into == NULL || PyList_GET_SIZE(into) > MAX_BUFFERS - 2) {
+        result = PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
+        goto done;
+    }
+    int fd = (int)PyLong_AsLong(get(&held, channel, str_fd));
+    if (PyErr_Occurred() || add_buffer(&buffers, head, PyBUF_WRITABLE) < 0)
+        goto done;
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(into); i++)
+        if (add_buffer(&buffers, PyList_GET_ITEM(into, i), PyBUF_WRITABLE) < 0)
+            goto done;
+    if (add_buffer(&buffers, spill, PyBUF_WRITABLE) < 0)
+        goto done;
+    ssize_t count = readv(fd, buffers.parts, buffers.count); /* which does not wait */
+    if (count < 0) { /* Python tries again, and finds out why */
+        result = errno == EAGAIN || errno == EWOULDBLOCK ? PyLong_FromLong(-1) : Py_NewRef(Py_None);
+        goto done;
+    }
+    int usual = count >= HEADER_BYTES ? is_whole(count, chain, &buffers) : 0;
+    const uint8_t *got = buffers.views[0].buf;
+    uint32_t asked;
+    if (usual == 1 && (got[3] != KIND_RESULT || as_word(request, &asked) || word_at(got + 4) != asked ||
+                       word_at(got + 8) != generation))
+        usual = 0;
+    if (usual == 1) {
+        usual = set_word(decoder, str_chain, word_at(got + OWN_CRC));
+        if (usual == 0)
+            usual = count_reply(&held, part, whole, pending, request);
+    }
+    result = usual < 0 ? NULL : PyLong_FromSsize_t(usual ? -1 : count);
+done:
+    release_buffers(&buffers);
+    let_go(&held);
+    return result;
+}
+
 /* ------------------------------------------------------------ the module */
 
 static PyMethodDef methods[] = {
     {"write_frame", (PyCFunction)(void (*)(void))write_frame, METH_FASTCALL, NULL},
     {"read_frame", (PyCFunction)(void (*)(void))read_frame, METH_FASTCALL, NULL},
+    {"send_express", (PyCFunction)(void (*)(void))send_express, METH_FASTCALL, NULL},
+    {"take_express", take_express, METH_O, NULL},
     {"spin", (PyCFunction)(void (*)(void))spin, METH_FASTCALL, NULL},
     {"step_rows", (PyCFunction)(void (*)(void))step_rows, METH_FASTCALL, NULL},
     {NULL, NULL, 0, NULL},
@@ -510,6 +766,10 @@ static PyObject *attribute_of(const char *module, const char *name) {
 }
 
 static int set_up(PyObject *module) {
+#define INTERN(name)                                                                                                   \
+    if (str_##name == NULL && (str_##name = PyUnicode_InternFromString(#name)) == NULL)                                \
+        return -1;
+    NAMES(INTERN)
     Py_XSETREF(zlib_crc32, attribute_of("zlib", "crc32"));
     Py_XSETREF(numpy_array, attribute_of("numpy", "ndarray"));
     Py_XSETREF(numpy_scalar, attribute_of("numpy", "generic"));

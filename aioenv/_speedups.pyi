@@ -40,6 +40,41 @@ def read_frame(fd: int, chain: int, buffers: list[Any]) -> int | tuple[int, int,
         OSError: if `readv` says so; after `EINTR` it is called again, once Python's signal handlers have run.
     """
 
+def send_express(parts: list[Any], views: list[memoryview], cuts: list[list[slice]], /) -> int:
+    """Send a step to workers, in order, up to the first to which it can't be written just like that.
+
+    To one that is away, is traced, has something left to send or whose requests were abandoned, or whose part of an
+    exchange says that more is to be done, it can't; nor if the kernel takes nothing. What it takes in part its channel
+    sends on.
+
+    Args:
+        parts: `engine.batch.Part`s: their `express` is what will await the reply, and their `member.worker.express` the
+            channel. `request` is set.
+        views: arrays of actions, of all slots, as bytes.
+        cuts: for each part, where its bytes are in each of these.
+
+    Returns:
+        How many were sent.
+
+    Raises:
+        TypeError, ValueError, AttributeError: if the arguments are no such objects.
+    """
+
+def take_express(channel: Any, /) -> int | None:
+    """Read what has come, and count it if it is one whole reply, to the oldest request, which is only to be counted.
+
+    Args:
+        channel: a `workers.channel.ScatterChannel`; see `workers.requests.Pending` for what is counted.
+
+    Returns:
+        -1 if that was done, or there was nothing to read. If what came was something else, how many bytes of it lie in
+        `channel.decoder.buffers()` now; 0 at the end of the stream. None: nothing was read, since the decoder is amid
+        a frame, or the next reply is not to be counted.
+
+    Raises:
+        TypeError, ValueError, AttributeError: if the channel has not what it should have.
+    """
+
 def spin(fd: int, seconds: float, /) -> bool:
     """Whether there is something to read within so many seconds, during which this thread does not sleep."""
 

@@ -9,7 +9,7 @@ from aioenv import speedups
 from aioenv.wire.decoder import Decoder
 from aioenv.wire.frames import Buffer, Encoder, Kind
 
-__all__ = ["read", "write", "write_rest"]
+__all__ = ["after", "look", "read", "write", "write_rest"]
 
 _IOV_MAX = 1024  # buffers that one readv or writev takes, on Linux
 
@@ -36,6 +36,16 @@ def read(fd: int, decoder: Decoder) -> int:
     if read:
         decoder.advance(read)
     return read
+
+
+def look(decoder: Decoder, count: int) -> None:
+    """Let a decoder look at what was read into its `buffers` elsewhere, so many bytes.
+
+    Raises:
+        WireError: if the stream was broken before.
+    """
+    decoder.buffers()
+    decoder.advance(count)
 
 
 def write(
@@ -68,13 +78,13 @@ def write(
             return []
         if written is not None:
             encoder.chain, head, count = written
-            return _after([head, *fixed, tail], count)
+            return after([head, *fixed, tail], count)
     buffers: list[Buffer] = encoder.encode(kind, request, generation, fixed, tail)
     try:
         count = os.writev(fd, buffers[:_IOV_MAX])
     except (BlockingIOError, InterruptedError):
         count = 0
-    return [] if count == sum(map(len, buffers)) else _after(buffers, count)
+    return [] if count == sum(map(len, buffers)) else after(buffers, count)
 
 
 def write_rest(fd: int, rest: list[memoryview]) -> list[memoryview]:
@@ -83,10 +93,10 @@ def write_rest(fd: int, rest: list[memoryview]) -> list[memoryview]:
         count = os.writev(fd, rest[:_IOV_MAX])
     except (BlockingIOError, InterruptedError):
         return rest
-    return _after(rest, count)
+    return after(rest, count)
 
 
-def _after(buffers: Sequence[Buffer], count: int) -> list[memoryview]:
+def after(buffers: Sequence[Buffer], count: int) -> list[memoryview]:
     """What follows the first `count` bytes of these buffers."""
     for index, buffer in enumerate(buffers):
         if count < len(buffer):

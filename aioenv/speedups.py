@@ -8,12 +8,14 @@ from __future__ import annotations
 import os
 import sys
 
-__all__ = ["VARIABLE", "compiled", "read_frame", "spin", "step_rows", "why_not", "write_frame"]
+__all__ = [
+    "VARIABLE", "compiled", "read_frame", "send_express", "spin", "step_rows", "take_express", "why_not", "write_frame"
+]  # fmt: skip
 
 # Set to anything but "" or "0", all is done in Python: to find out whether C is to blame for something.
 VARIABLE = "AIOENV_NO_SPEEDUPS"
 
-step_rows = read_frame = write_frame = spin = None  # what callers do without then
+step_rows = read_frame = write_frame = spin = send_express = take_express = None  # what callers do without then
 why_not = ""
 if os.environ.get(VARIABLE, "0") not in ("", "0"):
     why_not = f"{VARIABLE} is set"
@@ -21,7 +23,14 @@ elif not getattr(sys, "_is_gil_enabled", lambda: True)():
     why_not = "this Python has no global interpreter lock"
 else:
     try:
-        from aioenv._speedups import read_frame, spin, step_rows, write_frame  # type: ignore[assignment]
+        from aioenv._speedups import (  # type: ignore[assignment]
+            read_frame,
+            send_express,
+            spin,
+            step_rows,
+            take_express,
+            write_frame,
+        )
     except ImportError as exc:
         why_not = f"there was no C compiler, or it was for another Python ({exc})"
 compiled = not why_not

@@ -22,6 +22,7 @@ from aioenv.host.service import Service
 from aioenv.wire.frames import Kind
 from aioenv.wire.messages import Call, dump_code
 from aioenv.workers.channel import ScatterChannel
+from aioenv.workers.requests import Requests
 from aioenv.workers.supervisor import Worker
 
 pytestmark = pytest.mark.asyncio
@@ -243,7 +244,7 @@ async def test_the_end_of_a_worker_is_told_to_all_though_one_can_not_hear_it(cap
 
 async def test_what_the_kernel_refuses_to_send_ends_the_channel():
     mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)  # refuses what is too long for one packet
-    channel = ScatterChannel(mine, lambda header: None, lambda: None)
+    channel = ScatterChannel(mine, Requests(0))
     try:
         channel.send(Kind.STEP, 0, 0, [b"x" * (64 << 20)], b"")
         with pytest.raises(WireError, match="a request could not be sent"):

@@ -17,7 +17,7 @@ from aioenv.batching.layout import Layout, Leaf, byte_view
 from aioenv.batching.plane import COPIED
 from aioenv.errors import SlotError
 from aioenv.wire.frames import Buffer, Kind
-from aioenv.workers.connection import OnReply
+from aioenv.workers.requests import OnReply, Pending
 
 if TYPE_CHECKING:
     from aioenv.engine.fleet import Member
@@ -163,6 +163,7 @@ class Part:
         stop: where its rows end.
         into: the memory that replies are read into, after a step and after a reset.
         on_reply: what takes its reply, if that is the same each time.
+        express: what awaits the reply to a step, if nothing but counting it need be done; None if there is more.
         columns: info columns, with positions in the batch.
         objects: the observations' object leaves, each of k objects.
         errors: what went wrong.
@@ -175,8 +176,8 @@ class Part:
     """
 
     __slots__ = (
-        "arrived", "beyond", "columns", "errors", "into", "member", "objects", "on_reply", "over", "request", "sent",
-        "slots", "start", "stop", "untaken",
+        "arrived", "beyond", "columns", "errors", "express", "into", "member", "objects", "on_reply", "over", "request",
+        "sent", "slots", "start", "stop", "untaken",
     )  # fmt: skip
 
     # as `Exchange.begin` sets them
@@ -197,6 +198,7 @@ class Part:
         self.stop = start + len(slots)
         self.into = batch.rows(start, self.stop, stepped=True), batch.rows(start, self.stop, stepped=False)
         self.on_reply: OnReply | None = None
+        self.express: Pending | None = None
 
 
 class Exchange:
@@ -303,4 +305,4 @@ class Exchanges:
         kept, self._kept = self._kept, []
         for exchange in kept:
             for part in exchange.parts:
-                part.on_reply = None
+                part.on_reply = part.express = None

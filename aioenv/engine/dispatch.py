@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
+from operator import getitem
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 from gymnasium.vector import AutoresetMode
 
+from aioenv import speedups
 from aioenv.batching.infos import NO_RESULT, Columns
 from aioenv.batching.plane import COPIED, LANE_BYTES
 from aioenv.engine.batch import Batch, Exchange, Part, Sent
@@ -28,6 +30,7 @@ from aioenv.host.polling import Poller
 from aioenv.machine import usable_cpus
 from aioenv.wire.frames import Frame, Kind
 from aioenv.wire.messages import load
+from aioenv.workers.requests import Pending
 from aioenv.workers.restart import RestartPolicy
 from aioenv.workers.restarter import Restarter
 from aioenv.workers.supervisor import Worker
@@ -109,6 +112,9 @@ class Dispatch:
                 restore=Recovery(fleet, self.history, self.merger, resume=restart.resume).restore,
                 lost=lambda worker, error: self._fail(error),
             )
+        # else more is done with a request or a reply than to count it
+        more = images, painter, self.episodes, self.merger, self.restarter, fleet.lanes
+        self._only_counts = not any(more)
         for member in fleet.members:
             member.worker.on_death = self._on_death
 
@@ -122,6 +128,8 @@ class Dispatch:
         if lane != COPIED:  # it is kept, and may point to itself
             for part in parts:
                 part.on_reply = partial(self._on_reply, exchange, part)
+                if self._only_counts:
+                    part.express = Pending(part.into[0], part.on_reply, (part, exchange))
         return exchange
 
     def some(self, shares: Sequence[tuple[Member, Slots]], *, stepped: bool) -> Exchange:
@@ -142,6 +150,22 @@ class Dispatch:
         return Batch(fleet.observations, n, self._state_size, fleet.checkpoint_size, shared, lane, fleet.instead, sheet)
 
     # ------------------------------------------------------------ out and in
+
+    def submit_steps(self, exchange: Exchange, views: list[memoryview], cuts: list[list[slice]]) -> None:
+        """Send a step to all workers; otherwise as `submit`.
+
+        Args:
+            exchange: one with all workers.
+            views: arrays of actions, as bytes.
+            cuts: by worker, where its bytes are in each of these.
+        """
+        parts = exchange.parts
+        sent = 0
+        if speedups.send_express is not None and self.trace is None:
+            sent = speedups.send_express(parts, views, cuts)
+        for part, mine in zip(parts[sent:], cuts[sent:], strict=True):
+            fixed: Any = list(map(getitem, views, mine))
+            self.submit(exchange, part, Sent(Kind.STEP, fixed, b"", part.slots))
 
     def submit(self, exchange: Exchange, part: Part, sent: Sent) -> None:
         """Send a part's request; what becomes of it the exchange is told, whatever happens."""

@@ -181,11 +181,14 @@ class Schedule(SomeSlots):
         shared = self.dispatch.shared_actions if arrays else ()
         framed = arrays if not shared else [array for i, array in enumerate(arrays) if i not in shared]
         views = list(map(byte_view, framed))
-        for index, part in enumerate(exchange.parts):
-            fixed: Any = list(map(getitem, views, self._cuts[index]))
-            placed = {i: arrays[i][part.start : part.stop] for i in shared} if shared else None
-            tail = tails[index] if tails is not None else b""
-            self.dispatch.submit(exchange, part, Sent(Kind.STEP, fixed, tail, part.slots, placed))
+        if tails is None and not shared:
+            self.dispatch.submit_steps(exchange, views, self._cuts)
+        else:
+            for index, part in enumerate(exchange.parts):
+                fixed: Any = list(map(getitem, views, self._cuts[index]))
+                placed = {i: arrays[i][part.start : part.stop] for i in shared} if shared else None
+                tail = tails[index] if tails is not None else b""
+                self.dispatch.submit(exchange, part, Sent(Kind.STEP, fixed, tail, part.slots, placed))
         self._next = self._prepare()
         return exchange
 

@@ -24,8 +24,9 @@ from aioenv.rendering.late_service import render_service
 from aioenv.rendering.watch import Watch
 from aioenv.wire.frames import Frame, Kind
 from aioenv.wire.messages import dump_code
+from aioenv.workers.requests import OnReply
 from aioenv.workers.restart import RestartPolicy
-from aioenv.workers.supervisor import OnReply, Worker
+from aioenv.workers.supervisor import Worker
 
 __all__ = ["LatePool"]
 

@@ -12,14 +12,15 @@ import socket
 import sys
 from asyncio import StreamReader, StreamWriter
 from collections.abc import Callable, Sequence
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
-from aioenv import frame_io
+from aioenv import frame_io, speedups
 from aioenv.errors import WireError
 from aioenv.wire.decoder import Decoder
-from aioenv.wire.frames import Buffer, Encoder, Frame, Header, Kind
+from aioenv.wire.frames import Buffer, Encoder, Frame, Kind
+from aioenv.workers.requests import Requests
 
-__all__ = ["CHANNELS", "Channel", "Expect", "Place", "ScatterChannel", "StreamsChannel", "check_channel"]
+__all__ = ["CHANNELS", "Channel", "ScatterChannel", "StreamsChannel", "check_channel"]
 
 CHANNELS = ("streams", "scatter") if sys.platform != "win32" else ("streams",)
 
@@ -28,10 +29,6 @@ _READ_BYTES = 1 << 20
 # The fixed part of a reply is as long as the layout says, and goes where its request has promised. One of any other
 # length is a fault of the worker, and takes no memory here. (Tails have the wire's own limit: infos may be large.)
 _MAX_SCRATCH = 0
-
-# See `Decoder`.
-Place: TypeAlias = "Callable[[Header], Sequence[memoryview] | None]"
-Expect: TypeAlias = "Callable[[], Sequence[memoryview] | None]"
 
 
 def check_channel(channel: str) -> str:
@@ -84,14 +81,14 @@ class StreamsChannel:
     Args:
         writer: the worker's stdin.
         reader: the worker's stdout.
-        place: where the fixed parts of replies shall be read into (see `Decoder`).
+        requests: know where the fixed parts of replies shall be read into.
     """
 
-    def __init__(self, writer: StreamWriter, reader: StreamReader, place: Place) -> None:
+    def __init__(self, writer: StreamWriter, reader: StreamReader, requests: Requests) -> None:
         self._writer = writer
         self._reader = reader
         self._encoder = Encoder()
-        self._decoder = Decoder(place, max_scratch=_MAX_SCRATCH)
+        self._decoder = Decoder(requests.place, max_scratch=_MAX_SCRATCH)
 
     def send(self, kind: Kind, request: int, generation: int, fixed: Sequence[Buffer], tail: Buffer) -> None:
         """Write a frame (see `Channel`)."""
@@ -126,69 +123,87 @@ class ScatterChannel:
 
     Args:
         sock: this side's end of a socketpair; it is closed with the channel.
-        place: where the fixed parts of replies shall be read into (see `Decoder`).
-        expect: where that of the next reply probably goes.
+        requests: know where the fixed parts of replies shall be read into.
+
+    Attributes (C looks at them, too, see `speedups`):
+        fd: the socket's descriptor; -1 once it is closed.
+        requests: as given.
+        encoder, decoder: what goes out and comes in.
+        unsent: what the kernel has not taken yet.
     """
 
-    def __init__(self, sock: socket.socket, place: Place, expect: Expect) -> None:
+    def __init__(self, sock: socket.socket, requests: Requests) -> None:
         sock.setblocking(False)
         self._sock = sock
-        self._fd = sock.fileno()
+        self.fd = sock.fileno()
         self._loop = asyncio.get_running_loop()
-        self._encoder = Encoder()
-        self._decoder = Decoder(place, expect, max_scratch=_MAX_SCRATCH)
+        self.requests = requests
+        self.encoder = Encoder()
+        self.decoder = Decoder(requests.place, requests.expect, max_scratch=_MAX_SCRATCH)
         self._on_frame: Callable[[Frame], None] = lambda frame: None
         self._ended: asyncio.Future[None] = self._loop.create_future()
-        self._unsent: list[memoryview] = []
+        self.unsent: list[memoryview] = []
         self._handling = False
 
     def send(self, kind: Kind, request: int, generation: int, fixed: Sequence[Buffer], tail: Buffer) -> None:
         """Write a frame (see `Channel`)."""
-        if self._unsent:
-            self._unsent += map(memoryview, self._encoder.encode(kind, request, generation, fixed, tail))
+        if self.unsent:
+            self.unsent += map(memoryview, self.encoder.encode(kind, request, generation, fixed, tail))
             return
         try:
-            self._unsent = frame_io.write(self._fd, self._encoder, kind, request, generation, fixed, tail)
+            rest = frame_io.write(self.fd, self.encoder, kind, request, generation, fixed, tail)
         except OSError as exc:
             self._unsendable(exc)
         else:
-            if self._unsent:
-                self._loop.add_writer(self._fd, self._send_more)
+            if rest:
+                self.keep(rest, 0)
+
+    def keep(self, buffers: Sequence[Buffer], count: int) -> None:
+        """Send what follows the first `count` bytes of a frame when the kernel takes it."""
+        self.unsent = frame_io.after(buffers, count)
+        self._loop.add_writer(self.fd, self._send_more)
 
     def _send_more(self) -> None:
         try:
-            self._unsent = frame_io.write_rest(self._fd, self._unsent)
+            self.unsent = frame_io.write_rest(self.fd, self.unsent)
         except OSError as exc:
-            self._unsent = []
+            self.unsent = []
             self._unsendable(exc)
-        if not self._unsent:
-            self._loop.remove_writer(self._fd)
+        if not self.unsent:
+            self._loop.remove_writer(self.fd)
 
     def _unsendable(self, exc: OSError) -> None:
         # if the worker has ended, who reads finds out how; else nobody would ever answer
-        if self._fd >= 0 and not isinstance(exc, ConnectionError):
+        if self.fd >= 0 and not isinstance(exc, ConnectionError):
             self._end(WireError(f"a request could not be sent: {exc}"))
 
     async def receive(self, on_frame: Callable[[Frame], None]) -> None:
         """Read frames until the stream ends (see `Channel`)."""
         self._on_frame = on_frame
-        self._loop.add_reader(self._fd, self.poll)
+        self._loop.add_reader(self.fd, self.poll)
         try:
             await self._ended
         finally:
-            if self._fd >= 0:
-                self._loop.remove_reader(self._fd)
-        self._decoder.finish()
+            if self.fd >= 0:
+                self._loop.remove_reader(self.fd)
+        self.decoder.finish()
 
     def poll(self) -> None:
         """Take what has come already (see `Channel`)."""
         # whoever handles a frame may poll: frames that came with it would be overtaken, and read over
-        if self._fd < 0 or self._handling:
+        if self.fd < 0 or self._handling:
             return
         self._handling = True
-        decoder = self._decoder
         try:
-            if frame_io.read(self._fd, decoder):
+            count = speedups.take_express(self) if speedups.take_express is not None else None
+            if count == -1:
+                return
+            decoder = self.decoder
+            if count is None:
+                count = frame_io.read(self.fd, decoder)
+            elif count:
+                frame_io.look(decoder, count)
+            if count:
                 frames = decoder.frames
                 while frames:
                     self._on_frame(frames.popleft())
@@ -208,10 +223,10 @@ class ScatterChannel:
     @property
     def waitable(self) -> int | None:
         """The socket, while it is open and has taken all that was sent (see `Channel`)."""
-        return None if self._fd < 0 or self._unsent or self._ended.done() else self._fd
+        return None if self.fd < 0 or self.unsent or self._ended.done() else self.fd
 
     def _end(self, exc: Exception | None) -> None:
-        self._loop.remove_reader(self._fd)
+        self._loop.remove_reader(self.fd)
         if self._ended.done():
             return
         if exc is None:
@@ -221,11 +236,11 @@ class ScatterChannel:
 
     def close(self) -> None:
         """Close the socket."""
-        if self._fd < 0:
+        if self.fd < 0:
             return
         with contextlib.suppress(RuntimeError):  # the loop may be closed already
-            self._loop.remove_reader(self._fd)
-            self._loop.remove_writer(self._fd)
-        self._fd = -1
-        self._unsent = []
+            self._loop.remove_reader(self.fd)
+            self._loop.remove_writer(self.fd)
+        self.fd = -1
+        self.unsent = []
         self._sock.close()

@@ -8,19 +8,17 @@ import signal
 from collections.abc import Callable, Iterator, Sequence
 from itertools import dropwhile, takewhile
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
 
-from aioenv.errors import SlotError, WireError
-from aioenv.wire.frames import Buffer, Frame, Header, Kind, new_tuple
+from aioenv.errors import WireError
+from aioenv.wire.frames import Buffer, Frame, Kind, new_tuple
 from aioenv.workers.channel import Channel
 from aioenv.workers.output import OutputLog
 from aioenv.workers.process import Process
+from aioenv.workers.requests import OnReply, Pending, Requests
 
-__all__ = ["Connection", "OnReply", "Pending"]
+__all__ = ["Connection"]
 
 _log = logging.getLogger("aioenv")
-
-OnReply: TypeAlias = "Callable[[Frame | SlotError], None]"
 
 # Between the end of a process and the end of its streams: what it wrote before is read first, and a child of its
 # own that holds the streams open does not hold us.
@@ -38,13 +36,6 @@ _PACKAGE = str(Path(__file__).absolute().parents[1]).encode("ascii", "backslashr
 _OURS = tuple(f"{_FRAME}{_PACKAGE}/{room}/" for room in ("batching", "host"))
 
 
-class Pending(NamedTuple):
-    """A request whose reply has not come."""
-
-    into: Sequence[memoryview] | None
-    on_reply: OnReply
-
-
 class Connection:
     """A process and its channel.
 
@@ -53,12 +44,12 @@ class Connection:
         output: where what it prints goes.
         name: goes into the names of tasks.
         generation: all frames of this process carry it.
-        on_idle: called when the last reply is in.
         on_end: called once, when the process has ended and all that it wrote has been read.
 
     Attributes:
         on_images: called with each IMAGES frame.
-        pending: the requests that have not been answered, by id.
+        requests: what has been asked of it and has not been answered.
+        channel: how frames get to it and back.
         fault: how its stream was broken, if it was.
     """
 
@@ -69,22 +60,18 @@ class Connection:
         *,
         name: str,
         generation: int,
-        on_idle: Callable[[], None],
         on_end: Callable[[Connection], None],
     ) -> None:
         self.on_images: Callable[[Frame], None] | None = None
-        self.pending: dict[int, Pending] = {}
         self.fault: WireError | None = None
         self._name = name
         self._process = process
         self._output = output
-        self._generation = generation
-        self._on_idle = on_idle
         self._on_end = on_end
-        self._next_request = 0
         self._told_to_end = False
         self._gone = asyncio.Event()  # the process has ended, and everything about it is cleared away
-        self._channel: Channel = process.channel(self._place, self._expect)
+        self.requests = Requests(generation)
+        self.channel: Channel = process.channel(self.requests)
         self._last_row: int | None = None
         loop = asyncio.get_running_loop()
         self._frames = loop.create_task(self._receive(), name=f"{name}: frames")
@@ -118,48 +105,35 @@ class Connection:
         self, kind: Kind, fixed: Sequence[Buffer], tail: Buffer, into: Sequence[memoryview] | None, on_reply: OnReply
     ) -> int:
         """Send a request (see `Worker.submit`)."""
-        request = self._next_request
-        self._next_request = (request + 1) & 0xFFFFFFFF
-        self._channel.send(kind, request, self._generation, fixed, tail)
-        self.pending[request] = new_tuple(Pending, (into, on_reply))
+        requests = self.requests
+        request = requests.number()
+        self.channel.send(kind, request, requests.generation, fixed, tail)
+        requests.add(request, new_tuple(Pending, (into, on_reply, None)))
         return request
 
     def poll(self) -> None:
         """Take replies that have come already, without waiting for the loop."""
-        self._channel.poll()
+        self.channel.poll()
 
     @property
     def waitable(self) -> int | None:
         """A descriptor to wait on for replies (see `Channel.waitable`)."""
-        return self._channel.waitable
-
-    def _place(self, header: Header) -> Sequence[memoryview] | None:
-        pending = self.pending.get(header.request)
-        if pending is None or header.kind is not Kind.RESULT or header.generation != self._generation:
-            return None
-        return pending.into
-
-    def _expect(self) -> Sequence[memoryview] | None:
-        # replies are first in, first out
-        for pending in self.pending.values():
-            return pending.into
-        return None
+        return self.channel.waitable
 
     def _on_frame(self, frame: Frame) -> None:
-        if frame.generation != self._generation:
+        requests = self.requests
+        if frame.generation != requests.generation:
             return
         if frame.kind is Kind.IMAGES:
             if self.on_images is not None:
                 self.on_images(frame)
             return
-        pending = self.pending.pop(frame.request, None)
+        pending = requests.pending.pop(frame.request, None)
         if pending is not None:
-            if not self.pending:
-                self._on_idle()
             try:
                 pending.on_reply(frame)
             except Exception:
-                self.pending[frame.request] = pending  # it hears of the end that this brings, at least
+                requests.pending[frame.request] = pending  # it hears of the end that this brings, at least
                 raise
 
     async def where(self) -> str:
@@ -184,7 +158,7 @@ class Connection:
 
     async def _receive(self) -> None:
         try:
-            await self._channel.receive(self._on_frame)
+            await self.channel.receive(self._on_frame)
         except WireError as exc:
             self.fault = exc
         except (ConnectionError, BrokenPipeError):
@@ -209,7 +183,7 @@ class Connection:
         exited.cancel()
         await process.reap()
         self._last_row = self.row
-        self._channel.close()
+        self.channel.close()
         frames.cancel()
         self._prints.cancel()
         try:

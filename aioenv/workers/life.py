@@ -1,11 +1,11 @@
 """The states of a worker's life, as a table. Nothing here does anything: `supervisor.py` acts, and says what happened.
 
-NEW ──start──▶ STARTING ──ready──▶ READY ──send──▶ BUSY ──abandon──▶ DRAINING
-                  │                  ▲ ◀──idle──────┘ ◀──────send───────┘ │
-                  │                  └───────────────────────idle─────────┘
-                  └──exit──▶ DEAD ◀──exit── READY, BUSY, DRAINING, RESTARTING
+NEW ──start──▶ STARTING ──ready──▶ READY
+                  └──exit──▶ DEAD ◀──exit── READY, RESTARTING
                               └──restart──▶ RESTARTING ──ready──▶ READY
                   close, from everywhere ──▶ CLOSING ──exit──▶ CLOSED
+
+One that is READY and owes replies is called BUSY, or DRAINING once nobody waits for them any more.
 """
 
 from __future__ import annotations
@@ -21,14 +21,12 @@ class WorkerState(Enum):
     NEW = "new"
     STARTING = "starting"
     READY = "ready"
-    BUSY = "busy"  # it has requests
-    DRAINING = "draining"  # it has requests, but nobody waits for the replies any more
+    BUSY = "busy"  # ready, and owes replies
+    DRAINING = "draining"  # ready, and owes replies that nobody waits for any more
     RESTARTING = "restarting"  # its process died, and a new one comes up
     DEAD = "dead"  # its process died
     CLOSING = "closing"
     CLOSED = "closed"
-
-    __hash__ = object.__hash__  # that of Enum is Python code; two look-ups a step and worker
 
 
 class Event(Enum):
@@ -36,9 +34,6 @@ class Event(Enum):
 
     START = "start"  # its process is being started
     READY = "ready"  # its service is up
-    SEND = "send"  # it got a request
-    ABANDON = "abandon"  # who waited for its replies was cancelled, or timed out
-    IDLE = "idle"  # the last reply is in
     EXIT = "exit"  # its process has ended, and all that it wrote has been read
     RESTART = "restart"  # a new process is being started
     CLOSE = "close"  # it is told to end
@@ -50,12 +45,10 @@ def _table() -> dict[WorkerState, dict[Event, WorkerState]]:
     return {
         S.NEW: {E.START: S.STARTING, E.CLOSE: S.CLOSED, E.EXIT: S.DEAD},
         S.STARTING: {E.READY: S.READY, **ends},
-        S.READY: {E.SEND: S.BUSY, **ends},
-        S.BUSY: {E.SEND: S.BUSY, E.ABANDON: S.DRAINING, E.IDLE: S.READY, **ends},
-        S.DRAINING: {E.SEND: S.BUSY, E.ABANDON: S.DRAINING, E.IDLE: S.READY, **ends},
+        S.READY: {**ends},
         S.RESTARTING: {E.READY: S.READY, **ends},
         S.DEAD: {E.RESTART: S.RESTARTING, E.CLOSE: S.CLOSED, E.EXIT: S.DEAD},
-        S.CLOSING: {E.IDLE: S.CLOSING, E.CLOSE: S.CLOSING, E.EXIT: S.CLOSED},
+        S.CLOSING: {E.CLOSE: S.CLOSING, E.EXIT: S.CLOSED},
         S.CLOSED: {E.CLOSE: S.CLOSED, E.EXIT: S.CLOSED},
     }
 

@@ -14,8 +14,9 @@ from typing import Any, NamedTuple, Protocol
 from aioenv.memory import Marker
 from aioenv.wire.messages import WHERE
 from aioenv.wire.orders import SIZE, Exited, unpack
-from aioenv.workers.channel import Channel, Expect, Place, ScatterChannel, StreamsChannel
+from aioenv.workers.channel import Channel, ScatterChannel, StreamsChannel
 from aioenv.workers.forkserver import ForkServer
+from aioenv.workers.requests import Requests
 
 __all__ = ["ForkedProcess", "Output", "Process", "SpawnedProcess", "Streams", "kill_group"]
 
@@ -51,7 +52,7 @@ class Process(Protocol):
     def returncode(self) -> int | None:
         """Its exit code, `-N` for signal N; None while that is not known."""
 
-    def channel(self, place: Place, expect: Expect) -> Channel:
+    def channel(self, requests: Requests) -> Channel:
         """Its channel; to be called once."""
 
     def signal(self, sig: signal.Signals) -> None:
@@ -79,10 +80,10 @@ def kill_group(pid: int, sig: signal.Signals) -> None:
             os.kill(pid, sig)
 
 
-def _make_channel(ends: Streams, place: Place, expect: Expect) -> Channel:
+def _make_channel(ends: Streams, requests: Requests) -> Channel:
     if isinstance(ends, socket.socket):
-        return ScatterChannel(ends, place, expect)
-    return StreamsChannel(*ends, place)
+        return ScatterChannel(ends, requests)
+    return StreamsChannel(*ends, requests)
 
 
 class _Watched:
@@ -170,9 +171,9 @@ class SpawnedProcess(_Watched):
         """See `Process`."""
         return self._process.returncode
 
-    def channel(self, place: Place, expect: Expect) -> Channel:
+    def channel(self, requests: Requests) -> Channel:
         """See `Process`."""
-        return _make_channel(self._ends, place, expect)
+        return _make_channel(self._ends, requests)
 
     async def reap(self) -> None:
         """See `Process`. (asyncio's `wait` would wait for grandchildren that hold our pipes.)"""
@@ -256,9 +257,9 @@ class ForkedProcess(_Watched):
             asyncio.get_running_loop().remove_reader(self._status.fileno())
             self._status.close()
 
-    def channel(self, place: Place, expect: Expect) -> Channel:
+    def channel(self, requests: Requests) -> Channel:
         """See `Process`."""
-        return _make_channel(self._ends, place, expect)
+        return _make_channel(self._ends, requests)
 
     async def reap(self) -> None:
         """See `Process`."""

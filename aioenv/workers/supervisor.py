@@ -17,15 +17,16 @@ from aioenv.trace.track import Track
 from aioenv.wire.frames import Buffer, Frame, Kind
 from aioenv.wire.messages import Call, Failure, Start, dump_code, load
 from aioenv.workers import faults
-from aioenv.workers.channel import check_channel
-from aioenv.workers.connection import Connection, OnReply
+from aioenv.workers.channel import ScatterChannel, check_channel
+from aioenv.workers.connection import Connection
 from aioenv.workers.environment import worker_environment
 from aioenv.workers.launch import check_start, launch, launch_here
-from aioenv.workers.life import LIVING, NEXT, Event, WorkerState
+from aioenv.workers.life import NEXT, Event, WorkerState
 from aioenv.workers.output import LOG, OutputLog
+from aioenv.workers.requests import OnReply
 from aioenv.workers.thread import RunHere
 
-__all__ = ["OnReply", "Worker", "WorkerState"]
+__all__ = ["Worker", "WorkerState"]
 
 _log = logging.getLogger("aioenv")
 
@@ -57,7 +58,7 @@ class Worker:
             nothing.
 
     Attributes:
-        state: where it is in its life.
+        express: its channel, while plain steps may be written to it without asking anybody here; None: not now.
         generation: how often it has been restarted; its frames carry it.
         description: what the service told about itself, once started.
         start_timeout_s: as given.
@@ -90,7 +91,8 @@ class Worker:
         self.index = index
         self.slots = slots
         self.cpus = cpus
-        self.state = WorkerState.NEW
+        self._state = WorkerState.NEW
+        self.express: ScatterChannel | None = None
         self.generation = 0
         self.description: Any = None
         self.memory: Shared | None = None
@@ -128,6 +130,13 @@ class Worker:
         return f"<{self._label} {self.state.value} pid={self.pid}>"
 
     @property
+    def state(self) -> WorkerState:
+        """Where it is in its life."""
+        if self._state is WorkerState.READY and self._connection is not None and self._connection.requests.pending:
+            return WorkerState.DRAINING if self._connection.requests.abandoned else WorkerState.BUSY
+        return self._state
+
+    @property
     def pid(self) -> int | None:
         """The process id; None before the start."""
         return self._connection.pid if self._connection else None
@@ -149,8 +158,14 @@ class Worker:
         return self.slots[row] if row is not None and row < len(self.slots) else None
 
     def _go(self, event: Event) -> None:
-        # SEND and IDLE, which every step has, are written out where they happen: two calls less
-        self.state = NEXT[self.state][event]
+        self._state = NEXT[self._state][event]
+        self._note_express()
+
+    def _note_express(self) -> None:
+        self.express = None
+        if self._state is WorkerState.READY and self._track is None and self._connection is not None:
+            channel = self._connection.channel
+            self.express = channel if isinstance(channel, ScatterChannel) else None
 
     # ------------------------------------------------------------ start
 
@@ -194,7 +209,6 @@ class Worker:
                     output,
                     name=self._label,
                     generation=self.generation,
-                    on_idle=self._on_idle,
                     on_end=self._on_end,
                 )
                 connection.on_images = self._on_images
@@ -286,11 +300,8 @@ class Worker:
             WorkerDied: if the worker is not there any more; `on_reply` is not called then.
             WireError: if the request is too large.
         """
-        state = self.state
-        if state is not WorkerState.BUSY:
-            if state not in LIVING:
-                raise self.death()
-            self.state = WorkerState.BUSY
+        if self._state is not WorkerState.READY:
+            raise self.death()
         assert self._connection is not None
         if self._track is not None:
             submit = self._connection.submit
@@ -302,7 +313,8 @@ class Worker:
     def trace(self, track: Track | None) -> None:
         """Have all that its processes do written to this line, from now on; None: no longer. Never blocks."""
         self._track = track
-        if self.state in LIVING:
+        self._note_express()
+        if self._state is WorkerState.READY:
             self._tell_of(track)
 
     def _tell_of(self, track: Track | None) -> None:
@@ -312,12 +324,8 @@ class Worker:
 
     def abandon_requests(self) -> None:
         """Nobody waits for the replies to what is in flight any more."""
-        if self.state is WorkerState.BUSY:
-            self._go(Event.ABANDON)
-
-    def _on_idle(self) -> None:
-        if self.state in LIVING:
-            self.state = WorkerState.READY
+        if self._connection is not None:
+            self._connection.requests.abandoned = True
 
     async def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """Call a method of the service.
@@ -348,12 +356,12 @@ class Worker:
     async def where(self) -> str:
         """The Python frames that its process is in, the innermost first; "" if it does not say within a moment."""
         connection = self._connection
-        return await connection.where() if self.state in LIVING and connection is not None else ""
+        return await connection.where() if self._state is WorkerState.READY and connection is not None else ""
 
     @property
     def busy(self) -> bool:
         """Whether any request has not been answered yet."""
-        return self._connection is not None and bool(self._connection.pending)
+        return self._connection is not None and bool(self._connection.requests.pending)
 
     def failure(self, failure: Failure) -> EnvError:
         """What the worker tells of an exception, as an exception."""
@@ -375,9 +383,9 @@ class Worker:
     # ------------------------------------------------------------ the end
 
     def _on_end(self, connection: Connection) -> None:
-        unasked = self.state in LIVING
+        unasked = self._state is WorkerState.READY
         self._go(Event.EXIT)
-        pending, connection.pending = connection.pending, {}
+        pending, connection.requests.pending = connection.requests.pending, {}
         for request in pending.values():
             try:
                 request.on_reply(self.death())
@@ -392,7 +400,7 @@ class Worker:
 
         If this is cancelled, the worker is killed at once.
         """
-        connection, asked = self._connection, self.state in LIVING
+        connection, asked = self._connection, self._state is WorkerState.READY
         self._go(Event.CLOSE)
         if connection is None:
             return
@@ -411,7 +419,7 @@ class Worker:
     async def put_down(self, why: str) -> None:
         """As `strike`, and wait until nothing is left of the process."""
         connection = self._connection
-        if self.state in LIVING and connection is not None:
+        if self._state is WorkerState.READY and connection is not None:
             self.strike(why)
             await connection.gone()
 
@@ -421,13 +429,13 @@ class Worker:
         Args:
             why: goes into the error.
         """
-        if self.state in LIVING and self._connection is not None:
+        if self._state is WorkerState.READY and self._connection is not None:
             self._why = why
             self._connection.kill()
 
     def abandon(self) -> None:
         """Kill the process without a loop to wait on: for `__del__` and the end of the interpreter."""
-        if self._connection is not None and self.state not in (WorkerState.DEAD, WorkerState.CLOSED):
+        if self._connection is not None and self._state not in (WorkerState.DEAD, WorkerState.CLOSED):
             self._connection.abandon()
 
 

@@ -12,8 +12,9 @@ import threading
 from collections.abc import Callable
 
 from aioenv.memory import Marker
-from aioenv.workers.channel import Channel, Expect, Place, ScatterChannel
+from aioenv.workers.channel import Channel, ScatterChannel
 from aioenv.workers.process import Output
+from aioenv.workers.requests import Requests
 
 __all__ = ["RunHere", "ThreadProcess"]
 
@@ -74,9 +75,9 @@ class ThreadProcess:
             self.returncode = code
             self.exited.set()
 
-    def channel(self, place: Place, expect: Expect) -> Channel:
+    def channel(self, requests: Requests) -> Channel:
         """See `Process`."""
-        return ScatterChannel(self._mine, place, expect)
+        return ScatterChannel(self._mine, requests)
 
     def signal(self, sig: signal.Signals) -> None:
         """See `Process`: whatever the signal, its channel is closed, which it sees when it next reads or writes."""
