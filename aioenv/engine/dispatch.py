@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
+from math import prod
 from operator import getitem
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from aioenv import speedups
 from aioenv.batching.infos import NO_RESULT, Columns
 from aioenv.batching.plane import COPIED, LANE_BYTES
 from aioenv.engine.batch import Batch, Exchange, Part, Sent
+from aioenv.engine.bell import Bell
 from aioenv.engine.episodes import EpisodeWatch
 from aioenv.engine.fleet import Fleet, Member
 from aioenv.engine.history import History
@@ -45,6 +47,8 @@ Slots = npt.NDArray[np.int64]
 # How long to poll for replies before the loop sleeps, while there are CPUs without a worker, in seconds: with what else
 # a step does, below the 0.5 ms that it may keep the loop busy.
 _POLL_S = 250e-6
+# Replies up to this are in a socket as a whole, so that nobody waits for them to be read.
+_MAX_REST_BYTES = 1 << 16
 
 
 class Dispatch:
@@ -115,8 +119,29 @@ class Dispatch:
         # else more is done with a request or a reply than to count it
         more = images, painter, self.episodes, self.merger, self.restarter, fleet.lanes
         self._only_counts = not any(more)
+        self._bell = self._make_bell()
         for member in fleet.members:
             member.worker.on_death = self._on_death
+
+    def _make_bell(self) -> Bell | None:
+        members, layout = self._fleet.members, self._fleet.observations
+        channels = [m.worker.express for m in members if m.worker.express is not None]
+        size = sum(leaf.dtype.itemsize * prod(leaf.shape) for leaf in layout.leaves)
+        most = max(member.stop - member.start for member in members) * size
+        if speedups.take_express is None or not self._only_counts or len(channels) < len(members):
+            return None
+        # with more workers who is last changes; with fewer the parent polls
+        return Bell(channels) if 1 < len(channels) == usable_cpus() and most <= _MAX_REST_BYTES else None
+
+    def listen(self) -> None:
+        """Have the loop look at all workers."""
+        if self._bell is not None:
+            self._bell.wake()
+
+    def forget(self) -> None:
+        """Let go of the last step."""
+        if self._bell is not None:
+            self._bell.forget()
 
     # ------------------------------------------------------------ exchanges
 
@@ -163,6 +188,10 @@ class Dispatch:
         sent = 0
         if speedups.send_express is not None and self.trace is None:
             sent = speedups.send_express(parts, views, cuts)
+            if self._bell is not None and sent == len(parts):
+                self._bell.begin(exchange)
+                return
+        self.listen()
         for part, mine in zip(parts[sent:], cuts[sent:], strict=True):
             fixed: Any = list(map(getitem, views, mine))
             self.submit(exchange, part, Sent(Kind.STEP, fixed, b"", part.slots))
@@ -289,6 +318,7 @@ class Dispatch:
 
     def _on_death(self, worker: Worker) -> None:
         """A worker has ended: it is started again, or its slots can't be used any more."""
+        self.listen()
         error = worker.death()
         if self._images is not None:
             self._images.lose(worker, error)

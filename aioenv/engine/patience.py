@@ -189,6 +189,8 @@ class Patience:
                     await begin()
                 return
             except TimeoutError:
+                for member in self._fleet.members:
+                    member.worker.listen()
                 for _ in range(_TURNS):
                     await asyncio.sleep(0)
                 late = self._late(exchange)

@@ -323,6 +323,7 @@ class Schedule(SomeSlots):
     def free(self) -> None:
         """The workers are gone: let go of the memory that they wrote into."""
         self._exchanges.clear()
+        self.dispatch.forget()
         self._abandoned.clear()
         self._ready.clear()
         self._arrival.set()
@@ -342,6 +343,7 @@ class Schedule(SomeSlots):
 
     def leave(self, exchange: Exchange) -> None:
         """Nobody awaits this step for now: it is as if abandoned, but may be taken up again."""
+        self.dispatch.listen()
         exchange.waiting = False
         self._abandoned.append(exchange)
         for part in exchange.parts:

@@ -71,6 +71,9 @@ class Channel(Protocol):
     def waitable(self) -> int | None:
         """A descriptor to wait on for what `poll` takes; None if the loop has to do something first."""
 
+    def listen(self) -> None:
+        """Have the loop look at it, if it did not."""
+
     def close(self) -> None:
         """Close the parent's end: the worker sees the end of its stream."""
 
@@ -113,6 +116,9 @@ class StreamsChannel:
         """None: streams belong to the loop."""
         return None
 
+    def listen(self) -> None:
+        """Nothing: the loop always does."""
+
     def close(self) -> None:
         """Close the worker's stdin."""
         self._writer.close()
@@ -130,6 +136,7 @@ class ScatterChannel:
         requests: as given.
         encoder, decoder: what goes out and comes in.
         unsent: what the kernel has not taken yet.
+        on_read: is called with this after each look at what has come.
     """
 
     def __init__(self, sock: socket.socket, requests: Requests) -> None:
@@ -143,10 +150,14 @@ class ScatterChannel:
         self._on_frame: Callable[[Frame], None] = lambda frame: None
         self._ended: asyncio.Future[None] = self._loop.create_future()
         self.unsent: list[memoryview] = []
+        self.on_read: Callable[[ScatterChannel], None] | None = None
         self._handling = False
+        self._receiving = False
+        self._listening = False
 
     def send(self, kind: Kind, request: int, generation: int, fixed: Sequence[Buffer], tail: Buffer) -> None:
         """Write a frame (see `Channel`)."""
+        self.listen()
         if self.unsent:
             self.unsent += map(memoryview, self.encoder.encode(kind, request, generation, fixed, tail))
             return
@@ -180,13 +191,26 @@ class ScatterChannel:
     async def receive(self, on_frame: Callable[[Frame], None]) -> None:
         """Read frames until the stream ends (see `Channel`)."""
         self._on_frame = on_frame
-        self._loop.add_reader(self.fd, self.poll)
+        self._receiving = True
+        self.listen()
         try:
             await self._ended
         finally:
-            if self.fd >= 0:
-                self._loop.remove_reader(self.fd)
+            self._receiving = False
+            self.rest()
         self.decoder.finish()
+
+    def listen(self) -> None:
+        """Have the loop look at it, if it did not."""
+        if self._receiving and not self._listening and self.fd >= 0 and not self._ended.done():
+            self._listening = True
+            self._loop.add_reader(self.fd, self.poll)
+
+    def rest(self) -> None:
+        """Have the loop not look at it, until `listen` is called, or something is sent."""
+        if self._listening:
+            self._listening = False
+            self._loop.remove_reader(self.fd)
 
     def poll(self) -> None:
         """Take what has come already (see `Channel`)."""
@@ -219,6 +243,8 @@ class ScatterChannel:
             self._end(exc)
         finally:
             self._handling = False
+            if self.on_read is not None:
+                self.on_read(self)
 
     @property
     def waitable(self) -> int | None:
@@ -226,7 +252,7 @@ class ScatterChannel:
         return None if self.fd < 0 or self.unsent or self._ended.done() else self.fd
 
     def _end(self, exc: Exception | None) -> None:
-        self._loop.remove_reader(self.fd)
+        self.rest()
         if self._ended.done():
             return
         if exc is None:
@@ -239,8 +265,9 @@ class ScatterChannel:
         if self.fd < 0:
             return
         with contextlib.suppress(RuntimeError):  # the loop may be closed already
-            self._loop.remove_reader(self.fd)
+            self.rest()
             self._loop.remove_writer(self.fd)
         self.fd = -1
         self.unsent = []
+        self.on_read = None
         self._sock.close()

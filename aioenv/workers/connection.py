@@ -120,6 +120,10 @@ class Connection:
         """A descriptor to wait on for replies (see `Channel.waitable`)."""
         return self.channel.waitable
 
+    def listen(self) -> None:
+        """Have the loop look for what comes from it, if it did not."""
+        self.channel.listen()
+
     def _on_frame(self, frame: Frame) -> None:
         requests = self.requests
         if frame.generation != requests.generation:
@@ -172,6 +176,7 @@ class Connection:
         process, frames = self._process, self._frames
         exited = asyncio.ensure_future(process.exited.wait())
         await asyncio.wait([frames, exited], return_when=asyncio.FIRST_COMPLETED)
+        self.listen()
         if not exited.done() and not self._told_to_end:
             # a worker that has closed its stream, or broken it, is of no use any more
             await asyncio.wait([exited], timeout=_EXIT_S if self.fault is None else 0)

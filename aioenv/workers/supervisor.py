@@ -353,6 +353,11 @@ class Worker:
         """A descriptor to wait on for replies; None if the loop has to do something first."""
         return self._connection.waitable if self._connection is not None else None
 
+    def listen(self) -> None:
+        """Have the loop look for replies, if it did not."""
+        if self._connection is not None:
+            self._connection.listen()
+
     async def where(self) -> str:
         """The Python frames that its process is in, the innermost first; "" if it does not say within a moment."""
         connection = self._connection
