@@ -7,7 +7,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check 
 .PHONY: demo test oldest uncompiled parity faults stress soak gymnasium-suite lint types bench docs opengl opengl-all clean
 
 # a stamp a set of extras, so that nothing is installed twice
-$(VENV)/.base: pyproject.toml aioenv/_speedups.c
+$(VENV)/.base: pyproject.toml $(wildcard aioenv/speedups/*.[ch])
 	$(PYTHON) -m venv $(VENV)
 	$(PIP_INSTALL) --editable '.[video]'
 	@touch $@
@@ -84,4 +84,4 @@ docs: $(VENV)/.docs
 	$(BIN)/mkdocs build --strict
 
 clean:
-	rm -rf $(VENV) build aioenv/*.so .venv-oldest .oldest.txt .mypy_cache .pytest_cache .ruff_cache site
+	rm -rf $(VENV) build aioenv/speedups/*.so .venv-oldest .oldest.txt .mypy_cache .pytest_cache .ruff_cache site

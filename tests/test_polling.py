@@ -66,10 +66,15 @@ def test_zero_never_polls():
     assert not any(poller.wait(lambda: 1 / 0) for _ in range(100))
 
 
-def test_it_looks_for_as_long_by_itself():
-    looked = []
-    assert not Poller(50e-6).spin(looked.append) and looked == [50e-6]
-    assert Poller(50e-6).spin(lambda seconds: True)
+def test_who_looks_by_himself_is_told_for_how_long():
+    poller = Poller(50e-6)
+    turns = []
+    for _ in range(42):
+        turns.append(poller.turn())
+        if turns[-1]:
+            assert not poller.note(False)
+    assert turns == [50e-6] * 8 + [0.0] * 32 + [50e-6] * 2
+    assert poller.note(True)
 
 
 @pytest.mark.asyncio

@@ -194,38 +194,54 @@ class Autoreset:
         self.due[row] = _RESET if self.resets_next_step else _NOT
         return obs, 0.0, False, True, info, None
 
-    def _apart(self, actions: list[Any], into: Into, out: Stepped) -> Iterator[tuple[int, Any, Any]]:
+    @property
+    def express(self) -> tuple[list[Any], list[Any], list[int], dict[int, int], int, Any]:
+        """What `step_rows` takes, from `steps` to `mark`."""
+        at_end = -1 if self._same_step else int(self.resets_next_step)
+        return self._steps, self._resets, self.due, self._seeds, at_end, self._mark
+
+    def _apart(
+        self, actions: list[Any], into: Into, out: Stepped, begun: tuple[int, Any, bool] | None
+    ) -> Iterator[tuple[int, Any, Any]]:
         """Step all rows in C. Gives those that are not usual, their actions, and what `step_rows` says of them."""
         assert step_rows is not None
         apart: list[int] = []
         out.rows = apart
-        at_end = -1 if self._same_step else int(self.resets_next_step)
         row, count = 0, len(actions)
         while row < count:
             outcome: Any = NotImplemented
             if not out.odd:
-                steps, resets, due, mark = self._steps, self._resets, self.due, self._mark
-                row, outcome, out.odd = step_rows(
-                    row, actions, steps, resets, due, self._seeds, at_end, mark, out.infos, into
-                )
+                if begun is None:
+                    begun = step_rows(row, actions, *self.express, out.infos, into)
+                (row, outcome, out.odd), begun = begun, None
                 if row == count:
                     return
             apart.append(row)
             yield row, actions[row], outcome
             row += 1
 
-    def step(self, rows: Sequence[int], actions: Sequence[Any], into: Into | None = None) -> Stepped:
+    def step(
+        self,
+        rows: Sequence[int],
+        actions: Sequence[Any],
+        into: Into | None = None,
+        begun: tuple[list[tuple[int, dict[str, Any]]], int, Any, bool] | None = None,
+    ) -> Stepped:
         """Step rows with one action each.
 
         Args:
             rows, actions: as many of each.
             into: where what is usual may go at once, if all rows are stepped; None: nowhere.
+            begun: C has begun with that: the infos until then, and what `step_rows` gave.
         """
         out = Stepped(rows)
+        stopped = None
+        if begun is not None:
+            out.infos, stopped = begun[0], begun[1:]
         if into is None:
             turns: Iterable[tuple[int, Any, Any]] = zip(rows, actions, [NotImplemented] * len(rows), strict=True)
         else:
-            turns = self._apart(list(actions), into, out)
+            turns = self._apart(list(actions), into, out, stopped)
         steps, due, mark = self._steps, self.due, self._mark
         rewards, terminated, truncated, infos = out.rewards, out.terminated, out.truncated, out.infos
         observations = out.observations

@@ -8,9 +8,11 @@ import select
 import stat
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 from aioenv import frame_io, speedups
-from aioenv.host.polling import MAX_POLL_S, Poller
+from aioenv.host.polling import MAX_POLL_S, Poller, look_for
+from aioenv.host.service import Begun, Plan
 from aioenv.wire.decoder import Decoder
 from aioenv.wire.frames import Buffer, Encoder, Frame, Header, Kind
 
@@ -34,8 +36,9 @@ class Link:
         self._write_fd = write_fd
         self._decoder = Decoder(None, _nowhere)
         self._encoder = Encoder()
+        self._express: Callable[[], Plan | None] = _nowhere
         self._poller = Poller(0.0)
-        self._readable, self._sleep = _waits(read_fd)
+        self._look, self._sleep = _waits(read_fd)
         if read_fd != write_fd:  # else a socket that the parent has made
             for fd in (read_fd, write_fd):
                 _enlarge(fd)
@@ -44,36 +47,62 @@ class Link:
         self,
         place: Callable[[Header], Sequence[memoryview] | None],
         expect: Callable[[], Sequence[memoryview] | None],
+        express: Callable[[], Plan | None],
     ) -> None:
-        """From now on, say where the fixed part of a frame goes, and that of the next one probably (see `Decoder`)."""
+        """From now on, ask a service where the fixed part of a frame goes, and more (see `Service`)."""
         self._decoder.place, self._decoder.expect = place, expect
+        self._express = express
 
     def poll(self, poll_s: float) -> None:
         """From now on, poll up to `poll_s` seconds for the next frame before the process sleeps."""
         self._poller = Poller(min(poll_s, MAX_POLL_S))
 
-    def read(self) -> Frame | None:
-        """The next frame; None once the parent has closed the stream.
+    def read(self) -> Frame | Begun | None:
+        """The next frame, or a step that C could not answer by itself; None once the parent has closed the stream.
 
         Raises:
             WireError: if what comes is not a frame.
+            OSError: if the parent is gone.
         """
         decoder = self._decoder
-        waited = False
+        seconds = self._wait() if decoder.error is None and not decoder.frames else 0.0
         while not decoder.frames:
-            if not waited:
-                waited = True
-                if decoder.error is None and not self._polls():
-                    self._sleep()
-            if frame_io.read(self._read_fd, decoder) == 0:
+            plan = None if speedups.serve_express is None else self._express()
+            got = self._serve(plan, seconds) if plan is not None else None
+            if isinstance(got, tuple):
+                return Begun(Kind.STEP, *got)
+            if got is not None and got < 0:  # what has come is answered
+                seconds = self._wait_on(-got, seconds)
+                continue
+            if got is None:
+                got = frame_io.read(self._read_fd, decoder)
+            elif got:
+                frame_io.look(decoder, got)
+            if not got:
                 return None
         return decoder.frames.popleft()
 
-    def _polls(self) -> bool:
-        """Whether there is something to read before long."""
-        if speedups.spin is None:
-            return self._poller.wait(self._readable)
-        return self._poller.spin(partial(speedups.spin, self._read_fd))
+    def _serve(self, plan: Plan, seconds: float) -> Any:
+        assert speedups.serve_express is not None
+        return speedups.serve_express(self._read_fd, self._write_fd, self._decoder, self._encoder, plan, seconds)
+
+    def _wait(self) -> float:
+        """Wait until there is something to read; gives how long not to sleep after a reply, in seconds."""
+        poller = self._poller
+        seconds = poller.turn()
+        if not seconds or not poller.note(self._look(seconds)):
+            self._sleep()
+        return seconds
+
+    def _wait_on(self, answered: int, seconds: float) -> float:
+        """Likewise, after so many replies; nothing came within `seconds` after the last one, if that is not 0."""
+        if not seconds:
+            return self._wait()
+        if answered > 1:
+            self._poller.note(True)
+        self._poller.note(False)
+        self._sleep()
+        return self._poller.turn()
 
     def write(
         self, kind: Kind, request: int, generation: int, fixed: Sequence[Buffer] = (), tail: Buffer = b""
@@ -93,14 +122,14 @@ def _nowhere() -> None:
     """Before anybody has said where to."""
 
 
-def _waits(fd: int) -> tuple[Callable[[], object], Callable[[], object]]:
-    """Two functions: one tells whether there is something to read, the other returns once there is.
+def _waits(fd: int) -> tuple[Callable[[float], bool], Callable[[], object]]:
+    """Two functions: one tells whether there is something to read within some seconds, the other returns once there is.
 
     Whoever sleeps in a read of a Unix socket is woken, for nothing, when the peer reads what was written before (there
     is room again): an interrupt for an idle CPU, which the peer waits for. Whoever polls for input is not.
     """
     if not hasattr(select, "poll"):  # Windows: never poll, just read
-        return lambda: True, lambda: None
+        return lambda seconds: True, lambda: None
     poll = select.poll()
     poll.register(fd, select.POLLIN)
 
@@ -110,7 +139,8 @@ def _waits(fd: int) -> tuple[Callable[[], object], Callable[[], object]]:
         os.sched_yield()  # to a parent that is on this CPU: it may be about to write
         return False
 
-    return readable, partial(poll.poll, None)
+    look = partial(look_for, readable) if speedups.spin is None else partial(speedups.spin, fd)
+    return look, partial(poll.poll, None)
 
 
 def _enlarge(fd: int) -> None:

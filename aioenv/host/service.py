@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from aioenv.wire.frames import Buffer, Frame, Header, Kind
 
-__all__ = ["Reply", "Service", "SlotService"]
+__all__ = ["Begun", "Plan", "Reply", "Service", "SlotService"]
+
+# What `speedups.serve_express` takes.
+Plan: TypeAlias = "tuple[Any, ...]"
 
 
 class Reply(NamedTuple):
@@ -15,6 +18,27 @@ class Reply(NamedTuple):
 
     fixed: Sequence[Buffer] = ()
     tail: Buffer = b""
+
+
+class Begun(NamedTuple):
+    """A STEP of all rows that C has begun (see `speedups.step_rows`).
+
+    Attributes:
+        actions: of all rows.
+        infos: of those that were stepped.
+        row: the first that was not; -1: what the envs did keeps this from going on.
+        outcome: what the `step` or `reset` of that gave, or raised; with -1 what is wrong.
+        odd: whether what is not usual of it is probably so each time.
+    """
+
+    kind: Kind
+    request: int
+    generation: int
+    actions: list[Any]
+    infos: list[tuple[int, dict[str, Any]]]
+    row: int
+    outcome: Any
+    odd: bool
 
 
 class Service(Protocol):
@@ -33,7 +57,10 @@ class Service(Protocol):
     def expect(self) -> Sequence[memoryview] | None:
         """What `place` will probably give for the next request: the very same object."""
 
-    def handle(self, frame: Frame) -> Reply:
+    def express(self) -> Plan | None:
+        """What C needs to answer plain steps by itself; None if there is more to a step. Asked for again and again."""
+
+    def handle(self, frame: Frame | Begun) -> Reply:
         """Answer a RESET, STEP or RENDER. CALLs go to the service's public methods by name."""
 
     def afterwards(self) -> Reply | None:
@@ -56,8 +83,14 @@ class SlotService:
         """A step of all rows."""
         return self._action_views
 
-    def handle(self, frame: Frame) -> Reply:
+    def express(self) -> Plan | None:
+        """None: Python answers."""
+        return None
+
+    def handle(self, frame: Frame | Begun) -> Reply:
         """Answer a STEP or a RESET."""
+        if isinstance(frame, Begun):
+            return self._go_on(frame)
         if frame.kind is Kind.STEP:
             return self._step(frame)
         if frame.kind is Kind.RESET:
@@ -65,6 +98,9 @@ class SlotService:
         raise ValueError(f"{type(self).__name__} has no answer to {frame.kind.name}")
 
     def _step(self, frame: Frame) -> Reply:
+        raise NotImplementedError
+
+    def _go_on(self, begun: Begun) -> Reply:
         raise NotImplementedError
 
     def _reset(self, frame: Frame) -> Reply:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Any
 
-from aioenv.host.service import Reply, Service
+from aioenv.host.service import Begun, Reply, Service
 from aioenv.trace.ring import DRAW, REPLY, Ring
 from aioenv.wire.frames import Frame, Header
 
@@ -35,7 +35,10 @@ class TracedService:
         """As the service."""
         return self.service.expect()
 
-    def handle(self, frame: Frame) -> Reply:
+    def express(self) -> None:
+        """None: what C answers by itself nobody can time."""
+
+    def handle(self, frame: Frame | Begun) -> Reply:
         """As the service, and note how long it took."""
         self._now = frame.generation, frame.request
         reply: Reply = self._timed(frame.kind.name.lower(), lambda: self.service.handle(frame))

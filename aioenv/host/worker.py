@@ -17,7 +17,7 @@ from aioenv.host.log_records import tell_records
 from aioenv.host.mujoco_gl import choose_backend_late, note_missing_opengl
 from aioenv.host.mujoco_log import divert_warnings
 from aioenv.host.registry import restore_registry
-from aioenv.host.service import Reply, Service
+from aioenv.host.service import Begun, Plan, Reply, Service
 from aioenv.host.tracing import TracedService
 from aioenv.machine import leave_cpus_to_others
 from aioenv.trace.ring import TRACE, Handle, Ring
@@ -77,23 +77,27 @@ class _Loop:
                 self._service.close()
                 mark[0] = ended_by
 
-    def _serve(self, frame: Frame) -> bool:
+    def _serve(self, frame: Frame | Begun) -> bool:
         """Answer one request; False after the last one."""
         kind, request, generation = frame.kind, frame.request, frame.generation
         link = self._link
         try:
-            if kind is Kind.START:
+            if isinstance(frame, Begun):
+                assert self._service is not None  # whose plan it was
+                reply = self._service.handle(frame)
+            elif kind is Kind.START:
                 link.write(Kind.READY, request, generation, (), self._start(frame))
                 return True
-            if kind is Kind.CLOSE:
+            elif kind is Kind.CLOSE:
                 if self._service is not None:
                     service, self._service = self._service, None
                     service.close()
                 link.write(Kind.RESULT, request, generation)
                 return False
-            if self._service is None:
+            elif self._service is None:
                 raise WireError(f"a {kind.name} came before START")
-            reply = self._call(frame) if kind is Kind.CALL else self._service.handle(frame)
+            else:
+                reply = self._call(frame) if kind is Kind.CALL else self._service.handle(frame)
         except SystemExit:
             raise
         except BaseException as exc:  # Ctrl-C does not come here: what else there is was raised by an env, or a module
@@ -128,8 +132,11 @@ class _Loop:
             importlib.import_module(name)
         service: Service = load_code(start.service)()
         self._service = service
-        self._link.aim(service.place, service.expect)
+        self._link.aim(service.place, service.expect, self._express)
         return dump(service.describe())
+
+    def _express(self) -> Plan | None:
+        return self._service.express() if self._service is not None else None
 
     def _call(self, frame: Frame) -> Reply:
         call: Call = load(frame.tail)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from aioenv.host.service import Reply
+from aioenv.host.service import Begun, Reply
 from aioenv.rendering.canvas import opengl_name
 from aioenv.rendering.easel import Easel
 from aioenv.wire.frames import Frame, Header, Kind
@@ -38,13 +38,16 @@ class DrawingService:
     def expect(self) -> None:
         """Nothing: how many states come differs."""
 
-    def handle(self, frame: Frame) -> Reply:
+    def express(self) -> None:
+        """None: nothing is stepped."""
+
+    def handle(self, frame: Frame | Begun) -> Reply:
         """Answer a RENDER.
 
         Raises:
             ValueError: if it is another request.
         """
-        if frame.kind is not Kind.RENDER:
+        if isinstance(frame, Begun) or frame.kind is not Kind.RENDER:
             raise ValueError(f"a render worker has no answer to {frame.kind.name}")
         data = b"".join(frame.fixed)
         states = np.frombuffer(data, np.float64).reshape(len(data) // (8 * self._state_size), self._state_size)

@@ -34,6 +34,11 @@ class Actions:
         framed = [byte_view(array) for i, array in enumerate(own) if i not in self._shared]
         self.views: list[memoryview] = [memoryview(self._lane), *framed] if laned else framed
 
+    @property
+    def array(self) -> Any:
+        """What is read into `views`, if that is one array, and travels."""
+        return self._lanes[0][0]
+
     def open(self, frame: Frame) -> tuple[int, bytes]:
         """The lane that a request is about, and the actions that were not read into `views`."""
         lane, data = self._lane, b""

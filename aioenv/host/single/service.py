@@ -14,14 +14,14 @@ import numpy as np
 from gymnasium import Env, Space
 from gymnasium.vector import AutoresetMode
 
-from aioenv.batching.autoreset import Autoreset
+from aioenv.batching.autoreset import Autoreset, Stepped
 from aioenv.batching.gather import Gatherer
 from aioenv.batching.layout import Layout
 from aioenv.batching.plane import Lane, Plane
 from aioenv.host import running
 from aioenv.host.description import EnvDescription, FirstCheckpoints, checked, describe_envs
 from aioenv.host.physics.source import read_state
-from aioenv.host.service import Reply, SlotService
+from aioenv.host.service import Begun, Plan, Reply, SlotService
 from aioenv.host.shared import mapped
 from aioenv.host.single.actions import Actions
 from aioenv.host.single.resume import EnvResume
@@ -75,6 +75,7 @@ class EnvService(EnvResume, SlotService):
         self._all_rows = range(len(self._envs))
         self._gatherer = Gatherer()
         self._draws_late = False
+        self._tells_no_more = False
         self._late: list[int] | None = None
         # which parts of the state images depend on, and their size; a row's model may be another than the next one's
         self._state_parts: list[tuple[int, int, tuple[str, ...]]] = [(0, 0, ())] * len(self._envs)
@@ -140,6 +141,8 @@ class EnvService(EnvResume, SlotService):
         actions = [{i: array[mine] for i, array in lane.actions.items()} for lane in lanes]
         self._actions = Actions(layout, n, actions, laned=plane is not None)
         self._action_views = self._actions.views
+        simple = layout.plain and observations.plain and plane is None
+        self._tells_no_more = simple and not riding and not draws_late
         if seed_plan is not None:
             self._stepper.follow(seed_plan, start)
         # what is here now stays: full collections need not look at it again
@@ -172,6 +175,23 @@ class EnvService(EnvResume, SlotService):
             rows = chosen
             actions = self._actions.of_some(lane, rows, data, action_objects or ())
         out = self._stepper.step(rows, actions, self._rows.into(lane) if rows is self._all_rows else None)
+        return self._of_step(rows, lane, out)
+
+    def express(self) -> Plan | None:
+        """A step of envs whose observations and actions are arrays, of which nothing else is told."""
+        into = self._rows.into(0) if self._tells_no_more else None
+        if into is None:
+            return None
+        fixed = self._rows.buffers(self._all_rows, stepped=True)
+        return self._action_views, self._actions.array, *self._stepper.express, into, fixed
+
+    def _go_on(self, begun: Begun) -> Reply:
+        if begun.row < 0:
+            raise begun.outcome
+        out = self._stepper.step(self._all_rows, begun.actions, self._rows.into(0), begun[4:])
+        return self._of_step(self._all_rows, 0, out)
+
+    def _of_step(self, rows: Sequence[int], lane: int, out: Stepped) -> Reply:
         if out.rows:
             self._rows.store(lane, out)
         failures = [describe_failure(exc, row) for row, exc in out.failures] if out.failures else []

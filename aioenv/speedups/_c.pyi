@@ -1,4 +1,4 @@
-"""The path of a plain step in C (see `speedups.py`)."""
+"""The path of a plain step in C (see `speedups/__init__.py`)."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -77,6 +77,46 @@ def take_express(channel: Any, /) -> int | None:
 
 def spin(fd: int, seconds: float, /) -> bool:
     """Whether there is something to read within so many seconds, during which this thread does not sleep."""
+
+def serve_express(
+    read_fd: int,
+    write_fd: int,
+    decoder: Any,
+    encoder: Any,
+    plan: tuple[
+        list[memoryview],
+        NDArray[Any],
+        list[Callable[[Any], Any]],
+        list[Callable[..., Any]],
+        list[int],
+        dict[int, int],
+        int,
+        memoryview,
+        tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any], list[Any]],
+        list[memoryview],
+    ],
+    seconds: float,
+    /,
+) -> int | tuple[int, int, list[Any], list[tuple[int, dict[str, Any]]], int, Any, bool] | None:
+    """Answer plain steps of a worker's envs, until something else comes, or nothing.
+
+    Args:
+        read_fd, write_fd: of the channel; there is something to read.
+        decoder, encoder: of the same.
+        plan: where actions are read into; the array that they are then; `steps`, `resets`, `due`, `seeds`, `at_end`,
+            `mark` and `into` as `step_rows` takes them; and what travels of that.
+        seconds: how long not to sleep after a reply, before that is nothing.
+
+    Returns:
+        * minus how many steps were answered, the last of them so many seconds ago;
+        * how many bytes lie in `decoder.buffers()`, if they are no plain step; 0 at the end of the stream;
+        * None if nothing was read, since the decoder is amid a frame;
+        * of a step that is not usual, or has infos, what `host.service.Begun` is made of.
+
+    Raises:
+        OSError: if a reply can't be written.
+        TypeError, ValueError, AttributeError: if the arguments are no such objects.
+    """
 
 def step_rows(
     row: int,

@@ -1,4 +1,4 @@
-"""The path of a plain step in C, if that could be compiled when the package was installed; see `_speedups.pyi`.
+"""The path of a plain step in C, if that could be compiled when the package was installed; see `_c.pyi`.
 
 Where it could not, all is done in Python, by the callers; the same things come of it.
 """
@@ -9,13 +9,15 @@ import os
 import sys
 
 __all__ = [
-    "VARIABLE", "compiled", "read_frame", "send_express", "spin", "step_rows", "take_express", "why_not", "write_frame"
+    "VARIABLE", "compiled", "read_frame", "send_express", "serve_express", "spin", "step_rows", "take_express",
+    "why_not", "write_frame",
 ]  # fmt: skip
 
 # Set to anything but "" or "0", all is done in Python: to find out whether C is to blame for something.
 VARIABLE = "AIOENV_NO_SPEEDUPS"
 
-step_rows = read_frame = write_frame = spin = send_express = take_express = None  # what callers do without then
+# what callers do without then
+step_rows = read_frame = write_frame = spin = send_express = take_express = serve_express = None
 why_not = ""
 if os.environ.get(VARIABLE, "0") not in ("", "0"):
     why_not = f"{VARIABLE} is set"
@@ -23,9 +25,10 @@ elif not getattr(sys, "_is_gil_enabled", lambda: True)():
     why_not = "this Python has no global interpreter lock"
 else:
     try:
-        from aioenv._speedups import (  # type: ignore[assignment]
+        from aioenv.speedups._c import (  # type: ignore[assignment]
             read_frame,
             send_express,
+            serve_express,
             spin,
             step_rows,
             take_express,

@@ -1,0 +1,101 @@
+/* What the files of `_c` have in common; what its functions take and give is in _c.pyi.
+ *
+ * Each function does the usual case of what some Python does, on the same objects, and says where it stopped; Python
+ * does the rest. So there is one place that knows every case and says what is wrong, and whether there was a compiler
+ * shows in nothing but time. */
+
+#pragma once
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <errno.h>
+#include <stdint.h>
+#include <string.h>
+#include <sys/uio.h>
+
+/* ------------------------------------------------------------ objects of Python */
+
+extern PyObject *zlib_crc32, *numpy_array, *numpy_scalar, *numpy_bool, *numpy_integer, *numpy_floating;
+
+/* The attributes that C looks at. */
+#define NAMES(name)                                                                                                    \
+    name(abandoned) name(arrived) name(chain) name(copy) name(decoder) name(done) name(encoder) name(error)            \
+    name(express) name(fd) name(frames) name(generation) name(keep) name(member) name(next) name(open) name(pending)   \
+    name(request) name(requests) name(set_result) name(unsent) name(waiting) name(worker) name(_head) name(_header)    \
+    name(_spill) name(_wanted)
+#define DECLARE(name) extern PyObject *str_##name;
+NAMES(DECLARE)
+#undef DECLARE
+
+/* References to what was looked at. What could not be got is NULL, with an exception, and so is what is asked of that. */
+typedef struct {
+    int count;
+    PyObject *objects[24];
+} Held;
+
+PyObject *look_up(Held *held, PyObject *of, PyObject *name);
+void let_go(Held *held);
+
+/* A number of 32 bits; -1 if it is none, without an exception. */
+int as_word(PyObject *object, uint32_t *number);
+int set_word(PyObject *of, PyObject *name, uint32_t number);
+
+/* ------------------------------------------------------------ frames.c */
+
+enum { HEADER_BYTES = 28, OWN_CRC = 24, KIND_STEP = 5, KIND_RESULT = 8, MAX_BUFFERS = 128 };
+static const Py_ssize_t MAX_FIXED = (Py_ssize_t)1 << 31, MAX_TAIL = (Py_ssize_t)1 << 30;
+
+uint32_t word_at(const uint8_t *from);
+
+/* The buffers of Python objects, while they are read or written. */
+typedef struct {
+    int count;
+    Py_buffer views[MAX_BUFFERS];
+    struct iovec parts[MAX_BUFFERS + 1]; /* a header may come before the others */
+} Buffers;
+
+int add_buffer(Buffers *buffers, PyObject *object, int flags);
+void release_buffers(Buffers *buffers);
+
+/* Puts a header before buffers whose CRC and sizes these are, and makes `chain` its CRC. */
+int put_head_before(Buffers *buffers, uint8_t *head, uint32_t kind, uint32_t request, uint32_t generation,
+                    Py_ssize_t size, Py_ssize_t tail, uint32_t body, uint32_t *chain);
+int crc_of(PyObject *buffer, uint32_t *crc);
+
+/* Whether what was read into a header's buffer, a guess, and the spill is one whole frame without a tail, in order, whose
+ * fixed part fills the guess; -1: exception. */
+int is_whole(Py_ssize_t count, uint32_t chain, const Buffers *buffers);
+
+/* Makes ready to read a frame whose fixed part goes into these buffers, a list, if the decoder is between two frames:
+ * 1, and the CRC of the frame before; 0 if it is not, or there are too many; -1: exception. */
+int offer(Held *held, PyObject *decoder, PyObject *into, Buffers *buffers, uint32_t *chain);
+
+int spin_on(int fd, double seconds);
+
+PyObject *write_frame(PyObject *module, PyObject *const *args, Py_ssize_t argc);
+PyObject *read_frame(PyObject *module, PyObject *const *args, Py_ssize_t argc);
+PyObject *spin(PyObject *module, PyObject *const *args, Py_ssize_t argc);
+
+/* ------------------------------------------------------------ rows.c */
+
+/* What it takes to step envs: see `step_rows`. */
+typedef struct {
+    PyObject *actions, *steps, *resets, *due, *seeds, *mark, *infos, *into;
+    long at_end;
+} Stepping;
+
+/* What came of that. */
+typedef struct {
+    Py_ssize_t row, rows;
+    PyObject *outcome; /* a new reference; NULL: none */
+    int odd;
+} Stopped;
+
+int step_from(Py_ssize_t row, const Stepping *stepping, Stopped *stopped);
+PyObject *caught(void); /* the exception that is set, as an object */
+PyObject *step_rows(PyObject *module, PyObject *const *args, Py_ssize_t argc);
+
+/* ------------------------------------------------------------ parent.c, worker.c */
+
+PyObject *send_express(PyObject *module, PyObject *const *args, Py_ssize_t argc);
+PyObject *take_express(PyObject *module, PyObject *channel);
+PyObject *serve_express(PyObject *module, PyObject *const *args, Py_ssize_t argc);

@@ -1,0 +1,252 @@
+/* Frames (see wire/frames.py) over a descriptor. */
+
+#include "c.h"
+#include <poll.h>
+#include <sched.h>
+#include <time.h>
+
+static const uint8_t MAGIC[2] = {0xa1, 0x0e}, VERSION = 1;
+
+int crc_of(PyObject *buffer, uint32_t *crc) {
+    PyObject *before = PyLong_FromUnsignedLong(*crc);
+    if (before == NULL)
+        return -1;
+    PyObject *arguments[] = {buffer, before};
+    PyObject *after = PyObject_Vectorcall(zlib_crc32, arguments, 2, NULL);
+    Py_DECREF(before);
+    if (after == NULL)
+        return -1;
+    *crc = (uint32_t)PyLong_AsUnsignedLong(after);
+    Py_DECREF(after);
+    return 0;
+}
+
+/* The CRC of a header, after one whose CRC was `chain`. */
+static int chain_on(const uint8_t *head, uint32_t *chain) {
+    PyObject *view = PyMemoryView_FromMemory((char *)head, OWN_CRC, PyBUF_READ);
+    if (view == NULL)
+        return -1;
+    int failed = crc_of(view, chain);
+    Py_DECREF(view);
+    return failed;
+}
+
+static void put_word(uint8_t *to, uint32_t number) {
+    for (int i = 0; i < 4; i++)
+        to[i] = (uint8_t)(number >> 8 * i);
+}
+
+uint32_t word_at(const uint8_t *from) {
+    return from[0] | (uint32_t)from[1] << 8 | (uint32_t)from[2] << 16 | (uint32_t)from[3] << 24;
+}
+
+int add_buffer(Buffers *buffers, PyObject *object, int flags) {
+    if (buffers->count == MAX_BUFFERS) {
+        PyErr_SetString(PyExc_ValueError, "more buffers than there is room for");
+        return -1;
+    }
+    Py_buffer *view = &buffers->views[buffers->count];
+    if (PyObject_GetBuffer(object, view, flags) < 0)
+        return -1;
+    buffers->parts[buffers->count++] = (struct iovec){view->buf, (size_t)view->len};
+    return 0;
+}
+
+void release_buffers(Buffers *buffers) {
+    for (int i = 0; i < buffers->count; i++)
+        PyBuffer_Release(&buffers->views[i]);
+}
+
+int put_head_before(Buffers *buffers, uint8_t *head, uint32_t kind, uint32_t request, uint32_t generation,
+                    Py_ssize_t size, Py_ssize_t tail, uint32_t body, uint32_t *chain) {
+    memcpy(head, MAGIC, 2);
+    head[2] = VERSION;
+    head[3] = (uint8_t)kind;
+    put_word(head + 4, request);
+    put_word(head + 8, generation);
+    put_word(head + 12, (uint32_t)size);
+    put_word(head + 16, (uint32_t)tail);
+    put_word(head + 20, body);
+    if (chain_on(head, chain) < 0)
+        return -1;
+    put_word(head + OWN_CRC, *chain);
+    memmove(buffers->parts + 1, buffers->parts, (size_t)buffers->count * sizeof *buffers->parts);
+    buffers->parts[0] = (struct iovec){head, HEADER_BYTES};
+    return 0;
+}
+
+PyObject *write_frame(PyObject *module, PyObject *const *args, Py_ssize_t argc) {
+    uint32_t chain, kind, request, generation, body = 0;
+    if (argc != 7) {
+        PyErr_SetString(PyExc_TypeError, "write_frame: expected 7 arguments");
+        return NULL;
+    }
+    int fd = (int)PyLong_AsLong(args[0]);
+    if (fd == -1 && PyErr_Occurred())
+        return NULL;
+    if (as_word(args[1], &chain) || as_word(args[2], &kind) || as_word(args[3], &request) ||
+        as_word(args[4], &generation) || kind > UINT8_MAX)
+        Py_RETURN_NONE;
+    PyObject *fixed = PySequence_Fast(args[5], "fixed: expected a sequence of buffers"), *result = NULL;
+    if (fixed == NULL)
+        return NULL;
+    Buffers buffers = {.count = 0};
+    uint8_t head[HEADER_BYTES];
+    Py_ssize_t parts = PySequence_Fast_GET_SIZE(fixed), size = 0, tail = 0;
+    if (parts + 1 > MAX_BUFFERS) {
+        result = Py_NewRef(Py_None);
+        goto done;
+    }
+    for (Py_ssize_t i = 0; i <= parts; i++) {
+        PyObject *part = i < parts ? PySequence_Fast_GET_ITEM(fixed, i) : args[6];
+        if (add_buffer(&buffers, part, PyBUF_SIMPLE) < 0)
+            goto done;
+        Py_ssize_t bytes = buffers.views[buffers.count - 1].len;
+        *(i < parts ? &size : &tail) += bytes;
+        if (bytes && crc_of(part, &body) < 0)
+            goto done;
+    }
+    if (size > MAX_FIXED || tail > MAX_TAIL) {
+        result = Py_NewRef(Py_None);
+        goto done;
+    }
+    if (put_head_before(&buffers, head, kind, request, generation, size, tail, body, &chain) < 0)
+        goto done;
+    ssize_t written;
+    int error;
+    Py_BEGIN_ALLOW_THREADS
+    written = writev(fd, buffers.parts, buffers.count + 1);
+    error = errno;
+    Py_END_ALLOW_THREADS
+    if (written < 0 && error != EAGAIN && error != EWOULDBLOCK && error != EINTR) {
+        errno = error;
+        PyErr_SetFromErrno(PyExc_OSError);
+    } else if (written == HEADER_BYTES + size + tail) {
+        result = PyLong_FromUnsignedLong(chain);
+    } else {
+        result = Py_BuildValue("(ky#n)", (unsigned long)chain, (char *)head, (Py_ssize_t)HEADER_BYTES,
+                               (Py_ssize_t)(written < 0 ? 0 : written));
+    }
+done:
+    release_buffers(&buffers);
+    Py_DECREF(fixed);
+    return result;
+}
+
+int is_whole(Py_ssize_t count, uint32_t chain, const Buffers *buffers) {
+    const uint8_t *head = buffers->views[0].buf;
+    Py_ssize_t size = 0;
+    uint32_t body = 0;
+    for (int i = 1; i < buffers->count - 1; i++)
+        size += buffers->views[i].len;
+    if (count != HEADER_BYTES + size || memcmp(head, MAGIC, 2) || head[2] != VERSION ||
+        word_at(head + 12) != (size_t)size || word_at(head + 16))
+        return 0;
+    for (int i = 1; i < buffers->count - 1; i++)
+        if (buffers->views[i].len && crc_of(buffers->views[i].obj, &body) < 0)
+            return -1;
+    if (chain_on(head, &chain) < 0)
+        return -1;
+    return body == word_at(head + 20) && chain == word_at(head + OWN_CRC);
+}
+
+PyObject *read_frame(PyObject *module, PyObject *const *args, Py_ssize_t argc) {
+    uint32_t chain;
+    if (argc != 3 || !PyList_Check(args[2]) || as_word(args[1], &chain)) {
+        PyErr_SetString(PyExc_TypeError, "read_frame: expected a descriptor, a CRC and a list");
+        return NULL;
+    }
+    int fd = (int)PyLong_AsLong(args[0]);
+    if (fd == -1 && PyErr_Occurred())
+        return NULL;
+    PyObject *result = NULL;
+    Buffers buffers = {.count = 0};
+    Py_ssize_t parts = PyList_GET_SIZE(args[2]);
+    for (Py_ssize_t i = 0; i < parts && i < MAX_BUFFERS; i++)
+        if (add_buffer(&buffers, PyList_GET_ITEM(args[2], i), PyBUF_WRITABLE) < 0)
+            goto done;
+    ssize_t count;
+    int error;
+    do {
+        Py_BEGIN_ALLOW_THREADS
+        count = readv(fd, buffers.parts, buffers.count);
+        error = errno;
+        Py_END_ALLOW_THREADS
+        if (count < 0 && error == EINTR && PyErr_CheckSignals() < 0)
+            goto done;
+    } while (count < 0 && error == EINTR);
+    if (count < 0) {
+        errno = error;
+        PyErr_SetFromErrno(PyExc_OSError);
+        goto done;
+    }
+    int whole = 0;
+    if (count >= HEADER_BYTES && parts == buffers.count && parts >= 2 && buffers.views[0].len == HEADER_BYTES) {
+        whole = is_whole(count, chain, &buffers);
+        if (whole < 0)
+            goto done;
+    }
+    if (whole) {
+        const uint8_t *head = buffers.views[0].buf;
+        result = Py_BuildValue("(ikkkkkk)", head[3], (unsigned long)word_at(head + 4),
+                               (unsigned long)word_at(head + 8), (unsigned long)word_at(head + 12),
+                               (unsigned long)word_at(head + 16), (unsigned long)word_at(head + 20),
+                               (unsigned long)word_at(head + OWN_CRC));
+    } else {
+        result = PyLong_FromSsize_t(count);
+    }
+done:
+    release_buffers(&buffers);
+    return result;
+}
+
+int offer(Held *held, PyObject *decoder, PyObject *into, Buffers *buffers, uint32_t *chain) {
+    PyObject *error = look_up(held, decoder, str_error), *header = look_up(held, decoder, str__header);
+    PyObject *wanted = look_up(held, decoder, str__wanted), *frames = look_up(held, decoder, str_frames);
+    PyObject *head = look_up(held, decoder, str__head), *spill = look_up(held, decoder, str__spill);
+    PyObject *before = look_up(held, decoder, str_chain);
+    if (PyErr_Occurred())
+        return -1;
+    if (error != Py_None || header != Py_None || !PyList_CheckExact(wanted) || PyList_GET_SIZE(wanted) != 1 ||
+        PyList_GET_ITEM(wanted, 0) != head || PyObject_Size(frames) || as_word(before, chain) ||
+        PyList_GET_SIZE(into) > MAX_BUFFERS - 2)
+        return PyErr_Occurred() ? -1 : 0;
+    if (add_buffer(buffers, head, PyBUF_WRITABLE) < 0)
+        return -1;
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(into); i++)
+        if (add_buffer(buffers, PyList_GET_ITEM(into, i), PyBUF_WRITABLE) < 0)
+            return -1;
+    return add_buffer(buffers, spill, PyBUF_WRITABLE) < 0 ? -1 : buffers->views[0].len == HEADER_BYTES;
+}
+
+static double seconds_now(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+int spin_on(int fd, double seconds) {
+    struct pollfd look = {.fd = fd, .events = POLLIN};
+    double end = seconds_now() + seconds;
+    int ready, late = 0;
+    Py_BEGIN_ALLOW_THREADS
+    for (;;) {
+        ready = poll(&look, 1, 0);
+        if (ready > 0 || late)
+            break;
+        sched_yield(); /* to a parent that is on this CPU: it may be about to write */
+        late = seconds_now() > end; /* then once more: somebody else may have had this CPU since the last look */
+    }
+    Py_END_ALLOW_THREADS
+    return ready > 0; /* an error shows in the read that follows */
+}
+
+PyObject *spin(PyObject *module, PyObject *const *args, Py_ssize_t argc) {
+    if (argc != 2) {
+        PyErr_SetString(PyExc_TypeError, "spin: expected a descriptor and seconds");
+        return NULL;
+    }
+    int fd = (int)PyLong_AsLong(args[0]);
+    double seconds = PyFloat_AsDouble(args[1]);
+    return PyErr_Occurred() ? NULL : PyBool_FromLong(spin_on(fd, seconds));
+}

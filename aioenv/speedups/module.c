@@ -1,0 +1,74 @@
+#include "c.h"
+
+PyObject *zlib_crc32, *numpy_array, *numpy_scalar, *numpy_bool, *numpy_integer, *numpy_floating;
+
+#define DEFINE(name) PyObject *str_##name;
+NAMES(DEFINE)
+
+PyObject *look_up(Held *held, PyObject *of, PyObject *name) {
+    PyObject *value = of == NULL ? NULL : PyObject_GetAttr(of, name);
+    if (value != NULL)
+        held->objects[held->count++] = value;
+    return value;
+}
+
+void let_go(Held *held) {
+    while (held->count)
+        Py_DECREF(held->objects[--held->count]);
+}
+
+int as_word(PyObject *object, uint32_t *number) {
+    unsigned long long value = object && PyLong_Check(object) ? PyLong_AsUnsignedLongLong(object) : ~0ULL;
+    if (PyErr_Occurred())
+        PyErr_Clear();
+    *number = (uint32_t)value;
+    return value > UINT32_MAX ? -1 : 0;
+}
+
+int set_word(PyObject *of, PyObject *name, uint32_t number) {
+    PyObject *value = PyLong_FromUnsignedLong(number);
+    int failed = value == NULL ? -1 : PyObject_SetAttr(of, name, value);
+    Py_XDECREF(value);
+    return failed;
+}
+
+#define FAST(name) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, NULL}
+static PyMethodDef methods[] = {
+    FAST(write_frame),   FAST(read_frame), FAST(spin), FAST(step_rows), FAST(send_express), {"take_express", take_express, METH_O, NULL},
+    FAST(serve_express), {NULL, NULL, 0, NULL},
+};
+
+static PyObject *attribute_of(const char *module, const char *name) {
+    PyObject *imported = PyImport_ImportModule(module);
+    if (imported == NULL)
+        return NULL;
+    PyObject *value = PyObject_GetAttrString(imported, name);
+    Py_DECREF(imported);
+    return value;
+}
+
+static int set_up(PyObject *module) {
+#define INTERN(name)                                                                                                   \
+    if (str_##name == NULL && (str_##name = PyUnicode_InternFromString(#name)) == NULL)                                \
+        return -1;
+    NAMES(INTERN)
+    Py_XSETREF(zlib_crc32, attribute_of("zlib", "crc32"));
+    Py_XSETREF(numpy_array, attribute_of("numpy", "ndarray"));
+    Py_XSETREF(numpy_scalar, attribute_of("numpy", "generic"));
+    Py_XSETREF(numpy_bool, attribute_of("numpy", "bool_"));
+    Py_XSETREF(numpy_integer, attribute_of("numpy", "integer"));
+    Py_XSETREF(numpy_floating, attribute_of("numpy", "floating"));
+    return zlib_crc32 && numpy_array && numpy_scalar && numpy_bool && numpy_integer && numpy_floating ? 0 : -1;
+}
+
+static PyModuleDef_Slot slots[] = {{Py_mod_exec, set_up}, {0, NULL}};
+
+static struct PyModuleDef definition = {
+    .m_base = PyModuleDef_HEAD_INIT,
+    .m_name = "aioenv.speedups._c",
+    .m_doc = "The path of a plain step in C (see _c.pyi).",
+    .m_methods = methods,
+    .m_slots = slots,
+};
+
+PyMODINIT_FUNC PyInit__c(void) { return PyModuleDef_Init(&definition); }

@@ -1,0 +1,249 @@
+/* Stepping the envs of a worker: see batching/autoreset.py and host/single/rows.py. */
+
+#include "c.h"
+
+/* Where results go. */
+typedef struct {
+    int taken;
+    Py_buffer arrays[4]; /* observations, rewards, terminated, truncated */
+    PyObject *last;
+} Into;
+
+static void release_into(Into *into) {
+    while (into->taken)
+        PyBuffer_Release(&into->arrays[--into->taken]);
+}
+
+static int take_into(PyObject *five, Into *into) {
+    into->taken = 0;
+    if (!PyTuple_Check(five) || PyTuple_GET_SIZE(five) != 5 || !PyList_Check(PyTuple_GET_ITEM(five, 4))) {
+        PyErr_SetString(PyExc_TypeError, "into: expected four arrays and a list");
+        return -1;
+    }
+    for (; into->taken < 4; into->taken++)
+        if (PyObject_GetBuffer(PyTuple_GET_ITEM(five, into->taken), &into->arrays[into->taken],
+                               PyBUF_WRITABLE | PyBUF_FORMAT | PyBUF_C_CONTIGUOUS) < 0) {
+            release_into(into);
+            return -1;
+        }
+    into->last = PyTuple_GET_ITEM(five, 4);
+    Py_ssize_t rows = PyList_GET_SIZE(into->last);
+    const Py_buffer *of = into->arrays;
+    if (of[0].ndim < 1 || of[0].shape[0] != rows || of[1].len != rows * (Py_ssize_t)sizeof(double) ||
+        of[2].len != rows || of[3].len != rows) {
+        PyErr_SetString(PyExc_ValueError, "into: expected as many rows everywhere");
+        release_into(into);
+        return -1;
+    }
+    return 0;
+}
+
+static char *row_of(const Py_buffer *array, Py_ssize_t row, Py_ssize_t *bytes) {
+    *bytes = array->len / array->shape[0];
+    return (char *)array->buf + row * *bytes;
+}
+
+/* Puts an observation into its row; 1 if it is not of the shape and the dtype that belong there. */
+static int put_observation(PyObject *observation, const Py_buffer *into, Py_ssize_t row) {
+    Py_ssize_t bytes;
+    char *to = row_of(into, row, &bytes);
+    if (PyLong_CheckExact(observation)) {
+        long long number = PyLong_AsLongLong(observation);
+        if (number == -1 && PyErr_Occurred()) {
+            PyErr_Clear();
+            return 1;
+        }
+        if (into->ndim != 1 || bytes != sizeof number || (strcmp(into->format, "l") && strcmp(into->format, "q")))
+            return 1;
+        memcpy(to, &number, sizeof number);
+        return 0;
+    }
+    Py_buffer from;
+    if (Py_TYPE(observation) != (PyTypeObject *)numpy_array && PyObject_IsInstance(observation, numpy_scalar) <= 0) {
+        PyErr_Clear();
+        return 1; /* what else has a buffer, bytes say, numpy may see with other eyes */
+    }
+    if (PyObject_GetBuffer(observation, &from, PyBUF_FORMAT | PyBUF_C_CONTIGUOUS) < 0) {
+        PyErr_Clear();
+        return 1;
+    }
+    int odd = from.ndim != into->ndim - 1 || from.format == NULL;
+    for (int i = 0; !odd && i < from.ndim; i++)
+        odd = from.shape[i] != into->shape[i + 1];
+    if (!odd && from.len == bytes && strcmp(from.format, into->format) == 0)
+        memcpy(to, from.buf, (size_t)bytes);
+    else
+        odd = 1;
+    PyBuffer_Release(&from);
+    return odd;
+}
+
+/* 0 or 1; -1 if it is no bool, Python's or numpy's. */
+static int flag_of(PyObject *object) {
+    if (object == Py_False || object == Py_True)
+        return object == Py_True;
+    return Py_TYPE(object) == (PyTypeObject *)numpy_bool ? PyObject_IsTrue(object) : -1;
+}
+
+/* 0; -1 if it is no real number, Python's or numpy's. */
+static int number_of(PyObject *object, double *number) {
+    if (!PyFloat_Check(object) && !PyLong_Check(object)) {
+        if (PyObject_IsInstance(object, numpy_floating) <= 0 && PyObject_IsInstance(object, numpy_integer) <= 0) {
+            PyErr_Clear();
+            return -1;
+        }
+    }
+    *number = PyFloat_AsDouble(object);
+    if (*number == -1 && PyErr_Occurred()) {
+        PyErr_Clear();
+        return -1;
+    }
+    return 0;
+}
+
+static int note_info(PyObject *info, Py_ssize_t row, PyObject *infos) {
+    if (!PyDict_GET_SIZE(info))
+        return 0;
+    PyObject *pair = Py_BuildValue("(nO)", row, info);
+    int failed = pair == NULL ? -1 : PyList_Append(infos, pair);
+    Py_XDECREF(pair);
+    return failed;
+}
+
+/* What becomes of an outcome: it is put down; it is for Python; so are probably all; an exception. */
+enum { DONE = 0, APART = 1, ODD = 2, RAISED = -1 };
+
+static int put_down(PyObject *observation, double reward, int terminated, int truncated, PyObject *info, Py_ssize_t row,
+                    PyObject *infos, Into *into) {
+    if (!PyDict_CheckExact(info))
+        return ODD;
+    if (put_observation(observation, &into->arrays[0], row))
+        return ODD;
+    if (note_info(info, row, infos) < 0)
+        return RAISED;
+    ((double *)into->arrays[1].buf)[row] = reward;
+    ((char *)into->arrays[2].buf)[row] = (char)terminated;
+    ((char *)into->arrays[3].buf)[row] = (char)truncated;
+    return PyList_SetItem(into->last, row, Py_NewRef(observation)) < 0 ? RAISED : DONE;
+}
+
+static int put_step(PyObject *outcome, Py_ssize_t row, long at_end, PyObject *due, PyObject *infos, Into *into) {
+    if (!PyTuple_CheckExact(outcome) || PyTuple_GET_SIZE(outcome) != 5)
+        return APART;
+    int terminated = flag_of(PyTuple_GET_ITEM(outcome, 2)), truncated = flag_of(PyTuple_GET_ITEM(outcome, 3));
+    double reward;
+    if (terminated < 0 || truncated < 0 || number_of(PyTuple_GET_ITEM(outcome, 1), &reward) < 0)
+        return ODD;
+    int ends = terminated || truncated;
+    if (ends && at_end < 0)
+        return APART;
+    int put = put_down(PyTuple_GET_ITEM(outcome, 0), reward, terminated, truncated, PyTuple_GET_ITEM(outcome, 4), row,
+                       infos, into);
+    if (put == DONE && ends && PyList_SetItem(due, row, PyLong_FromLong(at_end)) < 0)
+        return RAISED;
+    return put;
+}
+
+static int put_reset(PyObject *outcome, Py_ssize_t row, PyObject *due, PyObject *infos, Into *into) {
+    if (!PyTuple_CheckExact(outcome) || PyTuple_GET_SIZE(outcome) != 2)
+        return APART;
+    int put = put_down(PyTuple_GET_ITEM(outcome, 0), 0, 0, 0, PyTuple_GET_ITEM(outcome, 1), row, infos, into);
+    if (put == DONE && PyList_SetItem(due, row, PyLong_FromLong(0)) < 0)
+        return RAISED;
+    return put;
+}
+
+PyObject *caught(void) {
+#if PY_VERSION_HEX >= 0x030c0000
+    return PyErr_GetRaisedException();
+#else
+    PyObject *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+    PyErr_NormalizeException(&type, &value, &traceback);
+    if (traceback != NULL)
+        PyException_SetTraceback(value, traceback);
+    Py_XDECREF(type);
+    Py_XDECREF(traceback);
+    return value;
+#endif
+}
+
+int step_from(Py_ssize_t row, const Stepping *stepping, Stopped *stopped) {
+    PyObject *actions = stepping->actions, *due = stepping->due;
+    Into into;
+    Py_buffer mark;
+    *stopped = (Stopped){.row = row};
+    if (take_into(stepping->into, &into) < 0)
+        return -1;
+    if (PyObject_GetBuffer(stepping->mark, &mark, PyBUF_WRITABLE) < 0) {
+        release_into(&into);
+        return -1;
+    }
+    Py_ssize_t rows = PyList_GET_SIZE(into.last);
+    PyObject *outcome = NULL;
+    int put = DONE;
+    if (row < 0 || mark.len < (Py_ssize_t)sizeof(uint32_t))
+        put = RAISED;
+    for (; put == DONE && row < rows; row++) {
+        /* an env may do anything, to these lists too */
+        if (PyList_GET_SIZE(actions) != rows || PyList_GET_SIZE(stepping->steps) != rows ||
+            PyList_GET_SIZE(stepping->resets) != rows || PyList_GET_SIZE(due) != rows ||
+            PyList_GET_SIZE(into.last) != rows) {
+            put = RAISED;
+            break;
+        }
+        long next = PyLong_AsLong(PyList_GET_ITEM(due, row));
+        if (next != 0 && (next != 1 || PyDict_GET_SIZE(stepping->seeds))) {
+            put = APART;
+            break;
+        }
+        *(volatile uint32_t *)mark.buf = (uint32_t)(row + 1);
+        PyObject *callee = Py_NewRef(PyList_GET_ITEM(next ? stepping->resets : stepping->steps, row));
+        if (next) {
+            outcome = PyObject_CallNoArgs(callee);
+        } else {
+            PyObject *action = Py_NewRef(PyList_GET_ITEM(actions, row));
+            outcome = PyObject_CallOneArg(callee, action);
+            Py_DECREF(action);
+        }
+        Py_DECREF(callee);
+        if (outcome == NULL) {
+            outcome = caught();
+            put = APART;
+            break;
+        }
+        if (PyList_GET_SIZE(due) != rows || PyList_GET_SIZE(into.last) != rows)
+            put = RAISED;
+        else
+            put = next ? put_reset(outcome, row, due, stepping->infos, &into)
+                       : put_step(outcome, row, stepping->at_end, due, stepping->infos, &into);
+        if (put != DONE)
+            break;
+        Py_CLEAR(outcome);
+    }
+    PyBuffer_Release(&mark);
+    release_into(&into);
+    if (put == RAISED) {
+        Py_XDECREF(outcome);
+        if (!PyErr_Occurred())
+            PyErr_SetString(PyExc_ValueError, "expected one of everything a row");
+        return -1;
+    }
+    *stopped = (Stopped){.row = row, .rows = rows, .outcome = outcome, .odd = put == ODD};
+    return 0;
+}
+
+PyObject *step_rows(PyObject *module, PyObject *const *args, Py_ssize_t argc) {
+    if (argc != 10 || !PyList_Check(args[1]) || !PyList_Check(args[2]) || !PyList_Check(args[3]) ||
+        !PyList_Check(args[4]) || !PyDict_Check(args[5]) || !PyList_Check(args[8])) {
+        PyErr_SetString(PyExc_TypeError, "step_rows: expected 10 arguments, lists and a dict among them");
+        return NULL;
+    }
+    Stepping stepping = {args[1], args[2], args[3], args[4], args[5], args[7], args[8], args[9], PyLong_AsLong(args[6])};
+    Py_ssize_t row = PyLong_AsSsize_t(args[0]);
+    Stopped stopped;
+    if (PyErr_Occurred() || step_from(row, &stepping, &stopped) < 0)
+        return NULL;
+    return Py_BuildValue("(nNO)", stopped.row, stopped.outcome == NULL ? Py_NewRef(Py_NotImplemented) : stopped.outcome,
+                         stopped.odd ? Py_True : Py_False);
+}

@@ -1,0 +1,179 @@
+/* A plain step on its way through a worker: see host/link.py and host/single/service.py. */
+
+#include "c.h"
+
+/* What a service's `express` gives. */
+enum { VIEWS, ACTIONS, STEPS, RESETS, DUE, SEEDS, AT_END, MARK, INTO, FIXED, PARTS };
+
+static int check_plan(PyObject *plan) {
+    if (!PyTuple_Check(plan) || PyTuple_GET_SIZE(plan) != PARTS) {
+        PyErr_SetString(PyExc_TypeError, "serve_express: expected a plan of 10 parts");
+        return -1;
+    }
+    const int lists[] = {VIEWS, STEPS, RESETS, DUE, FIXED};
+    for (size_t i = 0; i < sizeof lists / sizeof *lists; i++)
+        if (!PyList_CheckExact(PyTuple_GET_ITEM(plan, lists[i]))) {
+            PyErr_SetString(PyExc_TypeError, "serve_express: expected lists in the plan");
+            return -1;
+        }
+    if (!PyDict_CheckExact(PyTuple_GET_ITEM(plan, SEEDS))) {
+        PyErr_SetString(PyExc_TypeError, "serve_express: expected a dict of seeds in the plan");
+        return -1;
+    }
+    return 0;
+}
+
+/* Reads a request: 1 if it is a plain step, whose ids these are; 0 if not, and how many bytes lie in the decoder's
+ * buffers; -2 if nothing was read; -1: exception. */
+static int read_step(int fd, PyObject *decoder, PyObject *views, Py_ssize_t *count, uint32_t *request,
+                     uint32_t *generation) {
+    Held held = {.count = 0};
+    Buffers buffers = {.count = 0};
+    uint32_t chain;
+    int usual = offer(&held, decoder, views, &buffers, &chain);
+    if (usual != 1) {
+        usual = usual < 0 ? -1 : -2;
+        goto done;
+    }
+    *count = readv(fd, buffers.parts, buffers.count); /* there is something */
+    if (*count < 0) { /* Python tries again, and finds out why */
+        usual = -2;
+        goto done;
+    }
+    const uint8_t *head = buffers.views[0].buf;
+    usual = is_whole(*count, chain, &buffers);
+    if (usual == 1 && head[3] != KIND_STEP)
+        usual = 0;
+    if (usual == 1) {
+        *request = word_at(head + 4);
+        *generation = word_at(head + 8);
+        if (set_word(decoder, str_chain, word_at(head + OWN_CRC)) < 0)
+            usual = -1;
+    }
+done:
+    release_buffers(&buffers);
+    let_go(&held);
+    return usual;
+}
+
+/* Writes all of these, however many writes that takes. */
+static int write_all(int fd, struct iovec *parts, int count) {
+    while (count) {
+        ssize_t written;
+        int error;
+        Py_BEGIN_ALLOW_THREADS
+        written = writev(fd, parts, count);
+        error = errno;
+        Py_END_ALLOW_THREADS
+        if (written < 0 && error != EINTR && error != EAGAIN && error != EWOULDBLOCK) {
+            errno = error;
+            PyErr_SetFromErrno(PyExc_OSError);
+            return -1;
+        }
+        if (written < 0 && PyErr_CheckSignals() < 0)
+            return -1;
+        for (; count && written >= (ssize_t)parts->iov_len; parts++, count--)
+            written -= (ssize_t)parts->iov_len;
+        if (count && written > 0) {
+            parts->iov_base = (char *)parts->iov_base + written;
+            parts->iov_len -= (size_t)written;
+        }
+    }
+    return 0;
+}
+
+static int write_result(int fd, PyObject *encoder, PyObject *fixed, uint32_t request, uint32_t generation) {
+    Buffers buffers = {.count = 0};
+    uint8_t head[HEADER_BYTES];
+    uint32_t chain, body = 0;
+    Py_ssize_t size = 0;
+    int done = -1;
+    PyObject *before = PyObject_GetAttr(encoder, str_chain);
+    if (before == NULL)
+        return -1;
+    if (as_word(before, &chain)) {
+        PyErr_SetString(PyExc_TypeError, "serve_express: expected the CRC of a header");
+        goto done;
+    }
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(fixed); i++) {
+        if (add_buffer(&buffers, PyList_GET_ITEM(fixed, i), PyBUF_SIMPLE) < 0)
+            goto done;
+        Py_ssize_t bytes = buffers.views[i].len;
+        size += bytes;
+        if (bytes && crc_of(PyList_GET_ITEM(fixed, i), &body) < 0)
+            goto done;
+    }
+    if (put_head_before(&buffers, head, KIND_RESULT, request, generation, size, 0, body, &chain) == 0 &&
+        set_word(encoder, str_chain, chain) == 0)
+        done = write_all(fd, buffers.parts, buffers.count + 1);
+done:
+    release_buffers(&buffers);
+    Py_DECREF(before);
+    return done;
+}
+
+/* The actions of all rows, as a list of elements of a copy: envs may keep them, and the next are read into the array. */
+static PyObject *listed(PyObject *actions) {
+    PyObject *copy = PyObject_CallMethodNoArgs(actions, str_copy);
+    PyObject *list = copy == NULL ? NULL : PySequence_List(copy);
+    Py_XDECREF(copy);
+    return list;
+}
+
+static int clear_mark(PyObject *mark) {
+    Py_buffer view;
+    if (PyObject_GetBuffer(mark, &view, PyBUF_WRITABLE) < 0)
+        return -1;
+    if (view.len >= (Py_ssize_t)sizeof(uint32_t))
+        *(volatile uint32_t *)view.buf = 0;
+    PyBuffer_Release(&view);
+    return 0;
+}
+
+PyObject *serve_express(PyObject *module, PyObject *const *args, Py_ssize_t argc) {
+    if (argc != 6) {
+        PyErr_SetString(PyExc_TypeError, "serve_express: expected 6 arguments");
+        return NULL;
+    }
+    int read_fd = (int)PyLong_AsLong(args[0]), write_fd = (int)PyLong_AsLong(args[1]);
+    double seconds = PyFloat_AsDouble(args[5]);
+    PyObject *decoder = args[2], *encoder = args[3], *plan = args[4];
+    if (PyErr_Occurred() || check_plan(plan) < 0)
+        return NULL;
+#define PLAN(part) PyTuple_GET_ITEM(plan, part)
+    long at_end = PyLong_AsLong(PLAN(AT_END));
+    if (PyErr_Occurred())
+        return NULL;
+    for (Py_ssize_t served = 0;;) {
+        Py_ssize_t count = 0;
+        uint32_t request, generation;
+        int usual = read_step(read_fd, decoder, PLAN(VIEWS), &count, &request, &generation);
+        if (usual == -1)
+            return NULL;
+        if (usual == -2)
+            Py_RETURN_NONE;
+        if (usual == 0)
+            return PyLong_FromSsize_t(count);
+        PyObject *actions = listed(PLAN(ACTIONS)), *infos = actions == NULL ? NULL : PyList_New(0);
+        Stepping stepping = {actions, PLAN(STEPS), PLAN(RESETS), PLAN(DUE), PLAN(SEEDS), PLAN(MARK), infos, PLAN(INTO), at_end};
+        Stopped stopped;
+        if (infos == NULL) {
+            Py_XDECREF(actions);
+            return NULL;
+        }
+        if (step_from(0, &stepping, &stopped) < 0) /* an env has taken its worker apart: who asked for the step hears */
+            stopped = (Stopped){.row = -1, .rows = 0, .outcome = caught()};
+        if (stopped.row < stopped.rows || PyList_GET_SIZE(infos))
+            return Py_BuildValue("(kkNNnNO)", (unsigned long)request, (unsigned long)generation, actions, infos,
+                                 stopped.row,
+                                 stopped.outcome == NULL ? Py_NewRef(Py_NotImplemented) : stopped.outcome,
+                                 stopped.odd ? Py_True : Py_False);
+        Py_DECREF(actions);
+        Py_DECREF(infos);
+        if (clear_mark(PLAN(MARK)) < 0 || write_result(write_fd, encoder, PLAN(FIXED), request, generation) < 0)
+            return NULL;
+        served++;
+        if (seconds <= 0 || !spin_on(read_fd, seconds))
+            return PyLong_FromSsize_t(-served);
+    }
+}
