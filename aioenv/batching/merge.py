@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from gymnasium.vector import VectorEnv
@@ -129,7 +129,7 @@ def _join(parts: Sequence[Columns], size: int) -> dict[str, Any]:
     schema = parts[0].schema
     if schema.floats:
         table = np.concatenate([part.values for part in parts], axis=1)
-        return _name_rows(((c.path[0], c.dtype) for c in schema.columns), table, np.ones(table.shape, np.bool_))
+        return _name_rows(_names(schema), table, np.ones(table.shape, np.bool_))
     for index, column in enumerate(parts[0].schema.columns):
         target = infos
         for key in column.path[:-1]:
@@ -139,14 +139,32 @@ def _join(parts: Sequence[Columns], size: int) -> dict[str, Any]:
     return infos
 
 
-def _name_rows(
-    keys: Iterable[tuple[Any, Any]], table: np.ndarray[Any, Any], masks: np.ndarray[Any, Any]
-) -> dict[str, Any]:
-    """Rows of a float64 table and of its masks as the values and masks of keys, which come with their dtypes."""
+# A key, that of its mask, and its dtype if that is not float64.
+_Name: TypeAlias = tuple[Any, str, Any]
+_named: dict[int, tuple[Schema, list[_Name]]] = {}  # by the schema's identity: to hash one takes longer than its use
+
+
+def _names(schema: Schema) -> list[_Name]:
+    """Those of all columns, which are float scalars."""
+    known, names = _named.get(id(schema), (None, []))
+    if known is not schema:
+        if len(_named) > MAX_SCHEMAS:
+            _named.clear()
+        names = [_name(column.path[0], column.dtype) for column in schema.columns]
+        _named[id(schema)] = schema, names
+    return names
+
+
+def _name(key: Any, dtype: Any) -> _Name:
+    return key, f"_{key}", None if dtype == np.float64 else dtype
+
+
+def _name_rows(names: Iterable[_Name], table: np.ndarray[Any, Any], masks: np.ndarray[Any, Any]) -> dict[str, Any]:
+    """Rows of a float64 table and of its masks as the values and masks of keys."""
     infos: dict[str, Any] = {}
-    for (key, dtype), values, mask in zip(keys, table, masks, strict=True):
-        infos[key] = values if dtype == np.float64 else values.astype(dtype)
-        infos[f"_{key}"] = mask
+    for (key, mask_key, dtype), values, mask in zip(names, table, masks, strict=True):
+        infos[key] = values if dtype is None else values.astype(dtype)
+        infos[mask_key] = mask
     return infos
 
 
@@ -175,7 +193,7 @@ def _merge_floats(parts: Sequence[Columns], size: int) -> dict[str, Any] | None:
             rows = rows[:, 0]
         table[rows, positions] = part.values
         masks[rows, positions] = True
-    return _name_rows(((key, dtype) for key, (_, dtype) in keys.items()), table, masks)
+    return _name_rows([_name(key, dtype) for key, (_, dtype) in keys.items()], table, masks)
 
 
 def _assign(infos: dict[str, Any], part: Columns, size: int) -> bool:

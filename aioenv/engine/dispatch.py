@@ -116,7 +116,7 @@ class Dispatch:
                 restore=Recovery(fleet, self.history, self.merger, resume=restart.resume).restore,
                 lost=lambda worker, error: self._fail(error),
             )
-        # else more is done with a request or a reply than to count it
+        # else more is done with a request or a reply than to count it, and to read its tail
         more = images, painter, self.episodes, self.merger, self.restarter, fleet.lanes
         self._only_counts = not any(more)
         self._bell = self._make_bell()
@@ -154,7 +154,8 @@ class Dispatch:
             for part in parts:
                 part.on_reply = partial(self._on_reply, exchange, part)
                 if self._only_counts:
-                    part.express = Pending(part.into[0], part.on_reply, (part, exchange))
+                    read = partial(self._read_tail, exchange, part)
+                    part.express = Pending(part.into[0], part.on_reply, (part, exchange, read))
         return exchange
 
     def some(self, shares: Sequence[tuple[Member, Slots]], *, stepped: bool) -> Exchange:
@@ -310,7 +311,7 @@ class Dispatch:
             return
         if over:
             part.over = over
-            self._table.exhaust(over)
+            self._table.exhaust(list(over))
             batch, rows = exchange.batch, part.start + np.searchsorted(part.slots, over)
             rows = rows[~(batch.terminated[rows] | batch.truncated[rows])]  # else the last episode ended just now
             if len(rows):

@@ -76,7 +76,7 @@ def load_reply(tail: memoryview) -> StepReply:
     return StepReply([], [Group(*group, []) for group in columns], [], [])
 
 
-def read_tail(part: Part, tail: memoryview) -> list[int]:
+def read_tail(part: Part, tail: memoryview) -> Sequence[int]:
     """Put what a worker has said beyond the arrays into its part: infos, objects, errors.
 
     Returns:
@@ -85,7 +85,11 @@ def read_tail(part: Part, tail: memoryview) -> list[int]:
     Raises:
         Exception: if it can't be understood.
     """
-    return _take(part, load_reply(tail))
+    columns = load_columns(tail)
+    if columns is None:
+        return _take(part, load(tail))
+    part.columns = _unpack(part, [Group(*group, []) for group in columns])
+    return ()
 
 
 def _take(part: Part, reply: StepReply) -> list[int]:
@@ -94,19 +98,20 @@ def _take(part: Part, reply: StepReply) -> list[int]:
     part.objects = reply.objects
     part.errors = [member.worker.failure(failure) for failure in reply.failures]
     part.beyond = reply.beyond
-    columns = []
-    for group in reply.infos:
-        positions, count = _positions(part, group)
-        columns.append(member.schemas.unpack(group, positions, count))
-    part.columns = columns
+    part.columns = _unpack(part, reply.infos)
     return [member.start + row for row in reply.over]
 
 
-def _positions(part: Part, group: Group) -> tuple[Any, int]:
+def _unpack(part: Part, groups: Sequence[Group]) -> list[Columns]:
+    unpack = part.member.schemas.unpack
+    return [unpack(group, *_positions(part, group.rows)) for group in groups]
+
+
+def _positions(part: Part, group_rows: Sequence[int] | None) -> tuple[Any, int]:
     """Where the rows of a group stand in the batch, and how many they are."""
-    if group.rows is None:
-        return slice(part.start, part.stop), len(part.slots)
-    rows = np.asarray(group.rows, np.int64)
+    if group_rows is None:
+        return slice(part.start, part.stop), part.stop - part.start
+    rows = np.asarray(group_rows, np.int64)
     if len(part.slots) == part.member.stop - part.member.start:
         return rows - (int(part.slots[0]) - part.member.start) + part.start, len(rows)
     return np.searchsorted(part.slots, rows + part.member.start) + part.start, len(rows)
@@ -132,7 +137,7 @@ def read_what_can_be(part: Part, tail: memoryview) -> list[int]:
     for group in reply.infos:
         schema: Any = member.schemas.of(group)
         if type(schema) is Unreadable:  # one of its keys is
-            for row in np.arange(part.stop)[_positions(part, group)[0]].tolist():
+            for row in np.arange(part.stop)[_positions(part, group.rows)[0]].tolist():
                 bad.setdefault(slots[row - part.start], []).append(("a key of its info", schema))
         else:
             readable.append(group)

@@ -61,7 +61,7 @@ def send_express(parts: list[Any], views: list[memoryview], cuts: list[list[slic
     """
 
 def take_express(channel: Any, /) -> int | None:
-    """Read what has come, and count it if it is one whole reply, to the oldest request, which is only to be counted.
+    """Read what has come, and count it if it is one whole reply, to the oldest request, which is to be counted.
 
     Args:
         channel: a `workers.channel.ScatterChannel`; see `workers.requests.Pending` for what is counted.
@@ -94,6 +94,7 @@ def serve_express(
         memoryview,
         tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any], list[Any]],
         list[memoryview],
+        list[tuple[int, list[Any], list[type]]],
     ],
     seconds: float,
     /,
@@ -104,14 +105,15 @@ def serve_express(
         read_fd, write_fd: of the channel; there is something to read.
         decoder, encoder: of the same.
         plan: where actions are read into; the array that they are then; `steps`, `resets`, `due`, `seeds`, `at_end`,
-            `mark` and `into` as `step_rows` takes them; and what travels of that.
+            `mark` and `into` as `step_rows` takes them; what travels of that; and the sorts of infos that the parent
+            knows as columns (see `batching.gather.Gatherer.sorts`).
         seconds: how long not to sleep after a reply, before that is nothing.
 
     Returns:
         * minus how many steps were answered, the last of them so many seconds ago;
         * how many bytes lie in `decoder.buffers()`, if they are no plain step; 0 at the end of the stream;
         * None if nothing was read, since the decoder is amid a frame;
-        * of a step that is not usual, or has infos, what `host.service.Begun` is made of.
+        * of a step that is not usual, or has infos of other sorts, what `host.service.Begun` is made of.
 
     Raises:
         OSError: if a reply can't be written.

@@ -61,9 +61,10 @@ int put_head_before(Buffers *buffers, uint8_t *head, uint32_t kind, uint32_t req
                     Py_ssize_t size, Py_ssize_t tail, uint32_t body, uint32_t *chain);
 int crc_of(PyObject *buffer, uint32_t *crc);
 
-/* Whether what was read into a header's buffer, a guess, and the spill is one whole frame without a tail, in order, whose
- * fixed part fills the guess; -1: exception. */
-int is_whole(Py_ssize_t count, uint32_t chain, const Buffers *buffers);
+/* Whether what was read into a header's buffer, a guess, and the spill is one whole frame, in order, whose fixed part
+ * fills the guess, and whose tail is at most so long; -1: exception. */
+int is_whole(Py_ssize_t count, uint32_t chain, const Buffers *buffers, uint32_t max_tail);
+uint32_t tail_size(const Buffers *buffers);
 
 /* Makes ready to read a frame whose fixed part goes into these buffers, a list, if the decoder is between two frames:
  * 1, and the CRC of the frame before; 0 if it is not, or there are too many; -1: exception. */
@@ -75,11 +76,37 @@ PyObject *write_frame(PyObject *module, PyObject *const *args, Py_ssize_t argc);
 PyObject *read_frame(PyObject *module, PyObject *const *args, Py_ssize_t argc);
 PyObject *spin(PyObject *module, PyObject *const *args, Py_ssize_t argc);
 
+/* ------------------------------------------------------------ infos.c */
+
+enum { MAX_GROUPS = 8, MAX_KEYS = 64 };
+
+/* Infos of one sort: `used` rows of values, and their numbers. */
+typedef struct {
+    PyObject *sort;
+    Py_ssize_t used;
+    double *values;
+    uint32_t *rows;
+} InfoGroup;
+
+/* Those of a step of so many rows, by sort; the last row of them. Of no sorts (NULL), none is taken. */
+typedef struct {
+    PyObject *sorts;
+    Py_ssize_t rows, last;
+    int count;
+    InfoGroup groups[MAX_GROUPS];
+} Columns;
+
+int note_columns(Columns *columns, PyObject *info, Py_ssize_t row); /* 1; 0 if it is of no known sort */
+int take_back(Columns *columns, PyObject *infos);                   /* as rows and dicts; none is taken any more */
+PyObject *tail_of(const Columns *columns);                          /* as `wire.messages.dump_columns` makes it */
+void end_columns(Columns *columns);
+
 /* ------------------------------------------------------------ rows.c */
 
 /* What it takes to step envs: see `step_rows`. */
 typedef struct {
     PyObject *actions, *steps, *resets, *due, *seeds, *mark, *infos, *into;
+    Columns *columns; /* take infos before the list does, if they can; NULL: the list gets all */
     long at_end;
 } Stepping;
 

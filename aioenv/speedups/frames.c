@@ -133,18 +133,31 @@ done:
     return result;
 }
 
-int is_whole(Py_ssize_t count, uint32_t chain, const Buffers *buffers) {
+uint32_t tail_size(const Buffers *buffers) { return word_at((const uint8_t *)buffers->views[0].buf + 16); }
+
+int is_whole(Py_ssize_t count, uint32_t chain, const Buffers *buffers, uint32_t max_tail) {
     const uint8_t *head = buffers->views[0].buf;
+    const Py_buffer *spill = &buffers->views[buffers->count - 1];
     Py_ssize_t size = 0;
     uint32_t body = 0;
     for (int i = 1; i < buffers->count - 1; i++)
         size += buffers->views[i].len;
-    if (count != HEADER_BYTES + size || memcmp(head, MAGIC, 2) || head[2] != VERSION ||
-        word_at(head + 12) != (size_t)size || word_at(head + 16))
+    if (count < HEADER_BYTES + size || memcmp(head, MAGIC, 2) || head[2] != VERSION ||
+        word_at(head + 12) != (size_t)size)
+        return 0;
+    uint32_t tail = tail_size(buffers);
+    if (tail > max_tail || tail > spill->len || count != HEADER_BYTES + size + tail)
         return 0;
     for (int i = 1; i < buffers->count - 1; i++)
         if (buffers->views[i].len && crc_of(buffers->views[i].obj, &body) < 0)
             return -1;
+    if (tail) {
+        PyObject *view = PyMemoryView_FromMemory(spill->buf, tail, PyBUF_READ);
+        int failed = view == NULL ? -1 : crc_of(view, &body);
+        Py_XDECREF(view);
+        if (failed)
+            return -1;
+    }
     if (chain_on(head, &chain) < 0)
         return -1;
     return body == word_at(head + 20) && chain == word_at(head + OWN_CRC);
@@ -182,7 +195,7 @@ PyObject *read_frame(PyObject *module, PyObject *const *args, Py_ssize_t argc) {
     }
     int whole = 0;
     if (count >= HEADER_BYTES && parts == buffers.count && parts >= 2 && buffers.views[0].len == HEADER_BYTES) {
-        whole = is_whole(count, chain, &buffers);
+        whole = is_whole(count, chain, &buffers, 0);
         if (whole < 0)
             goto done;
     }

@@ -134,8 +134,20 @@ static int count_reply(Held *held, PyObject *part, PyObject *whole, PyObject *pe
     return set == NULL ? -1 : 1;
 }
 
+/* What a reply has beyond the arrays goes to who reads that. */
+static int read_tail(PyObject *read, const Buffers *buffers) {
+    PyObject *bytes = PyByteArray_FromStringAndSize(buffers->views[buffers->count - 1].buf, tail_size(buffers));
+    PyObject *view = bytes == NULL ? NULL : PyMemoryView_FromObject(bytes);
+    PyObject *done = view == NULL ? NULL : PyObject_CallOneArg(read, view);
+    Py_XDECREF(bytes);
+    Py_XDECREF(view);
+    Py_XDECREF(done);
+    return done == NULL ? -1 : 0;
+}
+
 /* The reply that comes next: the request and what awaits it; NULL if it is not to be counted, or with an exception. */
-static PyObject *next_reply(Held *held, PyObject *pending, PyObject **request, PyObject **part, PyObject **whole) {
+static PyObject *next_reply(Held *held, PyObject *pending, PyObject **request, PyObject **part, PyObject **whole,
+                            PyObject **read) {
     Py_ssize_t place = 0;
     PyObject *value;
     if (!PyDict_CheckExact(pending) || !PyDict_Next(pending, &place, request, &value))
@@ -143,26 +155,27 @@ static PyObject *next_reply(Held *held, PyObject *pending, PyObject **request, P
     if (!PyTuple_Check(value) || PyTuple_GET_SIZE(value) != 3)
         return NULL;
     PyObject *into = PyTuple_GET_ITEM(value, 0), *count = PyTuple_GET_ITEM(value, 2);
-    if (!PyList_CheckExact(into) || !PyTuple_CheckExact(count) || PyTuple_GET_SIZE(count) != 2)
+    if (!PyList_CheckExact(into) || !PyTuple_CheckExact(count) || PyTuple_GET_SIZE(count) != 3)
         return NULL;
     held->objects[held->count++] = Py_NewRef(*request);
     held->objects[held->count++] = Py_NewRef(value);
     *part = PyTuple_GET_ITEM(count, 0);
     *whole = PyTuple_GET_ITEM(count, 1);
+    *read = PyTuple_GET_ITEM(count, 2);
     return look_up(held, *whole, str_waiting) == Py_True ? into : NULL;
 }
 
 PyObject *take_express(PyObject *module, PyObject *channel) {
     Held held = {.count = 0};
     Buffers buffers = {.count = 0};
-    PyObject *result = NULL, *request, *part, *whole;
+    PyObject *result = NULL, *request, *part, *whole, *read;
     PyObject *decoder = look_up(&held, channel, str_decoder), *requests = look_up(&held, channel, str_requests);
     PyObject *pending = look_up(&held, requests, str_pending), *life = look_up(&held, requests, str_generation);
     int fd = (int)PyLong_AsLong(look_up(&held, channel, str_fd));
     uint32_t chain, generation;
     if (PyErr_Occurred())
         goto done;
-    PyObject *into = next_reply(&held, pending, &request, &part, &whole);
+    PyObject *into = next_reply(&held, pending, &request, &part, &whole, &read);
     int usual = into == NULL || as_word(life, &generation) ? 0 : offer(&held, decoder, into, &buffers, &chain);
     if (usual != 1) {
         result = PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
@@ -173,7 +186,7 @@ PyObject *take_express(PyObject *module, PyObject *channel) {
         result = errno == EAGAIN || errno == EWOULDBLOCK ? PyLong_FromLong(-1) : Py_NewRef(Py_None);
         goto done;
     }
-    usual = is_whole(count, chain, &buffers);
+    usual = is_whole(count, chain, &buffers, UINT32_MAX);
     const uint8_t *head = buffers.views[0].buf;
     uint32_t asked;
     if (usual == 1 && (head[3] != KIND_RESULT || as_word(request, &asked) || word_at(head + 4) != asked ||
@@ -181,6 +194,8 @@ PyObject *take_express(PyObject *module, PyObject *channel) {
         usual = 0;
     if (usual == 1) {
         usual = set_word(decoder, str_chain, word_at(head + OWN_CRC));
+        if (usual == 0 && tail_size(&buffers))
+            usual = read_tail(read, &buffers);
         if (usual == 0)
             usual = count_reply(&held, part, whole, pending, request);
     }

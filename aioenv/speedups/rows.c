@@ -101,9 +101,16 @@ static int number_of(PyObject *object, double *number) {
     return 0;
 }
 
-static int note_info(PyObject *info, Py_ssize_t row, PyObject *infos) {
+static int note_info(PyObject *info, Py_ssize_t row, const Stepping *stepping) {
+    PyObject *infos = stepping->infos;
     if (!PyDict_GET_SIZE(info))
         return 0;
+    if (stepping->columns != NULL && stepping->columns->sorts != NULL) {
+        if (note_columns(stepping->columns, info, row))
+            return 0;
+        if (take_back(stepping->columns, infos) < 0)
+            return -1;
+    }
     PyObject *pair = Py_BuildValue("(nO)", row, info);
     int failed = pair == NULL ? -1 : PyList_Append(infos, pair);
     Py_XDECREF(pair);
@@ -114,12 +121,12 @@ static int note_info(PyObject *info, Py_ssize_t row, PyObject *infos) {
 enum { DONE = 0, APART = 1, ODD = 2, RAISED = -1 };
 
 static int put_down(PyObject *observation, double reward, int terminated, int truncated, PyObject *info, Py_ssize_t row,
-                    PyObject *infos, Into *into) {
+                    const Stepping *stepping, Into *into) {
     if (!PyDict_CheckExact(info))
         return ODD;
     if (put_observation(observation, &into->arrays[0], row))
         return ODD;
-    if (note_info(info, row, infos) < 0)
+    if (note_info(info, row, stepping) < 0)
         return RAISED;
     ((double *)into->arrays[1].buf)[row] = reward;
     ((char *)into->arrays[2].buf)[row] = (char)terminated;
@@ -127,7 +134,7 @@ static int put_down(PyObject *observation, double reward, int terminated, int tr
     return PyList_SetItem(into->last, row, Py_NewRef(observation)) < 0 ? RAISED : DONE;
 }
 
-static int put_step(PyObject *outcome, Py_ssize_t row, long at_end, PyObject *due, PyObject *infos, Into *into) {
+static int put_step(PyObject *outcome, Py_ssize_t row, const Stepping *stepping, Into *into) {
     if (!PyTuple_CheckExact(outcome) || PyTuple_GET_SIZE(outcome) != 5)
         return APART;
     int terminated = flag_of(PyTuple_GET_ITEM(outcome, 2)), truncated = flag_of(PyTuple_GET_ITEM(outcome, 3));
@@ -135,20 +142,20 @@ static int put_step(PyObject *outcome, Py_ssize_t row, long at_end, PyObject *du
     if (terminated < 0 || truncated < 0 || number_of(PyTuple_GET_ITEM(outcome, 1), &reward) < 0)
         return ODD;
     int ends = terminated || truncated;
-    if (ends && at_end < 0)
+    if (ends && stepping->at_end < 0)
         return APART;
     int put = put_down(PyTuple_GET_ITEM(outcome, 0), reward, terminated, truncated, PyTuple_GET_ITEM(outcome, 4), row,
-                       infos, into);
-    if (put == DONE && ends && PyList_SetItem(due, row, PyLong_FromLong(at_end)) < 0)
+                       stepping, into);
+    if (put == DONE && ends && PyList_SetItem(stepping->due, row, PyLong_FromLong(stepping->at_end)) < 0)
         return RAISED;
     return put;
 }
 
-static int put_reset(PyObject *outcome, Py_ssize_t row, PyObject *due, PyObject *infos, Into *into) {
+static int put_reset(PyObject *outcome, Py_ssize_t row, const Stepping *stepping, Into *into) {
     if (!PyTuple_CheckExact(outcome) || PyTuple_GET_SIZE(outcome) != 2)
         return APART;
-    int put = put_down(PyTuple_GET_ITEM(outcome, 0), 0, 0, 0, PyTuple_GET_ITEM(outcome, 1), row, infos, into);
-    if (put == DONE && PyList_SetItem(due, row, PyLong_FromLong(0)) < 0)
+    int put = put_down(PyTuple_GET_ITEM(outcome, 0), 0, 0, 0, PyTuple_GET_ITEM(outcome, 1), row, stepping, into);
+    if (put == DONE && PyList_SetItem(stepping->due, row, PyLong_FromLong(0)) < 0)
         return RAISED;
     return put;
 }
@@ -215,8 +222,7 @@ int step_from(Py_ssize_t row, const Stepping *stepping, Stopped *stopped) {
         if (PyList_GET_SIZE(due) != rows || PyList_GET_SIZE(into.last) != rows)
             put = RAISED;
         else
-            put = next ? put_reset(outcome, row, due, stepping->infos, &into)
-                       : put_step(outcome, row, stepping->at_end, due, stepping->infos, &into);
+            put = (next ? put_reset : put_step)(outcome, row, stepping, &into);
         if (put != DONE)
             break;
         Py_CLEAR(outcome);
@@ -239,7 +245,8 @@ PyObject *step_rows(PyObject *module, PyObject *const *args, Py_ssize_t argc) {
         PyErr_SetString(PyExc_TypeError, "step_rows: expected 10 arguments, lists and a dict among them");
         return NULL;
     }
-    Stepping stepping = {args[1], args[2], args[3], args[4], args[5], args[7], args[8], args[9], PyLong_AsLong(args[6])};
+    Stepping stepping = {args[1], args[2], args[3], args[4], args[5], args[7], args[8], args[9], NULL, 0};
+    stepping.at_end = PyLong_AsLong(args[6]);
     Py_ssize_t row = PyLong_AsSsize_t(args[0]);
     Stopped stopped;
     if (PyErr_Occurred() || step_from(row, &stepping, &stopped) < 0)

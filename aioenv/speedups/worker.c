@@ -3,14 +3,14 @@
 #include "c.h"
 
 /* What a service's `express` gives. */
-enum { VIEWS, ACTIONS, STEPS, RESETS, DUE, SEEDS, AT_END, MARK, INTO, FIXED, PARTS };
+enum { VIEWS, ACTIONS, STEPS, RESETS, DUE, SEEDS, AT_END, MARK, INTO, FIXED, SORTS, PARTS };
 
 static int check_plan(PyObject *plan) {
     if (!PyTuple_Check(plan) || PyTuple_GET_SIZE(plan) != PARTS) {
-        PyErr_SetString(PyExc_TypeError, "serve_express: expected a plan of 10 parts");
+        PyErr_SetString(PyExc_TypeError, "serve_express: expected a plan of 11 parts");
         return -1;
     }
-    const int lists[] = {VIEWS, STEPS, RESETS, DUE, FIXED};
+    const int lists[] = {VIEWS, STEPS, RESETS, DUE, FIXED, SORTS};
     for (size_t i = 0; i < sizeof lists / sizeof *lists; i++)
         if (!PyList_CheckExact(PyTuple_GET_ITEM(plan, lists[i]))) {
             PyErr_SetString(PyExc_TypeError, "serve_express: expected lists in the plan");
@@ -41,7 +41,7 @@ static int read_step(int fd, PyObject *decoder, PyObject *views, Py_ssize_t *cou
         goto done;
     }
     const uint8_t *head = buffers.views[0].buf;
-    usual = is_whole(*count, chain, &buffers);
+    usual = is_whole(*count, chain, &buffers, 0);
     if (usual == 1 && head[3] != KIND_STEP)
         usual = 0;
     if (usual == 1) {
@@ -82,11 +82,12 @@ static int write_all(int fd, struct iovec *parts, int count) {
     return 0;
 }
 
-static int write_result(int fd, PyObject *encoder, PyObject *fixed, uint32_t request, uint32_t generation) {
+static int write_result(int fd, PyObject *encoder, PyObject *fixed, PyObject *tail, uint32_t request,
+                        uint32_t generation) {
     Buffers buffers = {.count = 0};
     uint8_t head[HEADER_BYTES];
     uint32_t chain, body = 0;
-    Py_ssize_t size = 0;
+    Py_ssize_t size = 0, parts = PyList_GET_SIZE(fixed);
     int done = -1;
     PyObject *before = PyObject_GetAttr(encoder, str_chain);
     if (before == NULL)
@@ -95,15 +96,17 @@ static int write_result(int fd, PyObject *encoder, PyObject *fixed, uint32_t req
         PyErr_SetString(PyExc_TypeError, "serve_express: expected the CRC of a header");
         goto done;
     }
-    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(fixed); i++) {
-        if (add_buffer(&buffers, PyList_GET_ITEM(fixed, i), PyBUF_SIMPLE) < 0)
+    for (Py_ssize_t i = 0; i <= parts; i++) {
+        PyObject *part = i < parts ? PyList_GET_ITEM(fixed, i) : tail;
+        if (add_buffer(&buffers, part, PyBUF_SIMPLE) < 0)
             goto done;
         Py_ssize_t bytes = buffers.views[i].len;
-        size += bytes;
-        if (bytes && crc_of(PyList_GET_ITEM(fixed, i), &body) < 0)
+        size += i < parts ? bytes : 0;
+        if (bytes && crc_of(part, &body) < 0)
             goto done;
     }
-    if (put_head_before(&buffers, head, KIND_RESULT, request, generation, size, 0, body, &chain) == 0 &&
+    if (put_head_before(&buffers, head, KIND_RESULT, request, generation, size, buffers.views[parts].len, body, &chain) ==
+            0 &&
         set_word(encoder, str_chain, chain) == 0)
         done = write_all(fd, buffers.parts, buffers.count + 1);
 done:
@@ -155,22 +158,37 @@ PyObject *serve_express(PyObject *module, PyObject *const *args, Py_ssize_t argc
         if (usual == 0)
             return PyLong_FromSsize_t(count);
         PyObject *actions = listed(PLAN(ACTIONS)), *infos = actions == NULL ? NULL : PyList_New(0);
-        Stepping stepping = {actions, PLAN(STEPS), PLAN(RESETS), PLAN(DUE), PLAN(SEEDS), PLAN(MARK), infos, PLAN(INTO), at_end};
-        Stopped stopped;
         if (infos == NULL) {
             Py_XDECREF(actions);
             return NULL;
         }
+        Columns columns = {.sorts = PLAN(SORTS), .rows = PyList_GET_SIZE(PLAN(STEPS)), .last = -1};
+        Stepping stepping = {actions,    PLAN(STEPS), PLAN(RESETS), PLAN(DUE), PLAN(SEEDS),
+                             PLAN(MARK), infos,       PLAN(INTO),   &columns,  at_end};
+        Stopped stopped;
         if (step_from(0, &stepping, &stopped) < 0) /* an env has taken its worker apart: who asked for the step hears */
-            stopped = (Stopped){.row = -1, .rows = 0, .outcome = caught()};
-        if (stopped.row < stopped.rows || PyList_GET_SIZE(infos))
+            stopped = (Stopped){.row = -1, .outcome = caught()};
+        if (stopped.row < stopped.rows || PyList_GET_SIZE(infos)) {
+            if (columns.sorts != NULL && take_back(&columns, infos) < 0) {
+                end_columns(&columns);
+                Py_XDECREF(stopped.outcome);
+                Py_DECREF(actions);
+                Py_DECREF(infos);
+                return NULL;
+            }
             return Py_BuildValue("(kkNNnNO)", (unsigned long)request, (unsigned long)generation, actions, infos,
                                  stopped.row,
                                  stopped.outcome == NULL ? Py_NewRef(Py_NotImplemented) : stopped.outcome,
                                  stopped.odd ? Py_True : Py_False);
+        }
         Py_DECREF(actions);
         Py_DECREF(infos);
-        if (clear_mark(PLAN(MARK)) < 0 || write_result(write_fd, encoder, PLAN(FIXED), request, generation) < 0)
+        PyObject *tail = tail_of(&columns);
+        end_columns(&columns);
+        int failed = tail == NULL || clear_mark(PLAN(MARK)) < 0 ||
+                     write_result(write_fd, encoder, PLAN(FIXED), tail, request, generation) < 0;
+        Py_XDECREF(tail);
+        if (failed)
             return NULL;
         served++;
         if (seconds <= 0 || !spin_on(read_fd, seconds))

@@ -183,7 +183,7 @@ class EnvService(EnvResume, SlotService):
         if into is None:
             return None
         fixed = self._rows.buffers(self._all_rows, stepped=True)
-        return self._action_views, self._actions.array, *self._stepper.express, into, fixed
+        return self._action_views, self._actions.array, *self._stepper.express, into, fixed, self._gatherer.sorts
 
     def _go_on(self, begun: Begun) -> Reply:
         if begun.row < 0:
