@@ -1,0 +1,383 @@
+"""Who wakes the loop for a step: the worker that is last; what the others have replied is never overlooked."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import signal
+from types import SimpleNamespace
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+import aioenv
+from aioenv import EnvError, StepTimeout, WorkerDied, speedups
+from aioenv.engine import bell as bells
+from aioenv.engine import dispatch
+from aioenv.engine.bell import Bell
+
+compiled = pytest.mark.skipif(not speedups.compiled, reason="there was no C compiler")
+
+# what an action has an env do
+GO, WAIT, TELL, RAISE, FORK = range(5)
+
+
+class Gated(gym.Env):
+    """Counts its steps; waits at its gate if it is told to."""
+
+    observation_space = spaces.Box(0, 1000, (1,), np.float32)
+    action_space = spaces.Discrete(5)
+
+    def __init__(self, gate: str) -> None:
+        self.gate = gate
+        self.count = 0
+
+    def reset(self, *, seed=None, options=None):
+        self.count = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.count += 1
+        if action == FORK and os.fork() == 0:
+            signal.pause()  # it holds the worker's socket open
+        if action in (WAIT, FORK):
+            with open(self.gate, encoding="ascii") as gate:  # a fifo
+                gate.read()
+        if action == RAISE:
+            raise LookupError("as it was told")
+        return np.full(1, self.count, np.float32), 1.0, False, False, {"told": "this"} if action == TELL else {}
+
+
+@pytest.fixture
+def gates(tmp_path, monkeypatch):
+    """A gate for each of two slots, on a machine with a CPU for each of two workers."""
+    monkeypatch.setattr(dispatch, "usable_cpus", lambda: 2)
+    paths = [str(tmp_path / f"gate {slot}") for slot in range(2)]
+    for path in paths:
+        os.mkfifo(path)
+    return paths
+
+
+def make(gates, **settings):
+    return aioenv.AsyncVectorEnv([lambda gate=gate: Gated(gate) for gate in gates], num_workers=2, **settings)
+
+
+async def stepped(envs, last: int, steps: int = 2):
+    """Steps at whose end the worker of the other slot rests, since that of this one is thought to be last."""
+    bell = envs._schedule.dispatch._bell
+    for _ in range(steps):
+        await envs.step([GO, GO])
+        bell._last, bell._times = bell._channels[last], bells._TIMES
+    await envs.step([GO, GO])
+    if not bell._resting:  # the other one was last, just now
+        bell._last, bell._times = bell._channels[last], bells._TIMES
+        return await stepped(envs, last, 0)
+    assert [channel._listening for channel in bell._channels] == [slot == last for slot in range(2)]
+    return bell
+
+
+async def replied(channel):
+    """Wait until there is a reply in the socket of a channel that the loop does not look at."""
+    poll = select.poll()
+    poll.register(channel.fd, select.POLLIN)
+    assert await asyncio.to_thread(poll.poll, 10_000)
+
+
+async def open_gate(path: str) -> None:
+    """Let who waits there go on; returns once somebody does."""
+    await asyncio.to_thread(lambda: open(path, "w", encoding="ascii").close())
+
+
+@compiled
+@pytest.mark.asyncio
+async def test_a_step_ends_when_the_last_worker_has_replied(gates):
+    async with make(gates) as envs:
+        await envs.reset()
+        bell = await stepped(envs, last=1)
+        step = asyncio.create_task(envs.step([GO, WAIT]))
+        await asyncio.sleep(0)
+        await replied(bell._channels[0])
+        assert not bell._exchange.parts[0].arrived, "the loop does not look there"
+        await open_gate(gates[1])
+        obs, reward, *_ = await step
+        assert reward.tolist() == [1, 1] and obs[0] == obs[1]
+        assert not bell._channels[0]._listening, "nor from now on"
+
+
+@compiled
+@pytest.mark.asyncio
+async def test_who_is_late_though_he_rests_is_waited_for(gates):
+    async with make(gates) as envs:
+        await envs.reset()
+        bell = await stepped(envs, last=1)
+        step = asyncio.create_task(envs.step([WAIT, GO]))
+        await open_gate(gates[0])
+        _, reward, *_ = await step
+        assert reward.tolist() == [1, 1]
+        assert bell._channels[1]._listening
+
+
+@compiled
+@pytest.mark.asyncio
+async def test_the_death_of_a_worker_that_rests_is_heard(gates):
+    async with make(gates) as envs:
+        await envs.reset()
+        await stepped(envs, last=1)
+        step = asyncio.create_task(envs.step([WAIT, WAIT]))
+        await asyncio.sleep(0)
+        victim = envs._schedule.fleet.members[0].worker
+        died, told = asyncio.Event(), victim.on_death
+        victim.on_death = lambda worker: (told(worker), died.set())
+        os.kill(victim.pid, signal.SIGKILL)
+        await asyncio.wait_for(died.wait(), 10)
+        assert not step.done()
+        await open_gate(gates[1])
+        with pytest.raises(WorkerDied) as caught:
+            await step
+        assert caught.value.slots == (0,) and caught.value.partial.reward.tolist() == [0, 1]
+
+
+@compiled
+@pytest.mark.asyncio
+async def test_a_worker_that_rests_and_has_replied_may_die(gates):
+    async with make(gates) as envs:
+        await envs.reset()
+        bell = await stepped(envs, last=1)
+        step = asyncio.create_task(envs.step([GO, WAIT]))
+        await asyncio.sleep(0)
+        await replied(bell._channels[0])
+        victim = envs._schedule.fleet.members[0].worker
+        died, told = asyncio.Event(), victim.on_death
+        victim.on_death = lambda worker: (told(worker), died.set())
+        os.kill(victim.pid, signal.SIGKILL)
+        await asyncio.wait_for(died.wait(), 10)
+        await open_gate(gates[1])
+        assert (await step).reward.tolist() == [1, 1]
+        with pytest.raises(WorkerDied):
+            await envs.step([GO, GO])
+
+
+@compiled
+@pytest.mark.asyncio
+async def test_the_end_of_the_worker_that_is_listened_to_is_heard_though_its_stream_has_not_ended(gates):
+    async with make(gates) as envs:
+        await envs.reset()
+        bell = await stepped(envs, last=1)
+        step = asyncio.create_task(envs.step([GO, FORK]))
+        await asyncio.sleep(0)
+        await replied(bell._channels[0])
+        gate = await asyncio.to_thread(open, gates[1], "w", encoding="ascii")  # it has forked and waits
+        os.kill(envs.workers[1].pid, signal.SIGKILL)
+        with pytest.raises(WorkerDied) as caught:
+            await asyncio.wait_for(step, 10)
+        gate.close()
+        assert caught.value.partial.reward.tolist() == [1, 0]
+
+
+@compiled
+@pytest.mark.asyncio
+async def test_the_death_of_the_worker_that_is_listened_to_is_heard(gates):
+    async with make(gates) as envs:
+        await envs.reset()
+        await stepped(envs, last=1)
+        step = asyncio.create_task(envs.step([GO, WAIT]))
+        await asyncio.sleep(0)
+        os.kill(envs.workers[1].pid, signal.SIGKILL)
+        with pytest.raises(WorkerDied) as caught:
+            await asyncio.wait_for(step, 10)
+        assert caught.value.slots == (1,) and caught.value.partial.reward.tolist() == [1, 0]
+
+
+@compiled
+@pytest.mark.asyncio
+async def test_what_a_resting_worker_has_replied_to_a_cancelled_step_recv_takes(gates):
+    async with make(gates) as envs:
+        await envs.reset()
+        bell = await stepped(envs, last=1)
+        step = asyncio.create_task(envs.step([GO, WAIT]))
+        await asyncio.sleep(0)
+        await replied(bell._channels[0])
+        step.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await step
+        assert (await asyncio.wait_for(envs.recv(), 10)).slots.tolist() == [0]
+        await open_gate(gates[1])
+        assert (await envs.recv()).slots.tolist() == [1]
+        await envs.step([GO, GO])
+
+
+@compiled
+@pytest.mark.asyncio
+async def test_a_resting_worker_that_has_replied_is_not_called_late(gates):
+    async with make(gates) as envs:
+        await envs.reset()
+        await stepped(envs, last=1)
+        with pytest.raises(StepTimeout) as caught:
+            await envs.step([GO, WAIT], timeout_s=0.5)
+        assert caught.value.slots == (1,) and caught.value.partial.reward.tolist() == [1, 0]
+        await open_gate(gates[1])
+        await envs.step([GO, GO])
+
+
+@compiled
+@pytest.mark.asyncio
+async def test_a_resting_worker_answers_calls(gates):
+    async with make(gates) as envs:
+        await envs.reset()
+        await stepped(envs, last=1)
+        assert (await asyncio.wait_for(envs.call_at(0, "get_wrapper_attr", "gate"), 10)) == gates[0]
+        assert list(await asyncio.wait_for(envs.get_attr("gate"), 10)) == gates
+        await stepped(envs, last=0)
+        assert list(await asyncio.wait_for(envs.get_attr("gate"), 10)) == gates
+        envs.send([GO], [1])
+        assert (await asyncio.wait_for(envs.recv(), 10)).slots.tolist() == [1]
+
+
+@compiled
+@pytest.mark.asyncio
+@pytest.mark.parametrize("last", [0, 1])
+async def test_what_a_reply_tells_beyond_arrays_is_told_of_either(gates, last):
+    async with make(gates) as envs:
+        await envs.reset()
+        for teller in range(2):
+            await stepped(envs, last)
+            *_, info = await asyncio.wait_for(envs.step([TELL if slot == teller else GO for slot in range(2)]), 10)
+            assert info["_told"].tolist() == [slot == teller for slot in range(2)]
+            await stepped(envs, last)
+            with pytest.raises(EnvError) as caught:
+                await asyncio.wait_for(envs.step([RAISE if slot == teller else GO for slot in range(2)]), 10)
+            assert caught.value.slots == (teller,)
+            await envs.reset()
+
+
+@compiled
+@pytest.mark.asyncio
+async def test_a_resting_worker_is_closed_as_any(gates):
+    envs = await make(gates)
+    await envs.reset()
+    bell = await stepped(envs, last=1)
+    await asyncio.wait_for(envs.close(), 10)
+    assert all(channel.fd == -1 and not channel._listening for channel in bell._channels)
+
+
+@compiled
+@pytest.mark.asyncio
+@pytest.mark.parametrize("cpus", [1, 2, 3])
+async def test_workers_rest_only_where_each_has_a_cpu_and_the_parent_none(gates, monkeypatch, cpus):
+    monkeypatch.setattr(dispatch, "usable_cpus", lambda: cpus)
+    async with make(gates) as envs:
+        assert (envs._schedule.dispatch._bell is not None) == (cpus == 2)
+
+
+@compiled
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    "settings", [{"channel": "streams"}, {"episode_stats": True}, {"restart": aioenv.RestartPolicy()}]
+)
+async def test_where_there_is_more_to_a_step_nobody_rests(gates, settings):
+    async with make(gates, **settings) as envs:
+        assert envs._schedule.dispatch._bell is None
+        await envs.reset()
+        await envs.step([GO, GO])
+
+
+# ------------------------------------------------------------ the count, without workers
+
+
+class Channel:
+    """One that only notes whether it is listened to."""
+
+    def __init__(self) -> None:
+        self.listening, self.polls = True, 0
+        self.on_read = None
+        self.requests = SimpleNamespace(pending={0: None})
+        self.brings = lambda: None
+
+    def listen(self) -> None:
+        self.listening = True
+
+    def rest(self) -> None:
+        self.listening = False
+
+    def poll(self) -> None:
+        self.polls += 1
+        self.brings()
+        self.on_read(self)
+
+
+def run(bell: Bell, order: list[Channel]) -> None:
+    """A step whose replies come in this order."""
+    exchange = SimpleNamespace(open=len(order))
+    bell.begin(exchange)
+    for channel in order:
+        if channel.listening:
+            exchange.open -= 1
+            channel.on_read(channel)
+
+
+def test_others_rest_once_the_same_worker_has_been_last_several_times():
+    first, second = Channel(), Channel()
+    bell = Bell([first, second])
+    for _ in range(bells._TIMES + 1):
+        run(bell, [first, second])
+        assert first.listening and second.listening
+    bell.begin(SimpleNamespace(open=2))
+    assert not first.listening and second.listening
+
+
+def test_nobody_rests_while_it_is_now_this_one_and_now_that():
+    first, second = Channel(), Channel()
+    bell = Bell([first, second])
+    for _ in range(20):
+        run(bell, [first, second])
+        run(bell, [second, first])
+    assert first.listening and second.listening
+
+
+def test_who_has_something_else_to_answer_does_not_rest():
+    first, second = Channel(), Channel()
+    bell = Bell([first, second])
+    first.requests.pending[1] = None
+    for _ in range(20):
+        run(bell, [first, second])
+    assert first.listening
+
+
+def test_one_that_is_not_there_yet_is_listened_to_again():
+    first, second = Channel(), Channel()
+    bell = Bell([first, second])
+    for _ in range(bells._TIMES + 1):
+        run(bell, [first, second])
+    exchange = SimpleNamespace(open=2)
+    bell.begin(exchange)
+
+    def reply():
+        exchange.open -= 1
+
+    first.brings = reply
+    exchange.open -= 1
+    second.on_read(second)
+    assert exchange.open == 0 and not first.listening and first.polls == 1, "it was there"
+    late = SimpleNamespace(open=2)
+    first.brings = lambda: None
+    bell.begin(late)
+    late.open -= 1
+    second.on_read(second)
+    assert first.listening and late.open == 1
+    late.open -= 1
+    first.on_read(first)
+    assert bell._last is first and bell._times == 0
+
+
+def test_what_is_read_without_a_step_changes_nothing():
+    first, second = Channel(), Channel()
+    bell = Bell([first, second])
+    for _ in range(20):
+        second.on_read(second)
+    bell.begin(SimpleNamespace(open=2))
+    assert first.listening
+    bell.forget()
+    first.on_read(first)
