@@ -17,6 +17,7 @@ __all__ = ["page", "rooms"]
 ROOT = Path(__file__).parent.parent
 HOUSE = ROOT / "aioenv"
 PAGE = ROOT / "docs" / "files.md"
+_SUFFIXES = {".py", ".c", ".h"}
 
 _INTRODUCTION = """# Files
 
@@ -42,7 +43,7 @@ def _room(path: Path) -> Iterator[str]:
         yield f"## {name}\n\n{_purpose(path)}\n\n"
         return
     yield f"{'##' if path.parent == HOUSE else '###'} {name}/\n\n{_purpose(path / '__init__.py')}\n\n"
-    files = [file for file in sorted(path.glob("*.py")) if file.name != "__init__.py"]
+    files = [file for file in sorted(path.iterdir()) if file.suffix in _SUFFIXES and file.name != "__init__.py"]
     yield "| file | what for |\n|---|---|\n"
     yield from (f"| `{file.name}` | {_purpose(file)} |\n" for file in files)
     yield "\n"
@@ -51,8 +52,12 @@ def _room(path: Path) -> Iterator[str]:
 
 
 def _purpose(file: Path) -> str:
-    """The first paragraph of a file's docstring."""
-    words = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
+    """The first paragraph of a file's docstring, or of the comment that a C file begins with."""
+    text = file.read_text(encoding="utf-8")
+    if file.suffix == ".py":
+        words = ast.get_docstring(ast.parse(text)) or ""
+    else:
+        words = text.removeprefix("/* ").split(" */")[0].replace("\n * ", "\n").replace("\n *\n", "\n\n")
     return words.split("\n\n")[0].replace("\n", " ").replace("|", "\\|")
 
 

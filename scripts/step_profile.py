@@ -25,13 +25,15 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 
 import aioenv
+from aioenv import speedups
 from aioenv.batching.layout import Layout, byte_view
 from aioenv.cli.bench.tasks import ACTION_BATCHES, Task
 from aioenv.engine.dispatch import Dispatch
 from aioenv.engine.schedule import Schedule
 from aioenv.host.link import Link
+from aioenv.host.service import Begun
 from aioenv.host.single.service import EnvService
-from aioenv.wire.frames import Encoder, Kind
+from aioenv.wire.frames import Encoder, Frame, Kind
 from aioenv.wire.messages import ResetRequest, dump, dump_code, load
 from aioenv.workers.channel import ScatterChannel
 
@@ -68,11 +70,12 @@ async def parent(task: Task) -> None:
     """Clock the parent's stages."""
     clock = Clock()
     clock.wrap(Layout, "take_apart", "check and copy the actions")
-    clock.wrap(Dispatch, "submit", "frame and send the requests (in the kernel: wake the workers)")
-    clock.wrap(ScatterChannel, "send", "  of which the system call")
+    clock.wrap(Dispatch, "submit_steps", "frame and send the requests (in the kernel: wake the workers)")
     clock.wrap(Schedule, "_prepare", "pick the next batch (workers are busy)")
-    clock.wrap(Dispatch, "_on_reply", "take in the replies")
+    clock.wrap(ScatterChannel, "poll", "take in the replies")
+    clock.wrap(Dispatch, "_read_tail", "  of which infos")
     clock.wrap(Schedule, "_hand_out", "hand out the result")
+    clock.wrap(Schedule, "_infos", "  of which infos, merged")
     actions = task.actions()
     envs = aioenv.AsyncVectorEnv([task.make_env] * task.num_envs, num_workers=WORKERS)
     async with envs:
@@ -101,40 +104,50 @@ def worker(task: Task) -> None:
     for sock in (mine, theirs):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 22)
     link = Link(theirs.fileno(), theirs.fileno())
-    link.aim(service.place, service.expect, lambda: None)
+    link.aim(service.place, service.expect, service.express)
     encoder = Encoder()
-    clock = Clock()
-    whole = []
-    clock.wrap(link, "read", "read the request")
-    clock.wrap(service._stepper, "step", "step the envs")
-    clock.wrap(service, "handle", "all of the service")
-    clock.wrap(link, "write", "frame and write the reply")
+    whole, alone = [], []
+
+    def answer() -> None:
+        """As `Link.read` and the loop around it do."""
+        plan = service.express() if speedups.serve_express is not None else None
+        got: Any = None if plan is None else link._serve(plan, 0.0)
+        if got is not None and not isinstance(got, int):
+            got = Begun(Kind.STEP, *got)
+        elif got is None or got > 0:
+            got = link.read()
+        else:
+            return  # C has
+        reply = service.handle(got)
+        link.write(Kind.RESULT, 0, 0, reply.fixed, reply.tail)
 
     def serve(kind: Kind, fixed: Any, tail: bytes) -> None:
         os.writev(mine.fileno(), encoder.encode(kind, 0, 0, fixed, tail))
         began = time.perf_counter()
-        frame = link.read()
-        assert frame is not None
-        reply = service.handle(frame)
-        link.write(Kind.RESULT, 0, 0, reply.fixed, reply.tail)
+        answer()
         whole.append(time.perf_counter() - began)
         mine.recv(1 << 24)
 
-    serve(Kind.RESET, (), dump(ResetRequest(tuple(range(rows)), tuple(range(rows)), None, True)))
+    reset = dump(ResetRequest(tuple(range(rows)), tuple(range(rows)), None, True))
+    os.writev(mine.fileno(), encoder.encode(Kind.RESET, 0, 0, (), reset))
+    frame = link.read()
+    assert isinstance(frame, Frame)
+    reply = service.handle(frame)
+    link.write(Kind.RESULT, 0, 0, reply.fixed, reply.tail)
+    mine.recv(1 << 24)
     assert first.action_space is not None
     layout = Layout(load(first.action_space))
-    for times in clock.spent.values():
-        times.clear()
     for actions in (task.actions() * (STEPS // ACTION_BATCHES + 1))[:STEPS]:
         arrays, _ = layout.take_apart(np.asarray(actions)[:rows], rows)
         serve(Kind.STEP, [byte_view(array) for array in arrays], b"")
+        began = time.perf_counter()
+        for env, action in zip(service._envs, list(arrays[0]), strict=True):
+            _, _, terminated, truncated, _ = env.step(action)
+            if terminated or truncated:
+                env.reset()
+        alone.append(time.perf_counter() - began)
     print(f"| a worker's share of {rows} envs, alone | {statistics.median(whole) * 1e6:.0f} |")
-    stepping = clock.a_step("step the envs", STEPS)
-    service_s = clock.a_step("all of the service", STEPS)
-    print(f"| worker: read the request | {clock.a_step('read the request', STEPS):.0f} |")
-    print(f"| worker: step the envs, autoresets among it | {stepping:.0f} |")
-    print(f"| worker: store observations, rewards, flags, infos | {service_s - stepping:.0f} |")
-    print(f"| worker: frame and write the reply | {clock.a_step('frame and write the reply', STEPS):.0f} |")
+    print(f"| a loop over {rows} envs, nothing else | {statistics.median(alone) * 1e6:.0f} |")
     mine.close()
     theirs.close()
     service.close()

@@ -68,7 +68,7 @@ def home(name: str) -> str | None:
     public = aioenv._HOME.get(parts[1])  # `from aioenv import RenderConfig` is an import from a room all the same
     if public is not None and parts[1] not in ROOMS:
         return public.split(".")[1]
-    return None if parts[1].startswith("__") else parts[1].removeprefix("_")  # `_speedups` is its room's, in C
+    return None if parts[1].startswith("__") else parts[1]
 
 
 def complaints(file: str, source: str) -> list[str]:

@@ -1,3 +1,5 @@
+/* The module that the others make, and what they look up in Python. */
+
 #include "c.h"
 
 PyObject *zlib_crc32, *numpy_array, *numpy_scalar, *numpy_bool, *numpy_integer, *numpy_floating;
