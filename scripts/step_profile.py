@@ -104,7 +104,7 @@ def worker(task: Task) -> None:
     for sock in (mine, theirs):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 22)
     link = Link(theirs.fileno(), theirs.fileno())
-    link.aim(service.place, service.expect, service.express)
+    link.aim(service)
     encoder = Encoder()
     whole, alone = [], []
 

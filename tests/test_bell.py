@@ -65,16 +65,13 @@ def make(gates, **settings):
     return aioenv.AsyncVectorEnv([lambda gate=gate: Gated(gate) for gate in gates], num_workers=2, **settings)
 
 
-async def stepped(envs, last: int, steps: int = 2):
+async def stepped(envs, last: int):
     """Steps at whose end the worker of the other slot rests, since that of this one is thought to be last."""
     bell = envs._schedule.dispatch._bell
-    for _ in range(steps):
+    bell.wake()
+    while not bell._resting:  # again if the other one was last
+        bell._last, bell._times = bell._channels[last], bells._TIMES
         await envs.step([GO, GO])
-        bell._last, bell._times = bell._channels[last], bells._TIMES
-    await envs.step([GO, GO])
-    if not bell._resting:  # the other one was last, just now
-        bell._last, bell._times = bell._channels[last], bells._TIMES
-        return await stepped(envs, last, 0)
     assert [channel._listening for channel in bell._channels] == [slot == last for slot in range(2)]
     return bell
 

@@ -140,8 +140,8 @@ def test_a_step_profile_is_made():
     )
     rows = dict(line.strip("| ").split(" | ") for line in told.stdout.splitlines()[2:])
     assert next(iter(rows)) == "one step, start to end"
-    assert all(float(micros) > 0 for micros in rows.values()), rows
-    assert len(rows) == 12
+    assert all(float(micros) > 0 or "infos" in stage for stage, micros in rows.items()), rows
+    assert len(rows) == 10
 
 
 @pytest.mark.parametrize("name", ["torchrl-parallel", "pufferlib"])

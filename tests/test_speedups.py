@@ -291,7 +291,7 @@ def test_arguments_that_do_not_fit_are_errors():
         speedups.read_frame(-1, 0, [bytearray(28)])
     arrays = np.zeros((2, 3)), np.zeros(2), np.zeros(2, bool), np.zeros(3, bool), [None, None]
     with pytest.raises(ValueError, match="as many rows everywhere"):
-        speedups.step_rows(0, [], [], [], [], {}, 0, memoryview(bytearray(4)), [], arrays)
+        speedups.step_rows(0, 0, [], [], [], [], {}, 0, memoryview(bytearray(4)), [], arrays)
 
 
 @compiled

@@ -201,23 +201,23 @@ class Autoreset:
         return self._steps, self._resets, self.due, self._seeds, at_end, self._mark
 
     def _apart(
-        self, actions: list[Any], into: Into, out: Stepped, begun: tuple[int, Any, bool] | None
+        self, first: int, actions: list[Any], into: Into, out: Stepped, begun: tuple[int, Any, bool] | None
     ) -> Iterator[tuple[int, Any, Any]]:
-        """Step all rows in C. Gives those that are not usual, their actions, and what `step_rows` says of them."""
+        """Step rows in C. Gives those that are not usual, their actions, and what `step_rows` says of them."""
         assert step_rows is not None
         apart: list[int] = []
         out.rows = apart
-        row, count = 0, len(actions)
-        while row < count:
+        row, stop = first, first + len(actions)
+        while row < stop:
             outcome: Any = NotImplemented
             if not out.odd:
                 if begun is None:
-                    begun = step_rows(row, actions, *self.express, out.infos, into)
+                    begun = step_rows(row, first, actions, *self.express, out.infos, into)
                 (row, outcome, out.odd), begun = begun, None
-                if row == count:
+                if row == stop:
                     return
             apart.append(row)
-            yield row, actions[row], outcome
+            yield row, actions[row - first], outcome
             row += 1
 
     def step(
@@ -231,7 +231,7 @@ class Autoreset:
 
         Args:
             rows, actions: as many of each.
-            into: where what is usual may go at once, if all rows are stepped; None: nowhere.
+            into: where what is usual may go at once, if rows follow one another; None: nowhere.
             begun: C has begun with that: the infos until then, and what `step_rows` gave.
         """
         out = Stepped(rows)
@@ -241,7 +241,7 @@ class Autoreset:
         if into is None:
             turns: Iterable[tuple[int, Any, Any]] = zip(rows, actions, [NotImplemented] * len(rows), strict=True)
         else:
-            turns = self._apart(list(actions), into, out, stopped)
+            turns = self._apart(rows[0] if rows else 0, list(actions), into, out, stopped)
         steps, due, mark = self._steps, self.due, self._mark
         rewards, terminated, truncated, infos = out.rewards, out.terminated, out.truncated, out.infos
         observations = out.observations

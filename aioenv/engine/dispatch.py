@@ -119,6 +119,7 @@ class Dispatch:
         # else more is done with a request or a reply than to count it, and to read its tail
         more = images, painter, self.episodes, self.merger, self.restarter, fleet.lanes
         self._only_counts = not any(more)
+        self._no_tails = [b""] * len(fleet.members)
         self._bell = self._make_bell()
         for member in fleet.members:
             member.worker.on_death = self._on_death
@@ -150,13 +151,17 @@ class Dispatch:
         batch = self.new_batch(self._num_envs, lane)
         parts = [Part(m, self._all_slots[m.start : m.stop], m.start, batch) for m in self._fleet.members]
         exchange = Exchange(batch, parts, self._loop)
-        if lane != COPIED:  # it is kept, and may point to itself
-            for part in parts:
-                part.on_reply = partial(self._on_reply, exchange, part)
-                if self._only_counts:
-                    read = partial(self._read_tail, exchange, part)
-                    part.express = Pending(part.into[0], part.on_reply, (part, exchange, read))
+        if lane != COPIED:
+            self.keep(exchange)
         return exchange
+
+    def keep(self, exchange: Exchange) -> None:
+        """This is used again and again, and may point to itself."""
+        for part in exchange.parts:
+            part.on_reply = partial(self._on_reply, exchange, part)
+            if self._only_counts:
+                read = partial(self._read_tail, exchange, part)
+                part.express = Pending(part.into[0], part.on_reply, (part, exchange, read))
 
     def some(self, shares: Sequence[tuple[Member, Slots]], *, stepped: bool) -> Exchange:
         """An exchange with some workers about some of their slots, begun; its parts are ready one by one."""
@@ -177,25 +182,27 @@ class Dispatch:
 
     # ------------------------------------------------------------ out and in
 
-    def submit_steps(self, exchange: Exchange, views: list[memoryview], cuts: list[list[slice]]) -> None:
-        """Send a step to all workers; otherwise as `submit`.
+    def submit_steps(
+        self, exchange: Exchange, views: list[memoryview], cuts: list[list[slice]], tails: list[bytes] | None = None
+    ) -> None:
+        """Send a step whose actions are arrays in frames; otherwise as `submit`.
 
         Args:
-            exchange: one with all workers.
-            views: arrays of actions, as bytes.
-            cuts: by worker, where its bytes are in each of these.
+            exchange: with one part a worker.
+            views: arrays of actions, of all parts, as bytes.
+            cuts: by part, where its bytes are in each of these.
+            tails: by part, which rows of its worker are meant; None: all workers step all rows.
         """
-        parts = exchange.parts
-        sent = 0
+        parts, sent = exchange.parts, 0
         if speedups.send_express is not None and self.trace is None:
-            sent = speedups.send_express(parts, views, cuts)
-            if self._bell is not None and sent == len(parts):
+            sent = speedups.send_express(parts, views, cuts, tails or self._no_tails)
+            if tails is None and self._bell is not None and sent == len(parts):
                 self._bell.begin(exchange)
                 return
         self.listen()
-        for part, mine in zip(parts[sent:], cuts[sent:], strict=True):
+        for part, mine, tail in zip(parts[sent:], cuts[sent:], (tails or self._no_tails)[sent:], strict=True):
             fixed: Any = list(map(getitem, views, mine))
-            self.submit(exchange, part, Sent(Kind.STEP, fixed, b"", part.slots))
+            self.submit(exchange, part, Sent(Kind.STEP, fixed, tail, part.slots))
 
     def submit(self, exchange: Exchange, part: Part, sent: Sent) -> None:
         """Send a part's request; what becomes of it the exchange is told, whatever happens."""

@@ -12,9 +12,9 @@ from typing import Any
 
 from aioenv import frame_io, speedups
 from aioenv.host.polling import MAX_POLL_S, Poller, look_for
-from aioenv.host.service import Begun, Plan
+from aioenv.host.service import Begun, Plan, Service
 from aioenv.wire.decoder import Decoder
-from aioenv.wire.frames import Buffer, Encoder, Frame, Header, Kind
+from aioenv.wire.frames import Buffer, Encoder, Frame, Kind
 
 __all__ = ["Link"]
 
@@ -43,15 +43,10 @@ class Link:
             for fd in (read_fd, write_fd):
                 _enlarge(fd)
 
-    def aim(
-        self,
-        place: Callable[[Header], Sequence[memoryview] | None],
-        expect: Callable[[], Sequence[memoryview] | None],
-        express: Callable[[], Plan | None],
-    ) -> None:
-        """From now on, ask a service where the fixed part of a frame goes, and more (see `Service`)."""
-        self._decoder.place, self._decoder.expect = place, expect
-        self._express = express
+    def aim(self, service: Service) -> None:
+        """From now on, ask a service where the fixed part of a frame goes, and how C answers by itself."""
+        self._decoder.place, self._decoder.expect = service.place, service.expect
+        self._express = service.express
 
     def poll(self, poll_s: float) -> None:
         """From now on, poll up to `poll_s` seconds for the next frame before the process sleeps."""
@@ -70,7 +65,8 @@ class Link:
             plan = None if speedups.serve_express is None else self._express()
             got = self._serve(plan, seconds) if plan is not None else None
             if isinstance(got, tuple):
-                return Begun(Kind.STEP, *got)
+                request, generation, first, count, *rest = got
+                return Begun(Kind.STEP, request, generation, range(first, first + count), *rest)
             if got is not None and got < 0:  # what has come is answered
                 seconds = self._wait_on(-got, seconds)
                 continue

@@ -21,10 +21,11 @@ class Reply(NamedTuple):
 
 
 class Begun(NamedTuple):
-    """A STEP of all rows that C has begun (see `speedups.step_rows`).
+    """A STEP that C has begun (see `speedups.step_rows`).
 
     Attributes:
-        actions: of all rows.
+        rows: those that are stepped.
+        actions: one a row.
         infos: of those that were stepped.
         row: the first that was not; -1: what the envs did keeps this from going on.
         outcome: what the `step` or `reset` of that gave, or raised; with -1 what is wrong.
@@ -34,6 +35,7 @@ class Begun(NamedTuple):
     kind: Kind
     request: int
     generation: int
+    rows: range
     actions: list[Any]
     infos: list[tuple[int, dict[str, Any]]]
     row: int

@@ -17,7 +17,7 @@ from aioenv.host.log_records import tell_records
 from aioenv.host.mujoco_gl import choose_backend_late, note_missing_opengl
 from aioenv.host.mujoco_log import divert_warnings
 from aioenv.host.registry import restore_registry
-from aioenv.host.service import Begun, Plan, Reply, Service
+from aioenv.host.service import Begun, Reply, Service
 from aioenv.host.tracing import TracedService
 from aioenv.machine import leave_cpus_to_others
 from aioenv.trace.ring import TRACE, Handle, Ring
@@ -132,11 +132,8 @@ class _Loop:
             importlib.import_module(name)
         service: Service = load_code(start.service)()
         self._service = service
-        self._link.aim(service.place, service.expect, self._express)
+        self._link.aim(service)
         return dump(service.describe())
-
-    def _express(self) -> Plan | None:
-        return self._service.express() if self._service is not None else None
 
     def _call(self, frame: Frame) -> Reply:
         call: Call = load(frame.tail)
@@ -152,9 +149,12 @@ class _Loop:
         if isinstance(self._service, TracedService):
             self._service.ring.close()
             self._service = self._service.service
-        if handle is not None and self._service is not None:
+        if self._service is None:
+            return
+        if handle is not None:
             with contextlib.suppress(OSError, ValueError):  # the parent has thought better of it
                 self._service = TracedService(self._service, Ring.open(handle))
+        self._link.aim(self._service)
 
 
 def settle_in(start: Start, before: Mapping[str, str]) -> None:

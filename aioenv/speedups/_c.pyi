@@ -40,7 +40,7 @@ def read_frame(fd: int, chain: int, buffers: list[Any]) -> int | tuple[int, int,
         OSError: if `readv` says so; after `EINTR` it is called again, once Python's signal handlers have run.
     """
 
-def send_express(parts: list[Any], views: list[memoryview], cuts: list[list[slice]], /) -> int:
+def send_express(parts: list[Any], views: list[memoryview], cuts: list[list[slice]], tails: list[bytes], /) -> int:
     """Send a step to workers, in order, up to the first to which it can't be written just like that.
 
     To one that is away, is traced, has something left to send or whose requests were abandoned, or whose part of an
@@ -50,8 +50,9 @@ def send_express(parts: list[Any], views: list[memoryview], cuts: list[list[slic
     Args:
         parts: `engine.batch.Part`s: their `express` is what will await the reply, and their `member.worker.express` the
             channel. `request` is set.
-        views: arrays of actions, of all slots, as bytes.
+        views: arrays of actions, of all parts, as bytes.
         cuts: for each part, where its bytes are in each of these.
+        tails: for each part, what is not arrays.
 
     Returns:
         How many were sent.
@@ -93,27 +94,28 @@ def serve_express(
         int,
         memoryview,
         tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any], list[Any]],
-        list[memoryview],
+        Callable[[int, int], list[memoryview]],
         list[tuple[int, list[Any], list[type]]],
     ],
     seconds: float,
     /,
-) -> int | tuple[int, int, list[Any], list[tuple[int, dict[str, Any]]], int, Any, bool] | None:
-    """Answer plain steps of a worker's envs, until something else comes, or nothing.
+) -> int | tuple[int, int, int, int, list[Any], list[tuple[int, dict[str, Any]]], int, Any, bool] | None:
+    """Answer plain steps of a worker's envs, all or successive rows, until something else comes, or nothing.
 
     Args:
         read_fd, write_fd: of the channel; there is something to read.
         decoder, encoder: of the same.
         plan: where actions are read into; the array that they are then; `steps`, `resets`, `due`, `seeds`, `at_end`,
-            `mark` and `into` as `step_rows` takes them; what travels of that; and the sorts of infos that the parent
-            knows as columns (see `batching.gather.Gatherer.sorts`).
+            `mark` and `into` as `step_rows` takes them; what tells what travels of so many rows from one on; and the
+            sorts of infos that the parent knows as columns (see `batching.gather.Gatherer.sorts`).
         seconds: how long not to sleep after a reply, before that is nothing.
 
     Returns:
         * minus how many steps were answered, the last of them so many seconds ago;
         * how many bytes lie in `decoder.buffers()`, if they are no plain step; 0 at the end of the stream;
         * None if nothing was read, since the decoder is amid a frame;
-        * of a step that is not usual, or has infos of other sorts, what `host.service.Begun` is made of.
+        * of a step that is not usual, or has infos of other sorts, what `host.service.Begun` is made of, with the first
+          row and how many instead of `rows`.
 
     Raises:
         OSError: if a reply can't be written.
@@ -122,6 +124,7 @@ def serve_express(
 
 def step_rows(
     row: int,
+    first: int,
     actions: list[Any],
     steps: list[Callable[[Any], Any]],
     resets: list[Callable[..., Any]],
@@ -136,8 +139,9 @@ def step_rows(
     """Step envs, from one row on, up to the first that is not usual.
 
     Args:
-        row: the first.
-        actions: one a row.
+        row: the one to begin with.
+        first: the row of the first action.
+        actions: of that and the rows after it.
         steps, resets: the envs' `step` and `reset`.
         due: what a row's next step is: one of its env (0), a reset (1); anything else is not usual.
         seeds: for the next resets; nothing is usual about one then.
@@ -148,7 +152,7 @@ def step_rows(
             rows as first axis; and the list of the last observations.
 
     Returns:
-        The row that was not usual, or how many there are; what its `step` or `reset` gave, or raised, or NotImplemented
-        if neither was called: nothing of it was put down; and whether what was not usual, like the dtype of an
-        observation, is probably so each time.
+        The row that was not usual, or the one after the last; what its `step` or `reset` gave, or raised, or
+        NotImplemented if neither was called: nothing of it was put down; and whether what was not usual, like the dtype
+        of an observation, is probably so each time.
     """

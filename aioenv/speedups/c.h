@@ -66,6 +66,9 @@ int crc_of(PyObject *buffer, uint32_t *crc);
 int is_whole(Py_ssize_t count, uint32_t chain, const Buffers *buffers, uint32_t max_tail);
 uint32_t tail_size(const Buffers *buffers);
 
+/* Likewise of one whose fixed part fills so much of the guess and whose tail is elsewhere, as to its CRCs. */
+int is_in_order(uint32_t chain, const Buffers *buffers, Py_ssize_t size, const uint8_t *tail, Py_ssize_t tail_bytes);
+
 /* Makes ready to read a frame whose fixed part goes into these buffers, a list, if the decoder is between two frames:
  * 1, and the CRC of the frame before; 0 if it is not, or there are too many; -1: exception. */
 int offer(Held *held, PyObject *decoder, PyObject *into, Buffers *buffers, uint32_t *chain);
@@ -103,16 +106,17 @@ void end_columns(Columns *columns);
 
 /* ------------------------------------------------------------ rows.c */
 
-/* What it takes to step envs: see `step_rows`. */
+/* What it takes to step envs, whose first row has the first action: see `step_rows`. */
 typedef struct {
+    Py_ssize_t first;
     PyObject *actions, *steps, *resets, *due, *seeds, *mark, *infos, *into;
     Columns *columns; /* take infos before the list does, if they can; NULL: the list gets all */
     long at_end;
 } Stepping;
 
-/* What came of that. */
+/* What came of that: the row that was not usual, or the one after the last. */
 typedef struct {
-    Py_ssize_t row, rows;
+    Py_ssize_t row;
     PyObject *outcome; /* a new reference; NULL: none */
     int odd;
 } Stopped;

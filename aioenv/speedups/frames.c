@@ -21,15 +21,17 @@ int crc_of(PyObject *buffer, uint32_t *crc) {
     return 0;
 }
 
-/* The CRC of a header, after one whose CRC was `chain`. */
-static int chain_on(const uint8_t *head, uint32_t *chain) {
-    PyObject *view = PyMemoryView_FromMemory((char *)head, OWN_CRC, PyBUF_READ);
-    if (view == NULL)
-        return -1;
-    int failed = crc_of(view, chain);
-    Py_DECREF(view);
+static int crc_of_bytes(const void *bytes, Py_ssize_t count, uint32_t *crc) {
+    if (!count)
+        return 0;
+    PyObject *view = PyMemoryView_FromMemory((char *)bytes, count, PyBUF_READ);
+    int failed = view == NULL ? -1 : crc_of(view, crc);
+    Py_XDECREF(view);
     return failed;
 }
+
+/* The CRC of a header, after one whose CRC was `chain`. */
+static int chain_on(const uint8_t *head, uint32_t *chain) { return crc_of_bytes(head, OWN_CRC, chain); }
 
 static void put_word(uint8_t *to, uint32_t number) {
     for (int i = 0; i < 4; i++)
@@ -135,32 +137,35 @@ done:
 
 uint32_t tail_size(const Buffers *buffers) { return word_at((const uint8_t *)buffers->views[0].buf + 16); }
 
+int is_in_order(uint32_t chain, const Buffers *buffers, Py_ssize_t size, const uint8_t *tail, Py_ssize_t tail_bytes) {
+    const uint8_t *head = buffers->views[0].buf;
+    uint32_t body = 0;
+    if (memcmp(head, MAGIC, 2) || head[2] != VERSION)
+        return 0;
+    for (int i = 1; size; i++) {
+        const Py_buffer *view = &buffers->views[i];
+        Py_ssize_t here = view->len < size ? view->len : size;
+        if (crc_of_bytes(view->buf, here, &body) < 0)
+            return -1;
+        size -= here;
+    }
+    if (crc_of_bytes(tail, tail_bytes, &body) < 0 || chain_on(head, &chain) < 0)
+        return -1;
+    return body == word_at(head + 20) && chain == word_at(head + OWN_CRC);
+}
+
 int is_whole(Py_ssize_t count, uint32_t chain, const Buffers *buffers, uint32_t max_tail) {
     const uint8_t *head = buffers->views[0].buf;
     const Py_buffer *spill = &buffers->views[buffers->count - 1];
     Py_ssize_t size = 0;
-    uint32_t body = 0;
     for (int i = 1; i < buffers->count - 1; i++)
         size += buffers->views[i].len;
-    if (count < HEADER_BYTES + size || memcmp(head, MAGIC, 2) || head[2] != VERSION ||
-        word_at(head + 12) != (size_t)size)
+    if (count < HEADER_BYTES + size || word_at(head + 12) != (size_t)size)
         return 0;
     uint32_t tail = tail_size(buffers);
     if (tail > max_tail || tail > spill->len || count != HEADER_BYTES + size + tail)
         return 0;
-    for (int i = 1; i < buffers->count - 1; i++)
-        if (buffers->views[i].len && crc_of(buffers->views[i].obj, &body) < 0)
-            return -1;
-    if (tail) {
-        PyObject *view = PyMemoryView_FromMemory(spill->buf, tail, PyBUF_READ);
-        int failed = view == NULL ? -1 : crc_of(view, &body);
-        Py_XDECREF(view);
-        if (failed)
-            return -1;
-    }
-    if (chain_on(head, &chain) < 0)
-        return -1;
-    return body == word_at(head + 20) && chain == word_at(head + OWN_CRC);
+    return is_in_order(chain, buffers, size, spill->buf, tail);
 }
 
 PyObject *read_frame(PyObject *module, PyObject *const *args, Py_ssize_t argc) {

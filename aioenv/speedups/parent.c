@@ -46,24 +46,26 @@ static int keep_rest(const Line *line, const uint8_t *head, PyObject *pieces, Py
 }
 
 /* Writes a step; 1 if that was done, 0 if nothing was, -1: exception. */
-static int write_step(const Line *line, PyObject *part, PyObject *views, PyObject *cuts) {
+static int write_step(const Line *line, PyObject *part, PyObject *views, PyObject *cuts, PyObject *tail) {
     Buffers buffers = {.count = 0};
     uint8_t head[HEADER_BYTES];
     uint32_t body = 0, chain = line->chain;
     Py_ssize_t size = 0, arrays = PyList_GET_SIZE(views);
     int done = -1;
-    PyObject *pieces = PyList_New(arrays + 1); /* the first place is the header's */
+    PyObject *pieces = PyList_New(arrays + 2); /* the first place is the header's, the last the tail's */
     if (pieces == NULL)
         return -1;
-    for (Py_ssize_t i = 0; i < arrays; i++) {
-        PyObject *piece = PyObject_GetItem(PyList_GET_ITEM(views, i), PyList_GET_ITEM(cuts, i));
+    PyList_SET_ITEM(pieces, arrays + 1, Py_NewRef(tail));
+    for (Py_ssize_t i = 0; i <= arrays; i++) {
+        PyObject *piece = i < arrays ? PyObject_GetItem(PyList_GET_ITEM(views, i), PyList_GET_ITEM(cuts, i)) : tail;
         if (piece == NULL)
             goto done;
-        PyList_SET_ITEM(pieces, i + 1, piece);
+        if (i < arrays)
+            PyList_SET_ITEM(pieces, i + 1, piece);
         if (add_buffer(&buffers, piece, PyBUF_SIMPLE) < 0)
             goto done;
         Py_ssize_t bytes = buffers.views[i].len;
-        size += bytes;
+        size += i < arrays ? bytes : 0;
         if (bytes && crc_of(piece, &body) < 0)
             goto done;
     }
@@ -71,7 +73,8 @@ static int write_step(const Line *line, PyObject *part, PyObject *views, PyObjec
         done = 0;
         goto done;
     }
-    if (put_head_before(&buffers, head, KIND_STEP, line->number, line->generation, size, 0, body, &chain) < 0)
+    Py_ssize_t rest = buffers.views[arrays].len;
+    if (put_head_before(&buffers, head, KIND_STEP, line->number, line->generation, size, rest, body, &chain) < 0)
         goto done;
     /* it does not wait, and who gives the GIL away may get it back much later */
     ssize_t written = writev(line->fd, buffers.parts, buffers.count + 1);
@@ -83,7 +86,7 @@ static int write_step(const Line *line, PyObject *part, PyObject *views, PyObjec
         set_word(line->requests, str_next, line->number + 1) < 0 || set_word(line->encoder, str_chain, chain) < 0 ||
         PyObject_SetAttr(part, str_request, line->request) < 0)
         goto done;
-    done = written == HEADER_BYTES + size || keep_rest(line, head, pieces, written) == 0 ? 1 : -1;
+    done = written == HEADER_BYTES + size + rest || keep_rest(line, head, pieces, written) == 0 ? 1 : -1;
 done:
     release_buffers(&buffers);
     Py_DECREF(pieces);
@@ -91,15 +94,16 @@ done:
 }
 
 PyObject *send_express(PyObject *module, PyObject *const *args, Py_ssize_t argc) {
-    if (argc != 3 || !PyList_Check(args[0]) || !PyList_Check(args[1]) || !PyList_Check(args[2]) ||
-        PyList_GET_SIZE(args[0]) != PyList_GET_SIZE(args[2]) || PyList_GET_SIZE(args[1]) > MAX_BUFFERS - 1) {
-        PyErr_SetString(PyExc_TypeError, "send_express: expected lists of parts, of views, and of cuts");
+    if (argc != 4 || !PyList_Check(args[0]) || !PyList_Check(args[1]) || !PyList_Check(args[2]) ||
+        !PyList_Check(args[3]) || PyList_GET_SIZE(args[0]) != PyList_GET_SIZE(args[2]) ||
+        PyList_GET_SIZE(args[0]) != PyList_GET_SIZE(args[3]) || PyList_GET_SIZE(args[1]) > MAX_BUFFERS - 1) {
+        PyErr_SetString(PyExc_TypeError, "send_express: expected lists of parts, of views, of cuts, and of tails");
         return NULL;
     }
     PyObject *parts = args[0], *views = args[1];
     Py_ssize_t sent = 0;
     int done = 1;
-    for (; done == 1 && sent < PyList_GET_SIZE(parts) && sent < PyList_GET_SIZE(args[2]); sent += done == 1) {
+    for (; done == 1 && sent < PyList_GET_SIZE(parts); sent += done == 1) {
         PyObject *part = PyList_GET_ITEM(parts, sent), *cuts = PyList_GET_ITEM(args[2], sent);
         if (!PyList_Check(cuts) || PyList_GET_SIZE(cuts) != PyList_GET_SIZE(views)) {
             PyErr_SetString(PyExc_TypeError, "send_express: expected a cut for each view");
@@ -109,7 +113,7 @@ PyObject *send_express(PyObject *module, PyObject *const *args, Py_ssize_t argc)
         Line line;
         done = find_line(&held, part, &line);
         if (done == 1)
-            done = write_step(&line, part, views, cuts);
+            done = write_step(&line, part, views, cuts, PyList_GET_ITEM(args[3], sent));
         let_go(&held);
     }
     return done < 0 ? NULL : PyLong_FromSsize_t(sent);

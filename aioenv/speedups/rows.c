@@ -186,14 +186,14 @@ int step_from(Py_ssize_t row, const Stepping *stepping, Stopped *stopped) {
         release_into(&into);
         return -1;
     }
-    Py_ssize_t rows = PyList_GET_SIZE(into.last);
+    Py_ssize_t rows = PyList_GET_SIZE(into.last), first = stepping->first, count = PyList_GET_SIZE(actions);
     PyObject *outcome = NULL;
     int put = DONE;
-    if (row < 0 || mark.len < (Py_ssize_t)sizeof(uint32_t))
+    if (first < 0 || row < first || first + count > rows || mark.len < (Py_ssize_t)sizeof(uint32_t))
         put = RAISED;
-    for (; put == DONE && row < rows; row++) {
+    for (; put == DONE && row < first + count; row++) {
         /* an env may do anything, to these lists too */
-        if (PyList_GET_SIZE(actions) != rows || PyList_GET_SIZE(stepping->steps) != rows ||
+        if (PyList_GET_SIZE(actions) != count || PyList_GET_SIZE(stepping->steps) != rows ||
             PyList_GET_SIZE(stepping->resets) != rows || PyList_GET_SIZE(due) != rows ||
             PyList_GET_SIZE(into.last) != rows) {
             put = RAISED;
@@ -209,7 +209,7 @@ int step_from(Py_ssize_t row, const Stepping *stepping, Stopped *stopped) {
         if (next) {
             outcome = PyObject_CallNoArgs(callee);
         } else {
-            PyObject *action = Py_NewRef(PyList_GET_ITEM(actions, row));
+            PyObject *action = Py_NewRef(PyList_GET_ITEM(actions, row - first));
             outcome = PyObject_CallOneArg(callee, action);
             Py_DECREF(action);
         }
@@ -235,18 +235,19 @@ int step_from(Py_ssize_t row, const Stepping *stepping, Stopped *stopped) {
             PyErr_SetString(PyExc_ValueError, "expected one of everything a row");
         return -1;
     }
-    *stopped = (Stopped){.row = row, .rows = rows, .outcome = outcome, .odd = put == ODD};
+    *stopped = (Stopped){.row = row, .outcome = outcome, .odd = put == ODD};
     return 0;
 }
 
 PyObject *step_rows(PyObject *module, PyObject *const *args, Py_ssize_t argc) {
-    if (argc != 10 || !PyList_Check(args[1]) || !PyList_Check(args[2]) || !PyList_Check(args[3]) ||
-        !PyList_Check(args[4]) || !PyDict_Check(args[5]) || !PyList_Check(args[8])) {
-        PyErr_SetString(PyExc_TypeError, "step_rows: expected 10 arguments, lists and a dict among them");
+    if (argc != 11 || !PyList_Check(args[2]) || !PyList_Check(args[3]) || !PyList_Check(args[4]) ||
+        !PyList_Check(args[5]) || !PyDict_Check(args[6]) || !PyList_Check(args[9])) {
+        PyErr_SetString(PyExc_TypeError, "step_rows: expected 11 arguments, lists and a dict among them");
         return NULL;
     }
-    Stepping stepping = {args[1], args[2], args[3], args[4], args[5], args[7], args[8], args[9], NULL, 0};
-    stepping.at_end = PyLong_AsLong(args[6]);
+    Stepping stepping = {0, args[2], args[3], args[4], args[5], args[6], args[8], args[9], args[10], NULL, 0};
+    stepping.first = PyLong_AsSsize_t(args[1]);
+    stepping.at_end = PyLong_AsLong(args[7]);
     Py_ssize_t row = PyLong_AsSsize_t(args[0]);
     Stopped stopped;
     if (PyErr_Occurred() || step_from(row, &stepping, &stopped) < 0)

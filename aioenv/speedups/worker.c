@@ -3,14 +3,23 @@
 #include "c.h"
 
 /* What a service's `express` gives. */
-enum { VIEWS, ACTIONS, STEPS, RESETS, DUE, SEEDS, AT_END, MARK, INTO, FIXED, SORTS, PARTS };
+enum { VIEWS, ACTIONS, STEPS, RESETS, DUE, SEEDS, AT_END, MARK, INTO, FIXED_OF, SORTS, PARTS };
+
+/* The tail of a request for successive rows: see `wire.messages.dump_step`. */
+enum { RUN_BYTES = 9 };
+
+/* A request to step rows. */
+typedef struct {
+    uint32_t id, generation;
+    Py_ssize_t first, count;
+} Request;
 
 static int check_plan(PyObject *plan) {
     if (!PyTuple_Check(plan) || PyTuple_GET_SIZE(plan) != PARTS) {
         PyErr_SetString(PyExc_TypeError, "serve_express: expected a plan of 11 parts");
         return -1;
     }
-    const int lists[] = {VIEWS, STEPS, RESETS, DUE, FIXED, SORTS};
+    const int lists[] = {VIEWS, STEPS, RESETS, DUE, SORTS};
     for (size_t i = 0; i < sizeof lists / sizeof *lists; i++)
         if (!PyList_CheckExact(PyTuple_GET_ITEM(plan, lists[i]))) {
             PyErr_SetString(PyExc_TypeError, "serve_express: expected lists in the plan");
@@ -23,10 +32,29 @@ static int check_plan(PyObject *plan) {
     return 0;
 }
 
-/* Reads a request: 1 if it is a plain step, whose ids these are; 0 if not, and how many bytes lie in the decoder's
- * buffers; -2 if nothing was read; -1: exception. */
-static int read_step(int fd, PyObject *decoder, PyObject *views, Py_ssize_t *count, uint32_t *request,
-                     uint32_t *generation) {
+/* Whether what was read is a whole request for some of the rows: their actions, which lie where those of the first rows
+ * would, and a tail behind them. -1: exception. */
+static int is_run(Py_ssize_t count, uint32_t chain, const Buffers *buffers, Py_ssize_t rows, Request *request) {
+    const Py_buffer *head = &buffers->views[0], *actions = &buffers->views[1], *spill = &buffers->views[2];
+    if (count < HEADER_BYTES + RUN_BYTES || buffers->count != 3 || tail_size(buffers) != RUN_BYTES || actions->len % rows)
+        return 0;
+    Py_ssize_t size = word_at((const uint8_t *)head->buf + 12), each = actions->len / rows;
+    if (!each || size % each || size >= actions->len || count != HEADER_BYTES + size + RUN_BYTES)
+        return 0;
+    Py_ssize_t here = size + RUN_BYTES < actions->len ? size + RUN_BYTES : actions->len, over = size + RUN_BYTES - here;
+    uint8_t tail[RUN_BYTES];
+    memcpy(tail, (char *)actions->buf + size, (size_t)(here - size));
+    memcpy(tail + (here - size), spill->buf, (size_t)over);
+    request->first = word_at(tail + 1);
+    request->count = word_at(tail + 5);
+    if (tail[0] != 'R' || !request->count || request->count != size / each || request->first + request->count > rows)
+        return 0;
+    return is_in_order(chain, buffers, size, tail, RUN_BYTES);
+}
+
+/* Reads a request: 1 if it is a plain step; 0 if not, and how many bytes lie in the decoder's buffers; -2 if nothing was
+ * read; -1: exception. */
+static int read_step(int fd, PyObject *decoder, PyObject *views, Py_ssize_t rows, Py_ssize_t *count, Request *request) {
     Held held = {.count = 0};
     Buffers buffers = {.count = 0};
     uint32_t chain;
@@ -41,12 +69,15 @@ static int read_step(int fd, PyObject *decoder, PyObject *views, Py_ssize_t *cou
         goto done;
     }
     const uint8_t *head = buffers.views[0].buf;
+    *request = (Request){.first = 0, .count = rows};
     usual = is_whole(*count, chain, &buffers, 0);
+    if (!usual)
+        usual = is_run(*count, chain, &buffers, rows, request);
     if (usual == 1 && head[3] != KIND_STEP)
         usual = 0;
     if (usual == 1) {
-        *request = word_at(head + 4);
-        *generation = word_at(head + 8);
+        request->id = word_at(head + 4);
+        request->generation = word_at(head + 8);
         if (set_word(decoder, str_chain, word_at(head + OWN_CRC)) < 0)
             usual = -1;
     }
@@ -82,8 +113,7 @@ static int write_all(int fd, struct iovec *parts, int count) {
     return 0;
 }
 
-static int write_result(int fd, PyObject *encoder, PyObject *fixed, PyObject *tail, uint32_t request,
-                        uint32_t generation) {
+static int write_result(int fd, PyObject *encoder, PyObject *fixed, PyObject *tail, const Request *request) {
     Buffers buffers = {.count = 0};
     uint8_t head[HEADER_BYTES];
     uint32_t chain, body = 0;
@@ -105,7 +135,7 @@ static int write_result(int fd, PyObject *encoder, PyObject *fixed, PyObject *ta
         if (bytes && crc_of(part, &body) < 0)
             goto done;
     }
-    if (put_head_before(&buffers, head, KIND_RESULT, request, generation, size, buffers.views[parts].len, body, &chain) ==
+    if (put_head_before(&buffers, head, KIND_RESULT, request->id, request->generation, size, buffers.views[parts].len, body, &chain) ==
             0 &&
         set_word(encoder, str_chain, chain) == 0)
         done = write_all(fd, buffers.parts, buffers.count + 1);
@@ -115,12 +145,28 @@ done:
     return done;
 }
 
-/* The actions of all rows, as a list of elements of a copy: envs may keep them, and the next are read into the array. */
-static PyObject *listed(PyObject *actions) {
-    PyObject *copy = PyObject_CallMethodNoArgs(actions, str_copy);
+/* The first so many actions, as a list of elements of a copy: envs may keep them, and the next are read into the array. */
+static PyObject *listed(PyObject *actions, Py_ssize_t count) {
+    PyObject *some = PySequence_GetSlice(actions, 0, count);
+    PyObject *copy = some == NULL ? NULL : PyObject_CallMethodNoArgs(some, str_copy);
     PyObject *list = copy == NULL ? NULL : PySequence_List(copy);
+    Py_XDECREF(some);
     Py_XDECREF(copy);
     return list;
+}
+
+/* What travels of these rows, a list. */
+static PyObject *fixed_of(PyObject *callable, const Request *request) {
+    PyObject *first = PyLong_FromSsize_t(request->first), *count = PyLong_FromSsize_t(request->count);
+    PyObject *arguments[] = {first, count};
+    PyObject *fixed = first == NULL || count == NULL ? NULL : PyObject_Vectorcall(callable, arguments, 2, NULL);
+    Py_XDECREF(first);
+    Py_XDECREF(count);
+    if (fixed != NULL && !PyList_CheckExact(fixed)) {
+        PyErr_SetString(PyExc_TypeError, "serve_express: expected a list of what travels");
+        Py_CLEAR(fixed);
+    }
+    return fixed;
 }
 
 static int clear_mark(PyObject *mark) {
@@ -147,28 +193,29 @@ PyObject *serve_express(PyObject *module, PyObject *const *args, Py_ssize_t argc
     long at_end = PyLong_AsLong(PLAN(AT_END));
     if (PyErr_Occurred())
         return NULL;
+    Py_ssize_t rows = PyList_GET_SIZE(PLAN(STEPS));
     for (Py_ssize_t served = 0;;) {
         Py_ssize_t count = 0;
-        uint32_t request, generation;
-        int usual = read_step(read_fd, decoder, PLAN(VIEWS), &count, &request, &generation);
+        Request request;
+        int usual = read_step(read_fd, decoder, PLAN(VIEWS), rows, &count, &request);
         if (usual == -1)
             return NULL;
         if (usual == -2)
             Py_RETURN_NONE;
         if (usual == 0)
             return PyLong_FromSsize_t(count);
-        PyObject *actions = listed(PLAN(ACTIONS)), *infos = actions == NULL ? NULL : PyList_New(0);
+        PyObject *actions = listed(PLAN(ACTIONS), request.count), *infos = actions == NULL ? NULL : PyList_New(0);
         if (infos == NULL) {
             Py_XDECREF(actions);
             return NULL;
         }
-        Columns columns = {.sorts = PLAN(SORTS), .rows = PyList_GET_SIZE(PLAN(STEPS)), .last = -1};
-        Stepping stepping = {actions,    PLAN(STEPS), PLAN(RESETS), PLAN(DUE), PLAN(SEEDS),
-                             PLAN(MARK), infos,       PLAN(INTO),   &columns,  at_end};
+        Columns columns = {.sorts = PLAN(SORTS), .rows = request.count, .last = -1};
+        Stepping stepping = {request.first, actions, PLAN(STEPS), PLAN(RESETS), PLAN(DUE), PLAN(SEEDS),
+                             PLAN(MARK),    infos,   PLAN(INTO),  &columns,     at_end};
         Stopped stopped;
-        if (step_from(0, &stepping, &stopped) < 0) /* an env has taken its worker apart: who asked for the step hears */
+        if (step_from(request.first, &stepping, &stopped) < 0) /* an env has taken its worker apart: the step fails */
             stopped = (Stopped){.row = -1, .outcome = caught()};
-        if (stopped.row < stopped.rows || PyList_GET_SIZE(infos)) {
+        if (stopped.row < request.first + request.count || PyList_GET_SIZE(infos)) {
             if (columns.sorts != NULL && take_back(&columns, infos) < 0) {
                 end_columns(&columns);
                 Py_XDECREF(stopped.outcome);
@@ -176,18 +223,19 @@ PyObject *serve_express(PyObject *module, PyObject *const *args, Py_ssize_t argc
                 Py_DECREF(infos);
                 return NULL;
             }
-            return Py_BuildValue("(kkNNnNO)", (unsigned long)request, (unsigned long)generation, actions, infos,
-                                 stopped.row,
+            return Py_BuildValue("(kknnNNnNO)", (unsigned long)request.id, (unsigned long)request.generation, request.first,
+                                 request.count, actions, infos, stopped.row,
                                  stopped.outcome == NULL ? Py_NewRef(Py_NotImplemented) : stopped.outcome,
                                  stopped.odd ? Py_True : Py_False);
         }
         Py_DECREF(actions);
         Py_DECREF(infos);
-        PyObject *tail = tail_of(&columns);
+        PyObject *tail = tail_of(&columns), *fixed = tail == NULL ? NULL : fixed_of(PLAN(FIXED_OF), &request);
         end_columns(&columns);
-        int failed = tail == NULL || clear_mark(PLAN(MARK)) < 0 ||
-                     write_result(write_fd, encoder, PLAN(FIXED), tail, request, generation) < 0;
+        int failed = fixed == NULL || clear_mark(PLAN(MARK)) < 0 ||
+                     write_result(write_fd, encoder, fixed, tail, &request) < 0;
         Py_XDECREF(tail);
+        Py_XDECREF(fixed);
         if (failed)
             return NULL;
         served++;

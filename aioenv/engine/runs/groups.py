@@ -8,6 +8,7 @@ cancelled step.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -53,6 +54,10 @@ class Group:
         # the same for every step, unless actions are objects
         self._rows = [None if _whole(m, mine) else compact((mine - m.start).tolist()) for m, mine in shares]
         self._tails = [step_tail(rows, ()) for rows in self._rows]
+        sizes = [leaf.dtype.itemsize * prod(leaf.shape) for leaf in schedule.fleet.actions.leaves]
+        stops = np.cumsum([len(mine) for _, mine in shares]).tolist()
+        runs = list(zip([0, *stops], stops, strict=False))
+        self._cuts = [[slice(start * size, stop * size) for size in sizes] for start, stop in runs]
 
     def send(self, actions: Any) -> tuple[Arrays, Sequence[Sequence[Any]]]:
         """Step all slots; gives the actions as the layout takes them apart.
@@ -70,6 +75,10 @@ class Group:
         schedule.table.check_send(self.slots, name, reset=False)
         exchange = self._exchanges.take()
         parts, tails = exchange.parts, self._tails
+        if not objects and not schedule.dispatch.shared_actions:
+            self._hold(exchange, stepped=True)
+            schedule.dispatch.submit_steps(exchange, [byte_view(array) for array in arrays], self._cuts, tails)
+            return
         if objects:
             columns = [[column[part.start : part.stop] for column in objects] for part in parts]
             tails = [step_tail(rows, mine) for rows, mine in zip(self._rows, columns, strict=True)]
@@ -142,17 +151,28 @@ class Group:
         parts: list[Part] = []
         for member, slots in shares:
             parts.append(Part(member, slots, parts[-1].stop if parts else 0, batch))
-        return Exchange(batch, parts, self._schedule.loop)
+        exchange = Exchange(batch, parts, self._schedule.loop)
+        if lane != COPIED:
+            dispatch.keep(exchange)
+        return exchange
 
-    def _begin(self, exchange: Exchange, requests: list[Sent], *, stepped: bool) -> None:
+    def _hold(self, exchange: Exchange, *, stepped: bool) -> None:
+        """This is about to be sent."""
         schedule = self._schedule
         exchange.begin(stepped=stepped, waiting=True)
         schedule.table.move(exchange.slots, SlotState.IN_FLIGHT)
         if schedule.images is not None:
             exchange.images = schedule.images.begin(exchange.slots)
         self._exchange = exchange
+
+    def _begin(self, exchange: Exchange, requests: list[Sent], *, stepped: bool) -> None:
+        self._hold(exchange, stepped=stepped)
         for part, sent in zip(exchange.parts, requests, strict=True):
-            schedule.dispatch.submit(exchange, part, sent)
+            self._schedule.dispatch.submit(exchange, part, sent)
+
+    def close(self) -> None:
+        """Nothing more will be sent: let go of the memory of results, but for what is in flight."""
+        self._exchanges.clear()
 
     async def recv(self) -> Came:
         """Wait for what was sent; its results, and what went wrong in some slots.

@@ -197,6 +197,8 @@ class Live:
                 break
         if self._paused is not before or self._group is None:
             self._paused = before
+            if self._group is not None:
+                self._group.close()
             self._group = Group(schedule, np.flatnonzero(~paused)) if not paused.all() else None
         if self._group is None:
             await asyncio.sleep(0)  # whoever steps in a loop lets others run

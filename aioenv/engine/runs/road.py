@@ -86,6 +86,9 @@ class AnyGroup(Protocol):
     def abandon(self) -> None:
         """Nobody will wait for what is in flight, if anything is: the next step or rollout drops it."""
 
+    def close(self) -> None:
+        """Nothing more will be sent."""
+
 
 class Road(Protocol):
     """Splits slots into groups, and knows how they stand."""

@@ -161,6 +161,9 @@ class _Run:
             if isinstance(error, StepTimeout):
                 error.partial = self._record.result(self._turns)
             raise
+        finally:
+            for turn in self._turns:
+                turn.group.close()
         return self._record.result(self._turns)
 
     async def _look(self) -> None:

@@ -118,6 +118,9 @@ class SoloGroup:
         infos = [(value.info, slots)]
         return Came(obs, objects, reward, terminated, truncated, np.ones(n, np.bool_), infos, None)
 
+    def close(self) -> None:
+        """See `AnyGroup`: nothing is kept."""
+
     def abandon(self) -> None:
         """See `AnyGroup.abandon`."""
         flight, self._flight = self._flight, None

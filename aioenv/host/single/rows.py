@@ -56,7 +56,7 @@ class Rows:
             self._into = [(lane.get(0, own[0]), self._reward, *flags, self._last) for lane in shared]
 
     def into(self, lane: int) -> Into | None:
-        """Where a step of all rows may put usual results at once; None: `store` them."""
+        """Where a step of rows that follow one another may put usual results at once; None: `store` them."""
         return self._into[lane] if self._into is not None else None
 
     def store(self, lane: int, out: Stepped) -> None:
@@ -120,10 +120,17 @@ class Rows:
         start = run_of(rows)
         if start is None:
             return [byte_view(array[list(rows)]) for array in arrays]
-        key = stepped, start, len(rows)
+        return self._run(arrays, stepped, start, len(rows))
+
+    def stepped_run(self, start: int, count: int) -> Sequence[Buffer]:
+        """As `buffers`, of so many rows from one on, after a step."""
+        return self._run(self._step_arrays, True, start, count)
+
+    def _run(self, arrays: Arrays, stepped: bool, start: int, count: int) -> Sequence[Buffer]:
+        key = stepped, start, count
         views = self._views.get(key)
         if views is None:
-            views = self._views[key] = [byte_view(array[start : start + len(rows)]) for array in arrays]
+            views = self._views[key] = [byte_view(array[start : start + count]) for array in arrays]
         return views
 
 

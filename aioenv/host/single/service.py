@@ -174,7 +174,7 @@ class EnvService(EnvResume, SlotService):
         else:
             rows = chosen
             actions = self._actions.of_some(lane, rows, data, action_objects or ())
-        out = self._stepper.step(rows, actions, self._rows.into(lane) if rows is self._all_rows else None)
+        out = self._stepper.step(rows, actions, self._rows.into(lane) if isinstance(rows, range) else None)
         return self._of_step(rows, lane, out)
 
     def express(self) -> Plan | None:
@@ -182,14 +182,15 @@ class EnvService(EnvResume, SlotService):
         into = self._rows.into(0) if self._tells_no_more else None
         if into is None:
             return None
-        fixed = self._rows.buffers(self._all_rows, stepped=True)
-        return self._action_views, self._actions.array, *self._stepper.express, into, fixed, self._gatherer.sorts
+        rows, sorts = self._rows.stepped_run, self._gatherer.sorts
+        return self._action_views, self._actions.array, *self._stepper.express, into, rows, sorts
 
     def _go_on(self, begun: Begun) -> Reply:
         if begun.row < 0:
             raise begun.outcome
-        out = self._stepper.step(self._all_rows, begun.actions, self._rows.into(0), begun[4:])
-        return self._of_step(self._all_rows, 0, out)
+        rows = self._all_rows if begun.rows == self._all_rows else begun.rows
+        out = self._stepper.step(rows, begun.actions, self._rows.into(0), begun[5:])
+        return self._of_step(rows, 0, out)
 
     def _of_step(self, rows: Sequence[int], lane: int, out: Stepped) -> Reply:
         if out.rows:
