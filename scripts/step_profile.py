@@ -113,7 +113,7 @@ def worker(task: Task) -> None:
         plan = service.express() if speedups.serve_express is not None else None
         got: Any = None if plan is None else link._serve(plan, 0.0)
         if got is not None and not isinstance(got, int):
-            got = Begun(Kind.STEP, *got)
+            got = Begun.of(got)
         elif got is None or got > 0:
             got = link.read()
         else:

@@ -272,8 +272,8 @@ class Autoreset:
                         info = _added(final, info)  # dicts of one row are merged in the order of their sorts
                     else:
                         infos.append((row, final))
-                if info:
-                    infos.append((row, info))
+                if info:  # a copy of it: the next env may write into the same dict
+                    infos.append((row, info.copy() if type(info) is dict else info))
             except SystemExit:
                 raise
             except BaseException as exc:  # a panic of Rust code, or asyncio's CancelledError, is none of Exception's

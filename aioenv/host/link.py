@@ -65,8 +65,7 @@ class Link:
             plan = None if speedups.serve_express is None else self._express()
             got = self._serve(plan, seconds) if plan is not None else None
             if isinstance(got, tuple):
-                request, generation, first, count, *rest = got
-                return Begun(Kind.STEP, request, generation, range(first, first + count), *rest)
+                return Begun.of(got)
             if got is not None and got < 0:  # what has come is answered
                 seconds = self._wait_on(-got, seconds)
                 continue

@@ -42,6 +42,12 @@ class Begun(NamedTuple):
     outcome: Any
     odd: bool
 
+    @classmethod
+    def of(cls, got: tuple[Any, ...]) -> Begun:
+        """What `speedups.serve_express` has given."""
+        request, generation, first, count, *rest = got
+        return cls(Kind.STEP, request, generation, range(first, first + count), *rest)
+
 
 class Service(Protocol):
     """Lives in a worker process; gets one request at a time.

@@ -8,8 +8,9 @@ enum { NUMBER, KEYS, TYPES, PARTS };
 static Py_ssize_t keys_of(PyObject *sort) { return PyList_GET_SIZE(PyTuple_GET_ITEM(sort, KEYS)); }
 
 static int is_sort(PyObject *sort) {
+    uint32_t number;
     return PyTuple_Check(sort) && PyTuple_GET_SIZE(sort) == PARTS && PyList_CheckExact(PyTuple_GET_ITEM(sort, KEYS)) &&
-           PyList_CheckExact(PyTuple_GET_ITEM(sort, TYPES)) && PyLong_Check(PyTuple_GET_ITEM(sort, NUMBER)) &&
+           PyList_CheckExact(PyTuple_GET_ITEM(sort, TYPES)) && !as_word(PyTuple_GET_ITEM(sort, NUMBER), &number) &&
            PyList_GET_SIZE(PyTuple_GET_ITEM(sort, TYPES)) == keys_of(sort) && keys_of(sort) <= MAX_KEYS;
 }
 
@@ -131,7 +132,9 @@ PyObject *tail_of(const Columns *columns) {
         const InfoGroup *group = &columns->groups[i];
         Py_ssize_t keys = keys_of(group->sort);
         int all = group->used == columns->rows;
-        to = put_number(to, PyLong_AsUnsignedLong(PyTuple_GET_ITEM(group->sort, NUMBER)), 4);
+        uint32_t number = 0;
+        as_word(PyTuple_GET_ITEM(group->sort, NUMBER), &number);
+        to = put_number(to, number, 4);
         to = put_number(to, all ? UINT32_MAX : (uint64_t)group->used, 4);
         to = put_number(to, (uint64_t)(8 * group->used * keys), 8);
         for (Py_ssize_t row = 0; !all && row < group->used; row++)

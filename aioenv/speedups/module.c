@@ -8,7 +8,7 @@ PyObject *zlib_crc32, *numpy_array, *numpy_scalar, *numpy_bool, *numpy_integer, 
 NAMES(DEFINE)
 
 PyObject *look_up(Held *held, PyObject *of, PyObject *name) {
-    PyObject *value = of == NULL ? NULL : PyObject_GetAttr(of, name);
+    PyObject *value = of == NULL || PyErr_Occurred() ? NULL : PyObject_GetAttr(of, name);
     if (value != NULL)
         held->objects[held->count++] = value;
     return value;

@@ -13,6 +13,8 @@ typedef struct {
 static int find_line(Held *held, PyObject *part, Line *line) {
     line->express = look_up(held, part, str_express);
     line->channel = look_up(held, look_up(held, look_up(held, part, str_member), str_worker), str_express);
+    if (PyErr_Occurred())
+        return -1;
     if (line->express == Py_None || line->channel == Py_None)
         return 0;
     PyObject *fd = look_up(held, line->channel, str_fd), *unsent = look_up(held, line->channel, str_unsent);
@@ -121,7 +123,8 @@ PyObject *send_express(PyObject *module, PyObject *const *args, Py_ssize_t argc)
 
 /* Count a reply; 1 if that was done. */
 static int count_reply(Held *held, PyObject *part, PyObject *whole, PyObject *pending, PyObject *request) {
-    long open = PyLong_AsLong(look_up(held, whole, str_open));
+    PyObject *number = look_up(held, whole, str_open);
+    long open = number == NULL ? -1 : PyLong_AsLong(number);
     if (PyErr_Occurred() || PyDict_DelItem(pending, request) < 0 || PyObject_SetAttr(part, str_arrived, Py_True) < 0 ||
         set_word(whole, str_open, (uint32_t)(open - 1)) < 0)
         return -1;
@@ -175,7 +178,8 @@ PyObject *take_express(PyObject *module, PyObject *channel) {
     PyObject *result = NULL, *request, *part, *whole, *read;
     PyObject *decoder = look_up(&held, channel, str_decoder), *requests = look_up(&held, channel, str_requests);
     PyObject *pending = look_up(&held, requests, str_pending), *life = look_up(&held, requests, str_generation);
-    int fd = (int)PyLong_AsLong(look_up(&held, channel, str_fd));
+    PyObject *number = look_up(&held, channel, str_fd);
+    int fd = number == NULL ? -1 : (int)PyLong_AsLong(number);
     uint32_t chain, generation;
     if (PyErr_Occurred())
         goto done;

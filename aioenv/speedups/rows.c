@@ -111,7 +111,7 @@ static int note_info(PyObject *info, Py_ssize_t row, const Stepping *stepping) {
         if (take_back(stepping->columns, infos) < 0)
             return -1;
     }
-    PyObject *pair = Py_BuildValue("(nO)", row, info);
+    PyObject *pair = Py_BuildValue("(nN)", row, PyDict_Copy(info)); /* the next env may write into the same one */
     int failed = pair == NULL ? -1 : PyList_Append(infos, pair);
     Py_XDECREF(pair);
     return failed;
@@ -201,6 +201,7 @@ int step_from(Py_ssize_t row, const Stepping *stepping, Stopped *stopped) {
         }
         long next = PyLong_AsLong(PyList_GET_ITEM(due, row));
         if (next != 0 && (next != 1 || PyDict_GET_SIZE(stepping->seeds))) {
+            PyErr_Clear(); /* of what is no number */
             put = APART;
             break;
         }
