@@ -26,6 +26,8 @@ for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
 sys.path.insert(0, str(Path(__file__).parent))
 
 from aioenv.batching import plane  # noqa: E402
+from aioenv.engine import dispatch  # noqa: E402
+from aioenv.host import running  # noqa: E402
 from aioenv.workers import channel as channels  # noqa: E402
 from aioenv.workers import launch  # noqa: E402
 from aioenv.workers.channel import CHANNELS  # noqa: E402
@@ -56,6 +58,19 @@ def way(request, monkeypatch):
     if (start, channel) in SHARED:
         monkeypatch.setattr(plane, "SHARED_BYTES", 1)
     return start, channel
+
+
+@pytest.fixture
+def no_bell(monkeypatch):
+    """The loop looks at the channels of all workers, however many CPUs there are."""
+    monkeypatch.setattr(dispatch, "usable_cpus", lambda: 1)
+
+
+@pytest.fixture
+def a_worker_within(monkeypatch):
+    """Whatever runs as a worker in this process is not alone in it: nothing is settled or frozen."""
+    monkeypatch.setattr(running, "_worker", running._Worker())
+    running.share_here(memoryview(bytearray(4)).cast("I"))
 
 
 def pytest_collection_finish():

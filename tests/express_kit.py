@@ -1,0 +1,290 @@
+"""Workers without processes, for tests of how a plain step passes the parent."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import itertools
+import select
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode
+
+from aioenv import speedups
+from aioenv.batching.gather import Gatherer
+from aioenv.batching.layout import Layout, byte_view
+from aioenv.batching.merge import SchemaTable
+from aioenv.engine.batch import Exchange, Part
+from aioenv.engine.dispatch import Dispatch
+from aioenv.engine.fleet import Member
+from aioenv.errors import SlotError
+from aioenv.wire.decoder import Decoder
+from aioenv.wire.frames import Encoder, Frame, Kind
+from aioenv.wire.messages import Failure, dump_columns
+from aioenv.workers import faults
+from aioenv.workers.channel import ScatterChannel
+from aioenv.workers.connection import Connection
+from aioenv.workers.requests import Requests
+
+compiled = pytest.mark.skipif(not speedups.compiled, reason=f"not compiled: {speedups.why_not}")
+
+
+ways = pytest.mark.parametrize("c", [pytest.param(True, marks=compiled), False], ids=["c", "python"])
+
+
+SPACE = spaces.Box(-9, 9, (3,), np.float32)
+
+
+GENERATION = 3
+
+
+def in_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("send_express", "take_express", "read_frame", "write_frame"):
+        monkeypatch.setattr(speedups, name, None)
+
+
+class Peer:
+    """A worker as the engine sees it: what its process would do at the other end of the socket, tests do."""
+
+    submit, poll, _on_frame = Connection.submit, Connection.poll, Connection._on_frame
+
+    def __init__(self, slots: tuple[int, ...]) -> None:
+        ours, self.socket = socket.socketpair()
+        self.requests = Requests(GENERATION)
+        self.channel = self.express = ScatterChannel(ours, self.requests)
+        self.images: list[Any] = []
+        self.on_images = lambda frame: self.images.append((frame.request, bytes(frame.tail)))
+        self.on_death: Any = None
+        self.encoder, self.decoder = Encoder(), Decoder()
+        self.skip = 0  # bytes that come before the first request
+        self._identity = faults.Identity("peer", None, slots, "")
+        self.receiving = asyncio.create_task(self.channel.receive(self._on_frame))
+
+    def failure(self, failure: Failure) -> SlotError:
+        return faults.env_error(self._identity, failure)
+
+    def failure_here(self, message: str, slots: Sequence[int]) -> SlotError:
+        return faults.env_error_here(self._identity, message, slots)
+
+    def readable(self) -> bool:
+        poll = select.poll()
+        poll.register(self.channel.fd, select.POLLIN)
+        return bool(poll.poll(0))
+
+    def drain(self) -> None:
+        """Have the channel take all that is there."""
+        while self.channel.waitable is not None and self.readable():
+            self.poll()
+
+    def got(self) -> list[Frame]:
+        """The requests that have come."""
+        frames: list[Frame] = []
+        with contextlib.suppress(OSError):  # there is no more, or it is closed
+            self.socket.setblocking(False)
+            while data := self.socket.recv(1 << 20):
+                skipped = min(self.skip, len(data))
+                self.skip -= skipped
+                self.decoder.feed(data[skipped:])
+        while (frame := self.decoder.next_frame()) is not None:
+            frames.append(frame)
+        return frames
+
+    async def ending(self) -> str:
+        """How the stream has ended."""
+        for _ in range(3):
+            await asyncio.sleep(0)
+        if not self.receiving.done():
+            return "it goes on"
+        exc = self.receiving.exception()
+        return "it ended" if exc is None else f"{type(exc).__name__}: {exc}"
+
+
+class World:
+    """Workers with so many slots each, what sends to them, and exchanges with all of them."""
+
+    def __init__(self, *counts: int) -> None:
+        self.offered: list[Part] = []
+        stops = list(itertools.accumulate(counts))
+        rows = [tuple(range(stop - count, stop)) for stop, count in zip(stops, counts, strict=True)]
+        self.peers = [Peer(slots) for slots in rows]
+        members: Any = [
+            Member(peer, slots[0], slots[-1] + 1, SchemaTable({}))  # type: ignore[arg-type]
+            for peer, slots in zip(self.peers, rows, strict=True)
+        ]
+        fleet: Any = SimpleNamespace(
+            members=members,
+            lanes=(),
+            episodes=None,
+            stats=(),
+            observations=Layout(SPACE),
+            checkpoint_size=0,
+            instead={},
+        )
+        self.over: list[int] = []
+        table: Any = SimpleNamespace(exhaust=self.over.extend)
+        self.dispatch = Dispatch(
+            fleet,
+            None,
+            table,
+            state_size=0,
+            mode=AutoresetMode.NEXT_STEP,
+            restart=None,
+            painter=None,
+            offer=lambda _, part: self.offered.append(part),
+        )
+        self.exchanges = [self.dispatch.whole(lane) for lane in (1, 2)]
+        self.turn = 0
+        for exchange in self.exchanges:
+            exchange.begin(stepped=True, waiting=True)
+            for array in (*exchange.batch.obs, exchange.batch.reward):
+                array.fill(-7)
+            exchange.batch.clear(0, sum(counts))
+
+    async def __aenter__(self) -> World:
+        await asyncio.sleep(0)  # channels are listened to from here on
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        for peer in self.peers:
+            peer.receiving.cancel()
+        await asyncio.gather(*(peer.receiving for peer in self.peers), return_exceptions=True)
+        for peer in self.peers:
+            peer.channel.close()
+            peer.socket.close()
+
+    def send(self, actions: Sequence[np.ndarray[Any, Any]] = ()) -> Exchange:
+        """Step all slots; gives one exchange, then the other."""
+        exchange = self.exchanges[self.turn]
+        self.turn = 1 - self.turn
+        exchange.begin(stepped=True, waiting=True)
+        self.dispatch.submit_steps(exchange, *split(exchange, actions))
+        return exchange
+
+    def state(self) -> Any:
+        """All that replies and requests change, but for how the stream ended."""
+        peers = [
+            (
+                peer.channel.encoder.chain,
+                peer.channel.decoder.chain,
+                peer.channel.decoder.idle,
+                str(peer.channel.decoder.error),
+                list(peer.requests.pending),
+                peer.requests.next,
+                peer.requests.abandoned,
+                peer.images,
+            )
+            for peer in self.peers
+        ]
+        exchanges = [
+            (
+                exchange.open,
+                exchange.done.done(),
+                list(map(bytes, map(byte_view, exchange.batch._arrays))),
+                [
+                    (part.arrived, part.request, told(part.errors), seen(part.columns), part.over)
+                    for part in exchange.parts
+                ],
+            )
+            for exchange in self.exchanges
+        ]
+        return peers, exchanges, len(self.offered), self.over
+
+
+def split(
+    exchange: Exchange, actions: Sequence[np.ndarray[Any, Any]]
+) -> tuple[list[memoryview], list[list[slice]], list[bytes]]:
+    """Actions as `Dispatch` hands them on."""
+    bytes_each = [array.nbytes // len(array) for array in actions]
+    cuts = [[slice(part.start * size, part.stop * size) for size in bytes_each] for part in exchange.parts]
+    return list(map(byte_view, actions)), cuts, [b""] * len(cuts)
+
+
+def told(errors: Sequence[BaseException]) -> list[str]:
+    return [f"{type(error).__name__}: {error}" for error in errors]
+
+
+def seen(columns: Sequence[Any]) -> list[Any]:
+    return [(str(c.positions), c.schema, np.asarray(c.values).tolist()) for c in columns]
+
+
+def reply(
+    peer: Peer,
+    exchange: Exchange,
+    *,
+    kind: Kind = Kind.RESULT,
+    request: int | None = None,
+    generation: int = GENERATION,
+    fixed: Sequence[bytes] | None = None,
+    tail: bytes = b"",
+    fill: int = 1,
+) -> bytes:
+    """The bytes of a reply; flags are 1, since bools are."""
+    part = next(part for part in exchange.parts if part.member.worker is peer)
+    if fixed is None:
+        fixed = [bytes([fill]) * len(view) for view in part.into[0]]
+    if request is None:
+        request = part.request
+    assert request is not None
+    return b"".join(peer.encoder.encode(kind, request, generation, fixed, tail))
+
+
+def outcomes(monkeypatch: pytest.MonkeyPatch, name: str) -> list[Any]:
+    """What a function in C gives from now on."""
+    given: list[Any] = []
+    inner = getattr(speedups, name)
+
+    def noted(*args: Any) -> Any:
+        given.append(inner(*args))
+        return given[-1]
+
+    if inner is not None:
+        monkeypatch.setattr(speedups, name, noted)
+    return given
+
+
+def floats_tail(member: Member, values: Sequence[float], rows: Sequence[int] | None = None) -> bytes:
+    """A tail of columns of a sort that the parent knows: {"x": float}."""
+    gatherer = Gatherer()
+    count = len(values)
+    groups = gatherer.gather(
+        [(row, {"x": x}) for row, x in zip(rows or range(count), values, strict=True)], range(count)
+    )
+    member.schemas.learn(gatherer.take_news())
+    return dump_columns(groups)
+
+
+def fill_up(peer: Peer, parts: list[Part]) -> None:
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            peer.skip += peer.channel._sock.send(b"x")
+
+
+class Fake(SimpleNamespace):
+    """Has what a test says, and can be told apart from nothing else."""
+
+
+def held(*objects: Any) -> Any:
+    gc.collect()
+    counts = [min(sys.getrefcount(item), 10**9) for item in objects]  # some begin there, and are everybody's
+    return counts, len(gc.get_objects()), sys.getallocatedblocks()
+
+
+def check_nothing_grows(act: Callable[[], Any], *objects: Any, times: int = 10_000) -> None:
+    """Do something very often; afterwards no object has more references, and there are no more objects or blocks."""
+    for _ in range(100):
+        act()
+    counts, number, blocks = held(*objects)
+    for _ in range(times):
+        act()
+    counts_after, number_after, blocks_after = held(*objects)
+    assert counts_after == counts
+    # a leak would be one each time; numbers and dicts take and give a few of their own
+    assert number_after - number < times // 20 and blocks_after - blocks < times // 20

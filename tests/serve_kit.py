@@ -1,0 +1,515 @@
+"""Envs of stories, and a worker on a thread or by hand, for tests of how workers answer plain steps."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from copy import copy
+from functools import partial
+from typing import Any, NamedTuple
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode
+
+from aioenv import speedups
+from aioenv.batching import autoreset
+from aioenv.batching.layout import Layout
+from aioenv.errors import EpisodesDone
+from aioenv.host import running
+from aioenv.host.service import Begun
+from aioenv.host.single import rows as rows_of_worker
+from aioenv.host.single.service import EnvService
+from aioenv.host.worker import _Loop
+from aioenv.wire.decoder import Decoder
+from aioenv.wire.frames import HEADER_BYTES, Encoder, Frame, Kind
+from aioenv.wire.messages import (
+    Call,
+    Failure,
+    ResetRequest,
+    Start,
+    StepReply,
+    StepRequest,
+    dump,
+    dump_code,
+    dump_step,
+    load,
+    load_columns,
+)
+
+compiled = pytest.mark.skipif(not speedups.compiled, reason=f"not compiled: {speedups.why_not}")
+
+
+GENERATION = 5
+
+
+STEPS = 30
+
+
+def python_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speedups, "serve_express", None)
+
+
+def all_in_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("serve_express", "read_frame", "write_frame", "spin"):
+        monkeypatch.setattr(speedups, name, None)
+    monkeypatch.setattr(rows_of_worker, "compiled", False)
+    monkeypatch.setattr(autoreset, "step_rows", None)
+
+
+class Told(gym.Env[Any, Any]):
+    """An env of which a story says what its steps and resets give."""
+
+    def __init__(self, story: str, row: int) -> None:
+        self.story, self.row = STORIES[story], row
+        self.observation_space, self.action_space = self.story.space, self.story.actions
+        self.n = self.episode = 0
+        self.kept: Any = None  # an action
+
+    def _observation(self) -> Any:
+        space = self.observation_space
+        if isinstance(space, spaces.Discrete):
+            return self.n % 99
+        return np.full(space.shape, (10 * self.n + self.row) % 200, space.dtype)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        self.episode += 1
+        given = self.story.reset(self.row, self.episode)
+        if isinstance(given, BaseException):
+            raise copy(given)
+        return (self._observation(), given) if isinstance(given, dict) else given
+
+    def step(self, action: Any) -> Any:
+        self.n += 1
+        if self.kept is None:
+            self.kept = action
+        given = self.story.step(self, self.n)
+        if isinstance(given, BaseException):
+            raise copy(given)  # which has no traceback yet
+        if not isinstance(given, dict):
+            return given
+        ends = (self.n + self.row) % 7 == 0
+        reward = float(np.sum(action)) + self.n / 3
+        five = {"obs": self._observation(), "reward": reward, "ends": ends, "cut": False, "info": {}}
+        assert five.keys() >= given.keys()
+        return tuple({**five, **given}.values())
+
+
+BOX = spaces.Box(-9, 9, (3,), np.float32)
+
+
+class Story(NamedTuple):
+    """What a step of an env gives: what is other than usual, an exception, or something else; likewise a reset."""
+
+    step: Callable[[Told, int], Any]
+    reset: Callable[[int, int], Any] = lambda row, episode: {}
+    space: spaces.Space[Any] = BOX
+    actions: spaces.Space[Any] = spaces.Discrete(5)
+    rows: int = 4
+
+
+def infos(make: Callable[[int, int], Any], **more: Any) -> Story:
+    """Infos alone, by row and number of the step."""
+    return Story(lambda env, n: {"info": make(env.row, n)}, **more)
+
+
+def among(odd: Callable[[], Any]) -> Story:
+    """Floats, and now and then, in one row, something odd among them, or in the place of the dict."""
+
+    def make(row: int, n: int) -> Any:
+        usual = {"x": n / 7, "y": np.float32(row) / np.float32(3)}
+        if row != 2 or n % 5:
+            return usual
+        value = odd()
+        return value if type(value) is not tuple else {**usual, **dict([value])}
+
+    return infos(make)
+
+
+def at(where: dict[tuple[int, int], Any], **more: Any) -> Story:
+    """Floats; at some rows and steps something else is given."""
+    return Story(lambda env, n: where.get((env.row, n), {"info": {"x": n + env.row / 9}}), **more)
+
+
+class Sub(float):
+    """A float of a class of its own."""
+
+
+class Name(str):
+    """A text of a class of its own."""
+
+
+class Unpicklable:
+    def __reduce__(self) -> Any:
+        raise LookupError("it stays here")
+
+
+NUMBERS = [0.1, -0.0, float("nan"), float("inf"), -1.0, 5e-324, 1e308]
+
+
+FLOATS = [float, np.float64, np.float32, np.float16]
+
+
+STORIES: dict[str, Story] = {
+    "nothing": Story(lambda env, n: {}),
+    "floats": infos(lambda row, n: {"x": n + row / 9, "y": -n / 7}),
+    "float64": infos(lambda row, n: {"x": np.float64(n + row / 9), "y": np.float64(row)}),
+    "float32": infos(lambda row, n: {"x": np.float32(n + row / 9)}),
+    "float16": infos(lambda row, n: {"x": np.float16(n + row / 9), "y": 2.0}),
+    "one of each": infos(lambda row, n: {kind.__name__: kind(n + row / 9) for kind in FLOATS}),
+    "numbers of all sorts": infos(lambda row, n: {kind.__name__: kind(NUMBERS[(n + row) % 5]) for kind in FLOATS}),
+    "large and small": infos(lambda row, n: {"x": NUMBERS[(n + row) % 7], "y": np.float64(NUMBERS[n % 7])}),
+    "each row its own type": infos(lambda row, n: {"x": FLOATS[row](n)}),
+    "each row its own key": infos(lambda row, n: {"abcd"[row]: n / 3}),
+    "each step its own type": infos(lambda row, n: {"x": FLOATS[n % 4](row)}),
+    "rows and steps by turns": infos(lambda row, n: {"x": FLOATS[(n + row) % 3](row), "k" * (1 + n % 2): 1.0}),
+    "some rows": infos(lambda row, n: {"x": n / 3} if (row + n) % 3 else {}),
+    "one row": infos(lambda row, n: {"x": n / 3} if row == n % 4 else {}),
+    "the order of keys": infos(lambda row, n: dict(sorted({"x": 1.0, "y": n / 9}.items(), reverse=bool(n & row & 1)))),
+    "many keys": infos(lambda row, n: {f"k{i}": n + i / 9 for i in range(64)}),
+    "a key too many": infos(lambda row, n: {f"k{i}": n + i / 9 for i in range(65)}),
+    "eight sorts": infos(lambda row, n: {f"k{row % 8}": n / 3}, rows=11),
+    "nine sorts": infos(lambda row, n: {f"k{row % 9}": n / 3}, rows=20),
+    "a sort more each step": infos(lambda row, n: {f"k{row % 2 * n}": n / 3}),
+    "no sort is known twice": infos(lambda row, n: {f"k{n} of {row}": 1.0}),
+    "the very same dict": infos(lambda row, n: SAME[row]),
+    "keys of surrogates": infos(lambda row, n: {"\ud800x": 1.0 * n, "\U0001f600": 2.0}),
+    "keys that are no texts": infos(lambda row, n: {1: 1.0, (2, "x"): 2.0 * n, None: 3.0}),
+    "keys that are equal": infos(lambda row, n: {[1, True, 1.0, np.int64(1)][row]: 1.0 * n}),
+    "keys of a class of text": infos(lambda row, n: {Name("x") if row == n % 4 else "x": 1.0 * n, np.str_("y"): 2.0}),
+    "an empty key": infos(lambda row, n: {"": 1.0 * n}),
+    "a key that is long": infos(lambda row, n: {"key" * 999: 1.0 * n}),
+    "an int among floats": among(lambda: ("x", 3)),
+    "a huge int among floats": among(lambda: ("x", 1 << 70)),
+    "a bool among floats": among(lambda: ("x", True)),
+    "a dict among floats": among(lambda: ("x", {"deep": 0.5})),
+    "an empty dict among floats": among(lambda: ("x", {})),
+    "an array among floats": among(lambda: ("y", np.arange(3.0))),
+    "an array of one among floats": among(lambda: ("y", np.ones(1))),
+    "an array of no axes among floats": among(lambda: ("y", np.array(2.5))),
+    "None among floats": among(lambda: ("y", None)),
+    "a text among floats": among(lambda: ("y", "text")),
+    "a complex number among floats": among(lambda: ("y", 1j)),
+    "a float of another class": among(lambda: ("y", Sub(0.5))),
+    "another type of float": among(lambda: ("y", 0.5)),
+    "a key more": among(lambda: ("z", 0.5)),
+    "a key less": among(lambda: {"y": np.float32(0.5)}),
+    "no key": among(lambda: {}),
+    "a mask": among(lambda: ("_x", 0.5)),
+    "a last observation": among(lambda: ("final_obs", 0.5)),
+    "another order": among(lambda: {"y": np.float32(0.5), "x": 0.5}),
+    "a key that is a number": among(lambda: (7, 0.5)),
+    "what can't be pickled": among(lambda: ("z", Unpicklable())),
+    "a dict of another class": among(lambda: OrderedDict(x=0.5, y=np.float32(1))),
+    "no dict": among(lambda: None),
+    "a list": among(lambda: [("x", 0.5)]),
+    "raises": at({(1, 4): LookupError("lost"), (0, 9): LookupError("lost"), (3, 9): KeyError(7)}),
+    "raises what is no Exception": at({(1, 4): KeyboardInterrupt(), (2, 6): GeneratorExit()}),
+    "raises in the first row": at({(0, n): ValueError(n) for n in range(1, STEPS, 3)}),
+    "raises in the last row": at({(3, n): ValueError(n) for n in range(1, STEPS, 3)}),
+    "four values": at({(2, 5): (np.zeros(3, np.float32), 0.0, False, {})}),
+    "None": at({(2, 5): None}),
+    "a dtype": at({(2, 9): {"obs": np.arange(3.0)}}),
+    "a dtype that can't be cast": at({(2, 9): {"obs": np.array(["x"] * 3)}}),
+    "a shape": at({(2, 9): {"obs": np.zeros(4, np.float32), "info": {"x": 1.0}}}),
+    "a list to see": at({(2, 9): {"obs": [1, 2, 3]}}),
+    "rewards": at({(1, 4): {"reward": np.float32(0.1)}, (2, 4): {"reward": 7}, (3, 4): {"reward": np.int8(-1)}}),
+    "a reward that is none": at({(1, 9): {"reward": "much"}}),
+    "flags": at({(1, 4): {"ends": np.True_}, (2, 5): {"cut": True}, (3, 6): {"ends": True, "cut": np.True_}}),
+    "flags that are numbers": at({(1, 9): {"ends": 1}}),
+    "resets that tell floats": infos(lambda row, n: {"x": n / 3}, reset=lambda row, episode: {"x": 0.5 + episode}),
+    "resets that tell more": infos(lambda row, n: {"x": n / 3}, reset=lambda row, episode: {"x": 0.5, "new": episode}),
+    "resets alone tell": Story(lambda env, n: {}, reset=lambda row, episode: {"x": 0.5 * episode + row}),
+    "a reset that raises": at({}, reset=lambda row, episode: LookupError("lost") if (row, episode) == (2, 3) else {}),
+    "no further episode": at({}, reset=lambda row, episode: EpisodesDone("all") if (row, episode) == (2, 3) else {}),
+    "a reset that gives no pair": at({}, reset=lambda row, episode: 7 if (row, episode) == (2, 3) else {"x": 1.0}),
+    "numbers to see": infos(lambda row, n: {"x": n / 3}, space=spaces.Discrete(99)),
+    "images": infos(lambda row, n: {"x": n / 3}, space=spaces.Box(0, 255, (8, 8, 3), np.uint8)),
+    "nothing to see": infos(lambda row, n: {"x": n / 3}, space=spaces.Box(0, 1, (0,), np.float32)),
+    "actions that are arrays": infos(lambda row, n: {"x": n / 3}, actions=spaces.Box(-1, 1, (2, 3), np.float32)),
+    "actions of no bytes": infos(lambda row, n: {"x": n / 3}, actions=spaces.Box(-1, 1, (0,), np.float32)),
+    "actions that are kept": Story(
+        lambda env, n: {"info": {"x": float(np.sum(env.kept))}}, actions=spaces.Box(-1, 1, (2,), np.float64)
+    ),
+    "actions that are told": Story(lambda env, n: {"info": {"x": str(type(env.kept)), "y": env.kept}}),
+    "one row alone": infos(lambda row, n: {"x": n / 3}, rows=1),
+    "actions that are dicts": infos(lambda row, n: {"x": n / 3}, actions=spaces.Dict(a=spaces.Discrete(3))),
+    "observations that are dicts": Story(
+        lambda env, n: {"obs": {"a": n % 3}, "info": {"x": 1.0}},
+        reset=lambda row, episode: ({"a": 0}, {}),
+        space=spaces.Dict(a=spaces.Discrete(3)),
+    ),
+}  # fmt: skip
+
+
+SAME = [{"x": row / 3} for row in range(4)]
+
+
+def make_env(story: str, row: int) -> gym.Env[Any, Any]:
+    return gym.make("CartPole-v1") if story == "CartPole" else Told(story, row)
+
+
+def rows_of(story: str) -> int:
+    return 4 if story == "CartPole" else STORIES[story].rows
+
+
+def actions_of(story: str) -> list[list[bytes]]:
+    """For each step, the arrays of actions of all rows."""
+    rng = np.random.default_rng(0)
+    space = spaces.Discrete(2) if story == "CartPole" else STORIES[story].actions
+    layout, n = Layout(space), rows_of(story)
+    bits = [[rng.integers(0, 2, (n, *leaf.shape)) for leaf in layout.leaves] for _ in range(2 * STEPS)]
+    return [[array.astype(leaf.dtype).tobytes() for array, leaf in zip(of, layout.leaves, strict=True)] for of in bits]
+
+
+class Session:
+    """The loop of a worker, on a thread, with envs of a story; and its parent's end.
+
+    Attributes:
+        ended: what the loop raised; None if nothing.
+        raw: the bytes of all replies since the envs were configured.
+    """
+
+    current: Session
+
+    def __init__(self, story: str, mode: AutoresetMode, poll_s: float = 0.0) -> None:
+        Session.current = self
+        self.rows = rows_of(story)
+        self.mine, self.theirs = socket.socketpair()
+        self.encoder, self.decoder = Encoder(), Decoder()
+        self.mark = memoryview(bytearray(4)).cast("I")
+        self.ended: BaseException | None = None
+        self.raw: list[bytes] = []
+        self._requests = 0
+        self._poll_s = poll_s
+        self.thread = threading.Thread(target=self._serve)
+        self.thread.start()
+        envs = [dump_code(partial(make_env, story, row)) for row in range(self.rows)]
+        service = dump_code(partial(EnvService, envs, mode, False))
+        start = Start([], None, (), service, None, None, 0.0, None)
+        assert self.ask(Kind.START, tail=dump_code(start)).kind is Kind.READY
+        self.call("configure", None, None, 0, False)
+        self.raw.clear()
+
+    def _serve(self) -> None:
+        running.share_here(self.mark)
+        try:
+            loop = _Loop(self.theirs.fileno(), self.theirs.fileno(), {})
+            loop._link.poll(self._poll_s)
+            loop.run()
+        except BaseException as exc:
+            self.ended = exc
+        finally:
+            self.theirs.close()
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.mine.close()
+        self.thread.join()
+
+    def encode(self, kind: Kind, fixed: Sequence[bytes] = (), tail: bytes = b"") -> bytes:
+        self._requests += 1
+        return b"".join(self.encoder.encode(kind, self._requests, GENERATION, fixed, tail))
+
+    def take(self) -> Frame:
+        """The next reply."""
+        head = self._receive(HEADER_BYTES)
+        fixed, tail = struct.unpack_from("<II", head, 12)
+        self.raw.append(head + self._receive(fixed + tail))
+        self.decoder.feed(self.raw[-1])
+        frame = self.decoder.next_frame()
+        assert frame is not None
+        return frame
+
+    def _receive(self, count: int) -> bytes:
+        data = b""
+        while len(data) < count:
+            piece = self.mine.recv(count - len(data))
+            if not piece:
+                raise EOFError
+            data += piece
+        return data
+
+    def ask(self, kind: Kind, fixed: Sequence[bytes] = (), tail: bytes = b"") -> Frame:
+        self.mine.sendall(self.encode(kind, fixed, tail))
+        frame = self.take()
+        assert (frame.request, frame.generation) == (self._requests, GENERATION)
+        return frame
+
+    def call(self, method: str, *args: Any) -> Frame:
+        return self.ask(Kind.CALL, tail=dump_code(Call(method, args, {})))
+
+    def reset(self, *rows: int) -> Frame:
+        rows = rows or tuple(range(self.rows))
+        return self.ask(Kind.RESET, tail=dump(ResetRequest(rows, rows, None, len(rows) == self.rows)))
+
+    def end(self) -> BaseException | None:
+        """Close the stream as a parent does, and wait; what the loop raised."""
+        self.mine.shutdown(socket.SHUT_WR)
+        self.thread.join()
+        return self.ended
+
+
+def plain(frame: Frame) -> Any:
+    """A reply without what depends on how Python's frames lay: the outer lines of tracebacks."""
+    tail: Any = bytes(frame.tail)
+    if len(tail) and (frame.kind is Kind.FAILURE or load_columns(frame.tail) is None):
+        said = load(tail)
+        if isinstance(said, StepReply):
+            tail = str(said._replace(failures=[without_lines(failure) for failure in said.failures]))
+        elif isinstance(said, Failure):
+            tail = without_lines(said)
+    return frame.kind, frame.request, b"".join(map(bytes, frame.fixed)), tail
+
+
+def without_lines(failure: Failure) -> Any:
+    here = [line for line in failure.traceback.splitlines() if __file__ in line]
+    return failure.row, failure.type_name, failure.message, here
+
+
+# rows that follow one another, of four and more; None: all
+RUNS = (range(2), range(2, 4), None, range(1, 3), range(4), range(3, 4), range(1), None, range(1, 4))
+
+
+def run_of(actions: list[bytes], rows: range, n: int) -> tuple[list[bytes], bytes]:
+    """Actions of some of n rows, and the tail of a request for these."""
+    each = [len(data) // n for data in actions]
+    some = [data[rows.start * size : rows.stop * size] for data, size in zip(actions, each, strict=True)]
+    return some, dump_step(StepRequest(rows, None))
+
+
+def play(
+    story: str, mode: AutoresetMode, poll_s: float = 0.0, *, interludes: bool = False, runs: bool = False
+) -> tuple[list[bytes], Any]:
+    """The bytes of all replies, and what they say."""
+    frames = []
+    steps = iter(actions_of(story))
+    with Session(story, mode, poll_s) as session:
+        frames.append(session.reset())
+        for number in range(STEPS):
+            rows = RUNS[number % len(RUNS)] if runs else None
+            asked = (next(steps),) if rows is None else run_of(next(steps), rows, session.rows)
+            frames.append(session.ask(Kind.STEP, *asked))
+            if not interludes:
+                continue
+            match number:
+                case 5 | 13:
+                    frames.append(session.call("call_envs", [0, 2], "render_mode", (), {}))
+                case 8 | 21:
+                    frames.append(session.reset(1, 3))
+                case 11:
+                    tail = dump_step(StepRequest(range(1, 3), None))
+                    some = [data[len(data) // 4 : -len(data) // 4] for data in next(steps)]
+                    frames.append(session.ask(Kind.STEP, some, tail))
+                case 16:
+                    tail = dump_step(StepRequest(None, None, [np.int64(1)] * 4))
+                    frames.append(session.ask(Kind.STEP, next(steps), tail))
+                case 18 | 24:
+                    requests = [session.encode(Kind.STEP, next(steps)) for _ in range(3)]
+                    session.mine.sendall(b"".join(requests))
+                    frames += [session.take() for _ in requests]
+                case 20:
+                    frames.append(session.call("no_such_method"))
+                case 26:
+                    frames.append(session.ask(Kind.STEP, [b"too short"]))
+                case 27:
+                    session.call("configure", None, None, 0, False)  # arrays of its own, all anew
+                    frames.append(session.reset())
+        assert session.end() is None
+        assert session.mark[0] == 0, "no row runs any more"
+        return session.raw, list(map(plain, frames))
+
+
+def served(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What `serve_express` gives from now on."""
+    given: list[Any] = []
+    inner: Any = speedups.serve_express
+
+    def noted(*args: Any) -> Any:
+        given.append(inner(*args))
+        return given[-1]
+
+    monkeypatch.setattr(speedups, "serve_express", noted)
+    return given
+
+
+class Desk:
+    """A service, and both ends of its channel; plain steps are answered when a test says so."""
+
+    def __init__(self, make: Callable[[int], gym.Env[Any, Any]], rows: int, mode: str = "NextStep") -> None:
+        Desk.make = staticmethod(make)  # type: ignore[method-assign]
+        envs = [dump_code(partial(made_at_desk, row)) for row in range(rows)]
+        self.service = EnvService(envs, AutoresetMode(mode), False)
+        self.service.describe()
+        self.service.configure(None, None, 0, False)
+        self.rows = rows
+        self.mine, self.theirs = socket.socketpair()
+        self.encoder, self.decoder = Encoder(), Decoder()
+        self.its_encoder = Encoder()
+        self.its_decoder = Decoder(self.service.place, self.service.expect)
+        reset = dump(ResetRequest(tuple(range(rows)), (None,) * rows, None, True))
+        self.service.handle(Frame(Kind.RESET, 0, GENERATION, (), memoryview(reset)))
+
+    make: Callable[[int], gym.Env[Any, Any]]
+
+    def __enter__(self) -> Desk:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.mine.close()
+        self.theirs.close()
+
+    def encode(self, kind: Kind = Kind.STEP, fixed: Sequence[bytes] | None = None, tail: bytes = b"") -> bytes:
+        if fixed is None:
+            fixed = [bytes(len(view)) for view in self.service.expect() or ()]
+        return b"".join(self.encoder.encode(kind, 7, GENERATION, fixed, tail))
+
+    def serve(self, seconds: float = 0.0, write_fd: int | None = None) -> Any:
+        fd = self.theirs.fileno()
+        plan = self.service.express()
+        assert plan is not None and speedups.serve_express is not None
+        write_fd = fd if write_fd is None else write_fd
+        return speedups.serve_express(fd, write_fd, self.its_decoder, self.its_encoder, plan, seconds)
+
+    def take(self) -> Frame:
+        frame = None
+        while (frame := self.decoder.next_frame()) is None:
+            self.decoder.feed(self.mine.recv(1 << 20))
+        return frame
+
+    def step(self) -> tuple[Any, Begun | None]:
+        """A step in C: fixed part and tail of the reply, and where C stopped, if it did."""
+        self.mine.sendall(self.encode())
+        got = self.serve()
+        if isinstance(got, tuple):
+            begun = Begun.of(got)
+            assert begun[1:3] == (7, GENERATION)
+            infos_so_far = list(begun.infos)
+            reply = self.service.handle(begun)
+            frame = Frame(Kind.RESULT, 7, GENERATION, reply.fixed, memoryview(reply.tail))
+            return plain(frame), begun._replace(infos=infos_so_far)
+        assert got == -1
+        return plain(self.take()), None
+
+    def frame(self) -> Frame:
+        """A request for a step, read already."""
+        return Frame(Kind.STEP, 7, GENERATION, self.service.expect() or (), memoryview(b""))
+
+    def step_in_python(self) -> Any:
+        reply = self.service.handle(self.frame())
+        return plain(Frame(Kind.RESULT, 7, GENERATION, reply.fixed, memoryview(reply.tail)))
+
+
+def made_at_desk(row: int) -> gym.Env[Any, Any]:
+    return Desk.make(row)
+
+
+def telling(story: str) -> Desk:
+    return Desk(lambda row: Told(story, row), rows_of(story))

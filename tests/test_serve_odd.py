@@ -1,0 +1,314 @@
+"""What a plain step's C in a worker does with odd arguments, and what it leaves behind: nothing."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+from serve_kit import BOX, GENERATION, STEPS, Desk, compiled, make_env, telling
+
+import aioenv
+from aioenv import speedups
+from aioenv.host import running
+from aioenv.host.service import Begun
+from aioenv.wire.decoder import Decoder
+from aioenv.wire.frames import Encoder, Kind
+
+pytestmark = pytest.mark.usefixtures("a_worker_within")
+
+ODD: list[Any] = [
+    None, 7, -1, 1 << 70, 0.5, "text", b"bytes", [], (), {}, [None], [7], ["text"], [()], [[]], (None,) * 5, object(),
+    memoryview(b"1234"), [memoryview(b"1234")], [memoryview(bytearray(32))] * 200, np.zeros(3), np.zeros((4, 3)),
+]  # fmt: skip
+
+
+XY, FLOAT = ["x", "y"], [float, float]  # what the envs tell
+
+
+ODD_SORTS: list[Any] = [
+    (0, XY, [int, float]), (0, XY, [None, None]), (0, XY, [float]), (0, XY, []), (0, [], []), ("0", XY, FLOAT),
+    (0, tuple(XY), tuple(FLOAT)), (0, [None, "y"], FLOAT), [0, XY, FLOAT], (0, XY, FLOAT, 1), (0, XY * 40, FLOAT * 40),
+    (0, [b"x", b"y"], FLOAT), (True, XY, FLOAT), (0, "xy", FLOAT), None, (None, None, None), (-1, XY, FLOAT),
+    (1 << 64, XY, FLOAT), (0, {"x": 1, "y": 2}, FLOAT),
+]  # fmt: skip
+
+
+def arguments(desk: Desk, place: int, odd: Any) -> tuple[Any, ...]:
+    """Those of `serve_express`, one of which is odd."""
+    fd = desk.theirs.fileno()
+    of = [fd, fd, desk.its_decoder, desk.its_encoder, desk.service.express(), 0.0]
+    of[place] = odd
+    return tuple(of)
+
+
+def odd_calls() -> Iterator[tuple[str, Callable[[Desk], tuple[Any, ...]]]]:
+    """What is odd, and what makes arguments of which one is."""
+
+    def with_plan(desk: Desk, part: int, odd: Any) -> tuple[Any, ...]:
+        plan = list(desk.service.express() or ())
+        plan[part] = odd
+        return arguments(desk, 4, tuple(plan))
+
+    for count in (0, 1, 5, 7):
+        yield f"{count} arguments", lambda desk, count=count: (None,) * count
+    for place in range(1, 6):  # a descriptor to read from that is another's would be waited for
+        for odd in ODD:
+            yield f"argument {place}: {odd!r:.40}".replace("\n", ""), partial(arguments, place=place, odd=odd)
+    for odd in ("0", None, 0.5, -1, 1 << 30, 1 << 70):
+        yield f"argument 0: {odd!r:.40}", partial(arguments, place=0, odd=odd)
+    for part in range(11):
+        for odd in ODD:
+            yield f"plan {part}: {odd!r:.40}".replace("\n", ""), partial(with_plan, part=part, odd=odd)
+    for odd in ODD_SORTS:
+        yield f"sort: {odd!r:.60}", partial(with_plan, part=10, odd=[odd])
+
+
+def lacking_calls() -> Iterator[tuple[str, Callable[[Desk], tuple[Any, ...]]]]:
+    """Likewise, with decoders that lack one attribute at which C looks."""
+    for name in ("error", "_header", "_wanted", "frames", "_head", "_spill", "chain"):
+
+        def lacking(desk: Desk, name: str = name) -> tuple[Any, ...]:
+            decoder = SimpleNamespace(**vars(desk.its_decoder))
+            delattr(decoder, name)
+            return arguments(desk, 2, decoder)
+
+        yield f"decoder lacks {name}", lacking
+
+
+def print_what_comes_of(calls: Callable[[], Any]) -> None:
+    """A line for each: what was given or raised, or the signal that the process ended by. Each has its own."""
+    running.share_here(memoryview(bytearray(4)).cast("I"))
+    with telling("floats") as desk:
+        desk.step()
+        for name, make in calls():
+            desk.mine.close()
+            desk.theirs.close()
+            desk.mine, desk.theirs = socket.socketpair()
+            desk.encoder, desk.its_decoder = Encoder(), Decoder(desk.service.place, desk.service.expect)
+            desk.mine.sendall(desk.encode())
+            desk.mine.shutdown(socket.SHUT_WR)  # nobody waits for more
+            of = make(desk)
+            sys.stdout.flush()
+            if (pid := os.fork()) == 0:
+                os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+                signal.alarm(20)
+                try:
+                    speedups.serve_express(*of)  # type: ignore[misc]
+                    said = "no exception"
+                except Exception as exc:
+                    said = type(exc).__name__
+                os.write(1, f"{name} → {said}\n".encode())
+                os._exit(0)
+            if status := os.waitpid(pid, 0)[1]:
+                os.write(1, f"{name} → signal {status & 127}\n".encode())
+
+
+def outcomes_of(calls: Callable[[], Iterator[Any]]) -> dict[str, str]:
+    say = f"import sys; sys.path.insert(0, {os.path.dirname(__file__)!r}); import test_serve_odd as tests; "
+    run = [sys.executable, "-c", say + f"tests.print_what_comes_of(tests.{calls.__name__})"]
+    lines = subprocess.run(run, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert len(lines) == len(list(calls()))
+    return dict(line.split(" → ") for line in lines)
+
+
+HARMLESS = {"no exception", "TypeError", "ValueError", "AttributeError", "BufferError", "OverflowError", "OSError"}
+
+
+@compiled
+def test_serve_express_takes_no_harm_from_odd_arguments():
+    said = outcomes_of(odd_calls)
+    assert {name: outcome for name, outcome in said.items() if outcome not in HARMLESS} == {}
+    expected = {"0 arguments": "TypeError", "argument 4: None": "TypeError", "plan 5: None": "TypeError"}
+    assert expected.items() <= said.items()
+
+
+@compiled
+def test_a_decoder_that_lacks_an_attribute_is_an_error_and_no_crash():
+    said = outcomes_of(lacking_calls)
+    assert {name: outcome for name, outcome in said.items() if outcome != "AttributeError"} == {}
+
+
+def held(*objects: Any) -> Any:
+    gc.collect()
+    counts = [min(sys.getrefcount(item), 10**9) for item in objects]  # some begin there, and are everybody's
+    return counts, len(gc.get_objects()), sys.getallocatedblocks()
+
+
+def check_nothing_grows(act: Callable[[], Any], *objects: Any, times: int = 10_000) -> None:
+    """Do something very often; afterwards no object has more references, and there are no more objects or blocks."""
+    for _ in range(100):
+        act()
+    counts, number, blocks = held(*objects)
+    for _ in range(times):
+        act()
+    counts_after, number_after, blocks_after = held(*objects)
+    assert counts_after == counts
+    # a leak would be one each time; numbers and dicts take and give a few of their own
+    assert number_after - number < times // 20 and blocks_after - blocks < times // 20
+
+
+class Same(gym.Env[Any, Any]):
+    """An env whose steps all give the same."""
+
+    observation_space = BOX
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, row: int) -> None:
+        self.row = row
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        return np.zeros(3, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        given = Same.given[self.row]
+        if isinstance(given, BaseException):
+            raise given.with_traceback(None)  # else it would grow
+        return given
+
+    given: ClassVar[list[Any]] = []
+
+
+OBS = np.ones(3, np.float32)
+
+
+TOLD = {"x": 0.25, "y": np.float64(0.5), "z": np.float32(0.75)}
+
+
+OTHER = {"y": 1.5}
+
+
+# what two rows give, by what that is
+ALWAYS: dict[str, list[Any]] = {
+    "nothing told": [(OBS, 1.0, False, False, {})] * 2,
+    "floats": [(OBS, 1.0, False, False, TOLD)] * 2,
+    "two sorts": [(OBS, 1.0, False, False, TOLD), (OBS, 1.0, False, False, OTHER)],
+    "a text beside floats": [(OBS, 1.0, False, False, TOLD), (OBS, 1.0, False, False, {"x": "text"})],
+    "a text": [(OBS, 1.0, False, False, {"x": "text"})] * 2,
+    "raises after floats": [(OBS, 1.0, False, False, TOLD), LookupError("lost")],
+    "raises": [LookupError("lost"), (OBS, 1.0, False, False, TOLD)],
+    "ends at once": [(OBS, 1.0, True, False, TOLD), (OBS, 1.0, False, False, TOLD)],
+    "a shape": [(OBS, 1.0, False, False, TOLD), (np.ones(4, np.float32), 1.0, False, False, TOLD)],
+    "no tuple": [(OBS, 1.0, False, False, TOLD), None],
+    "a reward that is none": [(OBS, "much", False, False, TOLD), (OBS, 1.0, False, False, TOLD)],
+}
+
+
+def parts_of(given: Any) -> list[Any]:
+    return [given, *given, *given[4], *given[4].values()] if isinstance(given, tuple) else [given]
+
+
+@compiled
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
+@pytest.mark.parametrize("name", ALWAYS)
+def test_steps_leave_nothing_behind(name, mode):
+    Same.given = [(OBS, 1.0, False, False, TOLD), (OBS, 1.0, False, False, OTHER)]
+    with Desk(Same, 2, mode) as desk:
+        desk.step()  # sorts are known from here on
+        Same.given = ALWAYS[name]
+        plan = desk.service.express()
+        assert plan is not None and len(plan[-1]) == 2
+        serve: Any = speedups.serve_express
+        fd, fixed, due = desk.theirs.fileno(), [bytes(2 * 8)], desk.service._stepper.due
+        usual = name in ("nothing told", "floats", "two sorts") or (name, mode) == ("ends at once", "NextStep")
+
+        def step() -> None:
+            due[:] = [0, 0]
+            desk.mine.sendall(b"".join(desk.encoder.encode(Kind.STEP, 7, GENERATION, fixed)))
+            got = serve(fd, fd, desk.its_decoder, desk.its_encoder, plan, 0.0)
+            if usual:
+                assert got == -1
+                desk.mine.recv(1000)
+            else:
+                assert type(got) is tuple
+
+        objects = [
+            desk.its_decoder, desk.its_decoder._head, desk.its_decoder._spill, desk.its_encoder, plan, due, serve,
+            *(part for part in plan if not isinstance(part, int)), *plan[0], *plan[8], plan[9], *plan[10],
+            *(item for sort in plan[10] for item in (*sort[1:], *sort[1])),
+        ]  # fmt: skip
+        for given_by_row in Same.given:
+            objects += [part for part in parts_of(given_by_row) if not isinstance(part, (bool, int, type(None)))]
+        check_nothing_grows(step, *objects)
+
+
+@compiled
+@pytest.mark.parametrize(
+    "way", ["something else", "the end", "amid a frame", "no reply", "taken apart", "no copy", "odd"]
+)
+def test_what_is_no_step_leaves_nothing_behind(way):
+    Same.given = [(OBS, 1.0, False, False, TOLD)] * 2
+    with Desk(Same, 2) as desk:
+        desk.step()
+        plan: Any = desk.service.express()
+        serve: Any = speedups.serve_express
+        fd = write_fd = desk.theirs.fileno()
+        fixed = [bytes(2 * 8)]
+        expected: Any = {"something else": 40, "the end": 0, "amid a frame": None}.get(way)
+        raised: Any = {"no reply": OSError, "no copy": AttributeError, "odd": BufferError}.get(way)
+        match way:
+            case "the end":
+                desk.mine.close()
+            case "amid a frame":
+                desk.its_decoder.feed(b"123")
+            case "no reply":
+                write_fd = -1
+            case "taken apart":
+                plan = (*plan[:4], [0], *plan[5:])
+            case "no copy":
+                plan = (plan[0], (0,) * 4, *plan[2:])
+            case "odd":
+                odd = memoryview(b"12345678")[::2]
+                plan = (*plan[:9], lambda *rows, old=plan[9]: [*old(*rows), odd], plan[10])
+
+        def act() -> None:
+            if way == "something else":
+                desk.mine.send(bytes(40))
+            elif way not in ("the end", "amid a frame"):
+                desk.mine.sendall(b"".join(desk.encoder.encode(Kind.STEP, 7, GENERATION, fixed)))
+            if raised is not None:
+                with pytest.raises(raised):
+                    serve(fd, write_fd, desk.its_decoder, desk.its_encoder, plan, 0.0)
+                return
+            got = serve(fd, write_fd, desk.its_decoder, desk.its_encoder, plan, 0.0)
+            if way == "taken apart":
+                assert Begun.of(got).row == -1 and type(Begun.of(got).outcome) is ValueError
+            else:
+                assert got == expected
+
+        objects = [
+            desk.its_decoder, desk.its_decoder._head, desk.its_decoder._spill, desk.its_encoder, plan, *TOLD.values(),
+            *(part for part in plan if not isinstance(part, int)), *plan[0], *plan[8], plan[9], *plan[10],
+        ]  # fmt: skip
+        check_nothing_grows(act, *objects)
+
+
+async def a_run(worker_env: dict[str, str] | None, story: str) -> list[Any]:
+    log: list[Any] = []
+    envs = [partial(make_env, story, row) for row in range(4)]
+    async with aioenv.AsyncVectorEnv(envs, num_workers=2, worker_env=worker_env) as vector:
+        log.append(deepcopy(await vector.reset(seed=0)))
+        for number in range(STEPS):
+            result = await vector.step(np.arange(4) % 2 if number % 3 else np.ones(4, np.int64))
+            log.append(deepcopy(result))
+    return log
+
+
+@compiled
+@pytest.mark.asyncio
+async def test_workers_say_the_same_in_c_and_in_python():
+    for story in ("CartPole", "rows and steps by turns"):
+        in_python = await a_run({speedups.VARIABLE: "1"}, story)
+        np.testing.assert_equal(await a_run(None, story), in_python)
