@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from time import perf_counter
 
 from aioenv.engine.fleet import Member
+from aioenv.workers.supervisor import Worker
 
 __all__ = ["Here"]
 
@@ -21,7 +22,8 @@ class Here:
 
     def __init__(self, members: Sequence[Member]) -> None:
         self._workers = [member.worker for member in members]
-        self._descriptors: list[int | None] = []
+        self._by_descriptor: dict[int, Worker] = {}
+        self._polls: dict[tuple[int, ...], select.poll] = {}
 
     def suffices(self) -> bool:
         """Whether the loop has nothing to do, like sending what a socket has not taken, or starting a worker again."""
@@ -37,20 +39,16 @@ class Here:
         Returns:
             Whether there are enough. False, maybe at once, if that takes longer, or the loop has to do something first.
         """
-        descriptors = [worker.waitable for worker in self._workers]
-        if None in descriptors:
+        by_descriptor = {worker.waitable: worker for worker in self._workers}
+        if None in by_descriptor:
             return enough()
-        if descriptors != self._descriptors:
-            self._descriptors = descriptors
-            self._by_descriptor = dict(zip(descriptors, self._workers, strict=True))
-            self._poll = select.poll()
-            for descriptor in self._by_descriptor:
-                assert descriptor is not None
-                self._poll.register(descriptor, select.POLLIN)
+        if by_descriptor != self._by_descriptor:
+            self._by_descriptor = by_descriptor  # type: ignore[assignment]
+            self._polls.clear()
         deadline = perf_counter() + seconds
         while not enough():
             left = deadline - perf_counter()
-            for descriptor, _ in self._poll.poll(max(0, math.ceil(left * 1e3))):
+            for descriptor, _ in self._poll().poll(max(0, math.ceil(left * 1e3))):
                 worker = self._by_descriptor[descriptor]
                 worker.poll()
                 if worker.waitable is None:  # it has ended: the loop finds out how
@@ -58,3 +56,13 @@ class Here:
             if left <= 0:
                 return enough()
         return True
+
+    def _poll(self) -> select.poll:
+        """What to sleep on: those that don't rest (see `Bell`)."""
+        descriptors = tuple(fd for fd, worker in self._by_descriptor.items() if not worker.rests)
+        poll = self._polls.get(descriptors)
+        if poll is None:
+            poll = self._polls[descriptors] = select.poll()
+            for descriptor in descriptors:
+                poll.register(descriptor, select.POLLIN)
+        return poll

@@ -71,6 +71,10 @@ class Channel(Protocol):
     def waitable(self) -> int | None:
         """A descriptor to wait on for what `poll` takes; None if the loop has to do something first."""
 
+    @property
+    def rests(self) -> bool:
+        """Whether the loop does not look at it, for now."""
+
     def listen(self) -> None:
         """Have the loop look at it, if it did not."""
 
@@ -115,6 +119,11 @@ class StreamsChannel:
     def waitable(self) -> int | None:
         """None: streams belong to the loop."""
         return None
+
+    @property
+    def rests(self) -> bool:
+        """Never."""
+        return False
 
     def listen(self) -> None:
         """Nothing: the loop always does."""
@@ -199,6 +208,11 @@ class ScatterChannel:
             self._receiving = False
             self.rest()
         self.decoder.finish()
+
+    @property
+    def rests(self) -> bool:
+        """Whether the loop does not look at it, for now (see `Channel`)."""
+        return self._receiving and not self._listening
 
     def listen(self) -> None:
         """Have the loop look at it, if it did not."""

@@ -353,6 +353,11 @@ class Worker:
         """A descriptor to wait on for replies; None if the loop has to do something first."""
         return self._connection.waitable if self._connection is not None else None
 
+    @property
+    def rests(self) -> bool:
+        """Whether the loop does not look for replies, until `listen`: those of others are enough."""
+        return self._connection is not None and self._connection.channel.rests
+
     def listen(self) -> None:
         """Have the loop look for replies, if it did not."""
         if self._connection is not None:
