@@ -96,6 +96,7 @@ def serve_express(
         tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any], list[Any]],
         Callable[[int, int], list[memoryview]],
         list[tuple[int, list[Any], list[type]]],
+        list[memoryview],
     ],
     seconds: float,
     /,
@@ -106,8 +107,8 @@ def serve_express(
         read_fd, write_fd: of the channel; there is something to read.
         decoder, encoder: of the same.
         plan: where actions are read into; the array that they are then; `steps`, `resets`, `due`, `seeds`, `at_end`,
-            `mark` and `into` as `step_rows` takes them; what tells what travels of so many rows from one on; and the
-            sorts of infos that the parent knows as columns (see `batching.gather.Gatherer.sorts`).
+            `mark` and `into` as `step_rows` takes them; what tells what travels of so many rows from one on; the sorts
+            of infos that the parent knows as columns (see `batching.gather.Gatherer.sorts`); and what travels of all.
         seconds: how long not to sleep after a reply, before that is nothing.
 
     Returns:

@@ -3,7 +3,7 @@
 #include "c.h"
 
 /* What a service's `express` gives. */
-enum { VIEWS, ACTIONS, STEPS, RESETS, DUE, SEEDS, AT_END, MARK, INTO, FIXED_OF, SORTS, PARTS };
+enum { VIEWS, ACTIONS, STEPS, RESETS, DUE, SEEDS, AT_END, MARK, INTO, FIXED_OF, SORTS, FIXED, PARTS };
 
 /* The tail of a request for successive rows: see `wire.messages.dump_step`. */
 enum { RUN_BYTES = 9 };
@@ -16,10 +16,10 @@ typedef struct {
 
 static int check_plan(PyObject *plan) {
     if (!PyTuple_Check(plan) || PyTuple_GET_SIZE(plan) != PARTS) {
-        PyErr_SetString(PyExc_TypeError, "serve_express: expected a plan of 11 parts");
+        PyErr_SetString(PyExc_TypeError, "serve_express: expected a plan of 12 parts");
         return -1;
     }
-    const int lists[] = {VIEWS, STEPS, RESETS, DUE, SORTS};
+    const int lists[] = {VIEWS, STEPS, RESETS, DUE, SORTS, FIXED};
     for (size_t i = 0; i < sizeof lists / sizeof *lists; i++)
         if (!PyList_CheckExact(PyTuple_GET_ITEM(plan, lists[i]))) {
             PyErr_SetString(PyExc_TypeError, "serve_express: expected lists in the plan");
@@ -146,8 +146,8 @@ done:
 }
 
 /* The first so many actions, as a list of elements of a copy: envs may keep them, and the next are read into the array. */
-static PyObject *listed(PyObject *actions, Py_ssize_t count) {
-    PyObject *some = PySequence_GetSlice(actions, 0, count);
+static PyObject *listed(PyObject *actions, Py_ssize_t count, int all) {
+    PyObject *some = all ? Py_NewRef(actions) : PySequence_GetSlice(actions, 0, count);
     PyObject *copy = some == NULL ? NULL : PyObject_CallMethodNoArgs(some, str_copy);
     PyObject *list = copy == NULL ? NULL : PySequence_List(copy);
     Py_XDECREF(some);
@@ -156,7 +156,10 @@ static PyObject *listed(PyObject *actions, Py_ssize_t count) {
 }
 
 /* What travels of these rows, a list. */
-static PyObject *fixed_of(PyObject *callable, const Request *request) {
+static PyObject *fixed_of(PyObject *plan, const Request *request, int all) {
+    if (all)
+        return Py_NewRef(PyTuple_GET_ITEM(plan, FIXED));
+    PyObject *callable = PyTuple_GET_ITEM(plan, FIXED_OF);
     PyObject *first = PyLong_FromSsize_t(request->first), *count = PyLong_FromSsize_t(request->count);
     PyObject *arguments[] = {first, count};
     PyObject *fixed = first == NULL || count == NULL ? NULL : PyObject_Vectorcall(callable, arguments, 2, NULL);
@@ -204,7 +207,8 @@ PyObject *serve_express(PyObject *module, PyObject *const *args, Py_ssize_t argc
             Py_RETURN_NONE;
         if (usual == 0)
             return PyLong_FromSsize_t(count);
-        PyObject *actions = listed(PLAN(ACTIONS), request.count), *infos = actions == NULL ? NULL : PyList_New(0);
+        int all = request.count == rows;
+        PyObject *actions = listed(PLAN(ACTIONS), request.count, all), *infos = actions == NULL ? NULL : PyList_New(0);
         if (infos == NULL) {
             Py_XDECREF(actions);
             return NULL;
@@ -230,7 +234,7 @@ PyObject *serve_express(PyObject *module, PyObject *const *args, Py_ssize_t argc
         }
         Py_DECREF(actions);
         Py_DECREF(infos);
-        PyObject *tail = tail_of(&columns), *fixed = tail == NULL ? NULL : fixed_of(PLAN(FIXED_OF), &request);
+        PyObject *tail = tail_of(&columns), *fixed = tail == NULL ? NULL : fixed_of(plan, &request, all);
         end_columns(&columns);
         int failed = fixed == NULL || clear_mark(PLAN(MARK)) < 0 ||
                      write_result(write_fd, encoder, fixed, tail, &request) < 0;

@@ -183,7 +183,8 @@ class EnvService(EnvResume, SlotService):
         if into is None:
             return None
         rows, sorts = self._rows.stepped_run, self._gatherer.sorts
-        return self._action_views, self._actions.array, *self._stepper.express, into, rows, sorts
+        fixed = rows(0, len(self._envs))
+        return self._action_views, self._actions.array, *self._stepper.express, into, rows, sorts, fixed
 
     def _go_on(self, begun: Begun) -> Reply:
         if begun.row < 0:
