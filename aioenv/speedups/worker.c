@@ -36,7 +36,7 @@ static int check_plan(PyObject *plan) {
  * would, and a tail behind them. -1: exception. */
 static int is_run(Py_ssize_t count, uint32_t chain, const Buffers *buffers, Py_ssize_t rows, Request *request) {
     const Py_buffer *head = &buffers->views[0], *actions = &buffers->views[1], *spill = &buffers->views[2];
-    if (count < HEADER_BYTES + RUN_BYTES || buffers->count != 3 || tail_size(buffers) != RUN_BYTES || actions->len % rows)
+    if (rows < 1 || count < HEADER_BYTES + RUN_BYTES || buffers->count != 3 || tail_size(buffers) != RUN_BYTES || actions->len % rows)
         return 0;
     Py_ssize_t size = word_at((const uint8_t *)head->buf + 12), each = actions->len / rows;
     if (!each || size % each || size >= actions->len || count != HEADER_BYTES + size + RUN_BYTES)
