@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import select
 import signal
@@ -76,6 +77,30 @@ async def stepped(envs, last: int):
     return bell
 
 
+@contextlib.asynccontextmanager
+async def resting(gates, last=1):
+    """Envs of which the worker of the slot that is not `last` rests; and their bell."""
+    async with make(gates) as envs:
+        await envs.reset()
+        yield envs, await stepped(envs, last)
+
+
+async def begun(envs, actions):
+    """A step that has been sent."""
+    step = asyncio.create_task(envs.step(actions))
+    await asyncio.sleep(0)
+    return step
+
+
+async def kill_resting(envs):
+    """Kill the worker of slot 0, and wait until that is known."""
+    victim = envs._schedule.fleet.members[0].worker
+    died, told = asyncio.Event(), victim.on_death
+    victim.on_death = lambda worker: (told(worker), died.set())
+    os.kill(victim.pid, signal.SIGKILL)
+    await asyncio.wait_for(died.wait(), 10)
+
+
 async def replied(channel):
     """Wait until there is a reply in the socket of a channel that the loop does not look at."""
     poll = select.poll()
@@ -91,11 +116,8 @@ async def open_gate(path: str) -> None:
 @compiled
 @pytest.mark.asyncio
 async def test_a_step_ends_when_the_last_worker_has_replied(gates):
-    async with make(gates) as envs:
-        await envs.reset()
-        bell = await stepped(envs, last=1)
-        step = asyncio.create_task(envs.step([GO, WAIT]))
-        await asyncio.sleep(0)
+    async with resting(gates) as (envs, bell):
+        step = await begun(envs, [GO, WAIT])
         await replied(bell._channels[0])
         assert not bell._exchange.parts[0].arrived, "the loop does not look there"
         await open_gate(gates[1])
@@ -107,9 +129,7 @@ async def test_a_step_ends_when_the_last_worker_has_replied(gates):
 @compiled
 @pytest.mark.asyncio
 async def test_who_is_late_though_he_rests_is_waited_for(gates):
-    async with make(gates) as envs:
-        await envs.reset()
-        bell = await stepped(envs, last=1)
+    async with resting(gates) as (envs, bell):
         step = asyncio.create_task(envs.step([WAIT, GO]))
         await open_gate(gates[0])
         _, reward, *_ = await step
@@ -120,16 +140,9 @@ async def test_who_is_late_though_he_rests_is_waited_for(gates):
 @compiled
 @pytest.mark.asyncio
 async def test_the_death_of_a_worker_that_rests_is_heard(gates):
-    async with make(gates) as envs:
-        await envs.reset()
-        await stepped(envs, last=1)
-        step = asyncio.create_task(envs.step([WAIT, WAIT]))
-        await asyncio.sleep(0)
-        victim = envs._schedule.fleet.members[0].worker
-        died, told = asyncio.Event(), victim.on_death
-        victim.on_death = lambda worker: (told(worker), died.set())
-        os.kill(victim.pid, signal.SIGKILL)
-        await asyncio.wait_for(died.wait(), 10)
+    async with resting(gates) as (envs, _):
+        step = await begun(envs, [WAIT, WAIT])
+        await kill_resting(envs)
         assert not step.done()
         await open_gate(gates[1])
         with pytest.raises(WorkerDied) as caught:
@@ -140,17 +153,10 @@ async def test_the_death_of_a_worker_that_rests_is_heard(gates):
 @compiled
 @pytest.mark.asyncio
 async def test_a_worker_that_rests_and_has_replied_may_die(gates):
-    async with make(gates) as envs:
-        await envs.reset()
-        bell = await stepped(envs, last=1)
-        step = asyncio.create_task(envs.step([GO, WAIT]))
-        await asyncio.sleep(0)
+    async with resting(gates) as (envs, bell):
+        step = await begun(envs, [GO, WAIT])
         await replied(bell._channels[0])
-        victim = envs._schedule.fleet.members[0].worker
-        died, told = asyncio.Event(), victim.on_death
-        victim.on_death = lambda worker: (told(worker), died.set())
-        os.kill(victim.pid, signal.SIGKILL)
-        await asyncio.wait_for(died.wait(), 10)
+        await kill_resting(envs)
         await open_gate(gates[1])
         assert (await step).reward.tolist() == [1, 1]
         with pytest.raises(WorkerDied):
@@ -160,11 +166,8 @@ async def test_a_worker_that_rests_and_has_replied_may_die(gates):
 @compiled
 @pytest.mark.asyncio
 async def test_the_end_of_the_worker_that_is_listened_to_is_heard_though_its_stream_has_not_ended(gates):
-    async with make(gates) as envs:
-        await envs.reset()
-        bell = await stepped(envs, last=1)
-        step = asyncio.create_task(envs.step([GO, FORK]))
-        await asyncio.sleep(0)
+    async with resting(gates) as (envs, bell):
+        step = await begun(envs, [GO, FORK])
         await replied(bell._channels[0])
         gate = await asyncio.to_thread(open, gates[1], "w", encoding="ascii")  # it has forked and waits
         os.kill(envs.workers[1].pid, signal.SIGKILL)
@@ -177,11 +180,8 @@ async def test_the_end_of_the_worker_that_is_listened_to_is_heard_though_its_str
 @compiled
 @pytest.mark.asyncio
 async def test_the_death_of_the_worker_that_is_listened_to_is_heard(gates):
-    async with make(gates) as envs:
-        await envs.reset()
-        await stepped(envs, last=1)
-        step = asyncio.create_task(envs.step([GO, WAIT]))
-        await asyncio.sleep(0)
+    async with resting(gates) as (envs, _):
+        step = await begun(envs, [GO, WAIT])
         os.kill(envs.workers[1].pid, signal.SIGKILL)
         with pytest.raises(WorkerDied) as caught:
             await asyncio.wait_for(step, 10)
@@ -191,11 +191,8 @@ async def test_the_death_of_the_worker_that_is_listened_to_is_heard(gates):
 @compiled
 @pytest.mark.asyncio
 async def test_what_a_resting_worker_has_replied_to_a_cancelled_step_recv_takes(gates):
-    async with make(gates) as envs:
-        await envs.reset()
-        bell = await stepped(envs, last=1)
-        step = asyncio.create_task(envs.step([GO, WAIT]))
-        await asyncio.sleep(0)
+    async with resting(gates) as (envs, bell):
+        step = await begun(envs, [GO, WAIT])
         await replied(bell._channels[0])
         step.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -209,9 +206,7 @@ async def test_what_a_resting_worker_has_replied_to_a_cancelled_step_recv_takes(
 @compiled
 @pytest.mark.asyncio
 async def test_a_resting_worker_that_has_replied_is_not_called_late(gates):
-    async with make(gates) as envs:
-        await envs.reset()
-        await stepped(envs, last=1)
+    async with resting(gates) as (envs, _):
         with pytest.raises(StepTimeout) as caught:
             await envs.step([GO, WAIT], timeout_s=0.5)
         assert caught.value.slots == (1,) and caught.value.partial.reward.tolist() == [1, 0]
@@ -222,9 +217,7 @@ async def test_a_resting_worker_that_has_replied_is_not_called_late(gates):
 @compiled
 @pytest.mark.asyncio
 async def test_a_resting_worker_answers_calls(gates):
-    async with make(gates) as envs:
-        await envs.reset()
-        await stepped(envs, last=1)
+    async with resting(gates) as (envs, _):
         assert (await asyncio.wait_for(envs.call_at(0, "get_wrapper_attr", "gate"), 10)) == gates[0]
         assert list(await asyncio.wait_for(envs.get_attr("gate"), 10)) == gates
         await stepped(envs, last=0)

@@ -21,7 +21,6 @@ from express_kit import (
     GENERATION,
     Fake,
     World,
-    check_nothing_grows,
     compiled,
     in_python,
     outcomes,
@@ -29,6 +28,7 @@ from express_kit import (
     split,
     ways,
 )
+from growth_kit import check_nothing_grows
 from gymnasium.vector import AutoresetMode
 from serve_kit import STORIES, Desk, Session, Story, Told, all_in_python, plain, play, python_answers, telling
 

@@ -13,7 +13,6 @@ from express_kit import (
     SPACE,
     Fake,
     World,
-    check_nothing_grows,
     compiled,
     fill_up,
     in_python,
@@ -21,6 +20,7 @@ from express_kit import (
     reply,
     split,
 )
+from growth_kit import check_nothing_grows
 from gymnasium import spaces
 
 import aioenv

@@ -24,6 +24,7 @@ from aioenv import frame_io
 from aioenv.batching.infos import MAX_SCHEMAS, Group
 from aioenv.batching.merge import SchemaTable, merge
 from aioenv.host.service import Begun
+from aioenv.host.single import service as service_of_envs
 from aioenv.host.single.service import EnvService
 from aioenv.wire.frames import HEADER_BYTES, Kind
 from aioenv.wire.messages import (
@@ -124,6 +125,16 @@ def test_a_reply_that_is_larger_than_the_socket_is_written_whole():
             assert outcome == [-1]
             observations = b"".join(map(bytes, frame.fixed))[: 2 << 20]
             assert observations == b"\2" * (1 << 20) + b"\4" * (1 << 20)
+
+
+@compiled
+def test_a_reply_that_would_be_over_the_limit_is_python_s(monkeypatch):
+    with telling("floats") as desk:
+        most = sum(len(view) for view in desk.service.express()[-1])
+    for limit, answers in ((most, True), (most - 1, False)):
+        monkeypatch.setattr(service_of_envs, "MAX_FIXED_BYTES", limit)
+        with telling("floats") as desk:
+            assert (desk.service.express() is not None) == answers
 
 
 @compiled

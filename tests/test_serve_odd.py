@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import signal
 import socket
@@ -17,6 +16,7 @@ from typing import Any, ClassVar
 import gymnasium as gym
 import numpy as np
 import pytest
+from growth_kit import check_nothing_grows
 from gymnasium import spaces
 from serve_kit import BOX, GENERATION, STEPS, Desk, compiled, make_env, telling
 
@@ -139,25 +139,6 @@ def test_serve_express_takes_no_harm_from_odd_arguments():
 def test_a_decoder_that_lacks_an_attribute_is_an_error_and_no_crash():
     said = outcomes_of(lacking_calls)
     assert {name: outcome for name, outcome in said.items() if outcome != "AttributeError"} == {}
-
-
-def held(*objects: Any) -> Any:
-    gc.collect()
-    counts = [min(sys.getrefcount(item), 10**9) for item in objects]  # some begin there, and are everybody's
-    return counts, len(gc.get_objects()), sys.getallocatedblocks()
-
-
-def check_nothing_grows(act: Callable[[], Any], *objects: Any, times: int = 10_000) -> None:
-    """Do something very often; afterwards no object has more references, and there are no more objects or blocks."""
-    for _ in range(100):
-        act()
-    counts, number, blocks = held(*objects)
-    for _ in range(times):
-        act()
-    counts_after, number_after, blocks_after = held(*objects)
-    assert counts_after == counts
-    # a leak would be one each time; numbers and dicts take and give a few of their own
-    assert number_after - number < times // 20 and blocks_after - blocks < times // 20
 
 
 class Same(gym.Env[Any, Any]):

@@ -26,7 +26,8 @@ extern PyObject *zlib_crc32, *numpy_array, *numpy_scalar, *numpy_bool, *numpy_in
 NAMES(DECLARE)
 #undef DECLARE
 
-/* References to what was looked at. What could not be got is NULL, with an exception, and so is what is asked of that. */
+/* References to what was looked at. What could not be got is NULL, with an exception, and so is all that is asked after
+ * that. */
 typedef struct {
     int count;
     PyObject *objects[24];

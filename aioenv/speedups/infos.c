@@ -21,7 +21,8 @@ static int fits(PyObject *sort, PyObject *info, double *values) {
         return 0;
     for (Py_ssize_t place = 0, i = 0; PyDict_Next(info, &place, &key, &value); i++) {
         PyObject *known = PyList_GET_ITEM(keys, i);
-        if (key != known && (!PyUnicode_CheckExact(key) || !PyUnicode_CheckExact(known) || PyUnicode_Compare(key, known)))
+        int texts = PyUnicode_CheckExact(key) && PyUnicode_CheckExact(known);
+        if (key != known && (!texts || PyUnicode_Compare(key, known)))
             return 0;
         if ((PyObject *)Py_TYPE(value) != PyList_GET_ITEM(types, i))
             return 0;
@@ -120,7 +121,8 @@ PyObject *tail_of(const Columns *columns) {
     Py_ssize_t size = columns->count ? 1 + 4 : 0;
     for (int i = 0; i < columns->count; i++) {
         const InfoGroup *group = &columns->groups[i];
-        size += 4 + 4 + 8 + (group->used < columns->rows ? 4 * group->used : 0) + 8 * group->used * keys_of(group->sort);
+        size += 4 + 4 + 8 + 8 * group->used * keys_of(group->sort);
+        size += group->used < columns->rows ? 4 * group->used : 0;
     }
     PyObject *tail = PyBytes_FromStringAndSize(NULL, size);
     if (tail == NULL || !size)

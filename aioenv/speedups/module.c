@@ -36,8 +36,14 @@ int set_word(PyObject *of, PyObject *name, uint32_t number) {
 
 #define FAST(name) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, NULL}
 static PyMethodDef methods[] = {
-    FAST(write_frame),   FAST(read_frame), FAST(spin), FAST(step_rows), FAST(send_express), {"take_express", take_express, METH_O, NULL},
-    FAST(serve_express), {NULL, NULL, 0, NULL},
+    FAST(write_frame),
+    FAST(read_frame),
+    FAST(spin),
+    FAST(step_rows),
+    FAST(serve_express),
+    FAST(send_express),
+    {"take_express", take_express, METH_O, NULL},
+    {NULL, NULL, 0, NULL},
 };
 
 static PyObject *attribute_of(const char *module, const char *name) {

@@ -20,7 +20,8 @@ static int find_line(Held *held, PyObject *part, Line *line) {
     PyObject *fd = look_up(held, line->channel, str_fd), *unsent = look_up(held, line->channel, str_unsent);
     line->encoder = look_up(held, line->channel, str_encoder);
     line->requests = look_up(held, line->channel, str_requests);
-    PyObject *chain = look_up(held, line->encoder, str_chain), *abandoned = look_up(held, line->requests, str_abandoned);
+    PyObject *chain = look_up(held, line->encoder, str_chain);
+    PyObject *abandoned = look_up(held, line->requests, str_abandoned);
     PyObject *generation = look_up(held, line->requests, str_generation);
     line->request = look_up(held, line->requests, str_next);
     line->pending = look_up(held, line->requests, str_pending);
@@ -30,8 +31,8 @@ static int find_line(Held *held, PyObject *part, Line *line) {
     if (line->fd == -1 && PyErr_Occurred())
         return -1;
     return line->fd >= 0 && abandoned == Py_False && PyList_CheckExact(unsent) && !PyList_GET_SIZE(unsent) &&
-           PyDict_CheckExact(line->pending) && !as_word(chain, &line->chain) && !as_word(line->request, &line->number) &&
-           !as_word(generation, &line->generation);
+           PyDict_CheckExact(line->pending) && !as_word(chain, &line->chain) &&
+           !as_word(line->request, &line->number) && !as_word(generation, &line->generation);
 }
 
 /* What of these buffers, `pieces` after a header, was not written goes to the channel, which sends it later. */

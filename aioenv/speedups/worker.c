@@ -36,7 +36,8 @@ static int check_plan(PyObject *plan) {
  * would, and a tail behind them. -1: exception. */
 static int is_run(Py_ssize_t count, uint32_t chain, const Buffers *buffers, Py_ssize_t rows, Request *request) {
     const Py_buffer *head = &buffers->views[0], *actions = &buffers->views[1], *spill = &buffers->views[2];
-    if (rows < 1 || count < HEADER_BYTES + RUN_BYTES || buffers->count != 3 || tail_size(buffers) != RUN_BYTES || actions->len % rows)
+    if (rows < 1 || count < HEADER_BYTES + RUN_BYTES || buffers->count != 3 || tail_size(buffers) != RUN_BYTES ||
+        actions->len % rows)
         return 0;
     Py_ssize_t size = word_at((const uint8_t *)head->buf + 12), each = actions->len / rows;
     if (!each || size % each || size >= actions->len || count != HEADER_BYTES + size + RUN_BYTES)
@@ -52,8 +53,8 @@ static int is_run(Py_ssize_t count, uint32_t chain, const Buffers *buffers, Py_s
     return is_in_order(chain, buffers, size, tail, RUN_BYTES);
 }
 
-/* Reads a request: 1 if it is a plain step; 0 if not, and how many bytes lie in the decoder's buffers; -2 if nothing was
- * read; -1: exception. */
+/* Reads a request: 1 if it is a plain step; 0 if not, and how many bytes lie in the decoder's buffers; -2 if nothing
+ * was read; -1: exception. */
 static int read_step(int fd, PyObject *decoder, PyObject *views, Py_ssize_t rows, Py_ssize_t *count, Request *request) {
     Held held = {.count = 0};
     Buffers buffers = {.count = 0};
@@ -135,8 +136,9 @@ static int write_result(int fd, PyObject *encoder, PyObject *fixed, PyObject *ta
         if (bytes && crc_of(part, &body) < 0)
             goto done;
     }
-    if (put_head_before(&buffers, head, KIND_RESULT, request->id, request->generation, size, buffers.views[parts].len, body, &chain) ==
-            0 &&
+    uint32_t id = request->id, generation = request->generation;
+    Py_ssize_t rest = buffers.views[parts].len;
+    if (put_head_before(&buffers, head, KIND_RESULT, id, generation, size, rest, body, &chain) == 0 &&
         set_word(encoder, str_chain, chain) == 0)
         done = write_all(fd, buffers.parts, buffers.count + 1);
 done:
@@ -145,7 +147,8 @@ done:
     return done;
 }
 
-/* The first so many actions, as a list of elements of a copy: envs may keep them, and the next are read into the array. */
+/* The first so many actions, as a list of elements of a copy: envs may keep them, and the next are read into the
+ * array. */
 static PyObject *listed(PyObject *actions, Py_ssize_t count, int all) {
     PyObject *some = all ? Py_NewRef(actions) : PySequence_GetSlice(actions, 0, count);
     PyObject *copy = some == NULL ? NULL : PyObject_CallMethodNoArgs(some, str_copy);
@@ -227,8 +230,8 @@ PyObject *serve_express(PyObject *module, PyObject *const *args, Py_ssize_t argc
                 Py_DECREF(infos);
                 return NULL;
             }
-            return Py_BuildValue("(kknnNNnNO)", (unsigned long)request.id, (unsigned long)request.generation, request.first,
-                                 request.count, actions, infos, stopped.row,
+            return Py_BuildValue("(kknnNNnNO)", (unsigned long)request.id, (unsigned long)request.generation,
+                                 request.first, request.count, actions, infos, stopped.row,
                                  stopped.outcome == NULL ? Py_NewRef(Py_NotImplemented) : stopped.outcome,
                                  stopped.odd ? Py_True : Py_False);
         }

@@ -86,6 +86,7 @@ class Decoder:
         self._offered: Sequence[memoryview] | None = None  # the guess that `_offer` was made for
         self._offer: list[memoryview] = []
         self._offered_bytes = 0  # how long that guess is
+        # C looks at these, too, between two frames (`offer` in speedups/frames.c)
         self._head = memoryview(bytearray(HEADER_BYTES))
         self.frames: deque[Frame] = deque()
         self.error: WireError | None = None

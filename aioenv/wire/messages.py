@@ -163,7 +163,7 @@ def load_columns(tail: memoryview) -> list[tuple[int, tuple[int, ...] | None, me
     Raises:
         WireError: if it is cut short.
     """
-    if tail[0] != _COLUMNS_TAG[0]:
+    if tail[:1] != _COLUMNS_TAG:
         return None
     try:
         count = _COLUMNS.unpack_from(tail)[1]

@@ -29,7 +29,7 @@ from aioenv.host.single.rows import Rows
 from aioenv.host.states.checkpoint import Checkpoints, RowCheckpoint
 from aioenv.host.worker import StartFailed, describe_failure
 from aioenv.stats.seed_plan import SeedPlan
-from aioenv.wire.frames import Frame, new_tuple
+from aioenv.wire.frames import MAX_FIXED_BYTES, Frame, new_tuple
 from aioenv.wire.messages import Failure, ResetRequest, StepReply, dump, dump_columns, load, load_code, load_step
 
 __all__ = ["EnvService", "FirstCheckpoints"]
@@ -142,7 +142,8 @@ class EnvService(EnvResume, SlotService):
         self._actions = Actions(layout, n, actions, laned=plane is not None)
         self._action_views = self._actions.views
         simple = layout.plain and observations.plain and plane is None
-        self._tells_no_more = simple and not riding and not draws_late
+        small = sum(map(len, self._rows.stepped_run(0, n))) <= MAX_FIXED_BYTES  # else Python says that it is not
+        self._tells_no_more = simple and small and not riding and not draws_late
         if seed_plan is not None:
             self._stepper.follow(seed_plan, start)
         # what is here now stays: full collections need not look at it again
