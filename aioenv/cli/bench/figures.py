@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import compileall
 import contextlib
 import dataclasses
 import gc
@@ -12,6 +13,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -143,6 +145,9 @@ def _start_gymnasium(preload: bool, task: Task) -> dict[str, float]:
 
 
 def _start_aioenv(start: Literal["forkserver", "spawn"], task: Task) -> dict[str, float]:
+    # as pip does with whatever it installs; of a checkout Python may be told not to (PYTHONDONTWRITEBYTECODE)
+    compileall.compile_dir(Path(aioenv.__file__).parent, quiet=2)
+
     async def main() -> dict[str, float]:
         began = time.perf_counter()
         async with _aioenv_one_each(task, start):
