@@ -185,6 +185,8 @@ class SoloLife:
         except BaseException as exc:
             self._finish()
             if isinstance(exc, TimeoutError) and limit.expired():  # the thread goes on, and ends when the factory does
+                assert self._thread is not None
+                self._thread.leave()
                 message = f"the vector env was not made within {start_timeout_s=}"
                 raise self._not_made(message, kind=StartTimeout) from exc
             if isinstance(exc, Exception) or (self._thread is None and not ends_program(exc)):
@@ -193,6 +195,8 @@ class SoloLife:
                 text = traceback_of(exc)
                 message = f"the vector env could not be made: {reason_of(exc)}\n{text}"
                 raise self._not_made(message, text) from exc
+            if self._thread is not None:
+                self._thread.leave()
             raise
         env = self._env
         self.single_observation_space, self.observation_space = env.single_observation_space, env.observation_space

@@ -1,0 +1,177 @@
+"""The thread of a vector env in this process: what it is told, what it tells, where it is woken, and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import threading
+from functools import partial
+
+import pytest
+
+from aioenv.engine.solo import threads
+from aioenv.engine.solo.threads import EnvThread
+
+pytestmark = pytest.mark.asyncio
+
+needs_affinity = pytest.mark.skipif(
+    not hasattr(os, "sched_getaffinity") or len(os.sched_getaffinity(0)) < 2, reason="takes two CPUs, and Linux"
+)
+
+
+async def ended(thread: EnvThread) -> None:
+    """Have it end, and see that it does."""
+    thread.finish(lambda: None)
+    assert await thread.gone(10)
+
+
+async def test_jobs_are_done_in_turn_on_one_thread():
+    thread = EnvThread()
+    found = await asyncio.gather(*(thread.ask(partial(lambda i: (i, threading.get_ident()), i)) for i in range(50)))
+    assert [i for i, _ in found] == list(range(50))
+    assert len({ident for _, ident in found}) == 1 and found[0][1] != threading.get_ident()
+    assert thread.jobs == 0
+    await ended(thread)
+
+
+async def test_more_rings_than_a_socket_takes():
+    thread, gate, done = EnvThread(), threading.Event(), []
+    waiting = [thread.ask(gate.wait)]
+    waiting += [thread.ask(partial(done.append, i)) for i in range(3000)]
+    assert thread.jobs == 3001
+    gate.set()
+    await asyncio.gather(*waiting)
+    assert done == list(range(3000)) and thread.jobs == 0
+    await ended(thread)
+
+
+async def test_a_loop_that_does_not_listen_does_not_stop_the_thread():
+    thread, done = EnvThread(), threading.Event()
+    told = [thread.ask(partial(int, i)) for i in range(3000)]
+    thread.submit(done.set, lambda value, error: None)
+    assert done.wait(60), "it waits for the loop to take what it tells"
+    assert await asyncio.gather(*told) == list(range(3000))
+    await ended(thread)
+
+
+async def test_what_a_callback_raises_is_its_own():
+    thread, heard = EnvThread(), asyncio.get_running_loop().create_future()
+    complaints = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: complaints.append(context["exception"]))
+
+    def fail(value, error):
+        raise ZeroDivisionError
+
+    gate = threading.Event()
+    thread.submit(gate.wait, fail)
+    thread.submit(lambda: 7, lambda value, error: heard.set_result(value))
+    gate.set()
+    assert await asyncio.wait_for(heard, 10) == 7
+    assert [type(exc) for exc in complaints] == [ZeroDivisionError]
+    await ended(thread)
+
+
+async def test_what_a_job_raises_is_told():
+    thread = EnvThread()
+    for raised, told in ((ValueError, ValueError), (SystemExit, RuntimeError), (StopIteration, RuntimeError)):
+
+        def fail(raised=raised):
+            raise raised("so it is")
+
+        with pytest.raises(told, match="so it is"):
+            await thread.ask(fail)
+    await ended(thread)
+
+
+@needs_affinity
+async def test_jobs_have_all_cpus_wherever_the_thread_was_woken(monkeypatch):
+    woken_on = []
+    real = threads._this_cpu
+    monkeypatch.setattr(threads, "_this_cpu", lambda: woken_on.append(real()) or woken_on[-1])
+    thread, everywhere = EnvThread(), os.sched_getaffinity(0)
+    for _ in range(5):
+        assert await thread.ask(partial(os.sched_getaffinity, 0)) == everywhere
+    assert len(woken_on) == 5
+    # what it is told while it is at something else does not move it
+    gate = threading.Event()
+    first, second = thread.ask(gate.wait), thread.ask(partial(os.sched_getaffinity, 0))
+    assert len(woken_on) == 6
+    gate.set()
+    assert await first and await second == everywhere
+    await ended(thread)
+
+
+@needs_affinity
+async def test_an_env_that_chooses_its_cpus_keeps_them():
+    thread, one = EnvThread(), {min(os.sched_getaffinity(0))}
+    await thread.ask(partial(os.sched_setaffinity, 0, one))
+    for _ in range(3):
+        assert await thread.ask(partial(os.sched_getaffinity, 0)) == one
+    await ended(thread)
+
+
+@needs_affinity
+async def test_who_may_not_choose_cpus_has_the_job_done(monkeypatch):
+    def refuse(*args):
+        raise PermissionError
+
+    thread = EnvThread()
+    monkeypatch.setattr(os, "sched_setaffinity", refuse)
+    assert await thread.ask(lambda: 7) == 7
+    await ended(thread)
+
+
+async def test_a_loop_that_can_not_watch_sockets(monkeypatch):
+    def refuse(*args):
+        raise NotImplementedError
+
+    loop = asyncio.get_running_loop()
+    with monkeypatch.context() as patched:
+        patched.setattr(loop, "add_reader", refuse)
+        patched.setattr(loop, "remove_reader", refuse)
+        thread = EnvThread()
+        assert await asyncio.gather(*(thread.ask(partial(int, i)) for i in range(20))) == list(range(20))
+        await ended(thread)
+
+
+async def test_left_by_another_thread():
+    thread, done = EnvThread(), threading.Event()
+    thread.finish(done.set)
+    await asyncio.to_thread(thread.leave)
+    assert await thread.gone(10) and done.is_set()
+
+
+async def test_hung_and_left_it_ends_when_it_can():
+    thread, gate = EnvThread(), threading.Event()
+    lost = thread.ask(gate.wait)
+    thread.finish(lambda: None)
+    assert not await thread.gone(0.05)
+    gate.set()
+    await asyncio.to_thread(thread._thread.join, 10)
+    assert thread.ended and not thread._thread.is_alive() and not lost.done()
+
+
+def of_another_loop() -> EnvThread:
+    """One whose loop is closed."""
+
+    async def begin():
+        return EnvThread()
+
+    with asyncio.Runner() as runner:
+        return runner.run(begin())
+
+
+async def test_of_a_closed_loop_it_ends():
+    thread, closed = await asyncio.to_thread(of_another_loop), threading.Event()
+    thread.finish(closed.set)
+    thread.leave()
+    await asyncio.to_thread(thread._thread.join, 10)
+    assert closed.is_set() and not thread._thread.is_alive()
+
+
+async def test_forgotten_with_its_loop_it_ends():
+    thread = (await asyncio.to_thread(of_another_loop))._thread
+    gc.collect()
+    await asyncio.to_thread(thread.join, 10)
+    assert not thread.is_alive()
