@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import subprocess
@@ -299,6 +300,7 @@ def test_spinning_ends_when_there_is_something_and_when_the_time_is_over():
     ours, theirs = socket.socketpair()
     with ours, theirs:
         assert not speedups.spin(ours.fileno(), 1e-4)
+        assert not speedups.spin(ours.fileno(), math.nan)
         theirs.send(b"x")
         assert speedups.spin(ours.fileno(), 60.0)
 

@@ -253,7 +253,7 @@ int spin_on(int fd, double seconds) {
         if (ready > 0 || late)
             break;
         sched_yield(); /* to a parent that is on this CPU: it may be about to write */
-        late = seconds_now() > end; /* then once more: somebody else may have had this CPU since the last look */
+        late = !(seconds_now() <= end); /* then once more: somebody else may have had this CPU since the last look */
     }
     Py_END_ALLOW_THREADS
     return ready > 0; /* an error shows in the read that follows */
