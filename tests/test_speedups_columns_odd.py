@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
+import mmap
 import sys
 import time
 from collections.abc import Callable
@@ -113,6 +116,46 @@ def test_slots_that_are_not_aligned_are_slots():
     assert seen(in_c(part, tail)) == seen(in_python(part, tail))
 
 
+def test_a_tail_that_is_not_bytes_in_a_row_is_pythons():
+    part, tail = usual()
+    several = np.repeat(np.frombuffer(tail, np.uint8), 2)
+    whole = np.frombuffer(tail, np.uint8)
+    for odd in (
+        tail.cast("b"),
+        tail.cast("B", (1, len(tail))),
+        view(bytes(tail)[::-1])[::-1],
+        memoryview(several)[::2],
+    ):
+        assert in_c(part, odd) is None
+    assert in_c(part, memoryview(whole)) is not None and in_c(part, bytes(tail)) is in_c(part, bytearray(tail)) is None
+
+
+def test_nothing_is_read_beyond_the_end_of_a_tail():
+    """Behind which there is no memory: whoever looks there ends the process."""
+    part, tail = usual()
+    whole = bytes(tail)
+    space = mmap.mmap(-1, 2 * mmap.PAGESIZE)
+    here = ctypes.c_char.from_buffer(space)
+    libc = ctypes.CDLL(None, use_errno=True)
+    address = ctypes.c_void_p(ctypes.addressof(here) + mmap.PAGESIZE)
+    assert libc.mprotect(address, ctypes.c_size_t(mmap.PAGESIZE), 0) == 0
+    for size in range(len(whole) + 1):
+        space[mmap.PAGESIZE - size : mmap.PAGESIZE] = whole[:size]
+        with memoryview(space) as all_of_it, all_of_it[mmap.PAGESIZE - size : mmap.PAGESIZE] as short:
+            assert (in_c(part, short) is not None) is (size == len(whole))
+    space[mmap.PAGESIZE - len(whole) : mmap.PAGESIZE] = whole[::-1]
+    with memoryview(space) as all_of_it, all_of_it[mmap.PAGESIZE - len(whole) : mmap.PAGESIZE][::-1] as backwards:
+        assert bytes(backwards) == whole and in_c(part, backwards) is None
+    for place in range(5, 40):  # numbers of rows, of bytes, and rows
+        spoilt = whole[:place] + b"\x7f" + whole[place + 1 :]
+        space[mmap.PAGESIZE - len(whole) : mmap.PAGESIZE] = spoilt
+        with memoryview(space) as all_of_it, all_of_it[mmap.PAGESIZE - len(whole) : mmap.PAGESIZE] as short:
+            assert seen(in_c(part, short)) in (None, seen(in_python(part, view(spoilt))))
+    del here
+    gc.collect()
+    space.close()
+
+
 # ------------------------------------------------------------ to merge
 
 
@@ -139,7 +182,7 @@ NAMES: list[Any] = [
     None, [], (), (("x", "_x", None),), (("x", "_x", None),) * 3, (None, None), (1, 2), (("x",), ("y",)),
     ((1, "_1", None), ("y", "_y", None)), (("x", 1, None), ("y", "_y", None)), [("x", "_x", None), ("y", "_y", None)],
     (("x", "_x", None), ("x", "_x", np.dtype("f4"))), (("x", "_x", np.dtype("f2")), ("x", "_x", np.dtype("f4"))),
-    tuple((f"{i}", f"_{i}", None) for i in range(70)),
+    tuple((f"{i}", f"_{i}", None) for i in range(70)), (("x", "_x", None),) * 9999,
 ]  # fmt: skip
 
 
@@ -191,11 +234,13 @@ FITS: dict[str, tuple[Any, Any, bool]] = {
     "every": (slice(0, 3, 1), TABLE, True),
     "backwards": (slice(2, None, -1), TABLE, False),
     "by twos": (slice(0, 3, 2), TABLE[:, :2].copy(), False),
+    "by twos, but all": (slice(0, 3, 2), TABLE, False),
     "too few": (slice(0, 2), TABLE, False),
     "too many": (slice(0, 4), np.zeros((2, 4)), False),
     "one for all": (slice(0, 3), TABLE[:, :1].copy(), False),
     "behind the end": (slice(2, 5), TABLE, False),
     "before the beginning": (slice(-3, 3), TABLE, False),
+    "as many before the beginning": (slice(-1, 2), TABLE, False),
     "the wrong way round": (slice(3, 1), TABLE[:, :0], False),
     "no number": (slice("a", "b"), TABLE, False),
     "negative rows": (np.array([-1, 0, 1]), TABLE, False),
@@ -314,8 +359,9 @@ def test_merging_leaves_nothing_behind(way):
             assert (merged_in_c(columns, 3, names) is not None) is (way == "usual")
 
     held = [item for each in columns for item in each]
-    texts = [item for _, its in names.values() for name in its for item in name]
-    check_nothing_grows(act, columns, *columns, *held, names, *names.values(), *texts, times=20_000)
+    said = [its for _, its in names.values()]
+    texts = [item for its in said for name in its for item in name]
+    check_nothing_grows(act, columns, *columns, *held, names, *names.values(), *said, *texts, times=20_000)
 
 
 def test_an_array_is_all_that_is_new():

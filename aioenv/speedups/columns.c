@@ -109,8 +109,6 @@ static PyObject *read_group(const Share *share, PyObject *tail, const Py_buffer 
     uint32_t count = word_at(head + 4);
     int all = count == UINT32_MAX;
     Py_ssize_t rows = all ? share->slots.shape[0] : (Py_ssize_t)count, row_bytes = all ? 0 : 4 * rows;
-    if ((!all && count > INT32_MAX) || row_bytes > left)
-        return NULL;
     PyObject *number = PyLong_FromUnsignedLong(word_at(head));
     PyObject *schema = number == NULL ? NULL : PyDict_GetItemWithError(share->schemas, number);
     Py_XDECREF(number);
@@ -118,7 +116,7 @@ static PyObject *read_group(const Share *share, PyObject *tail, const Py_buffer 
         return NULL;
     Py_ssize_t keys = PyTuple_GET_SIZE(PyTuple_GET_ITEM(schema, ITS_COLUMNS)), size = 8 * keys * rows;
     uint64_t said = word_at(head + 8) | (uint64_t)word_at(head + 12) << 32;
-    if (keys > MAX_KEYS || said != (uint64_t)size || size > left - row_bytes)
+    if (keys > MAX_KEYS || said != (uint64_t)size || row_bytes + size > left)
         return NULL;
     Py_INCREF(schema); /* whoever else has it may let go of it */
     *offset += GROUP_HEAD + row_bytes;

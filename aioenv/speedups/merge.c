@@ -24,10 +24,8 @@ typedef struct {
 static int is_same(PyObject *name, PyObject *other) {
     if (PyObject_RichCompareBool(PyTuple_GET_ITEM(name, KEY), PyTuple_GET_ITEM(other, KEY), Py_EQ) != 1)
         return 0;
-    PyObject *mine = PyTuple_GET_ITEM(name, DTYPE), *its = PyTuple_GET_ITEM(other, DTYPE);
-    if (mine == its)
-        return 1;
-    return mine != Py_None && its != Py_None && PyObject_RichCompareBool(mine, its, Py_EQ) == 1 ? 1 : -1;
+    int alike = PyObject_RichCompareBool(PyTuple_GET_ITEM(name, DTYPE), PyTuple_GET_ITEM(other, DTYPE), Py_EQ);
+    return alike == 1 ? 1 : -1;
 }
 
 /* The row of a name, which may be a new one; -1 if it has none. */
@@ -70,7 +68,7 @@ static const Kind *kind_of(Merged *merged, PyObject *part, PyObject *named) {
     return kind;
 }
 
-/* Where a part's rows are, of so many: from `start` on, or where `at` says (if it has memory); -1 if not among them. */
+/* How many rows a part has: from `start` on, or where `at` says, if it has memory; < 0 if they are not all of `size`. */
 static Py_ssize_t find_rows(PyObject *positions, Py_ssize_t size, Py_ssize_t *start, Py_buffer *at) {
     Py_ssize_t stop, step, count;
     if (PySlice_Check(positions)) {
@@ -78,7 +76,7 @@ static Py_ssize_t find_rows(PyObject *positions, Py_ssize_t size, Py_ssize_t *st
             PyErr_Clear();
             return -1;
         }
-        return step == 1 && *start >= 0 && stop >= *start && stop <= size ? stop - *start : -1;
+        return step == 1 && *start >= 0 && stop <= size ? stop - *start : -1;
     }
     if (!view_numbers(positions, 1, "lq", at))
         return -1;
@@ -95,7 +93,7 @@ static int put_part(PyObject *part, const Kind *kind, Py_ssize_t size, double *t
     Py_ssize_t start = 0, keys = PyTuple_GET_SIZE(kind->names);
     Py_ssize_t count = find_rows(PyTuple_GET_ITEM(part, POSITIONS), size, &start, &at);
     int fits = 0;
-    if (count >= 0 && view_numbers(PyTuple_GET_ITEM(part, VALUES), 2, "d", &values)) {
+    if (view_numbers(PyTuple_GET_ITEM(part, VALUES), 2, "d", &values)) {
         fits = values.shape[0] == keys && values.shape[1] == count;
         const char *from = values.buf; /* of numbers that may not be aligned */
         for (Py_ssize_t key = 0; fits && key < keys; key++) {
