@@ -242,6 +242,7 @@ FITS: dict[str, tuple[Any, Any, bool]] = {
     "before the beginning": (slice(-3, 3), TABLE, False),
     "as many before the beginning": (slice(-1, 2), TABLE, False),
     "the wrong way round": (slice(3, 1), TABLE[:, :0], False),
+    "the end of which is too small a number": (slice(1, -(1 << 80)), TABLE, False),
     "no number": (slice("a", "b"), TABLE, False),
     "negative rows": (np.array([-1, 0, 1]), TABLE, False),
     "a row too many": (np.array([1, 2, 3]), TABLE, False),

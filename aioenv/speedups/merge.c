@@ -68,7 +68,7 @@ static const Kind *kind_of(Merged *merged, PyObject *part, PyObject *named) {
     return kind;
 }
 
-/* How many rows a part has: from `start` on, or where `at` says, if it has memory; < 0 if they are not all of `size`. */
+/* How many rows a part has: from `start` on, or where `at` says, if it has memory; < 0 if some are not of `size`. */
 static Py_ssize_t find_rows(PyObject *positions, Py_ssize_t size, Py_ssize_t *start, Py_buffer *at) {
     Py_ssize_t stop, step, count;
     if (PySlice_Check(positions)) {
@@ -76,7 +76,7 @@ static Py_ssize_t find_rows(PyObject *positions, Py_ssize_t size, Py_ssize_t *st
             PyErr_Clear();
             return -1;
         }
-        return step == 1 && *start >= 0 && stop <= size ? stop - *start : -1;
+        return step == 1 && *start >= 0 && stop >= *start && stop <= size ? stop - *start : -1;
     }
     if (!view_numbers(positions, 1, "lq", at))
         return -1;
