@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from gymnasium.vector import VectorEnv
 
+from aioenv import speedups
 from aioenv.batching.infos import MAX_SCHEMAS, NO_RESULT, NO_RESULT_KEY, Column, Columns, Group, Schema
 
 __all__ = ["Rows", "SchemaTable", "merge", "merge_or_rows"]
@@ -100,6 +101,8 @@ def _merge_columns(parts: Sequence[Columns], size: int) -> dict[str, Any] | None
     """Whole columns at once; None if that gives something else than row by row."""
     if not parts:
         return {}
+    if speedups.merge_floats is not None and (floats := speedups.merge_floats(parts, size, _named)) is not None:
+        return floats
     if any(part.schema.by_row for part in parts):
         return None
     if _all_alike(parts, size):
@@ -141,22 +144,22 @@ def _join(parts: Sequence[Columns], size: int) -> dict[str, Any]:
 
 # A key, that of its mask, and its dtype if that is not float64.
 _Name: TypeAlias = tuple[Any, str, Any]
-_named: dict[int, tuple[Schema, list[_Name]]] = {}  # by the schema's identity: to hash one takes longer than its use
+# By the schema's identity: to hash one takes longer than its use. C merges those that are named here.
+_named: dict[int, tuple[Schema, tuple[_Name, ...]]] = {}
 
 
-def _names(schema: Schema) -> list[_Name]:
+def _names(schema: Schema) -> tuple[_Name, ...]:
     """Those of all columns, which are float scalars."""
-    known, names = _named.get(id(schema), (None, []))
+    known, names = _named.get(id(schema), (None, ()))
     if known is not schema:
         if len(_named) > MAX_SCHEMAS:
             _named.clear()
-        names = [_name(column.path[0], column.dtype) for column in schema.columns]
+        names = tuple(
+            (column.path[0], f"_{column.path[0]}", None if column.dtype == np.float64 else column.dtype)
+            for column in schema.columns
+        )
         _named[id(schema)] = schema, names
     return names
-
-
-def _name(key: Any, dtype: Any) -> _Name:
-    return key, f"_{key}", None if dtype == np.float64 else dtype
 
 
 def _name_rows(names: Iterable[_Name], table: np.ndarray[Any, Any], masks: np.ndarray[Any, Any]) -> dict[str, Any]:
@@ -170,16 +173,16 @@ def _name_rows(names: Iterable[_Name], table: np.ndarray[Any, Any], masks: np.nd
 
 def _merge_floats(parts: Sequence[Columns], size: int) -> dict[str, Any] | None:
     """Tables into one, where some rows have other keys than others; None if a key has come with two dtypes."""
-    keys: dict[Any, tuple[int, Any]] = {}  # its row in the table, and its dtype
+    keys: dict[Any, tuple[int, _Name]] = {}  # its row in the table
     places: dict[int, Any] = {}  # by schema, the rows of its columns
     for part in parts:
         schema = part.schema
         if id(schema) in places:
             continue
         rows = []
-        for column in schema.columns:
-            row, dtype = keys.setdefault(column.path[0], (len(keys), column.dtype))
-            if dtype != column.dtype:
+        for name in _names(schema):
+            row, known = keys.setdefault(name[0], (len(keys), name))
+            if known[2] != name[2]:
                 return None
             rows.append(row)
         # the first one's are all that there are until then
@@ -193,7 +196,7 @@ def _merge_floats(parts: Sequence[Columns], size: int) -> dict[str, Any] | None:
             rows = rows[:, 0]
         table[rows, positions] = part.values
         masks[rows, positions] = True
-    return _name_rows([_name(key, dtype) for key, (_, dtype) in keys.items()], table, masks)
+    return _name_rows([name for _, name in keys.values()], table, masks)
 
 
 def _assign(infos: dict[str, Any], part: Columns, size: int) -> bool:

@@ -1,9 +1,11 @@
 """The path of a plain step in C (see `speedups/__init__.py`)."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from numpy.typing import NDArray
+
+_Columns = TypeVar("_Columns", bound=tuple[Any, ...])
 
 def write_frame(
     fd: int, chain: int, kind: int, request: int, generation: int, fixed: Sequence[Any], tail: Any
@@ -74,6 +76,40 @@ def take_express(channel: Any, /) -> int | None:
 
     Raises:
         TypeError, ValueError, AttributeError: if the channel has not what it should have.
+    """
+
+def read_floats(part: Any, tail: memoryview, kind: type[_Columns], /) -> list[_Columns] | None:
+    """The infos of a reply, if `wire.messages.dump_columns` made its tail, and all are float scalars.
+
+    Args:
+        part: the `engine.batch.Part` that the reply is to.
+        tail: what the tables are views of.
+        kind: `batching.infos.Columns`.
+
+    Returns:
+        What `engine.tails.read_tail` makes of it. None if the worker's schemas have no such number, or one of something
+        else, if sizes do not fit, or if a row is none of the part's: that is Python's, which says what is wrong.
+
+    Raises:
+        TypeError, ValueError, AttributeError: if the arguments are no such objects.
+    """
+
+def merge_floats(
+    parts: Sequence[Any], size: int, named: dict[int, tuple[Any, tuple[tuple[Any, str, Any], ...]]], /
+) -> dict[str, Any] | None:
+    """Merge columns of float scalars into the info dict of a batch.
+
+    Args:
+        parts: `batching.infos.Columns`.
+        size: how many rows the batch has.
+        named: by the identity of a schema of float scalars, itself, and what `batching.merge._names` says of it.
+
+    Returns:
+        What `batching.merge.merge` gives. None if there are no parts, if a schema is not among those, a key is no
+        string or comes with two dtypes, or positions or values do not fit: that is Python's, which names what is new.
+
+    Raises:
+        TypeError: if there are not three arguments, of which the last is a dict.
     """
 
 def spin(fd: int, seconds: float, /) -> bool:

@@ -14,14 +14,15 @@
 
 /* ------------------------------------------------------------ objects of Python */
 
-extern PyObject *zlib_crc32, *numpy_array, *numpy_scalar, *numpy_bool, *numpy_integer, *numpy_floating;
+extern PyObject *zlib_crc32, *numpy_array, *numpy_zeros, *numpy_scalar, *numpy_bool, *numpy_integer, *numpy_floating;
+extern PyObject *float64_dtype, *int64_dtype, *bool_dtype, *tuple_new;
 
 /* The attributes that C looks at. */
 #define NAMES(name)                                                                                                    \
-    name(abandoned) name(arrived) name(chain) name(copy) name(decoder) name(done) name(encoder) name(error)            \
-    name(express) name(fd) name(frames) name(generation) name(keep) name(member) name(next) name(open) name(pending)   \
-    name(request) name(requests) name(set_result) name(unsent) name(waiting) name(worker) name(_head) name(_header)    \
-    name(_spill) name(_wanted)
+    name(abandoned) name(arrived) name(astype) name(chain) name(copy) name(decoder) name(done) name(encoder)           \
+    name(error) name(express) name(fd) name(frames) name(generation) name(keep) name(member) name(next) name(open)     \
+    name(pending) name(request) name(requests) name(schemas) name(set_result) name(slots) name(start) name(stop)       \
+    name(unsent) name(waiting) name(worker) name(_head) name(_header) name(_schemas) name(_spill) name(_wanted)
 #define DECLARE(name) extern PyObject *str_##name;
 NAMES(DECLARE)
 #undef DECLARE
@@ -104,6 +105,25 @@ int note_columns(Columns *columns, PyObject *info, Py_ssize_t row); /* 1; 0 if i
 int take_back(Columns *columns, PyObject *infos);                   /* as rows and dicts; none is taken any more */
 PyObject *tail_of(const Columns *columns);                          /* as `wire.messages.dump_columns` makes it */
 void end_columns(Columns *columns);
+
+/* ------------------------------------------------------------ columns.c, merge.c */
+
+/* What a `Columns` and a `Schema` are made of. */
+enum { POSITIONS, SCHEMA, VALUES, COLUMNS_PARTS };
+enum { ITS_COLUMNS, FLOATS, BY_ROW, SCHEMA_PARTS };
+
+int is_tuple_of(PyObject *object, Py_ssize_t size);
+int is_of_floats(PyObject *schema);
+
+/* The memory of an array with so many axes of 8-byte numbers of one of these formats; 0 if it is none. */
+int view_numbers(PyObject *array, int axes, const char *formats, Py_buffer *view);
+int64_t number_in(const Py_buffer *view, Py_ssize_t index);
+
+/* A new array, and its memory. */
+PyObject *zeros(PyObject *shape, PyObject *dtype, Py_buffer *view);
+
+PyObject *read_floats(PyObject *module, PyObject *const *args, Py_ssize_t argc);
+PyObject *merge_floats(PyObject *module, PyObject *const *args, Py_ssize_t argc);
 
 /* ------------------------------------------------------------ rows.c */
 

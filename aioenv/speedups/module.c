@@ -2,7 +2,8 @@
 
 #include "c.h"
 
-PyObject *zlib_crc32, *numpy_array, *numpy_scalar, *numpy_bool, *numpy_integer, *numpy_floating;
+PyObject *zlib_crc32, *numpy_array, *numpy_zeros, *numpy_scalar, *numpy_bool, *numpy_integer, *numpy_floating;
+PyObject *float64_dtype, *int64_dtype, *bool_dtype, *tuple_new;
 
 #define DEFINE(name) PyObject *str_##name;
 NAMES(DEFINE)
@@ -42,6 +43,8 @@ static PyMethodDef methods[] = {
     FAST(step_rows),
     FAST(serve_express),
     FAST(send_express),
+    FAST(read_floats),
+    FAST(merge_floats),
     {"take_express", take_express, METH_O, NULL},
     {NULL, NULL, 0, NULL},
 };
@@ -55,6 +58,13 @@ static PyObject *attribute_of(const char *module, const char *name) {
     return value;
 }
 
+static PyObject *dtype_of(const char *name) {
+    PyObject *type = attribute_of("numpy", "dtype");
+    PyObject *dtype = type == NULL ? NULL : PyObject_CallFunction(type, "s", name);
+    Py_XDECREF(type);
+    return dtype;
+}
+
 static int set_up(PyObject *module) {
 #define INTERN(name)                                                                                                   \
     if (str_##name == NULL && (str_##name = PyUnicode_InternFromString(#name)) == NULL)                                \
@@ -62,11 +72,17 @@ static int set_up(PyObject *module) {
     NAMES(INTERN)
     Py_XSETREF(zlib_crc32, attribute_of("zlib", "crc32"));
     Py_XSETREF(numpy_array, attribute_of("numpy", "ndarray"));
+    Py_XSETREF(numpy_zeros, attribute_of("numpy", "zeros"));
     Py_XSETREF(numpy_scalar, attribute_of("numpy", "generic"));
     Py_XSETREF(numpy_bool, attribute_of("numpy", "bool_"));
     Py_XSETREF(numpy_integer, attribute_of("numpy", "integer"));
     Py_XSETREF(numpy_floating, attribute_of("numpy", "floating"));
-    return zlib_crc32 && numpy_array && numpy_scalar && numpy_bool && numpy_integer && numpy_floating ? 0 : -1;
+    Py_XSETREF(float64_dtype, dtype_of("float64"));
+    Py_XSETREF(int64_dtype, dtype_of("int64"));
+    Py_XSETREF(bool_dtype, dtype_of("bool"));
+    Py_XSETREF(tuple_new, PyObject_GetAttrString((PyObject *)&PyTuple_Type, "__new__"));
+    int found = zlib_crc32 && numpy_array && numpy_zeros && numpy_scalar && numpy_bool && numpy_integer;
+    return found && numpy_floating && float64_dtype && int64_dtype && bool_dtype && tuple_new ? 0 : -1;
 }
 
 static PyModuleDef_Slot slots[] = {{Py_mod_exec, set_up}, {0, NULL}};
