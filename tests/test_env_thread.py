@@ -94,8 +94,10 @@ async def test_jobs_have_all_cpus_wherever_the_thread_was_woken(monkeypatch):
         assert await thread.ask(partial(os.sched_getaffinity, 0)) == everywhere
     assert len(woken_on) == 5
     # what it is told while it is at something else does not move it
-    gate = threading.Event()
-    first, second = thread.ask(gate.wait), thread.ask(partial(os.sched_getaffinity, 0))
+    begun, gate = threading.Event(), threading.Event()
+    first = thread.ask(lambda: begun.set() or gate.wait())
+    await asyncio.to_thread(begun.wait)
+    second = thread.ask(partial(os.sched_getaffinity, 0))
     assert len(woken_on) == 6
     gate.set()
     assert await first and await second == everywhere
@@ -118,6 +120,20 @@ async def test_who_may_not_choose_cpus_has_the_job_done(monkeypatch):
 
     thread = EnvThread()
     monkeypatch.setattr(os, "sched_setaffinity", refuse)
+    assert await thread.ask(lambda: 7) == 7
+    await ended(thread)
+
+
+@needs_affinity
+async def test_cpus_that_are_gone_when_the_job_begins(monkeypatch):
+    thread, real = EnvThread(), os.sched_setaffinity
+
+    def without_some(pid, cpus):
+        if not pid:  # the thread itself wants all again
+            raise OSError(22, "Invalid argument")
+        real(pid, cpus)
+
+    monkeypatch.setattr(os, "sched_setaffinity", without_some)
     assert await thread.ask(lambda: 7) == 7
     await ended(thread)
 

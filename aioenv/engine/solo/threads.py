@@ -85,7 +85,7 @@ class EnvThread:
             value, error = None, None
             try:
                 if cpus is not None:  # before it starts threads of its own, which have what it has
-                    os.sched_setaffinity(0, cpus)
+                    _run_on(cpus)
                 value = work()
             except BaseException as exc:  # SystemExit, say: it must not end the thread
                 error = exc
@@ -192,6 +192,12 @@ class EnvThread:
                 self._loop.call_soon(self._hear)
             elif not heard:  # it has ended
                 self._stop_hearing()
+
+
+def _run_on(cpus: set[int]) -> None:
+    """Give this thread these CPUs. If that fails, one was taken away meanwhile, and the kernel has chosen others."""
+    with contextlib.suppress(OSError):
+        os.sched_setaffinity(0, cpus)
 
 
 def _ring(bell: socket.socket) -> None:
