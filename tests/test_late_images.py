@@ -256,6 +256,22 @@ async def test_a_stream_gives_what_is_drawn_however_slow():
 
 
 @pytest.mark.asyncio
+@pytest.mark.parametrize("where", [{"num_workers": 1}, {"backend": "native"}], ids=str)
+async def test_closing_with_images_that_only_a_stream_still_wants(where):
+    async with aioenv.make_vec("HalfCheetah-v5", N, render=CONFIG, **where) as envs:
+        await envs.reset(seed=0)
+        await envs.render()
+        stream = envs.render_stream(buffer=100)
+        pid = await stopped(envs, ACTIONS[0])
+        for action in ACTIONS[1:6]:  # of these each slot keeps two itself
+            await envs.step(action)
+        closing = await pending(envs.close)
+        os.kill(pid, signal.SIGCONT)
+        await closing
+        assert await stream.next() is None
+
+
+@pytest.mark.asyncio
 async def test_render_claims_the_images_of_all_slots():
     async with aioenv.make_vec("HalfCheetah-v5", 2, render=CONFIG, num_workers=1) as envs:
         pid = await two_late(envs)

@@ -357,11 +357,12 @@ class Images:
 
     def fail_all(self, error: Exception) -> None:
         """Nothing will be drawn any more (the vector env is closing): end every wait."""
+        for shot in self._queue:
+            shot.waiting = []  # or a stream that lets go of it would look for it in the queue
         self._queue.clear()
         for stream in self.streams:  # first, as long as what is drawn can be told from the rest
             stream.end(drawn=True)
         for shot in list(self._unfinished):
-            shot.waiting = []
             self._give_up(shot, error)
         # what nobody else has goes now
         count = len(self._shown)
