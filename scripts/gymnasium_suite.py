@@ -36,6 +36,8 @@ BUILD = Path(__file__).resolve().parents[1] / "build"
 PARTS: dict[str, tuple[str, ...]] = {"async": ("tests/vector", "tests/envs/registration/test_make_vec.py")}
 PARTS["sync"] = (*PARTS["async"], "tests/wrappers/vector")
 
+NEEDED = ("cv2", "Box2D", "pygame")  # what its tests import, or the envs that they make
+
 SAME_PROCESS = "it reads `envs.envs`, the env objects themselves, which are in other processes"
 # Cases in which the drop-in is another than SyncVectorEnv, and should be. Of AsyncVectorEnv's there is none.
 DEPARTURES = {
@@ -132,6 +134,9 @@ def main() -> int:
         arguments += ["--ignore", str(options.suite / "tests/vector/utils")]  # plain functions
         arguments += [str(options.suite / part) for part in PARTS[options.which]]
         return pytest.main(arguments, plugins=[Swap(options.which)])
+    missing = [name for name in NEEDED if not find_spec(name)]
+    if missing:
+        sys.stderr.write(f"without {', '.join(missing)} some cases fail for that alone: pip install 'aioenv[suite]'\n")
     suite = fetch(options.source, options.ref)
     # windows nowhere, where there is no display
     env = {"MUJOCO_GL": "egl", "SDL_VIDEODRIVER": "dummy", **os.environ}
