@@ -9,6 +9,7 @@ that it starts can be ended with it. For debugging a worker may be a thread of t
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import os
 import signal
@@ -168,7 +169,7 @@ async def _spawn(channel: str, environ: Mapping[str, str], memory: int | None) -
         try:
             await asyncio.shield(starting)
         finally:  # even if this is cancelled: a cancelled uvloop would not wait for the end of what it has started
-            await asyncio.wait([starting])
+            await _come_to_its_end(starting)  # nobody else would know of the process
             if not starting.cancelled() and starting.exception() is None:
                 process = starting.result()
                 ends: Any = mine if mine is not None else (process.stdin, process.stdout)
@@ -178,13 +179,12 @@ async def _spawn(channel: str, environ: Mapping[str, str], memory: int | None) -
             await guardian.guard(worker.pid)
         return worker
     except BaseException:
-        # what takes no time first: this may be cancelled once more
         if mine is not None:
             mine.close()
         if worker is not None:
             worker.abandon()
             try:
-                await worker.reap()
+                await _come_to_its_end(asyncio.ensure_future(worker.reap()))
             finally:
                 await worker.release()
         else:
@@ -198,6 +198,13 @@ async def _spawn(channel: str, environ: Mapping[str, str], memory: int | None) -
             theirs.close()
         if shared is not None:
             os.close(shared)
+
+
+async def _come_to_its_end(task: asyncio.Future[Any]) -> None:
+    """Wait for what takes little time, however often this is cancelled: only where it is about to raise anyway."""
+    while not task.done():
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.wait([task])
 
 
 async def _fork(
