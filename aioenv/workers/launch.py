@@ -9,7 +9,6 @@ that it starts can be ended with it. For debugging a worker may be a thread of t
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import os
 import signal
@@ -28,6 +27,7 @@ from aioenv.workers.faults import oom_kills_before
 from aioenv.workers.forkserver import ForkServer
 from aioenv.workers.output import LOG
 from aioenv.workers.process import ForkedProcess, Process, SpawnedProcess, Streams, kill_group
+from aioenv.workers.startable import to_the_end
 from aioenv.workers.thread import RunHere, ThreadProcess
 
 __all__ = ["START_METHODS", "check_start", "launch", "launch_here"]
@@ -166,14 +166,14 @@ async def _spawn(channel: str, environ: Mapping[str, str], memory: int | None) -
                 pass_fds=[fd for fd in (theirs.fileno() if theirs else None, shared, memory) if fd is not None],
             )
         )
-        try:
-            await asyncio.shield(starting)
-        finally:  # even if this is cancelled: a cancelled uvloop would not wait for the end of what it has started
-            await _come_to_its_end(starting)  # nobody else would know of the process
-            if not starting.cancelled() and starting.exception() is None:
+        try:  # also if this is cancelled: uvloop would not wait for what it has started, and nobody else knows of it
+            await to_the_end(starting)
+        finally:
+            if starting.done() and not starting.cancelled() and starting.exception() is None:
                 process = starting.result()
                 ends: Any = mine if mine is not None else (process.stdin, process.stdout)
                 worker = SpawnedProcess(process, ends, guardian, marker)
+        starting.result()  # or its error
         assert worker is not None
         if guardian is not None:
             await guardian.guard(worker.pid)
@@ -184,7 +184,7 @@ async def _spawn(channel: str, environ: Mapping[str, str], memory: int | None) -
         if worker is not None:
             worker.abandon()
             try:
-                await _come_to_its_end(asyncio.ensure_future(worker.reap()))
+                await to_the_end(asyncio.ensure_future(worker.reap()))
             finally:
                 await worker.release()
         else:
@@ -198,13 +198,6 @@ async def _spawn(channel: str, environ: Mapping[str, str], memory: int | None) -
             theirs.close()
         if shared is not None:
             os.close(shared)
-
-
-async def _come_to_its_end(task: asyncio.Future[Any]) -> None:
-    """Wait for what takes little time, however often this is cancelled: only where it is about to raise anyway."""
-    while not task.done():
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.wait([task])
 
 
 async def _fork(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import contextlib
 import os
 import warnings
 import weakref
@@ -13,7 +12,7 @@ from typing import Any, ClassVar, Self
 
 from aioenv.errors import ClosedError, LoopError
 
-__all__ = ["Startable"]
+__all__ = ["Startable", "to_the_end"]
 
 
 class Startable:
@@ -109,9 +108,7 @@ class Startable:
             await asyncio.shield(self._closing)
         except asyncio.CancelledError:
             self._abandon()
-            while not self._closing.done():  # not for long: every process is being killed
-                with contextlib.suppress(asyncio.CancelledError):
-                    await asyncio.wait([self._closing])
+            await to_the_end(self._closing)  # not for long: every process is being killed
             raise
 
     async def _finish(self, end: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -165,3 +162,19 @@ _open: weakref.WeakSet[Startable] = weakref.WeakSet()
 def _end_all() -> None:
     for each in list(_open):
         each.__del__()
+
+
+async def to_the_end(task: asyncio.Future[Any]) -> None:
+    """Wait for what takes little time, also if this is cancelled, however often; its error is not raised.
+
+    Raises:
+        CancelledError: after that, if this was cancelled.
+    """
+    cancelled = None
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError as exc:
+            cancelled = exc
+    if cancelled is not None:
+        raise cancelled
