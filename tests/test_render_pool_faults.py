@@ -20,9 +20,15 @@ import aioenv
 # ------------------------------------------------------------ the end
 
 
+def our_tasks(name: str) -> list[asyncio.Task]:
+    """Tasks of this loop that `asyncio.all_tasks` does not tell of, and that have yet to end."""
+    tasks = [each for each in gc.get_objects() if isinstance(each, asyncio.Task) and not each.done()]
+    return [task for task in tasks if name in task.get_name() and task.get_loop() is asyncio.get_running_loop()]
+
+
 async def ends_of_workers() -> None:
     """Wait until the processes of all workers are known to have ended."""
-    ends = [task for task in asyncio.all_tasks() if task.get_name().endswith(": watch")]
+    ends = our_tasks(": watch")
     assert ends
     await asyncio.wait(ends, timeout=30)
 
@@ -259,7 +265,7 @@ async def test_what_is_forgotten_is_not_started_again_and_ends_every_wait(kind):
         del forgotten
         gc.collect()
     await ends_of_workers()
-    assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("restart of")]
+    assert not our_tasks("restart of")
     if future is not None:
         with pytest.raises(aioenv.RenderError, match="render worker 0 is gone"):
             await asyncio.wait_for(future, 30)

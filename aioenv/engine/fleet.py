@@ -39,6 +39,7 @@ from aioenv.stats.seed_plan import SeedPlan
 from aioenv.wire.messages import dump_code, load
 from aioenv.workers.restart import RestartPolicy
 from aioenv.workers.supervisor import Worker
+from aioenv.workers.tasks import own_task, to_the_end, together
 
 __all__ = ["Fleet", "FleetConfig", "Member"]
 
@@ -201,7 +202,7 @@ class Fleet:
             await _all_of(member.worker.start() for member in self.members)
             self._agree()
         except BaseException:
-            await asyncio.gather(*(member.worker.kill() for member in self.members))
+            await to_the_end(together(*(member.worker.kill() for member in self.members)))
             self._free()
             raise
 
@@ -310,7 +311,7 @@ class Fleet:
     async def close(self, grace_s: float) -> None:
         """End all workers, side by side."""
         try:
-            await asyncio.gather(*(member.worker.close(grace_s) for member in self.members))
+            await together(*(member.worker.close(grace_s) for member in self.members))
         finally:
             self._free()
 
@@ -420,7 +421,7 @@ def _check_spaces(kind: str, each: list[Any], single: Space[Any], *, same: bool,
 
 async def _all_of(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     """What all give. If one raises, or this is cancelled, the others are cancelled; of several errors the first."""
-    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
+    tasks = [own_task(coroutine) for coroutine in coroutines]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
     finally:

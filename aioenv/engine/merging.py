@@ -12,6 +12,7 @@ import numpy.typing as npt
 from aioenv.engine.fleet import Fleet
 from aioenv.engine.patience import Patience
 from aioenv.workers.supervisor import Worker
+from aioenv.workers.tasks import own_task
 
 __all__ = ["Merger"]
 
@@ -58,7 +59,7 @@ class Merger:
         if not all(stats.closed for stats in self._copied.values()):
             if self._exchanging is not None and not self._exchanging.done():
                 await asyncio.wait([self._exchanging])  # a merge was cancelled: what it fetched must not be lost
-            self._exchanging = asyncio.ensure_future(self._exchange())
+            self._exchanging = own_task(self._exchange())
             await asyncio.shield(self._exchanging)
 
     async def _exchange(self) -> None:
@@ -74,7 +75,7 @@ class Merger:
 
     async def _call(self, workers: Sequence[Worker], method: str, *args: Any) -> list[Any]:
         """What workers answer; of those that have died nothing: what they had seen is lost with them."""
-        tasks = [asyncio.ensure_future(worker.call(method, *args)) for worker in workers]
+        tasks = [own_task(worker.call(method, *args)) for worker in workers]
         try:
             replies = await self.patience.gather("merge", tasks)
         finally:

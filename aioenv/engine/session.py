@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -17,6 +16,7 @@ from aioenv.host.mujoco_gl import choose_backend_here
 from aioenv.rendering.backends import candidates, environment, no_backend_works, warn_of_software
 from aioenv.rendering.config import check_devices
 from aioenv.rendering.pixels import PixelsRefused, in_place
+from aioenv.workers.tasks import together
 
 if TYPE_CHECKING:
     from aioenv.host.physics.source import MujocoSource
@@ -238,7 +238,7 @@ class Session:
     async def _end(self, grace_s: float = CLOSE_GRACE_S) -> None:
         ends = [self.fleet.close(grace_s)]
         ends += [pool.close() for pool in self.pools]
-        await asyncio.gather(*ends)
+        await together(*ends)
 
     def abandon(self) -> None:
         """Kill every process without waiting."""

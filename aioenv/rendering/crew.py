@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 
 from aioenv.errors import RenderError, SlotError, StartTimeout, WorkerStartError
@@ -15,6 +14,7 @@ from aioenv.workers.launch import check_start
 from aioenv.workers.restart import RestartPolicy
 from aioenv.workers.restarter import Restarter
 from aioenv.workers.supervisor import Worker
+from aioenv.workers.tasks import to_the_end, together
 
 __all__ = ["MAX_DEFAULT_WORKERS", "Crew", "WithCrew", "error_of"]
 
@@ -145,9 +145,9 @@ class Crew:
             worker.memory = self.memory
         try:
             await workers[0].start()
-            await asyncio.gather(*(worker.start() for worker in workers[1:]))
+            await together(*(worker.start() for worker in workers[1:]))
         except BaseException:
-            await asyncio.gather(*(worker.kill() for worker in workers))
+            await to_the_end(together(*(worker.kill() for worker in workers)))
             raise
         self.workers = workers
         if self._restart is not None:
@@ -167,7 +167,7 @@ class Crew:
         if self.restarter is not None:
             await self.restarter.close()
         try:
-            await asyncio.gather(*(worker.close() for worker in self.workers))
+            await together(*(worker.close() for worker in self.workers))
         finally:
             self._let_go()
 

@@ -15,6 +15,7 @@ from aioenv.workers.channel import Channel
 from aioenv.workers.output import OutputLog
 from aioenv.workers.process import Process
 from aioenv.workers.requests import OnReply, Pending, Requests
+from aioenv.workers.tasks import own_task, to_the_end
 
 __all__ = ["Connection"]
 
@@ -73,10 +74,9 @@ class Connection:
         self.requests = Requests(generation)
         self.channel: Channel = process.channel(self.requests)
         self._last_row: int | None = None
-        loop = asyncio.get_running_loop()
-        self._frames = loop.create_task(self._receive(), name=f"{name}: frames")
-        self._prints = loop.create_task(output.pump(process.output), name=f"{name}: output")
-        self._watcher = loop.create_task(self._watch(), name=f"{name}: watch")
+        self._frames = own_task(self._receive(), name=f"{name}: frames")
+        self._prints = own_task(output.pump(process.output), name=f"{name}: output")
+        self._watcher = own_task(self._watch(), name=f"{name}: watch")
 
     @property
     def pid(self) -> int:
@@ -174,7 +174,7 @@ class Connection:
     async def _watch(self) -> None:
         """Wait for the end of the process or of its stream, whichever comes first; then clear everything away."""
         process, frames = self._process, self._frames
-        exited = asyncio.ensure_future(process.exited.wait())
+        exited = own_task(process.exited.wait())
         await asyncio.wait([frames, exited], return_when=asyncio.FIRST_COMPLETED)
         self.listen()
         if not exited.done() and not self._told_to_end:
@@ -222,15 +222,7 @@ class Connection:
 
     async def gone(self) -> None:
         """Wait until nothing is left; a cancellation waits for that too. The end must be near."""
-        gone = asyncio.ensure_future(self._gone.wait())
-        cancelled: asyncio.CancelledError | None = None
-        while not gone.done():
-            try:
-                await asyncio.shield(gone)
-            except asyncio.CancelledError as exc:
-                cancelled = exc
-        if cancelled is not None:
-            raise cancelled
+        await to_the_end(own_task(self._gone.wait()))
 
     def abandon(self) -> None:
         """Kill the process without a loop to wait on."""

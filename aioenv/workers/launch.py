@@ -27,7 +27,7 @@ from aioenv.workers.faults import oom_kills_before
 from aioenv.workers.forkserver import ForkServer
 from aioenv.workers.output import LOG
 from aioenv.workers.process import ForkedProcess, Process, SpawnedProcess, Streams, kill_group
-from aioenv.workers.startable import to_the_end
+from aioenv.workers.tasks import hiding_tasks, own_task, to_the_end
 from aioenv.workers.thread import RunHere, ThreadProcess
 
 __all__ = ["START_METHODS", "check_start", "launch", "launch_here"]
@@ -154,18 +154,17 @@ async def _spawn(channel: str, environ: Mapping[str, str], memory: int | None) -
         if channel == "scatter":
             mine, theirs = _socketpair()
             read_fd = write_fd = theirs.fileno()
-        starting = asyncio.ensure_future(
-            asyncio.create_subprocess_exec(
-                *bootstrap("boot", f"{os.getpid()}, {read_fd}, {write_fd}, {shared}, {memory}"),
-                stdin=DEVNULL if theirs else PIPE,
-                stdout=DEVNULL if theirs else PIPE,
-                stderr=PIPE,
-                env=environ,
-                limit=_OUTPUT_LIMIT if theirs else _STREAM_LIMIT,  # asyncio has one for both streams
-                start_new_session=True,
-                pass_fds=[fd for fd in (theirs.fileno() if theirs else None, shared, memory) if fd is not None],
-            )
+        creating = asyncio.create_subprocess_exec(
+            *bootstrap("boot", f"{os.getpid()}, {read_fd}, {write_fd}, {shared}, {memory}"),
+            stdin=DEVNULL if theirs else PIPE,
+            stdout=DEVNULL if theirs else PIPE,
+            stderr=PIPE,
+            env=environ,
+            limit=_OUTPUT_LIMIT if theirs else _STREAM_LIMIT,  # asyncio has one for both streams
+            start_new_session=True,
+            pass_fds=[fd for fd in (theirs.fileno() if theirs else None, shared, memory) if fd is not None],
         )
+        starting = own_task(hiding_tasks(creating))
         try:  # also if this is cancelled: uvloop would not wait for what it has started, and nobody else knows of it
             await to_the_end(starting)
         finally:
@@ -184,7 +183,7 @@ async def _spawn(channel: str, environ: Mapping[str, str], memory: int | None) -
         if worker is not None:
             worker.abandon()
             try:
-                await to_the_end(asyncio.ensure_future(worker.reap()))
+                await to_the_end(own_task(worker.reap()))
             finally:
                 await worker.release()
         else:
@@ -322,7 +321,7 @@ async def _connected(connecting: Coroutine[Any, Any, Any], closers: list[Callabl
     A cancelled uvloop would close the descriptor itself, and the pipe's file object would close whatever has its
     number by then.
     """
-    task = asyncio.ensure_future(connecting)
+    task = own_task(connecting)
     try:
         transport, protocol = await asyncio.shield(task)
     except asyncio.CancelledError:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from aioenv.errors import StartTimeout, WorkerDied
 from aioenv.workers.restart import Budget, RestartPolicy
 from aioenv.workers.supervisor import Worker
+from aioenv.workers.tasks import own_task
 
 __all__ = ["Restarter"]
 
@@ -62,8 +63,7 @@ class Restarter:
         delay_s = self._next_delay(worker, error)
         if delay_s is None:
             return False
-        loop = asyncio.get_running_loop()
-        self._tasks[worker] = loop.create_task(self._bring_back(worker, delay_s), name=f"restart of {worker!r}")
+        self._tasks[worker] = own_task(self._bring_back(worker, delay_s), name=f"restart of {worker!r}")
         return True
 
     def _next_delay(self, worker: Worker, error: Exception) -> float | None:

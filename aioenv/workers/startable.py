@@ -11,8 +11,9 @@ from collections.abc import Callable, Coroutine, Generator
 from typing import Any, ClassVar, Self
 
 from aioenv.errors import ClosedError, LoopError
+from aioenv.workers.tasks import own_task, to_the_end
 
-__all__ = ["Startable", "to_the_end"]
+__all__ = ["Startable"]
 
 
 class Startable:
@@ -62,7 +63,7 @@ class Startable:
             self._pid = os.getpid()
             starting = self._start()
             _open.add(self)
-            self._starting = loop.create_task(starting)
+            self._starting = own_task(starting)
         self._check_loop()
         assert self._starting is not None
         try:
@@ -103,7 +104,7 @@ class Startable:
         self.closed = True
         _open.discard(self)
         if self._closing is None:
-            self._closing = self._loop.create_task(self._finish(end))
+            self._closing = own_task(self._finish(end))
         try:
             await asyncio.shield(self._closing)
         except asyncio.CancelledError:
@@ -162,19 +163,3 @@ _open: weakref.WeakSet[Startable] = weakref.WeakSet()
 def _end_all() -> None:
     for each in list(_open):
         each.__del__()
-
-
-async def to_the_end(task: asyncio.Future[Any]) -> None:
-    """Wait for what takes little time, also if this is cancelled, however often; its error is not raised.
-
-    Raises:
-        CancelledError: after that, if this was cancelled.
-    """
-    cancelled = None
-    while not task.done():
-        try:
-            await asyncio.wait([task])
-        except asyncio.CancelledError as exc:
-            cancelled = exc
-    if cancelled is not None:
-        raise cancelled

@@ -222,10 +222,12 @@ class Worker:
             if connection is None:
                 self._go(Event.EXIT)
             else:
-                if isinstance(exc, TimeoutError):
-                    await connection.where()  # it is in what it has printed then
-                connection.kill()
-                await connection.gone()
+                try:
+                    if isinstance(exc, TimeoutError):
+                        await connection.where()  # it is in what it has printed then
+                finally:
+                    connection.kill()
+                    await connection.gone()
             if isinstance(exc, TimeoutError):
                 raise self._late(*getattr(exc.__cause__, "__notes__", ())) from None
             if isinstance(exc, WorkerDied):

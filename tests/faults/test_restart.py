@@ -341,7 +341,7 @@ async def test_what_is_forgotten_in_a_restart_leaves_no_process(way, when):
     while envs.workers[0].state != when:
         await asyncio.sleep(0)
     worker = envs._schedule.fleet.members[0].worker
-    (restart,) = [task for task in asyncio.all_tasks() if task.get_name().startswith("restart of")]
+    (restart,) = envs._schedule.restarter._tasks.values()
     with pytest.warns(ResourceWarning, match="unclosed"):
         del envs
         gc.collect()

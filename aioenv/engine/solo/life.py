@@ -31,6 +31,7 @@ from aioenv.host.vector.making import make_vector_env
 from aioenv.rendering.pixel_states import PixelStates
 from aioenv.rendering.pixels import PixelsRefused, in_place
 from aioenv.wire.messages import reason_of, traceback_of
+from aioenv.workers.tasks import together
 
 if TYPE_CHECKING:
     from aioenv.rendering.config import RenderConfig
@@ -270,7 +271,7 @@ class SoloLife:
         if self.images is not None:
             self.images.fail_all(ClosedError("the vector env was closed"))
         self._finish()
-        await asyncio.gather(*(pool.close() for pool in self.pools))
+        await together(*(pool.close() for pool in self.pools))
         if self._thread is not None and not await self._thread.gone(grace_s):
             _log.warning(
                 "the vector env has not ended within grace_s=%s: a thread can't be killed, so it is left to itself "
