@@ -210,6 +210,34 @@ def converse(frames: list[tuple[Any, ...]], sizes: list[int]) -> list[tuple[Any,
     return got
 
 
+_IMPORTED_AGAIN = """
+import sys
+import numpy as np
+from aioenv import speedups
+
+into = np.zeros((1, 3), np.float32), np.zeros(1), np.zeros(1, bool), np.zeros(1, bool), [None]
+
+def step():  # a reward that is looked at as a numpy scalar
+    step = lambda action: (np.zeros(3, np.float32), np.float32(2), False, False, {})
+    return speedups.step_rows(0, 0, [1], [step], [lambda: None], [0], {}, 0, memoryview(bytearray(4)), [], into)
+
+before = step()
+for name in [name for name in sys.modules if name.partition(".")[0] in ("numpy", "aioenv")]:
+    del sys.modules[name]
+try:
+    from aioenv import speedups as again
+except ImportError:
+    pass
+assert step() == before and into[1][0] == 2, (step(), before)
+"""
+
+
+@compiled
+def test_a_second_import_that_fails_leaves_the_first_as_it_is():
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", _IMPORTED_AGAIN], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize("c", [pytest.param(True, marks=compiled), False])
 def test_frames_arrive_as_they_were_written(monkeypatch, c):
     if not c:

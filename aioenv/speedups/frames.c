@@ -100,6 +100,10 @@ PyObject *write_frame(PyObject *module, PyObject *const *args, Py_ssize_t argc) 
         goto done;
     }
     for (Py_ssize_t i = 0; i <= parts; i++) {
+        if (PySequence_Fast_GET_SIZE(fixed) != parts) { /* a large CRC lets other threads run */
+            PyErr_SetString(PyExc_ValueError, "write_frame: the list of buffers changed meanwhile");
+            goto done;
+        }
         PyObject *part = i < parts ? PySequence_Fast_GET_ITEM(fixed, i) : args[6];
         if (add_buffer(&buffers, part, PyBUF_SIMPLE) < 0)
             goto done;

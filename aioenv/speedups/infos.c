@@ -20,6 +20,8 @@ static int fits(PyObject *sort, PyObject *info, double *values) {
     if (keys_of(sort) != PyDict_GET_SIZE(info))
         return 0;
     for (Py_ssize_t place = 0, i = 0; PyDict_Next(info, &place, &key, &value); i++) {
+        if (i >= keys_of(sort) || i >= PyList_GET_SIZE(types) || i >= MAX_KEYS) /* a conversion may run Python */
+            return 0;
         PyObject *known = PyList_GET_ITEM(keys, i);
         int texts = PyUnicode_CheckExact(key) && PyUnicode_CheckExact(known);
         if (key != known && (!texts || PyUnicode_Compare(key, known)))

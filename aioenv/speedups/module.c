@@ -65,27 +65,50 @@ static PyObject *dtype_of(const char *name) {
     return dtype;
 }
 
+/* What is looked up elsewhere. */
+static const struct {
+    PyObject **place;
+    const char *module, *name; /* no module: a dtype of numpy's */
+} looked_up[] = {
+    {&zlib_crc32, "zlib", "crc32"},         {&numpy_array, "numpy", "ndarray"},
+    {&numpy_zeros, "numpy", "zeros"},       {&numpy_scalar, "numpy", "generic"},
+    {&numpy_bool, "numpy", "bool_"},        {&numpy_integer, "numpy", "integer"},
+    {&numpy_floating, "numpy", "floating"}, {&float64_dtype, NULL, "float64"},
+    {&int64_dtype, NULL, "int64"},          {&bool_dtype, NULL, "bool"},
+};
+enum { LOOKED_UP = sizeof looked_up / sizeof *looked_up };
+
 static int set_up(PyObject *module) {
 #define INTERN(name)                                                                                                   \
     if (str_##name == NULL && (str_##name = PyUnicode_InternFromString(#name)) == NULL)                                \
         return -1;
     NAMES(INTERN)
-    Py_XSETREF(zlib_crc32, attribute_of("zlib", "crc32"));
-    Py_XSETREF(numpy_array, attribute_of("numpy", "ndarray"));
-    Py_XSETREF(numpy_zeros, attribute_of("numpy", "zeros"));
-    Py_XSETREF(numpy_scalar, attribute_of("numpy", "generic"));
-    Py_XSETREF(numpy_bool, attribute_of("numpy", "bool_"));
-    Py_XSETREF(numpy_integer, attribute_of("numpy", "integer"));
-    Py_XSETREF(numpy_floating, attribute_of("numpy", "floating"));
-    Py_XSETREF(float64_dtype, dtype_of("float64"));
-    Py_XSETREF(int64_dtype, dtype_of("int64"));
-    Py_XSETREF(bool_dtype, dtype_of("bool"));
-    Py_XSETREF(tuple_new, PyObject_GetAttrString((PyObject *)&PyTuple_Type, "__new__"));
-    int found = zlib_crc32 && numpy_array && numpy_zeros && numpy_scalar && numpy_bool && numpy_integer;
-    return found && numpy_floating && float64_dtype && int64_dtype && bool_dtype && tuple_new ? 0 : -1;
+    /* All or nothing: a second import, which numpy may refuse, leaves the first what that works with. */
+    PyObject *found[LOOKED_UP + 1] = {PyObject_GetAttrString((PyObject *)&PyTuple_Type, "__new__")};
+    int count = found[0] != NULL;
+    for (int i = 0; count == i + 1 && i < LOOKED_UP; i++) {
+        const char *from = looked_up[i].module, *name = looked_up[i].name;
+        found[count] = from == NULL ? dtype_of(name) : attribute_of(from, name);
+        count += found[count] != NULL;
+    }
+    if (count <= LOOKED_UP) {
+        while (count)
+            Py_DECREF(found[--count]);
+        return -1;
+    }
+    Py_XSETREF(tuple_new, found[0]);
+    for (int i = 0; i < LOOKED_UP; i++)
+        Py_XSETREF(*looked_up[i].place, found[i + 1]);
+    return 0;
 }
 
-static PyModuleDef_Slot slots[] = {{Py_mod_exec, set_up}, {0, NULL}};
+static PyModuleDef_Slot slots[] = {
+    {Py_mod_exec, set_up},
+#ifdef Py_mod_multiple_interpreters
+    {Py_mod_multiple_interpreters, Py_MOD_MULTIPLE_INTERPRETERS_NOT_SUPPORTED}, /* they would share what was looked up */
+#endif
+    {0, NULL},
+};
 
 static struct PyModuleDef definition = {
     .m_base = PyModuleDef_HEAD_INIT,

@@ -60,6 +60,10 @@ static int write_step(const Line *line, PyObject *part, PyObject *views, PyObjec
         return -1;
     PyList_SET_ITEM(pieces, arrays + 1, Py_NewRef(tail));
     for (Py_ssize_t i = 0; i <= arrays; i++) {
+        if (PyList_GET_SIZE(views) != arrays || PyList_GET_SIZE(cuts) != arrays) {
+            PyErr_SetString(PyExc_ValueError, "send_express: lists changed meanwhile");
+            goto done;
+        }
         PyObject *piece = i < arrays ? PyObject_GetItem(PyList_GET_ITEM(views, i), PyList_GET_ITEM(cuts, i)) : tail;
         if (piece == NULL)
             goto done;
@@ -107,16 +111,21 @@ PyObject *send_express(PyObject *module, PyObject *const *args, Py_ssize_t argc)
     Py_ssize_t sent = 0;
     int done = 1;
     for (; done == 1 && sent < PyList_GET_SIZE(parts); sent += done == 1) {
+        if (sent >= PyList_GET_SIZE(args[2]) || sent >= PyList_GET_SIZE(args[3])) { /* an attribute may be a property */
+            PyErr_SetString(PyExc_ValueError, "send_express: lists changed meanwhile");
+            return NULL;
+        }
         PyObject *part = PyList_GET_ITEM(parts, sent), *cuts = PyList_GET_ITEM(args[2], sent);
+        PyObject *tail = PyList_GET_ITEM(args[3], sent);
         if (!PyList_Check(cuts) || PyList_GET_SIZE(cuts) != PyList_GET_SIZE(views)) {
             PyErr_SetString(PyExc_TypeError, "send_express: expected a cut for each view");
             return NULL;
         }
-        Held held = {.count = 0};
+        Held held = {.count = 3, .objects = {Py_NewRef(part), Py_NewRef(cuts), Py_NewRef(tail)}};
         Line line;
         done = find_line(&held, part, &line);
         if (done == 1)
-            done = write_step(&line, part, views, cuts, PyList_GET_ITEM(args[3], sent));
+            done = write_step(&line, part, views, cuts, tail);
         let_go(&held);
     }
     return done < 0 ? NULL : PyLong_FromSsize_t(sent);

@@ -71,7 +71,7 @@ static int put_observation(PyObject *observation, const Py_buffer *into, Py_ssiz
     for (int i = 0; !odd && i < from.ndim; i++)
         odd = from.shape[i] != into->shape[i + 1];
     if (!odd && from.len == bytes && strcmp(from.format, into->format) == 0)
-        memcpy(to, from.buf, (size_t)bytes);
+        memmove(to, from.buf, (size_t)bytes); /* an env may give a view of where it goes */
     else
         odd = 1;
     PyBuffer_Release(&from);
@@ -199,7 +199,8 @@ int step_from(Py_ssize_t row, const Stepping *stepping, Stopped *stopped) {
             put = RAISED;
             break;
         }
-        long next = PyLong_AsLong(PyList_GET_ITEM(due, row));
+        PyObject *what = PyList_GET_ITEM(due, row);
+        long next = PyLong_Check(what) ? PyLong_AsLong(what) : -1; /* which runs no Python: the lists stay as they are */
         if (next != 0 && (next != 1 || PyDict_GET_SIZE(stepping->seeds))) {
             PyErr_Clear(); /* of what is no number */
             put = APART;
