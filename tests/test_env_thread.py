@@ -155,6 +155,7 @@ async def test_left_by_another_thread():
     thread, done = EnvThread(), threading.Event()
     thread.finish(done.set)
     await asyncio.to_thread(thread.leave)
+    await asyncio.to_thread(thread._thread.join, 10)  # it may be left before it has begun
     assert await thread.gone(10) and done.is_set()
 
 

@@ -523,3 +523,49 @@ def test_what_a_modder_loosened_is_restored():
     assert changed(model, before) == {"geom_pos", "geom_sameframe", "site_sameframe", "body_ipos"}
     modder.restore()
     assert not changed(model, before)
+
+
+class Edits(Modder):
+    """A modder of one's own; does these edits."""
+
+    def __init__(self, model, edits=()):
+        super().__init__(model, seed=0)
+        self.edits = edits
+
+    def randomize(self):
+        for edit in self.edits:
+            self._edit(*edit)
+
+
+@pytest.mark.parametrize(
+    "edits",
+    [
+        [("tex_data", 0, 7)],
+        [("tex_data", 5, 7), ("tex_data", -1, 9)],
+        [("geom_rgba", 0, [1, 0, 0, 1]), ("geom_rgba", -1, [0, 1, 0, 1])],
+        [("geom_rgba", -1, [1, 0, 0, 1]), ("geom_rgba", np.int64(0), [0, 1, 0, 1])],
+    ],
+)
+def test_what_a_modder_of_ones_own_edits_is_restored(edits):
+    model = mujoco.MjModel.from_xml_string(
+        """<mujoco><asset><texture name='t' type='2d' builtin='checker' rgb1='1 0 0' rgb2='0 0 1' width='8' height='8'/>
+        <texture name='u' type='2d' builtin='flat' rgb1='0 1 0' width='8' height='8'/><material name='m' texture='t'/>
+        </asset><worldbody><geom type='box' size='1 1 1' material='m'/></worldbody></mujoco>"""
+    )
+    before = {name: np.array(getattr(model, name)) for name in ("tex_data", "geom_rgba")}
+    modder = Edits(model, edits)
+    modder.randomize()
+    assert changed(model, before) == {edits[0][0]}
+    for field, row, value in edits[-1:]:
+        assert np.array_equal(getattr(model, field)[row], np.array(value, before[field].dtype))
+    modder.restore()
+    assert not changed(model, before)
+
+
+def test_edits_of_what_there_is_not_are_refused():
+    modder = Edits(mujoco.MjModel.from_xml_string(FRAMED))
+    for field in ("geom_color", "vis.headlight.diffuse", "ngeom"):
+        with pytest.raises(ValueError, match=f"Edits: edit: expected the name of an array of MjModel, got '{field}'"):
+            modder._edit(field, 0, 1)
+    with pytest.raises(IndexError):
+        modder._edit("geom_rgba", 99, 1)

@@ -189,3 +189,35 @@ def test_controls_that_fit_no_actuators_are_refused(controls, told):
     with pytest.raises(TypeError, match="set_action_space: expected a space whose batches are arrays, got Dict"):
         env.set_action_space(gymnasium.spaces.Dict(arms=ACTIONS))
     env.close()
+
+
+class Drawing(Carry):
+    """Draws where episodes have begun, too."""
+
+    drawn: dict
+
+    def after_start(self, slots):
+        super().after_start(slots)
+        numbers = np.arange(self.num_envs)[slots].tolist()
+        self.drawn = {"slots": numbers, "uniform": self.uniform(slots, 0, 1, 2), "normal": self.normal(slots, 3)}
+
+
+def test_numbers_are_drawn_for_a_slice_too():
+    env = Drawing(3)
+    env.reset(seed=7)
+    everyone = env.drawn
+    assert everyone["slots"] == [0, 1, 2] and everyone["uniform"].shape == (3, 2) and everyone["normal"].shape == (3, 3)
+    env.reset(seed=7, options={"reset_mask": np.array([False, False, True])})
+    assert env.drawn["slots"] == [2]
+    for name in ("uniform", "normal"):
+        assert np.array_equal(env.drawn[name][0], everyone[name][2]), "seed 7 + 2, as before"
+    env.close()
+
+
+def test_keys_of_infos_are_strings():
+    env = Carry(2)
+    env.reset(seed=0)
+    env.outcome = lambda actions, obs: (np.zeros(2), None, {3: np.zeros(2)})
+    with pytest.raises(TypeError, match=r"Carry.outcome: expected strings as keys of infos, got 3"):
+        env.step(np.zeros((2, 4), np.float32))
+    env.close()

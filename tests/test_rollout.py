@@ -177,11 +177,12 @@ async def test_what_a_policy_is_given_and_may_give():
 
         async def recurrent(obs, *, slots):
             await asyncio.sleep(0)
-            assert obs.shape == (len(slots), 2) and not slots.flags.writeable
+            assert obs.shape == (len(slots), 2)
             memory[slots] += obs[:, 1]
-            kept.append((slots, obs, obs.copy()))
-            values = obs * 2
-            return [0] * len(slots), {"value": values, "memory": memory[slots], "step": np.float32(obs[:, 1])}
+            kept.append((slots.copy(), obs, obs.copy()))
+            remembered, values = memory[slots], obs * 2
+            slots[:] = -1  # they are its own
+            return [0] * len(slots), {"value": values, "memory": remembered, "step": np.float32(obs[:, 1])}
 
         rollout = await envs.rollout(recurrent, 6)
         assert rollout.actions.tolist() == [[0] * 7] * 6 and rollout.actions.dtype == np.int64

@@ -99,6 +99,20 @@ def test_gymnasiums_vector_wrappers(tmp_path):
     assert envs.closed and list(tmp_path.glob("videos/*.mp4"))
 
 
+@pytest.mark.parametrize("num_workers", [None, 2])
+def test_gymnasiums_record_video_takes_native_ones(tmp_path, num_workers):
+    images = aioenv.RenderConfig(32, 24, quality="fast")
+    envs = sync.make_vec("InvertedPendulum-v5", 2, backend="native", render=images, num_workers=num_workers)
+    assert envs.render_mode == "rgb_array"
+    folder = tmp_path / "videos"
+    video = gym.wrappers.vector.RecordVideo(envs, str(folder), video_length=3, step_trigger=lambda step: step == 0)
+    video.reset(seed=0)
+    for _ in range(5):
+        video.step(np.zeros((2, 1), np.float32))
+    video.close()
+    assert list(folder.glob("*.mp4"))
+
+
 def test_event_driven():
     with sync.make_vec(Counter, 4, num_workers=2) as envs:
         envs.send_reset(seed=0)

@@ -181,8 +181,9 @@ class Lifecycle(Traces, Startable):
 
     @property
     def render_mode(self) -> str | None:
-        """The render mode of the first env."""
-        return self._started.render_mode
+        """The render mode of the first env; "rgb_array" if it has none, and `render=` says what is drawn."""
+        mode = self._started.render_mode
+        return "rgb_array" if mode is None and self._render_config is not None else mode
 
     @property
     def workers(self) -> tuple[WorkerInfo, ...]:

@@ -91,6 +91,8 @@ def check_columns(task: Task, hook: str, columns: Any, count: int) -> dict[str, 
     if not isinstance(columns, dict):
         raise TypeError(f"{_name(task)}.{hook}: expected a dict of columns of infos, got {_told(columns)}")
     for key, column in columns.items():
+        if not isinstance(key, str):
+            raise TypeError(f"{_name(task)}.{hook}: expected strings as keys of infos, got {key!r}")
         if not isinstance(column, np.ndarray) or column.shape[:1] != (count,):
             expected = f"expected an array with a row for each of {count} slots"
             raise ValueError(f"{_name(task)}.{hook}: info {key!r}: {expected}, got {_told(column)}")

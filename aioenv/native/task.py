@@ -120,8 +120,8 @@ class Task(SlotStates):
         self._memory[name] = array = np.zeros((self.num_envs, *shape), kind)
         return array
 
-    def uniform(self, slots: Slots, low: float, high: float, size: int) -> Array:
-        """`(len(slots), size)` numbers, each row drawn as `np_random.uniform(low, high, size)` of its slot.
+    def uniform(self, slots: Slots | slice, low: float, high: float, size: int) -> Array:
+        """`(k, size)` numbers for k slots, each row drawn as `np_random.uniform(low, high, size)` of its slot.
 
         Raises:
             ValueError: if `high` is less than `low`.
@@ -131,19 +131,21 @@ class Task(SlotStates):
             raise ValueError(f"uniform: expected low <= high, got {low} and {high}")
         if not math.isfinite(high - low):
             raise OverflowError(f"uniform: expected finite numbers whose difference is one, got {low} and {high}")
-        drawn = np.empty((len(slots), size))
+        numbers = range(self.num_envs)[slots] if isinstance(slots, slice) else slots.tolist()
+        drawn = np.empty((len(numbers), size))
         rngs = self._rngs
-        for slot, row in zip(slots.tolist(), drawn, strict=True):
+        for slot, row in zip(numbers, drawn, strict=True):
             (rngs[slot] or self.rng(slot)).random(out=row)
         drawn *= high - low
         drawn += low
         return drawn
 
-    def normal(self, slots: Slots, size: int) -> Array:
-        """`(len(slots), size)` numbers, each row drawn as `np_random.standard_normal(size)` of its slot."""
-        drawn = np.empty((len(slots), size))
+    def normal(self, slots: Slots | slice, size: int) -> Array:
+        """`(k, size)` numbers for k slots, each row drawn as `np_random.standard_normal(size)` of its slot."""
+        numbers = range(self.num_envs)[slots] if isinstance(slots, slice) else slots.tolist()
+        drawn = np.empty((len(numbers), size))
         rngs = self._rngs
-        for slot, row in zip(slots.tolist(), drawn, strict=True):
+        for slot, row in zip(numbers, drawn, strict=True):
             (rngs[slot] or self.rng(slot)).standard_normal(out=row)
         return drawn
 

@@ -39,7 +39,8 @@ def find_camera(model: mujoco.MjModel, asked: Camera) -> View:
     elif isinstance(number, bool) or not isinstance(number, (int, np.integer)):
         raise ValueError(f"camera: expected a name, a number, an MjvCamera or None, got {asked!r}")
     if not -1 <= number < model.ncam:
-        raise ValueError(f"camera: expected a number from -1 to {model.ncam - 1}, got {asked}")
+        known = f"a number from -1 to {model.ncam - 1}" if model.ncam else "-1 (the model has no cameras)"
+        raise ValueError(f"camera: expected {known}, got {asked}")
     if number >= 0:
         return _fixed(int(number))
     free = mujoco.MjvCamera()

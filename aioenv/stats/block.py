@@ -86,6 +86,7 @@ class SharedBlock:
         self.closed = False
         # what still views the memory keeps it; the descriptor goes
         self._finalizer = weakref.finalize(self, _let_go, fd)
+        self._finalizer.atexit = False  # exit hooks may yet read it
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:

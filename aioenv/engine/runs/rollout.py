@@ -60,8 +60,9 @@ class Rollouts:
                 or `(actions, extras)`, a dict of arrays of shape `(k, …)` to be kept, values and log-probabilities
                 say, with the same keys each time. (Not where an action is itself a pair whose second element is a
                 Dict: there it is all actions.) If it has a parameter `slots`, it gets the slot numbers too, int64 of
-                shape `(k,)`, ascending, always one of the same `groups` arrays: a recurrent policy keeps its state by
-                them. It may be a coroutine function. A plain function holds up the loop, while workers go on.
+                shape `(k,)`, ascending, the same each time it is a group's turn: a recurrent policy keeps its state by
+                them. They are its own. It may be a coroutine function. A plain function holds up the loop, while
+                workers go on.
             steps: how many, of each slot.
             groups: how many; at most as many as the worker with the fewest slots has, more are so many. Of vector
                 envs see `NativeVectorEnv`.
@@ -216,7 +217,7 @@ class _Run:
 
     async def _ask(self, turn: Turn) -> Any:
         obs = self._observations.assemble(turn.obs, turn.objects)
-        answer = self._policy(obs, slots=turn.group.slots) if self._takes_slots else self._policy(obs)
+        answer = self._policy(obs, slots=turn.group.slots.copy()) if self._takes_slots else self._policy(obs)
         return await answer if inspect.isawaitable(answer) else answer
 
     async def _take(self, turn: Turn) -> None:

@@ -59,6 +59,7 @@ class EnvThread:
         self._told: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
         self._bell, bell = socket.socketpair()
         self._hang_up = weakref.finalize(self, self._bell.close)
+        self._hang_up.atexit = False  # exit hooks may yet want its answer
         self._bell.setblocking(False)
         self._wake_loop: Callable[[], object] = partial(_ring, bell)
         try:

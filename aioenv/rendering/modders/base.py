@@ -17,6 +17,9 @@ Name: TypeAlias = "str | int"
 Seed: TypeAlias = "int | Sequence[int] | np.random.Generator | None"
 
 
+_TEXTURE = "texture"  # of which all bytes are remembered, rather than a row
+
+
 class Modder:
     """Edits how a model looks. `restore` takes back all that it did; what others did meanwhile to other things stays.
 
@@ -57,7 +60,7 @@ class Modder:
         """Take back all edits."""
         before, self._before = self._before, {}
         for (field, row), value in before.items():
-            if field == "tex_data":
+            if field == _TEXTURE:
                 self._texels(row)[:] = value
                 self._tell(row)
             else:
@@ -66,7 +69,26 @@ class Modder:
     # ------------------------------------------------------------ for subclasses
 
     def _edit(self, field: str, row: int, value: Any) -> None:
-        """Write a row of a field, and remember what was there."""
+        """Write a row of a field, and remember what was there.
+
+        Args:
+            field: an array of the model's. A row of `tex_data` is a byte, of some texture.
+            row: its number; negative ones count from the end.
+            value: what fits there.
+
+        Raises:
+            ValueError: if there is no such field.
+            IndexError: if it has no such row.
+        """
+        array = getattr(self.model, field, None)
+        if not isinstance(array, np.ndarray):
+            raise ValueError(f"{type(self).__name__}: edit: expected the name of an array of MjModel, got {field!r}")
+        row = range(len(array))[row]  # else one row may have two names, and be restored to what it was in between
+        if field == "tex_data":
+            texture = int(np.searchsorted(self.model.tex_adr, row, "right")) - 1
+            self._edit_texture(texture)[row - int(self.model.tex_adr[texture])] = value
+            self._tell(texture)
+            return
         for frame, values in loosened(self.model, field, row).items():  # or a geom may stay where its body is
             for other in np.flatnonzero(getattr(self.model, frame) != values).tolist():
                 self._write(frame, other, values[other])
@@ -89,8 +111,8 @@ class Modder:
     def _edit_texture(self, texture: int) -> npt.NDArray[np.uint8]:
         """The bytes of a texture that is about to be edited: they are remembered."""
         texels = self._texels(texture)
-        if ("tex_data", texture) not in self._before:
-            self._before["tex_data", texture] = texels.copy()
+        if (_TEXTURE, texture) not in self._before:
+            self._before[_TEXTURE, texture] = texels.copy()
         return texels
 
     def _find(self, kind: str, name: Name) -> int:
