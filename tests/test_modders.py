@@ -215,7 +215,7 @@ def test_rp14_material():
         assert getattr(materials, f"get_{field}")("ball") == 0.75
         drawn = [getattr(materials, f"rand_{field}")("ball") for _ in range(20)]
         assert low <= min(drawn) < max(drawn) <= high + 1e-6
-        for wrong in (-0.1, 1.1, np.nan):
+        for wrong in (-0.1, 1.1, np.nan, [0.5, 0.5], "0.5"):
             with pytest.raises(ValueError, match=f"{field}: expected a number from 0 to 1"):
                 getattr(materials, f"set_{field}")("ball", wrong)
     materials.set_texrepeat("floor", 2, 3)
@@ -260,7 +260,7 @@ def test_rp14_texture_paints():
     bitmap = textures.set_noise("skybox", red, blue, 0.25)
     share = (bitmap == blue).all(axis=-1)
     assert 0.2 < share.mean() < 0.3 and (bitmap[~share] == red).all()
-    for wrong in ([0, 0], [0, 0, 256], [-1, 0, 0]):
+    for wrong in ([0, 0], [0, 0, 256], [-1, 0, 0], [0.5, 0, 0.1]):
         with pytest.raises(ValueError, match="rgb: expected three numbers from 0 to 255"):
             textures.set_rgb("floor", wrong)
     with pytest.raises(ValueError, match="fraction"):

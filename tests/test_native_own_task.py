@@ -221,3 +221,12 @@ def test_keys_of_infos_are_strings():
     with pytest.raises(TypeError, match=r"Carry.outcome: expected strings as keys of infos, got 3"):
         env.step(np.zeros((2, 4), np.float32))
     env.close()
+
+
+def test_who_says_nothing_of_observations_is_told_how():
+    class Blind(aioenv.NativeMujocoEnv):
+        def __init__(self, num_envs, **kwargs):
+            super().__init__(num_envs, "hopper.xml", frame_skip=4, **kwargs)
+
+    with pytest.raises(aioenv.WorkerStartError, match="has no observation_space: call set_observation_size"):
+        aioenv.sync.make_vec(Blind, 2, backend="native")

@@ -486,3 +486,13 @@ def test_a_blocking_stream_goes_on_after_an_image_that_could_not_be_drawn():
             next(stream)
         step, images = next(stream)
         assert step == 2 and (images == 2).all()
+
+
+@pytest.mark.asyncio
+async def test_envs_without_a_render_mode_that_raise_are_told_of_with_a_hint():
+    async with aioenv.make_vec("InvertedPendulum-v5", 2, num_workers=1) as envs:
+        await envs.reset(seed=0)
+        with pytest.raises(aioenv.EnvError) as info:
+            await envs.render()
+        assert 'make them with render_mode="rgb_array"' in info.value.__notes__[-1]
+        await envs.step(np.zeros((2, 1), np.float32))

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from aioenv.engine.calls import call_envs
 from aioenv.engine.images.shots import stack_images
 from aioenv.engine.images.stream import ImageStream
-from aioenv.errors import RenderError
+from aioenv.errors import EnvError, RenderError
 from aioenv.rendering.config import check_int
 from aioenv.rendering.tiles import tile
 
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from aioenv.engine.waits import Clock
 
 __all__ = ["Pictures", "as_grid", "check_mode", "colours"]
+
+_DRAWN_BY = 'make them with render_mode="rgb_array", or the vector env with render=aioenv.RenderConfig(...)'
 
 
 class Pictures:
@@ -32,6 +34,10 @@ class Pictures:
 
         @property
         def _running(self) -> Schedule: ...
+
+        @property
+        def render_mode(self) -> str | None:
+            """See `Lifecycle`."""
 
     @property
     def draws_beside(self) -> bool:
@@ -76,10 +82,18 @@ class Pictures:
             if self._session.images is not None:
                 images = await self._session.images.render(schedule.patience)
             else:
-                images = stack_images(await call_envs(schedule, None, "render", (), {}))
+                images = stack_images(await self._drawn_by_envs(schedule))
         finally:
             wait.end()
         return images if mode is None else as_grid(images)
+
+    async def _drawn_by_envs(self, schedule: Schedule) -> tuple[Any, ...]:
+        try:
+            return await call_envs(schedule, None, "render", (), {})
+        except EnvError as error:
+            if self.render_mode is None:
+                error.add_note(f"render: these envs were made without a render_mode: {_DRAWN_BY}")
+            raise
 
     def render_stream(self, buffer: int = 8) -> ImageStream:
         """Iterate over the images of all results from now on, in order, while stepping goes on::
@@ -129,10 +143,7 @@ def colours(images: Any) -> npt.NDArray[np.uint8]:
     if isinstance(images, tuple) and images and isinstance(images[0], np.ndarray) and images[0].ndim >= 4:
         images = images[0]
     if isinstance(images, tuple) and all(image is None for image in images):
-        raise RenderError(
-            'these envs give no images: make them with render_mode="rgb_array", or the vector env with '
-            "render=aioenv.RenderConfig(...)"
-        )
+        raise RenderError(f"these envs give no images: {_DRAWN_BY}")
     if not isinstance(images, np.ndarray) or images.ndim < 4:
         raise RenderError("one picture of all takes images of one shape, which those of these envs are not")
     return images

@@ -152,7 +152,7 @@ def fraction(name: str, value: float) -> float:
     Raises:
         ValueError: if it is something else.
     """
-    if not 0 <= value <= 1:
+    if not isinstance(value, (int, float, np.integer, np.floating)) or not 0 <= value <= 1:
         raise ValueError(f"{name}: expected a number from 0 to 1, got {value!r}")
     return float(value)
 

@@ -274,4 +274,6 @@ def _colour(name: str, value: npt.ArrayLike) -> npt.NDArray[np.float64]:
     colour = np.asarray(value, np.float64)
     if colour.shape != (3,) or not ((colour >= 0) & (colour <= 255)).all():
         raise ValueError(f"{name}: expected three numbers from 0 to 255, got {value!r}")
+    if colour.any() and (colour < 1).all():
+        raise ValueError(f"{name}: expected three numbers from 0 to 255, got {value!r}, which would be black")
     return colour
