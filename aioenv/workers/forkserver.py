@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import signal
 import socket
@@ -47,7 +48,9 @@ def _nameless_file() -> IO[bytes]:
     """A file in memory; where there is none, in the directory for temporary files, and without a name there."""
     try:
         return open(os.memfd_create("aioenv-forkserver"), "w+b")
-    except (AttributeError, OSError):  # the C library has none, or a sandbox denies it
+    except (AttributeError, OSError) as exc:  # the C library has none, or a sandbox denies it
+        if getattr(exc, "errno", None) in (errno.EMFILE, errno.ENFILE):
+            raise
         return tempfile.TemporaryFile()
 
 

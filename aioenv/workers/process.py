@@ -101,6 +101,10 @@ class _Watched:
     def signal(self, sig: signal.Signals) -> None:
         """See `Process`."""
         kill_group(self.pid, sig)
+        if self._pidfd is not None:
+            with contextlib.suppress(OSError):  # it has ended
+                if os.getpgid(self.pid) != self.pid:  # an env has moved it into another group
+                    signal.pidfd_send_signal(self._pidfd, sig)
 
     def ask_where(self) -> bool:
         """See `Process`."""
@@ -196,7 +200,7 @@ class SpawnedProcess(_Watched):
 
     def abandon(self) -> None:
         """See `Process`."""
-        kill_group(self.pid, signal.SIGKILL)
+        self.signal(signal.SIGKILL)
         self._leave()
         guardian, self._guardian = self._guardian, None
         if guardian is not None:
@@ -280,7 +284,7 @@ class ForkedProcess(_Watched):
     def abandon(self) -> None:
         """See `Process`."""
         if not self.exited.is_set():
-            kill_group(self.pid, signal.SIGKILL)
+            self.signal(signal.SIGKILL)
         self._leave()
         server, self._server = self._server, None
         if server is not None:

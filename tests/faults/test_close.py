@@ -308,3 +308,43 @@ def test_the_facade_from_another_thread_and_twice():
     with pytest.raises(aioenv.ClosedError):
         envs.step([0, 0])
     gc.collect()
+
+
+class Emigrant(Sleeper):
+    """Moves its process into another group, that of a child of its own, and hangs."""
+
+    def step(self, action):
+        child = os.fork()
+        if not child:
+            time.sleep(5)
+            os._exit(0)
+        os.setpgid(child, child)
+        os.setpgid(0, child)
+        if action:
+            while True:
+                time.sleep(1)
+        return np.zeros(1, np.float32), 0.0, False, False, {}
+
+
+@pytest.mark.parametrize("way", ["close", "kill", "forget"])
+def test_a_worker_that_has_left_its_process_group(way):
+    async def main():
+        on_timeout = "kill" if way == "kill" else "raise"
+        envs = await aioenv.AsyncVectorEnv([Emigrant], num_workers=1, on_timeout=on_timeout)
+        pid = envs.workers[0].pid
+        await envs.reset()
+        with pytest.raises(aioenv.WorkerDied if way == "kill" else aioenv.StepTimeout):
+            await envs.step([1], timeout_s=0.5)
+        if way == "forget":
+            worker = envs._schedule.fleet.members[0].worker
+            with pytest.warns(ResourceWarning, match="its workers were killed"):
+                del envs
+                gc.collect()
+            await worker._connection.gone()
+        else:
+            began = time.monotonic()
+            await envs.close()
+            assert time.monotonic() - began < 10
+        assert not alive(pid)
+
+    asyncio.run(main())
