@@ -285,7 +285,9 @@ def load(data: Buffer) -> Any:
     """
     try:
         return pickle.loads(data)
-    except (Exception, SystemExit) as exc:  # a module that it imports may call sys.exit
+    except KeyboardInterrupt:
+        raise
+    except BaseException as exc:  # a module that it imports may call sys.exit
         raise WireError(f"a message does not unpickle: {reason_of(exc)}") from exc
 
 

@@ -62,7 +62,9 @@ def salvage(data: Buffer, frame: Iterable[type]) -> Any:
     """
     try:
         return _Salvager(io.BytesIO(data), frozenset(frame)).load()
-    except (Exception, SystemExit) as exc:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as exc:
         raise WireError(f"a message does not unpickle: {reason_of(exc)}") from exc
 
 
@@ -83,7 +85,9 @@ class _Salvager(_Python):  # type: ignore[misc]
     def find_class(self, module: str, name: str) -> Any:
         try:
             return super().find_class(module, name)
-        except (Exception, SystemExit) as exc:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as exc:
             return _unreadable(exc)
 
     def _make(self, opcode: Callable[[Any], None], operands: int) -> None:
@@ -95,7 +99,9 @@ class _Salvager(_Python):  # type: ignore[misc]
             try:
                 opcode(self)
                 return
-            except (Exception, SystemExit) as exc:
+            except KeyboardInterrupt:
+                raise
+            except BaseException as exc:
                 found = _unreadable(exc, last[0] if type(last) is tuple and last else None)
         self.stack[base:] = [found]
 
@@ -114,7 +120,9 @@ class _Salvager(_Python):  # type: ignore[misc]
             try:
                 opcode(self)
                 return
-            except (Exception, SystemExit) as exc:
+            except KeyboardInterrupt:
+                raise
+            except BaseException as exc:
                 found = _unreadable(exc)
         if self.stack is not below:
             self.pop_mark()

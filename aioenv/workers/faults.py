@@ -140,7 +140,9 @@ def _add_cause(error: Exception, failure: Failure) -> None:
         return
     try:
         original = pickle.loads(failure.pickled)
-    except (Exception, SystemExit) as exc:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as exc:
         error.add_note(f"The {failure.type_name} itself does not unpickle in this process: {reason_of(exc)}")
         return
     if isinstance(original, BaseException):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import pickle
 import sys
 import types
@@ -35,6 +36,11 @@ class Exits(Refuses):
         sys.exit("not here")
 
 
+class Cancels(Refuses):
+    def __setstate__(self, state):
+        raise asyncio.CancelledError("not here")
+
+
 class Stamp(Refuses):
     """As a key of an info dict."""
 
@@ -52,7 +58,7 @@ def foreign() -> Any:
 
 
 def things() -> dict[str, Any]:
-    return {"refuses": Refuses(), "exits": Exits(), "foreign": foreign().Thing()}
+    return {"refuses": Refuses(), "exits": Exits(), "cancels": Cancels(), "foreign": foreign().Thing()}
 
 
 class Secretive(gym.Env):
@@ -103,6 +109,7 @@ ACTIONS = np.zeros(4, np.int64)
 INFOS: dict[str, tuple[Any, str]] = {
     "plain": (lambda: {"thing": things()["refuses"]}, "info['thing']"),
     "exits": (lambda: {"thing": things()["exits"]}, "info['thing']"),
+    "cancels": (lambda: {"thing": things()["cancels"]}, "info['thing']"),
     "foreign": (lambda: {"thing": things()["foreign"]}, "info['thing']"),
     "deep": (lambda: {"more": {"fine": 1.0, "list": [1, {"a": (things()["foreign"], 2)}]}}, "info['more']['list']"),
     "array": (lambda: {"thing": np.array([1, things()["refuses"]], object)}, "info['thing']"),
@@ -112,7 +119,8 @@ INFOS: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize(
-    "case", [pytest.param(c, marks=() if c in ("deep", "array", "key") else pytest.mark.stress) for c in INFOS]
+    "case",
+    [pytest.param(c, marks=() if c in ("cancels", "deep", "array", "key") else pytest.mark.stress) for c in INFOS],
 )
 @pytest.mark.asyncio
 async def test_an_info_is_lost_alone(case):
@@ -126,7 +134,7 @@ async def test_an_info_is_lost_alone(case):
         error = caught.value
         assert error.slots == (1,)
         assert "slot 1 " in str(error) and name in str(error) and "does not unpickle" in str(error)
-        assert isinstance(error.__cause__, (RuntimeError, SystemExit, ImportError))
+        assert isinstance(error.__cause__, (RuntimeError, SystemExit, ImportError, asyncio.CancelledError))
         partial = error.partial
         assert partial.obs.tolist() == [[2]] * 4 and partial.reward.tolist() == [2] * 4
         rest = [0, 2, 3] if case == "key" else [0, 1, 2, 3]
@@ -201,7 +209,7 @@ async def test_an_exception_is_told_in_words():
         assert caught.value.partial.reward.tolist() == [2, 0, 2, 2]
 
 
-@pytest.mark.parametrize("kind", ["exits", "foreign"])
+@pytest.mark.parametrize("kind", ["exits", "cancels", "foreign"])
 @pytest.mark.asyncio
 async def test_a_result_of_a_call_is_lost_alone(kind):
     async with aioenv.AsyncVectorEnv(factories(), num_workers=2) as envs:
