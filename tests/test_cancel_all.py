@@ -162,7 +162,7 @@ async def test_a_worker_that_is_started_again_comes_back():
 
 
 @pytest.mark.asyncio
-async def test_a_pool_draws_on(tmp_path):
+async def test_a_pool_draws_on():
     async with aioenv.RenderPool(
         "<mujoco><worldbody><geom size='1'/></worldbody></mujoco>", workers_per_device=2
     ) as pool:

@@ -47,11 +47,12 @@ def make_vector_env(factory: Callable[..., Any], num_envs: int) -> AnyVectorEnv:
             'for single envs use backend="workers" (aioenv.AsyncVectorEnv)'
         )
     problem = None
-    hint = ": call set_observation_size at the end of its __init__" * hasattr(env, "set_observation_size")
     if env.num_envs != num_envs:
         problem = f"it was called with num_envs={num_envs} and made a vector env of {env.num_envs} slots"
     for name in ("single_observation_space", "observation_space", "single_action_space", "action_space"):
         if getattr(env, name, None) is None:
+            native = name.endswith("observation_space") and hasattr(env, "set_observation_size")
+            hint = ": call set_observation_size at the end of its __init__" * native
             problem = f"the vector env that it made has no {name}{hint}"
     if problem is not None:
         env.close()
