@@ -119,7 +119,7 @@ async def test_a_step_ends_when_the_last_worker_has_replied(gates):
     async with resting(gates) as (envs, bell):
         step = await begun(envs, [GO, WAIT])
         await replied(bell._channels[0])
-        assert not bell._exchange.parts[0].arrived, "the loop does not look there"
+        assert not bell._exchanges[0].parts[0].arrived, "the loop does not look there"
         await open_gate(gates[1])
         obs, reward, *_ = await step
         assert reward.tolist() == [1, 1] and obs[0] == obs[1]
@@ -278,13 +278,13 @@ async def test_where_there_is_more_to_a_step_nobody_rests(gates, settings):
 
 
 class Channel:
-    """One that only notes whether it is listened to."""
+    """One that only notes whether it is listened to, and what was asked of it."""
 
     def __init__(self) -> None:
         self.listening, self.polls = True, 0
         self.on_read = None
-        self.requests = SimpleNamespace(pending={0: None})
-        self.brings = lambda: None
+        self.requests = SimpleNamespace(pending={})
+        self.there = 0  # how many replies are in its socket
 
     def listen(self) -> None:
         self.listening = True
@@ -293,81 +293,137 @@ class Channel:
         self.listening = False
 
     def poll(self) -> None:
+        """Take a reply, if there is one."""
         self.polls += 1
-        self.brings()
+        if self.there:
+            self.there -= 1
+            exchange = self.requests.pending.pop(next(iter(self.requests.pending)))
+            exchange.open -= exchange.is_step
         self.on_read(self)
 
 
-def run(bell: Bell, order: list[Channel]) -> None:
-    """A step whose replies come in this order."""
-    exchange = SimpleNamespace(open=len(order))
-    bell.begin(exchange)
-    for channel in order:
-        if channel.listening:
-            exchange.open -= 1
-            channel.on_read(channel)
+class Two:
+    """A bell and its two channels."""
+
+    def __init__(self) -> None:
+        self.channels = self.first, self.second = Channel(), Channel()
+        self.bell = Bell(self.channels)
+
+    def begin(self):
+        """A step is sent to both."""
+        exchange = SimpleNamespace(open=2, is_step=True)
+        for channel in self.channels:
+            channel.requests.pending[id(exchange), self.bell] = exchange
+        self.bell.begin(exchange)
+        return exchange
+
+    def reply(self, *order: Channel) -> None:
+        """Replies come, in this order; the loop takes what it looks at."""
+        for channel in order:
+            channel.there += 1
+            if channel.listening:
+                channel.poll()
+
+    def run(self, *order: Channel) -> None:
+        """A step whose replies come in this order."""
+        self.begin()
+        self.reply(*order)
+
+    def rested(self) -> None:
+        """Until the first one rests."""
+        for _ in range(bells._TIMES + 2):
+            assert self.first.listening and self.second.listening
+            self.run(self.first, self.second)
+        self.begin()
+        assert not self.first.listening and self.second.listening
+        self.reply(self.first, self.second)
+        self.first.polls = self.second.polls = 0
 
 
 def test_others_rest_once_the_same_worker_has_been_last_several_times():
-    first, second = Channel(), Channel()
-    bell = Bell([first, second])
-    for _ in range(bells._TIMES + 1):
-        run(bell, [first, second])
-        assert first.listening and second.listening
-    bell.begin(SimpleNamespace(open=2))
-    assert not first.listening and second.listening
+    two = Two()
+    two.rested()
+    step = two.begin()
+    two.reply(two.first)
+    assert step.open == 2 and not two.first.polls
+    two.reply(two.second)
+    assert step.open == 0 and two.first.polls == 1 and not two.first.listening
 
 
 def test_nobody_rests_while_it_is_now_this_one_and_now_that():
-    first, second = Channel(), Channel()
-    bell = Bell([first, second])
+    two = Two()
     for _ in range(20):
-        run(bell, [first, second])
-        run(bell, [second, first])
-    assert first.listening and second.listening
+        two.run(two.first, two.second)
+        two.run(two.second, two.first)
+    assert two.first.listening and two.second.listening
 
 
 def test_who_has_something_else_to_answer_does_not_rest():
-    first, second = Channel(), Channel()
-    bell = Bell([first, second])
-    first.requests.pending[1] = None
+    two = Two()
     for _ in range(20):
-        run(bell, [first, second])
-    assert first.listening
+        two.first.requests.pending["a call"] = SimpleNamespace(open=1, is_step=False)
+        step = two.begin()
+        assert two.first.listening
+        two.reply(two.first, two.first, two.second)
+        assert not step.open
 
 
 def test_one_that_is_not_there_yet_is_listened_to_again():
-    first, second = Channel(), Channel()
-    bell = Bell([first, second])
-    for _ in range(bells._TIMES + 1):
-        run(bell, [first, second])
-    exchange = SimpleNamespace(open=2)
-    bell.begin(exchange)
+    two = Two()
+    two.rested()
+    late = two.begin()
+    two.reply(two.second)
+    assert two.first.listening and late.open == 1 and two.first.polls == 1
+    two.reply(two.first)
+    assert late.open == 0 and two.bell._last is two.first and two.bell._times == 0
 
-    def reply():
-        exchange.open -= 1
 
-    first.brings = reply
-    exchange.open -= 1
-    second.on_read(second)
-    assert exchange.open == 0 and not first.listening and first.polls == 1, "it was there"
-    late = SimpleNamespace(open=2)
-    first.brings = lambda: None
-    bell.begin(late)
-    late.open -= 1
-    second.on_read(second)
-    assert first.listening and late.open == 1
-    late.open -= 1
-    first.on_read(first)
-    assert bell._last is first and bell._times == 0
+def test_steps_of_groups_follow_each_other():
+    two = Two()
+    two.rested()
+    one = two.begin()
+    another = two.begin()
+    assert not two.first.listening
+    two.reply(two.first, two.first)
+    two.reply(two.second)
+    assert (one.open, another.open) == (0, 2) and two.first.polls == 1, "only what is wanted now"
+    third = two.begin()
+    two.reply(two.second)
+    assert (another.open, third.open) == (0, 2) and two.first.polls == 2 and not two.first.listening
+    two.reply(two.second)
+    assert third.open == 1 and two.first.listening, "that one is late"
+    two.reply(two.first)
+    assert not third.open
+
+
+def test_groups_come_to_rest_while_others_are_under_way():
+    two = Two()
+    steps = [two.begin()]
+    for _ in range(bells._TIMES + 2):
+        steps.append(two.begin())
+        two.reply(two.first, two.second)
+    assert not two.first.listening
+    two.reply(two.first, two.second)
+    assert not any(step.open for step in steps)
+
+
+def test_a_step_that_ended_otherwise_does_not_hide_the_next_one():
+    two = Two()
+    two.rested()
+    lost, step = two.begin(), two.begin()
+    lost.open = 0  # a worker that died, say
+    for channel in two.channels:
+        channel.requests.pending.pop((id(lost), two.bell))
+    two.reply(two.first, two.second)
+    assert not step.open
 
 
 def test_what_is_read_without_a_step_changes_nothing():
-    first, second = Channel(), Channel()
-    bell = Bell([first, second])
+    two = Two()
     for _ in range(20):
-        second.on_read(second)
-    bell.begin(SimpleNamespace(open=2))
-    assert first.listening
-    bell.forget()
-    first.on_read(first)
+        two.second.poll()
+    step = two.begin()
+    assert two.first.listening
+    two.bell.forget()
+    two.reply(two.first, two.second)
+    assert not step.open

@@ -15,7 +15,7 @@ _TIMES = 4
 
 
 class Bell:
-    """Lets the loop sleep until the last reply to a plain step is there.
+    """Lets the loop sleep until the last reply to a plain step is there: of all slots, or of a group of a rollout.
 
     With a worker for each CPU the parent is woken on a CPU that a worker needs. Being woken for a reply that is not the
     last is of no use: it can be taken in with that one. So the channels of the others *rest*: the loop does not look at
@@ -29,7 +29,7 @@ class Bell:
 
     def __init__(self, channels: Sequence[ScatterChannel]) -> None:
         self._channels = channels
-        self._exchange: Exchange | None = None  # the step that is under way
+        self._exchanges: list[Exchange] = []  # the steps that are under way, oldest first
         self._resting: Sequence[ScatterChannel] = ()
         self._last: ScatterChannel | None = None  # whose reply came last
         self._times = 0  # how often in a row
@@ -39,38 +39,47 @@ class Bell:
 
     def begin(self, exchange: Exchange) -> None:
         """A plain step has been sent to all workers."""
-        self._exchange = exchange
+        exchanges = self._exchanges
+        if exchanges:  # one may be used again before anything was read
+            exchanges[:] = [one for one in exchanges if one.open and one is not exchange]
+        exchanges.append(exchange)
         if self._times >= _TIMES and not self._resting:
             others = [channel for channel in self._channels if channel is not self._last]
             # else they have something else to answer, too
-            if all(len(channel.requests.pending) == 1 for channel in others):
+            if all(len(channel.requests.pending) == len(exchanges) for channel in others):
                 self._resting = others
                 for channel in others:
                     channel.rest()
 
     def _on_read(self, channel: ScatterChannel) -> None:
-        exchange = self._exchange
-        if exchange is None or self._looking:
+        exchanges = self._exchanges
+        if not exchanges or self._looking:
             return
-        if exchange.open and self._resting:
-            self._look(exchange)
-        if exchange.open:
+        if self._resting:
+            self._look(len(channel.requests.pending))
+        if exchanges[0].open:
             return
-        self._exchange = None
+        while exchanges and not exchanges[0].open:
+            del exchanges[0]
         if channel is self._last:
             self._times += 1
         else:
             self._last, self._times = channel, 0
 
-    def _look(self, exchange: Exchange) -> None:
-        """Whoever was expected to be last has replied: have the others?"""
+    def _look(self, owed: int) -> None:
+        """Whoever was expected to be last has replied, and owes so many more replies: have the others?"""
         self._looking = True
+        late = False
         try:
             for channel in self._resting:
-                channel.poll()
+                pending = channel.requests.pending
+                while len(pending) > owed and not late:
+                    before = len(pending)
+                    channel.poll()
+                    late = len(pending) == before
         finally:
             self._looking = False
-        if exchange.open:
+        if late:
             self.wake()
 
     def wake(self) -> None:
@@ -81,5 +90,5 @@ class Bell:
             channel.listen()
 
     def forget(self) -> None:
-        """Let go of the last step."""
-        self._exchange = None
+        """Let go of the last steps."""
+        self._exchanges.clear()

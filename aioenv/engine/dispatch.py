@@ -196,7 +196,7 @@ class Dispatch:
         parts, sent = exchange.parts, 0
         if speedups.send_express is not None and self.trace is None:
             sent = speedups.send_express(parts, views, cuts, tails or self._no_tails)
-            if tails is None and self._bell is not None and sent == len(parts):
+            if self._bell is not None and sent == len(parts) == len(self._fleet.members):
                 self._bell.begin(exchange)
                 return
         self.listen()

@@ -27,9 +27,12 @@ from aioenv.engine.tails import compact, reset_tail, step_tail
 from aioenv.errors import SlotError
 from aioenv.wire.frames import Kind
 
-__all__ = ["Group", "objects_of"]
+__all__ = ["Group", "objects_of", "of_slots"]
 
 Slots = npt.NDArray[np.int64]
+
+_NONE = np.zeros(0, np.bool_)
+_ITS_OWN = StepResult(None, np.zeros(0), _NONE, _NONE, {})
 
 
 class Group:
@@ -188,17 +191,25 @@ class Group:
             await self._schedule.outcome(exchange, self.settle, None)
         except SlotError as exc:
             error = exc
-        batch, slots = exchange.batch, exchange.slots
-        counts = np.ones(len(slots), np.bool_)
-        if self._schedule.restarter is not None:
-            for columns in (c for part in exchange.parts for c in part.columns):
-                if any(column.path == ("restarted",) for column in columns.schema.columns):
-                    counts[columns.positions] = False
-        if error is not None:
-            counts &= ~np.isin(slots, [slot for one in exchange.errors() for slot in one.slots])
-        infos = [c._replace(positions=_positions(c, slots)) for part in exchange.parts for c in part.columns]
-        objects = objects_of(self._schedule.fleet.observations, exchange)
+        batch, slots, layout, infos = exchange.batch, exchange.slots, self._schedule.fleet.observations, []
+        for part in exchange.parts:
+            for columns in part.columns:
+                infos.append((columns, slots))  # told apart when somebody looks at them: `of_slots`
+        counts = None
+        if error is not None or self._schedule.restarter is not None:
+            counts = self._counts(exchange)
+        objects = objects_of(layout, exchange) if layout.num_objects else []
         return Came(list(batch.obs), objects, batch.reward, batch.terminated, batch.truncated, counts, infos, error)
+
+    @staticmethod
+    def _counts(exchange: Exchange) -> npt.NDArray[np.bool_]:
+        """See `Came.counts`."""
+        slots = exchange.slots
+        counts: npt.NDArray[np.bool_] = ~np.isin(slots, [slot for one in exchange.errors() for slot in one.slots])
+        for columns in (c for part in exchange.parts for c in part.columns):
+            if any(column.path == ("restarted",) for column in columns.schema.columns):
+                counts[columns.positions] = False
+        return counts
 
     def take(self) -> Exchange:
         """What is in flight, for somebody else to wait for."""
@@ -218,17 +229,22 @@ class Group:
             self._schedule.abandon(exchange)
 
     def settle(self, exchange: Exchange) -> StepResult:
-        """All replies are in and about to be handed out: the slots are free again, or failed."""
+        """All replies are in and about to be handed out: the slots are free again, or failed.
+
+        Returns:
+            Nothing of use: who waits looks at the exchange.
+        """
         schedule, batch, slots = self._schedule, exchange.batch, exchange.slots
         schedule.free_slots(slots)
-        if exchange.stepped:
+        if exchange.stepped and schedule.table.must_reset:
             schedule.table.note_ends(slots, batch.terminated | batch.truncated)
-        for error in exchange.errors():
-            schedule.table.fail(error)
+        for part in exchange.parts:
+            for error in part.errors:
+                schedule.table.fail(error)
         if exchange.images is not None and schedule.images is not None:
             schedule.images.show(exchange.images, slots)
             schedule.images.publish()
-        return StepResult(None, batch.reward, batch.terminated, batch.truncated, {})
+        return _ITS_OWN
 
 
 def _whole(member: Member, slots: Slots) -> bool:
@@ -244,8 +260,8 @@ def objects_of(layout: Layout, exchange: Exchange) -> list[list[Any]]:
     return objects
 
 
-def _positions(columns: Columns, slots: Slots) -> Any:
-    """The slots that info columns are of; a slice where they stand next to each other, which merges faster."""
+def of_slots(columns: Columns, slots: Slots) -> Columns:
+    """Info columns of a batch, with slots for positions: a slice where they are in a row, which merges faster."""
     mine = slots[columns.positions]
     first, last = int(mine[0]), int(mine[-1])
-    return slice(first, last + 1) if last - first + 1 == len(mine) else mine
+    return columns._replace(positions=slice(first, last + 1) if last - first + 1 == len(mine) else mine)

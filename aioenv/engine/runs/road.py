@@ -25,6 +25,7 @@ class Came(NamedTuple):
         obs, objects: their observations, which are nobody else's; zeros of those that failed.
         reward: float64 `(k,)`; terminated, truncated: bool `(k,)`.
         counts: bool `(k,)`, whether what came is of that step: not where an env failed, or was lost with its worker.
+            None: all of it.
         infos: what was said beside, for `Road.merge`.
         error: what went wrong in some of them; it is in the slot table already.
     """
@@ -34,7 +35,7 @@ class Came(NamedTuple):
     reward: npt.NDArray[np.float64]
     terminated: Bools
     truncated: Bools
-    counts: Bools
+    counts: Bools | None
     infos: list[Any]
     error: SlotError | None
 

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 from gymnasium import Space, spaces
 from gymnasium.vector import AutoresetMode
 
@@ -27,6 +28,8 @@ Policy = Callable[..., Any | Awaitable[Any]]
 
 # What an episode's last observation is told as where the rollout itself resets (DISABLED), as SAME_STEP tells it.
 _FINAL_OBS = Schema((Column(("final_obs",), None, ()),), False, False)
+# What policies mostly give, if not something to await.
+_ANSWERS = frozenset((np.ndarray, tuple))
 
 
 class Rollouts:
@@ -176,13 +179,14 @@ class _Run:
         finally:
             wait.end()
         for turn in self._turns:
-            rows = np.searchsorted(seen.slots, turn.group.slots)
+            rows = np.searchsorted(seen.slots, turn.slots)
             turn.obs = [array[rows] for array in seen.obs]
             turn.objects = [[column[row] for row in rows.tolist()] for column in seen.objects]
             turn.due = seen.due[rows]
-            turn.over = table.over(turn.group.slots)
+            over = table.over(turn.slots)
+            turn.over = over if over.any() else None
         # those that were paused when the groups were made; another task may have paused more meanwhile
-        groups = np.concatenate([turn.group.slots for turn in self._turns])
+        groups = np.concatenate([turn.slots for turn in self._turns])
         if len(groups) < self._schedule.num_envs:
             paused = np.ones(self._schedule.num_envs, np.bool_)
             paused[groups] = False
@@ -195,8 +199,8 @@ class _Run:
 
     async def _act(self, turn: Turn) -> None:
         """Let the policy choose, and send what it chose."""
-        if turn.over.any():
-            await self._reset(turn)
+        if turn.over is not None:
+            await self._reset(turn, turn.over)
         self._record.saw(turn)
         try:
             actions, extras = split_answer(await self._ask(turn), self._actions_are_pairs)
@@ -217,7 +221,9 @@ class _Run:
 
     async def _ask(self, turn: Turn) -> Any:
         obs = self._observations.assemble(turn.obs, turn.objects)
-        answer = self._policy(obs, slots=turn.group.slots.copy()) if self._takes_slots else self._policy(obs)
+        answer = self._policy(obs, slots=turn.slots.copy()) if self._takes_slots else self._policy(obs)
+        if type(answer) in _ANSWERS:  # to ask whether it can be awaited takes longer
+            return answer
         return await answer if inspect.isawaitable(answer) else answer
 
     async def _take(self, turn: Turn) -> None:
@@ -227,16 +233,18 @@ class _Run:
         came = await self._recv(turn)
         turn.obs, turn.objects = came.obs, came.objects
         ended = came.terminated | came.truncated
-        valid = ~turn.due & came.counts
+        valid = ~turn.due
+        if came.counts is not None:
+            valid &= came.counts
         if exhausted := self._schedule.table.exhausted:
-            valid &= ~np.isin(turn.group.slots, list(exhausted)) | ended
+            valid &= ~np.isin(turn.slots, list(exhausted)) | ended
         self._record.received(turn, came, valid)
-        self._clock.env_steps += len(valid)
+        self._clock.env_steps += len(turn.slots)
         turn.taken += 1
         if self._mode is AutoresetMode.NEXT_STEP:
             turn.due = ended
         elif self._mode is AutoresetMode.DISABLED:
-            turn.over = ended
+            turn.over = ended if ended.any() else None
         if came.error is not None:
             raise came.error
 
@@ -247,16 +255,16 @@ class _Run:
         finally:
             wait.end()
 
-    async def _reset(self, turn: Turn) -> None:
+    async def _reset(self, turn: Turn, over: npt.NDArray[np.bool_]) -> None:
         """Reset the slots whose episodes are over, where nothing else does (DISABLED)."""
-        rows = np.flatnonzero(turn.over)
-        slots = turn.group.slots[rows]
+        rows = np.flatnonzero(over)
+        slots = turn.slots[rows]
         if turn.taken:
             terminal = self._observations.rows(
                 [array[rows].copy() for array in turn.obs], [[column[i] for i in rows] for column in turn.objects]
             )
             self._record.infos[turn.taken - 1].append(Columns(slots, _FINAL_OBS, [terminal]))
-        turn.over = np.zeros_like(turn.over)
+        turn.over = None
         turn.group.send_reset(slots)
         came = await self._recv(turn)
         # others may hold these

@@ -12,7 +12,7 @@ from aioenv.assign import spread
 from aioenv.batching.infos import Columns
 from aioenv.batching.merge import merge
 from aioenv.engine.calls import for_each
-from aioenv.engine.runs.groups import Group
+from aioenv.engine.runs.groups import Group, of_slots
 from aioenv.engine.runs.road import Seen
 from aioenv.engine.slots import SlotState
 from aioenv.workers.life import LIVING
@@ -88,9 +88,10 @@ class WorkerRoad:
             resets = np.array(await for_each(schedule, slots, "rollout", "resets_due", lambda _: ()), np.bool_)
         return Seen(slots, came.obs, came.objects, resets)
 
-    def merge(self, infos: Sequence[Columns]) -> dict[str, Any]:
+    def merge(self, infos: Sequence[Any]) -> dict[str, Any]:
         """See `Road.merge`."""
-        return merge(sorted(infos, key=_first_position), self._schedule.num_envs)
+        columns = [piece if isinstance(piece, Columns) else of_slots(*piece) for piece in infos]
+        return merge(sorted(columns, key=_first_position), self._schedule.num_envs)
 
 
 def _first_position(columns: Columns) -> int:

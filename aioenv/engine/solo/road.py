@@ -116,7 +116,7 @@ class SoloGroup:
             obs = [array[slots] for array in obs]
             objects = [[column[slot] for slot in slots.tolist()] for column in objects]
         infos = [(value.info, slots)]
-        return Came(obs, objects, reward, terminated, truncated, np.ones(n, np.bool_), infos, None)
+        return Came(obs, objects, reward, terminated, truncated, None, infos, None)
 
     def close(self) -> None:
         """See `AnyGroup`: nothing is kept."""
