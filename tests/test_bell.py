@@ -245,6 +245,63 @@ async def test_what_a_reply_tells_beyond_arrays_is_told_of_either(gates, last):
 
 @compiled
 @pytest.mark.asyncio
+@pytest.mark.parametrize("late", [0, 1])
+async def test_workers_rest_while_groups_of_a_rollout_step(gates, late):
+    rested, gate = [], None
+    async with make([gates[0], gates[0], gates[1], gates[1]]) as envs:
+        await envs.reset()
+        bell = envs._schedule.dispatch._bell
+
+        def policy(obs, slots):
+            nonlocal gate
+            rested.append(bool(bell._resting))
+            if not rested[-1]:
+                bell._last, bell._times = bell._channels[1], bells._TIMES
+            actions = np.full(len(obs), GO)
+            if gate is None and len(rested) > 10 and rested[-1]:  # one of this group waits, nobody of the other
+                actions[late] = WAIT
+                gate = asyncio.create_task(open_gate(gates[late]))
+            return actions
+
+        rollout = await asyncio.wait_for(envs.rollout(policy, 30, groups=2), 60)
+        await gate
+        assert rollout.reward.all() and rollout.valid.all()
+        assert (rollout.obs[:, :, 0] == np.arange(30)[:, None]).all() and (rollout.last_obs == 30).all()
+        _, reward, *_ = await asyncio.wait_for(envs.step([GO] * 4), 10)
+        assert reward.all()
+
+
+@compiled
+@pytest.mark.asyncio
+async def test_what_a_resting_worker_has_replied_to_a_cancelled_rollout_is_not_lost(gates):
+    async with make([gates[0], gates[0], gates[1], gates[1]]) as envs:
+        await envs.reset()
+        bell, asked, waits = envs._schedule.dispatch._bell, 0, asyncio.Event()
+
+        def policy(obs):
+            nonlocal asked
+            asked += 1
+            if asked == 20:
+                bell.wake()
+                bell._last, bell._times = bell._channels[1], bells._TIMES  # from this step on worker 0 rests
+                waits.set()
+            return np.array([GO, WAIT if asked == 19 else GO])
+
+        rollout = asyncio.create_task(envs.rollout(policy, 30, groups=2))
+        await asyncio.wait_for(waits.wait(), 60)
+        await replied(bell._channels[0])
+        assert bell._resting
+        rollout.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await rollout
+        ready = await asyncio.wait_for(envs.recv(min_slots=2), 10)
+        assert ready.slots.tolist() == [0, 1] and asked == 20
+        await open_gate(gates[1])
+        await asyncio.wait_for(envs.step([GO] * 4), 10)
+
+
+@compiled
+@pytest.mark.asyncio
 async def test_a_resting_worker_is_closed_as_any(gates):
     envs = await make(gates)
     await envs.reset()
@@ -297,8 +354,9 @@ class Channel:
         self.polls += 1
         if self.there:
             self.there -= 1
-            exchange = self.requests.pending.pop(next(iter(self.requests.pending)))
-            exchange.open -= exchange.is_step
+            exchange, part = self.requests.pending.pop(next(iter(self.requests.pending)))
+            exchange.open -= 1
+            part.arrived = True
         self.on_read(self)
 
 
@@ -311,9 +369,10 @@ class Two:
 
     def begin(self):
         """A step is sent to both."""
-        exchange = SimpleNamespace(open=2, is_step=True)
-        for channel in self.channels:
-            channel.requests.pending[id(exchange), self.bell] = exchange
+        parts = [SimpleNamespace(arrived=False) for _ in self.channels]
+        exchange = SimpleNamespace(open=2, parts=parts)
+        for channel, part in zip(self.channels, parts, strict=True):
+            channel.requests.pending[id(part)] = exchange, part
         self.bell.begin(exchange)
         return exchange
 
@@ -361,11 +420,27 @@ def test_nobody_rests_while_it_is_now_this_one_and_now_that():
 def test_who_has_something_else_to_answer_does_not_rest():
     two = Two()
     for _ in range(20):
-        two.first.requests.pending["a call"] = SimpleNamespace(open=1, is_step=False)
+        two.first.requests.pending["a call"] = SimpleNamespace(open=1), SimpleNamespace()
         step = two.begin()
         assert two.first.listening
         two.reply(two.first, two.first, two.second)
         assert not step.open
+
+
+def test_who_has_answered_another_groups_step_and_owes_something_else_does_not_rest():
+    two = Two()
+    for _ in range(bells._TIMES + 1):
+        two.run(two.first, two.second)
+    one, another = two.begin(), two.begin()
+    two.bell.wake()
+    two.reply(two.first)
+    two.bell._last, two.bell._times = two.second, bells._TIMES
+    two.first.requests.pending["a call"] = SimpleNamespace(open=1), SimpleNamespace()
+    two.reply(two.second)
+    third = two.begin()
+    assert two.first.listening
+    two.reply(two.first, two.first, two.first, two.second, two.second)
+    assert not (one.open or another.open or third.open)
 
 
 def test_one_that_is_not_there_yet_is_listened_to_again():
@@ -412,8 +487,9 @@ def test_a_step_that_ended_otherwise_does_not_hide_the_next_one():
     two.rested()
     lost, step = two.begin(), two.begin()
     lost.open = 0  # a worker that died, say
-    for channel in two.channels:
-        channel.requests.pending.pop((id(lost), two.bell))
+    for channel, part in zip(two.channels, lost.parts, strict=True):
+        part.arrived = True
+        channel.requests.pending.pop(id(part))
     two.reply(two.first, two.second)
     assert not step.open
 

@@ -309,6 +309,33 @@ def test_rollouts_do_not_step_paused_slots():
     run_on("uvloop", main())
 
 
+def test_rollouts_of_slots_far_apart():
+    async def main():
+        n = 30
+        async with aioenv.AsyncVectorEnv(counters(n), num_workers=2) as envs:
+            await envs.reset(seed=0)
+            envs.pause(range(0, n, 2))
+            asked = set()
+
+            def policy(obs, slots):
+                asked.update(slots.tolist())
+                return slots // 2 % 2
+
+            odd = np.arange(n) % 2 == 1
+            for groups in (1, 2, 3):
+                await envs.reset(seed=0)
+                rollout = await envs.rollout(policy, 3, groups)
+                assert (rollout.obs[..., 0] == np.arange(n)).all()
+                assert (rollout.obs[..., 2] == np.where(odd, np.arange(3)[:, None], 0)).all()
+                assert (rollout.last_obs[:, 2] == np.where(odd, 3, 0)).all()
+                assert (rollout.actions == np.where(odd, np.arange(n) // 2 % 2, 0)).all()
+                assert (rollout.reward == np.where(odd, np.arange(1, 4)[:, None], 0)).all()
+                assert (rollout.valid == odd).all()
+            assert asked == set(range(1, n, 2))
+
+    run_on("uvloop", main())
+
+
 def test_observations_that_are_objects_of_slots_paused_in_a_rollout():
     class Says(gym.Env):
         observation_space, action_space = spaces.Text(8), spaces.Discrete(2)

@@ -24,7 +24,7 @@ class Bell:
     passes, what is in flight is abandoned), they are listened to again.
 
     Args:
-        channels: of all workers.
+        channels: of all workers, in the order of the parts of a step.
     """
 
     def __init__(self, channels: Sequence[ScatterChannel]) -> None:
@@ -43,13 +43,18 @@ class Bell:
         if exchanges:  # one may be used again before anything was read
             exchanges[:] = [one for one in exchanges if one.open and one is not exchange]
         exchanges.append(exchange)
-        if self._times >= _TIMES and not self._resting:
-            others = [channel for channel in self._channels if channel is not self._last]
-            # else they have something else to answer, too
-            if all(len(channel.requests.pending) == len(exchanges) for channel in others):
-                self._resting = others
-                for channel in others:
-                    channel.rest()
+        if self._times >= _TIMES and not self._resting and self._owe_nothing_else():
+            self._resting = [channel for channel in self._channels if channel is not self._last]
+            for channel in self._resting:
+                channel.rest()
+
+    def _owe_nothing_else(self) -> bool:
+        """Whether all but the last one have nothing to answer but these steps."""
+        for number, channel in enumerate(self._channels):
+            steps = sum(not exchange.parts[number].arrived for exchange in self._exchanges)
+            if channel is not self._last and len(channel.requests.pending) != steps:
+                return False
+        return True
 
     def _on_read(self, channel: ScatterChannel) -> None:
         exchanges = self._exchanges

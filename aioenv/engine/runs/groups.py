@@ -191,10 +191,9 @@ class Group:
             await self._schedule.outcome(exchange, self.settle, None)
         except SlotError as exc:
             error = exc
-        batch, slots, layout, infos = exchange.batch, exchange.slots, self._schedule.fleet.observations, []
-        for part in exchange.parts:
-            for columns in part.columns:
-                infos.append((columns, slots))  # told apart when somebody looks at them: `of_slots`
+        batch, slots, layout = exchange.batch, exchange.slots, self._schedule.fleet.observations
+        # which slots they are of is found out when somebody looks at them (`of_slots`)
+        infos = [(columns, slots) for part in exchange.parts for columns in part.columns]
         counts = None
         if error is not None or self._schedule.restarter is not None:
             counts = self._counts(exchange)

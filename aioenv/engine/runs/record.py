@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 import numpy as np
@@ -249,7 +250,7 @@ def _runs(slots: Slots) -> list[tuple[slice, slice]] | None:
     cuts = [0, *(np.flatnonzero(np.diff(slots) != 1) + 1).tolist(), len(slots)]
     if len(cuts) - 1 > _MOST_RUNS:
         return None
-    rows = [slice(start, stop) for start, stop in zip(cuts, cuts[1:], strict=False)]
+    rows = [slice(start, stop) for start, stop in pairwise(cuts)]
     return [(slice(int(slots[mine.start]), int(slots[mine.stop - 1]) + 1), mine) for mine in rows]
 
 
