@@ -230,11 +230,11 @@ class Exchange:
         self.open = len(self.parts)
         self.done: asyncio.Future[None] = self._loop.create_future()
         self.images: Any = None
-        self.idle = False
         for part in self.parts:
             part.columns = part.objects = part.errors = part.over = part.beyond = ()
             part.sent = part.request = part.untaken = None
             part.arrived = False
+        self.idle = False
 
     @cached_property
     def slots(self) -> npt.NDArray[np.int64]:

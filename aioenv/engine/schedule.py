@@ -177,20 +177,31 @@ class Schedule(SomeSlots):
 
     def _send_step(self, arrays: Sequence[npt.NDArray[Any]], tails: Sequence[bytes] | None) -> Exchange:
         self.table.check_send(slice(None), "step", reset=False)
-        exchange = self._whole(stepped=True)
         shared = self.dispatch.shared_actions if arrays else ()
         framed = arrays if not shared else [array for i, array in enumerate(arrays) if i not in shared]
         views = list(map(byte_view, framed))
-        if tails is None and not shared:
-            self.dispatch.submit_steps(exchange, views, self._cuts)
-        else:
-            for index, part in enumerate(exchange.parts):
-                fixed: Any = list(map(getitem, views, self._cuts[index]))
-                placed = {i: arrays[i][part.start : part.stop] for i in shared} if shared else None
-                tail = tails[index] if tails is not None else b""
-                self.dispatch.submit(exchange, part, Sent(Kind.STEP, fixed, tail, part.slots, placed))
-        self._next = self._prepare()
+        exchange = self._next
+        try:
+            self._begin_whole(exchange, stepped=True)
+            if tails is None and not shared:
+                self.dispatch.submit_steps(exchange, views, self._cuts)
+            else:
+                for index, part in enumerate(exchange.parts):
+                    fixed: Any = list(map(getitem, views, self._cuts[index]))
+                    placed = {i: arrays[i][part.start : part.stop] for i in shared} if shared else None
+                    tail = tails[index] if tails is not None else b""
+                    self.dispatch.submit(exchange, part, Sent(Kind.STEP, fixed, tail, part.slots, placed))
+            self._next = self._prepare()
+        except BaseException:
+            self._interrupted(exchange)
+            raise
         return exchange
+
+    def _interrupted(self, exchange: Exchange) -> None:
+        """Ctrl-C, most of all, came while a whole batch was being sent."""
+        if self._next is exchange:
+            self._next = self._prepare()
+        self.take_back(exchange)
 
     @staticmethod
     def _tail_of(member: Member, objects: Sequence[Sequence[Any]], given: Any) -> bytes:
@@ -217,11 +228,16 @@ class Schedule(SomeSlots):
             own = [seeds[slot] for slot in chosen]
             tail = reset_tail(member, chosen, own, options, whole=True, each=is_listed(seed))
             requests.append(Sent(Kind.RESET, (), tail, mine))
-        exchange = self._whole(stepped=False)
-        self.note_reset(slots, {slot: seeds[slot] for slot in slots.tolist()})
-        for part, sent in zip(exchange.parts, requests, strict=True):
-            self.dispatch.submit(exchange, part, sent)
-        self._next = self._prepare()
+        exchange = self._next
+        try:
+            self._begin_whole(exchange, stepped=False)
+            self.note_reset(slots, {slot: seeds[slot] for slot in slots.tolist()})
+            for part, sent in zip(exchange.parts, requests, strict=True):
+                self.dispatch.submit(exchange, part, sent)
+            self._next = self._prepare()
+        except BaseException:
+            self._interrupted(exchange)
+            raise
         return await self.outcome(exchange, self._reset_result, timeout_s)
 
     def _prepare(self) -> Exchange:
@@ -230,15 +246,13 @@ class Schedule(SomeSlots):
         exchange.begin(stepped=True, waiting=True)
         return exchange
 
-    def _whole(self, *, stepped: bool) -> Exchange:
-        exchange = self._next
+    def _begin_whole(self, exchange: Exchange, *, stepped: bool) -> None:
         exchange.stepped = stepped
         if not self._copy and self.loop.get_debug() and not exchange.batch.unused:
             warn_caller(_STALE, StaleViewWarning)
         self.table.move(slice(None), SlotState.IN_FLIGHT)
         if self.images is not None:
             exchange.images = self.images.begin(self._all_slots)
-        return exchange
 
     async def outcome(
         self, exchange: Exchange, result: Callable[[Exchange], Result], timeout_s: float | None
@@ -270,8 +284,13 @@ class Schedule(SomeSlots):
 
     def _hand_out(self, exchange: Exchange, result: Callable[[Exchange], Result]) -> Result:
         self.check_open()
-        value = result(exchange)
-        exchange.idle = True
+        try:
+            value = result(exchange)
+        except BaseException:  # Ctrl-C: what came is lost, not the slots
+            self.free_slots(exchange.slots)
+            raise
+        finally:
+            exchange.idle = True
         for part in exchange.parts:
             if part.errors:
                 raise SlotError.join(exchange.errors(), value)
@@ -340,6 +359,11 @@ class Schedule(SomeSlots):
         for part in exchange.parts:
             part.member.worker.abandon_requests()
         self.leave(exchange)
+
+    def take_back(self, exchange: Exchange) -> None:
+        """See `SomeSlots.take_back`; nobody awaits the others either."""
+        self.abandon(exchange)
+        super().take_back(exchange)
 
     def leave(self, exchange: Exchange) -> None:
         """Nobody awaits this step for now: it is as if abandoned, but may be taken up again."""

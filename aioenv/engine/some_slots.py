@@ -24,6 +24,7 @@ from aioenv.engine.slots import SlotState, SlotTable
 from aioenv.engine.tails import compact, reset_tail, step_tail
 from aioenv.errors import ClosedError, NoAsyncCallError, SlotError, StepTimeout
 from aioenv.wire.frames import Kind
+from aioenv.workers.life import LIVING
 
 __all__ = ["Seeds", "Slots", "SomeSlots"]
 
@@ -68,11 +69,15 @@ class SomeSlots:
             tails.append(step_tail(None if whole else rows, picked))
         shared = self.dispatch.shared_actions
         parts = self._begin(shares, numbers, stepped=True)
-        for (exchange, part), (_, order), tail in zip(parts, shares, tails, strict=True):
-            chosen = [array[order] for array in arrays]
-            fixed = [byte_view(array) for i, array in enumerate(chosen) if i not in shared]
-            placed = {i: chosen[i] for i in shared}
-            self.dispatch.submit(exchange, part, Sent(Kind.STEP, fixed, tail, part.slots, placed))
+        try:
+            for (exchange, part), (_, order), tail in zip(parts, shares, tails, strict=True):
+                chosen = [array[order] for array in arrays]
+                fixed = [byte_view(array) for i, array in enumerate(chosen) if i not in shared]
+                placed = {i: chosen[i] for i in shared}
+                self.dispatch.submit(exchange, part, Sent(Kind.STEP, fixed, tail, part.slots, placed))
+        except BaseException:
+            self._take_all_back(parts)
+            raise
 
     def send_reset(self, slots: Iterable[int] | None, seed: int | Seeds | None, options: dict[str, Any] | None) -> None:
         """Begin episodes in some slots; never blocks (see `AsyncVectorEnv.send_reset`)."""
@@ -90,14 +95,18 @@ class SomeSlots:
             own = [by_slot[slot] for slot in chosen]
             tails.append(reset_tail(member, chosen, own, options, whole=False, each=is_listed(seed)))
         self.note_reset(numbers, {slot: by_slot[slot] for slot in numbers.tolist()})
-        for (exchange, part), tail in zip(self._begin(shares, numbers, stepped=False), tails, strict=True):
-            self.dispatch.submit(exchange, part, Sent(Kind.RESET, (), tail, part.slots))
+        parts = self._begin(shares, numbers, stepped=False)
+        try:
+            for (exchange, part), tail in zip(parts, tails, strict=True):
+                self.dispatch.submit(exchange, part, Sent(Kind.RESET, (), tail, part.slots))
+        except BaseException:
+            self._take_all_back(parts)
+            raise
 
     def _begin(
         self, shares: Sequence[tuple[Member, Slots]], numbers: Slots, *, stepped: bool
     ) -> list[tuple[Exchange, Part]]:
         """Parts for requests to some workers, each with its exchange, which it may have in common with others."""
-        self.table.move(numbers, SlotState.IN_FLIGHT)
         mine = [(member, numbers[order]) for member, order in shares]
         parts: list[tuple[Exchange, Part]] = []
         # with images each has its own: those of an exchange are shown when all are drawn
@@ -106,7 +115,27 @@ class SomeSlots:
             if self.images is not None:
                 exchange.images = self.images.begin(together[0][1])
             parts += [(exchange, part) for part in exchange.parts]
+        self.table.move(numbers, SlotState.IN_FLIGHT)
         return parts
+
+    def take_back(self, exchange: Exchange) -> None:
+        """Something was raised while this was being sent, Ctrl-C most of all: who was not asked is free again."""
+        for part in exchange.parts:
+            held = part.sent is not None and part.member.worker.state not in LIVING  # until that is started again
+            if held or part.arrived or part.member.worker.awaits(part.into[0 if exchange.stepped else 1]):
+                continue
+            part.arrived = True
+            exchange.open -= 1
+            if exchange.images is not None and self.images is not None:
+                error = part.member.worker.failure_here("it was interrupted before it was asked", part.slots.tolist())
+                self.images.give_up(None, None, exchange.images, part.slots, error)
+            self.free_slots(part.slots)
+        if not exchange.open and not exchange.done.done():
+            exchange.done.set_result(None)
+
+    def _take_all_back(self, parts: Sequence[tuple[Exchange, Part]]) -> None:
+        for exchange in {id(exchange): exchange for exchange, _ in parts}.values():
+            self.take_back(exchange)
 
     async def recv(self, min_slots: int, max_slots: int | None, deadline_s: float | None) -> Ready:
         """Take results as they come (see `AsyncVectorEnv.recv`)."""

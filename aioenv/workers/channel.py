@@ -29,6 +29,8 @@ _READ_BYTES = 1 << 20
 # The fixed part of a reply is as long as the layout says, and goes where its request has promised. One of any other
 # length is a fault of the worker, and takes no memory here. (Tails have the wire's own limit: infos may be large.)
 _MAX_SCRATCH = 0
+# What becomes of a worker whose reply was half read when something like Ctrl-C was raised.
+_INTERRUPTED = "this process was interrupted while it took in a reply"
 
 
 def check_channel(channel: str) -> str:
@@ -253,8 +255,10 @@ class ScatterChannel:
             pass
         except ConnectionError:
             self._end(None)
-        except Exception as exc:
-            self._end(exc)
+        except BaseException as exc:
+            self._end(exc if isinstance(exc, Exception) else WireError(_INTERRUPTED))
+            if not isinstance(exc, Exception):
+                raise
         finally:
             self._handling = False
             if self.on_read is not None:

@@ -136,7 +136,7 @@ class Connection:
         if pending is not None:
             try:
                 pending.on_reply(frame)
-            except Exception:
+            except BaseException:
                 requests.pending[frame.request] = pending  # it hears of the end that this brings, at least
                 raise
 

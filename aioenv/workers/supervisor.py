@@ -324,6 +324,11 @@ class Worker:
         with contextlib.suppress(WorkerDied, WireError, RuntimeError):  # it ends, or its loop has
             self.submit(Kind.CALL, (), dump_code(call), on_reply=lambda _: None)
 
+    def awaits(self, into: Sequence[memoryview]) -> bool:
+        """Whether a request was sent whose reply is to be read into this very list of buffers, and has not come."""
+        connection = self._connection
+        return connection is not None and any(one.into is into for one in connection.requests.pending.values())
+
     def abandon_requests(self) -> None:
         """Nobody waits for the replies to what is in flight any more."""
         if self._connection is not None:

@@ -79,17 +79,22 @@ class Group:
         exchange = self._exchanges.take()
         parts, tails = exchange.parts, self._tails
         if not objects and not schedule.dispatch.shared_actions:
-            self._hold(exchange, stepped=True)
-            schedule.dispatch.submit_steps(exchange, [byte_view(array) for array in arrays], self._cuts, tails)
+            views = [byte_view(array) for array in arrays]
+            try:
+                self._hold(exchange, stepped=True)
+                schedule.dispatch.submit_steps(exchange, views, self._cuts, tails)
+            except BaseException:
+                self._take_back(exchange)
+                raise
             return
         if objects:
             columns = [[column[part.start : part.stop] for column in objects] for part in parts]
             tails = [step_tail(rows, mine) for rows, mine in zip(self._rows, columns, strict=True)]
         shared = schedule.dispatch.shared_actions
-        views = [(byte_view(array), array.nbytes // n) for i, array in enumerate(arrays) if i not in shared]
+        sized = [(byte_view(array), array.nbytes // n) for i, array in enumerate(arrays) if i not in shared]
         requests = []
         for part, tail in zip(parts, tails, strict=True):
-            fixed = [view[part.start * size : part.stop * size] for view, size in views]
+            fixed = [view[part.start * size : part.stop * size] for view, size in sized]
             placed = {i: arrays[i][part.start : part.stop] for i in shared}
             requests.append(Sent(Kind.STEP, fixed, tail, part.slots, placed))
         self._begin(exchange, requests, stepped=True)
@@ -169,9 +174,19 @@ class Group:
         self._exchange = exchange
 
     def _begin(self, exchange: Exchange, requests: list[Sent], *, stepped: bool) -> None:
-        self._hold(exchange, stepped=stepped)
-        for part, sent in zip(exchange.parts, requests, strict=True):
-            self._schedule.dispatch.submit(exchange, part, sent)
+        try:
+            self._hold(exchange, stepped=stepped)
+            for part, sent in zip(exchange.parts, requests, strict=True):
+                self._schedule.dispatch.submit(exchange, part, sent)
+        except BaseException:
+            self._take_back(exchange)
+            raise
+
+    def _take_back(self, exchange: Exchange) -> None:
+        """Something was raised while this was being sent."""
+        self._exchange = None
+        if not exchange.idle:
+            self._schedule.take_back(exchange)
 
     def close(self) -> None:
         """Nothing more will be sent: let go of the memory of results, but for what is in flight."""
