@@ -12,7 +12,7 @@ import struct
 import sys
 import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import cloudpickle
@@ -41,6 +41,7 @@ __all__ = [
     "message_of",
     "reason_of",
     "traceback_of",
+    "tried",
 ]
 
 # The signal that asks a worker to print where it is; None where there is none that nobody else uses.
@@ -283,12 +284,23 @@ def load(data: Buffer) -> Any:
     Raises:
         WireError: if it does not unpickle, whatever the reason; the reason is the error's cause.
     """
+    value, exc = tried(pickle.loads, data)
+    if exc is not None:
+        raise WireError(f"a message does not unpickle: {reason_of(exc)}") from exc
+    return value
+
+
+def tried(function: Callable[..., Any], *args: Any) -> tuple[Any, BaseException | None]:
+    """Call what may run anybody's code, as unpickling does: gives what it returns, and what it raises.
+
+    That is whatever it may be, since a module that is imported may call `sys.exit`; but Ctrl-C goes on.
+    """
     try:
-        return pickle.loads(data)
+        return function(*args), None
     except KeyboardInterrupt:
         raise
-    except BaseException as exc:  # a module that it imports may call sys.exit
-        raise WireError(f"a message does not unpickle: {reason_of(exc)}") from exc
+    except BaseException as exc:
+        return None, exc
 
 
 def reason_of(exc: BaseException) -> str:

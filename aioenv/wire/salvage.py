@@ -15,7 +15,7 @@ from typing import Any
 
 from aioenv.errors import WireError
 from aioenv.wire.frames import Buffer
-from aioenv.wire.messages import reason_of
+from aioenv.wire.messages import reason_of, tried
 
 __all__ = ["Unreadable", "find_unreadable", "salvage"]
 
@@ -60,12 +60,10 @@ def salvage(data: Buffer, frame: Iterable[type]) -> Any:
     Raises:
         WireError: if nothing can be made of it.
     """
-    try:
-        return _Salvager(io.BytesIO(data), frozenset(frame)).load()
-    except KeyboardInterrupt:
-        raise
-    except BaseException as exc:
+    value, exc = tried(_Salvager(io.BytesIO(data), frozenset(frame)).load)
+    if exc is not None:
         raise WireError(f"a message does not unpickle: {reason_of(exc)}") from exc
+    return value
 
 
 _Python: Any = pickle._Unpickler
@@ -83,12 +81,8 @@ class _Salvager(_Python):  # type: ignore[misc]
         self._frame = frame
 
     def find_class(self, module: str, name: str) -> Any:
-        try:
-            return super().find_class(module, name)
-        except KeyboardInterrupt:
-            raise
-        except BaseException as exc:
-            return _unreadable(exc)
+        value, exc = tried(super().find_class, module, name)
+        return value if exc is None else _unreadable(exc)
 
     def _make(self, opcode: Callable[[Any], None], operands: int) -> None:
         """An opcode that takes operands from the stack and puts what it makes of them there."""
@@ -96,13 +90,10 @@ class _Salvager(_Python):  # type: ignore[misc]
         maker, *_, last = taken = self.stack[base:]
         found = None if isinstance(maker, type) and maker in self._frame else find_unreadable(taken)
         if found is None:
-            try:
-                opcode(self)
+            _, exc = tried(opcode, self)
+            if exc is None:
                 return
-            except KeyboardInterrupt:
-                raise
-            except BaseException as exc:
-                found = _unreadable(exc, last[0] if type(last) is tuple and last else None)
+            found = _unreadable(exc, last[0] if type(last) is tuple and last else None)
         self.stack[base:] = [found]
 
     def _change(self, opcode: Callable[[Any], None], operands: int | None) -> None:
@@ -117,13 +108,10 @@ class _Salvager(_Python):  # type: ignore[misc]
         if found is None and type(changed) not in _CONTAINERS:
             found = find_unreadable(given)
         if found is None:
-            try:
-                opcode(self)
+            _, exc = tried(opcode, self)
+            if exc is None:
                 return
-            except KeyboardInterrupt:
-                raise
-            except BaseException as exc:
-                found = _unreadable(exc)
+            found = _unreadable(exc)
         if self.stack is not below:
             self.pop_mark()
         del below[base:]

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from aioenv.errors import EnvError, WireError, WorkerDied, WorkerStartError, describe_exit
 from aioenv.machine import oom_kills
-from aioenv.wire.messages import Failure, reason_of
+from aioenv.wire.messages import Failure, reason_of, tried
 
 __all__ = [
     "Identity",
@@ -138,11 +138,8 @@ def _add_cause(error: Exception, failure: Failure) -> None:
     """The exception itself, if it came across; its traceback is text by now."""
     if failure.pickled is None:
         return
-    try:
-        original = pickle.loads(failure.pickled)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as exc:
+    original, exc = tried(pickle.loads, failure.pickled)
+    if exc is not None:
         error.add_note(f"The {failure.type_name} itself does not unpickle in this process: {reason_of(exc)}")
         return
     if isinstance(original, BaseException):
