@@ -57,6 +57,11 @@ class WireError(AioenvError):
 class ClosedError(AioenvError, gym_error.ClosedEnvironmentError, RuntimeError):
     """An operation was asked of a vector env (or pool) after `close()`."""
 
+    @classmethod
+    def of(cls, what: str) -> Self:
+        """That of whatever was closed: "the render pool", say."""
+        return cls(f"{what} was closed: it can't be used any more, make another one")
+
 
 class PendingCallError(AioenvError, gym_error.AlreadyPendingCallError):
     """A request was made of slots that still have one in flight. Nothing was sent."""

@@ -6,6 +6,7 @@ import mujoco
 import numpy as np
 import pytest
 from process_kit import environment, run_alone
+from render_pool_kit import PLAIN
 
 import aioenv
 from aioenv import CameraModder, LightModder, MaterialModder, Modder, TextureModder
@@ -560,6 +561,24 @@ def test_what_a_modder_of_ones_own_edits_is_restored(edits):
         assert np.array_equal(getattr(model, field)[row], np.array(value, before[field].dtype))
     modder.restore()
     assert not changed(model, before)
+
+
+def test_what_cannot_be_drawn_is_refused_as_edits_of_a_call_are():
+    model = mujoco.MjModel.from_xml_string(PLAIN)
+    before = {name: np.array(getattr(model, name)) for name in ("geom_size", "geom_matid", "mat_texid")}
+    modder = Edits(model)
+    for field, row, value, message in (
+        ("geom_size", 0, [1, 1, 1], "Edits: edit of geom_size 0: sizes of planes can't be edited"),
+        ("geom_matid", -1, 1, "Edits: edit of geom_matid 1: expected numbers from -1 to 0, as the model has nmat=1"),
+        ("mat_texid", 0, 7, "Edits: edit of mat_texid 0: expected numbers from -1 to 0, as the model has ntex=1"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            modder._edit(field, row, value)
+    assert not changed(model, before)
+    modder._edit("geom_size", 0, model.geom_size[0].copy())
+    modder._edit("geom_size", 1, [0.1, 0, 0])
+    modder._edit("geom_matid", 1, 0)
+    assert changed(model, before) == {"geom_size", "geom_matid"}
 
 
 def test_edits_of_what_there_is_not_are_refused():

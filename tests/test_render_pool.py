@@ -10,6 +10,7 @@ import concurrent.futures
 import gc
 import os
 from functools import partial
+from pathlib import Path
 
 import mujoco
 import numpy as np
@@ -49,7 +50,7 @@ async def test_rp3_rp4_rp5_rp6_rp7_rp15_shapes_order_cameras_refusals_views_and_
         check_refusals(pool, states)
         await check_views(pool, states)
         await check_rows_of_a_batch(pool, states)
-    with pytest.raises(RuntimeError, match="has been closed"):
+    with pytest.raises(RuntimeError, match="the render pool was closed: it can't be used"):
         await pool.render(states, **SMALL)
     with pytest.raises(aioenv.ClosedError):
         await pool
@@ -205,12 +206,40 @@ def test_a_quality_is_checked_when_it_is_made(arguments):
         aioenv.RenderQuality(**arguments)
 
 
-def test_models_in_every_form(tmp_path):
+class PathLike:
+    """A path that is no Path."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+
+@pytest.mark.parametrize("take", [pool_of, lambda model: aioenv.SimPool(model, 1)])
+def test_models_in_every_form(take, tmp_path, monkeypatch):
+    """Those that draw take the same as those that compute."""
+    monkeypatch.setenv("HOME", str(tmp_path))
     model = mujoco.MjModel.from_xml_string(PLAIN)
-    (tmp_path / "model.xml").write_text(PLAIN)
+    path = tmp_path / "model.xml"
+    path.write_text(PLAIN)
     mujoco.mj_saveModel(model, str(tmp_path / "model.mjb"), None)
-    forms = [model, mujoco.MjSpec.from_string(PLAIN), PLAIN, tmp_path / "model.xml", str(tmp_path / "model.mjb")]
-    assert {pool_of(form).state_size for form in forms} == {pool_of(PLAIN).state_size}
+    forms = [model, mujoco.MjSpec.from_string(PLAIN), PLAIN, path, PathLike(path), "~/model.xml"]
+    for form in (*forms, str(tmp_path / "model.mjb")):
+        assert np.array_equal(take(form).model.geom_size, model.geom_size)
+    with pytest.raises(TypeError, match="model: expected an MjModel, an MjSpec, a path or a string of XML, got int"):
+        take(3)
+
+
+@pytest.mark.asyncio
+async def test_a_pool_without_states_draws_the_slots_that_there_are():
+    async with pool_of() as pool:
+        with pytest.raises(ValueError, match=r"states: the pool was given none before, .* or slots, or make it with"):
+            pool.submit(**SMALL)
+        assert len(await pool.render(slots=[4], **SMALL)) == 1
+        assert len(await pool.render(**SMALL)) == 5
+    async with pool_of(max_batch_size=3) as pool:
+        assert len(await pool.render(**SMALL)) == 3
 
 
 # ------------------------------------------------------------ RP8 to RP12

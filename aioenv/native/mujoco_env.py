@@ -13,7 +13,8 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 
 from aioenv.batching.autoreset import parse_mode
-from aioenv.native.sim_pool import SimPool, load_model
+from aioenv.native.loading import Model, take_model
+from aioenv.native.sim_pool import SimPool
 from aioenv.native.stepping import Stepping
 
 __all__ = ["NativeMujocoEnv"]
@@ -50,8 +51,8 @@ class NativeMujocoEnv(Stepping):
 
     Args:
         num_envs: how many slots.
-        model: an `MjModel`, XML, or a path. One that does not begin with `.`, `/` or `~` is that of a file that comes
-            with Gymnasium's own envs, as there.
+        model: an `MjModel`, an `MjSpec`, XML, or a path. One that does not begin with `.`, `/` or `~` is that of a
+            file that comes with Gymnasium's own envs, as there.
         frame_skip: physics steps a step.
         max_episode_steps: after so many steps an episode is truncated; None or -1: never.
         autoreset_mode: when an episode that is over is followed by the next.
@@ -82,7 +83,7 @@ class NativeMujocoEnv(Stepping):
     def __init__(
         self,
         num_envs: int,
-        model: Any,
+        model: Model,
         frame_skip: int,
         *,
         max_episode_steps: int | None = None,
@@ -109,7 +110,7 @@ class NativeMujocoEnv(Stepping):
         if camera_id is not None and camera_name is not None:
             raise ValueError(f"expected a camera_id or a camera_name, got both: {camera_id!r} and {camera_name!r}")
         self.autoreset_mode = parse_mode(autoreset_mode)
-        self.model = load_model(_found(model))
+        self.model = take_model(_found(model))
         self.model.vis.global_.offwidth = max(self.model.vis.global_.offwidth, width)
         self.model.vis.global_.offheight = max(self.model.vis.global_.offheight, height)
         self.pool = SimPool(self.model, num_envs, num_threads=num_threads, post_constraint=self.post_constraint)
@@ -164,7 +165,7 @@ class NativeMujocoEnv(Stepping):
         self.pool.close()
 
 
-def _found(model: Any) -> Any:
+def _found(model: Model) -> Model:
     """The model as it was given, or the path of one that comes with Gymnasium."""
     if not isinstance(model, str) or "<" in model or model.startswith((".", "/", "~")):
         return model

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any, Self
 
 import mujoco
@@ -16,9 +15,9 @@ from mujoco.batch import MODEL_FIELDS
 from aioenv.errors import ClosedError
 from aioenv.machine import usable_cpus
 from aioenv.native.engines import STATE, BatchEngine, Engine, LoopEngine, field_value
-from aioenv.native.loading import warnings_logged
+from aioenv.native.loading import Model, take_model
 
-__all__ = ["SimPool", "load_model"]
+__all__ = ["SimPool"]
 
 Array = npt.NDArray[Any]
 
@@ -37,7 +36,7 @@ class SimPool:
     release the GIL while they compute, and must come from one thread at a time.
 
     Args:
-        model: an `MjModel`, the path of its XML or MJB file, or XML.
+        model: an `MjModel`, an `MjSpec`, the path of its XML or MJB file, or XML.
         num_sims: how many simulations.
         num_threads: how many threads compute, the caller's among them; None: as many as CPUs this process may use, a
             worker its share of them.
@@ -55,7 +54,7 @@ class SimPool:
 
     def __init__(
         self,
-        model: Any,
+        model: Model,
         num_sims: int,
         *,
         num_threads: int | None = None,
@@ -64,7 +63,7 @@ class SimPool:
         for name, value in (("num_sims", num_sims), ("num_threads", num_threads)):
             if value is not None or name == "num_sims":
                 _check_int(name, value, 1)
-        self.model = load_model(model)
+        self.model = take_model(model)
         if self.model.opt.enableflags & int(mujoco.mjtEnableBit.mjENBL_SLEEP):
             raise ValueError(
                 "model: it lets bodies sleep, and who sleeps is not part of the state that simulations are kept in; "
@@ -90,7 +89,7 @@ class SimPool:
                     f"the pool of simulations was made in process {self._pid}, where its threads have stayed: process "
                     f"{os.getpid()} is a forked copy. Make another one here"
                 )
-            raise ClosedError("the pool of simulations is closed")
+            raise ClosedError.of("the pool of simulations")
         return self._engine_or_none
 
     # ------------------------------------------------------------ computing
@@ -328,24 +327,3 @@ def _after_fork() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
-
-
-@warnings_logged()
-def load_model(model: Any) -> Any:
-    """An `MjModel`: the given one, or what a path or XML says.
-
-    Raises:
-        TypeError: if it is none of these.
-        FileNotFoundError: if there is no such file.
-    """
-    if isinstance(model, mujoco.MjModel):
-        return model
-    if isinstance(model, str) and "<" in model:
-        return mujoco.MjModel.from_xml_string(model)
-    if not isinstance(model, (str, Path)):
-        raise TypeError(f"model: expected an MjModel, the path of a file, or XML, got {type(model).__name__}")
-    path = Path(model).expanduser()
-    if not path.is_file():
-        raise FileNotFoundError(f"model: there is no file {path}")
-    load = mujoco.MjModel.from_binary_path if path.suffix == ".mjb" else mujoco.MjModel.from_xml_path
-    return load(str(path))

@@ -122,7 +122,7 @@ class Stepping(Task, VectorEnv[Any, Any, Any]):
 
     def _check_open(self) -> None:
         if self.closed:
-            raise ClosedError(f"{self!r} is closed")
+            raise ClosedError.of(repr(self))
 
     def step(self, actions: Any) -> tuple[Array, Array, Array, Array, dict[str, Any]]:
         """Step every slot; all that is returned is the caller's own.

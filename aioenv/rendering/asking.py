@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Integral, Real
-from pathlib import Path
 from typing import Any, Required, TypeAlias, TypedDict
 
 import mujoco
 import numpy as np
 import numpy.typing as npt
 
-from aioenv.host.physics.edits import SEEN, field_of
-from aioenv.native.loading import warnings_logged
+from aioenv.host.physics.edits import SEEN, check_edit, field_of
 from aioenv.rendering.cameras import Camera
 from aioenv.rendering.config import MAX_SIDE, check_devices, check_int
 from aioenv.rendering.drawing import Images, kinds_of
@@ -23,7 +20,6 @@ from aioenv.workers.restart import RestartPolicy
 __all__ = [
     "MAX_SLOTS",
     "How",
-    "Model",
     "States",
     "check_data",
     "check_devices",
@@ -35,12 +31,10 @@ __all__ = [
     "check_size",
     "check_slots",
     "check_timeout",
-    "take_model",
     "take_spec",
     "take_states",
 ]
 
-Model: TypeAlias = "mujoco.MjModel | mujoco.MjSpec | str | os.PathLike[str]"
 States: TypeAlias = "npt.ArrayLike | Sequence[mujoco.MjData]"
 
 
@@ -60,36 +54,6 @@ class How(TypedDict, total=False):
 
 # Of each slot the pool keeps the last state.
 MAX_SLOTS = 1 << 20
-
-
-# Of the near plane, as a part of the model's extent.
-_NEAREST = 1e-6
-# Fields whose names end so are numbers of things, of which the model has so many: MuJoCo does not check them.
-_REFERENCES = {"matid": "nmat", "texid": "ntex"}
-
-
-@warnings_logged()
-def take_model(model: Model) -> mujoco.MjModel:
-    """A model of one's own, from whatever describes it.
-
-    Raises:
-        TypeError: if it is nothing of the kind.
-        ValueError, FileNotFoundError: if MuJoCo can't make a model of it.
-    """
-    if isinstance(model, mujoco.MjModel):
-        return model
-    if isinstance(model, mujoco.MjSpec):
-        return model.compile()
-    if isinstance(model, str) and model.lstrip().startswith("<"):
-        return mujoco.MjModel.from_xml_string(model)
-    if not isinstance(model, (str, os.PathLike)):
-        raise TypeError(f"model: expected an MjModel, an MjSpec, a path or a string of XML, got {type(model).__name__}")
-    path = Path(model)
-    if not path.is_file():
-        raise FileNotFoundError(f"model: there is no file {str(path)!r}")
-    if path.suffix == ".mjb":
-        return mujoco.MjModel.from_binary_path(str(path))
-    return mujoco.MjModel.from_xml_path(str(path))
 
 
 def default_spec() -> int:
@@ -262,19 +226,7 @@ def check_edits(
         if array.dtype.kind not in "biuf":
             raise ValueError(f"edits[{name!r}]: expected numbers, got an array of {array.dtype}")
         checked[name] = array.astype(field.dtype)
-        planes = model.geom_type == int(mujoco.mjtGeom.mjGEOM_PLANE)
-        if name == "geom_size" and (checked[name][:, planes] != model.geom_size[planes]).any():
-            raise ValueError(
-                "edits['geom_size']: sizes of planes can't be edited: OpenGL has them as they were at the start"
-            )
-        if name == "vis.map.znear" and not (array >= _NEAREST).all():
-            raise ValueError(f"edits[{name!r}]: expected {_NEAREST} or more (MuJoCo ends the process otherwise)")
-        if (of := _REFERENCES.get(name.rpartition("_")[2])) is not None:
-            count_of = int(getattr(model, of))
-            if array.size and not (array.min() >= -1 and array.max() < count_of):
-                raise ValueError(
-                    f"edits[{name!r}]: expected numbers from -1 to {count_of - 1}, as the model has {of}={count_of}"
-                )
+        check_edit(model, name, array, f"edits[{name!r}]")
     return checked or None
 
 

@@ -22,6 +22,7 @@ __all__ = [
     "SEEN",
     "SHOWN",
     "ModelEdits",
+    "check_edit",
     "editable_fields",
     "field_of",
     "flat_fields",
@@ -61,6 +62,11 @@ _SETTINGS = (
     "site_matid light_active light_castshadow eq_active0 jnt_limited tendon_limited actuator_ctrllimited "
     "actuator_forcelimited mat_texid"
 ).split()
+# Fields whose names end so are numbers of things, of which the model has so many: MuJoCo does not check them.
+_REFERENCES = {"matid": "nmat", "texid": "ntex"}
+# Of the near plane, as a part of the model's extent.
+_NEAREST = 1e-6
+_ALL_ROWS = slice(None)
 _OPTIONS = ("gravity", "wind", "magnetic")
 _NUMBERS = ("timestep", "density", "viscosity", "impratio")
 # Assets, names and what MuJoCo builds on them.
@@ -129,6 +135,33 @@ def loosened(model: mujoco.MjModel, name: str, row: int | None = None) -> dict[s
                 follows &= field_of(model, f"{part}_bodyid") == row
             theirs[follows] = int(same.mjSAMEFRAME_NONE)
     return frames
+
+
+def check_edit(model: mujoco.MjModel, name: str, values: npt.NDArray[Any], what: str, rows: slice = _ALL_ROWS) -> None:
+    """Refuse what MuJoCo does not look at before it draws: it would show something else, read anywhere, or end.
+
+    Args:
+        model: the model.
+        name: of the field.
+        values: of these rows, any number of times: of shape `(..., rows, columns)`.
+        what: is to be edited, for errors.
+        rows: which; None: all.
+
+    Raises:
+        ValueError: if they can't be drawn.
+    """
+    if name == "geom_size":
+        import mujoco
+
+        planes = model.geom_type[rows] == int(mujoco.mjtGeom.mjGEOM_PLANE)
+        if (values[..., planes, :] != model.geom_size[rows][planes]).any():
+            raise ValueError(f"{what}: sizes of planes can't be edited: OpenGL has them as they were at the start")
+    if name == "vis.map.znear" and not (values >= _NEAREST).all():
+        raise ValueError(f"{what}: expected {_NEAREST} or more (MuJoCo ends the process otherwise)")
+    if (of := _REFERENCES.get(name.rpartition("_")[2])) is not None:
+        count = int(getattr(model, of))
+        if values.size and not (values.min() >= -1 and values.max() < count):
+            raise ValueError(f"{what}: expected numbers from -1 to {count - 1}, as the model has {of}={count}")
 
 
 _getter = cache(attrgetter)

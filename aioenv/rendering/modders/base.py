@@ -9,7 +9,7 @@ import mujoco
 import numpy as np
 import numpy.typing as npt
 
-from aioenv.host.physics.edits import loosened
+from aioenv.host.physics.edits import check_edit, loosened
 
 __all__ = ["Modder", "Name", "Seed"]
 
@@ -77,7 +77,8 @@ class Modder:
             value: what fits there.
 
         Raises:
-            ValueError: if there is no such field.
+            ValueError: if there is no such field, or it can't be drawn so: the size of a plane, of which OpenGL has a
+                copy, or the number of a material that the model does not have.
             IndexError: if it has no such row.
         """
         array = getattr(self.model, field, None)
@@ -89,6 +90,9 @@ class Modder:
             self._edit_texture(texture)[row - int(self.model.tex_adr[texture])] = value
             self._tell(texture)
             return
+        edited = np.array(array[row : row + 1])
+        edited[0] = value
+        check_edit(self.model, field, edited, f"{type(self).__name__}: edit of {field} {row}", slice(row, row + 1))
         for frame, values in loosened(self.model, field, row).items():  # or a geom may stay where its body is
             for other in np.flatnonzero(getattr(self.model, frame) != values).tolist():
                 self._write(frame, other, values[other])
