@@ -239,11 +239,47 @@ def test_two_runs_are_two_loops():
         runner.run(envs.close())
 
 
-def test_what_is_closed_says_what_it_was():
-    envs = sync.make_vec("CartPole-v1", 2, debug=True)
-    envs.close()
-    with pytest.raises(aioenv.ClosedError, match=re.escape("the vector env or pool was closed: ")):
-        envs.reset()
+@pytest.mark.asyncio
+async def test_what_is_closed_says_what_it_was():
+    """The same words for blocking code and for the other."""
+    said = {}
+    with sync.make_vec("CartPole-v1", 2, debug=True) as blocking:
+        pass
+    async with aioenv.make_vec("CartPole-v1", 2, debug=True) as envs:
+        pass
+    with aioenv.SimPool("<mujoco/>", 1) as sims:
+        pass
+    pool = aioenv.RenderPool("<mujoco/>")
+    await pool.close()
+    for name, use in (("blocking", blocking.reset), ("sims", sims.step)):
+        with pytest.raises(aioenv.ClosedError) as caught:
+            use()
+        said[name] = str(caught.value)
+    for name, coroutine in (("envs", envs.reset()), ("pool", pool.render(width=1, height=1))):
+        with pytest.raises(aioenv.ClosedError) as caught:
+            await coroutine
+        said[name] = str(caught.value)
+    what = {"blocking": "vector env", "envs": "vector env", "sims": "pool of simulations", "pool": "render pool"}
+    end = "was closed: it can't be used any more, make another one"
+    assert said == {name: f"the {noun} {end}" for name, noun in what.items()}
+
+
+@pytest.mark.asyncio
+async def test_two_that_step_at_once_are_told_so():
+    """Tasks, or threads, which come one after the other on the loop."""
+    actions = np.zeros(2, np.int64)
+    turns = "they take turns, with a lock"
+    async with aioenv.make_vec("CartPole-v1", 2, debug=True) as envs:
+        await envs.reset(seed=0)
+        both = await asyncio.gather(*(envs.step(actions) for _ in range(2)), return_exceptions=True)
+        assert isinstance(both[0], tuple) and isinstance(both[1], aioenv.PendingCallError)
+        assert re.search(f"If another task or thread awaits it.* {turns}", str(both[1]))
+    with sync.make_vec("CartPole-v1", 2, debug=True) as blocking:
+        blocking.reset(seed=0)
+        begun = blocking._begin_step(actions)  # one thread waits in a step, which belongs to nobody between two looks
+        blocking.step(actions)  # and another comes
+        with pytest.raises(aioenv.NoAsyncCallError, match=f"dropped by a later call, .*another thread.* {turns}"):
+            begun.wait() and begun.result()
 
 
 def test_an_id_that_is_one_vector_env_alone():

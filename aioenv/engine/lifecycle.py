@@ -15,7 +15,6 @@ from aioenv.engine.results import WorkerInfo
 from aioenv.engine.schedule import Schedule
 from aioenv.engine.session import CLOSE_GRACE_S, Session
 from aioenv.engine.tracing import Traces
-from aioenv.errors import ClosedError
 from aioenv.trace.timeline import wanted
 from aioenv.workers.startable import Startable
 
@@ -96,8 +95,10 @@ class Lifecycle(Traces, Startable):
 
     async def _close(self, grace_s: float) -> None:
         assert self._session is not None
-        await self._session.close(grace_s)
-        self._end_trace()
+        try:
+            await self._session.close(grace_s)
+        finally:
+            self._end_trace()
 
     def _abandon(self) -> None:
         """Kill every process without waiting."""
@@ -116,10 +117,6 @@ class Lifecycle(Traces, Startable):
             raise TypeError(f"{self!r}: use `async with`; for code without await there is aioenv.sync.make_vec")
 
         def __exit__(self, *exc_info: object) -> None: ...
-
-    def _check_open(self) -> None:
-        if self.closed:
-            raise ClosedError(f"Trying to operate on `{type(self).__name__}`, after a call to `close()`.")
 
     @property
     def _running(self) -> Schedule:

@@ -382,7 +382,11 @@ class Schedule(SomeSlots):
         """
         whole = all(part.untaken is None or len(part.untaken) == len(part.slots) for part in exchange.parts)
         if exchange.done is not done or exchange not in self._abandoned or not whole:
-            raise NoAsyncCallError("the result of this step was taken by recv(), or dropped by a later call", "step")
+            raise NoAsyncCallError(
+                "the result of this step was taken by recv(), or dropped by a later call, be it of another thread: "
+                "where several threads use one vector env, they take turns, with a lock (threading.Lock)",
+                "step",
+            )
         self._abandoned.remove(exchange)
         self._ready = [(e, p) for e, p in self._ready if e is not exchange]
         for part in exchange.parts:

@@ -32,7 +32,7 @@ class Blocking:
     def _run(self, inner: Startable) -> None:
         """Start it on a new thread; if that fails, the thread is ended, and its error raised."""
         self._inner = inner
-        self._portal = Portal()
+        self._portal = Portal(f"the {inner._noun}")
         try:
             self._portal.call(inner._ensure_started)
         except BaseException:

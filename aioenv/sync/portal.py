@@ -16,8 +16,6 @@ from aioenv.sync.parking import Parking
 
 __all__ = ["LOOK_S", "Call", "Portal", "Postponed"]
 
-_CLOSED = "the vector env or pool was closed: it can't be used any more, make another one"
-
 T = TypeVar("T")
 
 
@@ -27,11 +25,15 @@ class Portal:
     Worker processes are started from that thread, and the kernel ends them with it; so a portal must outlive what
     runs on it. The thread is a daemon: a program that forgets to close one still ends.
 
+    Args:
+        what: runs there, for errors.
+
     Attributes:
         may_park: asked after each call, on the loop, whether it may wait for visitors (see `visit`); None: never.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, what: str = "the portal") -> None:
+        self._what = what
         self.may_park: Callable[[], bool] | None = None
         self._parks_soon = False
         self._loop = new_event_loop()
@@ -93,7 +95,7 @@ class Portal:
             LoopError, ClosedError: as `call`.
         """
         if self._closed:  # first: a thread of today may have the number of one that has ended
-            raise ClosedError(_CLOSED)
+            raise self.closed_error()
         if self.is_here:
             raise LoopError(
                 "a blocking call was made on the loop thread that should serve it: it would wait for itself for "
@@ -123,6 +125,10 @@ class Portal:
             call.cancel()
             raise
         return call
+
+    def closed_error(self) -> ClosedError:
+        """What is raised once it is closed."""
+        return ClosedError.of(self._what)
 
     def enlist(self, call: Call) -> bool:
         """Note a call that is about to be sent; whether it still can be."""
@@ -206,7 +212,7 @@ class Portal:
         try:
             self.send(function, *args)
         except RuntimeError:
-            raise ClosedError(_CLOSED) from None
+            raise self.closed_error() from None
 
     def close(self) -> None:
         """Stop the loop and end the thread, or wait until another has. Idempotent."""
@@ -288,7 +294,7 @@ class Call:
     def end_unheard(self) -> None:
         """The loop has ended: nothing that was sent to it will be done."""
         if not self._ended:
-            self._error = ClosedError(_CLOSED)
+            self._error = self._portal.closed_error()
             self._end()
 
     def _start(self) -> None:
@@ -305,7 +311,8 @@ class Call:
         self._task = None
         self.cancelled = task.cancelled() and self._asked_to_end
         if task.cancelled():
-            self._error = asyncio.CancelledError() if self.cancelled else ClosedError(_CLOSED)  # with its loop
+            # (by itself it is cancelled with its loop alone)
+            self._error = asyncio.CancelledError() if self.cancelled else self._portal.closed_error()
         else:
             self._error = task.exception()
             self._value = None if self._error is not None else task.result()

@@ -136,7 +136,7 @@ class Startable:
 
     def _check_open(self) -> None:
         if self.closed:
-            raise ClosedError(f"the {self._noun} has been closed")
+            raise ClosedError.of(f"the {self._noun}")
 
     def _check_loop(self) -> None:
         try:
