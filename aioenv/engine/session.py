@@ -220,15 +220,17 @@ class Session:
         Args:
             grace_s: how long workers may take to close their envs before they are told by signals, in seconds.
         """
-        if self.schedule is not None:
-            self.schedule.close()
-            if self.schedule.restarter is not None:
-                await self.schedule.restarter.close()
-        if self.images is not None:
-            self.images.fail_all(ClosedError("the vector env was closed"))
-        await self._end(grace_s)
-        if self.schedule is not None:
-            self.schedule.free()
+        try:
+            if self.schedule is not None:
+                self.schedule.close()
+                if self.schedule.restarter is not None:
+                    await self.schedule.restarter.close()
+            if self.images is not None:
+                self.images.fail_all(ClosedError("the vector env was closed"))
+        finally:  # whatever went wrong before: no process may be left
+            await self._end(grace_s)
+            if self.schedule is not None:
+                self.schedule.free()
 
     @property
     def pools(self) -> list[LatePool]:

@@ -164,12 +164,14 @@ class Crew:
 
     async def close(self) -> None:
         """End the workers. Idempotent; if this is cancelled, they are killed at once."""
-        if self.restarter is not None:
-            await self.restarter.close()
         try:
-            await together(*(worker.close() for worker in self.workers))
+            if self.restarter is not None:
+                await self.restarter.close()
         finally:
-            self._let_go()
+            try:
+                await together(*(worker.close() for worker in self.workers))
+            finally:
+                self._let_go()
 
     def abandon(self) -> None:
         """Kill the workers without waiting; where a loop still runs, what they owe fails there."""

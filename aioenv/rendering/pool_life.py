@@ -70,10 +70,14 @@ class PoolLife(Startable, Traced, WithCrew):
         await self._close_once(self._close)
 
     async def _close(self) -> None:
-        for lane in self._lanes:
-            lane.drop(ClosedError("the render pool was closed"))
-        await self._crew.close()
-        self._end_trace()
+        try:
+            for lane in self._lanes:
+                lane.drop(ClosedError("the render pool was closed"))
+        finally:  # whatever went wrong before: no process may be left
+            try:
+                await self._crew.close()
+            finally:
+                self._end_trace()
 
     def _abandon(self) -> None:
         self._crew.abandon()

@@ -267,11 +267,18 @@ class SoloLife:
             grace_s: how long the env may take for what it is doing and for its close, in seconds. What takes longer
                 can't be ended: the thread is left to itself, and closes the env when it comes to that.
         """
-        self._flights.close()
-        if self.images is not None:
-            self.images.fail_all(ClosedError("the vector env was closed"))
-        self._finish()
-        await together(*(pool.close() for pool in self.pools))
+        try:
+            self._flights.close()
+            if self.images is not None:
+                self.images.fail_all(ClosedError("the vector env was closed"))
+        finally:  # whatever went wrong before: neither a process nor a thread may be left
+            await self._end(grace_s)
+
+    async def _end(self, grace_s: float) -> None:
+        try:
+            self._finish()
+        finally:
+            await together(*(pool.close() for pool in self.pools))
         if self._thread is not None and not await self._thread.gone(grace_s):
             _log.warning(
                 "the vector env has not ended within grace_s=%s: a thread can't be killed, so it is left to itself "
