@@ -121,8 +121,8 @@ class SlotTable:
         if busy:
             raise PendingCallError(
                 f"{name}: slots {busy} have a request in flight; take its result first, with recv(). If another task "
-                "or thread awaits it, in a step() of its own say, wait until that is over: where several use one vector "
-                "env, they take turns, with a lock (asyncio.Lock, threading.Lock)",
+                "or thread awaits it, in a step() of its own say, wait until that is over: where several use one "
+                "vector env, they take turns, with a lock (asyncio.Lock, threading.Lock)",
                 name,
             )
         ready = numbers[states == SlotState.READY].tolist()
