@@ -11,11 +11,15 @@ import time
 from functools import partial
 from pathlib import Path
 
+import mujoco
 import numpy as np
 import pytest
 from render_pool_kit import SMALL, differ, pool_of
 
 import aioenv
+from aioenv.host.physics.source import read_state, source_of
+from aioenv.rendering.batch_renderer import SourceRenderer
+from aioenv.rendering.drawing import allocate
 
 # ------------------------------------------------------------ the end
 
@@ -269,3 +273,49 @@ async def test_what_is_forgotten_is_not_started_again_and_ends_every_wait(kind):
     if future is not None:
         with pytest.raises(aioenv.RenderError, match="render worker 0 is gone"):
             await asyncio.wait_for(future, 30)
+
+
+# ------------------------------------------------------------ MuJoCo raises
+
+CRAMPED = """
+<mujoco>
+  <size memory="24K"/>
+  <worldbody>
+    <geom type="plane" size="1 1 .1"/>
+    <body pos="0 0 .1"><freejoint/><geom type="capsule" size=".1 .1"/></body>
+  </worldbody>
+</mujoco>
+"""
+# What MuJoCo leaves on its stack with each of its errors are some 200 bytes.
+ERRORS = 200
+
+
+@pytest.mark.asyncio
+async def test_a_worker_in_which_mujoco_raises_again_and_again_lives_on():
+    async with pool_of(CRAMPED, workers_per_device=1) as pool:
+        model = pool.model
+        drawn = await pool.render(slots=[0], **SMALL)
+        for _ in range(ERRORS):
+            with pytest.raises(aioenv.RenderError, match="contact frame undefined"):
+                await pool.render(slots=[0], edits={"geom_quat": np.zeros((1, model.ngeom, 4))}, **SMALL)
+        assert np.array_equal(await pool.render(slots=[0], **SMALL), drawn)
+
+
+def test_what_draws_the_states_of_envs_lives_on_likewise():
+    model = mujoco.MjModel.from_xml_string(CRAMPED)
+    source = source_of(model, None, ("geom_quat", "geom_sameframe"))
+    row, spoilt = np.empty((2, source.state_size))
+    read_state(model, mujoco.MjData(model), row, source.state_spec, source.fields)
+    spoilt[:] = row
+    spoilt[-5 * model.ngeom :] = 0
+    renderer = SourceRenderer(source, aioenv.RenderConfig(**SMALL, quality="fast"))
+    images = allocate((3, 1, SMALL["height"], SMALL["width"]), depth=False, segmentation=False)
+    try:
+        renderer.draw(row, {}, images.row(0))
+        for _ in range(ERRORS):
+            with pytest.raises(mujoco.FatalError, match="contact frame undefined"):
+                renderer.draw(spoilt, {}, images.row(1))
+        renderer.draw(row, {}, images.row(2))
+    finally:
+        renderer.close()
+    assert np.array_equal(images.rgb[2], images.rgb[0])

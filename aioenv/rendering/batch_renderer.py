@@ -85,8 +85,12 @@ class SourceRenderer:
 
     def _draw(self, model: mujoco.MjModel, out: Images) -> None:
         data, canvas = self._data, self._canvas
-        # all derived quantities, tendons, flexes and lights included; a tenth of the cost of the smallest image
-        mujoco.mj_forward(model, data)
+        try:
+            # all derived quantities, tendons, flexes and lights included; a tenth of the cost of the smallest image
+            mujoco.mj_forward(model, data)
+        except mujoco.FatalError:
+            self._data = mujoco.MjData(self._model)  # what it had on its stack would stay there, until that is full
+            raise
         canvas.model = model
         canvas.assign_textures()
         rgb, depth, segmentation = out

@@ -136,8 +136,12 @@ class PoolService(DrawingService):
         images: Images,
     ) -> None:
         mujoco.mj_setState(self._model, self._data, state, self._spec)
-        # all derived quantities, tendons, flexes and lights included; a tenth of the cost of the smallest image
-        mujoco.mj_forward(self._model, self._data)
+        try:
+            # all derived quantities, tendons, flexes and lights included; a tenth of the cost of the smallest image
+            mujoco.mj_forward(self._model, self._data)
+        except mujoco.FatalError:
+            self._data = mujoco.MjData(self._model)  # what it had on its stack would stay there, until that is full
+            raise
         canvas = self._canvas
         rgb, depth, segmentation = images
         for number, eye in enumerate(eyes):
