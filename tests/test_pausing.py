@@ -284,6 +284,31 @@ def test_images_of_paused_slots_stay():
     run_on("uvloop", main())
 
 
+@pytest.mark.parametrize("where", [{"num_workers": 1}, {"backend": "native"}, {"backend": "native", "num_workers": 2}])
+def test_images_are_of_the_observations_that_paused_slots_repeat(where):
+    """These may be of a step that was cancelled, whose result was dropped."""
+
+    async def main():
+        config = aioenv.RenderConfig(width=24, height=18, quality="fast", workers=1)
+        async with aioenv.make_vec("InvertedPendulum-v5", 2, render=config, pixels=config, **where) as envs:
+            first, _ = await envs.reset(seed=1)
+            actions = np.full((2, 1), 3, np.float32)
+            stepping = asyncio.ensure_future(envs.step(actions))
+            await asyncio.sleep(0)
+            stepping.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await stepping
+            assert np.array_equal(await envs.render(), first)
+            envs.pause(0)
+            seen = (await envs.step(actions)).obs
+            assert not np.array_equal(seen[0], first[0]) and np.array_equal(await envs.render(), seen)
+            envs.pause(1)
+            seen = (await envs.step(actions)).obs
+            assert np.array_equal(await envs.render(), seen)
+
+    run_on("asyncio", main())
+
+
 def test_rollouts_do_not_step_paused_slots():
     async def main():
         async with aioenv.AsyncVectorEnv(counters(N, length=4), num_workers=2) as envs:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import weakref
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -167,6 +167,16 @@ class Images:
             before, self._shown[slot] = self._shown[slot], shot
             if before is not None:
                 self.let_go(before)
+
+    def newest(self, slots: Slots) -> dict[int, Shot]:
+        """The shot of the last step or reset of each of these slots that had one, whatever became of its result."""
+        return {slot: self._newest[slot][-1] for slot in slots.tolist() if self._newest[slot]}
+
+    def show_again(self, shots: Mapping[int, Shot]) -> None:
+        """Slots are handed out as these shots have them, with a result that is of others."""
+        for slot, shot in shots.items():
+            if self._shown[slot] is not shot:
+                self.show(shot, np.array([slot]))
 
     def publish(self) -> None:
         """All of a result has been shown: this is one item of each stream."""

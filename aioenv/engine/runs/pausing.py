@@ -22,6 +22,7 @@ from aioenv.wire.frames import Kind
 from aioenv.workers.life import LIVING
 
 if TYPE_CHECKING:
+    from aioenv.engine.images.shots import Shot
     from aioenv.engine.schedule import Schedule
 
 __all__ = ["Live", "Pausing", "put_part", "several"]
@@ -127,6 +128,7 @@ class Live:
         self._known = np.zeros(schedule.num_envs, np.bool_)  # whose last observations are here
         self._obs = self._layout.zeros(schedule.num_envs)
         self._objects = self._layout.no_objects(schedule.num_envs)
+        self._shots: dict[int, Shot] = {}  # their images, if images are drawn
         self._looking: Exchange | None = None  # what was asked for and has not been taken in yet
 
     async def step(self, actions: Any, timeout_s: float | None) -> StepResult:
@@ -135,7 +137,7 @@ class Live:
         arrays, objects = schedule.fleet.actions.take_apart(actions, schedule.num_envs)
         group = await self._prepare(timeout_s)
         if group is None:
-            return self._spread(None, np.ones(schedule.num_envs, np.bool_))
+            return self._all_paused()
         slots = group.slots
         chosen = [[column[slot] for slot in slots.tolist()] for column in objects]
         group.send_apart([array[slots] for array in arrays], chosen, "step")
@@ -152,7 +154,7 @@ class Live:
         seeds = self._schedule.fleet.seeds(seed, np.arange(self._schedule.num_envs), anew=mask is None)
         group = await self._prepare(timeout_s)
         if group is None:
-            whole = self._spread(None, np.ones(self._schedule.num_envs, np.bool_))
+            whole = self._all_paused()
         else:
             slots = group.slots if mask is None else group.slots[mask[group.slots]]
             group.send_whole_reset(slots, dict(enumerate(seeds)), options, "reset", each=is_listed(seed))
@@ -167,6 +169,7 @@ class Live:
         paused[group.slots] = False
 
         def result(exchange: Exchange) -> StepResult:
+            self._show(paused)
             group.settle(exchange)
             return self._spread(exchange, paused)
 
@@ -237,8 +240,20 @@ class Live:
             if not part.errors:
                 put_part(self._obs, self._objects, exchange, part)
                 self._known[part.slots] = True
+                if self._schedule.images is not None:
+                    self._shots.update(self._schedule.images.newest(part.slots))
 
     # ------------------------------------------------------------ after it is back
+
+    def _all_paused(self) -> StepResult:
+        everyone = np.ones(self._schedule.num_envs, np.bool_)
+        self._show(everyone)
+        return self._spread(None, everyone)
+
+    def _show(self, resting: Bools) -> None:
+        """The images of slots that are handed out as they are: their last results may have been dropped."""
+        if self._schedule.images is not None:
+            self._schedule.images.show_again({slot: shot for slot, shot in self._shots.items() if resting[slot]})
 
     def _spread(self, exchange: Exchange | None, resting: Bools) -> StepResult:
         """Results of the group in their rows of a whole batch; the rows of slots without a reply are zero."""

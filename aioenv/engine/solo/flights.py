@@ -36,10 +36,11 @@ class Flight:
         shot: the images of it, if images are drawn.
         resets: the slots that it resets; None: it is a step.
         counted: whether those who count episodes know of it.
+        beside: the images of other slots that are seen, too, as they were.
         drawn: the slots whose images are drawn, if observations are images.
     """
 
-    __slots__ = ("counted", "done", "drawn", "resets", "shot", "slots", "untaken", "value", "waiting")
+    __slots__ = ("beside", "counted", "done", "drawn", "resets", "shot", "slots", "untaken", "value", "waiting")
 
     def __init__(self, slots: Slots, done: asyncio.Future[None], *, waiting: bool, resets: Slots | None = None) -> None:
         self.slots = self.drawn = slots
@@ -50,6 +51,7 @@ class Flight:
         self.untaken = np.ones(len(slots), np.bool_)
         self.done = done
         self.shot: Shot | None = None
+        self.beside: dict[int, Shot] = {}
 
 
 class Flights:
@@ -91,6 +93,8 @@ class Flights:
             flight.shot = self.images.begin(slots)
         if shows_all:
             flight.drawn = self._all
+            if self.images is not None:
+                flight.beside = self.images.newest(np.setdiff1d(self._all, slots))
         return flight
 
     def arrive(self, flight: Flight, value: Any) -> None:
@@ -131,6 +135,8 @@ class Flights:
         """Its result is handed out: the slots are free again."""
         self._open.discard(flight)
         self.release(flight.slots)
+        if self.images is not None:
+            self.images.show_again(flight.beside)
         self._show([(flight, flight.slots)])
 
     def _show(self, taken: list[tuple[Flight, Slots]]) -> None:
