@@ -146,8 +146,7 @@ class Pictures:
                 self.last[slot] = None
                 continue
             obs = value.obs if one is not None else _row(value.obs, row)
-            paused = one is None and "_active" in info and not info["_active"][row]
-            await self.observed(slot, obs, shown=not paused)
+            await self.observed(slot, obs, paused=one is None and "_active" in info and not info["_active"][row])
         if self.same_step and self.pixels and "final_obs" in info and one is None:
             for row, final in enumerate(info["final_obs"]):
                 if info["_final_obs"][row]:
@@ -157,11 +156,11 @@ class Pictures:
         self.kept[self.results] = list(self.last)
         self.results += 1
 
-    async def observed(self, slot: int, obs: Any, *, shown: bool = True) -> None:
-        """A slot has this observation; that of a paused one may be newer than its image, if nobody took the result."""
+    async def observed(self, slot: int, obs: Any, *, paused: bool = False) -> None:
+        """A slot has this observation; that of a paused one, if it can be had, may be of a result that nobody took."""
         state = obs["state"] if self.pixels else obs
         begun = bool(np.any(state))  # else it was never reset
-        if shown:
+        if begun or not paused:
             self.last[slot] = np.array(state) if begun else None
         if self.pixels and begun:
             await self.compare(f"slot {slot}", obs["pixels"], state)

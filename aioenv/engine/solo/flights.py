@@ -136,7 +136,8 @@ class Flights:
         self._open.discard(flight)
         self.release(flight.slots)
         if self.images is not None:
-            self.images.show_again(flight.beside)
+            # (one without states is of a step that has failed)
+            self.images.show_again({slot: shot for slot, shot in flight.beside.items() if shot.states is not None})
         self._show([(flight, flight.slots)])
 
     def _show(self, taken: list[tuple[Flight, Slots]]) -> None:
