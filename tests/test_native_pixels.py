@@ -351,6 +351,29 @@ async def test_groups_draw_their_own_slots_while_some_are_paused(monkeypatch):
         assert obs[0].any() and asked == [[0, 1, 2, 3, 4]]
 
 
+@pytest.mark.asyncio
+@pytest.mark.parametrize("where", [HERE, {"num_workers": 1}], ids=["here", "workers"])
+@pytest.mark.parametrize("leaves_out", ["mask", "pause"])
+async def test_images_of_slots_put_into_a_state_stay_until_they_are_stepped_as_observations_do(where, leaves_out):
+    async with aioenv.make_vec(TASK, 2, backend="native", pixels=BESIDE, render=BESIDE, **where) as envs:
+        await envs.reset(seed=0)
+        states = await envs.get_state()
+        for actions in actions_of(envs, 3):
+            last = (await envs.step(actions)).obs
+        await envs.set_state(states[:1], [1])
+        if leaves_out == "mask":
+            seen = (await envs.reset(options={"reset_mask": np.array([True, False])})).obs
+        else:
+            envs.pause(1)
+            seen = (await envs.step(actions)).obs
+            envs.resume()
+        assert all(np.array_equal(seen[key][1], last[key][1]) for key in last)
+        assert np.array_equal(await envs.render(), seen["pixels"])
+        seen = (await envs.step(actions)).obs
+        assert not np.array_equal(seen["pixels"][1], last["pixels"][1])
+        assert np.array_equal(await envs.render(), seen["pixels"])
+
+
 def test_the_blocking_twin():
     one = aioenv.RenderConfig(24, 20, quality="fast", workers=1)
     with sync.make_vec(TASK, 2, backend="native", pixels=one) as envs:

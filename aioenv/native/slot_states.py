@@ -33,6 +33,7 @@ class SlotStates:
     _rngs: list[np.random.Generator | None]
     _seeds: list[int | None]
     _memory: dict[str, Array]
+    _last: dict[int, tuple[Array, Array]]  # of slots put into a state since: the last observations, and the physics
     _generators: Generators | None = None
     _seed_words: npt.NDArray[np.uint64]
     _finals: tuple[npt.NDArray[np.int64], Array] | None = None  # slots whose episodes the last step has ended, and how
@@ -57,6 +58,14 @@ class SlotStates:
             out: where to write them.
         """
         return self.pool.get_states(slots, out)
+
+    def observed_physics_states(self, slots: Iterable[int] | None = None) -> Array:
+        """Likewise, as the last observations show it: of slots that were put into a state since, as it was before."""
+        states = self.pool.get_states(slots)
+        for row, slot in enumerate(self.pool.numbers(slots).tolist() if self._last else ()):
+            if slot in self._last:
+                states[row] = self._last[slot][1]
+        return states
 
     def final_physics_states(self, slots: Iterable[int]) -> Array:
         """Likewise, of slots whose episodes the last step that ended any has ended (SAME_STEP): as they were then.

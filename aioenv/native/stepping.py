@@ -35,7 +35,6 @@ class Stepping(Task, VectorEnv[Any, Any, Any]):
     _ctrl: Array
     _ones: npt.NDArray[np.bool_]
     _numbers: Slots
-    _last: dict[int, Array]  # the last observations of slots that were put into a state since
     _is_strange: bool  # whether hooks are somebody else's
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
@@ -79,11 +78,12 @@ class Stepping(Task, VectorEnv[Any, Any, Any]):
         if not self._all_begun:
             obs[~self._begun] = 0
         if self._last:
-            obs[list(self._last)] = list(self._last.values())
+            obs[list(self._last)] = [seen for seen, _ in self._last.values()]
         return obs
 
     def _keep_last(self, slots: Slots) -> None:
-        self._last.update(zip(slots.tolist(), self._observe_all()[slots], strict=True))
+        kept = zip(self._observe_all()[slots], self.observed_physics_states(slots), strict=True)
+        self._last.update(zip(slots.tolist(), kept, strict=True))
 
     def _forget_last(self, slots: Slots) -> None:
         """These slots are reset or stepped."""

@@ -27,6 +27,9 @@ class PhysicsBatch(Protocol):
     For terminal images under SAME_STEP it has `final_physics_states(slots)`: likewise, of slots whose episodes the last
     step has ended, as they were then.
 
+    If slots can be put into states, while what is observed of them stays until they are stepped, it has
+    `observed_physics_states(slots)`: likewise, of what is observed.
+
     If it has a `SimPool` as its `pool`, images show the fields of the model of which slots have values of their own.
 
     Attributes:
@@ -99,7 +102,8 @@ class PhysicsReader:
 
     def read(self, slots: Sequence[int] | None, out: npt.NDArray[np.float64]) -> None:
         """Write what images of `slots` (None: all) depend on into `out`, float64 `(k, source.state_size)`."""
-        self._put_together(self._env.physics_states(slots), slots, out)
+        observed = getattr(self._env, "observed_physics_states", self._env.physics_states)
+        self._put_together(observed(slots), slots, out)
 
     def _put_together(
         self, states: npt.NDArray[np.float64], slots: Sequence[int] | None, out: npt.NDArray[np.float64]
