@@ -103,7 +103,8 @@ class Pictures:
 
         Each result of `reset`, `step` or `recv` that is handed out, and each of a group of `rollout`, gives one item:
         its number, counted from 0 at the first result of this vector env, and what `render()` would have given then
-        (nothing, as long as a slot has had no result yet).
+        (nothing, as long as a slot has had no result yet). The arrays may be those that `render()` and other streams
+        give: copy what you write to.
         Stepping never waits for the stream. When more than `buffer` items wait, because they are drawn or taken
         slower than steps are made, the oldest is dropped, which shows as a gap in the numbers. There may be several.
 
