@@ -23,6 +23,7 @@ from aioenv.errors import WorkerStartError
 from aioenv.wire.log_lines import readable
 from aioenv.wire.orders import Guard, Release, pack
 from aioenv.workers.environment import bootstrap, identity
+from aioenv.workers.reloads import Loaded
 
 __all__ = ["AVAILABLE", "ForkServer"]
 
@@ -73,6 +74,7 @@ class ForkServer:
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._key: Any = None
         self._users = 0
+        self._loaded = Loaded()
         self.importing: str | None = None
         self._control, theirs = socket.socketpair()
         self._control.setblocking(False)
@@ -111,6 +113,8 @@ class ForkServer:
                 key: Any = next(iter(cls._servers), None)
             else:
                 key = identity(environ)
+                if key in cls._servers and cls._servers[key]._loaded.outdated():
+                    cls._servers[key].retire()  # its workers would have the code of before
             server = cls._servers.get(key)
             if server is None:
                 server = cls._servers[key] = cls(os.environ if environ is None else environ)
