@@ -5,7 +5,6 @@ A *row* is a slot's place within its worker: the parent knows slots, the worker 
 
 from __future__ import annotations
 
-import contextlib
 import gc
 from collections.abc import Container, Mapping, Sequence
 from typing import Any
@@ -19,6 +18,7 @@ from aioenv.batching.gather import Gatherer
 from aioenv.batching.layout import Layout
 from aioenv.batching.plane import Lane, Plane
 from aioenv.host import running
+from aioenv.host.closing import close_envs
 from aioenv.host.description import EnvDescription, FirstCheckpoints, checked, describe_envs
 from aioenv.host.physics.source import read_state
 from aioenv.host.service import Begun, Plan, Reply, SlotService
@@ -348,8 +348,6 @@ class EnvService(EnvResume, SlotService):
             return Reply((), dump((rows, images, failures)))
 
     def close(self) -> None:
-        """Close every env; what one of them raises does not keep the others open."""
+        """Close every env; what one of them raises is told, and does not keep the others open."""
         envs, self._envs = self._envs, []
-        for row, env in enumerate(envs):
-            with contextlib.suppress(BaseException), running.row(row):
-                env.close()
+        close_envs(envs, "an env")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 from collections.abc import Sequence
 from functools import partial
@@ -16,6 +15,7 @@ from gymnasium.vector import AutoresetMode
 from aioenv.batching.layout import Layout, byte_view
 from aioenv.batching.plane import Plane
 from aioenv.host import running
+from aioenv.host.closing import close_envs
 from aioenv.host.description import EnvDescription, FirstCheckpoints, dumped, dumped_space, picklable_items
 from aioenv.host.physics.batch import find_physics
 from aioenv.host.physics.fields import SharedFields, unchanged_fields
@@ -284,11 +284,10 @@ class VectorService(SlotService):
         self._replies.keep_states({lost.row: lost.state for lost in rows if lost.state is not None})
 
     def close(self) -> None:
-        """Close the vector env; what it raises does not matter any more."""
+        """Close the vector env; what it raises is told."""
         if not self._closed:
             self._closed = True
-            with contextlib.suppress(BaseException):
-                self._env.close()
+            close_envs([self._env], "the vector env")
 
 
 def _dumped(values: Sequence[Any]) -> tuple[list[bytes], list[Failure]]:

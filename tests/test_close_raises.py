@@ -1,0 +1,103 @@
+"""What an env raises when it is closed: it holds nobody up, and it is told."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.vector.utils import batch_space
+
+import aioenv
+from aioenv.workers.launch import START_METHODS
+
+pytestmark = pytest.mark.asyncio
+
+
+class Unsaved(gym.Env):
+    """Can't be closed as it should be."""
+
+    observation_space = gym.spaces.Box(-1, 1, (1,))
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        return np.zeros(1, np.float32), 0.0, False, False, {}
+
+    def close(self):
+        raise OSError("the replay could not be saved")
+
+
+class Leaves(Unsaved):
+    """As some that have a window do."""
+
+    def close(self):
+        sys.exit(3)
+
+
+class UnsavedBatch(gym.vector.VectorEnv):
+    """The same as one vector env."""
+
+    def __init__(self, num_envs: int) -> None:
+        self.num_envs = num_envs
+        self.single_observation_space, self.single_action_space = Unsaved.observation_space, Unsaved.action_space
+        self.observation_space = batch_space(self.single_observation_space, num_envs)
+        self.action_space = batch_space(self.single_action_space, num_envs)
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros((self.num_envs, 1), np.float32), {}
+
+    def close_extras(self, **kwargs):
+        raise OSError("the replay could not be saved")
+
+
+WAYS = {start: {"num_workers": 1, "start": start} for start in START_METHODS} | {"debug": {"debug": True}}
+
+
+def told(caplog) -> list[str]:
+    """Warnings of workers, without which worker it is."""
+    return [
+        record.getMessage().partition("): ")[2] or f"{record.getMessage()}\n{record.exc_text}"
+        for record in caplog.records
+        if record.name == "aioenv.workers" and record.levelno == logging.WARNING
+    ]
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_an_env_that_raises_when_it_is_closed_is_told(way, caplog):
+    async with aioenv.make_vec(Unsaved, 2, **WAYS[way]) as envs:
+        await envs.reset()
+    (text,) = told(caplog)  # of both
+    assert text.startswith("an env raised when it was closed\nTraceback")
+    assert text.endswith("OSError: the replay could not be saved")
+
+
+async def test_what_others_raise_then_is_told_too(caplog):
+    class Other(Unsaved):
+        def close(self):
+            raise ValueError("something else")
+
+    async with aioenv.AsyncVectorEnv([Unsaved, Other, Unsaved, Other], num_workers=1) as envs:
+        await envs.reset()
+    assert [text.rpartition("\n")[2] for text in told(caplog)] == [
+        "OSError: the replay could not be saved",
+        "ValueError: something else",
+    ]
+
+
+async def test_a_vector_env_in_a_worker_that_raises_when_it_is_closed_is_told(caplog):
+    async with aioenv.NativeVectorEnv(UnsavedBatch, 2, num_workers=1) as envs:
+        await envs.reset()
+    (text,) = told(caplog)
+    assert text.startswith("the vector env raised when it was closed\nTraceback")
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_an_env_that_ends_its_program_when_it_is_closed_is_no_fault(way, caplog):
+    async with aioenv.make_vec(Leaves, 2, **WAYS[way]) as envs:
+        await envs.reset()
+    assert told(caplog) == []
