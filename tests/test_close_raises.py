@@ -1,8 +1,9 @@
-"""What an env raises when it is closed: it holds nobody up, and it is told."""
+"""What envs raise when they are closed, and those that take long for it: nobody is held up, and it is told."""
 
 from __future__ import annotations
 
 import logging
+import os
 import sys
 
 import gymnasium as gym
@@ -101,3 +102,41 @@ async def test_an_env_that_ends_its_program_when_it_is_closed_is_no_fault(way, c
     async with aioenv.make_vec(Leaves, 2, **WAYS[way]) as envs:
         await envs.reset()
     assert told(caplog) == []
+
+
+class Slow(Unsaved):
+    """Has much to save."""
+
+    def __init__(self, fifo: str) -> None:
+        self.fifo = fifo
+
+    def close(self):
+        with open(self.fifo) as until_somebody_writes:
+            until_somebody_writes.read()
+
+
+@pytest.fixture
+def fifo(tmp_path):
+    path = str(tmp_path / "fifo")
+    os.mkfifo(path)
+    return path
+
+
+@pytest.mark.parametrize("start", START_METHODS)
+async def test_an_env_that_has_no_time_left_to_close_is_told(start, fifo, caplog):
+    factories = [Unsaved, lambda: Slow(fifo)]
+    async with aioenv.AsyncVectorEnv(factories, num_workers=1, start=start) as envs:
+        await envs.reset()
+        (worker,) = envs.workers
+        await envs.close(grace_s=0.1)
+    (late,) = [record for record in caplog.records if record.name == "aioenv"]
+    assert late.levelno == logging.WARNING
+    beginning = f"worker 0 (pid {worker.pid}) has not ended within grace_s=0.1, at slot 1: it is killed"
+    assert late.getMessage().startswith(beginning)
+
+
+async def test_who_gives_envs_no_time_to_close_is_told_nothing(fifo, caplog):
+    async with aioenv.make_vec(lambda: Slow(fifo), 1) as envs:
+        await envs.reset()
+        await envs.close(grace_s=0)
+    assert caplog.records == []

@@ -199,15 +199,20 @@ class Connection:
             finally:
                 self._gone.set()
 
-    async def end(self, grace_s: float) -> None:
+    async def end(self, grace_s: float, late: Callable[[], None]) -> None:
         """The process has been asked to end: after `grace_s` seconds SIGTERM, a second later SIGKILL.
 
         If this is cancelled, it is killed at once.
+
+        Args:
+            grace_s: in seconds.
+            late: called when these have passed.
         """
         self._told_to_end = True
         try:
             if await _within(self._gone, grace_s):
                 return
+            late()
             self._process.signal(signal.SIGTERM)
             if await _within(self._gone, _TERM_S):
                 return

@@ -15,6 +15,7 @@ __all__ = [
     "Identity",
     "env_error",
     "env_error_here",
+    "late_to_close",
     "oom_kills_before",
     "start_error",
     "start_failed",
@@ -66,6 +67,15 @@ def env_error_here(who: Identity, message: str, slots: Sequence[int]) -> EnvErro
     where = f"slot {slots[0]}" if len(slots) == 1 else f"slots {list(slots)}"
     text = f"{where} ({who.label}, pid {who.pid}): {message}"
     return EnvError(text, slots=tuple(slots), pid=who.pid, stderr=who.stderr)
+
+
+def late_to_close(who: Identity, grace_s: float, running: int | None) -> str:
+    """What to say of a worker that had so many seconds to close its envs, and is at the slot `running` still."""
+    where = "" if running is None else f", at slot {running}"
+    return (
+        f"{who.label} (pid {who.pid}) has not ended within grace_s={grace_s:g}{where}: it is killed, and what envs had "
+        "yet to save when they are closed is lost; give `close` more time if that matters"
+    )
 
 
 def worker_died(

@@ -8,6 +8,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from aioenv.errors import EnvError, SlotError, StartTimeout, WireError, WorkerDied, WorkerStartError, describe_exit
@@ -424,7 +425,12 @@ class Worker:
         if asked:
             with contextlib.suppress(WireError):
                 connection.submit(Kind.CLOSE, (), b"", None, lambda _: None)
-        await connection.end(grace_s)
+        await connection.end(grace_s, partial(self._say_late, grace_s))
+
+    def _say_late(self, grace_s: float) -> None:
+        if self._here is None and grace_s > 0:  # a thread says so itself; whoever gives no time has none to lose
+            with contextlib.suppress(Exception):  # of a log handler
+                _log.warning("%s", faults.late_to_close(self._identity, grace_s, self.running_slot))
 
     async def kill(self) -> None:
         """End the worker at once, and wait until it is gone; a cancellation waits for that too."""
