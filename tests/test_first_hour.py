@@ -259,8 +259,6 @@ def test_adapters_are_there_or_say_what_they_need():
 def test_a_platform_without_pidfds_says_how_a_worker_ended(loop, monkeypatch):
     """MacOS, say."""
     monkeypatch.delattr(os, "pidfd_open")
-    if sys.version_info < (3, 14):  # until then asyncio chooses for all loops, once, how it watches children
-        monkeypatch.setattr(asyncio.get_event_loop_policy(), "_watcher", None)
     monkeypatch.setattr(forkserver, "AVAILABLE", False)
 
     async def main() -> None:

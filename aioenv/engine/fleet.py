@@ -201,6 +201,9 @@ class Fleet:
                     member.worker.memory = self._memory
             await _all_of(member.worker.start() for member in self.members)
             self._agree()
+        except GeneratorExit:  # its loop was closed
+            self.abandon()
+            raise
         except BaseException:
             await to_the_end(together(*(member.worker.kill() for member in self.members)))
             self._free()
@@ -422,12 +425,16 @@ def _check_spaces(kind: str, each: list[Any], single: Space[Any], *, same: bool,
 async def _all_of(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     """What all give. If one raises, or this is cancelled, the others are cancelled; of several errors the first."""
     tasks = [own_task(coroutine) for coroutine in coroutines]
+    cancelled = None
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-    finally:
-        for task in tasks:
-            task.cancel()
-        outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+    except asyncio.CancelledError as exc:
+        cancelled = exc
+    for task in tasks:
+        task.cancel()
+    outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+    if cancelled is not None:
+        raise cancelled
     for kind in (Exception, BaseException):  # whoever was cancelled, was so for another's error
         for outcome in outcomes:
             if isinstance(outcome, kind):

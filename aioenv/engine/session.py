@@ -117,6 +117,9 @@ class Session:
             if self._render is not None:
                 state_size, draws_late = await self._start_images(self._render)
             await self.fleet.configure(state_size, draws_late)
+        except GeneratorExit:  # its loop was closed
+            self.abandon()
+            raise
         except BaseException:
             await self._end()
             raise

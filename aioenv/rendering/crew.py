@@ -141,15 +141,19 @@ class Crew:
             )
             for index in range(self.count)
         ]
+        self.workers = workers
         for worker in workers:
             worker.memory = self.memory
         try:
             await workers[0].start()
             await together(*(worker.start() for worker in workers[1:]))
+        except GeneratorExit:  # its loop was closed
+            self.abandon()
+            raise
         except BaseException:
             await to_the_end(together(*(worker.kill() for worker in workers)))
+            self.workers = []
             raise
-        self.workers = workers
         if self._restart is not None:
             self.restarter = Restarter(
                 workers, self._restart, meaning=self._meaning, restore=_nothing, lost=lambda *_: None

@@ -1,7 +1,8 @@
 """Channels: how frames get to a worker and back. One interface, two ways.
 
-*Streams*, the portable reference: two pipes under asyncio's streams. *Scatter*, the fast one: a socketpair whose
-readiness the loop reports, one scatter read from it into the arrays where the reply belongs, one gathered write.
+*Streams*, the portable reference: two pipes, under asyncio's streams where they are read. *Scatter*, the fast one: a
+socketpair whose readiness the loop reports, one scatter read from it into the arrays where the reply belongs, one
+gathered write.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import asyncio
 import contextlib
 import socket
 import sys
-from asyncio import StreamReader, StreamWriter
+from asyncio import StreamReader
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -18,6 +19,7 @@ from aioenv import frame_io, speedups
 from aioenv.errors import WireError
 from aioenv.wire.decoder import Decoder
 from aioenv.wire.frames import Buffer, Encoder, Frame, Kind
+from aioenv.workers.pipes import PipeWriter
 from aioenv.workers.requests import Requests
 
 __all__ = ["CHANNELS", "Channel", "ScatterChannel", "StreamsChannel", "check_channel"]
@@ -85,15 +87,15 @@ class Channel(Protocol):
 
 
 class StreamsChannel:
-    """Frames over asyncio's subprocess streams.
+    """Frames over two pipes, which are read by asyncio's streams.
 
     Args:
-        writer: the worker's stdin.
-        reader: the worker's stdout.
+        writer: to the worker.
+        reader: from it.
         requests: know where the fixed parts of replies shall be read into.
     """
 
-    def __init__(self, writer: StreamWriter, reader: StreamReader, requests: Requests) -> None:
+    def __init__(self, writer: PipeWriter, reader: StreamReader, requests: Requests) -> None:
         self._writer = writer
         self._reader = reader
         self._encoder = Encoder()
@@ -102,8 +104,7 @@ class StreamsChannel:
     def send(self, kind: Kind, request: int, generation: int, fixed: Sequence[Buffer], tail: Buffer) -> None:
         """Write a frame (see `Channel`)."""
         buffers = self._encoder.encode(kind, request, generation, fixed, tail)
-        with contextlib.suppress(RuntimeError):  # uvloop: the worker has ended; who reads finds out how
-            self._writer.writelines(buffers)
+        self._writer.writelines(buffers)
 
     async def receive(self, on_frame: Callable[[Frame], None]) -> None:
         """Read frames until the stream ends (see `Channel`)."""
@@ -131,7 +132,7 @@ class StreamsChannel:
         """Nothing: the loop always does."""
 
     def close(self) -> None:
-        """Close the worker's stdin."""
+        """Close the pipe to the worker."""
         self._writer.close()
 
 

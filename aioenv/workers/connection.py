@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from itertools import dropwhile, takewhile
@@ -70,6 +71,8 @@ class Connection:
         self._output = output
         self._on_end = on_end
         self._told_to_end = False
+        self._loop = asyncio.get_running_loop()
+        self._pid = os.getpid()
         self._gone = asyncio.Event()  # the process has ended, and everything about it is cleared away
         self.requests = Requests(generation)
         self.channel: Channel = process.channel(self.requests)
@@ -172,6 +175,16 @@ class Connection:
             _log.exception("a reply of %s could not be handled", self._name)
 
     async def _watch(self) -> None:
+        try:
+            await self._see_the_end()
+        except GeneratorExit:  # its loop was closed: nobody else looks after the process
+            self.abandon()
+            raise
+        finally:
+            if not self._loop.is_closed():
+                self._gone.set()
+
+    async def _see_the_end(self) -> None:
         """Wait for the end of the process or of its stream, whichever comes first; then clear everything away."""
         process, frames = self._process, self._frames
         exited = own_task(process.exited.wait())
@@ -194,10 +207,7 @@ class Connection:
         try:
             self._on_end(self)
         finally:
-            try:
-                await process.release()
-            finally:
-                self._gone.set()
+            await process.release()
 
     async def end(self, grace_s: float, late: Callable[[], None]) -> None:
         """The process has been asked to end: after `grace_s` seconds SIGTERM, a second later SIGKILL.
@@ -231,7 +241,10 @@ class Connection:
 
     def abandon(self) -> None:
         """Kill the process without a loop to wait on."""
-        self._process.abandon()
+        if self._pid == os.getpid():  # a forked copy has nothing to end
+            if not self._loop.is_running():
+                self.channel.close()
+            self._process.abandon()
 
 
 def _frames(lines: Sequence[str]) -> Iterator[str]:

@@ -13,9 +13,9 @@ import errno
 import os
 import signal
 import socket
-from asyncio.subprocess import DEVNULL, PIPE
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any
+import subprocess
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from aioenv import nested
 from aioenv.errors import WorkerStartError
@@ -25,9 +25,10 @@ from aioenv.workers import forkserver
 from aioenv.workers.environment import bootstrap, import_path, server_environment
 from aioenv.workers.faults import oom_kills_before
 from aioenv.workers.forkserver import ForkServer
+from aioenv.workers.held import Held
 from aioenv.workers.output import LOG
-from aioenv.workers.process import ForkedProcess, Process, SpawnedProcess, Streams, kill_group
-from aioenv.workers.tasks import hiding_tasks, own_task, to_the_end
+from aioenv.workers.pipes import PipeReader, PipeWriter
+from aioenv.workers.process import ForkedProcess, Process, SpawnedProcess, Streams, Wires, kill_group
 from aioenv.workers.thread import RunHere, ThreadProcess
 
 __all__ = ["START_METHODS", "check_start", "launch", "launch_here"]
@@ -105,11 +106,16 @@ def launch_here(run: RunHere, memory: int | None, name: str) -> Process:
 
 
 async def launch(
-    start: str, channel: str, environ: Mapping[str, str], preload: Sequence[str], memory: int | None = None
+    start: str,
+    channel: str,
+    environ: Mapping[str, str],
+    preload: Sequence[str],
+    memory: int | None = None,
+    held: Held | None = None,
 ) -> Process:
     """Start a worker process.
 
-    If this is cancelled, nothing is left of it.
+    If this is cancelled, or its loop is closed, nothing is left of it.
 
     Args:
         start: one of `START_METHODS`.
@@ -117,6 +123,7 @@ async def launch(
         environ: its environment variables; a forked worker must still be told (START).
         preload: modules for a fork server to import first, and classes of envs there ("module:Class").
         memory: a descriptor of memory that it shares (see `memory.Shared`); None: it shares none.
+        held: knows what is held for it meanwhile.
 
     Raises:
         WorkerStartError: if it can't be started.
@@ -125,17 +132,24 @@ async def launch(
     if not hasattr(os, "readv"):
         raise WorkerStartError(_NO_READV)
     oom_kills_before()
+    if held is None:
+        held = Held()
     try:
         if start == "spawn":
-            return await _spawn(channel, environ, memory)
-        while True:
-            process = await _fork(channel, environ, preload, memory)
-            if isinstance(process, Unfit):
-                _unfit_modules.add(process.module)
-                continue
-            return process
+            return await _spawn(channel, environ, memory, held)
+        while isinstance(answer := await _fork(channel, environ, preload, memory, held), Unfit):
+            _unfit_modules.add(answer.module)
+            await held.release()
+        return answer
+    except GeneratorExit:  # its loop was closed: nothing can be waited for any more
+        held.abandon()
+        raise
     except (OSError, ValueError) as exc:  # a ValueError: of variables that no process can have
+        await held.release()
         raise _not_started(exc) from exc
+    except BaseException:
+        await held.release()
+        raise
 
 
 def _not_started(exc: Exception) -> WorkerStartError:
@@ -143,125 +157,100 @@ def _not_started(exc: Exception) -> WorkerStartError:
     return WorkerStartError(f"a worker can't be started: {exc}{hint}")
 
 
-async def _spawn(channel: str, environ: Mapping[str, str], memory: int | None) -> Process:
-    guardian = ForkServer.acquire(None) if forkserver.AVAILABLE else None
-    worker = mine = theirs = marker = None
-    shared = Marker.create()
-    try:
-        if shared is not None:
-            marker = Marker(shared)
-        read_fd, write_fd = 0, 1
-        if channel == "scatter":
-            mine, theirs = _socketpair()
-            read_fd = write_fd = theirs.fileno()
-        creating = asyncio.create_subprocess_exec(
-            *bootstrap("boot", f"{os.getpid()}, {read_fd}, {write_fd}, {shared}, {memory}"),
-            stdin=DEVNULL if theirs else PIPE,
-            stdout=DEVNULL if theirs else PIPE,
-            stderr=PIPE,
-            env=environ,
-            limit=_OUTPUT_LIMIT if theirs else _STREAM_LIMIT,  # asyncio has one for both streams
-            start_new_session=True,
-            pass_fds=[fd for fd in (theirs.fileno() if theirs else None, shared, memory) if fd is not None],
-        )
-        starting = own_task(hiding_tasks(creating))
-        try:  # also if this is cancelled: uvloop would not wait for what it has started, and nobody else knows of it
-            await to_the_end(starting)
-        finally:
-            if starting.done() and not starting.cancelled() and starting.exception() is None:
-                process = starting.result()
-                ends: Any = mine if mine is not None else (process.stdin, process.stdout)
-                worker = SpawnedProcess(process, ends, guardian, marker)
-        starting.result()  # or its error
-        assert worker is not None
-        if guardian is not None:
-            await guardian.guard(worker.pid)
-        return worker
-    except BaseException:
-        if mine is not None:
-            mine.close()
-        if worker is not None:
-            worker.abandon()
-            try:
-                await to_the_end(own_task(worker.reap()))
-            finally:
-                await worker.release()
-        else:
-            if marker is not None:
-                marker.close()
-            if guardian is not None:
-                await guardian.release()
-        raise
-    finally:
-        if theirs is not None:
-            theirs.close()
-        if shared is not None:
-            os.close(shared)
+async def _spawn(channel: str, environ: Mapping[str, str], memory: int | None, held: Held) -> Process:
+    guardian = held.server = ForkServer.acquire(None) if forkserver.AVAILABLE else None
+    wires, theirs = _wires(channel, held)
+    reads, writes = theirs.channel[0], theirs.channel[-1]
+    if channel == "streams":
+        stdin, stdout, passed = reads, writes, []
+        reads, writes = 0, 1
+    else:
+        stdin, stdout, passed = subprocess.DEVNULL, subprocess.DEVNULL, [reads]
+    process = held.spawned = subprocess.Popen(  # noqa: ASYNC220 (asyncio's own blocks for as long)
+        bootstrap("boot", f"{os.getpid()}, {reads}, {writes}, {theirs.marker}, {memory}"),
+        stdin=stdin,
+        stdout=stdout,
+        stderr=theirs.output,
+        env=environ,
+        start_new_session=True,
+        pass_fds=[*passed, *(fd for fd in (theirs.marker, memory) if fd is not None)],
+    )
+    held.close_theirs()
+    if guardian is not None:
+        await guardian.guard(process.pid)
+    pidfd = os.pidfd_open(process.pid) if forkserver.AVAILABLE else None
+    return SpawnedProcess(process, pidfd, wires, guardian, held.hand_over())
 
 
 async def _fork(
-    channel: str, environ: Mapping[str, str], preload: Sequence[str], memory: int | None
+    channel: str, environ: Mapping[str, str], preload: Sequence[str], memory: int | None, held: Held
 ) -> Process | Unfit:
-    server = ForkServer.acquire(server_environment(environ))
-    closers: list[Callable[[], object]] = []  # of this side, should anything fail
-    theirs: list[int] = []
+    server = held.server = ForkServer.acquire(server_environment(environ))
+    wires, theirs = _wires(channel, held)
+    status, other = socket.socketpair(type=socket.SOCK_SEQPACKET)  # its few messages keep their bounds
+    status.setblocking(False)
+    held.mine(status.close)
+    # its status first: where there is no room for all of them, it can be said
+    fds = [held.theirs(other.detach()), *theirs.channel, theirs.output]
+    if theirs.marker is not None:
+        fds.append(theirs.marker)
+    if memory is not None:
+        fds.append(held.theirs(os.dup(memory)))
+    needed = tuple(name for name in (*_PRELOAD, *preload) if name.partition(":")[0] not in _unfit_modules)
+    level = LOG.getEffectiveLevel()
     try:
-        if channel == "scatter":
-            mine, other = _socketpair()
-            closers.append(mine.close)
-            theirs.append(other.detach())
-            ends: Streams = mine
-        else:
-            child_reads, parent_writes = os.pipe()
-            theirs.append(child_reads)
-            writer = await _writer(parent_writes, closers)
-            parent_reads, child_writes = os.pipe()
-            theirs.append(child_writes)
-            ends = writer, await _reader(parent_reads, _STREAM_LIMIT, closers)
-        parent_reads, child_writes = os.pipe()
-        theirs.append(child_writes)
-        output = await _reader(parent_reads, _OUTPUT_LIMIT, closers)
-        shared = Marker.create()
-        marker = None
-        if shared is not None:
-            theirs.append(shared)
-            marker = Marker(shared)
-            closers.append(marker.close)
-        if memory is not None:
-            theirs.append(os.dup(memory))
-        status, other = socket.socketpair(type=socket.SOCK_SEQPACKET)  # its few messages keep their bounds
-        status.setblocking(False)
-        closers.append(status.close)
-        theirs.insert(0, other.detach())  # where there is no room for all of them, it can be said
-        needed = tuple(name for name in (*_PRELOAD, *preload) if name.partition(":")[0] not in _unfit_modules)
-        level = LOG.getEffectiveLevel()
-        await server.order(Fork(needed, import_path(), marker is not None, memory is not None, level), theirs)
-        for fd in theirs:
-            os.close(fd)
-        theirs = []
+        await server.order(Fork(needed, import_path(), theirs.marker is not None, memory is not None, level), fds)
+        held.close_theirs()
         message, fds = await _answer(server, status)
-        if isinstance(message, Unfit):
-            server.retire()
-            for close in closers:
-                close()
-            await server.release()
-            return message
-
-        def close_streams() -> None:
-            for close in closers:
-                if close not in (status.close, marker and marker.close):
-                    close()
-
-        return ForkedProcess(message.pid, fds[0], status, ends, output, close_streams, server, marker)
-    except BaseException as exc:
-        if server.importing is not None and isinstance(exc, asyncio.CancelledError):  # it may have taken too long
+    except asyncio.CancelledError as exc:
+        if server.importing is not None:  # it may have taken too long
             exc.add_note(f"the fork server (pid {server.pid}) was importing {server.importing}")
-        for close in closers:
-            close()
-        for fd in theirs:
-            os.close(fd)
-        await server.release()
         raise
+    if isinstance(message, Unfit):
+        server.retire()
+        return message
+    return ForkedProcess(message.pid, fds[0], status, wires, server, held.hand_over())
+
+
+class _Theirs(NamedTuple):
+    """The worker's ends of what it and its parent talk by: descriptors."""
+
+    channel: tuple[int, ...]  # one for both ways, or where it reads and where it writes
+    output: int
+    marker: int | None
+
+
+def _wires(channel: str, held: Held) -> tuple[Wires, _Theirs]:
+    """What a new worker and its parent are to talk by: this side's ends, and the other's."""
+    ends: Streams
+    if channel == "scatter":
+        ends, other = _socketpair()
+        held.mine(ends.close)
+        theirs: tuple[int, ...] = (held.theirs(other.detach()),)
+    else:
+        reads, fd = os.pipe()
+        held.theirs(reads)
+        writer = PipeWriter(fd)
+        held.mine(writer.close)
+        reader, writes = _pipe(_STREAM_LIMIT, held)
+        ends, theirs = (writer, reader), (reads, writes)
+    output, prints = _pipe(_OUTPUT_LIMIT, held)
+    marker = None
+    shared = Marker.create()
+    if shared is not None:
+        held.theirs(shared)
+        marker = Marker(shared)
+        held.mine(marker.close)
+    return Wires(ends, output, marker), _Theirs(theirs, prints, shared)
+
+
+def _pipe(limit: int, held: Held) -> tuple[asyncio.StreamReader, int]:
+    """A pipe from a worker: what comes of it here, and the worker's end."""
+    fd, other = os.pipe()
+    held.theirs(other)
+    reader = PipeReader(fd, limit)
+    held.mine(reader.close)
+    return reader.stream, other
 
 
 async def _answer(server: ForkServer, status: socket.socket) -> tuple[Forked | Unfit, list[int]]:
@@ -298,48 +287,16 @@ def _socketpair() -> tuple[socket.socket, socket.socket]:
     return pair
 
 
-async def _reader(fd: int, limit: int, closers: list[Callable[[], object]]) -> asyncio.StreamReader:
-    """A stream reader of a pipe, as those of asyncio's subprocesses."""
-    loop = asyncio.get_running_loop()
-    reader = asyncio.StreamReader(limit)
-    pipe = os.fdopen(fd, "rb", 0)
-    await _connected(loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe), closers)
-    return reader
-
-
-async def _writer(fd: int, closers: list[Callable[[], object]]) -> asyncio.StreamWriter:
-    """A stream writer of a pipe, likewise."""
-    loop = asyncio.get_running_loop()
-    pipe = os.fdopen(fd, "wb", 0)
-    transport, protocol = await _connected(loop.connect_write_pipe(asyncio.streams.FlowControlMixin, pipe), closers)
-    return asyncio.StreamWriter(transport, protocol, None, loop)
-
-
-async def _connected(connecting: Coroutine[Any, Any, Any], closers: list[Callable[[], object]]) -> tuple[Any, Any]:
-    """Connect a pipe to the end, which takes a few turns of the loop, even if this is cancelled.
-
-    A cancelled uvloop would close the descriptor itself, and the pipe's file object would close whatever has its
-    number by then.
-    """
-    task = own_task(connecting)
-    try:
-        transport, protocol = await asyncio.shield(task)
-    except asyncio.CancelledError:
-        task.add_done_callback(lambda task: task.cancelled() or task.exception() or task.result()[0].close())
-        await asyncio.wait([task])
-        raise
-    closers.append(transport.close)
-    return transport, protocol
-
-
 async def _receive(loop: asyncio.AbstractEventLoop, sock: socket.socket) -> tuple[bytes, list[int]]:
     """Wait for one message with its descriptors; (b"", []) at the end of the stream."""
     readable = asyncio.Event()
-    loop.add_reader(sock.fileno(), readable.set)
+    fd = sock.fileno()
+    loop.add_reader(fd, readable.set)
     try:
         await readable.wait()
     finally:
-        loop.remove_reader(sock.fileno())
+        if not loop.is_closed():
+            loop.remove_reader(fd)
     try:
         data, fds, _, _ = socket.recv_fds(sock, 4096, 1)
     except ConnectionError:

@@ -7,23 +7,25 @@ import contextlib
 import os
 import signal
 import socket
-from asyncio.subprocess import Process as SubProcess
+import subprocess
+import threading
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from aioenv.memory import Marker
 from aioenv.wire.messages import WHERE
 from aioenv.wire.orders import SIZE, Exited, unpack
 from aioenv.workers.channel import Channel, ScatterChannel, StreamsChannel
 from aioenv.workers.forkserver import ForkServer
+from aioenv.workers.pipes import PipeWriter
 from aioenv.workers.requests import Requests
 
-__all__ = ["ForkedProcess", "Output", "Process", "SpawnedProcess", "Streams", "kill_group"]
+__all__ = ["ForkedProcess", "Output", "Process", "SpawnedProcess", "Streams", "Wires", "bury", "kill_group"]
 
 _REAP_S = 2.0  # how long the exit code may take to become known after the exit
 
 # What a channel is made of, on this side.
-Streams = tuple[asyncio.StreamWriter, asyncio.StreamReader] | socket.socket
+Streams = tuple[PipeWriter, asyncio.StreamReader] | socket.socket
 
 
 class Output(NamedTuple):
@@ -68,7 +70,21 @@ class Process(Protocol):
         """Once it has ended: kill what it left behind in its process group, and free all that belongs to it."""
 
     def abandon(self) -> None:
-        """Kill it without waiting."""
+        """Kill it without waiting; where its loop does not run, free all that belongs to it, too. Idempotent."""
+
+
+class Wires(NamedTuple):
+    """This side's ends of what a process and its parent talk by.
+
+    Attributes:
+        ends: those of its channel.
+        output: what it prints.
+        marker: which row it runs; None where the platform has no such memory.
+    """
+
+    ends: Streams
+    output: asyncio.StreamReader
+    marker: Marker | None
 
 
 def kill_group(pid: int, sig: signal.Signals) -> None:
@@ -80,23 +96,44 @@ def kill_group(pid: int, sig: signal.Signals) -> None:
             os.kill(pid, sig)
 
 
-def _make_channel(ends: Streams, requests: Requests) -> Channel:
-    if isinstance(ends, socket.socket):
-        return ScatterChannel(ends, requests)
-    return StreamsChannel(*ends, requests)
+def bury(process: subprocess.Popen[bytes]) -> None:
+    """Kill a child with its group, and wait until it is gone; but not for ever: a driver may hold it."""
+    if process.returncode is None:  # so the number is still its own
+        kill_group(process.pid, signal.SIGKILL)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(_REAP_S)
 
 
 class _Watched:
-    """A process whose end its pidfd tells."""
+    """A process whose end its pidfd tells.
 
-    def __init__(self, pid: int, pidfd: int | None, marker: Marker | None) -> None:
+    Args:
+        pid: its process id.
+        pidfd: its process, as a descriptor; None where there are none.
+        wires: what it is talked to by.
+        server: the fork server that forked it, or guards it; None where there is none.
+        close: closes the wires, also when the loop is closed.
+    """
+
+    def __init__(
+        self, pid: int, pidfd: int | None, wires: Wires, server: ForkServer | None, close: Callable[[], None]
+    ) -> None:
         self.pid = pid
-        self.marker = marker
+        self.marker = wires.marker
         self.exited = asyncio.Event()
+        self.output = Output(wires.output, self.exited)
+        self._ends = wires.ends
+        self._close_wires = close
+        self._server = server
         self._pidfd = pidfd
         self._loop = asyncio.get_running_loop()
         if pidfd is not None:
             self._loop.add_reader(pidfd, self._on_exit)
+
+    def channel(self, requests: Requests) -> Channel:
+        """See `Process`."""
+        ends = self._ends
+        return ScatterChannel(ends, requests) if isinstance(ends, socket.socket) else StreamsChannel(*ends, requests)
 
     def signal(self, sig: signal.Signals) -> None:
         """See `Process`."""
@@ -119,107 +156,103 @@ class _Watched:
         self.exited.set()
         self._unwatch()
 
-    def _unmark(self) -> None:
-        marker, self.marker = self.marker, None
-        if marker is not None:
-            marker.close()
-
     def _unwatch(self) -> None:
-        if self._pidfd is not None:
-            if not self._loop.is_closed():
-                self._loop.remove_reader(self._pidfd)
-            os.close(self._pidfd)
-            self._pidfd = None
+        pidfd, self._pidfd = self._pidfd, None
+        if pidfd is not None:
+            self._stop_reading(pidfd)
+            os.close(pidfd)
 
-    def _leave(self) -> None:
-        """It is being killed, and nobody waits: what its loop would do, were it not closed, is done here."""
-        if self._loop.is_closed():
-            self._unwatch()
+    def _stop_reading(self, fd: int) -> None:
+        if not self._loop.is_closed():
+            self._loop.remove_reader(fd)
+
+    def _close(self) -> None:
+        """Close all descriptors and memory of this side."""
+        self._unwatch()
+        self.marker = None
+        self._close_wires()
+
+    def _forsake(self) -> None:
+        """Do what would be done on its loop, if that does not run any more."""
+        if not self._loop.is_running():
+            self._close()
+            if not self._loop.is_closed():  # if it runs again, nobody waits there
+                self.exited.set()
+
+    def _take_server(self) -> ForkServer | None:
+        server, self._server = self._server, None
+        return server
 
 
 class SpawnedProcess(_Watched):
-    """A process of its own, started by asyncio.
+    """A process of its own: a child of this one.
 
     Args:
         process: the process.
-        ends: this side's ends of the channel.
+        pidfd, wires, close: see `_Watched`.
         guardian: who kills its group when this process is gone; None where there is none.
-        marker: see `Process`.
     """
 
-    def __init__(self, process: SubProcess, ends: Streams, guardian: ForkServer | None, marker: Marker | None) -> None:
-        assert process.stderr
-        pidfd = None
-        if hasattr(os, "pidfd_open"):
-            with contextlib.suppress(OSError):
-                pidfd = os.pidfd_open(process.pid)
-        super().__init__(process.pid, pidfd, marker)
-        if pidfd is None:  # asyncio is told all the same, and tells its protocol; no public way leads there
-            protocol: Any = process._protocol  # type: ignore[attr-defined]
-            told = protocol.process_exited
-
-            def process_exited() -> None:
-                told()
-                self._on_exit()
-
-            protocol.process_exited = process_exited
-            if process.returncode is not None:  # it has been told already
-                self._on_exit()
-        self.output = Output(process.stderr, self.exited)
+    def __init__(
+        self,
+        process: subprocess.Popen[bytes],
+        pidfd: int | None,
+        wires: Wires,
+        guardian: ForkServer | None,
+        close: Callable[[], None],
+    ) -> None:
+        super().__init__(process.pid, pidfd, wires, guardian, close)
         self._process = process
-        self._ends = ends
-        self._guardian = guardian
+        if pidfd is None:
+            threading.Thread(target=self._wait, name=f"aioenv-wait-{self.pid}", daemon=True).start()
+
+    def _wait(self) -> None:
+        self._process.wait()
+        kill_group(self.pid, signal.SIGKILL)  # at once: nothing keeps its number any more
+        with contextlib.suppress(RuntimeError):  # the loop may be closed
+            self._loop.call_soon_threadsafe(self._on_exit)
 
     @property
     def returncode(self) -> int | None:
         """See `Process`."""
         return self._process.returncode
 
-    def channel(self, requests: Requests) -> Channel:
-        """See `Process`."""
-        return _make_channel(self._ends, requests)
-
     async def reap(self) -> None:
-        """See `Process`. (asyncio's `wait` would wait for grandchildren that hold our pipes.)"""
-        for _ in range(int(_REAP_S / 0.005)):
-            if self._process.returncode is not None:
-                return
-            await asyncio.sleep(0.005)
+        """See `Process`."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_REAP_S):
+                await self.exited.wait()
+        if self.exited.is_set():
+            bury(self._process)
 
     async def release(self) -> None:
         """See `Process`."""
-        self._unwatch()
-        self._unmark()
-        kill_group(self.pid, signal.SIGKILL)
-        # no public way to close the pipes when a stranger holds their other ends
-        self._process._transport.close()  # type: ignore[attr-defined]
-        guardian, self._guardian = self._guardian, None
-        if guardian is not None:
+        self._close()
+        if (guardian := self._take_server()) is not None:
             guardian.let_go(self.pid)
             await guardian.release()
 
     def abandon(self) -> None:
         """See `Process`."""
-        self.signal(signal.SIGKILL)
-        self._leave()
-        guardian, self._guardian = self._guardian, None
-        if guardian is not None:
+        if self._process.returncode is None:
+            self.signal(signal.SIGKILL)
+        if (guardian := self._take_server()) is not None:
             guardian.let_go(self.pid)
             guardian.abandon()
+        self._forsake()
+
+    def _forsake(self) -> None:
+        super()._forsake()
+        if not self._loop.is_running():
+            bury(self._process)
 
 
 class ForkedProcess(_Watched):
     """A process that a fork server forked; the server reaps it and tells how it ended.
 
     Args:
-        pid: its process id.
-        pidfd: its process, as a descriptor.
-        status: where the server tells of its end; closed here.
-        ends: this side's ends of the channel.
-        output: what it prints.
-        close_streams: closes those of `ends` and `output` that are asyncio's.
-        server: its server.
-        marker: see `Process`.
+        pid, pidfd, wires, server, close: see `_Watched`.
+        status: where the server tells of its end.
     """
 
     def __init__(
@@ -227,21 +260,15 @@ class ForkedProcess(_Watched):
         pid: int,
         pidfd: int,
         status: socket.socket,
-        ends: Streams,
-        output: asyncio.StreamReader,
-        close_streams: Callable[[], None],
+        wires: Wires,
         server: ForkServer,
-        marker: Marker | None,
+        close: Callable[[], None],
     ) -> None:
-        super().__init__(pid, pidfd, marker)
-        self.output = Output(output, self.exited)
+        super().__init__(pid, pidfd, wires, server, close)
         self.returncode: int | None = None
-        self._ends = ends
-        self._close_streams = close_streams
-        self._server: ForkServer | None = server
         self._status = status
         self._reaped = asyncio.Event()
-        asyncio.get_running_loop().add_reader(status.fileno(), self._on_status)
+        self._loop.add_reader(status.fileno(), self._on_status)
 
     def _on_status(self) -> None:
         message = None
@@ -258,12 +285,8 @@ class ForkedProcess(_Watched):
 
     def _close_status(self) -> None:
         if self._status.fileno() >= 0:
-            asyncio.get_running_loop().remove_reader(self._status.fileno())
+            self._stop_reading(self._status.fileno())
             self._status.close()
-
-    def channel(self, requests: Requests) -> Channel:
-        """See `Process`."""
-        return _make_channel(self._ends, requests)
 
     async def reap(self) -> None:
         """See `Process`."""
@@ -271,21 +294,20 @@ class ForkedProcess(_Watched):
             async with asyncio.timeout(_REAP_S):
                 await self._reaped.wait()
 
+    def _close(self) -> None:
+        self._close_status()
+        super()._close()
+
     async def release(self) -> None:
         """See `Process`. The server has killed its group, when the number could not mean another yet."""
-        self._unwatch()
-        self._unmark()
-        self._close_status()
-        self._close_streams()
-        server, self._server = self._server, None
-        if server is not None:
+        self._close()
+        if (server := self._take_server()) is not None:
             await server.release()
 
     def abandon(self) -> None:
         """See `Process`."""
-        if not self.exited.is_set():
+        if self._pidfd is not None:  # else it has ended
             self.signal(signal.SIGKILL)
-        self._leave()
-        server, self._server = self._server, None
-        if server is not None:
+        if (server := self._take_server()) is not None:
             server.abandon()
+        self._forsake()

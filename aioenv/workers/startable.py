@@ -74,6 +74,8 @@ class Startable:
             if task is not None and not task.cancelling():  # it is another who was cancelled, or has closed it
                 raise ClosedError(f"the {self._noun} was closed while it was being started") from None
             raise
+        except GeneratorExit:  # who waited here is no more, but what is being started is
+            raise
         except BaseException:
             self.closed = True
             raise

@@ -21,6 +21,7 @@ from aioenv.workers import faults
 from aioenv.workers.channel import ScatterChannel, check_channel
 from aioenv.workers.connection import Connection
 from aioenv.workers.environment import worker_environment
+from aioenv.workers.held import Held
 from aioenv.workers.launch import check_start, launch, launch_here
 from aioenv.workers.life import NEXT, Event, WorkerState
 from aioenv.workers.output import LOG, OutputLog
@@ -123,6 +124,7 @@ class Worker:
         )
         self.start_timeout_s = start_timeout_s
         self._here = here
+        self._held: Held | None = None  # for its latest process, before there was one
         self._connection: Connection | None = None  # with its latest process
         self._why: str | None = None  # why it was killed, if we did it
         self._unborn: str | None = None  # why its latest process did not come up
@@ -203,7 +205,8 @@ class Worker:
                 if self._here is not None:
                     process = launch_here(self._here, memory, self._label.replace(" ", "-"))
                 else:
-                    process = await launch(self._start, self._channel_kind, self._environ, self._imports, memory)
+                    held = self._held = Held()
+                    process = await launch(self._start, self._channel_kind, self._environ, self._imports, memory, held)
                 output = OutputLog(self._label, process.pid, self.slots, self._log_prefix)
                 connection = self._connection = Connection(
                     process,
@@ -219,6 +222,9 @@ class Worker:
                 if frame.kind is Kind.FAILURE:
                     raise faults.start_failed(self._identity, load(frame.tail))
                 self.description = load(frame.tail)
+        except GeneratorExit:  # its loop was closed
+            self.abandon()
+            raise
         except BaseException as exc:
             if connection is None:
                 self._go(Event.EXIT)
@@ -458,8 +464,9 @@ class Worker:
 
     def abandon(self) -> None:
         """Kill the process without a loop to wait on: for `__del__` and the end of the interpreter."""
-        if self._connection is not None and self._state not in (WorkerState.DEAD, WorkerState.CLOSED):
-            self._connection.abandon()
+        it = self._connection or self._held
+        if it is not None and self._state not in (WorkerState.DEAD, WorkerState.CLOSED):
+            it.abandon()
 
 
 def _directory() -> str | None:

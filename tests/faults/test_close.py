@@ -201,7 +201,7 @@ def test_the_loop_is_closed_before_it(start, loop):
 @pytest.mark.parametrize("end", ["close", "forget"])
 def test_no_descriptor_is_left_of_one_whose_loop_was_closed(end, start, loop):
     code = """
-        import asyncio, gc, os, sys, threading, aioenv
+        import asyncio, gc, os, sys, aioenv
 
         async def main():
             envs = await aioenv.make_vec("CartPole-v1", 2, num_workers=2, start=sys.argv[1])
@@ -214,9 +214,6 @@ def test_no_descriptor_is_left_of_one_whose_loop_was_closed(end, start, loop):
             if sys.argv[3] == "close":
                 asyncio.run(envs.close())
             del envs
-            for thread in threading.enumerate():  # asyncio's, which have a process's pipes until it has ended
-                if "waitpid" in thread.name:
-                    thread.join()
             gc.collect()
             counts.append(len(os.listdir("/proc/self/fd")))
         assert counts[1] == counts[0] and counts[2] == counts[0], counts

@@ -158,6 +158,9 @@ class SoloLife:
                 await self._start_painter(self._pixels)
             if self._render is not None:
                 await self._start_images(self._render)
+        except GeneratorExit:  # its loop was closed
+            self.abandon()
+            raise
         except BaseException:
             await self.close(_END_S)
             raise
