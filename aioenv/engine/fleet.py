@@ -37,6 +37,7 @@ from aioenv.stats.episodes import EpisodeStats
 from aioenv.stats.running import SharedRunningStats
 from aioenv.stats.seed_plan import SeedPlan
 from aioenv.wire.messages import dump_code, load
+from aioenv.workers.faults import not_started
 from aioenv.workers.restart import RestartPolicy
 from aioenv.workers.supervisor import Worker
 from aioenv.workers.tasks import own_task, to_the_end, together
@@ -193,12 +194,7 @@ class Fleet:
             SpaceMismatchError: if the envs' spaces can't be batched.
         """
         try:
-            if self._config.seeds is not None:
-                self.seed_plan = SeedPlan(self._config.seeds, self.members[-1].stop)
-            if self._config.transport != "frames":
-                self._memory = Shared.create()
-                for member in self.members:
-                    member.worker.memory = self._memory
+            self._share()
             await _all_of(member.worker.start() for member in self.members)
             self._agree()
         except GeneratorExit:  # its loop was closed
@@ -208,6 +204,18 @@ class Fleet:
             await to_the_end(together(*(member.worker.kill() for member in self.members)))
             self._free()
             raise
+
+    def _share(self) -> None:
+        """Make what workers and this process share."""
+        try:
+            if self._config.seeds is not None:
+                self.seed_plan = SeedPlan(self._config.seeds, self.members[-1].stop)
+            if self._config.transport != "frames":
+                self._memory = Shared.create()
+        except OSError as exc:
+            raise not_started("workers", exc) from exc
+        for member in self.members:
+            member.worker.memory = self._memory
 
     def receive_instead(self, key: str | None, space: Space[Any]) -> int:
         """Workers send something else than the user is given: to be called between `start` and `configure`.

@@ -71,8 +71,13 @@ class SharedBlock:
         try:
             os.ftruncate(fd, HEADER + size)
             memory = mmap.mmap(fd, HEADER + size)
+            try:
+                lock = _open_anew(f"/proc/self/fd/{fd}")
+            except OSError:
+                memory.close()  # it has a descriptor, too, which the traceback would keep
+                raise
             _MAGIC.pack_into(memory, 0, _NAME, self.key, size)
-            self._set_up(_open_anew(f"/proc/self/fd/{fd}"), memory)
+            self._set_up(lock, memory)
         finally:
             os.close(fd)
         _open[self.key] = self

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import pickle
 from collections.abc import Sequence
 from functools import cache
@@ -16,6 +17,7 @@ __all__ = [
     "env_error",
     "env_error_here",
     "late_to_close",
+    "not_started",
     "oom_kills_before",
     "start_error",
     "start_failed",
@@ -26,6 +28,12 @@ __all__ = [
 _SIGKILL = 9
 # What an env raises that asks somebody at the terminal, which a worker does not have.
 _ASKS = {"BdbQuit", "EOFError"}
+# What to do when the system has no room for a worker.
+_HINTS = {
+    errno.EMFILE: "; raise the limit (ulimit -n), or take fewer workers",
+    errno.EAGAIN: "; so many processes are not allowed (ulimit -u, or a limit of the container's): take fewer workers",
+    errno.ENOMEM: "; memory does not suffice: take fewer workers",
+}
 
 
 @cache
@@ -41,6 +49,12 @@ class Identity(NamedTuple):
     pid: int | None
     slots: tuple[int, ...]
     stderr: str  # the last lines that it printed
+
+
+def not_started(what: str, error: Exception) -> WorkerStartError:
+    """What could not be started at all, and what to do where the system has no room for it."""
+    hint = _HINTS.get(getattr(error, "errno", None) or 0, "")
+    return WorkerStartError(f"{what} can't be started: {error}{hint}")
 
 
 def env_error(who: Identity, failure: Failure) -> EnvError:

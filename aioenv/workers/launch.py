@@ -23,7 +23,7 @@ from aioenv.memory import Marker
 from aioenv.wire.orders import SIZE, Fork, Forked, Importing, Refused, Unfit, unpack
 from aioenv.workers import forkserver
 from aioenv.workers.environment import bootstrap, import_path, server_environment
-from aioenv.workers.faults import oom_kills_before
+from aioenv.workers.faults import not_started, oom_kills_before
 from aioenv.workers.forkserver import ForkServer
 from aioenv.workers.held import Held
 from aioenv.workers.output import LOG
@@ -44,13 +44,6 @@ _STREAM_LIMIT = 4 << 20
 _OUTPUT_LIMIT = 1 << 14
 # The buffers of both ends of a socket: as for pipes, one step's frame of images should fit. The kernel may allow less.
 _SOCKET_BYTES = 1 << 20
-
-# What to do when the system has no room for a worker.
-_HINTS = {
-    errno.EMFILE: "; raise the limit (ulimit -n), or take fewer workers",
-    errno.EAGAIN: "; so many processes are not allowed (ulimit -u, or a limit of the container's): take fewer workers",
-    errno.ENOMEM: "; memory does not suffice: take fewer workers",
-}
 
 # Windows is such a platform.
 _NO_READV = (
@@ -102,7 +95,7 @@ def launch_here(run: RunHere, memory: int | None, name: str) -> Process:
                 end.close()
         if own is not None:
             os.close(own)
-        raise _not_started(exc) from exc
+        raise not_started("a worker", exc) from exc
 
 
 async def launch(
@@ -146,15 +139,10 @@ async def launch(
         raise
     except (OSError, ValueError) as exc:  # a ValueError: of variables that no process can have
         await held.release()
-        raise _not_started(exc) from exc
+        raise not_started("a worker", exc) from exc
     except BaseException:
         await held.release()
         raise
-
-
-def _not_started(exc: Exception) -> WorkerStartError:
-    hint = _HINTS.get(getattr(exc, "errno", None) or 0, "")
-    return WorkerStartError(f"a worker can't be started: {exc}{hint}")
 
 
 async def _spawn(channel: str, environ: Mapping[str, str], memory: int | None, held: Held) -> Process:
