@@ -233,9 +233,8 @@ def test_models_in_every_form(take, tmp_path, monkeypatch):
 
 @pytest.mark.asyncio
 async def test_a_pool_without_states_draws_the_slots_that_there_are():
-    async with pool_of() as pool:
-        with pytest.raises(ValueError, match=r"states: the pool was given none before, .* or slots, or make it with"):
-            pool.submit(**SMALL)
+    async with pool_of(workers_per_device=2) as pool:
+        assert len(await pool.render(**SMALL)) == 2, "one a worker, as MjRenderPool"
         assert len(await pool.render(slots=[4], **SMALL)) == 1
         assert len(await pool.render(**SMALL)) == 5
     async with pool_of(max_batch_size=3) as pool:

@@ -233,8 +233,8 @@ class RenderPool(PoolLife):
         Args:
             states: float64 of shape `(N, nstate)`, whose rows are as `get_state` gives them, or N `MjData`; None for
                 the states that were given last for the slots (at first, the model's initial one).
-            slots: the slot of each state; None for 0 … N-1. (Without states: which slots; None for all: so many as
-                `max_batch_size` says, or as were used, which must be some.)
+            slots: the slot of each state; None for 0 … N-1. (Without states: which slots; None for all: as many
+                as `max_batch_size` says, or as were used; if none was, one a worker.)
             width: of an image, in pixels.
             height: likewise.
             camera: a camera of the model by name or number, an `MjvCamera`, -1 or None for the free camera; or a list
@@ -370,12 +370,7 @@ class RenderPool(PoolLife):
                 raise ValueError(f"states: expected at most max_batch_size={most}, got {len(rows)}")
             return check_slots(np.arange(len(rows)) if slots is None else slots, len(rows), most), rows
         if slots is None:
-            if not (most or len(self._last)):
-                raise ValueError(
-                    "states: the pool was given none before, so it does not know which slots there are; give states, "
-                    "or slots, or make it with max_batch_size"
-                )
-            slots = np.arange(most or len(self._last))
+            slots = np.arange(most or len(self._last) or self.num_workers)
         numbers = check_slots(slots, None, most)
         self._grow(int(numbers.max()) + 1 if len(numbers) else 0)
         return numbers, self._last[numbers]

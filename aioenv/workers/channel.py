@@ -1,6 +1,6 @@
 """Channels: how frames get to a worker and back. One interface, two ways.
 
-*Streams*, the portable reference: two pipes, under asyncio's streams where they are read. *Scatter*, the fast one: a
+*Streams*, the portable reference: asyncio's streams over the worker's stdin and stdout. *Scatter*, the fast one: a
 socketpair whose readiness the loop reports, one scatter read from it into the arrays where the reply belongs, one
 gathered write.
 """
@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import socket
 import sys
-from asyncio import StreamReader
+from asyncio import StreamReader, StreamWriter
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -19,7 +19,6 @@ from aioenv import frame_io, speedups
 from aioenv.errors import WireError
 from aioenv.wire.decoder import Decoder
 from aioenv.wire.frames import Buffer, Encoder, Frame, Kind
-from aioenv.workers.pipes import PipeWriter
 from aioenv.workers.requests import Requests
 
 __all__ = ["CHANNELS", "Channel", "ScatterChannel", "StreamsChannel", "check_channel"]
@@ -87,15 +86,15 @@ class Channel(Protocol):
 
 
 class StreamsChannel:
-    """Frames over two pipes, which are read by asyncio's streams.
+    """Frames over asyncio's streams of two pipes.
 
     Args:
-        writer: to the worker.
-        reader: from it.
+        writer: the worker's stdin.
+        reader: its stdout.
         requests: know where the fixed parts of replies shall be read into.
     """
 
-    def __init__(self, writer: PipeWriter, reader: StreamReader, requests: Requests) -> None:
+    def __init__(self, writer: StreamWriter, reader: StreamReader, requests: Requests) -> None:
         self._writer = writer
         self._reader = reader
         self._encoder = Encoder()
@@ -132,7 +131,7 @@ class StreamsChannel:
         """Nothing: the loop always does."""
 
     def close(self) -> None:
-        """Close the pipe to the worker."""
+        """Close the worker's stdin."""
         self._writer.close()
 
 

@@ -221,7 +221,7 @@ def _wires(channel: str, held: Held) -> tuple[Wires, _Theirs]:
         writer = PipeWriter(fd)
         held.mine(writer.close)
         reader, writes = _pipe(_STREAM_LIMIT, held)
-        ends, theirs = (writer, reader), (reads, writes)
+        ends, theirs = (writer.stream, reader), (reads, writes)
     output, prints = _pipe(_OUTPUT_LIMIT, held)
     marker = None
     shared = Marker.create()

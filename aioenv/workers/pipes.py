@@ -1,6 +1,6 @@
-"""The parent's ends of pipes.
+"""The parent's ends of a worker's pipes, under asyncio's streams.
 
-Loops have transports of their own for these. Those take turns of the loop to connect, and whose the descriptor is when
+Loops have transports of their own for pipes. Those take turns of the loop to connect, and whose the descriptor is when
 the loop is closed meanwhile differs from loop to loop; these are there at once, and whoever owns them closes them.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 from aioenv import frame_io
 from aioenv.wire.frames import Buffer
@@ -70,20 +70,34 @@ class PipeReader(asyncio.ReadTransport):
         self._pipe.close()
 
 
-class PipeWriter:
+class PipeWriter(asyncio.WriteTransport):
     """The end of a pipe that is written to. What the pipe does not take at once is kept, and follows.
 
     Args:
         fd: a descriptor; it is closed with this.
+
+    Attributes:
+        stream: what writes to it.
     """
 
     def __init__(self, fd: int) -> None:
+        super().__init__()
         os.set_blocking(fd, False)
         self._pipe = os.fdopen(fd, "wb", 0)
         self._loop = asyncio.get_running_loop()
         self._unsent: list[memoryview] = []
+        protocol = asyncio.StreamReaderProtocol(asyncio.StreamReader())
+        self.stream = asyncio.StreamWriter(self, protocol, None, self._loop)
 
-    def writelines(self, buffers: Sequence[Buffer]) -> None:
+    def is_closing(self) -> bool:
+        """Whether it is closed."""
+        return self._pipe.closed
+
+    def write(self, data: Buffer) -> None:
+        """Write this; otherwise as `writelines`."""
+        self.writelines([data])
+
+    def writelines(self, buffers: Iterable[Buffer]) -> None:
         """Write these, which must not change until they have been read. Once it is closed they are lost."""
         if self._pipe.closed:
             return

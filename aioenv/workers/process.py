@@ -17,7 +17,6 @@ from aioenv.wire.messages import WHERE
 from aioenv.wire.orders import SIZE, Exited, unpack
 from aioenv.workers.channel import Channel, ScatterChannel, StreamsChannel
 from aioenv.workers.forkserver import ForkServer
-from aioenv.workers.pipes import PipeWriter
 from aioenv.workers.requests import Requests
 
 __all__ = ["ForkedProcess", "Output", "Process", "SpawnedProcess", "Streams", "Wires", "bury", "kill_group"]
@@ -25,7 +24,7 @@ __all__ = ["ForkedProcess", "Output", "Process", "SpawnedProcess", "Streams", "W
 _REAP_S = 2.0  # how long the exit code may take to become known after the exit
 
 # What a channel is made of, on this side.
-Streams = tuple[PipeWriter, asyncio.StreamReader] | socket.socket
+Streams = tuple[asyncio.StreamWriter, asyncio.StreamReader] | socket.socket
 
 
 class Output(NamedTuple):
