@@ -213,11 +213,11 @@ class SoloLive:
         solo = self._solo
         batch = solo.actions.assemble(*solo.actions.take_apart(actions, solo.num_envs))
         await solo.drain(timeout_s)
+        if not len(solo.table.live):
+            await asyncio.sleep(0)  # whoever steps in a loop lets others run; not later, when images are shown already
         paused, live = self._paused, solo.table.live
         flight = solo.begin_step(batch, live, "step", shows_all=True, timeout_s=timeout_s)
         value: StepResult = await solo.outcome(flight, timeout_s)
-        if not len(live):
-            await asyncio.sleep(0)  # whoever steps in a loop lets others run
         return value._replace(info={**value.info, "_active": ~paused}) if paused.any() else value
 
     async def reset(
