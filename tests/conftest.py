@@ -131,6 +131,14 @@ def run_on(loop: str, coroutine):
 
 
 @pytest.fixture
+def fifo(tmp_path):
+    """The path of one, at which an env waits for as long as nobody opens its other end."""
+    path = str(tmp_path / "fifo")
+    os.mkfifo(path)
+    return path
+
+
+@pytest.fixture
 def keep():
     """Closes at the end what it was given: shared statistics, say."""
     kept = []

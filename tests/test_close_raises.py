@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import sys
 
 import gymnasium as gym
@@ -113,13 +112,6 @@ class Slow(Unsaved):
     def close(self):
         with open(self.fifo) as until_somebody_writes:
             until_somebody_writes.read()
-
-
-@pytest.fixture
-def fifo(tmp_path):
-    path = str(tmp_path / "fifo")
-    os.mkfifo(path)
-    return path
 
 
 @pytest.mark.parametrize("start", START_METHODS)

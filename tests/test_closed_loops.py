@@ -74,8 +74,8 @@ class Gated(gym.Env):
 
     observation_space, action_space = gym.spaces.Box(-1, 1, (1,), np.float32), gym.spaces.Discrete(2)
 
-    def __init__(self, gate):
-        with open(gate, encoding="ascii") as opened:
+    def __init__(self, fifo):
+        with open(fifo, encoding="ascii") as opened:
             opened.read()
 
     def reset(self, *, seed=None, options=None):
@@ -83,13 +83,6 @@ class Gated(gym.Env):
 
     def step(self, action):
         return np.zeros(1, np.float32), 0.0, False, False, {}
-
-
-@pytest.fixture
-def gate(tmp_path):
-    path = str(tmp_path / "gate")
-    os.mkfifo(path)
-    return path
 
 
 class Enough(Exception):
@@ -104,21 +97,21 @@ async def starting(envs, _):
         await asyncio.sleep(0)
 
 
-async def started(envs, gate):
+async def started(envs, fifo):
     """All is well."""
     task = asyncio.ensure_future(envs.__aenter__())
     while not task.done():
         try:
-            os.close(os.open(gate, os.O_WRONLY | os.O_NONBLOCK))
+            os.close(os.open(fifo, os.O_WRONLY | os.O_NONBLOCK))
         except OSError:  # nobody reads there, yet
             await asyncio.sleep(0)
     await task
     await envs.reset()
 
 
-async def restarting(envs, gate):
+async def restarting(envs, fifo):
     """One worker has died, and the next one's env is not there."""
-    await started(envs, gate)
+    await started(envs, fifo)
     dead = envs.workers[1].pid
     os.kill(dead, signal.SIGKILL)
     while envs.workers[1].state != "restarting" or envs.workers[1].pid in (None, dead):
@@ -138,14 +131,14 @@ async def until(moment):
 @pytest.mark.parametrize("start", START_METHODS)
 @pytest.mark.parametrize("moment", [starting, started, restarting])
 @pytest.mark.parametrize("closed", [True, False])
-def test_a_vector_env_in_any_state(closed, moment, start, loop, gate):
+def test_a_vector_env_in_any_state(closed, moment, start, loop, fifo):
     """It is closed, while somebody still has it, or forgotten."""
     running = LOOPS[loop]()
     restart = aioenv.RestartPolicy(backoff_s=0.0)
-    envs = aioenv.AsyncVectorEnv([partial(Gated, gate)] * 2, num_workers=2, start=start, restart=restart)
+    envs = aioenv.AsyncVectorEnv([partial(Gated, fifo)] * 2, num_workers=2, start=start, restart=restart)
     with leak_check():
         with pytest.raises(Enough) as caught:
-            running.run_until_complete(until(moment(envs, gate)))
+            running.run_until_complete(until(moment(envs, fifo)))
         caught.value.__traceback__ = None
         del caught
         running.close()

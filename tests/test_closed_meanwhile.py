@@ -20,17 +20,17 @@ WAIT = 1
 
 
 class Waiter(gym.Env):
-    """Waits at a gate: in a step with action 1, in a reset with options, or when it is called."""
+    """Waits at a fifo: in a step with action 1, in a reset with options, or when it is called."""
 
     observation_space = spaces.Box(0, 1, (1,))
     action_space = spaces.Discrete(2)
 
-    def __init__(self, gate: str) -> None:
-        self._gate = gate
+    def __init__(self, fifo: str) -> None:
+        self._gate = fifo
 
     def wait(self):
-        with open(self._gate, encoding="ascii") as gate:  # a fifo, whose other end nobody opens
-            gate.read()
+        with open(self._gate, encoding="ascii") as fifo:  # a fifo, whose other end nobody opens
+            fifo.read()
 
     def reset(self, *, seed=None, options=None):
         if options:
@@ -41,13 +41,6 @@ class Waiter(gym.Env):
         if action == WAIT:
             self.wait()
         return np.zeros(1, np.float32), 0.0, False, False, {}
-
-
-@pytest.fixture
-def gate(tmp_path):
-    path = str(tmp_path / "gate")
-    os.mkfifo(path)
-    return path
 
 
 async def episodes(envs, policy):
@@ -82,16 +75,16 @@ CALLS = {
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize("name", CALLS)
-async def test_what_is_in_flight(name, gate):
-    envs = await aioenv.AsyncVectorEnv([lambda: Waiter(gate)] * 2, num_workers=2)
+async def test_what_is_in_flight(name, fifo):
+    envs = await aioenv.AsyncVectorEnv([lambda: Waiter(fifo)] * 2, num_workers=2)
     await envs.reset()
     await closed(envs, CALLS[name](envs, np.full(2, WAIT)))
 
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize("name", sorted(CALLS.keys() - {"call"}))
-async def test_what_waits_for_a_cancelled_step(name, gate):
-    envs = await aioenv.AsyncVectorEnv([lambda: Waiter(gate)] * 2, num_workers=2)
+async def test_what_waits_for_a_cancelled_step(name, fifo):
+    envs = await aioenv.AsyncVectorEnv([lambda: Waiter(fifo)] * 2, num_workers=2)
     await envs.reset()
     step = asyncio.ensure_future(envs.step(np.full(2, WAIT)))
     while not envs.outstanding:
@@ -103,9 +96,9 @@ async def test_what_waits_for_a_cancelled_step(name, gate):
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize("name", CALLS)
-async def test_what_waits_for_a_restart(name, gate):
+async def test_what_waits_for_a_restart(name, fifo):
     policy = RestartPolicy(backoff_s=30.0)  # which the second restart waits
-    envs = await aioenv.AsyncVectorEnv([lambda: Waiter(gate)] * 2, num_workers=2, restart=policy)
+    envs = await aioenv.AsyncVectorEnv([lambda: Waiter(fifo)] * 2, num_workers=2, restart=policy)
     await envs.reset()
     for again in range(2):
         pid = envs.workers[1].pid

@@ -143,6 +143,27 @@ def test_a_step_that_was_interrupted_is_dropped_by_the_next_one(loop, interrupts
     loop.run_until_complete(envs.close())
 
 
+def test_what_an_interrupted_send_has_sent_is_for_recv(loop, interrupts):
+    envs = loop.run_until_complete(started())
+
+    async def send():
+        envs.send(np.zeros(N, int))
+
+    interrupts.left = 1
+    with pytest.raises(KeyboardInterrupt):
+        loop.run_until_complete(send())
+
+    async def go_on():
+        with pytest.raises(aioenv.PendingCallError):
+            await envs.step(np.zeros(N, int))
+        assert (await asyncio.wait_for(envs.recv(min_slots=N), 30)).slots.tolist() == [0, 1]
+        obs, *_ = await asyncio.wait_for(envs.step(np.zeros(N, int)), 30)
+        assert t_of(obs).tolist() == [2, 2, 1, 1, 1, 1]
+        await envs.close()
+
+    loop.run_until_complete(go_on())
+
+
 def test_images_go_on_after_ctrl_c(loop, interrupts):
     async def begun():
         makes = [partial(make, render_mode="rgb_array") for make in counters(N)]

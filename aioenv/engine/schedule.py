@@ -361,9 +361,9 @@ class Schedule(SomeSlots):
         self.leave(exchange)
 
     def take_back(self, exchange: Exchange) -> None:
-        """See `SomeSlots.take_back`; nobody awaits the others either."""
+        """Something was raised while this was being sent: who was asked is abandoned, who was not is free again."""
         self.abandon(exchange)
-        super().take_back(exchange)
+        self._free_unasked(exchange)
 
     def leave(self, exchange: Exchange) -> None:
         """Nobody awaits this step for now: it is as if abandoned, but may be taken up again."""

@@ -76,7 +76,7 @@ class SomeSlots:
                 placed = {i: chosen[i] for i in shared}
                 self.dispatch.submit(exchange, part, Sent(Kind.STEP, fixed, tail, part.slots, placed))
         except BaseException:
-            self._take_all_back(parts)
+            self._free_all_unasked(parts)
             raise
 
     def send_reset(self, slots: Iterable[int] | None, seed: int | Seeds | None, options: dict[str, Any] | None) -> None:
@@ -100,7 +100,7 @@ class SomeSlots:
             for (exchange, part), tail in zip(parts, tails, strict=True):
                 self.dispatch.submit(exchange, part, Sent(Kind.RESET, (), tail, part.slots))
         except BaseException:
-            self._take_all_back(parts)
+            self._free_all_unasked(parts)
             raise
 
     def _begin(
@@ -118,7 +118,7 @@ class SomeSlots:
         self.table.move(numbers, SlotState.IN_FLIGHT)
         return parts
 
-    def take_back(self, exchange: Exchange) -> None:
+    def _free_unasked(self, exchange: Exchange) -> None:
         """Something was raised while this was being sent, Ctrl-C most of all: who was not asked is free again."""
         for part in exchange.parts:
             held = part.sent is not None and part.member.worker.state not in LIVING  # until that is started again
@@ -133,9 +133,9 @@ class SomeSlots:
         if not exchange.open and not exchange.done.done():
             exchange.done.set_result(None)
 
-    def _take_all_back(self, parts: Sequence[tuple[Exchange, Part]]) -> None:
-        for exchange in {id(exchange): exchange for exchange, _ in parts}.values():
-            self.take_back(exchange)
+    def _free_all_unasked(self, parts: Sequence[tuple[Exchange, Part]]) -> None:
+        for exchange in dict.fromkeys(exchange for exchange, _ in parts):
+            self._free_unasked(exchange)
 
     async def recv(self, min_slots: int, max_slots: int | None, deadline_s: float | None) -> Ready:
         """Take results as they come (see `AsyncVectorEnv.recv`)."""
