@@ -14,6 +14,7 @@ from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 __all__ = ["Assignment", "WorkerPlan", "construct_envs", "draw_seeds", "plan_workers", "spread"]
 
@@ -255,14 +256,16 @@ def draw_seeds(seed: int | None, n: int) -> tuple[int, list[int]]:
     if seed is not None and (isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or seed < 0):
         raise ValueError(f"seed: expected an int from 0, or None, got {seed!r}")
     source = np.random.SeedSequence(None if seed is None else int(seed))
-    drawn: dict[int, None] = {}
+    drawn: npt.NDArray[Any] = np.zeros(0, np.uint32)
     words = n
     while len(drawn) < n:
-        drawn = dict.fromkeys(int(word) >> 1 for word in source.generate_state(words))
+        drawn = source.generate_state(words) >> 1
+        _, first = np.unique(drawn, return_index=True)
+        drawn = drawn[np.sort(first)]
         words *= 2
     entropy = source.entropy
     assert isinstance(entropy, int)
-    return entropy, list(drawn)[:n]
+    return entropy, drawn[:n].tolist()
 
 
 def _variables(workers: int, displays: Any, devices: Any, egl_devices: Any) -> tuple[dict[str, str], ...]:

@@ -54,20 +54,20 @@ def view(tail: bytes) -> memoryview:
 
 
 def in_c(part: Any, tail: Any) -> Any:
-    assert speedups.read_floats is not None
-    return speedups.read_floats(part, tail, Columns)
+    assert speedups.read_columns is not None
+    return speedups.read_columns(part, tail, Columns)
 
 
 def merged_in_c(parts: Any, size: Any, named: Any = merging._named) -> Any:
-    assert speedups.merge_floats is not None
-    return speedups.merge_floats(parts, size, named)
+    assert speedups.merge_columns is not None
+    return speedups.merge_columns(parts, size, named)
 
 
 def in_python(part: Part, tail: memoryview) -> Any:
     """What `read_tail` makes of a tail without C: columns, or the exception as text."""
     part.columns = ()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(speedups, "read_floats", None)
+        patch.setattr(speedups, "read_columns", None)
         try:
             read_tail(part, tail)
         except Exception as exc:
@@ -77,7 +77,7 @@ def in_python(part: Part, tail: memoryview) -> Any:
 
 def merged_in_python(parts: Sequence[Columns], size: int) -> Any:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(speedups, "merge_floats", None)
+        patch.setattr(speedups, "merge_columns", None)
         try:
             return merge(parts, size)
         except Exception as exc:
@@ -96,4 +96,4 @@ def seen(found: Any) -> Any:
         return [(key, seen(value)) for key, value in found.items()]
     if isinstance(found, list | tuple):
         return type(found), [seen(item) for item in found]
-    return found
+    return repr(found) if isinstance(found, float | np.number) else found  # NaN is not NaN

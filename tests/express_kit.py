@@ -45,7 +45,7 @@ GENERATION = 3
 
 
 def in_python(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("send_express", "take_express", "read_frame", "write_frame", "read_floats", "merge_floats"):
+    for name in ("send_express", "take_express", "read_frame", "write_frame", "read_columns", "merge_columns"):
         monkeypatch.setattr(speedups, name, None)
 
 

@@ -184,6 +184,23 @@ STORIES: dict[str, Story] = {
     "keys of a class of text": infos(lambda row, n: {Name("x") if row == n % 4 else "x": 1.0 * n, np.str_("y"): 2.0}),
     "an empty key": infos(lambda row, n: {"": 1.0 * n}),
     "a key that is long": infos(lambda row, n: {"key" * 999: 1.0 * n}),
+    "numbers of Python": infos(lambda row, n: {"lives": n - row, "over": n % 3 == row, "x": n / 3, "z": 0}),
+    "numbers of numpy": infos(
+        lambda row, n: {kind.__name__: kind(n + row) for kind in (np.int64, np.uint8, np.float32, np.complex64)}
+    ),
+    "large ints": infos(lambda row, n: {"seed": (1 << 62 if n % 4 else 1 << 63) + row, "x": 1.0}),
+    "arrays": infos(lambda row, n: {"v": np.arange(2.0) * n, "m": np.full((2, 2), n % 2 == 0), "x": n / 3, "i": row}),
+    "arrays alone": infos(lambda row, n: {"v": np.float32([n, row])}),
+    "arrays that are views": infos(lambda row, n: {"v": np.arange(8.0)[n % 2 :: 2] * n, "w": VIEW[row]}),
+    "shapes by turns": infos(lambda row, n: {"v": np.full(1 + n % 3, row / 9)}),
+    "shapes by rows": infos(lambda row, n: {"v": np.full(1 + row, n / 9), "n": n}),
+    "shapes without end": infos(lambda row, n: {"v": np.full(n + row, 0.5)}),
+    "dtypes by rows": infos(lambda row, n: {"v": np.full(2, n, ["f8", "f4", "i8", ">f8"][row])}),
+    "arrays of other things": infos(lambda row, n: {"t": np.full(2, np.datetime64(n, "D")), "s": np.array(["bc"])}),
+    "arrays of objects": infos(lambda row, n: {"o": np.array([None, n]), "v": np.ones(2)}),
+    "arrays of nothing": infos(lambda row, n: {"v": np.ones((2, 0)), "x": 1.0 * n}),
+    "arrays of a class of their own": infos(lambda row, n: {"v": np.ma.masked_array([1.0, n])}),
+    "some rows tell arrays": infos(lambda row, n: {"x": 0.5 * n, "v": np.full(2, row)} if (row + n) % 3 else {"x": 1}),
     "an int among floats": among(lambda: ("x", 3)),
     "a huge int among floats": among(lambda: ("x", 1 << 70)),
     "a bool among floats": among(lambda: ("x", True)),
@@ -248,6 +265,7 @@ STORIES: dict[str, Story] = {
 
 
 SAME = [{"x": row / 3} for row in range(4)]
+VIEW = np.arange(24.0).reshape(4, 6)[:, ::2]
 
 
 def make_env(story: str, row: int) -> gym.Env[Any, Any]:
@@ -454,10 +472,13 @@ class Desk:
         self.encoder, self.decoder = Encoder(), Decoder()
         self.its_encoder = Encoder()
         self.its_decoder = Decoder(self.service.place, self.service.expect)
-        reset = dump(ResetRequest(tuple(range(rows)), (None,) * rows, None, True))
-        self.service.handle(Frame(Kind.RESET, 0, GENERATION, (), memoryview(reset)))
+        self.service.handle(Frame(Kind.RESET, 0, GENERATION, (), memoryview(self.reset())))
 
     make: Callable[[int], gym.Env[Any, Any]]
+
+    def reset(self) -> bytes:
+        """The tail of a request to reset all rows."""
+        return dump(ResetRequest(tuple(range(self.rows)), (None,) * self.rows, None, True))
 
     def __enter__(self) -> Desk:
         return self

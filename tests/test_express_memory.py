@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from copy import deepcopy
+from functools import partial
 from typing import Any
 
 import gymnasium as gym
@@ -36,15 +37,18 @@ def raising(tail: Any) -> None:
 
 @compiled
 @pytest.mark.asyncio
-@pytest.mark.parametrize("way", ["counted", "with a tail", "a reader that raises", "a future that raises"])
+@pytest.mark.parametrize(
+    "way", ["counted", "with a tail", "a reader that raises", "a future that raises", "a copy", "a copy that raises"]
+)
 async def test_a_step_there_and_back_leaves_nothing_behind(way):
     async with World(1) as world:
         (peer,) = world.peers
         exchange = world.exchanges[0]
         part = exchange.parts[0]
         tail = b"" if way in ("counted", "a future that raises") else b"tail"
+        first = {"a copy": list, "a copy that raises": partial(raising, None)}.get(way)
         part.express = part.express._replace(
-            counted=(part, exchange, raising if way == "a reader that raises" else len)
+            counted=(part, exchange, raising if way == "a reader that raises" else len, first)
         )
         if way == "a future that raises":
             exchange.done = Fake(done=bool, set_result=raising)
@@ -57,7 +61,7 @@ async def test_a_step_there_and_back_leaves_nothing_behind(way):
             assert send(parts, views, cuts, tails) == 1
             peer.socket.recv(100)
             peer.socket.sendall(b"".join(peer.encoder.encode(Kind.RESULT, part.request, GENERATION, fixed, tail)))
-            if way == "a reader that raises" or way == "a future that raises":
+            if way.endswith("raises"):
                 with pytest.raises(LookupError):
                     take(peer.channel)
                 peer.requests.pending.clear()
@@ -68,7 +72,7 @@ async def test_a_step_there_and_back_leaves_nothing_behind(way):
         objects = [
             part, exchange, part.express, peer, peer.requests, peer.requests.pending, channel, channel.encoder,
             channel.decoder, channel.decoder._head, channel.decoder._spill, channel.unsent, parts, views, cuts, *views,
-            *cuts, *cuts[0], *part.into[0], exchange.done, raising,
+            *cuts, *cuts[0], *part.into[0], exchange.done, raising, first,
         ]  # fmt: skip
         check_nothing_grows(there_and_back, *objects)
 

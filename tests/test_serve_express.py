@@ -1,4 +1,4 @@
-"""A worker that answers plain steps in C says, byte for byte, what it says in Python, infos of floats among it."""
+"""A worker that answers plain steps in C says, byte for byte, what it says in Python, infos among it."""
 
 from __future__ import annotations
 
@@ -69,7 +69,19 @@ ALONE = {
     "each row its own type": 29,
     "some rows": 29,
     "keys of surrogates": 29,
-    "an int among floats": 24,
+    "numbers of Python": 29,
+    "numbers of numpy": 29,
+    "arrays": 29,
+    "arrays alone": 29,
+    "shapes by turns": 27,
+    "shapes by rows": 29,
+    "shapes without end": 0,
+    "dtypes by rows": 29,
+    "arrays of other things": 0,
+    "arrays of objects": 0,
+    "arrays of a class of their own": 0,
+    "some rows tell arrays": 29,
+    "an int among floats": 28,  # which is a sort of its own
     "another order": 28,  # which is a sort of its own
     "no dict": 3,  # until there is none
     "raises": 27,

@@ -36,13 +36,22 @@ ODD: list[Any] = [
 
 
 XY, FLOAT = ["x", "y"], [float, float]  # what the envs tell
+LIKE, MAKE = [np.empty(()), np.empty(())], dict  # of nothing
 
 
 ODD_SORTS: list[Any] = [
-    (0, XY, [int, float]), (0, XY, [None, None]), (0, XY, [float]), (0, XY, []), (0, [], []), ("0", XY, FLOAT),
-    (0, tuple(XY), tuple(FLOAT)), (0, [None, "y"], FLOAT), [0, XY, FLOAT], (0, XY, FLOAT, 1), (0, XY * 40, FLOAT * 40),
-    (0, [b"x", b"y"], FLOAT), (True, XY, FLOAT), (0, "xy", FLOAT), None, (None, None, None), (-1, XY, FLOAT),
-    (1 << 64, XY, FLOAT), (0, {"x": 1, "y": 2}, FLOAT),
+    (0, XY, [int, float], LIKE, MAKE), (0, XY, [None, None], LIKE, MAKE), (0, XY, [float], LIKE, MAKE),
+    (0, XY, [], LIKE, MAKE), (0, [], [], [], MAKE), ("0", XY, FLOAT, LIKE, MAKE), (0, XY, FLOAT),
+    (0, tuple(XY), tuple(FLOAT), tuple(LIKE), MAKE), (0, [None, "y"], FLOAT, LIKE, MAKE), [0, XY, FLOAT, LIKE, MAKE],
+    (0, XY, FLOAT, LIKE, MAKE, 1), (0, XY * 40, FLOAT * 40, LIKE * 40, MAKE), (0, [b"x", b"y"], FLOAT, LIKE, MAKE),
+    (True, XY, FLOAT, LIKE, MAKE), (0, "xy", FLOAT, LIKE, MAKE), None, (None,) * 5, (-1, XY, FLOAT, LIKE, MAKE),
+    (1 << 64, XY, FLOAT, LIKE, MAKE), (0, {"x": 1, "y": 2}, FLOAT, LIKE, MAKE), (0, XY, FLOAT, LIKE, None),
+    (0, XY, FLOAT, [], MAKE), (0, XY, FLOAT, LIKE[:1], MAKE), (0, XY, FLOAT, None, MAKE), (0, XY, FLOAT, XY, MAKE),
+    (0, XY, FLOAT, [0.5, 0.5], MAKE), (0, XY, FLOAT, [np.float64(1), np.empty(())], MAKE),
+    (0, XY, FLOAT, [np.empty(()), np.empty(2)], MAKE), (0, XY, FLOAT, [np.empty((), np.float32)] * 2, MAKE),
+    (0, XY, FLOAT, [np.empty((), np.int64)] * 2, MAKE), (0, XY, FLOAT, [np.empty((), object)] * 2, MAKE),
+    (0, XY, FLOAT, [np.empty((), "M8[s]")] * 2, MAKE), (0, XY, FLOAT, [np.empty((), "f8,f8")] * 2, MAKE),
+    (0, XY, FLOAT, [np.empty((4, 4)).T[::2]] * 2, MAKE), (0, XY, FLOAT, [np.empty(1 << 24)] * 2, MAKE),
 ]  # fmt: skip
 
 
@@ -171,11 +180,19 @@ TOLD = {"x": 0.25, "y": np.float64(0.5), "z": np.float32(0.75)}
 OTHER = {"y": 1.5}
 
 
+MANY = {"v": np.arange(2.0), "n": 3, "b": True, "i": np.int16(7), "s": np.array(["a", "bc"])}
+LONGER = {**MANY, "v": np.arange(3.0)}
+
+
 # what two rows give, by what that is
 ALWAYS: dict[str, list[Any]] = {
     "nothing told": [(OBS, 1.0, False, False, {})] * 2,
     "floats": [(OBS, 1.0, False, False, TOLD)] * 2,
     "two sorts": [(OBS, 1.0, False, False, TOLD), (OBS, 1.0, False, False, OTHER)],
+    "arrays": [(OBS, 1.0, False, False, MANY), (OBS, 1.0, False, False, MANY)],
+    "floats and arrays": [(OBS, 1.0, False, False, TOLD), (OBS, 1.0, False, False, MANY)],
+    "an array of another shape": [(OBS, 1.0, False, False, MANY), (OBS, 1.0, False, False, LONGER)],
+    "a text beside arrays": [(OBS, 1.0, False, False, MANY), (OBS, 1.0, False, False, {"x": "text"})],
     "a text beside floats": [(OBS, 1.0, False, False, TOLD), (OBS, 1.0, False, False, {"x": "text"})],
     "a text": [(OBS, 1.0, False, False, {"x": "text"})] * 2,
     "raises after floats": [(OBS, 1.0, False, False, TOLD), LookupError("lost")],
@@ -197,13 +214,16 @@ def parts_of(given: Any) -> list[Any]:
 def test_steps_leave_nothing_behind(name, mode):
     Same.given = [(OBS, 1.0, False, False, TOLD), (OBS, 1.0, False, False, OTHER)]
     with Desk(Same, 2, mode) as desk:
+        desk.step()
+        Same.given = [(OBS, 1.0, False, False, TOLD), (OBS, 1.0, False, False, MANY)]
         desk.step()  # sorts are known from here on
         Same.given = ALWAYS[name]
         plan = desk.service.express()
-        assert plan is not None and len(plan[10]) == 2
+        assert plan is not None and len(plan[10]) == 3
         serve: Any = speedups.serve_express
         fd, fixed, due = desk.theirs.fileno(), [bytes(2 * 8)], desk.service._stepper.due
-        usual = name in ("nothing told", "floats", "two sorts") or (name, mode) == ("ends at once", "NextStep")
+        usual = name in ("nothing told", "floats", "two sorts", "arrays", "floats and arrays")
+        usual = usual or (name, mode) == ("ends at once", "NextStep")
 
         def step() -> None:
             due[:] = [0, 0]
@@ -217,8 +237,8 @@ def test_steps_leave_nothing_behind(name, mode):
 
         objects = [
             desk.its_decoder, desk.its_decoder._head, desk.its_decoder._spill, desk.its_encoder, plan, due, serve,
-            *(part for part in plan if not isinstance(part, int)), *plan[0], *plan[8], plan[9], *plan[10],
-            *(item for sort in plan[10] for item in (*sort[1:], *sort[1])),
+            *(part for part in plan if not isinstance(part, int)), *plan[0], *plan[8], *plan[8][0], plan[9], *plan[10],
+            *(item for sort in plan[10] for item in (*sort[1:], *sort[1], *sort[3])),
         ]  # fmt: skip
         for given_by_row in Same.given:
             objects += [part for part in parts_of(given_by_row) if not isinstance(part, (bool, int, type(None)))]
@@ -271,7 +291,7 @@ def test_what_is_no_step_leaves_nothing_behind(way):
 
         objects = [
             desk.its_decoder, desk.its_decoder._head, desk.its_decoder._spill, desk.its_encoder, plan, *TOLD.values(),
-            *(part for part in plan if not isinstance(part, int)), *plan[0], *plan[8], plan[9], *plan[10],
+            *(part for part in plan if not isinstance(part, int)), *plan[0], *plan[8], *plan[8][0], plan[9], *plan[10],
         ]  # fmt: skip
         check_nothing_grows(act, *objects)
 

@@ -61,7 +61,7 @@ def named(n: int = 3) -> tuple[list[Columns], Schema]:
 
 def test_reading_takes_any_arguments():
     part, tail = usual()
-    read: Any = speedups.read_floats
+    read: Any = speedups.read_columns
     for args in ((), (part,), (part, tail), (part, tail, Columns, None)):
         assert isinstance(harmless(read, *args), TypeError)
     for odd in ODD:
@@ -161,9 +161,9 @@ def test_nothing_is_read_beyond_the_end_of_a_tail():
 
 def test_merging_takes_any_arguments():
     columns, schema = named()
-    merge_floats: Any = speedups.merge_floats
+    merge_columns: Any = speedups.merge_columns
     for args in ((), (columns,), (columns, 3), (columns, 3, merging._named, None)):
-        assert isinstance(harmless(merge_floats, *args), TypeError)
+        assert isinstance(harmless(merge_columns, *args), TypeError)
     for odd in ODD:
         assert harmless(merged_in_c, odd, 3) is None
         assert harmless(merged_in_c, [odd], 3) is None
@@ -179,10 +179,13 @@ def test_merging_takes_any_arguments():
 
 
 NAMES: list[Any] = [
-    None, [], (), (("x", "_x", None),), (("x", "_x", None),) * 3, (None, None), (1, 2), (("x",), ("y",)),
-    ((1, "_1", None), ("y", "_y", None)), (("x", 1, None), ("y", "_y", None)), [("x", "_x", None), ("y", "_y", None)],
-    (("x", "_x", None), ("x", "_x", np.dtype("f4"))), (("x", "_x", np.dtype("f2")), ("x", "_x", np.dtype("f4"))),
-    tuple((f"{i}", f"_{i}", None) for i in range(70)), (("x", "_x", None),) * 9999,
+    None, [], (), (("x", "_x", None, ()),), (("x", "_x", None, ()),) * 3, (None, None), (1, 2), (("x",), ("y",)),
+    ((1, "_1", None, ()), ("y", "_y", None, ())), (("x", 1, None, ()), ("y", "_y", None, ())),
+    [("x", "_x", None, ()), ("y", "_y", None, ())], (("x", "_x", None, ()), ("x", "_x", np.dtype("f4"), ())),
+    (("x", "_x", np.dtype("f2"), ()), ("x", "_x", np.dtype("f4"), ())),
+    tuple((f"{i}", f"_{i}", None, ()) for i in range(70)), (("x", "_x", None, ()),) * 9999,
+    (("x", "_x", None), ("y", "_y", None)), (("x", "_x", None, None), ("y", "_y", None, ())),
+    (("x", "_x", None, ()), ("x", "_x", None, (1,))), (("x", "_x", None, ()), ("x", "_x", np.dtype("f8"), ())),
 ]  # fmt: skip
 
 
@@ -211,10 +214,10 @@ def test_dtypes_that_raise_are_pythons():
         __hash__ = None  # type: ignore[assignment]
 
     columns, schema = named()
-    names = (("x", "_x", Raising()), ("x", "_x", Raising()))
+    names = (("x", "_x", Raising(), ()), ("x", "_x", Raising(), ()))
     assert merged_in_c(columns, 3, {id(schema): (schema, names)}) is None
     with pytest.raises(TypeError):  # as numpy does of what is no dtype
-        merged_in_c(columns, 3, {id(schema): (schema, (("x", "_x", Raising()), ("y", "_y", None)))})
+        merged_in_c(columns, 3, {id(schema): (schema, (("x", "_x", Raising(), ()), ("y", "_y", None, ())))})
 
 
 def apart(table: Any) -> Any:
@@ -320,7 +323,7 @@ def test_reading_leaves_nothing_behind(way):
             part = SimpleNamespace(slots=part.slots, start=0, stop=3, member=part.member.schemas)
         case "no columns":
             kind = int
-    read: Any = speedups.read_floats
+    read: Any = speedups.read_columns
 
     def act() -> None:
         if way in ("no part", "no columns"):
@@ -348,9 +351,9 @@ def test_merging_leaves_nothing_behind(way):
         case "does not fit":
             columns.append(Columns(np.array([0, 3]), first, np.zeros((len(first.columns), 2))))
         case "odd names":
-            names[id(first)] = first, (("z", "_z", None, None),)
+            names[id(first)] = first, (("z", "_z", None),)
         case "odd dtype":
-            names[id(first)] = first, (("z", "_z", "no dtype"),)
+            names[id(first)] = first, (("z", "_z", "no dtype", ()),)
 
     def act() -> None:
         if way == "odd dtype":

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from aioenv.batching.infos import MAX_SCHEMAS, Column, Group, Path, Schema, column_of_objects
+from aioenv.batching.infos import MAX_SCHEMAS, Column, Group, Path, Schema, column_of_objects, has_buffer
 
 __all__ = ["Gatherer"]
 
 _SCALARS = (int, float, bool)
 _FLOATS = tuple(np.dtype(name) for name in ("f8", "f4", "f2"))
 _FLOAT_TYPES = frozenset({float, np.float64, np.float32, np.float16})
+# So many sorts that differ in nothing but the shapes of arrays C knows: where these vary all the time, it is of no use.
+_MAX_ALIKE = 4
+# What C needs to know of one (see `Gatherer.sorts`).
+Sort: TypeAlias = "tuple[int, list[Any], list[Any], list[np.ndarray[Any, Any]], Callable[[bytes], dict[Any, Any]]]"
 
 
 class _Known(NamedTuple):
@@ -40,15 +45,16 @@ class Gatherer:
     """Turns info dicts into groups of columns; remembers the schemas that the parent knows already.
 
     Attributes:
-        sorts: what C recognises (see `speedups.serve_express`): numbers, keys and types of sorts that the parent
-            knows, of which all values are float scalars.
+        sorts: what C recognises (see `speedups.serve_express`): sorts that the parent knows, of which all values are
+            numbers, or arrays. Of each its number, keys and types, arrays that look like its values, and what makes a
+            dict of the bytes of its values.
     """
 
     def __init__(self) -> None:
         self._known: dict[tuple[Any, Any], _Known] = {}
         self._ids: dict[Schema, int] = {}
         self._news: list[tuple[int, Schema]] = []
-        self.sorts: list[tuple[int, list[Any], list[Any]]] = []
+        self.sorts: list[Sort] = []
         self._usual: _Known | None = None  # all float scalars: what a whole batch is compared with first
 
     def gather(self, infos: Sequence[tuple[int, Mapping[Any, Any]]], rows: Sequence[int]) -> list[Group]:
@@ -118,8 +124,7 @@ class Gatherer:
                     flat = not any(column.is_dict for column in schema.columns)
                     arrays = tuple(column for column in schema.columns if column.shape)
                     known = sorts[keys, types] = _Known(number, schema, list(keys), list(types), flat, arrays)
-                    if schema.floats and _FLOAT_TYPES.issuperset(types):
-                        self.sorts.append((number, known.keys, known.types))
+                    self._show_to_c(known)
                 values = _values(info, schema)
                 keys = None
             group = groups.get(number)
@@ -136,6 +141,19 @@ class Gatherer:
             Group(number, None if tuple(rows) == wanted else tuple(rows), *_pack(schema, rows, values))
             for number, (schema, rows, values) in groups.items()
         ]
+
+    def _show_to_c(self, known: _Known) -> None:
+        columns = known.schema.columns
+        shown = [number for number, keys, types, *_ in self.sorts if (keys, types) == (known.keys, known.types)]
+        if not known.flat or known.number in shown or len(shown) == _MAX_ALIKE:
+            return
+        if known.schema.floats and _FLOAT_TYPES.issuperset(known.types):
+            like = [np.empty(())] * len(columns)
+        elif not known.schema.floats and all(map(_is_for_c, columns, known.types)):
+            like = [np.empty(column.shape, column.dtype) for column in columns]
+        else:
+            return
+        self.sorts.append((known.number, known.keys, known.types, like, partial(_info_of, known, like)))
 
     def take_news(self) -> list[tuple[int, Schema]]:
         """The schemas that the parent has not been told of yet."""
@@ -173,6 +191,27 @@ def _is_known_by_types(schema: Schema, info: Mapping[Any, Any]) -> bool:
         if not column.is_dict and column.dtype is None and kind is int:  # too large for a number; the next may not be
             return False
     return True
+
+
+def _is_for_c(column: Column, kind: Any) -> bool:
+    """Whether C can copy values of this type into a column."""
+    if not has_buffer(column):  # an object, say, whatever its type
+        return False
+    if column.shape:
+        return kind is np.ndarray
+    return kind in _SCALARS or (column.dtype is not None and kind is column.dtype.type)
+
+
+def _info_of(known: _Known, like: Sequence[np.ndarray[Any, Any]], data: bytes) -> dict[Any, Any]:
+    """The dict that C has copied these values of."""
+    info: dict[Any, Any] = {}
+    offset = 0
+    for key, kind, column in zip(known.keys, known.types, like, strict=True):
+        size = column.nbytes
+        value: np.ndarray[Any, Any] = np.ndarray(column.shape, column.dtype, data[offset : offset + size]).copy()
+        info[key] = value if kind is np.ndarray else kind(value[()])
+        offset += size
+    return info
 
 
 def _schema(info: Mapping[Any, Any]) -> Schema:

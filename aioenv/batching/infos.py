@@ -24,6 +24,7 @@ __all__ = [
     "Path",
     "Schema",
     "column_of_objects",
+    "has_buffer",
 ]
 
 Path: TypeAlias = tuple[Any, ...]
@@ -57,6 +58,16 @@ def column_of_objects(path: Path, values: Sequence[Any]) -> Column:
     if not all(type(value) is np.ndarray and value.dtype == dtype and value.shape == shape for value in values):
         return Column(path, None, ())
     return Column(path, dtype, shape, apart=True)
+
+
+def has_buffer(column: Column) -> bool:
+    """Whether C can copy its values: they have a dtype, of which numpy lets others see the memory."""
+    if column.dtype is None or column.apart:
+        return False
+    try:
+        return np.empty(0, column.dtype).data is not None
+    except (ValueError, TypeError):  # datetimes
+        return False
 
 
 class Schema(NamedTuple):

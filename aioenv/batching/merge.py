@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium.vector import VectorEnv
 
 from aioenv import speedups
-from aioenv.batching.infos import MAX_SCHEMAS, NO_RESULT, NO_RESULT_KEY, Column, Columns, Group, Schema
+from aioenv.batching.infos import MAX_SCHEMAS, NO_RESULT, NO_RESULT_KEY, Column, Columns, Group, Schema, has_buffer
 
 __all__ = ["Rows", "SchemaTable", "merge", "merge_or_rows"]
 
@@ -101,14 +101,18 @@ def _merge_columns(parts: Sequence[Columns], size: int) -> dict[str, Any] | None
     """Whole columns at once; None if that gives something else than row by row."""
     if not parts:
         return {}
-    if speedups.merge_floats is not None and (floats := speedups.merge_floats(parts, size, _named)) is not None:
-        return floats
+    if speedups.merge_columns is not None:
+        merged = speedups.merge_columns(parts, size, _named)
+        if merged is not None:
+            return merged
+        for part in parts:
+            _names(part.schema)
     if any(part.schema.by_row for part in parts):
         return None
     if _all_alike(parts, size):
         return _join(parts, size)
-    if all(part.schema.floats for part in parts) and (merged := _merge_floats(parts, size)) is not None:
-        return merged
+    if all(part.schema.floats for part in parts) and (floats := _merge_floats(parts, size)) is not None:
+        return floats
     infos: dict[str, Any] = {}
     for part in parts:
         if not _assign(infos, part, size):
@@ -142,30 +146,34 @@ def _join(parts: Sequence[Columns], size: int) -> dict[str, Any]:
     return infos
 
 
-# A key, that of its mask, and its dtype if that is not float64.
-_Name: TypeAlias = tuple[Any, str, Any]
+# A key, that of its mask, its dtype if that is not float64 or there is a shape, and that.
+_Name: TypeAlias = tuple[Any, str, Any, tuple[int, ...]]
 # By the schema's identity: to hash one takes longer than its use. C merges those that are named here.
 _named: dict[int, tuple[Schema, tuple[_Name, ...]]] = {}
 
 
 def _names(schema: Schema) -> tuple[_Name, ...]:
-    """Those of all columns, which are float scalars."""
+    """Those of all columns; none if C can't merge them."""
     known, names = _named.get(id(schema), (None, ()))
     if known is not schema:
+        if schema.by_row or not all(has_buffer(column) and len(column.path) == 1 for column in schema.columns):
+            return ()
         if len(_named) > MAX_SCHEMAS:
             _named.clear()
-        names = tuple(
-            (column.path[0], f"_{column.path[0]}", None if column.dtype == np.float64 else column.dtype)
-            for column in schema.columns
-        )
+        names = tuple(map(_name, schema.columns))
         _named[id(schema)] = schema, names
     return names
+
+
+def _name(column: Column) -> _Name:
+    key = column.path[0]
+    return key, f"_{key}", None if column.dtype == np.float64 and not column.shape else column.dtype, column.shape
 
 
 def _name_rows(names: Iterable[_Name], table: np.ndarray[Any, Any], masks: np.ndarray[Any, Any]) -> dict[str, Any]:
     """Rows of a float64 table and of its masks as the values and masks of keys."""
     infos: dict[str, Any] = {}
-    for (key, mask_key, dtype), values, mask in zip(names, table, masks, strict=True):
+    for (key, mask_key, dtype, _), values, mask in zip(names, table, masks, strict=True):
         infos[key] = values if dtype is None else values.astype(dtype)
         infos[mask_key] = mask
     return infos

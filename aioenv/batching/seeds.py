@@ -64,6 +64,8 @@ def listed_seeds(seed: Any) -> list[int | None]:
     try:
         if isinstance(seed, (str, Set, Mapping)):  # of which the last two have no order, or no seeds
             raise TypeError("no sequence")
+        if isinstance(seed, list) and set(map(type, seed)) == {int}:  # of which there may be millions
+            return [*seed]
         return [None if s is None else index(s) for s in seed]
     except TypeError:
         raise TypeError(f"seed: expected an int, a sequence of ints or None, got {seed!r}") from None

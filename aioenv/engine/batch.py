@@ -138,6 +138,11 @@ class Batch:
         views = self._step_views if stepped else self._reset_views
         return [view[start * size : stop * size] for view, size in views]
 
+    @property
+    def copies(self) -> bool:
+        """Whether there is something to `copy_out`."""
+        return bool(self._copies)
+
     def copy_out(self, start: int, slots: Any) -> None:
         """Copy what the workers of `slots` have written into the lane `COPIED`, from row `start` on."""
         for mine, theirs in self._copies:

@@ -47,6 +47,7 @@ Slots = npt.NDArray[np.int64]
 # How long to poll for replies before the loop sleeps, while there are CPUs without a worker, in seconds: with what else
 # a step does, below the 0.5 ms that it may keep the loop busy.
 _POLL_S = 250e-6
+_LANE = slice(0, 1)
 # Replies up to this are in a socket as a whole, so that nobody waits for them to be read.
 _MAX_REST_BYTES = 1 << 16
 
@@ -117,7 +118,7 @@ class Dispatch:
                 lost=lambda worker, error: self._fail(error),
             )
         # else more is done with a request or a reply than to count it, and to read its tail
-        more = images, painter, self.episodes, self.merger, self.restarter, fleet.lanes
+        more = images, painter, self.episodes, self.merger, self.restarter
         self._only_counts = not any(more)
         self._no_tails = [b""] * len(fleet.members)
         self._bell = self._make_bell()
@@ -127,7 +128,9 @@ class Dispatch:
     def _make_bell(self) -> Bell | None:
         members, layout = self._fleet.members, self._fleet.observations
         channels = [m.worker.express for m in members if m.worker.express is not None]
-        size = sum(leaf.dtype.itemsize * prod(leaf.shape) for leaf in layout.leaves)
+        shared = self._fleet.lanes[COPIED].observations if self._fleet.lanes else ()
+        framed = [leaf for number, leaf in enumerate(layout.leaves) if number not in shared]
+        size = sum(leaf.dtype.itemsize * prod(leaf.shape) for leaf in framed)
         most = max(member.stop - member.start for member in members) * size
         if speedups.take_express is None or not self._only_counts or len(channels) < len(members):
             return None
@@ -160,8 +163,9 @@ class Dispatch:
         for part in exchange.parts:
             part.on_reply = partial(self._on_reply, exchange, part)
             if self._only_counts:
-                read = partial(self._read_tail, exchange, part)
-                part.express = Pending(part.into[0], part.on_reply, (part, exchange, read))
+                batch, read = exchange.batch, partial(self._read_tail, exchange, part)
+                copy = partial(batch.copy_out, part.start, part.slots) if batch.copies else None
+                part.express = Pending(part.into[0], part.on_reply, (part, exchange, read, copy))
 
     def some(self, shares: Sequence[tuple[Member, Slots]], *, stepped: bool) -> Exchange:
         """An exchange with some workers about some of their slots, begun; its parts are ready one by one."""
@@ -195,7 +199,7 @@ class Dispatch:
         """
         parts, sent = exchange.parts, 0
         if speedups.send_express is not None and self.trace is None:
-            sent = speedups.send_express(parts, views, cuts, tails or self._no_tails)
+            sent = speedups.send_express(parts, *self._named(exchange, views, cuts), tails or self._no_tails)
             if self._bell is not None and sent == len(parts) == len(self._fleet.members):
                 self._bell.begin(exchange)
                 return
@@ -203,6 +207,14 @@ class Dispatch:
         for part, mine, tail in zip(parts[sent:], cuts[sent:], (tails or self._no_tails)[sent:], strict=True):
             fixed: Any = list(map(getitem, views, mine))
             self.submit(exchange, part, Sent(Kind.STEP, fixed, tail, part.slots))
+
+    def _named(
+        self, exchange: Exchange, views: list[memoryview], cuts: list[list[slice]]
+    ) -> tuple[list[memoryview], list[list[slice]]]:
+        """What travels with a step: a lane of shared memory, if there are any, and actions."""
+        if not self._fleet.lanes:
+            return views, cuts
+        return [memoryview(LANE_BYTES[exchange.batch.lane]), *views], [[_LANE, *mine] for mine in cuts]
 
     def submit(self, exchange: Exchange, part: Part, sent: Sent) -> None:
         """Send a part's request; what becomes of it the exchange is told, whatever happens."""

@@ -86,7 +86,7 @@ def read_tail(part: Part, tail: memoryview) -> Sequence[int]:
     Raises:
         Exception: if it can't be understood.
     """
-    if speedups.read_floats is not None and (floats := speedups.read_floats(part, tail, Columns)) is not None:
+    if speedups.read_columns is not None and (floats := speedups.read_columns(part, tail, Columns)) is not None:
         part.columns = floats
         return ()
     columns = load_columns(tail)

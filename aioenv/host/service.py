@@ -24,6 +24,7 @@ class Begun(NamedTuple):
     """A STEP that C has begun (see `speedups.step_rows`).
 
     Attributes:
+        lane: of shared memory, where observations go; 0 if there is none.
         rows: those that are stepped.
         actions: one a row.
         infos: of those that were stepped.
@@ -35,6 +36,7 @@ class Begun(NamedTuple):
     kind: Kind
     request: int
     generation: int
+    lane: int
     rows: range
     actions: list[Any]
     infos: list[tuple[int, dict[str, Any]]]
@@ -45,8 +47,8 @@ class Begun(NamedTuple):
     @classmethod
     def of(cls, got: tuple[Any, ...]) -> Begun:
         """What `speedups.serve_express` has given."""
-        request, generation, first, count, *rest = got
-        return cls(Kind.STEP, request, generation, range(first, first + count), *rest)
+        request, generation, lane, first, count, *rest = got
+        return cls(Kind.STEP, request, generation, lane, range(first, first + count), *rest)
 
 
 class Service(Protocol):

@@ -9,7 +9,7 @@ import os
 import sys
 
 __all__ = [
-    "VARIABLE", "compiled", "merge_floats", "read_floats", "read_frame", "send_express", "serve_express", "spin",
+    "VARIABLE", "compiled", "merge_columns", "read_columns", "read_frame", "send_express", "serve_express", "spin",
     "step_rows", "take_express", "why_not", "write_frame",
 ]  # fmt: skip
 
@@ -18,7 +18,7 @@ VARIABLE = "AIOENV_NO_SPEEDUPS"
 
 # what callers do without then
 step_rows = read_frame = write_frame = spin = send_express = take_express = serve_express = None
-read_floats = merge_floats = None
+read_columns = merge_columns = None
 why_not = ""
 if os.environ.get(VARIABLE, "0") not in ("", "0"):
     why_not = f"{VARIABLE} is set"
@@ -27,8 +27,8 @@ elif not getattr(sys, "_is_gil_enabled", lambda: True)():
 else:
     try:
         from aioenv.speedups._c import (  # type: ignore[assignment]
-            merge_floats,
-            read_floats,
+            merge_columns,
+            read_columns,
             read_frame,
             send_express,
             serve_express,

@@ -78,35 +78,36 @@ def take_express(channel: Any, /) -> int | None:
         TypeError, ValueError, AttributeError: if the channel has not what it should have.
     """
 
-def read_floats(part: Any, tail: memoryview, kind: type[_Columns], /) -> list[_Columns] | None:
-    """The infos of a reply, if `wire.messages.dump_columns` made its tail, and all are float scalars.
+def read_columns(part: Any, tail: memoryview, kind: type[_Columns], /) -> list[_Columns] | None:
+    """The infos of a reply, if `wire.messages.dump_columns` made its tail, and all of their columns have a dtype.
 
     Args:
         part: the `engine.batch.Part` that the reply is to.
-        tail: what the tables are views of.
+        tail: what tables and columns are views of.
         kind: `batching.infos.Columns`.
 
     Returns:
-        What `engine.tails.read_tail` makes of it. None if the worker's schemas have no such number, or one of something
-        else, if sizes do not fit, or if a row is none of the part's: that is Python's, which says what is wrong.
+        What `engine.tails.read_tail` makes of it. None if the worker's schemas have no such number, or one of objects
+        or dicts, if sizes do not fit, or if a row is none of the part's: that is Python's, which says what is wrong.
 
     Raises:
         TypeError, ValueError, AttributeError: if the arguments are no such objects.
     """
 
-def merge_floats(
-    parts: Sequence[Any], size: int, named: dict[int, tuple[Any, tuple[tuple[Any, str, Any], ...]]], /
+def merge_columns(
+    parts: Sequence[Any], size: int, named: dict[int, tuple[Any, tuple[tuple[Any, str, Any, tuple[int, ...]], ...]]], /
 ) -> dict[str, Any] | None:
-    """Merge columns of float scalars into the info dict of a batch.
+    """Merge columns into the info dict of a batch.
 
     Args:
         parts: `batching.infos.Columns`.
         size: how many rows the batch has.
-        named: by the identity of a schema of float scalars, itself, and what `batching.merge._names` says of it.
+        named: by the identity of a schema, itself, and what `batching.merge._names` says of it.
 
     Returns:
         What `batching.merge.merge` gives. None if there are no parts, if a schema is not among those, a key is no
-        string or comes with two dtypes, or positions or values do not fit: that is Python's, which names what is new.
+        string or comes with two dtypes or shapes, or positions or values do not fit: that is Python's, which names what
+        is new.
 
     Raises:
         TypeError: if there are not three arguments, of which the last is a dict.
@@ -129,22 +130,23 @@ def serve_express(
         dict[int, int],
         int,
         memoryview,
-        tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any], list[Any]],
+        list[tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any], list[Any]]],
         Callable[[int, int], list[memoryview]],
-        list[tuple[int, list[Any], list[type]]],
+        list[tuple[int, list[Any], list[type], list[NDArray[Any]], Callable[[bytes], dict[Any, Any]]]],
         list[memoryview],
     ],
     seconds: float,
     /,
-) -> int | tuple[int, int, int, int, list[Any], list[tuple[int, dict[str, Any]]], int, Any, bool] | None:
+) -> int | tuple[int, int, int, int, int, list[Any], list[tuple[int, dict[str, Any]]], int, Any, bool] | None:
     """Answer plain steps of a worker's envs, all or successive rows, until something else comes, or nothing.
 
     Args:
         read_fd, write_fd: of the channel; there is something to read.
         decoder, encoder: of the same.
-        plan: where actions are read into; the array that they are then; `steps`, `resets`, `due`, `seeds`, `at_end`,
-            `mark` and `into` as `step_rows` takes them; what tells what travels of so many rows from one on; the sorts
-            of infos that the parent knows as columns (see `batching.gather.Gatherer.sorts`); and what travels of all.
+        plan: where actions are read into, after the number of a lane of shared memory, if there are several; the array
+            that they are then; `steps`, `resets`, `due`, `seeds`, `at_end`, `mark` and, for each lane, `into` as
+            `step_rows` takes them; what tells what travels of so many rows from one on; the sorts of infos that the
+            parent knows as columns (see `batching.gather.Gatherer.sorts`); and what travels of all.
         seconds: how long not to sleep after a reply, before that is nothing.
 
     Returns:

@@ -20,9 +20,10 @@ extern PyObject *float64_dtype, *int64_dtype, *bool_dtype, *tuple_new;
 /* The attributes that C looks at. */
 #define NAMES(name)                                                                                                    \
     name(abandoned) name(arrived) name(astype) name(chain) name(copy) name(decoder) name(done) name(encoder)           \
-    name(error) name(express) name(fd) name(frames) name(generation) name(keep) name(member) name(next) name(open)     \
-    name(pending) name(request) name(requests) name(schemas) name(set_result) name(slots) name(start) name(stop)       \
-    name(unsent) name(waiting) name(worker) name(_head) name(_header) name(_schemas) name(_spill) name(_wanted)
+    name(error) name(express) name(fd) name(frames) name(generation) name(itemsize) name(keep) name(member) name(next) \
+    name(open) name(pending) name(request) name(requests) name(schemas) name(set_result) name(slots) name(start)       \
+    name(stop) name(unsent) name(waiting) name(worker) name(_head) name(_header) name(_schemas) name(_spill)           \
+    name(_wanted)
 #define DECLARE(name) extern PyObject *str_##name;
 NAMES(DECLARE)
 #undef DECLARE
@@ -85,12 +86,15 @@ PyObject *spin(PyObject *module, PyObject *const *args, Py_ssize_t argc);
 
 enum { MAX_GROUPS = 8, MAX_KEYS = 64 };
 
-/* Infos of one sort: `used` rows of values, and their numbers. */
+typedef struct InfoItem InfoItem;
+
+/* Infos of one sort: `used` rows of values, one after the other, and their numbers. */
 typedef struct {
     PyObject *sort;
-    Py_ssize_t used;
-    double *values;
+    Py_ssize_t used, keys, row_bytes;
+    char *values;
     uint32_t *rows;
+    InfoItem *items; /* one a key */
 } InfoGroup;
 
 /* Those of a step of so many rows, by sort; the last row of them. Of no sorts (NULL), none is taken. */
@@ -108,11 +112,13 @@ void end_columns(Columns *columns);
 
 /* ------------------------------------------------------------ columns.c, merge.c */
 
-/* What a `Columns` and a `Schema` are made of. */
+/* What a `Columns`, a `Schema` and a `Column` are made of. */
 enum { POSITIONS, SCHEMA, VALUES, COLUMNS_PARTS };
 enum { ITS_COLUMNS, FLOATS, BY_ROW, SCHEMA_PARTS };
+enum { ITS_PATH, ITS_DTYPE, ITS_SHAPE, IS_DICT, IS_PYTHON, IS_APART, COLUMN_PARTS };
 
 int is_tuple_of(PyObject *object, Py_ssize_t size);
+int is_schema(PyObject *object); /* and not merged by row alone */
 int is_of_floats(PyObject *schema);
 
 /* The memory of an array with so many axes of 8-byte numbers of one of these formats; 0 if it is none. */
@@ -122,8 +128,8 @@ int64_t number_in(const Py_buffer *view, Py_ssize_t index);
 /* A new array, and its memory. */
 PyObject *zeros(PyObject *shape, PyObject *dtype, Py_buffer *view);
 
-PyObject *read_floats(PyObject *module, PyObject *const *args, Py_ssize_t argc);
-PyObject *merge_floats(PyObject *module, PyObject *const *args, Py_ssize_t argc);
+PyObject *read_columns(PyObject *module, PyObject *const *args, Py_ssize_t argc);
+PyObject *merge_columns(PyObject *module, PyObject *const *args, Py_ssize_t argc);
 
 /* ------------------------------------------------------------ rows.c */
 

@@ -1,4 +1,4 @@
-/* The tail of a reply as columns, where all of them are float scalars: see engine/tails.py and wire/messages.py. */
+/* The tail of a reply as columns, where all of them have a dtype: see engine/tails.py and wire/messages.py. */
 
 #include "c.h"
 
@@ -6,10 +6,12 @@ int is_tuple_of(PyObject *object, Py_ssize_t size) {
     return PyTuple_Check(object) && PyTuple_GET_SIZE(object) == size;
 }
 
-int is_of_floats(PyObject *schema) {
-    return is_tuple_of(schema, SCHEMA_PARTS) && PyTuple_GET_ITEM(schema, FLOATS) == Py_True &&
+int is_schema(PyObject *schema) {
+    return is_tuple_of(schema, SCHEMA_PARTS) && PyTuple_CheckExact(PyTuple_GET_ITEM(schema, ITS_COLUMNS)) &&
            PyTuple_GET_ITEM(schema, BY_ROW) == Py_False;
 }
+
+int is_of_floats(PyObject *schema) { return PyTuple_GET_ITEM(schema, FLOATS) == Py_True; }
 
 int view_numbers(PyObject *array, int axes, const char *formats, Py_buffer *view) {
     if (Py_TYPE(array) != (PyTypeObject *)numpy_array ||
@@ -99,6 +101,61 @@ static PyObject *positions_of(const Share *share, const uint8_t *rows, Py_ssize_
     return positions;
 }
 
+/* How many bytes so many rows of a column take; -1 if they are more than `most`, or it has no dtype, or with an
+ * exception. */
+static Py_ssize_t bytes_of(PyObject *column, Py_ssize_t rows, Py_ssize_t most) {
+    if (!is_tuple_of(column, COLUMN_PARTS) || PyTuple_GET_ITEM(column, ITS_DTYPE) == Py_None ||
+        !PyTuple_CheckExact(PyTuple_GET_ITEM(column, ITS_SHAPE)) || PyTuple_GET_ITEM(column, IS_APART) != Py_False)
+        return -1;
+    PyObject *shape = PyTuple_GET_ITEM(column, ITS_SHAPE);
+    PyObject *number = PyObject_GetAttr(PyTuple_GET_ITEM(column, ITS_DTYPE), str_itemsize);
+    Py_ssize_t size = number == NULL ? -1 : PyLong_AsSsize_t(number);
+    Py_XDECREF(number);
+    int none = rows == 0;
+    for (Py_ssize_t axis = -1; size > 0 && axis < PyTuple_GET_SIZE(shape); axis++) {
+        Py_ssize_t length = axis < 0 ? rows : PyLong_AsSsize_t(PyTuple_GET_ITEM(shape, axis));
+        none = none || length == 0; /* which may come after large ones */
+        if (length < 0 || (length && size > PY_SSIZE_T_MAX / length))
+            return -1;
+        size *= length ? length : 1;
+    }
+    return none ? 0 : size > most ? -1 : size;
+}
+
+/* An array of so many rows of a column over the tail's own memory, which it keeps alive, and its end; NULL if that is not
+ * before `end`, or there is no such array, or with an exception. */
+static PyObject *view_column(PyObject *column, Py_ssize_t rows, PyObject *tail, Py_ssize_t *offset, Py_ssize_t end) {
+    Py_ssize_t size = bytes_of(column, rows, end - *offset);
+    PyObject *first = size < 0 ? NULL : Py_BuildValue("(n)", rows), *array = NULL;
+    PyObject *shape = first == NULL ? NULL : PySequence_Concat(first, PyTuple_GET_ITEM(column, ITS_SHAPE));
+    if (shape != NULL)
+        array = PyObject_CallFunction(numpy_array, "OOOn", shape, PyTuple_GET_ITEM(column, ITS_DTYPE), tail, *offset);
+    *offset += size;
+    Py_XDECREF(first);
+    Py_XDECREF(shape);
+    return array;
+}
+
+/* The columns of a schema, likewise: one table if they are floats, else a list. */
+static PyObject *view_columns(PyObject *schema, Py_ssize_t rows, PyObject *tail, Py_ssize_t *offset, Py_ssize_t end) {
+    PyObject *columns = PyTuple_GET_ITEM(schema, ITS_COLUMNS);
+    Py_ssize_t count = PyTuple_GET_SIZE(columns), at = *offset;
+    if (is_of_floats(schema)) {
+        *offset += 8 * count * rows;
+        if (*offset != end)
+            return NULL;
+        return PyObject_CallFunction(numpy_array, "(nn)OOn", count, rows, float64_dtype, tail, at);
+    }
+    PyObject *list = PyList_New(0);
+    for (Py_ssize_t i = 0; list != NULL && i < count; i++) {
+        PyObject *array = view_column(PyTuple_GET_ITEM(columns, i), rows, tail, offset, end);
+        if (array == NULL || PyList_Append(list, array) < 0)
+            Py_CLEAR(list);
+        Py_XDECREF(array);
+    }
+    return list;
+}
+
 /* The group that begins there, as a `kind`, and its end; NULL if it is not as it should be, or with an exception. */
 static PyObject *read_group(const Share *share, PyObject *tail, const Py_buffer *view, Py_ssize_t *offset,
                             PyObject *kind) {
@@ -112,26 +169,24 @@ static PyObject *read_group(const Share *share, PyObject *tail, const Py_buffer 
     PyObject *number = PyLong_FromUnsignedLong(word_at(head));
     PyObject *schema = number == NULL ? NULL : PyDict_GetItemWithError(share->schemas, number);
     Py_XDECREF(number);
-    if (schema == NULL || !is_of_floats(schema) || !PyTuple_Check(PyTuple_GET_ITEM(schema, ITS_COLUMNS)))
-        return NULL;
-    Py_ssize_t keys = PyTuple_GET_SIZE(PyTuple_GET_ITEM(schema, ITS_COLUMNS)), size = 8 * keys * rows;
     uint64_t said = word_at(head + 8) | (uint64_t)word_at(head + 12) << 32;
-    if (keys > MAX_KEYS || said != (uint64_t)size || row_bytes + size > left)
+    if (schema == NULL || !is_schema(schema) || row_bytes > left || said > (uint64_t)(left - row_bytes) ||
+        PyTuple_GET_SIZE(PyTuple_GET_ITEM(schema, ITS_COLUMNS)) > MAX_KEYS)
         return NULL;
     Py_INCREF(schema); /* whoever else has it may let go of it */
     *offset += GROUP_HEAD + row_bytes;
-    PyObject *positions = NULL, *table = NULL, *three = NULL, *columns = NULL;
+    Py_ssize_t end = *offset + (Py_ssize_t)said;
+    PyObject *positions = NULL, *values = NULL, *three = NULL, *columns = NULL;
     positions = all ? PySlice_New(share->start, share->stop, NULL) : positions_of(share, head + GROUP_HEAD, rows);
-    if (positions != NULL) /* over the tail's own memory, which it keeps alive */
-        table = PyObject_CallFunction(numpy_array, "(nn)OOn", keys, rows, float64_dtype, tail, *offset);
-    if (table != NULL)
-        three = PyTuple_Pack(COLUMNS_PARTS, positions, schema, table);
+    if (positions != NULL)
+        values = view_columns(schema, rows, tail, offset, end);
+    if (values != NULL && *offset == end)
+        three = PyTuple_Pack(COLUMNS_PARTS, positions, schema, values);
     if (three != NULL)
         columns = PyObject_CallFunctionObjArgs(tuple_new, kind, three, NULL);
-    *offset += size;
     Py_DECREF(schema);
     Py_XDECREF(positions);
-    Py_XDECREF(table);
+    Py_XDECREF(values);
     Py_XDECREF(three);
     return columns;
 }
@@ -163,9 +218,9 @@ static int view_tail(PyObject *tail, Py_buffer *view) {
     return 0;
 }
 
-PyObject *read_floats(PyObject *module, PyObject *const *args, Py_ssize_t argc) {
+PyObject *read_columns(PyObject *module, PyObject *const *args, Py_ssize_t argc) {
     if (argc != 3) {
-        PyErr_SetString(PyExc_TypeError, "read_floats: expected a part, a tail, and what columns are");
+        PyErr_SetString(PyExc_TypeError, "read_columns: expected a part, a tail, and what columns are");
         return NULL;
     }
     Held held = {.count = 0};

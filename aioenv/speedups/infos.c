@@ -1,87 +1,178 @@
-/* Info dicts as columns, where all that they say is float scalars: see batching/gather.py and wire/messages.py. */
+/* Info dicts as columns, where all values are numbers, or arrays of the same dtypes and shapes each time: see
+ * batching/gather.py and wire/messages.py. */
 
 #include "c.h"
 
 /* What a `Gatherer` knows of a sort of dict. */
-enum { NUMBER, KEYS, TYPES, PARTS };
+enum { NUMBER, KEYS, TYPES, LIKE, MAKE, PARTS };
 
-static Py_ssize_t keys_of(PyObject *sort) { return PyList_GET_SIZE(PyTuple_GET_ITEM(sort, KEYS)); }
+/* How a value is copied: as a number of Python's, or as whatever lies in its memory. */
+enum { A_FLOAT, AN_INT, A_BOOL, MEMORY };
+
+struct InfoItem {
+    int how;
+    Py_buffer like; /* what its column's values look like */
+};
+
+/* So much a worker's infos of one sort may take; what there is of larger ones is left to Python. */
+static const Py_ssize_t MAX_GROUP_BYTES = (Py_ssize_t)1 << 26;
+
+static PyObject *part_of(PyObject *sort, int part) { return PyTuple_GET_ITEM(sort, part); }
+
+static Py_ssize_t keys_of(PyObject *sort) { return PyList_GET_SIZE(part_of(sort, KEYS)); }
 
 static int is_sort(PyObject *sort) {
     uint32_t number;
-    return PyTuple_Check(sort) && PyTuple_GET_SIZE(sort) == PARTS && PyList_CheckExact(PyTuple_GET_ITEM(sort, KEYS)) &&
-           PyList_CheckExact(PyTuple_GET_ITEM(sort, TYPES)) && !as_word(PyTuple_GET_ITEM(sort, NUMBER), &number) &&
-           PyList_GET_SIZE(PyTuple_GET_ITEM(sort, TYPES)) == keys_of(sort) && keys_of(sort) <= MAX_KEYS;
+    if (!PyTuple_Check(sort) || PyTuple_GET_SIZE(sort) != PARTS || as_word(part_of(sort, NUMBER), &number))
+        return 0;
+    for (int part = KEYS; part <= LIKE; part++)
+        if (!PyList_CheckExact(part_of(sort, part)) || PyList_GET_SIZE(part_of(sort, part)) != keys_of(sort))
+            return 0;
+    return keys_of(sort) <= MAX_KEYS;
 }
 
-/* Whether a dict is of a sort; its values. */
-static int fits(PyObject *sort, PyObject *info, double *values) {
-    PyObject *keys = PyTuple_GET_ITEM(sort, KEYS), *types = PyTuple_GET_ITEM(sort, TYPES), *key, *value;
-    if (keys_of(sort) != PyDict_GET_SIZE(info))
+/* Whether a dict has the keys of a sort, in its order, and the types of its values. */
+static int has_types(PyObject *sort, PyObject *info) {
+    PyObject *keys = part_of(sort, KEYS), *types = part_of(sort, TYPES), *key, *value;
+    if (keys_of(sort) != PyDict_GET_SIZE(info) || PyList_GET_SIZE(types) != keys_of(sort))
         return 0;
     for (Py_ssize_t place = 0, i = 0; PyDict_Next(info, &place, &key, &value); i++) {
-        if (i >= keys_of(sort) || i >= PyList_GET_SIZE(types) || i >= MAX_KEYS) /* a conversion may run Python */
-            return 0;
         PyObject *known = PyList_GET_ITEM(keys, i);
         int texts = PyUnicode_CheckExact(key) && PyUnicode_CheckExact(known);
         if (key != known && (!texts || PyUnicode_Compare(key, known)))
             return 0;
         if ((PyObject *)Py_TYPE(value) != PyList_GET_ITEM(types, i))
             return 0;
-        values[i] = PyFloat_AsDouble(value);
-        if (values[i] == -1 && PyErr_Occurred()) {
-            PyErr_Clear();
-            return 0;
-        }
     }
     return 1;
 }
 
-static int add_row(Columns *columns, InfoGroup *group, const double *values, Py_ssize_t row) {
-    memcpy(group->values + group->used * keys_of(group->sort), values, (size_t)keys_of(group->sort) * sizeof *values);
+/* Copies what lies in the memory of a value, if that looks as it should. */
+static int copy_memory(PyObject *value, const Py_buffer *like, char *to) {
+    Py_buffer from;
+    if (PyObject_GetBuffer(value, &from, PyBUF_FORMAT | PyBUF_C_CONTIGUOUS) < 0) {
+        PyErr_Clear();
+        return 0;
+    }
+    int same = from.len == like->len && from.ndim == like->ndim && !strcmp(from.format, like->format);
+    for (int axis = 0; same && axis < like->ndim; axis++)
+        same = from.shape[axis] == like->shape[axis];
+    if (same)
+        memcpy(to, from.buf, (size_t)from.len);
+    PyBuffer_Release(&from);
+    return same;
+}
+
+static int copy_value(PyObject *value, const InfoItem *item, char *to) {
+    if (item->how == MEMORY)
+        return copy_memory(value, &item->like, to);
+    double number = item->how == A_FLOAT ? PyFloat_AsDouble(value) : 0;
+    long long whole = item->how == AN_INT ? PyLong_AsLongLong(value) : 0;
+    if ((number == -1 || whole == -1) && PyErr_Occurred()) { /* too large, say */
+        PyErr_Clear();
+        return 0;
+    }
+    if (item->how == A_BOOL)
+        *to = value == Py_True;
+    else
+        memcpy(to, item->how == A_FLOAT ? (void *)&number : (void *)&whole, 8);
+    return 1;
+}
+
+/* Adds a dict to a group; 0 if it does not fit. */
+static int add_row(Columns *columns, InfoGroup *group, PyObject *info, Py_ssize_t row) {
+    PyObject *key, *value;
+    if (!has_types(group->sort, info))
+        return 0;
+    char *to = group->values + group->used * group->row_bytes;
+    for (Py_ssize_t place = 0, i = 0; i < group->keys && PyDict_Next(info, &place, &key, &value); i++) {
+        if (!copy_value(value, &group->items[i], to))
+            return 0;
+        to += group->items[i].like.len;
+    }
     group->rows[group->used++] = (uint32_t)row;
     columns->last = row;
     return 1;
 }
 
+static void end_group(InfoGroup *group) {
+    for (Py_ssize_t i = 0; group->items != NULL && i < group->keys; i++)
+        PyBuffer_Release(&group->items[i].like);
+    PyMem_Free(group->items);
+    PyMem_Free(group->values);
+    PyMem_Free(group->rows);
+    Py_DECREF(group->sort);
+}
+
+/* How values of a type are copied that look like that. */
+static int how_to_copy(PyObject *type, const Py_buffer *like) {
+    const char *format = like->format;
+    if (like->ndim || !format[0] || format[1])
+        return MEMORY;
+    if (type == (PyObject *)&PyLong_Type)
+        return strchr("lq", format[0]) != NULL && like->len == 8 ? AN_INT : -1;
+    if (type == (PyObject *)&PyBool_Type)
+        return format[0] == '?' ? A_BOOL : -1;
+    if (format[0] == 'd') /* narrower ones, too, in a table */
+        return A_FLOAT;
+    return type == (PyObject *)&PyFloat_Type ? -1 : MEMORY;
+}
+
+/* Begins a group; 0 if it is none that can be taken here. */
+static int begin_group(InfoGroup *group, PyObject *sort, Py_ssize_t rows) {
+    *group = (InfoGroup){.sort = Py_NewRef(sort)};
+    Py_ssize_t keys = keys_of(sort);
+    group->items = PyMem_Malloc((size_t)(keys + 1) * sizeof *group->items);
+    int takes = group->items != NULL;
+    while (takes && group->keys < keys) {
+        InfoItem *item = &group->items[group->keys];
+        PyObject *like = PyList_GET_ITEM(part_of(sort, LIKE), group->keys);
+        takes = Py_TYPE(like) == (PyTypeObject *)numpy_array &&
+                PyObject_GetBuffer(like, &item->like, PyBUF_FORMAT | PyBUF_C_CONTIGUOUS) == 0;
+        if (!takes)
+            break;
+        group->keys++;
+        group->row_bytes += item->like.len;
+        item->how = how_to_copy(PyList_GET_ITEM(part_of(sort, TYPES), group->keys - 1), &item->like);
+        takes = item->how >= 0 && group->row_bytes <= MAX_GROUP_BYTES / (rows + 1);
+    }
+    PyErr_Clear();
+    if (takes) {
+        group->values = PyMem_Malloc((size_t)(rows * group->row_bytes) + 1);
+        group->rows = PyMem_Malloc((size_t)rows * sizeof *group->rows);
+    }
+    if (group->values != NULL && group->rows != NULL)
+        return 1;
+    end_group(group);
+    return 0;
+}
+
 int note_columns(Columns *columns, PyObject *info, Py_ssize_t row) {
-    double values[MAX_KEYS];
     if (row <= columns->last) /* each row once, and in order */
         return 0;
     for (int i = 0; i < columns->count; i++)
-        if (fits(columns->groups[i].sort, info, values))
-            return add_row(columns, &columns->groups[i], values, row);
-    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(columns->sorts); i++) {
+        if (add_row(columns, &columns->groups[i], info, row))
+            return 1;
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(columns->sorts) && columns->count < MAX_GROUPS; i++) {
         PyObject *sort = PyList_GET_ITEM(columns->sorts, i);
-        if (!is_sort(sort) || !fits(sort, info, values))
+        InfoGroup *group = &columns->groups[columns->count];
+        if (!is_sort(sort) || !has_types(sort, info) || !begin_group(group, sort, columns->rows))
             continue;
-        InfoGroup group = {.sort = sort};
-        group.values = PyMem_Malloc((size_t)(columns->rows * keys_of(sort)) * sizeof *values);
-        group.rows = PyMem_Malloc((size_t)columns->rows * sizeof *group.rows);
-        if (columns->count == MAX_GROUPS || group.values == NULL || group.rows == NULL) {
-            PyMem_Free(group.values);
-            PyMem_Free(group.rows);
-            return 0;
+        if (add_row(columns, group, info, row)) {
+            columns->count++;
+            return 1;
         }
-        Py_INCREF(sort);
-        columns->groups[columns->count] = group;
-        return add_row(columns, &columns->groups[columns->count++], values, row);
+        end_group(group);
     }
     return 0;
 }
 
-/* The dict that a row of a group was. */
+/* The dict that a row of a group was: an equal one. */
 static PyObject *dict_of(const InfoGroup *group, Py_ssize_t index) {
-    PyObject *info = PyDict_New();
-    for (Py_ssize_t i = 0; info != NULL && i < keys_of(group->sort); i++) {
-        PyObject *number = PyFloat_FromDouble(group->values[index * keys_of(group->sort) + i]);
-        PyObject *type = PyList_GET_ITEM(PyTuple_GET_ITEM(group->sort, TYPES), i);
-        PyObject *value = number == NULL ? NULL : PyObject_CallOneArg(type, number);
-        if (value == NULL || PyDict_SetItem(info, PyList_GET_ITEM(PyTuple_GET_ITEM(group->sort, KEYS), i), value) < 0)
-            Py_CLEAR(info);
-        Py_XDECREF(number);
-        Py_XDECREF(value);
-    }
+    const char *from = group->values + index * group->row_bytes;
+    PyObject *bytes = PyBytes_FromStringAndSize(from, group->row_bytes);
+    PyObject *info = bytes == NULL ? NULL : PyObject_CallOneArg(part_of(group->sort, MAKE), bytes);
+    Py_XDECREF(bytes);
     return info;
 }
 
@@ -105,12 +196,8 @@ int take_back(Columns *columns, PyObject *infos) {
 }
 
 void end_columns(Columns *columns) {
-    for (int i = 0; i < columns->count; i++) {
-        Py_DECREF(columns->groups[i].sort);
-        PyMem_Free(columns->groups[i].values);
-        PyMem_Free(columns->groups[i].rows);
-    }
-    columns->count = 0;
+    while (columns->count)
+        end_group(&columns->groups[--columns->count]);
 }
 
 static char *put_number(char *to, uint64_t number, int bytes) {
@@ -123,7 +210,7 @@ PyObject *tail_of(const Columns *columns) {
     Py_ssize_t size = columns->count ? 1 + 4 : 0;
     for (int i = 0; i < columns->count; i++) {
         const InfoGroup *group = &columns->groups[i];
-        size += 4 + 4 + 8 + 8 * group->used * keys_of(group->sort);
+        size += 4 + 4 + 8 + group->used * group->row_bytes;
         size += group->used < columns->rows ? 4 * group->used : 0;
     }
     PyObject *tail = PyBytes_FromStringAndSize(NULL, size);
@@ -134,18 +221,21 @@ PyObject *tail_of(const Columns *columns) {
     to = put_number(to, (uint64_t)columns->count, 4);
     for (int i = 0; i < columns->count; i++) {
         const InfoGroup *group = &columns->groups[i];
-        Py_ssize_t keys = keys_of(group->sort);
         int all = group->used == columns->rows;
         uint32_t number = 0;
-        as_word(PyTuple_GET_ITEM(group->sort, NUMBER), &number);
+        as_word(part_of(group->sort, NUMBER), &number);
         to = put_number(to, number, 4);
         to = put_number(to, all ? UINT32_MAX : (uint64_t)group->used, 4);
-        to = put_number(to, (uint64_t)(8 * group->used * keys), 8);
+        to = put_number(to, (uint64_t)(group->used * group->row_bytes), 8);
         for (Py_ssize_t row = 0; !all && row < group->used; row++)
             to = put_number(to, group->rows[row], 4);
-        for (Py_ssize_t key = 0; key < keys; key++)
-            for (Py_ssize_t row = 0; row < group->used; row++, to += sizeof(double))
-                memcpy(to, &group->values[row * keys + key], sizeof(double));
+        const char *from = group->values;
+        for (Py_ssize_t key = 0; key < group->keys; key++) {
+            Py_ssize_t bytes = group->items[key].like.len;
+            for (Py_ssize_t row = 0; row < group->used; row++, to += bytes)
+                memcpy(to, from + row * group->row_bytes, (size_t)bytes);
+            from += bytes;
+        }
     }
     return tail;
 }

@@ -1,37 +1,41 @@
-/* Columns of float scalars to the info dict of a batch: see batching/merge.py. */
+/* Columns that have a dtype to the info dict of a batch: see batching/merge.py. */
 
 #include "c.h"
 
 enum { MAX_KINDS = 16 };
 
 /* What a `merge._Name` is made of. */
-enum { KEY, MASK_KEY, DTYPE, NAME_PARTS };
+enum { KEY, MASK_KEY, DTYPE, SHAPE, NAME_PARTS };
 
-/* A schema, the names of its columns, and their rows in the table. */
+/* A schema, the names of its columns, and their numbers among all keys. */
 typedef struct {
     PyObject *schema, *names;
     int rows[MAX_KEYS];
 } Kind;
 
-/* The rows of the table, each with a name, and the schemas that they are of. */
+/* The keys, each with a name, and the schemas that they are of. */
 typedef struct {
     int count, kinds;
     PyObject *names[MAX_KEYS];
     Kind of[MAX_KINDS];
 } Merged;
 
-/* Whether a name stands for the same key and dtype as another; 0 if not, -1 if it is the same key of another dtype. */
+/* Whether a name stands for the same key, dtype and shape as another; 0 if not, -1 if it is the same key of others. */
 static int is_same(PyObject *name, PyObject *other) {
     if (PyObject_RichCompareBool(PyTuple_GET_ITEM(name, KEY), PyTuple_GET_ITEM(other, KEY), Py_EQ) != 1)
         return 0;
-    int alike = PyObject_RichCompareBool(PyTuple_GET_ITEM(name, DTYPE), PyTuple_GET_ITEM(other, DTYPE), Py_EQ);
-    return alike == 1 ? 1 : -1;
+    for (int part = DTYPE; part <= SHAPE; part++) {
+        PyObject *one = PyTuple_GET_ITEM(name, part), *two = PyTuple_GET_ITEM(other, part);
+        if (one != two && (one == Py_None || two == Py_None || PyObject_RichCompareBool(one, two, Py_EQ) != 1))
+            return -1; /* numpy takes None for a dtype */
+    }
+    return 1;
 }
 
-/* The row of a name, which may be a new one; -1 if it has none. */
+/* The number of a name, which may be a new one; -1 if it has none. */
 static int row_of(Merged *merged, PyObject *name) {
     if (!is_tuple_of(name, NAME_PARTS) || !PyUnicode_CheckExact(PyTuple_GET_ITEM(name, KEY)) ||
-        !PyUnicode_CheckExact(PyTuple_GET_ITEM(name, MASK_KEY)))
+        !PyUnicode_CheckExact(PyTuple_GET_ITEM(name, MASK_KEY)) || !PyTuple_CheckExact(PyTuple_GET_ITEM(name, SHAPE)))
         return -1;
     for (int row = 0; row < merged->count; row++) {
         int same = is_same(name, merged->names[row]);
@@ -44,7 +48,7 @@ static int row_of(Merged *merged, PyObject *name) {
     return merged->count++;
 }
 
-/* What is known of a part's schema; NULL if Python has not named its columns yet, or they are not for the table. */
+/* What is known of a part's schema; NULL if Python has not named its columns. */
 static const Kind *kind_of(Merged *merged, PyObject *part, PyObject *named) {
     if (!is_tuple_of(part, COLUMNS_PARTS))
         return NULL;
@@ -52,7 +56,7 @@ static const Kind *kind_of(Merged *merged, PyObject *part, PyObject *named) {
     for (int i = 0; i < merged->kinds; i++)
         if (merged->of[i].schema == schema)
             return &merged->of[i];
-    if (!is_of_floats(schema) || merged->kinds == MAX_KINDS)
+    if (!is_schema(schema) || merged->kinds == MAX_KINDS)
         return NULL;
     PyObject *id = PyLong_FromVoidPtr(schema), *known = id == NULL ? NULL : PyDict_GetItemWithError(named, id);
     Py_XDECREF(id);
@@ -87,40 +91,101 @@ static Py_ssize_t find_rows(PyObject *positions, Py_ssize_t size, Py_ssize_t *st
     return count;
 }
 
-/* Puts a part's values into the table; 0 if they do not fit. */
-static int put_part(PyObject *part, const Kind *kind, Py_ssize_t size, double *table, char *masks) {
-    Py_buffer at = {.buf = NULL, .obj = NULL}, values;
-    Py_ssize_t start = 0, keys = PyTuple_GET_SIZE(kind->names);
-    Py_ssize_t count = find_rows(PyTuple_GET_ITEM(part, POSITIONS), size, &start, &at);
-    int fits = 0;
-    if (view_numbers(PyTuple_GET_ITEM(part, VALUES), 2, "d", &values)) {
-        fits = values.shape[0] == keys && values.shape[1] == count;
-        const char *from = values.buf; /* of numbers that may not be aligned */
-        for (Py_ssize_t key = 0; fits && key < keys; key++) {
-            double *to = table + kind->rows[key] * size;
-            char *mask = masks + kind->rows[key] * size;
-            if (at.obj == NULL) {
-                memcpy(to + start, from, (size_t)count * sizeof *to);
-                memset(mask + start, 1, (size_t)count);
-                from += count * (Py_ssize_t)sizeof *to;
-                continue;
-            }
-            for (Py_ssize_t i = 0; i < count; i++, from += sizeof *to) {
-                memcpy(to + number_in(&at, i), from, sizeof *to);
-                mask[number_in(&at, i)] = 1;
-            }
-        }
-        PyBuffer_Release(&values);
+/* Where the values of a key go. */
+typedef struct {
+    PyObject *array; /* NULL: a row of the table */
+    Py_buffer view;
+    char *values, *mask;
+    Py_ssize_t bytes; /* of a row of the batch */
+    int narrow;       /* whether values of a table, which are float64, do not fit */
+} Target;
+
+/* Puts a part's values of one key where they go. */
+static void put_values(const Target *target, const char *from, Py_ssize_t start, const Py_buffer *at, Py_ssize_t count) {
+    size_t bytes = (size_t)target->bytes;
+    if (at->obj == NULL) {
+        memcpy(target->values + (size_t)start * bytes, from, (size_t)count * bytes);
+        memset(target->mask + start, 1, (size_t)count);
+        return;
     }
+    for (Py_ssize_t i = 0; i < count; i++, from += bytes) {
+        memcpy(target->values + (size_t)number_in(at, i) * bytes, from, bytes);
+        target->mask[number_in(at, i)] = 1;
+    }
+}
+
+/* Puts the rows of a table where they go; 0 if they do not fit. */
+static int put_table(PyObject *table, const Kind *kind, Py_ssize_t start, const Py_buffer *at, Py_ssize_t count,
+                     const Target *targets) {
+    Py_buffer view;
+    if (!view_numbers(table, 2, "d", &view))
+        return 0;
+    Py_ssize_t keys = PyTuple_GET_SIZE(kind->names);
+    int fits = view.shape[0] == keys && view.shape[1] == count;
+    for (Py_ssize_t key = 0; fits && key < keys; key++) {
+        const Target *target = &targets[kind->rows[key]];
+        fits = target->bytes == 8 && !target->narrow;
+        if (fits)
+            put_values(target, (const char *)view.buf + 8 * key * count, start, at, count);
+    }
+    PyBuffer_Release(&view);
+    return fits;
+}
+
+/* Likewise of a list of arrays. */
+static int put_arrays(PyObject *arrays, const Kind *kind, Py_ssize_t start, const Py_buffer *at, Py_ssize_t count,
+                      const Target *targets) {
+    Py_ssize_t keys = PyTuple_GET_SIZE(kind->names);
+    int fits = PyList_CheckExact(arrays) && PyList_GET_SIZE(arrays) == keys;
+    for (Py_ssize_t key = 0; fits && key < keys; key++) {
+        const Target *target = &targets[kind->rows[key]];
+        PyObject *array = PyList_GET_ITEM(arrays, key);
+        Py_buffer view;
+        fits = Py_TYPE(array) == (PyTypeObject *)numpy_array &&
+               PyObject_GetBuffer(array, &view, PyBUF_FORMAT | PyBUF_C_CONTIGUOUS) == 0;
+        if (!fits)
+            break;
+        fits = view.ndim && view.shape[0] == count && view.len == count * target->bytes;
+        if (fits)
+            put_values(target, view.buf, start, at, count);
+        PyBuffer_Release(&view);
+    }
+    PyErr_Clear();
+    return fits;
+}
+
+static int put_part(PyObject *part, const Kind *kind, Py_ssize_t size, const Target *targets) {
+    Py_buffer at = {.buf = NULL, .obj = NULL};
+    Py_ssize_t start = 0, count = find_rows(PyTuple_GET_ITEM(part, POSITIONS), size, &start, &at);
+    PyObject *values = PyTuple_GET_ITEM(part, VALUES);
+    int fits = count >= 0;
+    if (fits)
+        fits = (is_of_floats(kind->schema) ? put_table : put_arrays)(values, kind, start, &at, count, targets);
     PyBuffer_Release(&at);
     return fits;
 }
 
-/* Puts a row of the table, and of its masks, under the keys of their name. */
-static int put_row(PyObject *infos, PyObject *name, PyObject *table, PyObject *masks, Py_ssize_t row) {
-    PyObject *values = PySequence_GetItem(table, row), *mask = PySequence_GetItem(masks, row);
+/* An array of a key's own; -1: exception. */
+static int make_target(PyObject *name, Py_ssize_t size, Target *target) {
     PyObject *dtype = PyTuple_GET_ITEM(name, DTYPE);
-    if (values != NULL && mask != NULL && dtype != Py_None)
+    PyObject *first = Py_BuildValue("(n)", size);
+    PyObject *shape = first == NULL ? NULL : PySequence_Concat(first, PyTuple_GET_ITEM(name, SHAPE));
+    Py_XDECREF(first);
+    target->array = zeros(shape, dtype == Py_None ? float64_dtype : dtype, &target->view);
+    if (target->array == NULL)
+        return -1;
+    target->values = target->view.buf;
+    target->bytes = size ? target->view.len / size : 0;
+    target->narrow = dtype != Py_None;
+    return 0;
+}
+
+/* Puts what a row of the table, or an array, and a row of masks are, under the keys of their name. */
+static int put_row(PyObject *infos, PyObject *name, const Target *target, PyObject *table, PyObject *masks,
+                   Py_ssize_t row) {
+    PyObject *values = target->array != NULL ? Py_NewRef(target->array) : PySequence_GetItem(table, row);
+    PyObject *mask = PySequence_GetItem(masks, row), *dtype = PyTuple_GET_ITEM(name, DTYPE);
+    if (values != NULL && mask != NULL && target->array == NULL && dtype != Py_None)
         Py_SETREF(values, PyObject_CallMethodOneArg(values, str_astype, dtype));
     int failed = values == NULL || mask == NULL ||
                  PyDict_SetItem(infos, PyTuple_GET_ITEM(name, KEY), values) < 0 ||
@@ -133,29 +198,49 @@ static int put_row(PyObject *infos, PyObject *name, PyObject *table, PyObject *m
 /* The info dict; NULL if parts do not fit, or with an exception. */
 static PyObject *merge_all(PyObject *parts, Merged *merged, Py_ssize_t size, PyObject *named) {
     Py_buffer values = {.obj = NULL}, flags = {.obj = NULL};
-    Py_ssize_t keys = merged->count;
-    PyObject *table = zeros(Py_BuildValue("(nn)", keys, size), float64_dtype, &values), *infos = NULL;
-    PyObject *masks = table == NULL ? NULL : zeros(Py_BuildValue("(nn)", keys, size), bool_dtype, &flags);
-    int fits = masks != NULL;
+    Target targets[MAX_KEYS];
+    Py_ssize_t keys = merged->count, made = 0;
+    PyObject *table = NULL, *infos = NULL;
+    PyObject *masks = zeros(Py_BuildValue("(nn)", keys, size), bool_dtype, &flags);
+    int fits = masks != NULL, tables = 1;
+    for (int i = 0; i < merged->kinds; i++)
+        tables = tables && is_of_floats(merged->of[i].schema);
+    if (fits && tables) /* all in one */
+        fits = (table = zeros(Py_BuildValue("(nn)", keys, size), float64_dtype, &values)) != NULL;
+    for (; fits && made < keys; made++) {
+        Target *target = &targets[made];
+        *target = (Target){.bytes = 8};
+        if (table != NULL)
+            target->values = (char *)values.buf + 8 * made * size;
+        else if (make_target(merged->names[made], size, target) < 0)
+            break;
+        target->mask = (char *)flags.buf + made * size;
+    }
+    fits = fits && made == keys;
     for (Py_ssize_t i = 0; fits && i < PyTuple_GET_SIZE(parts); i++) {
         PyObject *part = PyTuple_GET_ITEM(parts, i);
-        fits = put_part(part, kind_of(merged, part, named), size, values.buf, flags.buf);
+        fits = put_part(part, kind_of(merged, part, named), size, targets);
     }
     PyBuffer_Release(&values);
     PyBuffer_Release(&flags);
     if (fits)
         infos = PyDict_New();
     for (int row = 0; infos != NULL && row < keys; row++)
-        if (put_row(infos, merged->names[row], table, masks, row) < 0)
+        if (put_row(infos, merged->names[row], &targets[row], table, masks, row) < 0)
             Py_CLEAR(infos);
+    while (made)
+        if (targets[--made].array != NULL) {
+            PyBuffer_Release(&targets[made].view);
+            Py_DECREF(targets[made].array);
+        }
     Py_XDECREF(table);
     Py_XDECREF(masks);
     return infos;
 }
 
-PyObject *merge_floats(PyObject *module, PyObject *const *args, Py_ssize_t argc) {
+PyObject *merge_columns(PyObject *module, PyObject *const *args, Py_ssize_t argc) {
     if (argc != 3 || !PyDict_Check(args[2])) {
-        PyErr_SetString(PyExc_TypeError, "merge_floats: expected parts, a size, and a dict of names");
+        PyErr_SetString(PyExc_TypeError, "merge_columns: expected parts, a size, and a dict of names");
         return NULL;
     }
     uint32_t size;

@@ -43,8 +43,8 @@ static PyMethodDef methods[] = {
     FAST(step_rows),
     FAST(serve_express),
     FAST(send_express),
-    FAST(read_floats),
-    FAST(merge_floats),
+    FAST(read_columns),
+    FAST(merge_columns),
     {"take_express", take_express, METH_O, NULL},
     {NULL, NULL, 0, NULL},
 };

@@ -131,9 +131,14 @@ PyObject *send_express(PyObject *module, PyObject *const *args, Py_ssize_t argc)
     return done < 0 ? NULL : PyLong_FromSsize_t(sent);
 }
 
+/* What a `workers.requests.Pending` says of what is counted. */
+typedef struct {
+    PyObject *part, *whole, *read, *first;
+} Counted;
+
 /* Count a reply; 1 if that was done. */
-static int count_reply(Held *held, PyObject *part, PyObject *whole, PyObject *pending, PyObject *request) {
-    PyObject *number = look_up(held, whole, str_open);
+static int count_reply(Held *held, const Counted *counted, PyObject *pending, PyObject *request) {
+    PyObject *part = counted->part, *whole = counted->whole, *number = look_up(held, whole, str_open);
     long open = number == NULL ? -1 : PyLong_AsLong(number);
     if (PyErr_Occurred() || PyDict_DelItem(pending, request) < 0 || PyObject_SetAttr(part, str_arrived, Py_True) < 0 ||
         set_word(whole, str_open, (uint32_t)(open - 1)) < 0)
@@ -151,6 +156,12 @@ static int count_reply(Held *held, PyObject *part, PyObject *whole, PyObject *pe
     return set == NULL ? -1 : 1;
 }
 
+static int call_first(PyObject *first) {
+    PyObject *done = PyObject_CallNoArgs(first);
+    Py_XDECREF(done);
+    return done == NULL ? -1 : 0;
+}
+
 /* What a reply has beyond the arrays goes to who reads that. */
 static int read_tail(PyObject *read, const Buffers *buffers) {
     PyObject *bytes = PyByteArray_FromStringAndSize(buffers->views[buffers->count - 1].buf, tail_size(buffers));
@@ -163,8 +174,7 @@ static int read_tail(PyObject *read, const Buffers *buffers) {
 }
 
 /* The reply that comes next: the request and what awaits it; NULL if it is not to be counted, or with an exception. */
-static PyObject *next_reply(Held *held, PyObject *pending, PyObject **request, PyObject **part, PyObject **whole,
-                            PyObject **read) {
+static PyObject *next_reply(Held *held, PyObject *pending, PyObject **request, Counted *counted) {
     Py_ssize_t place = 0;
     PyObject *value;
     if (!PyDict_CheckExact(pending) || !PyDict_Next(pending, &place, request, &value))
@@ -172,20 +182,20 @@ static PyObject *next_reply(Held *held, PyObject *pending, PyObject **request, P
     if (!PyTuple_Check(value) || PyTuple_GET_SIZE(value) != 3)
         return NULL;
     PyObject *into = PyTuple_GET_ITEM(value, 0), *count = PyTuple_GET_ITEM(value, 2);
-    if (!PyList_CheckExact(into) || !PyTuple_CheckExact(count) || PyTuple_GET_SIZE(count) != 3)
+    if (!PyList_CheckExact(into) || !PyTuple_CheckExact(count) || PyTuple_GET_SIZE(count) != 4)
         return NULL;
     held->objects[held->count++] = Py_NewRef(*request);
     held->objects[held->count++] = Py_NewRef(value);
-    *part = PyTuple_GET_ITEM(count, 0);
-    *whole = PyTuple_GET_ITEM(count, 1);
-    *read = PyTuple_GET_ITEM(count, 2);
-    return look_up(held, *whole, str_waiting) == Py_True ? into : NULL;
+    *counted = (Counted){PyTuple_GET_ITEM(count, 0), PyTuple_GET_ITEM(count, 1), PyTuple_GET_ITEM(count, 2),
+                         PyTuple_GET_ITEM(count, 3)};
+    return look_up(held, counted->whole, str_waiting) == Py_True ? into : NULL;
 }
 
 PyObject *take_express(PyObject *module, PyObject *channel) {
     Held held = {.count = 0};
     Buffers buffers = {.count = 0};
-    PyObject *result = NULL, *request, *part, *whole, *read;
+    PyObject *result = NULL, *request;
+    Counted counted;
     PyObject *decoder = look_up(&held, channel, str_decoder), *requests = look_up(&held, channel, str_requests);
     PyObject *pending = look_up(&held, requests, str_pending), *life = look_up(&held, requests, str_generation);
     PyObject *number = look_up(&held, channel, str_fd);
@@ -193,7 +203,7 @@ PyObject *take_express(PyObject *module, PyObject *channel) {
     uint32_t chain, generation;
     if (PyErr_Occurred())
         goto done;
-    PyObject *into = next_reply(&held, pending, &request, &part, &whole, &read);
+    PyObject *into = next_reply(&held, pending, &request, &counted);
     int usual = into == NULL || as_word(life, &generation) ? 0 : offer(&held, decoder, into, &buffers, &chain);
     if (usual != 1) {
         result = PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
@@ -212,10 +222,12 @@ PyObject *take_express(PyObject *module, PyObject *channel) {
         usual = 0;
     if (usual == 1) {
         usual = set_word(decoder, str_chain, word_at(head + OWN_CRC));
+        if (usual == 0 && counted.first != Py_None)
+            usual = call_first(counted.first);
         if (usual == 0 && tail_size(&buffers))
-            usual = read_tail(read, &buffers);
+            usual = read_tail(counted.read, &buffers);
         if (usual == 0)
-            usual = count_reply(&held, part, whole, pending, request);
+            usual = count_reply(&held, &counted, pending, request);
     }
     result = usual < 0 ? NULL : PyLong_FromSsize_t(usual ? -1 : count);
 done:

@@ -8,10 +8,10 @@ enum { VIEWS, ACTIONS, STEPS, RESETS, DUE, SEEDS, AT_END, MARK, INTO, FIXED_OF, 
 /* The tail of a request for successive rows: see `wire.messages.dump_step`. */
 enum { RUN_BYTES = 9 };
 
-/* A request to step rows. */
+/* A request to step rows, whose observations go to a lane of shared memory, if there are several. */
 typedef struct {
     uint32_t id, generation;
-    Py_ssize_t first, count;
+    Py_ssize_t first, count, lane;
 } Request;
 
 static int check_plan(PyObject *plan) {
@@ -19,7 +19,7 @@ static int check_plan(PyObject *plan) {
         PyErr_SetString(PyExc_TypeError, "serve_express: expected a plan of 12 parts");
         return -1;
     }
-    const int lists[] = {VIEWS, STEPS, RESETS, DUE, SORTS, FIXED};
+    const int lists[] = {VIEWS, STEPS, RESETS, DUE, INTO, SORTS, FIXED};
     for (size_t i = 0; i < sizeof lists / sizeof *lists; i++)
         if (!PyList_CheckExact(PyTuple_GET_ITEM(plan, lists[i]))) {
             PyErr_SetString(PyExc_TypeError, "serve_express: expected lists in the plan");
@@ -33,14 +33,16 @@ static int check_plan(PyObject *plan) {
 }
 
 /* Whether what was read is a whole request for some of the rows: their actions, which lie where those of the first rows
- * would, and a tail behind them. -1: exception. */
+ * would, after a lane, if there is one, and a tail behind them. -1: exception. */
 static int is_run(Py_ssize_t count, uint32_t chain, const Buffers *buffers, Py_ssize_t rows, Request *request) {
-    const Py_buffer *head = &buffers->views[0], *actions = &buffers->views[1], *spill = &buffers->views[2];
-    if (rows < 1 || count < HEADER_BYTES + RUN_BYTES || buffers->count != 3 || tail_size(buffers) != RUN_BYTES ||
-        actions->len % rows)
+    int lanes = buffers->count - 3; /* of buffers before that of the actions */
+    if (rows < 1 || count < HEADER_BYTES + RUN_BYTES || lanes < 0 || lanes > 1 || tail_size(buffers) != RUN_BYTES ||
+        (lanes && buffers->views[1].len != 1))
         return 0;
-    Py_ssize_t size = word_at((const uint8_t *)head->buf + 12), each = actions->len / rows;
-    if (!each || size % each || size >= actions->len || count != HEADER_BYTES + size + RUN_BYTES)
+    const Py_buffer *head = &buffers->views[0], *actions = &buffers->views[1 + lanes], *spill = actions + 1;
+    Py_ssize_t size = (Py_ssize_t)word_at((const uint8_t *)head->buf + 12) - lanes, each = actions->len / rows;
+    if (!each || actions->len % rows || size < 0 || size % each || size >= actions->len ||
+        count != HEADER_BYTES + lanes + size + RUN_BYTES)
         return 0;
     Py_ssize_t here = size + RUN_BYTES < actions->len ? size + RUN_BYTES : actions->len, over = size + RUN_BYTES - here;
     uint8_t tail[RUN_BYTES];
@@ -50,12 +52,13 @@ static int is_run(Py_ssize_t count, uint32_t chain, const Buffers *buffers, Py_s
     request->count = word_at(tail + 5);
     if (tail[0] != 'R' || !request->count || request->count != size / each || request->first + request->count > rows)
         return 0;
-    return is_in_order(chain, buffers, size, tail, RUN_BYTES);
+    return is_in_order(chain, buffers, lanes + size, tail, RUN_BYTES);
 }
 
 /* Reads a request: 1 if it is a plain step; 0 if not, and how many bytes lie in the decoder's buffers; -2 if nothing
  * was read; -1: exception. */
-static int read_step(int fd, PyObject *decoder, PyObject *views, Py_ssize_t rows, Py_ssize_t *count, Request *request) {
+static int read_step(int fd, PyObject *decoder, PyObject *plan, Py_ssize_t rows, Py_ssize_t *count, Request *request) {
+    PyObject *views = PyTuple_GET_ITEM(plan, VIEWS), *lanes = PyTuple_GET_ITEM(plan, INTO);
     Held held = {.count = 0};
     Buffers buffers = {.count = 0};
     uint32_t chain;
@@ -70,11 +73,13 @@ static int read_step(int fd, PyObject *decoder, PyObject *views, Py_ssize_t rows
         goto done;
     }
     const uint8_t *head = buffers.views[0].buf;
-    *request = (Request){.first = 0, .count = rows};
+    *request = (Request){.count = rows};
     usual = is_whole(*count, chain, &buffers, 0);
     if (!usual)
         usual = is_run(*count, chain, &buffers, rows, request);
-    if (usual == 1 && head[3] != KIND_STEP)
+    if (usual == 1 && buffers.count > 3)
+        request->lane = *(const uint8_t *)buffers.views[1].buf;
+    if (usual == 1 && (head[3] != KIND_STEP || request->lane >= PyList_GET_SIZE(lanes)))
         usual = 0;
     if (usual == 1) {
         request->id = word_at(head + 4);
@@ -203,7 +208,7 @@ PyObject *serve_express(PyObject *module, PyObject *const *args, Py_ssize_t argc
     for (Py_ssize_t served = 0;;) {
         Py_ssize_t count = 0;
         Request request;
-        int usual = read_step(read_fd, decoder, PLAN(VIEWS), rows, &count, &request);
+        int usual = read_step(read_fd, decoder, plan, rows, &count, &request);
         if (usual == -1)
             return NULL;
         if (usual == -2)
@@ -211,17 +216,20 @@ PyObject *serve_express(PyObject *module, PyObject *const *args, Py_ssize_t argc
         if (usual == 0)
             return PyLong_FromSsize_t(count);
         int all = request.count == rows;
+        PyObject *into = Py_NewRef(PyList_GET_ITEM(PLAN(INTO), request.lane));
         PyObject *actions = listed(PLAN(ACTIONS), request.count, all), *infos = actions == NULL ? NULL : PyList_New(0);
         if (infos == NULL) {
+            Py_DECREF(into);
             Py_XDECREF(actions);
             return NULL;
         }
         Columns columns = {.sorts = PLAN(SORTS), .rows = request.count, .last = -1};
         Stepping stepping = {request.first, actions, PLAN(STEPS), PLAN(RESETS), PLAN(DUE), PLAN(SEEDS),
-                             PLAN(MARK),    infos,   PLAN(INTO),  &columns,     at_end};
+                             PLAN(MARK),    infos,   into,        &columns,     at_end};
         Stopped stopped;
         if (step_from(request.first, &stepping, &stopped) < 0) /* an env has taken its worker apart: the step fails */
             stopped = (Stopped){.row = -1, .outcome = caught()};
+        Py_DECREF(into);
         if (stopped.row < request.first + request.count || PyList_GET_SIZE(infos)) {
             if (columns.sorts != NULL && take_back(&columns, infos) < 0) {
                 end_columns(&columns);
@@ -230,8 +238,8 @@ PyObject *serve_express(PyObject *module, PyObject *const *args, Py_ssize_t argc
                 Py_DECREF(infos);
                 return NULL;
             }
-            return Py_BuildValue("(kknnNNnNO)", (unsigned long)request.id, (unsigned long)request.generation,
-                                 request.first, request.count, actions, infos, stopped.row,
+            return Py_BuildValue("(kknnnNNnNO)", (unsigned long)request.id, (unsigned long)request.generation,
+                                 request.lane, request.first, request.count, actions, infos, stopped.row,
                                  stopped.outcome == NULL ? Py_NewRef(Py_NotImplemented) : stopped.outcome,
                                  stopped.odd ? Py_True : Py_False);
         }

@@ -30,6 +30,7 @@ class Rows:
 
     Attributes:
         objects: the observations' object leaves, each a list of n.
+        lanes: by lane, where a step of rows that follow one another may put usual results at once; None: `store` them.
     """
 
     def __init__(
@@ -50,19 +51,19 @@ class Rows:
         # observations, as the envs gave them: a lane of shared memory holds those of another step
         self._last: list[Any] = [None] * n
         self._views: dict[tuple[bool, int, int], Sequence[Buffer]] = {}
-        self._into: list[Into] | None = None
+        self.lanes: list[Into] | None = None
         if compiled and layout.plain and not cast:
             flags = self._terminated, self._truncated
-            self._into = [(lane.get(0, own[0]), self._reward, *flags, self._last) for lane in shared]
+            self.lanes = [(lane.get(0, own[0]), self._reward, *flags, self._last) for lane in shared]
 
     def into(self, lane: int) -> Into | None:
-        """Where a step of rows that follow one another may put usual results at once; None: `store` them."""
-        return self._into[lane] if self._into is not None else None
+        """One of `lanes`, if there are any."""
+        return self.lanes[lane] if self.lanes is not None else None
 
     def store(self, lane: int, out: Stepped) -> None:
         """Put in what a step gave; a row whose values don't fit is added to `out.failures`."""
         if out.odd:
-            self._into = None
+            self.lanes = None
         rows = out.rows
         start = run_of(rows)
         odd = out.failures or out.over

@@ -141,7 +141,7 @@ class EnvService(EnvResume, SlotService):
         actions = [{i: array[mine] for i, array in lane.actions.items()} for lane in lanes]
         self._actions = Actions(layout, n, actions, laned=plane is not None)
         self._action_views = self._actions.views
-        simple = layout.plain and observations.plain and plane is None
+        simple = layout.plain and observations.plain and not (plane and plane.actions)
         small = sum(map(len, self._rows.stepped_run(0, n))) <= MAX_FIXED_BYTES  # else Python says that it is not
         self._tells_no_more = simple and small and not riding and not draws_late
         if seed_plan is not None:
@@ -180,7 +180,7 @@ class EnvService(EnvResume, SlotService):
 
     def express(self) -> Plan | None:
         """A step of envs whose observations and actions are arrays, of which nothing else is told."""
-        into = self._rows.into(0) if self._tells_no_more else None
+        into = self._rows.lanes if self._tells_no_more else None
         if into is None:
             return None
         rows, sorts = self._rows.stepped_run, self._gatherer.sorts
@@ -191,8 +191,8 @@ class EnvService(EnvResume, SlotService):
         if begun.row < 0:
             raise begun.outcome
         rows = self._all_rows if begun.rows == self._all_rows else begun.rows
-        out = self._stepper.step(rows, begun.actions, self._rows.into(0), begun[5:])
-        return self._of_step(rows, 0, out)
+        out = self._stepper.step(rows, begun.actions, self._rows.into(begun.lane), begun[6:])
+        return self._of_step(rows, begun.lane, out)
 
     def _of_step(self, rows: Sequence[int], lane: int, out: Stepped) -> Reply:
         if out.rows:
