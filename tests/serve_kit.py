@@ -95,7 +95,8 @@ class Told(gym.Env[Any, Any]):
             return given
         ends = (self.n + self.row) % 7 == 0
         reward = float(np.sum(action)) + self.n / 3
-        five = {"obs": self._observation(), "reward": reward, "ends": ends, "cut": False, "info": {}}
+        obs = given["obs"] if "obs" in given else self._observation()
+        five = {"obs": obs, "reward": reward, "ends": ends, "cut": False, "info": {}}
         assert five.keys() >= given.keys()
         return tuple({**five, **given}.values())
 
@@ -140,6 +141,13 @@ class Sub(float):
     """A float of a class of its own."""
 
 
+class Shifting(dict[Any, Any]):
+    """A dict of a class of its own, which gives something else than it has."""
+
+    def __getitem__(self, key: Any) -> Any:
+        return np.zeros(3, np.float32) if key == "a" else super().__getitem__(key)
+
+
 class Name(str):
     """A text of a class of its own."""
 
@@ -147,6 +155,24 @@ class Name(str):
 class Unpicklable:
     def __reduce__(self) -> Any:
         raise LookupError("it stays here")
+
+
+GOALS = spaces.Dict(a=BOX, b=spaces.Tuple((spaces.Discrete(999), spaces.Box(-9, 9, (2, 2), np.float64))))
+
+
+def goal(row: int, n: int) -> dict[str, Any]:
+    """A dict and a tuple of arrays, as an env of goals observes."""
+    return {"a": np.full(3, n % 99, np.float32), "b": (n % 9 * row, np.full((2, 2), n / 9))}
+
+
+def goals(odd: Callable[[dict[str, Any]], Any] | None = None, space: spaces.Space[Any] = GOALS) -> Story:
+    """Goals; in one step of one row something odd in their place."""
+
+    def step(env: Told, n: int) -> Any:
+        seen = goal(env.row, n)
+        return {"obs": odd(seen) if odd is not None and (env.row, n) == (2, 9) else seen, "info": {"x": n / 3}}
+
+    return Story(step, reset=lambda row, episode: (goal(row, episode), {}), space=space)
 
 
 NUMBERS = [0.1, -0.0, float("nan"), float("inf"), -1.0, 5e-324, 1e308]
@@ -256,6 +282,40 @@ STORIES: dict[str, Story] = {
     "actions that are told": Story(lambda env, n: {"info": {"x": str(type(env.kept)), "y": env.kept}}),
     "one row alone": infos(lambda row, n: {"x": n / 3}, rows=1),
     "actions that are dicts": infos(lambda row, n: {"x": n / 3}, actions=spaces.Dict(a=spaces.Discrete(3))),
+    "goals": goals(),
+    "goals with a key more": goals(lambda seen: {"z": 1, **seen}),
+    "goals in another order": goals(lambda seen: {"b": seen["b"], "a": seen["a"]}),
+    "goals without a key": goals(lambda seen: {"a": seen["a"]}),
+    "goals in an OrderedDict": goals(lambda seen: OrderedDict(seen)),
+    "goals of another class": goals(lambda seen: Shifting(seen)),
+    "goals that are no dict": goals(lambda seen: list(seen)),
+    "goals with a list for a tuple": goals(lambda seen: {**seen, "b": list(seen["b"])}),
+    "goals with a tuple too short": goals(lambda seen: {**seen, "b": seen["b"][:1]}),
+    "goals with a tuple too long": goals(lambda seen: {**seen, "b": (*seen["b"], 1)}),
+    "goals of another shape": goals(lambda seen: {**seen, "b": (1, np.zeros(4))}),
+    "goals of another dtype": goals(lambda seen: {**seen, "b": (1, np.zeros((2, 2), np.int32))}),
+    "goals with a number of numpy": goals(lambda seen: {**seen, "b": (np.int64(7), seen["b"][1])}),
+    "goals with None": goals(lambda seen: {**seen, "a": None}),
+    "goals of many": Story(
+        lambda env, n: {"obs": tuple(np.full(i, n % 9 + i, np.int8) for i in range(16))},
+        reset=lambda row, episode: (tuple(np.zeros(i, np.int8) for i in range(16)), {"x": 1.0 * episode}),
+        space=spaces.Tuple([spaces.Box(-99, 99, (i,), np.int8) for i in range(16)]),
+    ),
+    "goals of too many": Story(
+        lambda env, n: {"obs": (np.float32([n % 9]),) * 17},
+        reset=lambda row, episode: ((np.float32([0]),) * 17, {}),
+        space=spaces.Tuple([spaces.Box(-99, 99, (1,), np.float32)] * 17),
+    ),
+    "goals with a text": Story(
+        lambda env, n: {"obs": {"a": n % 3, "t": "x" * (n % 3)}},
+        reset=lambda row, episode: ({"a": 0, "t": ""}, {}),
+        space=spaces.Dict(a=spaces.Discrete(3), t=spaces.Text(9, min_length=0)),
+    ),
+    "goals with nothing": Story(
+        lambda env, n: {"obs": {"a": n % 3, "e": {}}},
+        reset=lambda row, episode: ({"a": 0, "e": {}}, {}),
+        space=spaces.Dict(a=spaces.Discrete(3), e=spaces.Dict()),
+    ),
     "observations that are dicts": Story(
         lambda env, n: {"obs": {"a": n % 3}, "info": {"x": 1.0}},
         reset=lambda row, episode: ({"a": 0}, {}),

@@ -26,7 +26,7 @@ from aioenv.wire.frames import HEADER_BYTES, Kind
 pytestmark = pytest.mark.usefixtures("a_worker_within")
 
 # stories of which C has no part
-NOT_EXPRESS = ("actions that are dicts", "observations that are dicts")
+NOT_EXPRESS = ("actions that are dicts", "goals of too many", "goals with a text", "goals with nothing")
 
 
 @compiled
@@ -89,6 +89,16 @@ ALONE = {
     "numbers to see": 29,
     "images": 29,
     "nothing to see": 29,
+    "goals": 29,
+    "goals with a key more": 29,
+    "goals in another order": 29,
+    "goals without a key": 8,  # until one lacks it
+    "goals in an OrderedDict": 29,
+    "goals of another class": 8,
+    "goals with a tuple too long": 8,
+    "goals with a number of numpy": 29,
+    "goals of many": 30,
+    "observations that are dicts": 29,
     "actions that are arrays": 29,
     "actions of no bytes": 29,
 }

@@ -13,6 +13,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+from growth_kit import check_nothing_grows
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
@@ -321,6 +322,66 @@ def test_arguments_that_do_not_fit_are_errors():
     arrays = np.zeros((2, 3)), np.zeros(2), np.zeros(2, bool), np.zeros(3, bool), [None, None]
     with pytest.raises(ValueError, match="as many rows everywhere"):
         speedups.step_rows(0, 0, [], [], [], [], {}, 0, memoryview(bytearray(4)), [], arrays)
+
+
+def put(tree: Any, observation: Any) -> Any:
+    """What a step of one env comes to whose observation goes there."""
+    assert speedups.step_rows
+    flags = np.zeros(1), np.zeros(1, bool), np.zeros(1, bool)
+    step, due, mark = [lambda action: (observation, 0.0, False, False, {})], [0], memoryview(bytearray(4))
+    return speedups.step_rows(0, 0, [1], step, [lambda: None], due, {}, 0, mark, [], (tree, *flags, [None]))
+
+
+@compiled
+def test_trees_of_arrays_that_do_not_fit_are_errors():
+    one, loop = np.zeros((1, 3)), {}
+    loop["a"] = {"b": loop}
+    trees: list[tuple[Any, type[Exception]]] = [
+        (None, TypeError), ([one], TypeError), ({"a": None}, TypeError), ((one, "text"), TypeError),
+        ({"a": (one, {"b": 7})}, TypeError), ((one,) * 17, ValueError), ({str(i): one for i in range(17)}, ValueError),
+        (np.zeros((2, 3)), ValueError), ({"a": one, "b": np.zeros((0, 3))}, ValueError), (np.zeros(()), ValueError),
+        ((one, np.zeros((1, 4)).T.T[:, ::2]), ValueError), (loop, RecursionError), ({"a": b"1"}, BufferError),
+    ]  # fmt: skip
+    for tree, error in trees:
+        with pytest.raises(error):
+            put(tree, one[0])
+    assert put((one,) * 16, (one[0],) * 16)[0] == 1
+    assert put({}, {})[0] == put((), ())[0] == 1, "nothing goes nowhere"
+
+
+@compiled
+def test_observations_that_do_not_fit_a_tree_are_for_python():
+    tree = {"a": np.zeros((1, 3)), "b": (np.zeros((1, 2), np.int64), {"c": np.zeros(1, np.int64)})}
+    a, b, c = np.ones(3), np.full(2, 2), 3
+    assert put(tree, {"b": (b, {"c": c}), "a": a})[0] == 1
+    assert (tree["a"] == 1).all() and (tree["b"][0] == 2).all() and tree["b"][1]["c"] == 3
+    for odd in (
+        None, a, (), [a, (b, {"c": c})], {}, {"a": a}, {"a": a, "b": b}, {"a": a, "b": [b, {"c": c}]},
+        {"a": a, "b": (b,)}, {"a": a, "b": (b, {"c": c}, 1)}, {"a": a, "b": (b, {})}, {"a": a, "b": (b, {"c": 0.5})},
+        {"a": a[:2], "b": (b, {"c": c})}, {"a": a, "b": (b, {"c": 1 << 70})}, {"a": a, "b": (b, {"c": {}})},
+    ):  # fmt: skip
+        row, outcome, is_odd = put(tree, odd)
+        assert (row, is_odd) == (0, True) and outcome[0] is odd
+
+
+@compiled
+@pytest.mark.parametrize("fits", [True, False])
+def test_trees_leave_nothing_behind(fits):
+    tree = {"a": np.zeros((1, 3)), "b": (np.zeros((1, 2), np.int64), {"c": np.zeros(1, np.int64)})}
+    seen: Any = {"a": np.ones(3), "b": (np.ones(2, np.int64), {"c": 3 if fits else 0.5})}
+    objects = [
+        tree,
+        *tree.values(),
+        *tree["b"],
+        seen,
+        *seen.values(),
+        *seen["b"],
+        *tree["b"][1].values(),
+        "a",
+        "b",
+        "c",
+    ]
+    check_nothing_grows(lambda: put(tree, seen), *objects)
 
 
 @compiled

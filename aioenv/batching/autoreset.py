@@ -23,7 +23,8 @@ __all__ = ["Autoreset", "Into", "Seeds", "Stepped", "parse_mode"]
 # Instead of a step of its env, a row's next step is: nothing else; a reset; the end of an episode that was lost.
 _NOT, _RESET, _LOST = 0, 1, 2
 
-# Where C puts results at once: observations, rewards, terminated, truncated, and a list of the last observations.
+# Where C puts results at once: observations (an array, or dicts and tuples of arrays), rewards, terminated, truncated,
+# and a list of the last observations.
 Into: TypeAlias = "tuple[Any, Any, Any, Any, list[Any]]"
 
 _OLD = ", as in the old gym API; Gymnasium's migration guide says what to change"

@@ -67,6 +67,22 @@ class _EmptyNode(NamedTuple):
 _Node: TypeAlias = "_ArrayNode | _ObjectNode | _DictNode | _TupleNode | _EmptyNode"
 
 
+# So many arrays C fills.
+_MOST_LEAVES = 16
+
+
+def _is_numeric(node: _Node, leaves: Sequence[Leaf]) -> bool:
+    match node:
+        case _ArrayNode(number):
+            return leaves[number].dtype.kind in "biuf"
+        case _DictNode(children):
+            return all(type(key) is str and _is_numeric(child, leaves) for key, child in children.items())
+        case _TupleNode(children):
+            return all(_is_numeric(child, leaves) for child in children)
+        case _:
+            return False
+
+
 def byte_view(array: np.ndarray[Any, Any]) -> memoryview:
     """The memory of a C-contiguous array as bytes, without a copy; fit for `wire.encode` and `place`."""
     try:
@@ -108,6 +124,11 @@ class Layout:
     def plain(self) -> bool:
         """Whether a batch is one array of numbers, and nothing else."""
         return type(self._root) is _ArrayNode and self.leaves[0].dtype.kind in "biuf"
+
+    @property
+    def numeric(self) -> bool:
+        """Whether a batch is arrays of numbers, in dicts with texts for keys and tuples, and nothing else."""
+        return not self.num_objects and len(self.leaves) <= _MOST_LEAVES and _is_numeric(self._root, self.leaves)
 
     def empty(self, n: int, without: Container[int] = ()) -> Arrays:
         """New arrays for n elements: one of shape `(n, *shape)` for each array leaf, not initialised.

@@ -130,7 +130,7 @@ def serve_express(
         dict[int, int],
         int,
         memoryview,
-        list[tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any], list[Any]]],
+        list[tuple[Any, NDArray[Any], NDArray[Any], NDArray[Any], list[Any]]],
         Callable[[int, int], list[memoryview]],
         list[tuple[int, list[Any], list[type], list[NDArray[Any]], Callable[[bytes], dict[Any, Any]]]],
         list[memoryview],
@@ -172,7 +172,7 @@ def step_rows(
     at_end: int,
     mark: memoryview,
     infos: list[tuple[int, dict[str, Any]]],
-    into: tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any], list[Any]],
+    into: tuple[Any, NDArray[Any], NDArray[Any], NDArray[Any], list[Any]],
     /,
 ) -> tuple[int, Any, bool]:
     """Step envs, from one row on, up to the first that is not usual.
@@ -187,8 +187,8 @@ def step_rows(
         at_end: what is due after the end of an episode; -1: that is not usual.
         mark: `mark[0]` becomes row + 1 before an env runs.
         infos: row and info dict are appended, unless it is empty.
-        into: where results go: observations of any dtype, reward float64, terminated and truncated bool, all with the
-            rows as first axis; and the list of the last observations.
+        into: where results go: observations of any dtype, in dicts and tuples as an env gives them, reward float64,
+            terminated and truncated bool, all with the rows as first axis; and the list of the last observations.
 
     Returns:
         The row that was not usual, or the one after the last; what its `step` or `reset` gave, or raised, or

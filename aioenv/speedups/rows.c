@@ -2,35 +2,80 @@
 
 #include "c.h"
 
+enum { MAX_LEAVES = 16 };
+
 /* Where results go. */
 typedef struct {
+    PyObject *tree; /* of observations: an array, or dicts and tuples of arrays */
     int taken;
-    Py_buffer arrays[4]; /* observations, rewards, terminated, truncated */
+    Py_buffer leaves[MAX_LEAVES]; /* of the tree, in its order */
+    int flags;
+    Py_buffer of_flags[3]; /* rewards, terminated, truncated */
     PyObject *last;
 } Into;
 
 static void release_into(Into *into) {
+    while (into->flags)
+        PyBuffer_Release(&into->of_flags[--into->flags]);
     while (into->taken)
-        PyBuffer_Release(&into->arrays[--into->taken]);
+        PyBuffer_Release(&into->leaves[--into->taken]);
+}
+
+static int take_array(PyObject *array, Py_buffer *view) {
+    return PyObject_GetBuffer(array, view, PyBUF_WRITABLE | PyBUF_FORMAT | PyBUF_C_CONTIGUOUS);
+}
+
+static int take_leaf(PyObject *array, Py_ssize_t rows, Into *into) {
+    Py_buffer *leaf = &into->leaves[into->taken];
+    if (into->taken == MAX_LEAVES) {
+        PyErr_SetString(PyExc_ValueError, "into: more arrays than there is room for");
+        return -1;
+    }
+    if (take_array(array, leaf) < 0)
+        return -1;
+    into->taken++;
+    if (leaf->ndim >= 1 && leaf->shape[0] == rows)
+        return 0;
+    PyErr_SetString(PyExc_ValueError, "into: expected as many rows everywhere");
+    return -1;
+}
+
+/* Takes the arrays of a tree, each of so many rows. */
+static int take_tree(PyObject *tree, Py_ssize_t rows, Into *into) {
+    int is_dict = PyDict_CheckExact(tree), failed = 0;
+    if (!is_dict && !PyTuple_CheckExact(tree))
+        return take_leaf(tree, rows, into);
+    if (Py_EnterRecursiveCall(" in a tree of arrays"))
+        return -1;
+    PyObject *key, *child;
+    for (Py_ssize_t place = 0; is_dict && !failed && PyDict_Next(tree, &place, &key, &child);)
+        failed = take_tree(child, rows, into);
+    for (Py_ssize_t i = 0; !is_dict && !failed && i < PyTuple_GET_SIZE(tree); i++)
+        failed = take_tree(PyTuple_GET_ITEM(tree, i), rows, into);
+    Py_LeaveRecursiveCall();
+    return failed;
 }
 
 static int take_into(PyObject *five, Into *into) {
-    into->taken = 0;
+    into->taken = into->flags = 0;
     if (!PyTuple_Check(five) || PyTuple_GET_SIZE(five) != 5 || !PyList_Check(PyTuple_GET_ITEM(five, 4))) {
-        PyErr_SetString(PyExc_TypeError, "into: expected four arrays and a list");
+        PyErr_SetString(PyExc_TypeError, "into: expected arrays of observations, three more, and a list");
         return -1;
     }
-    for (; into->taken < 4; into->taken++)
-        if (PyObject_GetBuffer(PyTuple_GET_ITEM(five, into->taken), &into->arrays[into->taken],
-                               PyBUF_WRITABLE | PyBUF_FORMAT | PyBUF_C_CONTIGUOUS) < 0) {
+    into->tree = PyTuple_GET_ITEM(five, 0);
+    into->last = PyTuple_GET_ITEM(five, 4);
+    Py_ssize_t rows = PyList_GET_SIZE(into->last);
+    if (take_tree(into->tree, rows, into) < 0) {
+        release_into(into);
+        return -1;
+    }
+    for (; into->flags < 3; into->flags++)
+        if (take_array(PyTuple_GET_ITEM(five, 1 + into->flags), &into->of_flags[into->flags]) < 0) {
             release_into(into);
             return -1;
         }
-    into->last = PyTuple_GET_ITEM(five, 4);
-    Py_ssize_t rows = PyList_GET_SIZE(into->last);
-    const Py_buffer *of = into->arrays;
-    if (of[0].ndim < 1 || of[0].shape[0] != rows || of[1].len != rows * (Py_ssize_t)sizeof(double) ||
-        of[2].len != rows || of[3].len != rows) {
+    const Py_buffer *of = into->of_flags;
+    if (of[0].len != rows * (Py_ssize_t)sizeof(double) || of[1].len != rows || of[2].len != rows) {
         PyErr_SetString(PyExc_ValueError, "into: expected as many rows everywhere");
         release_into(into);
         return -1;
@@ -43,8 +88,8 @@ static char *row_of(const Py_buffer *array, Py_ssize_t row, Py_ssize_t *bytes) {
     return (char *)array->buf + row * *bytes;
 }
 
-/* Puts an observation into its row; 1 if it is not of the shape and the dtype that belong there. */
-static int put_observation(PyObject *observation, const Py_buffer *into, Py_ssize_t row) {
+/* Puts an array or a number into its row; 1 if it is not of the shape and the dtype that belong there. */
+static int put_leaf(PyObject *observation, const Py_buffer *into, Py_ssize_t row) {
     Py_ssize_t bytes;
     char *to = row_of(into, row, &bytes);
     if (PyLong_CheckExact(observation)) {
@@ -76,6 +121,28 @@ static int put_observation(PyObject *observation, const Py_buffer *into, Py_ssiz
         odd = 1;
     PyBuffer_Release(&from);
     return odd;
+}
+
+/* Puts an observation into its row, from such a leaf of the tree on; 1 if it is not what belongs there. */
+static int put_tree(PyObject *observation, PyObject *tree, const Into *into, int *leaf, Py_ssize_t row) {
+    if (PyDict_CheckExact(tree)) {
+        PyObject *key, *child;
+        int odd = !PyDict_CheckExact(observation) && !PyODict_CheckExact(observation);
+        for (Py_ssize_t place = 0; !odd && PyDict_Next(tree, &place, &key, &child);) {
+            PyObject *item = PyUnicode_CheckExact(key) ? PyDict_GetItemWithError(observation, key) : NULL;
+            odd = item == NULL || put_tree(item, child, into, leaf, row);
+        }
+        PyErr_Clear();
+        return odd;
+    }
+    if (PyTuple_CheckExact(tree)) {
+        Py_ssize_t size = PyTuple_GET_SIZE(tree);
+        int odd = !PyTuple_CheckExact(observation) || PyTuple_GET_SIZE(observation) != size;
+        for (Py_ssize_t i = 0; !odd && i < size; i++)
+            odd = put_tree(PyTuple_GET_ITEM(observation, i), PyTuple_GET_ITEM(tree, i), into, leaf, row);
+        return odd;
+    }
+    return *leaf == into->taken || put_leaf(observation, &into->leaves[(*leaf)++], row);
 }
 
 /* 0 or 1; -1 if it is no bool, Python's or numpy's. */
@@ -124,13 +191,14 @@ static int put_down(PyObject *observation, double reward, int terminated, int tr
                     const Stepping *stepping, Into *into) {
     if (!PyDict_CheckExact(info))
         return ODD;
-    if (put_observation(observation, &into->arrays[0], row))
+    int leaf = 0;
+    if (put_tree(observation, into->tree, into, &leaf, row))
         return ODD;
     if (note_info(info, row, stepping) < 0)
         return RAISED;
-    ((double *)into->arrays[1].buf)[row] = reward;
-    ((char *)into->arrays[2].buf)[row] = (char)terminated;
-    ((char *)into->arrays[3].buf)[row] = (char)truncated;
+    ((double *)into->of_flags[0].buf)[row] = reward;
+    ((char *)into->of_flags[1].buf)[row] = (char)terminated;
+    ((char *)into->of_flags[2].buf)[row] = (char)truncated;
     return PyList_SetItem(into->last, row, Py_NewRef(observation)) < 0 ? RAISED : DONE;
 }
 

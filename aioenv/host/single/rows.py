@@ -52,9 +52,10 @@ class Rows:
         self._last: list[Any] = [None] * n
         self._views: dict[tuple[bool, int, int], Sequence[Buffer]] = {}
         self.lanes: list[Into] | None = None
-        if compiled and layout.plain and not cast:
+        if compiled and layout.numeric and not cast:
             flags = self._terminated, self._truncated
-            self.lanes = [(lane.get(0, own[0]), self._reward, *flags, self._last) for lane in shared]
+            trees = [layout.assemble([lane.get(i, array) for i, array in enumerate(own)], ()) for lane in shared]
+            self.lanes = [(tree, self._reward, *flags, self._last) for tree in trees]
 
     def into(self, lane: int) -> Into | None:
         """One of `lanes`, if there are any."""

@@ -141,7 +141,7 @@ class EnvService(EnvResume, SlotService):
         actions = [{i: array[mine] for i, array in lane.actions.items()} for lane in lanes]
         self._actions = Actions(layout, n, actions, laned=plane is not None)
         self._action_views = self._actions.views
-        simple = layout.plain and observations.plain and not (plane and plane.actions)
+        simple = layout.plain and observations.numeric and not (plane and plane.actions)
         small = sum(map(len, self._rows.stepped_run(0, n))) <= MAX_FIXED_BYTES  # else Python says that it is not
         self._tells_no_more = simple and small and not riding and not draws_late
         if seed_plan is not None:
