@@ -313,17 +313,16 @@ async def test_a_resting_worker_is_closed_as_any(gates):
 @compiled
 @pytest.mark.asyncio
 @pytest.mark.parametrize("cpus", [1, 2, 3])
-async def test_workers_rest_only_where_each_has_a_cpu_and_the_parent_none(gates, monkeypatch, cpus):
+@pytest.mark.parametrize("counted", [False, True])
+async def test_workers_rest_only_where_each_has_a_cpu_and_the_parent_none(gates, monkeypatch, cpus, counted):
     monkeypatch.setattr(dispatch, "usable_cpus", lambda: cpus)
-    async with make(gates) as envs:
+    async with make(gates, episode_stats=counted) as envs:
         assert (envs._schedule.dispatch._bell is not None) == (cpus == 2)
 
 
 @compiled
 @pytest.mark.asyncio
-@pytest.mark.parametrize(
-    "settings", [{"channel": "streams"}, {"episode_stats": True}, {"restart": aioenv.RestartPolicy()}]
-)
+@pytest.mark.parametrize("settings", [{"channel": "streams"}, {"restart": aioenv.RestartPolicy()}])
 async def test_where_there_is_more_to_a_step_nobody_rests(gates, settings):
     async with make(gates, **settings) as envs:
         assert envs._schedule.dispatch._bell is None

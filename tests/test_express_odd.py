@@ -92,7 +92,7 @@ def a_channel(**other: Any) -> Fake:
     decoder = Fake(error=None, _header=None, _wanted=[head], frames=[], _head=head, _spill=memoryview(bytearray(9)))
     decoder.chain = 0
     whole = Fake(waiting=True, open=1, done=Fake(done=lambda: True))
-    requests = Fake(generation=0, pending={0: ([], print, (Fake(), whole, print, None))})
+    requests = Fake(generation=0, pending={0: ([], print, (Fake(), whole, print, False))})
     channel = Fake(fd=1 << 30, decoder=decoder, requests=requests)
     for holder in (channel, decoder, requests, whole):
         for name in list(other):
@@ -131,10 +131,10 @@ CHANNELS: dict[str, tuple[dict[str, Any], Any]] = {
     "pending for a number": ({"pending": {0: 7}}, None),
     "pending for nobody": ({"pending": {0: ([], print, None)}}, None),
     "counted is short": ({"pending": {0: ([], print, (1,))}}, None),
-    "into is none": ({"pending": {0: (None, print, (1, 2, 3, None))}}, None),
-    "a whole that is none": ({"pending": {0: ([], print, (1, 2, 3, None))}}, AttributeError),
-    "into numbers": ({"pending": {0: ([7], print, (1, Fake(waiting=True), 3, None))}}, TypeError),
-    "into bytes": ({"pending": {0: ([b"1"], print, (1, Fake(waiting=True), 3, None))}}, BufferError),
+    "into is none": ({"pending": {0: (None, print, (1, 2, 3, False))}}, None),
+    "a whole that is none": ({"pending": {0: ([], print, (1, 2, 3, False))}}, AttributeError),
+    "into numbers": ({"pending": {0: ([7], print, (1, Fake(waiting=True), 3, False))}}, TypeError),
+    "into bytes": ({"pending": {0: ([b"1"], print, (1, Fake(waiting=True), 3, False))}}, BufferError),
 }
 
 
@@ -186,7 +186,7 @@ def test_take_express_takes_no_harm_from_what_can_t_be_counted(name):
     with ours, theirs:
         theirs.sendall(b"".join(Encoder().encode(Kind.RESULT, 0, 0, [b"1234"])))
         into = [bytearray(4)]
-        channel = a_channel(fd=ours.fileno(), pending={0: (into, print, (part, whole, print, None))})
+        channel = a_channel(fd=ours.fileno(), pending={0: (into, print, (part, whole, print, False))})
         with pytest.raises(expected):
             speedups.take_express(channel)
         assert into == [b"1234"]
@@ -240,7 +240,7 @@ def take_reply(whole: Any) -> Any:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         theirs.sendall(b"".join(Encoder().encode(Kind.RESULT, 0, 0)))
-        pending = {0: ([], print, (Fake(), whole, print, None))}
+        pending = {0: ([], print, (Fake(), whole, print, False))}
         return speedups.take_express(a_channel(fd=ours.fileno(), pending=pending))  # type: ignore[misc]
 
 

@@ -174,7 +174,7 @@ async def test_whoever_reads_a_tail_gets_memory_of_his_own(monkeypatch, c):
         tails: list[memoryview] = []
         for exchange in world.exchanges:
             into, on_reply, _ = exchange.parts[0].express
-            exchange.parts[0].express = Pending(into, on_reply, (exchange.parts[0], exchange, tails.append, None))
+            exchange.parts[0].express = Pending(into, on_reply, (exchange.parts[0], exchange, tails.append, False))
             exchange.parts[0].on_reply = lambda frame, part=exchange.parts[0]: (
                 tails.append(frame.tail),
                 setattr(part, "arrived", True),
@@ -309,7 +309,7 @@ async def conversation(steps: int, data: bytes, pieces: list[int]) -> Any:
             def read(tail: memoryview, part: Part = part) -> None:
                 tails.append((part.request, bytes(tail)))
 
-            part.on_reply, part.express = on_reply, Pending(part.into[0], on_reply, (part, exchange, read, None))
+            part.on_reply, part.express = on_reply, Pending(part.into[0], on_reply, (part, exchange, read, False))
             world.dispatch.submit_steps(exchange, [], [[]])
         seen_so_far = []
         for size in itertools.cycle(pieces):
@@ -423,7 +423,7 @@ async def test_a_reply_that_can_t_be_handled_ends_the_stream_and_its_request_sta
         (peer,) = world.peers
         exchange = world.exchanges[0]
         part = exchange.parts[0]
-        part.on_reply, part.express = boom, Pending(part.into[0], boom, (part, exchange, boom, None))
+        part.on_reply, part.express = boom, Pending(part.into[0], boom, (part, exchange, boom, False))
         world.send()
         peer.socket.sendall(reply(peer, exchange, tail=b"tail"))
         peer.poll()

@@ -117,8 +117,8 @@ class Dispatch:
                 restore=Recovery(fleet, self.history, self.merger, resume=restart.resume).restore,
                 lost=lambda worker, error: self._fail(error),
             )
-        # else more is done with a request or a reply than to count it, and to read its tail
-        more = images, painter, self.episodes, self.merger, self.restarter
+        # else more is done with a request or a reply than `_take_in` does
+        more = images, painter, self.merger, self.restarter
         self._only_counts = not any(more)
         self._no_tails = [b""] * len(fleet.members)
         self._bell = self._make_bell()
@@ -163,9 +163,9 @@ class Dispatch:
         for part in exchange.parts:
             part.on_reply = partial(self._on_reply, exchange, part)
             if self._only_counts:
-                batch, read = exchange.batch, partial(self._read_tail, exchange, part)
-                copy = partial(batch.copy_out, part.start, part.slots) if batch.copies else None
-                part.express = Pending(part.into[0], part.on_reply, (part, exchange, read, copy))
+                always = exchange.batch.copies or self.episodes is not None
+                read = partial(self._take_in if always else self._read_tail, exchange, part)
+                part.express = Pending(part.into[0], part.on_reply, (part, exchange, read, always))
 
     def some(self, shares: Sequence[tuple[Member, Slots]], *, stepped: bool) -> Exchange:
         """An exchange with some workers about some of their slots, begun; its parts are ready one by one."""
@@ -271,10 +271,7 @@ class Dispatch:
         elif outcome.kind is Kind.FAILURE:
             exchange.fail(part, self._fleet.observations, worker.failure(load(outcome.tail)))
         else:
-            if exchange.batch.lane == COPIED:
-                exchange.batch.copy_out(part.start, part.slots)
-            if len(outcome.tail):
-                self._read_tail(exchange, part, outcome.tail)
+            self._put_down(exchange, part, outcome.tail)
         if exchange.images is not None and self._images is not None:
             if not isinstance(outcome, Frame) or outcome.kind is Kind.FAILURE:
                 self._images.give_up(worker, part.request, exchange.images, part.slots, part.errors[0])
@@ -316,6 +313,18 @@ class Dispatch:
         """Before the loop sleeps: its replies may be about to come, while there are CPUs that no worker needs."""
         if self.spares_cpu:
             self._poller.wait(exchange.poll)
+
+    def _take_in(self, exchange: Exchange, part: Part, tail: memoryview) -> None:
+        """All that there is to do with a reply to a plain step but to count it."""
+        self._put_down(exchange, part, tail)
+        if self.episodes is not None:
+            self.episodes.note(exchange, part)
+
+    def _put_down(self, exchange: Exchange, part: Part, tail: memoryview) -> None:
+        if exchange.batch.lane == COPIED:
+            exchange.batch.copy_out(part.start, part.slots)
+        if len(tail):
+            self._read_tail(exchange, part, tail)
 
     def _read_tail(self, exchange: Exchange, part: Part, tail: memoryview) -> None:
         worker = part.member.worker

@@ -93,11 +93,11 @@ class EpisodeWatch:
 
     def note(self, exchange: Exchange, part: Part) -> None:
         """A part's reply is in."""
-        failed = {slot for error in part.errors for slot in error.slots}
-        assert part.sent is not None
+        failed = {slot for error in part.errors for slot in error.slots} if part.errors else ()
         if failed:
             self.stats.drop(part.slots[np.isin(part.slots, list(failed))])
         if not exchange.stepped:
+            assert part.sent is not None
             slots = part.sent.slots
             self.stats.begin(slots[~np.isin(slots, list(failed))] if failed else slots)
             self.stats.await_resets(part.over)
@@ -106,29 +106,29 @@ class EpisodeWatch:
         slots, rewards = part.slots, batch.reward[rows]
         over = batch.terminated[rows] | batch.truncated[rows]
         lost: npt.NDArray[np.bool_] | None = None
-        keep = ~np.isin(slots, list(failed)) if failed else np.ones(len(slots), np.bool_)
+        keep = ~np.isin(slots, list(failed)) if failed else None  # None: all
         for columns in part.columns:
             if columns.schema is NO_RESULT:
+                keep = np.ones(len(slots), np.bool_) if keep is None else keep
                 keep[_rows(columns, part)] = False
             elif self._restarts and any(column.path == ("restarted",) for column in columns.schema.columns):
                 lost = np.zeros(len(slots), np.bool_) if lost is None else lost
                 lost[_rows(columns, part)] = True
         values = list(self._values(part, over)) if self.stats.events and part.columns else ()
-        if keep.all():
-            self._tell(part, self.stats.step(slots, rewards, over, values, lost), np.arange(len(slots)))
+        if keep is None:
+            self._tell(part, self.stats.step(slots, rewards, over, values, lost), None)
         else:
-            where = np.flatnonzero(keep)
             ended = self.stats.step(
                 slots[keep], rewards[keep], over[keep], values, None if lost is None else lost[keep]
             )
-            self._tell(part, ended, where)
+            self._tell(part, ended, np.flatnonzero(keep))
         self.stats.await_resets(part.over)
 
-    def _tell(self, part: Part, ended: Ended, where: npt.NDArray[np.int64]) -> None:
-        """Put the ends of episodes into the infos, unless the envs tell of them themselves."""
+    def _tell(self, part: Part, ended: Ended, where: npt.NDArray[np.int64] | None) -> None:
+        """Put the ends of episodes into the infos, unless the envs tell of them themselves; rows are all, or those."""
         if not len(ended.rows) or any(c.path[0] == _KEY for each in part.columns for c in each.schema.columns):
             return
-        positions = where[ended.rows] + part.start
+        positions = (ended.rows if where is None else where[ended.rows]) + part.start
         values = [None, ended.returns, ended.lengths, ended.times_s]
         part.columns = [*part.columns, Columns(positions, _SCHEMA, values)]
 

@@ -133,7 +133,7 @@ PyObject *send_express(PyObject *module, PyObject *const *args, Py_ssize_t argc)
 
 /* What a `workers.requests.Pending` says of what is counted. */
 typedef struct {
-    PyObject *part, *whole, *read, *first;
+    PyObject *part, *whole, *read, *always;
 } Counted;
 
 /* Count a reply; 1 if that was done. */
@@ -154,12 +154,6 @@ static int count_reply(Held *held, const Counted *counted, PyObject *pending, Py
     PyObject *set = PyObject_VectorcallMethod(str_set_result, arguments, 2, NULL);
     Py_XDECREF(set);
     return set == NULL ? -1 : 1;
-}
-
-static int call_first(PyObject *first) {
-    PyObject *done = PyObject_CallNoArgs(first);
-    Py_XDECREF(done);
-    return done == NULL ? -1 : 0;
 }
 
 /* What a reply has beyond the arrays goes to who reads that. */
@@ -222,9 +216,7 @@ PyObject *take_express(PyObject *module, PyObject *channel) {
         usual = 0;
     if (usual == 1) {
         usual = set_word(decoder, str_chain, word_at(head + OWN_CRC));
-        if (usual == 0 && counted.first != Py_None)
-            usual = call_first(counted.first);
-        if (usual == 0 && tail_size(&buffers))
+        if (usual == 0 && (counted.always == Py_True || tail_size(&buffers)))
             usual = read_tail(counted.read, &buffers);
         if (usual == 0)
             usual = count_reply(&held, &counted, pending, request);

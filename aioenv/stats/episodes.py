@@ -264,28 +264,32 @@ class EpisodeStats:
         """These slots were stepped.
 
         Args:
-            slots: whose, each once.
+            slots: whose, ascending.
             rewards: float64, one each.
             over: bool: whether the episode has ended.
             values: numbers of events, slots, and values that they had in this step.
             lost: bool: whether what has ended was lost with its process: it does not count.
         """
         assert self._returns is not None
-        fresh = self._due[slots]
+        where = _where(slots)
+        fresh = self._due[where]
+        stepped: Any = where
+        resets: set[int] = set()
         if fresh.any():
+            fresh = fresh.copy()
             self.begin(slots[fresh])  # this step was a reset, whatever it told
-        stepped = slots[~fresh]
-        self._returns[stepped] = _sum(self._returns[stepped], rewards[~fresh])
+            stepped, rewards = slots[~fresh], rewards[~fresh]
+            resets.update(slots[fresh].tolist())  # what they tell is of no step
+        self._returns[stepped] = _sum(self._returns[stepped], rewards)
         self._lengths[stepped] += 1
         # what tells of a lost episode is no step of any env
-        self.total_steps += len(stepped) if lost is None else int(np.count_nonzero(~(fresh | lost)))
-        resets = set(slots[fresh].tolist())  # what they tell is of no step
+        self.total_steps += len(rewards) if lost is None else int(np.count_nonzero(~(fresh | lost)))
         for event, slot, value in values:
             if self._counts[slot] and slot not in resets:
                 self._seen[event][slot].append(value)
         if not over.any():
             return _NOBODY
-        counted = over & self._counts[slots]
+        counted = over & self._counts[where]
         if lost is not None:
             counted &= ~lost
         rows = np.flatnonzero(counted)
@@ -384,6 +388,13 @@ class EpisodeStats:
 
 
 _NOBODY = Ended(np.zeros(0, np.int64), np.zeros(0), np.zeros(0, np.int64), np.zeros(0))
+
+
+def _where(slots: Slots) -> Any:
+    """Ascending slots as a slice, if they follow one another: to look there takes numpy a third of the time."""
+    n = len(slots)
+    first = int(slots[0]) if n else 0
+    return slice(first, first + n) if n and int(slots[-1]) - first + 1 == n else slots
 
 
 def _sum(returns: npt.NDArray[np.float64], rewards: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

@@ -19,15 +19,15 @@ class Pending(NamedTuple):
     Attributes:
         into: where the fixed part of the reply goes; None: into memory of its own.
         on_reply: is called with the reply.
-        counted: a part, its whole, what reads the tail, if there is one, and what is called first, if that is not None.
-            If the reply is a RESULT, and the whole is `waiting`, all that `on_reply` would do beside that is that the
-            part has `arrived`, that one less of the whole is `open`, and that its `done` is resolved when none is.
-            None: it would do more.
+        counted: a part, its whole, what takes the tail, and whether that is called where there is none, too. If the
+            reply is a RESULT, and the whole is `waiting`, all that `on_reply` would do beside that is that the part has
+            `arrived`, that one less of the whole is `open`, and that its `done` is resolved when none is. None: it
+            would do more.
     """
 
     into: Sequence[memoryview] | None
     on_reply: OnReply
-    counted: tuple[Any, Any, Callable[[memoryview], None], Callable[[], None] | None] | None = None
+    counted: tuple[Any, Any, Callable[[memoryview], None], bool] | None = None
 
 
 class Requests:
