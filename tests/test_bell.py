@@ -313,21 +313,64 @@ async def test_a_resting_worker_is_closed_as_any(gates):
 @compiled
 @pytest.mark.asyncio
 @pytest.mark.parametrize("cpus", [1, 2, 3])
-@pytest.mark.parametrize("counted", [False, True])
-async def test_workers_rest_only_where_each_has_a_cpu_and_the_parent_none(gates, monkeypatch, cpus, counted):
+@pytest.mark.parametrize("more", [{}, {"episode_stats": True}, {"restart": aioenv.RestartPolicy()}])
+async def test_workers_rest_only_where_each_has_a_cpu_and_the_parent_none(gates, monkeypatch, cpus, more):
     monkeypatch.setattr(dispatch, "usable_cpus", lambda: cpus)
-    async with make(gates, episode_stats=counted) as envs:
+    async with make(gates, **more) as envs:
         assert (envs._schedule.dispatch._bell is not None) == (cpus == 2)
 
 
 @compiled
 @pytest.mark.asyncio
-@pytest.mark.parametrize("settings", [{"channel": "streams"}, {"restart": aioenv.RestartPolicy()}])
-async def test_where_there_is_more_to_a_step_nobody_rests(gates, settings):
-    async with make(gates, **settings) as envs:
+async def test_where_there_is_more_to_a_step_nobody_rests(gates):
+    async with make(gates, channel="streams") as envs:
         assert envs._schedule.dispatch._bell is None
         await envs.reset()
         await envs.step([GO, GO])
+
+
+@compiled
+@pytest.mark.asyncio
+@pytest.mark.parametrize("killed", [0, 1])
+@pytest.mark.parametrize("when", ["between steps", "amid a step", "when the other one has replied"])
+async def test_who_comes_in_the_place_of_a_worker_rests_as_it_did(gates, killed, when):
+    async with make(gates, restart=aioenv.RestartPolicy()) as envs:
+        await envs.reset()
+        first = await stepped(envs, 1)
+        dispatch_of = envs._schedule.dispatch
+        if when == "between steps":
+            await envs.step([GO, GO])
+            os.kill(envs.workers[killed].pid, signal.SIGKILL)
+            result = await envs.step([GO, GO])
+        else:
+            actions = [WAIT, WAIT]
+            if when == "when the other one has replied":
+                actions[1 - killed] = GO
+            step = await begun(envs, actions)
+            if actions[1 - killed] == GO:
+                await replied(first._channels[1 - killed]) if killed else await arrived(first, 1)
+            os.kill(envs.workers[killed].pid, signal.SIGKILL)
+            if actions[1 - killed] == WAIT:
+                await open_gate(gates[1 - killed])
+            result = await asyncio.wait_for(step, 60)
+        assert result.truncated.tolist() == [slot == killed for slot in range(2)]
+        for _ in range(3):
+            assert (await envs.step([GO, GO])).reward[1 - killed] == 1
+        second = dispatch_of._bell
+        assert second is not None and second is not first
+        assert second._channels == [member.worker.express for member in envs._schedule.fleet.members]
+        assert not first._resting
+        await stepped(envs, 1)
+        step = await begun(envs, [GO, WAIT])
+        await replied(second._channels[0])
+        await open_gate(gates[1])
+        assert (await step).reward.tolist() == [1, 1]
+
+
+async def arrived(bell, slot: int) -> None:
+    """Wait until the reply of a worker that the loop looks at is in."""
+    while not bell._exchanges[-1].parts[slot].arrived:
+        await asyncio.sleep(0)
 
 
 # ------------------------------------------------------------ the count, without workers

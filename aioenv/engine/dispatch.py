@@ -118,10 +118,11 @@ class Dispatch:
                 lost=lambda worker, error: self._fail(error),
             )
         # else more is done with a request or a reply than `_take_in` does
-        more = images, painter, self.merger, self.restarter
+        more = images, painter, self.merger
         self._only_counts = not any(more)
         self._no_tails = [b""] * len(fleet.members)
         self._bell = self._make_bell()
+        self._others_ring = False  # whether a worker has ended since then: who comes in its place has another channel
         for member in fleet.members:
             member.worker.on_death = self._on_death
 
@@ -163,7 +164,7 @@ class Dispatch:
         for part in exchange.parts:
             part.on_reply = partial(self._on_reply, exchange, part)
             if self._only_counts:
-                always = exchange.batch.copies or self.episodes is not None
+                always = exchange.batch.copies or self.episodes is not None or self.history is not None
                 read = partial(self._take_in if always else self._read_tail, exchange, part)
                 part.express = Pending(part.into[0], part.on_reply, (part, exchange, read, always))
 
@@ -197,16 +198,21 @@ class Dispatch:
             cuts: by part, where its bytes are in each of these.
             tails: by part, which rows of its worker are meant; None: all workers step all rows.
         """
-        parts, sent = exchange.parts, 0
-        if speedups.send_express is not None and self.trace is None:
-            sent = speedups.send_express(parts, *self._named(exchange, views, cuts), tails or self._no_tails)
-            if self._bell is not None and sent == len(parts) == len(self._fleet.members):
-                self._bell.begin(exchange)
-                return
+        parts, sent, tails = exchange.parts, 0, tails or self._no_tails
+        if speedups.send_express is not None and self.trace is None and not (self.restarter and self.restarter.busy):
+            if self.restarter is not None:  # who dies of it may get it again
+                for part, mine, tail in zip(parts, cuts, tails, strict=True):
+                    part.sent = _of_step(part, views, mine, tail)
+            sent = speedups.send_express(parts, *self._named(exchange, views, cuts), tails)
+            if sent == len(parts) == len(self._fleet.members):
+                if self._others_ring:
+                    self._bell, self._others_ring = self._make_bell(), False
+                if self._bell is not None:
+                    self._bell.begin(exchange)
+                    return
         self.listen()
-        for part, mine, tail in zip(parts[sent:], cuts[sent:], (tails or self._no_tails)[sent:], strict=True):
-            fixed: Any = list(map(getitem, views, mine))
-            self.submit(exchange, part, Sent(Kind.STEP, fixed, tail, part.slots))
+        for part, mine, tail in zip(parts[sent:], cuts[sent:], tails[sent:], strict=True):
+            self.submit(exchange, part, _of_step(part, views, mine, tail))
 
     def _named(
         self, exchange: Exchange, views: list[memoryview], cuts: list[list[slice]]
@@ -319,6 +325,8 @@ class Dispatch:
         self._put_down(exchange, part, tail)
         if self.episodes is not None:
             self.episodes.note(exchange, part)
+        if self.history is not None:
+            self.history.note(exchange, part)
 
     def _put_down(self, exchange: Exchange, part: Part, tail: memoryview) -> None:
         if exchange.batch.lane == COPIED:
@@ -348,6 +356,7 @@ class Dispatch:
     def _on_death(self, worker: Worker) -> None:
         """A worker has ended: it is started again, or its slots can't be used any more."""
         self.listen()
+        self._others_ring = True
         error = worker.death()
         if self._images is not None:
             self._images.lose(worker, error)
@@ -360,3 +369,9 @@ class Dispatch:
         if slots := tuple(slot for slot in error.slots if self._table.state(slot) not in told):
             error.concern(slots)
             self._table.fail(error)
+
+
+def _of_step(part: Part, views: list[memoryview], cuts: list[slice], tail: bytes) -> Sent:
+    """What a part is sent, of arrays of actions of all parts."""
+    fixed: Any = list(map(getitem, views, cuts))
+    return Sent(Kind.STEP, fixed, tail, part.slots)

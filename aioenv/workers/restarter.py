@@ -97,8 +97,13 @@ class Restarter:
         self._held[worker].append(_Held(again, fail))
         return True
 
-    def restarts(self, worker: Worker) -> bool:
+    @property
+    def busy(self) -> bool:
         """Whether a worker is being started again just now."""
+        return bool(self._tasks)
+
+    def restarts(self, worker: Worker) -> bool:
+        """Whether this one is."""
         return worker in self._tasks
 
     def forsake(self, worker: Worker) -> None:
