@@ -136,7 +136,7 @@ def _join(parts: Sequence[Columns], size: int) -> dict[str, Any]:
     schema = parts[0].schema
     if schema.floats:
         table = np.concatenate([part.values for part in parts], axis=1)
-        return _name_rows(_names(schema), table, np.ones(table.shape, np.bool_))
+        return _name_rows(_names(schema) or (), table, np.ones(table.shape, np.bool_))
     for index, column in enumerate(parts[0].schema.columns):
         target = infos
         for key in column.path[:-1]:
@@ -148,19 +148,18 @@ def _join(parts: Sequence[Columns], size: int) -> dict[str, Any]:
 
 # A key, that of its mask, its dtype if that is not float64 or there is a shape, and that.
 _Name: TypeAlias = tuple[Any, str, Any, tuple[int, ...]]
-# By the schema's identity: to hash one takes longer than its use. C merges those that are named here.
-_named: dict[int, tuple[Schema, tuple[_Name, ...]]] = {}
+# By the schema's identity: to hash one takes longer than its use. C merges those that have names.
+_named: dict[int, tuple[Schema, tuple[_Name, ...] | None]] = {}
 
 
-def _names(schema: Schema) -> tuple[_Name, ...]:
-    """Those of all columns; none if C can't merge them."""
-    known, names = _named.get(id(schema), (None, ()))
+def _names(schema: Schema) -> tuple[_Name, ...] | None:
+    """Those of all columns; None if C can't merge them."""
+    known, names = _named.get(id(schema), (None, None))
     if known is not schema:
-        if schema.by_row or not all(has_buffer(column) and len(column.path) == 1 for column in schema.columns):
-            return ()
         if len(_named) > MAX_SCHEMAS:
             _named.clear()
-        names = tuple(map(_name, schema.columns))
+        by_c = not schema.by_row and all(has_buffer(column) and len(column.path) == 1 for column in schema.columns)
+        names = tuple(map(_name, schema.columns)) if by_c else None
         _named[id(schema)] = schema, names
     return names
 
@@ -188,7 +187,7 @@ def _merge_floats(parts: Sequence[Columns], size: int) -> dict[str, Any] | None:
         if id(schema) in places:
             continue
         rows = []
-        for name in _names(schema):
+        for name in _names(schema) or ():
             row, known = keys.setdefault(name[0], (len(keys), name))
             if known[2] != name[2]:
                 return None

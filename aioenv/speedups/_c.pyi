@@ -95,14 +95,17 @@ def read_columns(part: Any, tail: memoryview, kind: type[_Columns], /) -> list[_
     """
 
 def merge_columns(
-    parts: Sequence[Any], size: int, named: dict[int, tuple[Any, tuple[tuple[Any, str, Any, tuple[int, ...]], ...]]], /
+    parts: Sequence[Any],
+    size: int,
+    named: dict[int, tuple[Any, tuple[tuple[Any, str, Any, tuple[int, ...]], ...] | None]],
+    /,
 ) -> dict[str, Any] | None:
     """Merge columns into the info dict of a batch.
 
     Args:
         parts: `batching.infos.Columns`.
         size: how many rows the batch has.
-        named: by the identity of a schema, itself, and what `batching.merge._names` says of it.
+        named: by the identity of a schema, itself, and what `batching.merge._names` says of it (None: it is not for C).
 
     Returns:
         What `batching.merge.merge` gives. None if there are no parts, if a schema is not among those, a key is no
