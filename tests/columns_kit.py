@@ -1,4 +1,4 @@
-"""Infos of float scalars on their way through the parent, for tests of what is done with them in C."""
+"""Infos of numbers and arrays on their way through the parent, for tests of what is done with them in C."""
 
 from __future__ import annotations
 

@@ -117,12 +117,12 @@ class Dispatch:
                 restore=Recovery(fleet, self.history, self.merger, resume=restart.resume).restore,
                 lost=lambda worker, error: self._fail(error),
             )
-        # else more is done with a request or a reply than `_take_in` does
+        # whether no more is done with a step and its replies than to send it, and what `_take_in` does
         more = images, painter, self.merger
-        self._only_counts = not any(more)
+        self._plain = not any(more)
         self._no_tails = [b""] * len(fleet.members)
         self._bell = self._make_bell()
-        self._others_ring = False  # whether a worker has ended since then: who comes in its place has another channel
+        self._stale_bell = False  # whether a worker has ended since: who comes in its place has another channel
         for member in fleet.members:
             member.worker.on_death = self._on_death
 
@@ -133,7 +133,7 @@ class Dispatch:
         framed = [leaf for number, leaf in enumerate(layout.leaves) if number not in shared]
         size = sum(leaf.dtype.itemsize * prod(leaf.shape) for leaf in framed)
         most = max(member.stop - member.start for member in members) * size
-        if speedups.take_express is None or not self._only_counts or len(channels) < len(members):
+        if speedups.take_express is None or not self._plain or len(channels) < len(members):
             return None
         # with more workers who is last changes; with fewer the parent polls
         return Bell(channels) if 1 < len(channels) == usable_cpus() and most <= _MAX_REST_BYTES else None
@@ -163,7 +163,7 @@ class Dispatch:
         """This is used again and again, and may point to itself."""
         for part in exchange.parts:
             part.on_reply = partial(self._on_reply, exchange, part)
-            if self._only_counts:
+            if self._plain:
                 always = exchange.batch.copies or self.episodes is not None or self.history is not None
                 read = partial(self._take_in if always else self._read_tail, exchange, part)
                 part.express = Pending(part.into[0], part.on_reply, (part, exchange, read, always))
@@ -205,8 +205,8 @@ class Dispatch:
                     part.sent = _of_step(part, views, mine, tail)
             sent = speedups.send_express(parts, *self._named(exchange, views, cuts), tails)
             if sent == len(parts) == len(self._fleet.members):
-                if self._others_ring:
-                    self._bell, self._others_ring = self._make_bell(), False
+                if self._stale_bell:
+                    self._bell, self._stale_bell = self._make_bell(), False
                 if self._bell is not None:
                     self._bell.begin(exchange)
                     return
@@ -356,7 +356,7 @@ class Dispatch:
     def _on_death(self, worker: Worker) -> None:
         """A worker has ended: it is started again, or its slots can't be used any more."""
         self.listen()
-        self._others_ring = True
+        self._stale_bell = True
         error = worker.death()
         if self._images is not None:
             self._images.lose(worker, error)

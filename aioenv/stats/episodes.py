@@ -391,7 +391,7 @@ _NOBODY = Ended(np.zeros(0, np.int64), np.zeros(0), np.zeros(0, np.int64), np.ze
 
 
 def _where(slots: Slots) -> Any:
-    """Ascending slots as a slice, if they follow one another: to look there takes numpy a third of the time."""
+    """Ascending slots as a slice, if they follow one another, so that numpy copies nothing to look there."""
     n = len(slots)
     first = int(slots[0]) if n else 0
     return slice(first, first + n) if n and int(slots[-1]) - first + 1 == n else slots
