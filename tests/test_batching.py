@@ -226,6 +226,27 @@ def test_arrays_of_different_shapes_become_objects_and_nothing_is_lost(caplog):
     assert "do not fit one array" in caplog.text
 
 
+@pytest.mark.parametrize(
+    "values",
+    [
+        (np.zeros(2, np.int64), np.array([np.nan, 1.0])),
+        (np.zeros(1, "f4,i8"), np.float64("nan")),
+        (np.float32(1), np.float64(1e300)),
+        (1.0, np.complex128(1j)),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("workers", [1, 2])
+def test_values_that_a_cast_would_spoil_are_objects(values, workers, caplog):
+    with pytest.warns(RuntimeWarning):  # Gymnasium's array has something else
+        by_gymnasium([{"x": value} for value in values])
+    (got,) = by_workers([[{"x": value} for value in values]], workers)
+    assert got["x"].dtype == object
+    for value, kept in zip(values, got["x"], strict=True):
+        np.testing.assert_array_equal(kept, value)
+    assert "given as objects" in caplog.text
+
+
 def test_infos_that_never_repeat_do_not_fill_the_memory():
     gatherer, table = Gatherer(), SchemaTable({})
     for t in range(3 * MAX_SCHEMAS):

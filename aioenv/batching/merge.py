@@ -265,10 +265,11 @@ def _merge_by_row(parts: Sequence[Columns], size: int) -> dict[str, Any]:
     holder = _Holder(size)
     infos: dict[str, Any] = {}
     try:
-        for position, info in rows:
-            infos = holder._add_info(infos, info, position)  # type: ignore[misc]
-    except (ValueError, TypeError, AttributeError, OverflowError) as exc:
-        # Gymnasium would lose the whole step here; as objects, nothing is lost
+        with np.errstate(invalid="raise", over="raise"):  # NaN as an integer, or a number too large for its array
+            for position, info in rows:
+                infos = holder._add_info(infos, info, position)  # type: ignore[misc]
+    except (ValueError, TypeError, AttributeError, ArithmeticError, Warning) as exc:  # a warning that is an error
+        # Gymnasium would lose the whole step here, or the value; as objects, nothing is lost
         _log.warning("infos do not fit one array a key (%s); they are given as objects", exc)
         infos, masks = {}, {}
         for position, info in rows:
