@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import socket
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -98,7 +99,7 @@ async def test_two_replies_in_one_read_are_both_counted(monkeypatch, c):
         peer.poll()
         assert first.done.done() and second.done.done() and not peer.requests.pending
         assert first.batch.terminated.all() and not second.batch.terminated.any()
-        assert given == [len(data)] * c
+        assert given == [-1] * c
         # a third one and a half
         first, second = world.send(), world.send()
         one, half = reply(peer, first), reply(peer, second)
@@ -108,7 +109,60 @@ async def test_two_replies_in_one_read_are_both_counted(monkeypatch, c):
         peer.socket.sendall(half[30:])
         peer.drain()
         assert second.done.done()
-        assert given[1:] == [len(one) + 30, None] * c
+        assert given[1:] == [-2, None] * c
+
+
+@ways
+@pytest.mark.asyncio
+@pytest.mark.parametrize("behind", ["nothing", "half a reply", "an answer to a call"])
+async def test_as_many_replies_as_come_in_one_read_are_counted_in_order(monkeypatch, c, behind):
+    if not c:
+        in_python(monkeypatch)
+    given = outcomes(monkeypatch, "take_express")
+    async with World(2) as world:
+        (peer,) = world.peers
+        told: list[Any] = []
+        made = [world.dispatch.whole(1) for _ in range(4)]
+        for number, exchange in enumerate(made):
+            exchange.begin(stepped=True, waiting=True)
+            part = exchange.parts[0]
+            on_reply = partial(_note, told, number, exchange, part)
+            part.on_reply = on_reply
+            read = partial(_note_tail, told, number)
+            part.express = Pending(part.into[0], on_reply, (part, exchange, read, False))
+            world.dispatch.submit_steps(exchange, [], [[]])
+        called: list[Any] = []
+        request = peer.submit(Kind.CALL, (), b"call", None, called.append) if behind == "an answer to a call" else None
+        tails = [b"", b"one", b"x" * 900, b""]
+        data = [reply(peer, e, fill=n % 2, tail=tails[n]) for n, e in enumerate(made)]
+        if request is not None:
+            data.append(reply(peer, made[0], request=request, fixed=(), tail=b"answer"))
+        cut = len(data[-1]) // 2 if behind == "half a reply" else 0
+        stream = b"".join(data)
+        peer.socket.sendall(stream[: len(stream) - cut])
+        peer.poll()
+        assert [exchange.open for exchange in made] == [0, 0, 0, int(cut > 0)]
+        peer.socket.sendall(stream[len(stream) - cut :])
+        peer.drain()
+        assert not any(exchange.open for exchange in made) and not peer.requests.pending
+        assert told == [(1, b"one"), (2, b"x" * 900)]
+        for number, exchange in enumerate(made):
+            assert set(bytes(byte_view(exchange.batch.obs[0]))) == {number % 2}, "to each its own"
+        assert [bytes(frame.tail) for frame in called] == [b"answer"] * (request is not None)
+        assert given[:1] == [-1 if behind == "nothing" else -2] * c
+        assert await peer.ending() == "it goes on"
+
+
+def _note_tail(told: list[Any], number: int, tail: memoryview) -> None:
+    told.append((number, bytes(tail)))
+
+
+def _note(told: list[Any], number: int, exchange: Exchange, part: Part, frame: Any) -> None:
+    if len(frame.tail):
+        _note_tail(told, number, frame.tail)
+    part.arrived = True
+    exchange.open -= 1
+    exchange.done.set_result(None)
 
 
 @ways
@@ -218,12 +272,19 @@ REPLIES: dict[str, tuple[Callable[[Peer, Exchange], bytes], bool]] = {
 }
 
 
-async def with_reply(name: str) -> Any:
+async def with_reply(name: str, behind: bool = False) -> Any:
+    """What comes of a reply; with `behind` one that is plain comes in the same read, before it."""
     make, _ = REPLIES[name]
     async with World(2) as world:
         (peer,) = world.peers
+        before_it = b""
+        if behind:
+            plain = world.dispatch.whole(1)
+            plain.begin(stepped=True, waiting=True)
+            world.dispatch.submit_steps(plain, [], [[]])
+            before_it = reply(peer, plain)
         first, second = world.send(), world.send()
-        peer.socket.sendall(make(peer, first))
+        peer.socket.sendall(before_it + make(peer, first))
         peer.drain()
         before = world.state()
         ending = await peer.ending()
@@ -242,6 +303,21 @@ async def test_any_other_reply_is_python_s(monkeypatch, name):
     assert (given[0] == -1) == (name == "in other pieces")
     in_python(monkeypatch)
     assert in_c == await with_reply(name)
+    _, ending, (_, (_, second), *_), _ = in_c
+    breaks = REPLIES[name][1]
+    assert ending.startswith("WireError: ") if breaks else ending == "it goes on"
+    assert second[0] == (1 if breaks else 0), "the second reply counts unless the stream is broken"
+
+
+@compiled
+@pytest.mark.asyncio
+@pytest.mark.parametrize("name", REPLIES)
+async def test_any_other_reply_behind_a_plain_one_is_python_s(monkeypatch, name):
+    given = outcomes(monkeypatch, "take_express")
+    in_c = await with_reply(name, behind=True)
+    assert given[0] == (-1 if name == "in other pieces" else -2)
+    in_python(monkeypatch)
+    assert in_c == await with_reply(name, behind=True)
     _, ending, (_, (_, second), *_), _ = in_c
     breaks = REPLIES[name][1]
     assert ending.startswith("WireError: ") if breaks else ending == "it goes on"

@@ -64,15 +64,16 @@ def send_express(parts: list[Any], views: list[memoryview], cuts: list[list[slic
     """
 
 def take_express(channel: Any, /) -> int | None:
-    """Read what has come, and count it if it is one whole reply, to the oldest request, which is to be counted.
+    """Read what has come, and count it if it is whole replies, to the oldest requests, which are to be counted.
 
     Args:
         channel: a `workers.channel.ScatterChannel`; see `workers.requests.Pending` for what is counted.
 
     Returns:
-        -1 if that was done, or there was nothing to read. If what came was something else, how many bytes of it lie in
-        `channel.decoder.buffers()` now; 0 at the end of the stream. None: nothing was read, since the decoder is amid
-        a frame, or the next reply is not to be counted.
+        -1 if that was done, or there was nothing to read; -2 if something else came behind the first one, which the
+        decoder has now. If what came begins with something else, how many bytes of it lie in
+        `channel.decoder.buffers()`; 0 at the end of the stream. None: nothing was read, since the decoder is amid a
+        frame, or the next reply is not to be counted.
 
     Raises:
         TypeError, ValueError, AttributeError: if the channel has not what it should have.

@@ -158,7 +158,16 @@ int is_in_order(uint32_t chain, const Buffers *buffers, Py_ssize_t size, const u
     return body == word_at(head + 20) && chain == word_at(head + OWN_CRC);
 }
 
-int is_whole(Py_ssize_t count, uint32_t chain, const Buffers *buffers, uint32_t max_tail) {
+int is_sound(uint32_t chain, const uint8_t *head, const uint8_t *body, Py_ssize_t size) {
+    uint32_t crc = 0;
+    if (memcmp(head, MAGIC, 2) || head[2] != VERSION)
+        return 0;
+    if (crc_of_bytes(body, size, &crc) < 0 || chain_on(head, &chain) < 0)
+        return -1;
+    return crc == word_at(head + 20) && chain == word_at(head + OWN_CRC);
+}
+
+int begins_whole(Py_ssize_t count, uint32_t chain, const Buffers *buffers, Py_ssize_t *more) {
     const uint8_t *head = buffers->views[0].buf;
     const Py_buffer *spill = &buffers->views[buffers->count - 1];
     Py_ssize_t size = 0;
@@ -167,9 +176,18 @@ int is_whole(Py_ssize_t count, uint32_t chain, const Buffers *buffers, uint32_t 
     if (count < HEADER_BYTES + size || word_at(head + 12) != (size_t)size)
         return 0;
     uint32_t tail = tail_size(buffers);
-    if (tail > max_tail || tail > spill->len || count != HEADER_BYTES + size + tail)
+    *more = count - HEADER_BYTES - size - tail;
+    if (tail > spill->len || *more < 0)
         return 0;
     return is_in_order(chain, buffers, size, spill->buf, tail);
+}
+
+int is_whole(Py_ssize_t count, uint32_t chain, const Buffers *buffers) {
+    Py_ssize_t more = 0;
+    if (count >= HEADER_BYTES && tail_size(buffers)) /* what has none is common, and not looked at twice */
+        return 0;
+    int whole = begins_whole(count, chain, buffers, &more);
+    return whole == 1 && more ? 0 : whole;
 }
 
 PyObject *read_frame(PyObject *module, PyObject *const *args, Py_ssize_t argc) {
@@ -204,7 +222,7 @@ PyObject *read_frame(PyObject *module, PyObject *const *args, Py_ssize_t argc) {
     }
     int whole = 0;
     if (count >= HEADER_BYTES && parts == buffers.count && parts >= 2 && buffers.views[0].len == HEADER_BYTES) {
-        whole = is_whole(count, chain, &buffers, 0);
+        whole = is_whole(count, chain, &buffers);
         if (whole < 0)
             goto done;
     }

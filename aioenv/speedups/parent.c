@@ -157,8 +157,8 @@ static int count_reply(Held *held, const Counted *counted, PyObject *pending, Py
 }
 
 /* What a reply has beyond the arrays goes to who reads that. */
-static int read_tail(PyObject *read, const Buffers *buffers) {
-    PyObject *bytes = PyByteArray_FromStringAndSize(buffers->views[buffers->count - 1].buf, tail_size(buffers));
+static int read_tail(PyObject *read, const uint8_t *tail, Py_ssize_t size) {
+    PyObject *bytes = PyByteArray_FromStringAndSize((const char *)tail, size);
     PyObject *view = bytes == NULL ? NULL : PyMemoryView_FromObject(bytes);
     PyObject *done = view == NULL ? NULL : PyObject_CallOneArg(read, view);
     Py_XDECREF(bytes);
@@ -167,29 +167,108 @@ static int read_tail(PyObject *read, const Buffers *buffers) {
     return done == NULL ? -1 : 0;
 }
 
-/* The reply that comes next: the request and what awaits it; NULL if it is not to be counted, or with an exception. */
-static PyObject *next_reply(Held *held, PyObject *pending, PyObject **request, Counted *counted) {
+/* A reply that is to be counted: the request, what awaits it, and where its arrays go; a list, or NULL. */
+typedef struct {
+    PyObject *request, *into;
+    Counted counted;
+} Expected;
+
+/* The reply that comes next; its `into` is NULL if it is not to be counted, or with an exception. */
+static Expected next_reply(Held *held, PyObject *pending) {
+    Expected none = {.into = NULL}, expected;
     Py_ssize_t place = 0;
     PyObject *value;
-    if (!PyDict_CheckExact(pending) || !PyDict_Next(pending, &place, request, &value))
-        return NULL;
+    if (!PyDict_CheckExact(pending) || !PyDict_Next(pending, &place, &expected.request, &value))
+        return none;
     if (!PyTuple_Check(value) || PyTuple_GET_SIZE(value) != 3)
-        return NULL;
-    PyObject *into = PyTuple_GET_ITEM(value, 0), *count = PyTuple_GET_ITEM(value, 2);
-    if (!PyList_CheckExact(into) || !PyTuple_CheckExact(count) || PyTuple_GET_SIZE(count) != 4)
-        return NULL;
-    held->objects[held->count++] = Py_NewRef(*request);
+        return none;
+    PyObject *count = PyTuple_GET_ITEM(value, 2);
+    expected.into = PyTuple_GET_ITEM(value, 0);
+    if (!PyList_CheckExact(expected.into) || !PyTuple_CheckExact(count) || PyTuple_GET_SIZE(count) != 4)
+        return none;
+    held->objects[held->count++] = Py_NewRef(expected.request);
     held->objects[held->count++] = Py_NewRef(value);
-    *counted = (Counted){PyTuple_GET_ITEM(count, 0), PyTuple_GET_ITEM(count, 1), PyTuple_GET_ITEM(count, 2),
-                         PyTuple_GET_ITEM(count, 3)};
-    return look_up(held, counted->whole, str_waiting) == Py_True ? into : NULL;
+    expected.counted = (Counted){PyTuple_GET_ITEM(count, 0), PyTuple_GET_ITEM(count, 1), PyTuple_GET_ITEM(count, 2),
+                                 PyTuple_GET_ITEM(count, 3)};
+    return look_up(held, expected.counted.whole, str_waiting) == Py_True ? expected : none;
+}
+
+/* Whether this header is of a RESULT that answers that request. */
+static int answers(const uint8_t *head, PyObject *request, uint32_t generation) {
+    uint32_t asked;
+    return head[3] == KIND_RESULT && !as_word(request, &asked) && word_at(head + 4) == asked &&
+           word_at(head + 8) == generation;
+}
+
+/* All that is done with a reply that is in order, whose arrays are where they belong. */
+static int take_reply(Held *held, PyObject *decoder, PyObject *pending, const Expected *expected, const uint8_t *head,
+                      const uint8_t *tail) {
+    Py_ssize_t size = word_at(head + 16);
+    if (set_word(decoder, str_chain, word_at(head + OWN_CRC)) < 0)
+        return -1;
+    if ((expected->counted.always == Py_True || size) && read_tail(expected->counted.read, tail, size) < 0)
+        return -1;
+    return count_reply(held, &expected->counted, pending, expected->request);
+}
+
+/* What came in the same read, after a reply: the next one, if it is whole and to be counted. How many bytes of it were
+ * taken, which is 0 if it is something else; -1: exception. */
+static Py_ssize_t take_next(PyObject *decoder, PyObject *pending, uint32_t generation, const uint8_t *from,
+                            Py_ssize_t count) {
+    Held held = {.count = 0};
+    Buffers into = {.count = 0};
+    Py_ssize_t taken = 0, size = 0;
+    Expected expected = next_reply(&held, pending);
+    PyObject *before = expected.into == NULL ? NULL : look_up(&held, decoder, str_chain);
+    uint32_t chain;
+    if (before == NULL || as_word(before, &chain) || count < HEADER_BYTES ||
+        !answers(from, expected.request, generation) || PyList_GET_SIZE(expected.into) > MAX_BUFFERS)
+        goto done;
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(expected.into); i++) {
+        if (add_buffer(&into, PyList_GET_ITEM(expected.into, i), PyBUF_WRITABLE) < 0)
+            goto done;
+        size += into.views[i].len;
+    }
+    const uint8_t *body = from + HEADER_BYTES;
+    Py_ssize_t whole = HEADER_BYTES + size + word_at(from + 16);
+    if (word_at(from + 12) != (size_t)size || whole > count)
+        goto done;
+    int usual = is_sound(chain, from, body, whole - HEADER_BYTES);
+    if (usual == 1) { /* nothing is written into anybody's arrays before that */
+        for (int i = 0; i < into.count; body += into.views[i++].len)
+            memcpy(into.views[i].buf, body, (size_t)into.views[i].len);
+        if (take_reply(&held, decoder, pending, &expected, from, body) == 1)
+            taken = whole;
+    }
+done:
+    release_buffers(&into);
+    let_go(&held);
+    return PyErr_Occurred() ? -1 : taken;
+}
+
+/* What came in the same read, after a reply: more of them, and what they are followed by, which the decoder is given.
+ * -1 if nothing is, -2 if something is; NULL: exception. */
+static PyObject *take_rest(PyObject *decoder, PyObject *pending, uint32_t generation, const uint8_t *from,
+                           Py_ssize_t count) {
+    for (Py_ssize_t taken; count; from += taken, count -= taken) {
+        taken = take_next(decoder, pending, generation, from, count);
+        if (taken < 0)
+            return NULL;
+        if (taken)
+            continue;
+        PyObject *rest = PyBytes_FromStringAndSize((const char *)from, count), *arguments[] = {decoder, rest};
+        PyObject *fed = rest == NULL ? NULL : PyObject_VectorcallMethod(str_feed, arguments, 2, NULL);
+        Py_XDECREF(rest);
+        Py_XDECREF(fed);
+        return fed == NULL ? NULL : PyLong_FromLong(-2);
+    }
+    return PyLong_FromLong(-1);
 }
 
 PyObject *take_express(PyObject *module, PyObject *channel) {
     Held held = {.count = 0};
     Buffers buffers = {.count = 0};
-    PyObject *result = NULL, *request;
-    Counted counted;
+    PyObject *result = NULL;
     PyObject *decoder = look_up(&held, channel, str_decoder), *requests = look_up(&held, channel, str_requests);
     PyObject *pending = look_up(&held, requests, str_pending), *life = look_up(&held, requests, str_generation);
     PyObject *number = look_up(&held, channel, str_fd);
@@ -197,8 +276,10 @@ PyObject *take_express(PyObject *module, PyObject *channel) {
     uint32_t chain, generation;
     if (PyErr_Occurred())
         goto done;
-    PyObject *into = next_reply(&held, pending, &request, &counted);
-    int usual = into == NULL || as_word(life, &generation) ? 0 : offer(&held, decoder, into, &buffers, &chain);
+    Expected expected = next_reply(&held, pending);
+    int usual = expected.into == NULL || as_word(life, &generation)
+                    ? 0
+                    : offer(&held, decoder, expected.into, &buffers, &chain);
     if (usual != 1) {
         result = PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
         goto done;
@@ -208,20 +289,17 @@ PyObject *take_express(PyObject *module, PyObject *channel) {
         result = errno == EAGAIN || errno == EWOULDBLOCK ? PyLong_FromLong(-1) : Py_NewRef(Py_None);
         goto done;
     }
-    usual = is_whole(count, chain, &buffers, UINT32_MAX);
-    const uint8_t *head = buffers.views[0].buf;
-    uint32_t asked;
-    if (usual == 1 && (head[3] != KIND_RESULT || as_word(request, &asked) || word_at(head + 4) != asked ||
-                       word_at(head + 8) != generation))
+    Py_ssize_t more; /* after it */
+    const uint8_t *head = buffers.views[0].buf, *spill = buffers.views[buffers.count - 1].buf;
+    usual = begins_whole(count, chain, &buffers, &more);
+    if (usual == 1 && !answers(head, expected.request, generation))
         usual = 0;
-    if (usual == 1) {
-        usual = set_word(decoder, str_chain, word_at(head + OWN_CRC));
-        if (usual == 0 && (counted.always == Py_True || tail_size(&buffers)))
-            usual = read_tail(counted.read, &buffers);
-        if (usual == 0)
-            usual = count_reply(&held, &counted, pending, request);
-    }
-    result = usual < 0 ? NULL : PyLong_FromSsize_t(usual ? -1 : count);
+    if (usual == 1)
+        usual = take_reply(&held, decoder, pending, &expected, head, spill);
+    if (usual == 1)
+        result = take_rest(decoder, pending, generation, spill + word_at(head + 16), more);
+    else if (usual == 0)
+        result = PyLong_FromSsize_t(count);
 done:
     release_buffers(&buffers);
     let_go(&held);

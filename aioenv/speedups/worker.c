@@ -74,7 +74,7 @@ static int read_step(int fd, PyObject *decoder, PyObject *plan, Py_ssize_t rows,
     }
     const uint8_t *head = buffers.views[0].buf;
     *request = (Request){.count = rows};
-    usual = is_whole(*count, chain, &buffers, 0);
+    usual = is_whole(*count, chain, &buffers);
     if (!usual)
         usual = is_run(*count, chain, &buffers, rows, request);
     if (usual == 1 && buffers.count > 3)

@@ -241,7 +241,7 @@ class ScatterChannel:
             decoder = self.decoder
             if count is None:
                 count = frame_io.read(self.fd, decoder)
-            elif count:
+            elif count > 0:
                 frame_io.look(decoder, count)
             if count:
                 frames = decoder.frames
