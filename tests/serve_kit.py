@@ -521,12 +521,16 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 class Desk:
     """A service, and both ends of its channel; plain steps are answered when a test says so."""
 
-    def __init__(self, make: Callable[[int], gym.Env[Any, Any]], rows: int, mode: str = "NextStep") -> None:
+    def __init__(
+        self, make: Callable[[int], gym.Env[Any, Any]], rows: int, mode: str = "NextStep", *, rides: bool = False
+    ) -> None:
+        """With `rides` states of physics and checkpoints come with each reply."""
         Desk.make = staticmethod(make)  # type: ignore[method-assign]
         envs = [dump_code(partial(made_at_desk, row)) for row in range(rows)]
-        self.service = EnvService(envs, AutoresetMode(mode), False)
-        self.service.describe()
-        self.service.configure(None, None, 0, False)
+        self.service = EnvService(envs, AutoresetMode(mode), rides, rides)
+        told = self.service.describe()
+        state_size = max(0 if env.source is None else env.source.state_size for env in told)
+        self.service.configure(None, None, state_size, False, max(env.checkpoint_size for env in told))
         self.rows = rows
         self.mine, self.theirs = socket.socketpair()
         self.encoder, self.decoder = Encoder(), Decoder()
@@ -538,7 +542,8 @@ class Desk:
 
     def reset(self) -> bytes:
         """The tail of a request to reset all rows."""
-        return dump(ResetRequest(tuple(range(self.rows)), (None,) * self.rows, None, True))
+        rows = tuple(range(self.rows))
+        return dump(ResetRequest(rows, rows, None, True))
 
     def __enter__(self) -> Desk:
         return self

@@ -78,7 +78,7 @@ def odd_calls() -> Iterator[tuple[str, Callable[[Desk], tuple[Any, ...]]]]:
             yield f"argument {place}: {odd!r:.40}".replace("\n", ""), partial(arguments, place=place, odd=odd)
     for odd in ("0", None, 0.5, -1, 1 << 30, 1 << 70):
         yield f"argument 0: {odd!r:.40}", partial(arguments, place=0, odd=odd)
-    for part in range(11):
+    for part in range(13):
         for odd in ODD:
             yield f"plan {part}: {odd!r:.40}".replace("\n", ""), partial(with_plan, part=part, odd=odd)
     for odd in ODD_SORTS:
@@ -272,7 +272,7 @@ def test_what_is_no_step_leaves_nothing_behind(way):
                 plan = (plan[0], (0,) * 4, *plan[2:])
             case "odd":
                 odd = memoryview(b"12345678")[::2]
-                plan = (*plan[:9], lambda *rows, old=plan[9]: [*old(*rows), odd], plan[10], [*plan[11], odd])
+                plan = (*plan[:9], lambda *rows, old=plan[9]: [*old(*rows), odd], plan[10], [*plan[11], odd], plan[12])
 
         def act() -> None:
             if way == "something else":

@@ -138,6 +138,7 @@ def serve_express(
         Callable[[int, int], list[memoryview]],
         list[tuple[int, list[Any], list[type], list[NDArray[Any]], Callable[[bytes], dict[Any, Any]]]],
         list[memoryview],
+        Callable[[int, int], bool] | None,
     ],
     seconds: float,
     /,
@@ -150,7 +151,8 @@ def serve_express(
         plan: where actions are read into, after the number of a lane of shared memory, if there are several; the array
             that they are then; `steps`, `resets`, `due`, `seeds`, `at_end`, `mark` and, for each lane, `into` as
             `step_rows` takes them; what tells what travels of so many rows from one on; the sorts of infos that the
-            parent knows as columns (see `batching.gather.Gatherer.sorts`); and what travels of all.
+            parent knows as columns (see `batching.gather.Gatherer.sorts`); what travels of all; and what is called
+            when so many rows from one on were stepped, and says whether there is no more to tell than that; or None.
         seconds: how long not to sleep after a reply, before that is nothing.
 
     Returns:

@@ -3,7 +3,7 @@
 #include "c.h"
 
 /* What a service's `express` gives. */
-enum { VIEWS, ACTIONS, STEPS, RESETS, DUE, SEEDS, AT_END, MARK, INTO, FIXED_OF, SORTS, FIXED, PARTS };
+enum { VIEWS, ACTIONS, STEPS, RESETS, DUE, SEEDS, AT_END, MARK, INTO, FIXED_OF, SORTS, FIXED, RIDES, PARTS };
 
 /* The tail of a request for successive rows: see `wire.messages.dump_step`. */
 enum { RUN_BYTES = 9 };
@@ -16,7 +16,7 @@ typedef struct {
 
 static int check_plan(PyObject *plan) {
     if (!PyTuple_Check(plan) || PyTuple_GET_SIZE(plan) != PARTS) {
-        PyErr_SetString(PyExc_TypeError, "serve_express: expected a plan of 12 parts");
+        PyErr_SetString(PyExc_TypeError, "serve_express: expected a plan of 13 parts");
         return -1;
     }
     const int lists[] = {VIEWS, STEPS, RESETS, DUE, INTO, SORTS, FIXED};
@@ -180,6 +180,17 @@ static PyObject *fixed_of(PyObject *plan, const Request *request, int all) {
     return fixed;
 }
 
+/* Has written what rides on the reply besides, if anything does: 1 if there is no more to tell than that, 0 if there
+ * is, -1: exception. */
+static int let_ride(PyObject *rides, const Request *request) {
+    if (rides == Py_None)
+        return 1;
+    PyObject *done = PyObject_CallFunction(rides, "nn", request->first, request->count);
+    int usual = done == NULL ? -1 : PyObject_IsTrue(done);
+    Py_XDECREF(done);
+    return usual;
+}
+
 static int clear_mark(PyObject *mark) {
     Py_buffer view;
     if (PyObject_GetBuffer(mark, &view, PyBUF_WRITABLE) < 0)
@@ -230,7 +241,14 @@ PyObject *serve_express(PyObject *module, PyObject *const *args, Py_ssize_t argc
         if (step_from(request.first, &stepping, &stopped) < 0) /* an env has taken its worker apart: the step fails */
             stopped = (Stopped){.row = -1, .outcome = caught()};
         Py_DECREF(into);
-        if (stopped.row < request.first + request.count || PyList_GET_SIZE(infos)) {
+        int more = stopped.row < request.first + request.count || PyList_GET_SIZE(infos);
+        if (!more) { /* no env is stepped any more */
+            int usual = clear_mark(PLAN(MARK)) < 0 ? -1 : let_ride(PLAN(RIDES), &request);
+            if (usual < 0)
+                stopped = (Stopped){.row = -1, .outcome = caught()};
+            more = usual < 1;
+        }
+        if (more) {
             if (columns.sorts != NULL && take_back(&columns, infos) < 0) {
                 end_columns(&columns);
                 Py_XDECREF(stopped.outcome);
@@ -247,8 +265,7 @@ PyObject *serve_express(PyObject *module, PyObject *const *args, Py_ssize_t argc
         Py_DECREF(infos);
         PyObject *tail = tail_of(&columns), *fixed = tail == NULL ? NULL : fixed_of(plan, &request, all);
         end_columns(&columns);
-        int failed = fixed == NULL || clear_mark(PLAN(MARK)) < 0 ||
-                     write_result(write_fd, encoder, fixed, tail, &request) < 0;
+        int failed = fixed == NULL || write_result(write_fd, encoder, fixed, tail, &request) < 0;
         Py_XDECREF(tail);
         Py_XDECREF(fixed);
         if (failed)

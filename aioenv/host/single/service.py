@@ -6,7 +6,7 @@ A *row* is a slot's place within its worker: the parent knows slots, the worker 
 from __future__ import annotations
 
 import gc
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -76,6 +76,7 @@ class EnvService(EnvResume, SlotService):
         self._gatherer = Gatherer()
         self._draws_late = False
         self._tells_no_more = False
+        self._rides: Callable[[int, int], bool] | None = None
         self._late: list[int] | None = None
         # which parts of the state images depend on, and their size; a row's model may be another than the next one's
         self._state_parts: list[tuple[int, int, tuple[str, ...]]] = [(0, 0, ())] * len(self._envs)
@@ -143,7 +144,8 @@ class EnvService(EnvResume, SlotService):
         self._action_views = self._actions.views
         simple = layout.plain and observations.numeric and not (plane and plane.actions)
         small = sum(map(len, self._rows.stepped_run(0, n))) <= MAX_FIXED_BYTES  # else Python says that it is not
-        self._tells_no_more = simple and small and not riding and not draws_late
+        self._tells_no_more = simple and small and not draws_late
+        self._rides = self._let_ride if riding else None
         if seed_plan is not None:
             self._stepper.follow(seed_plan, start)
         # what is here now stays: full collections need not look at it again
@@ -179,13 +181,32 @@ class EnvService(EnvResume, SlotService):
         return self._of_step(rows, lane, out)
 
     def express(self) -> Plan | None:
-        """A step of envs whose observations and actions are arrays, of which nothing else is told."""
+        """A step of envs whose observations and actions are arrays."""
         into = self._rows.lanes if self._tells_no_more else None
         if into is None:
             return None
         rows, sorts = self._rows.stepped_run, self._gatherer.sorts
         fixed = rows(0, len(self._envs))
-        return self._action_views, self._actions.array, *self._stepper.express, into, rows, sorts, fixed
+        return self._action_views, self._actions.array, *self._stepper.express, into, rows, sorts, fixed, self._rides
+
+    def _let_ride(self, first: int, count: int) -> bool:
+        """Write states and checkpoints of so many rows from one on, stepped in C; False: there is more to tell."""
+        rows = range(first, first + count)
+        if self._state.shape[1]:
+            try:
+                self._read_states(rows)
+            except Exception:  # `_reply` finds out whose
+                return False
+        if self._checkpoints is not None:
+            self._checkpoints.capture(rows)
+            # a state that has grown does not shrink again; nor shall it be written twice a step
+            self._tells_no_more = not self._checkpoints.beyond
+        return self._tells_no_more
+
+    def _read_states(self, rows: Iterable[int]) -> None:
+        for row in rows:
+            base = self._bases[row]
+            read_state(base.model, base.data, *self._states[row])
 
     def _go_on(self, begun: Begun) -> Reply:
         if begun.row < 0:
@@ -246,9 +267,7 @@ class EnvService(EnvResume, SlotService):
         shown = [row for row in touched if row not in lost] if lost else touched
         if self._state.shape[1]:
             try:
-                for row in shown:
-                    base = self._bases[row]
-                    read_state(base.model, base.data, *self._states[row])
+                self._read_states(shown)
             except Exception:  # it is that row's alone
                 failures = [*failures, *self._unreadable(shown, {failure.row for failure in failures})]
         beyond: Sequence[tuple[int, bytes]] = ()
@@ -278,8 +297,7 @@ class EnvService(EnvResume, SlotService):
         failures = []
         for row in rows:
             try:
-                base = self._bases[row]
-                read_state(base.model, base.data, *self._states[row])
+                self._read_states([row])
             except Exception as exc:
                 if row not in failed:
                     failures.append(describe_failure(exc, row))
