@@ -502,7 +502,7 @@ def test_bench_native_takes_a_vectorized_env():
         with pytest.raises(NotApplicable, match=env):
             CONTENDERS["aioenv-native"].measure(Task(env, num_envs=4, seconds=0.05))
     task = Task("Reacher-v5", num_envs=4, seconds=0.02, warm_up_s=0.01)
-    for name in ("aioenv-native", "raw-batch", "raw-loop"):
+    for name in ("aioenv-native", "raw-batch", "raw-loop", "raw-batch-still", "raw-loop-still"):
         assert CONTENDERS[name].measure(task).env_steps >= 4
     with pytest.raises(NotApplicable, match="CartPole-v1 is no MuJoCo task"):
         CONTENDERS["raw-loop"].measure(Task("CartPole-v1", num_envs=4, seconds=0.05))

@@ -25,7 +25,7 @@ from aioenv import nested
 from aioenv.host import boot
 from aioenv.host.boot import IGNORABLE
 from aioenv.host.descriptors import expect_pipes
-from aioenv.host.mujoco_log import divert_warnings
+from aioenv.host.mujoco_import import prepare_mujoco
 from aioenv.wire.orders import SIZE, Exited, Fork, Forked, Guard, Importing, Refused, Release, Unfit, pack, unpack
 
 __all__ = ["main"]
@@ -134,7 +134,7 @@ class Server:
         """Import modules, one by one, to know which one it is that must not be copied, or takes for ever."""
         news = [name for name in needed if name not in self._imported]
         if news:
-            divert_warnings()  # of models that a module loads when it is imported
+            prepare_mujoco()  # of models that a module loads when it is imported
             importlib.import_module("aioenv.host.log_records").tell_records(log_level)
         for name in news:
             if self._unfit is not None:

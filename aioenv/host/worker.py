@@ -15,7 +15,7 @@ from aioenv.host import running, shared
 from aioenv.host.link import Link
 from aioenv.host.log_records import tell_records
 from aioenv.host.mujoco_gl import choose_backend_late, note_missing_opengl
-from aioenv.host.mujoco_log import divert_warnings
+from aioenv.host.mujoco_import import prepare_mujoco
 from aioenv.host.registry import restore_registry
 from aioenv.host.service import Begun, Reply, Service
 from aioenv.host.tracing import TracedService
@@ -200,7 +200,7 @@ def run(
     shared.keep(memory_fd)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
     _be_traceable()
-    divert_warnings()
+    prepare_mujoco()
     try:
         _Loop(read_fd, write_fd, variables_before).run()
     except BrokenPipeError:

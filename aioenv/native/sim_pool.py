@@ -14,6 +14,7 @@ from mujoco.batch import MODEL_FIELDS
 
 from aioenv.errors import ClosedError
 from aioenv.machine import usable_cpus
+from aioenv.mujoco_clock import stop_clock
 from aioenv.native.engines import STATE, BatchEngine, Engine, LoopEngine, field_value
 from aioenv.native.loading import Model, take_model
 
@@ -64,6 +65,7 @@ class SimPool:
             if value is not None or name == "num_sims":
                 _check_int(name, value, 1)
         self.model = take_model(model)
+        stop_clock()
         if self.model.opt.enableflags & int(mujoco.mjtEnableBit.mjENBL_SLEEP):
             raise ValueError(
                 "model: it lets bodies sleep, and who sleeps is not part of the state that simulations are kept in; "

@@ -5,6 +5,8 @@ from typing import Any, TypeVar
 
 from numpy.typing import NDArray
 
+stopped_clock: int  # the address of a function of C that takes nothing and gives 0.0
+
 _Columns = TypeVar("_Columns", bound=tuple[Any, ...])
 
 def write_frame(

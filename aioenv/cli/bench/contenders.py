@@ -69,6 +69,8 @@ CONTENDERS: dict[str, Contender] = {
     "envpool": Contender("EnvPool", "envpool", others.envpool),
     "raw-batch": Contender("mujoco.batch, physics alone", "mujoco", raw.raw_batch),
     "raw-loop": Contender("MjData loop, physics alone", "mujoco", raw.raw_loop),
+    "raw-batch-still": Contender("mujoco.batch, its clock stopped", "mujoco", raw.raw_batch_still),
+    "raw-loop-still": Contender("MjData loop, its clock stopped", "mujoco", raw.raw_loop_still),
     "bare": Contender("bare loop, one env", "gymnasium", bare.bare_loop),
     "bare-all": Contender("bare loops, one a CPU", "gymnasium", bare.bare_loops),
     "bare-lockstep": Contender("bare loops in lock-step", "gymnasium", bare.bare_lockstep),

@@ -13,7 +13,7 @@ import numpy as np
 from aioenv.cli.bench.common import NotApplicable
 from aioenv.cli.bench.tasks import SYNTHETIC, Measured, Task, clock_blocking
 
-__all__ = ["raw_batch", "raw_loop"]
+__all__ = ["raw_batch", "raw_batch_still", "raw_loop", "raw_loop_still"]
 
 # States of a run with natural ends of episodes: so many, so many steps apart.
 _SNAPSHOTS, _APART = 16, 8
@@ -24,12 +24,22 @@ def raw_batch(task: Task) -> Measured:
     return _raw(task, post_constraint=False)
 
 
+def raw_batch_still(task: Task) -> Measured:
+    """The same with MuJoCo's clock stopped, as native tasks have it."""
+    return _raw(task, post_constraint=False, still=True)
+
+
 def raw_loop(task: Task) -> Measured:
     """A loop over `MjData` on threads, with `mj_rnePostConstraint` after each step, as Gymnasium's envs call it."""
     return _raw(task, post_constraint=True)
 
 
-def _raw(task: Task, *, post_constraint: bool) -> Measured:
+def raw_loop_still(task: Task) -> Measured:
+    """The same with MuJoCo's clock stopped, as native tasks have it."""
+    return _raw(task, post_constraint=True, still=True)
+
+
+def _raw(task: Task, *, post_constraint: bool, still: bool = False) -> Measured:
     """Step simulations that nobody observes, from states of a real run, which are loaded anew every few steps.
 
     Raises:
@@ -37,6 +47,7 @@ def _raw(task: Task, *, post_constraint: bool) -> Measured:
     """
     from aioenv.host.native_tasks import is_native_task
     from aioenv.host.vector.making import make_registered
+    from aioenv.mujoco_clock import let_clock_go
     from aioenv.native.sim_pool import SimPool
 
     if task.env in SYNTHETIC or not is_native_task(task.env):
@@ -54,6 +65,8 @@ def _raw(task: Task, *, post_constraint: bool) -> Measured:
         ctrl, nstep = pool.bind("ctrl"), env.frame_skip
         slots = np.arange(task.num_envs)
         count = itertools.count()
+        if not still:
+            let_clock_go()
 
         def step(batch: Any) -> None:
             number = next(count)

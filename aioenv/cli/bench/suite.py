@@ -14,6 +14,7 @@ __all__ = ["COST_ENVS", "ROWS", "Row", "estimate_s"]
 GYMNASIUM = ("gymnasium-async", "gymnasium-sync")
 BARE = ("bare", "bare-all", "bare-lockstep")
 RAW = ("raw-batch", "raw-loop")
+RAW_STILL = ("raw-batch-still", "raw-loop-still")
 # Each takes seconds to import, and most of them a process an env.
 BLOCKING = ("aioenv-sync", "aioenv-drop-in", "aioenv-sb3")
 SLOW = ("sb3-subproc", "tianshou-subproc", "torchrl-parallel")
@@ -83,7 +84,7 @@ def _rows() -> Iterable[Row]:
     yield Row("cartpole-8", "CartPole-v1", 8, ("aioenv", *BLOCKING, "aioenv-one", "aioenv-native", *everyone))
     yield Row("cartpole-64", "CartPole-v1", 64, ("aioenv", *variants, *everyone, "sb3-dummy"))
     yield Row("cartpole-1024", "CartPole-v1", 1024, ("aioenv", "aioenv-native", *everyone))
-    contenders = ("aioenv", "aioenv-groups", "aioenv-native", "aioenv-native-sync", *RAW, *everyone)
+    contenders = ("aioenv", "aioenv-groups", "aioenv-native", "aioenv-native-sync", *RAW, *RAW_STILL, *everyone)
     for name in MUJOCO_GOALS:
         yield Row(f"{name.lower()}-64", f"{name}-v5", 64, contenders)
     for name in MUJOCO_MORE:

@@ -1,4 +1,8 @@
-"""MuJoCo's warnings go where all that envs print goes, instead of into MUJOCO_LOG.TXT in the working directory."""
+"""What a worker does once MuJoCo is imported.
+
+Warnings go where all that envs print goes, instead of into MUJOCO_LOG.TXT in the working directory; and the profiler's
+clock stands still.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +13,15 @@ from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-__all__ = ["divert_warnings"]
+__all__ = ["prepare_mujoco"]
 
 
-def divert_warnings() -> None:
-    """Print MuJoCo's warnings to stderr, from now on or from when it will be imported.
+def prepare_mujoco() -> None:
+    """Print MuJoCo's warnings to stderr, and stop its clock, from now on or from when it will be imported.
 
-    It is not imported for that. Whoever installs a handler (`mujoco.set_mju_user_warning`), before or after, keeps it.
-    Errors are not warnings: they stay exceptions (`mujoco.FatalError`).
+    It is not imported for that. Whoever installs a handler (`mujoco.set_mju_user_warning`) or a clock
+    (`mujoco.set_mjcb_time`), before or after, keeps it. Errors are not warnings: they stay exceptions
+    (`mujoco.FatalError`).
     """
     module = sys.modules.get("mujoco")
     if module is not None:
@@ -28,6 +33,9 @@ def divert_warnings() -> None:
 def _install(module: ModuleType) -> None:
     if hasattr(module, "set_mju_user_warning") and module.get_mju_user_warning() is None:
         module.set_mju_user_warning(_tell)
+    from aioenv.mujoco_clock import stop_clock  # which needs ctypes, as MuJoCo does
+
+    stop_clock()
 
 
 def _tell(text: str) -> None:
