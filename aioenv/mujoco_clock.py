@@ -1,6 +1,6 @@
-"""MuJoCo's clock: its profiler reads it several times a phase of each step, which can take a quarter of the step.
+"""MuJoCo's clock: its profiler (`MjData.timer`) reads it before and after each phase of a step.
 
-MuJoCo's bindings install one with the first `MjData`, if there is none by then.
+That can take a quarter of the step. MuJoCo's bindings install one of their own as they are imported.
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ __all__ = ["let_clock_go", "stop_clock"]
 
 
 def stop_clock() -> bool:
-    """Let MuJoCo's own clock stand still in this process, if it has been imported: `MjData.timer` counts, and says 0.
+    """Let MuJoCo's own clock stand still in this process, if it has been imported.
 
-    Nothing else depends on it. A clock that somebody has installed (`mujoco.set_mjcb_time`), before or after, is kept.
+    Durations of timers grow no more, while their numbers do; nothing else depends on it. (Those of an `MjData` that
+    another thread steps at this moment make no sense any more.) A clock that somebody has installed
+    (`mujoco.set_mjcb_time`, or a viewer), before or after, is kept.
 
     Returns:
         Whether it stands still. Without what was compiled it goes on, since there is no function to put in its place.
@@ -31,7 +33,7 @@ def stop_clock() -> bool:
     place = _place(mujoco)
     if place is None:
         return False
-    if place.value and place.value != speedups.stopped_clock and not _is_of(mujoco, place.value):
+    if place.value and place.value != speedups.stopped_clock and not _is_the_bindings(place.value):
         return False
     place.value = speedups.stopped_clock
     return True
@@ -42,29 +44,28 @@ def let_clock_go() -> None:
     import mujoco
 
     mujoco.set_mjcb_time(None)
-    mujoco.MjData(mujoco.MjSpec().compile())  # bindings that have taken it away by that install it with this
 
 
 @cache
 def _place(mujoco: ModuleType) -> ctypes.c_void_p | None:
     """Where MuJoCo looks which function tells the time."""
-    pattern = {"win32": "mujoco.dll", "darwin": "libmujoco.*dylib"}.get(sys.platform, "libmujoco.so*")
-    for path in glob.glob(os.path.join(glob.escape(_folder(mujoco)), pattern)):
-        try:
-            return ctypes.c_void_p.in_dll(ctypes.CDLL(path), "mjcb_time")
-        except (OSError, ValueError):  # it is not what it was
+    folder = os.path.dirname(mujoco.__file__ or "")
+    pattern = "libmujoco.*dylib" if sys.platform == "darwin" else "libmujoco.so*"
+    for path in glob.glob(os.path.join(glob.escape(folder), pattern)):
+        try:  # what is loaded already, and nothing else
+            return ctypes.c_void_p.in_dll(ctypes.CDLL(path, mode=os.RTLD_NOW | os.RTLD_NOLOAD), "mjcb_time")
+        except (OSError, ValueError):  # another version has stayed there, or it is not what it was
             continue
     return None
 
 
-def _is_of(mujoco: ModuleType, address: int) -> bool:
-    """Whether a function is one of MuJoCo's bindings."""
+def _is_the_bindings(address: int) -> bool:
+    """Whether a function is the clock that MuJoCo's bindings install."""
     found = _Found()
-    try:
-        told = ctypes.CDLL(None).dladdr(ctypes.c_void_p(address), ctypes.byref(found))
-    except (AttributeError, TypeError, OSError):  # Windows has none
+    if not ctypes.CDLL(None).dladdr(ctypes.c_void_p(address), ctypes.byref(found)) or not found.file:
         return False
-    return bool(told and found.file) and os.path.dirname(os.path.realpath(os.fsdecode(found.file))) == _folder(mujoco)
+    folder, name = os.path.split(os.fsdecode(found.file))
+    return os.path.basename(folder) == "mujoco" and name.startswith("_callbacks.")
 
 
 class _Found(ctypes.Structure):
@@ -76,7 +77,3 @@ class _Found(ctypes.Structure):
         ("name", ctypes.c_char_p),
         ("address", ctypes.c_void_p),
     )
-
-
-def _folder(mujoco: ModuleType) -> str:
-    return os.path.dirname(os.path.realpath(mujoco.__file__ or ""))

@@ -324,18 +324,23 @@ async def test_any_other_reply_behind_a_plain_one_is_python_s(monkeypatch, name)
     assert second[0] == (1 if breaks else 0), "the second reply counts unless the stream is broken"
 
 
-async def flipped(byte: int) -> list[Any]:
-    """What comes of a reply with each bit of this byte flipped, one at a time."""
+async def flipped(byte: int, behind: bool = False) -> list[Any]:
+    """What comes of a reply with each bit of this byte flipped, one at a time; with `behind` behind a sound one."""
     found = []
     for bit in range(8):
         async with World(1) as world:
             (peer,) = world.peers
+            before = b""
+            if behind:
+                first = world.send()
+                before = reply(peer, first)
             exchange = world.send()
             data = bytearray(reply(peer, exchange, fill=0, tail=b"tail"))
             data[byte] ^= 1 << bit
-            peer.socket.sendall(data)
+            peer.socket.sendall(before + data)
             peer.drain()
-            assert exchange.open == 1 and not exchange.parts[0].arrived and list(peer.requests.pending) == [0]
+            assert not behind or first.open == 0
+            assert exchange.open == 1 and not exchange.parts[0].arrived and list(peer.requests.pending) == [int(behind)]
             found.append((world.state(), await peer.ending()))
     return found
 
@@ -349,6 +354,18 @@ async def test_a_flipped_bit_breaks_the_stream_as_in_python(monkeypatch, byte):
     assert given == [28 + 22 + 4] * 8, "it is all there, and no reply"
     in_python(monkeypatch)
     assert in_c == await flipped(byte)
+    assert all(ending.startswith("WireError: ") for _, ending in in_c)
+
+
+@compiled
+@pytest.mark.asyncio
+@pytest.mark.parametrize("byte", range(28 + 22 + 4))
+async def test_a_flipped_bit_behind_a_sound_reply_breaks_the_stream_as_in_python(monkeypatch, byte):
+    given = outcomes(monkeypatch, "take_express")
+    in_c = await flipped(byte, behind=True)
+    assert given == [-2] * 8
+    in_python(monkeypatch)
+    assert in_c == await flipped(byte, behind=True)
     assert all(ending.startswith("WireError: ") for _, ending in in_c)
 
 

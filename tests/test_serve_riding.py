@@ -84,7 +84,7 @@ def test_of_some_rows_it_is_the_same_too():
             assert (array[rows] != was[rows]).any(axis=1).all()
 
 
-def test_a_state_that_grows_beyond_its_room_is_python_s_from_then_on():
+def test_a_state_that_is_longer_than_its_room_is_python_s_while_it_is():
     def make(row: int) -> Diary:
         return Diary(page=100 * row)
 
@@ -94,6 +94,9 @@ def test_a_state_that_grows_beyond_its_room_is_python_s_from_then_on():
         told = [env.told for env in one.service._envs]
         assert of_both(one, other, 3) == [False] * 3
         assert [env.told for env in one.service._envs] == [n + 3 for n in told], "once a step"
+        for desk in (one, other):
+            desk.service._envs[1].text = ""
+        assert of_both(one, other, 3) == [False, True, True], "that was short again"
     assert answered.index(False, 1) > 1 and not any(answered[answered.index(False, 1) :])
 
 

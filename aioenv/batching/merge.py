@@ -268,7 +268,7 @@ def _merge_by_row(parts: Sequence[Columns], size: int) -> dict[str, Any]:
         with np.errstate(invalid="raise", over="raise"):  # NaN as an integer, or a number too large for its array
             for position, info in rows:
                 infos = holder._add_info(infos, info, position)  # type: ignore[misc]
-    except (ValueError, TypeError, AttributeError, ArithmeticError, Warning) as exc:  # a warning that is an error
+    except (ValueError, TypeError, AttributeError, ArithmeticError, Warning) as exc:  # if warnings are errors
         # Gymnasium would lose the whole step here, or the value; as objects, nothing is lost
         _log.warning("infos do not fit one array a key (%s); they are given as objects", exc)
         infos, masks = {}, {}

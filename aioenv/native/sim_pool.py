@@ -34,7 +34,8 @@ class SimPool:
                 pool.step()
 
     Results are those of a loop over one `MjData` each, bit for bit, however many threads there are. All calls block,
-    release the GIL while they compute, and must come from one thread at a time.
+    release the GIL while they compute, and must come from one thread at a time. MuJoCo's profiler (`MjData.timer`)
+    measures no more in a process that has one, unless somebody installs a clock (`mujoco.set_mjcb_time`).
 
     Args:
         model: an `MjModel`, an `MjSpec`, the path of its XML or MJB file, or XML.
@@ -65,7 +66,6 @@ class SimPool:
             if value is not None or name == "num_sims":
                 _check_int(name, value, 1)
         self.model = take_model(model)
-        stop_clock()
         if self.model.opt.enableflags & int(mujoco.mjtEnableBit.mjENBL_SLEEP):
             raise ValueError(
                 "model: it lets bodies sleep, and who sleeps is not part of the state that simulations are kept in; "
@@ -76,6 +76,7 @@ class SimPool:
         self.state_size: int = mujoco.mj_stateSize(self.model, STATE)
         self._fields: dict[str, Array] = {}
         self._pid = os.getpid()
+        stop_clock()
         _pools.add(self)
         self._engine_or_none: Engine | None = (
             LoopEngine(self.model, self.num_sims, self.num_threads, True)

@@ -20,10 +20,10 @@ extern PyObject *float64_dtype, *int64_dtype, *bool_dtype, *tuple_new;
 /* The attributes that C looks at. */
 #define NAMES(name)                                                                                                    \
     name(abandoned) name(arrived) name(astype) name(chain) name(copy) name(decoder) name(done) name(encoder)           \
-    name(error) name(express) name(fd) name(feed) name(frames) name(generation) name(itemsize) name(keep) name(member) name(next) \
-    name(open) name(pending) name(request) name(requests) name(schemas) name(set_result) name(slots) name(start)       \
-    name(stop) name(unsent) name(waiting) name(worker) name(_head) name(_header) name(_schemas) name(_spill)           \
-    name(_wanted)
+    name(error) name(express) name(fd) name(feed) name(frames) name(generation) name(itemsize) name(keep)              \
+    name(member) name(next) name(open) name(pending) name(request) name(requests) name(schemas) name(set_result)       \
+    name(slots) name(start) name(stop) name(unsent) name(waiting) name(worker) name(_head) name(_header)               \
+    name(_schemas) name(_spill) name(_wanted)
 #define DECLARE(name) extern PyObject *str_##name;
 NAMES(DECLARE)
 #undef DECLARE
@@ -64,8 +64,8 @@ int put_head_before(Buffers *buffers, uint8_t *head, uint32_t kind, uint32_t req
                     Py_ssize_t size, Py_ssize_t tail, uint32_t body, uint32_t *chain);
 int crc_of(PyObject *buffer, uint32_t *crc);
 
-/* Whether what was read into a header's buffer, a guess, and the spill begins with one whole frame, in order, whose fixed
- * part fills the guess, and how many bytes come after it; -1: exception. Whether it is that, without a tail. */
+/* Whether what was read into a header's buffer, a guess, and the spill begins with one whole frame, in order, whose
+ * fixed part fills the guess, and how many bytes come after it; -1: exception. Whether it is that, without a tail. */
 int begins_whole(Py_ssize_t count, uint32_t chain, const Buffers *buffers, Py_ssize_t *more);
 int is_whole(Py_ssize_t count, uint32_t chain, const Buffers *buffers);
 uint32_t tail_size(const Buffers *buffers);

@@ -184,7 +184,7 @@ int begins_whole(Py_ssize_t count, uint32_t chain, const Buffers *buffers, Py_ss
 
 int is_whole(Py_ssize_t count, uint32_t chain, const Buffers *buffers) {
     Py_ssize_t more = 0;
-    if (count >= HEADER_BYTES && tail_size(buffers)) /* what has none is common, and not looked at twice */
+    if (count >= HEADER_BYTES && tail_size(buffers))
         return 0;
     int whole = begins_whole(count, chain, buffers, &more);
     return whole == 1 && more ? 0 : whole;

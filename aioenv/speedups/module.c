@@ -86,6 +86,11 @@ static int set_up(PyObject *module) {
     if (str_##name == NULL && (str_##name = PyUnicode_InternFromString(#name)) == NULL)                                \
         return -1;
     NAMES(INTERN)
+    PyObject *clock = PyLong_FromVoidPtr((void *)stand_still);
+    int added = clock == NULL ? -1 : PyModule_AddObjectRef(module, "stopped_clock", clock);
+    Py_XDECREF(clock);
+    if (added < 0)
+        return -1;
     /* All or nothing: a second import, which numpy may refuse, leaves the first what that works with. */
     PyObject *found[LOOKED_UP + 1] = {PyObject_GetAttrString((PyObject *)&PyTuple_Type, "__new__")};
     int count = found[0] != NULL;
@@ -102,10 +107,7 @@ static int set_up(PyObject *module) {
     Py_XSETREF(tuple_new, found[0]);
     for (int i = 0; i < LOOKED_UP; i++)
         Py_XSETREF(*looked_up[i].place, found[i + 1]);
-    PyObject *clock = PyLong_FromVoidPtr((void *)stand_still);
-    int failed = clock == NULL ? -1 : PyModule_AddObjectRef(module, "stopped_clock", clock);
-    Py_XDECREF(clock);
-    return failed;
+    return 0;
 }
 
 static PyModuleDef_Slot slots[] = {

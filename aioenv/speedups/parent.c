@@ -213,12 +213,13 @@ static int take_reply(Held *held, PyObject *decoder, PyObject *pending, const Ex
 
 /* What came in the same read, after a reply: the next one, if it is whole and to be counted. How many bytes of it were
  * taken, which is 0 if it is something else; -1: exception. */
-static Py_ssize_t take_next(PyObject *decoder, PyObject *pending, uint32_t generation, const uint8_t *from,
+static Py_ssize_t take_next(PyObject *decoder, PyObject *requests, uint32_t generation, const uint8_t *from,
                             Py_ssize_t count) {
     Held held = {.count = 0};
     Buffers into = {.count = 0};
     Py_ssize_t taken = 0, size = 0;
-    Expected expected = next_reply(&held, pending);
+    PyObject *pending = look_up(&held, requests, str_pending); /* who read the tail before may have replaced it */
+    Expected expected = pending == NULL ? (Expected){.into = NULL} : next_reply(&held, pending);
     PyObject *before = expected.into == NULL ? NULL : look_up(&held, decoder, str_chain);
     uint32_t chain;
     if (before == NULL || as_word(before, &chain) || count < HEADER_BYTES ||
@@ -248,10 +249,10 @@ done:
 
 /* What came in the same read, after a reply: more of them, and what they are followed by, which the decoder is given.
  * -1 if nothing is, -2 if something is; NULL: exception. */
-static PyObject *take_rest(PyObject *decoder, PyObject *pending, uint32_t generation, const uint8_t *from,
+static PyObject *take_rest(PyObject *decoder, PyObject *requests, uint32_t generation, const uint8_t *from,
                            Py_ssize_t count) {
     for (Py_ssize_t taken; count; from += taken, count -= taken) {
-        taken = take_next(decoder, pending, generation, from, count);
+        taken = take_next(decoder, requests, generation, from, count);
         if (taken < 0)
             return NULL;
         if (taken)
@@ -297,7 +298,7 @@ PyObject *take_express(PyObject *module, PyObject *channel) {
     if (usual == 1)
         usual = take_reply(&held, decoder, pending, &expected, head, spill);
     if (usual == 1)
-        result = take_rest(decoder, pending, generation, spill + word_at(head + 16), more);
+        result = take_rest(decoder, requests, generation, spill + word_at(head + 16), more);
     else if (usual == 0)
         result = PyLong_FromSsize_t(count);
 done:

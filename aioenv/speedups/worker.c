@@ -243,10 +243,10 @@ PyObject *serve_express(PyObject *module, PyObject *const *args, Py_ssize_t argc
         Py_DECREF(into);
         int more = stopped.row < request.first + request.count || PyList_GET_SIZE(infos);
         if (!more) { /* no env is stepped any more */
-            int usual = clear_mark(PLAN(MARK)) < 0 ? -1 : let_ride(PLAN(RIDES), &request);
-            if (usual < 0)
+            int all_told = clear_mark(PLAN(MARK)) < 0 ? -1 : let_ride(PLAN(RIDES), &request);
+            if (all_told < 0)
                 stopped = (Stopped){.row = -1, .outcome = caught()};
-            more = usual < 1;
+            more = all_told < 1;
         }
         if (more) {
             if (columns.sorts != NULL && take_back(&columns, infos) < 0) {

@@ -47,7 +47,7 @@ def _raw(task: Task, *, post_constraint: bool, still: bool = False) -> Measured:
     """
     from aioenv.host.native_tasks import is_native_task
     from aioenv.host.vector.making import make_registered
-    from aioenv.mujoco_clock import let_clock_go
+    from aioenv.mujoco_clock import let_clock_go, stop_clock
     from aioenv.native.sim_pool import SimPool
 
     if task.env in SYNTHETIC or not is_native_task(task.env):
@@ -67,6 +67,8 @@ def _raw(task: Task, *, post_constraint: bool, still: bool = False) -> Measured:
         count = itertools.count()
         if not still:
             let_clock_go()
+        elif not stop_clock():
+            raise NotApplicable("MuJoCo's clock can't be stopped here")
 
         def step(batch: Any) -> None:
             number = next(count)

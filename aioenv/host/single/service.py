@@ -183,8 +183,8 @@ class EnvService(EnvResume, SlotService):
     def express(self) -> Plan | None:
         """A step of envs whose observations and actions are arrays."""
         into = self._rows.lanes if self._tells_no_more else None
-        if into is None:
-            return None
+        if into is None or (self._checkpoints is not None and self._checkpoints.beyond):
+            return None  # a state that is too long now may be so in the next step, and need not be written twice then
         rows, sorts = self._rows.stepped_run, self._gatherer.sorts
         fixed = rows(0, len(self._envs))
         return self._action_views, self._actions.array, *self._stepper.express, into, rows, sorts, fixed, self._rides
@@ -199,9 +199,7 @@ class EnvService(EnvResume, SlotService):
                 return False
         if self._checkpoints is not None:
             self._checkpoints.capture(rows)
-            # a state that has grown does not shrink again; nor shall it be written twice a step
-            self._tells_no_more = not self._checkpoints.beyond
-        return self._tells_no_more
+        return self._checkpoints is None or not self._checkpoints.beyond
 
     def _read_states(self, rows: Iterable[int]) -> None:
         for row in rows:
