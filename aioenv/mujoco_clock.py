@@ -14,7 +14,7 @@ from types import ModuleType
 
 from aioenv import speedups
 
-__all__ = ["let_clock_go", "stop_clock"]
+__all__ = ["stop_clock"]
 
 
 def stop_clock() -> bool:
@@ -22,28 +22,21 @@ def stop_clock() -> bool:
 
     Durations of timers grow no more, while their numbers do; nothing else depends on it. (Those of an `MjData` that
     another thread steps at this moment make no sense any more.) A clock that somebody has installed
-    (`mujoco.set_mjcb_time`, or a viewer), before or after, is kept.
+    (`mujoco.set_mjcb_time`, or a viewer), before or after, is kept; `mujoco.set_mjcb_time(None)` has MuJoCo's own back.
 
     Returns:
         Whether it stands still. Without what was compiled it goes on, since there is no function to put in its place.
     """
     mujoco = sys.modules.get("mujoco")
-    if speedups.stopped_clock is None or mujoco is None or getattr(mujoco, "get_mjcb_time", bool)() is not None:
+    if speedups.stopped_clock is None or mujoco is None or not hasattr(mujoco, "get_mjcb_time"):
         return False
     place = _place(mujoco)
-    if place is None:
+    if place is None or mujoco.get_mjcb_time() is not None:
         return False
     if place.value and place.value != speedups.stopped_clock and not _is_the_bindings(place.value):
         return False
     place.value = speedups.stopped_clock
     return True
-
-
-def let_clock_go() -> None:
-    """Let it go again, and be MuJoCo's own, whoever had installed one."""
-    import mujoco
-
-    mujoco.set_mjcb_time(None)
 
 
 @cache

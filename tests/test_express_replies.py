@@ -6,7 +6,6 @@ import asyncio
 import itertools
 import socket
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import pytest
@@ -17,7 +16,7 @@ from wire_kit import mutated, sizes
 
 from aioenv import speedups
 from aioenv.batching.layout import byte_view
-from aioenv.engine.batch import Exchange, Part
+from aioenv.engine.batch import Exchange
 from aioenv.engine.fleet import Member
 from aioenv.errors import WireError
 from aioenv.wire.decoder import SPILL_BYTES
@@ -123,13 +122,9 @@ async def test_as_many_replies_as_come_in_one_read_are_counted_in_order(monkeypa
         (peer,) = world.peers
         told: list[Any] = []
         made = [world.dispatch.whole(1) for _ in range(4)]
-        for number, exchange in enumerate(made):
+        for exchange in made:
             exchange.begin(stepped=True, waiting=True)
-            part = exchange.parts[0]
-            on_reply = partial(_note, told, number, exchange, part)
-            part.on_reply = on_reply
-            read = partial(_note_tail, told, number)
-            part.express = Pending(part.into[0], on_reply, (part, exchange, read, False))
+            let_tell(exchange, told)
             world.dispatch.submit_steps(exchange, [], [[]])
         called: list[Any] = []
         request = peer.submit(Kind.CALL, (), b"call", None, called.append) if behind == "an answer to a call" else None
@@ -153,16 +148,21 @@ async def test_as_many_replies_as_come_in_one_read_are_counted_in_order(monkeypa
         assert await peer.ending() == "it goes on"
 
 
-def _note_tail(told: list[Any], number: int, tail: memoryview) -> None:
-    told.append((number, bytes(tail)))
+def let_tell(exchange: Exchange, told: list[Any]) -> None:
+    """Have an exchange of one part do no more with its reply than to count it, and to note the request and the tail."""
+    part = exchange.parts[0]
 
+    def read(tail: memoryview) -> None:
+        told.append((part.request, bytes(tail)))
 
-def _note(told: list[Any], number: int, exchange: Exchange, part: Part, frame: Any) -> None:
-    if len(frame.tail):
-        _note_tail(told, number, frame.tail)
-    part.arrived = True
-    exchange.open -= 1
-    exchange.done.set_result(None)
+    def on_reply(frame: Any) -> None:
+        if len(frame.tail):
+            read(frame.tail)
+        part.arrived = True
+        exchange.open -= 1
+        exchange.done.set_result(None)
+
+    part.on_reply, part.express = on_reply, Pending(part.into[0], on_reply, (part, exchange, read, False))
 
 
 @ways
@@ -388,21 +388,9 @@ async def conversation(steps: int, data: bytes, pieces: list[int]) -> Any:
         tails: list[Any] = []
         for exchange in made:
             exchange.begin(stepped=True, waiting=True)
-            part = exchange.parts[0]
             for array in exchange.batch._arrays:
                 array.fill(0)
-
-            def on_reply(frame: Any, exchange: Exchange = exchange, part: Part = part) -> None:
-                if len(frame.tail):
-                    tails.append((part.request, bytes(frame.tail)))
-                part.arrived = True
-                exchange.open -= 1
-                exchange.done.set_result(None)
-
-            def read(tail: memoryview, part: Part = part) -> None:
-                tails.append((part.request, bytes(tail)))
-
-            part.on_reply, part.express = on_reply, Pending(part.into[0], on_reply, (part, exchange, read, False))
+            let_tell(exchange, tails)
             world.dispatch.submit_steps(exchange, [], [[]])
         seen_so_far = []
         for size in itertools.cycle(pieces):

@@ -35,7 +35,7 @@ class SimPool:
 
     Results are those of a loop over one `MjData` each, bit for bit, however many threads there are. All calls block,
     release the GIL while they compute, and must come from one thread at a time. MuJoCo's profiler (`MjData.timer`)
-    measures no more in a process that has one, unless somebody installs a clock (`mujoco.set_mjcb_time`).
+    measures no more in a process that has one, until somebody calls `mujoco.set_mjcb_time(None)`.
 
     Args:
         model: an `MjModel`, an `MjSpec`, the path of its XML or MJB file, or XML.

@@ -45,9 +45,11 @@ def _raw(task: Task, *, post_constraint: bool, still: bool = False) -> Measured:
     Raises:
         NotApplicable: if it is none of Gymnasium's MuJoCo tasks.
     """
+    import mujoco
+
     from aioenv.host.native_tasks import is_native_task
     from aioenv.host.vector.making import make_registered
-    from aioenv.mujoco_clock import let_clock_go, stop_clock
+    from aioenv.mujoco_clock import stop_clock
     from aioenv.native.sim_pool import SimPool
 
     if task.env in SYNTHETIC or not is_native_task(task.env):
@@ -65,8 +67,8 @@ def _raw(task: Task, *, post_constraint: bool, still: bool = False) -> Measured:
         ctrl, nstep = pool.bind("ctrl"), env.frame_skip
         slots = np.arange(task.num_envs)
         count = itertools.count()
-        if not still:
-            let_clock_go()
+        if not still:  # as it comes, which the pool has changed
+            mujoco.set_mjcb_time(None)
         elif not stop_clock():
             raise NotApplicable("MuJoCo's clock can't be stopped here")
 
