@@ -33,6 +33,7 @@ from aioenv.engine.runs.numbered import Episode
 from aioenv.engine.runs.one_slot import check_no_mask
 from aioenv.engine.runs.pausing import several
 from aioenv.engine.runs.rollout import Policy
+from aioenv.engine.runs.worker_road import Remembered
 from aioenv.engine.session import Session
 from aioenv.engine.solo.inline import RUN_IN
 from aioenv.engine.solo.road import SoloRoad
@@ -164,6 +165,7 @@ class NativeVectorEnv(AsyncVectorEnv):
         self._render_config, self._pixels_config = render, pixels
         self._must_reset = False
         self._clock = Clock()
+        self._remembered = Remembered()
         workers = check_num_workers(num_workers, self.num_envs) if split else 0
         self._config = FleetConfig(
             factories=pickle_factories([make_vector_env]) * self.num_envs if split else [],

@@ -41,6 +41,7 @@ from aioenv.engine.runs.numbered import Numbered
 from aioenv.engine.runs.one_slot import OneSlot
 from aioenv.engine.runs.pausing import Pausing
 from aioenv.engine.runs.rollout import Rollouts
+from aioenv.engine.runs.worker_road import Remembered
 from aioenv.engine.states import States
 from aioenv.engine.waits import Clock
 from aioenv.host.boot import IGNORABLE
@@ -181,6 +182,7 @@ class AsyncVectorEnv(Pictures, Rollouts, Numbered, Pausing, OneSlot, Calls, Stat
         self._on_timeout = check_on_timeout(on_timeout, restart)
         workers = check_num_workers(1 if debug and num_workers is None else num_workers, self.num_envs)
         self._clock = Clock()
+        self._remembered = Remembered()
         self._config = FleetConfig(
             factories=factories,
             num_workers=workers,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import queue
 from collections.abc import Callable, Coroutine, Generator, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from aioenv.engine.runs.numbered import Episode
 from aioenv.engine.runs.record import Rollout
@@ -91,10 +91,13 @@ class Asked:
         return call.result()
 
 
-def roll_out(portal: Portal, envs: AsyncVectorEnv, policy: Policy, steps: int, groups: int) -> Rollout:
+def roll_out(
+    portal: Portal, envs: AsyncVectorEnv, policy: Policy, steps: int, groups: int, split: Literal["slots", "workers"]
+) -> Rollout:
     """Run `envs.rollout` on the loop thread, and the policy on this one, where its caller's `no_grad` holds."""
     asked = Asked(portal, envs, policy, "rollout")
-    result: Rollout = asked.run(lambda: envs.rollout(asked.ask if callable(policy) else policy, steps, groups))
+    chosen = asked.ask if callable(policy) else policy
+    result: Rollout = asked.run(lambda: envs.rollout(chosen, steps, groups, split=split))
     return result
 
 

@@ -107,13 +107,15 @@ class VectorEnv(Facade, gymnasium.vector.VectorEnv[Any, Any, Any]):  # named, fo
         stream = self._portal.run_soon(lambda: self._envs.render_stream(buffer))
         return _Items(self._portal, stream)
 
-    def rollout(self, policy: Policy, steps: int, groups: int = 2) -> Rollout:
+    def rollout(
+        self, policy: Policy, steps: int, groups: int = 2, *, split: Literal["slots", "workers"] = "slots"
+    ) -> Rollout:
         """Collect `steps` steps of every slot (see `AsyncVectorEnv.rollout`).
 
         The policy, a plain function, runs on the caller's thread. If it raises, or Ctrl-C is pressed, the rollout is
         cancelled.
         """
-        return roll_out(self._portal, self._envs, policy, steps, groups)
+        return roll_out(self._portal, self._envs, policy, steps, groups, split)
 
     def episodes(
         self, policy: Policy, n: int, *, seed: int | Sequence[int | None] | None = None

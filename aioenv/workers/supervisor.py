@@ -144,6 +144,11 @@ class Worker(Talk):
         return self._connection.pid if self._connection else None
 
     @property
+    def asked(self) -> tuple[int, int]:
+        """Which of its processes lives, and how much that has been asked; another pair after any request or restart."""
+        return self.generation, self._connection.requests.next if self._connection else -1
+
+    @property
     def returncode(self) -> int | None:
         """How the process ended: its exit code, `-N` for signal N; None while it runs."""
         return self._connection.returncode if self._connection else None

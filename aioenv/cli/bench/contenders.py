@@ -54,6 +54,7 @@ CONTENDERS: dict[str, Contender] = {
     "aioenv-one": Contender("aioenv (num_workers=1)", "uvloop", ours.aioenv_one),
     "aioenv-views": Contender("aioenv (copy=False)", "aioenv", ours.aioenv_views),
     "aioenv-groups": Contender("aioenv (groups=2)", "aioenv", ours.aioenv_groups),
+    "aioenv-workers": Contender("aioenv (groups=2, split=workers)", "aioenv", ours.aioenv_workers),
     "aioenv-native": Contender("aioenv (backend=native)", "aioenv", ours.aioenv_native),
     "aioenv-native-sync": Contender("aioenv.sync (backend=native)", "aioenv", ours.aioenv_native_sync),
     "aioenv-sync": Contender("aioenv.sync", "aioenv", ours.aioenv_sync),

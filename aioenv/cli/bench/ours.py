@@ -18,6 +18,7 @@ from aioenv.cli.bench.common import NotApplicable, stepped
 from aioenv.cli.bench.tasks import ACTION_BATCHES, SYNTHETIC, Measured, Passes, Task, clock_async
 from aioenv.cli.options import import_here
 from aioenv.host.native_tasks import is_native_task
+from aioenv.machine import usable_cpus
 
 __all__ = [
     "aioenv_asyncio",
@@ -28,6 +29,7 @@ __all__ = [
     "aioenv_one",
     "aioenv_sync",
     "aioenv_views",
+    "aioenv_workers",
     "as_told",
     "has_groups",
     "has_native",
@@ -75,7 +77,7 @@ async def _rollouts(task: Task) -> Measured:
         await envs.reset(seed=0)
         start_s = time.perf_counter() - began
         for _ in (passes := Passes(task)):
-            await envs.rollout(policy, ROLLOUT_STEPS, groups=task.groups)
+            await envs.rollout(policy, ROLLOUT_STEPS, groups=task.groups, split=task.split)
     return passes.measured(task, start_s, ROLLOUT_STEPS)
 
 
@@ -105,6 +107,17 @@ def aioenv_groups(task: Task) -> Measured:
     if task.num_envs < 2:
         raise NotApplicable("takes two envs")
     return as_told(replace(task, groups=2))
+
+
+def aioenv_workers(task: Task) -> Measured:
+    """The async API with two groups of whole workers, one of which steps while the other's actions are chosen.
+
+    Raises:
+        NotApplicable: if there is nothing to split.
+    """
+    if usable_cpus() == 1:
+        raise NotApplicable("takes two workers")
+    return aioenv_groups(replace(task, split="workers"))
 
 
 def aioenv_native(task: Task) -> Measured:

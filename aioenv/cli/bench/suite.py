@@ -15,8 +15,9 @@ GYMNASIUM = ("gymnasium-async", "gymnasium-sync")
 BARE = ("bare", "bare-all", "bare-lockstep")
 RAW = ("raw-batch", "raw-loop")
 RAW_STILL = ("raw-batch-still", "raw-loop-still")
-# Each takes seconds to import, and most of them a process an env.
+GROUPS = ("aioenv-groups", "aioenv-workers")
 BLOCKING = ("aioenv-sync", "aioenv-drop-in", "aioenv-sb3")
+# Each takes seconds to import, and most of them a process an env.
 SLOW = ("sb3-subproc", "tianshou-subproc", "torchrl-parallel")
 OTHERS = (*SLOW, "pufferlib", "envpool")
 
@@ -80,11 +81,11 @@ def _rows() -> Iterable[Row]:
     everyone = (*GYMNASIUM, *OTHERS, *BARE)
     yield Row("noop-1", "noop", 1, ("aioenv", *BLOCKING, *everyone))
     yield Row("noop-64", "noop", 64, ("aioenv", "aioenv-one", *everyone))
-    variants = ("aioenv-asyncio", *BLOCKING, "aioenv-groups", "aioenv-native", "aioenv-native-sync")
+    variants = ("aioenv-asyncio", *BLOCKING, *GROUPS, "aioenv-native", "aioenv-native-sync")
     yield Row("cartpole-8", "CartPole-v1", 8, ("aioenv", *BLOCKING, "aioenv-one", "aioenv-native", *everyone))
     yield Row("cartpole-64", "CartPole-v1", 64, ("aioenv", *variants, *everyone, "sb3-dummy"))
     yield Row("cartpole-1024", "CartPole-v1", 1024, ("aioenv", "aioenv-native", *everyone))
-    contenders = ("aioenv", "aioenv-groups", "aioenv-native", "aioenv-native-sync", *RAW, *RAW_STILL, *everyone)
+    contenders = ("aioenv", *GROUPS, "aioenv-native", "aioenv-native-sync", *RAW, *RAW_STILL, *everyone)
     for name in MUJOCO_GOALS:
         yield Row(f"{name.lower()}-64", f"{name}-v5", 64, contenders)
     for name in MUJOCO_MORE:

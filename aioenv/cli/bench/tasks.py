@@ -103,7 +103,7 @@ class Task:
         warm_up_s: for how long before that.
         start, channel: how aioenv starts its workers and talks to them; nobody else does.
         keywords: more arguments of `aioenv.make_vec`, by name.
-        groups: in how many groups aioenv steps the slots, in turn.
+        groups, split: in how many groups of what aioenv steps the slots, in turn.
         loop: aioenv's event loop, "uvloop" or "asyncio".
     """
 
@@ -115,6 +115,7 @@ class Task:
     channel: Literal["auto", "scatter", "streams"] = "auto"
     keywords: dict[str, Any] = field(default_factory=dict)
     groups: int = 1
+    split: Literal["slots", "workers"] = "slots"
     loop: str = "uvloop"
 
     @property

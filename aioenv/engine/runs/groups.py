@@ -49,6 +49,9 @@ class Group:
     def __init__(self, schedule: Schedule, slots: Slots) -> None:
         self.slots = slots
         self.slots.flags.writeable = False
+        # as the slot table is asked for them: a slice is faster
+        first, stop = int(slots[0]), int(slots[-1]) + 1
+        self._at = slice(first, stop) if stop - first == len(slots) else slots
         self._schedule = schedule
         self._exchange: Exchange | None = None
         self._exchanges = Exchanges(self._make, in_turn=False)
@@ -75,7 +78,7 @@ class Group:
     def send_apart(self, arrays: Arrays, objects: Sequence[Sequence[Any]], name: str) -> None:
         """Step all slots, with actions taken apart; otherwise as `send`."""
         schedule, n = self._schedule, len(self.slots)
-        schedule.table.check_send(self.slots, name, reset=False)
+        schedule.table.check_send(self._at, name, reset=False)
         exchange = self._exchanges.take()
         parts, tails = exchange.parts, self._tails
         if not objects and not schedule.dispatch.shared_actions:
@@ -168,7 +171,7 @@ class Group:
         """This is about to be sent."""
         schedule = self._schedule
         exchange.begin(stepped=stepped, waiting=True)
-        schedule.table.move(exchange.slots, SlotState.IN_FLIGHT)
+        schedule.table.move(self._at if stepped else exchange.slots, SlotState.IN_FLIGHT)
         if schedule.images is not None:
             exchange.images = schedule.images.begin(exchange.slots)
         self._exchange = exchange
@@ -249,7 +252,7 @@ class Group:
             Nothing of use: who waits looks at the exchange.
         """
         schedule, batch, slots = self._schedule, exchange.batch, exchange.slots
-        schedule.free_slots(slots)
+        schedule.free_slots(self._at if exchange.stepped else slots)
         if exchange.stepped and schedule.table.must_reset:
             schedule.table.note_ends(slots, batch.terminated | batch.truncated)
         for part in exchange.parts:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aioenv.batching.layout import Arrays, Layout, _ObjectNode
-from aioenv.engine.runs.road import AnyGroup, Came
+from aioenv.engine.runs.road import AnyGroup, Came, Seen
 
 if TYPE_CHECKING:
     from aioenv.engine.schedule import Schedule
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["Infos", "Record", "Rollout", "Turn"]
 
 Slots = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
 
 # Up to so many runs of slots are faster written one by one, as slices, than all at once by their numbers.
 _MOST_RUNS = 8
@@ -103,10 +104,11 @@ class Turn:
     Attributes:
         group: the group.
         slots: its k slots.
-        runs: these as slices of all slots, each with that of the rows that go there; None: they are too many.
+        place: them as a slice of all slots; None: they are no run.
+        runs: them as slices of all slots, each with that of the rows that go there; None: they are too many.
         name: it, in errors.
         obs, objects: its observations as they are.
-        due: bool `(k,)`, whose next step will be a reset instead.
+        due: bool `(k,)`, whose first step will be a reset instead.
         over: bool `(k,)`, whose episode is over and must be reset first; None: nobody's.
         acted, taken: how many steps it was sent, and how many came back.
     """
@@ -115,11 +117,12 @@ class Turn:
         self.group = group
         self.slots = group.slots
         self.runs = _runs(group.slots)
+        self.place = self.runs[0][0] if self.runs is not None and len(self.runs) == 1 else None
         self.name = name
         self.obs: Arrays = []
         self.objects: list[list[Any]] = []
-        self.due = np.zeros(len(group.slots), np.bool_)
-        self.over: npt.NDArray[np.bool_] | None = None
+        self.due: Bools = np.zeros(len(group.slots), np.bool_)
+        self.over: Bools | None = None
         self.acted = self.taken = 0
 
 
@@ -130,24 +133,35 @@ class Record:
         schedule: knows the spaces.
         steps: how many there will be.
         merge: see `Road`.
+        resets_next_step: whether the step after the last one of an episode is a reset instead.
 
     Attributes:
         infos: by step, what `merge` makes an info dict of.
     """
 
-    def __init__(self, schedule: Schedule, steps: int, merge: Callable[[Sequence[Any]], dict[str, Any]]) -> None:
+    def __init__(
+        self,
+        schedule: Schedule,
+        steps: int,
+        merge: Callable[[Sequence[Any]], dict[str, Any]],
+        *,
+        resets_next_step: bool,
+    ) -> None:
         self._num_envs = n = schedule.num_envs
         self._steps = steps
+        self._resets_next_step = resets_next_step
         self._observations = _Stacked(schedule.fleet.observations.space)
         self._action_layout = _Stacked(schedule.fleet.actions.space)
-        self._obs, self._obs_objects = self._observations.history(steps, n)
+        # one step more: what the last one gave
+        self._obs, self._obs_objects = self._observations.history(steps + 1, n)
+        for array in self._obs:
+            array[0] = 0
         self._actions, self._action_objects = self._action_layout.history(steps, n)
         self._reward = np.zeros((steps, n))
         self._terminated = np.zeros((steps, n), np.bool_)
         self._truncated = np.zeros((steps, n), np.bool_)
-        self._valid = np.zeros((steps, n), np.bool_)
+        self._void: list[tuple[int, Slots]] = []  # what came of these steps is not of them
         self._extras: dict[str, npt.NDArray[Any]] = {}
-        self._resting: tuple[Slots, Arrays, list[list[Any]]] | None = None
         self._asked = False  # whether the policy has answered yet
         self._merge = merge
         self.infos: list[list[Any]] = [[] for _ in range(steps)]
@@ -179,41 +193,62 @@ class Record:
             array[:, seen] = mine
         for array, items in zip(self._obs_objects, objects, strict=True):
             for slot, item in zip(seen.tolist(), items, strict=True):
-                for step in range(self._steps):
+                for step in range(self._steps + 1):
                     array[step, slot] = item
-        self._resting = seen, obs, objects
 
     def saw(self, turn: Turn) -> None:
-        """What a group's policy is about to see; it may write to it."""
+        """What a group's policy is about to see; it may write to it, so this comes first."""
         _put(self._obs, self._obs_objects, turn, turn.obs, turn.objects)
 
     def did(self, turn: Turn, actions: Arrays, objects: Sequence[Sequence[Any]]) -> None:
         """What a group was sent."""
         _put(self._actions, self._action_objects, turn, actions, objects)
 
-    def received(self, turn: Turn, came: Came, valid: npt.NDArray[np.bool_]) -> None:
-        """What came of it."""
-        step, slots = turn.taken, turn.slots
-        # numpy takes a quarter of the time of `[step, slots]`
-        self._reward[step][slots] = came.reward
-        self._terminated[step][slots] = came.terminated
-        self._truncated[step][slots] = came.truncated
-        self._valid[step][slots] = valid
+    def received(self, turn: Turn, came: Came) -> None:
+        """What came of it, but for the observations, which the policy is about to see."""
+        step, place = turn.taken, turn.place
+        if place is not None:
+            self._reward[step, place] = came.reward
+            self._terminated[step, place] = came.terminated
+            self._truncated[step, place] = came.truncated
+        else:
+            _put_rows(self._reward[step], turn, came.reward)
+            _put_rows(self._terminated[step], turn, came.terminated)
+            _put_rows(self._truncated[step], turn, came.truncated)
         self.infos[step] += came.infos
+
+    def voids(self, turn: Turn, rows: Bools) -> None:
+        """What came of the step of these rows is not of that step."""
+        if rows.any():
+            self._void.append((turn.taken, turn.slots[rows]))
+
+    def seen(self, turns: Sequence[Turn]) -> Seen | None:
+        """How things stand after the last step, for the next rollout; None if that is not all known."""
+        everyone = sum(len(turn.slots) for turn in turns) == self._num_envs
+        if self._void or self._obs_objects or not everyone:  # objects would be the very ones that are given away
+            return None
+        due = np.zeros(self._num_envs, np.bool_)
+        if self._resets_next_step:
+            due = self._terminated[-1] | self._truncated[-1]
+        return Seen(np.arange(self._num_envs), *self._latest(turns), due)
+
+    def _latest(self, turns: Sequence[Turn]) -> tuple[Arrays, list[list[Any]]]:
+        """The last observations of all slots: arrays and objects of your own."""
+        arrays = [array[-1].copy() for array in self._obs]
+        objects = [array[-1].tolist() for array in self._obs_objects]
+        for turn in turns:
+            if turn.taken < self._steps:  # it ended before time
+                for array, all_steps in zip(arrays, self._obs, strict=True):
+                    array[turn.slots] = all_steps[turn.taken, turn.slots]
+                for column, all_objects in zip(objects, self._obs_objects, strict=True):
+                    for slot in turn.slots.tolist():
+                        column[slot] = all_objects[turn.taken, slot]
+        return arrays, objects
 
     def result(self, turns: Sequence[Turn]) -> Rollout:
         """All of it; or, if it ended before time, the steps of which some slots came back: zeros where none did."""
         steps = max(turn.taken for turn in turns)
-        last, last_objects = self._observations.zeros(self._num_envs), self._observations.no_objects(self._num_envs)
-        known = [(turn.slots, turn.obs, turn.objects) for turn in turns]
-        if self._resting is not None:
-            known.append(self._resting)
-        for slots, obs, objects in known:
-            for array, mine in zip(last, obs, strict=False):
-                array[slots] = mine
-            for column, items in zip(last_objects, objects, strict=False):
-                for slot, item in zip(slots.tolist(), items, strict=True):
-                    column[slot] = item
+        last, last_objects = self._latest(turns)
         for turn in turns:
             slots = turn.slots
             for array in (*self._obs, *self._actions):
@@ -226,11 +261,23 @@ class Record:
             self._reward[:steps],
             self._terminated[:steps],
             self._truncated[:steps],
-            self._valid[:steps],
+            self._valid(turns, steps),
             Layout(self._observations.space).assemble(last, last_objects),
             Infos(self.infos[:steps], self._merge),
             {name: array[:steps] for name, array in self._extras.items()},
         )
+
+    def _valid(self, turns: Sequence[Turn], steps: int) -> Bools:
+        valid = np.zeros((steps, self._num_envs), np.bool_)
+        for turn in turns:
+            valid[: turn.taken, turn.slots] = True
+            if steps:
+                valid[0, turn.slots] &= ~turn.due
+        if self._resets_next_step and steps:
+            valid[1:] &= ~(self._terminated[: steps - 1] | self._truncated[: steps - 1])
+        for step, slots in self._void:
+            valid[step, slots] = False
+        return valid
 
 
 class _Stacked(Layout):
@@ -256,17 +303,24 @@ def _runs(slots: Slots) -> list[tuple[slice, slice]] | None:
 
 def _put(arrays: Arrays, object_arrays: Arrays, turn: Turn, rows: Arrays, objects: Any) -> None:
     """Put what a group has sent or seen into the rows of its slots, of the step that it is at."""
-    step, runs = turn.acted, turn.runs
+    step, place = turn.acted, turn.place
     for array, values in zip(arrays, rows, strict=True):
-        all_slots = array[step]
-        if runs is None:
-            all_slots[turn.slots] = values
+        if place is not None:
+            array[step, place] = values
         else:
-            for there, mine in runs:
-                all_slots[there] = values[mine]
+            _put_rows(array[step], turn, values)
     for array, items in zip(object_arrays, objects, strict=True):
         for slot, item in zip(turn.slots.tolist(), items, strict=True):
             array[step, slot] = item
+
+
+def _put_rows(all_slots: npt.NDArray[Any], turn: Turn, rows: npt.NDArray[Any]) -> None:
+    """Put one row a slot where these slots are."""
+    if turn.runs is None:
+        all_slots[turn.slots] = rows
+    else:
+        for there, mine in turn.runs:
+            all_slots[there] = rows[mine]
 
 
 def _cut(arrays: Arrays, steps: int) -> Any:

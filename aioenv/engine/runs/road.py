@@ -94,8 +94,12 @@ class AnyGroup(Protocol):
 class Road(Protocol):
     """Splits slots into groups, and knows how they stand."""
 
-    def split(self, groups: int) -> Sequence[AnyGroup]:
-        """Split the slots that are not paused into so many groups, or as many as there can be."""
+    def split(self, groups: int, *, whole_workers: bool) -> Sequence[AnyGroup]:
+        """Split the slots that are not paused into so many groups, or as many as there can be.
+
+        Args:
+            whole_workers: whether to leave together what one worker has, where there are workers.
+        """
 
     async def look(self, *, due: bool) -> Seen:
         """Find out how things stand; drops what nobody took of abandoned steps.
@@ -107,6 +111,9 @@ class Road(Protocol):
             PendingCallError: if a slot has a request in flight, or a result that nobody took.
             SlotError: if it can't be found out.
         """
+
+    def left(self, seen: Seen | None) -> None:
+        """A rollout is over, and this is how things stand, if it knows: the next `look` may be spared."""
 
     def merge(self, infos: Sequence[Any]) -> dict[str, Any]:
         """The info dict of a step, of what came of all groups; `Columns` that are added to it have slots for rows."""

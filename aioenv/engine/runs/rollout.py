@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -13,8 +13,8 @@ from gymnasium.vector import AutoresetMode
 
 from aioenv.batching.infos import Column, Columns, Schema
 from aioenv.engine.runs.record import Record, Rollout, Turn
-from aioenv.engine.runs.road import Came, Road
-from aioenv.engine.runs.worker_road import WorkerRoad
+from aioenv.engine.runs.road import AnyGroup, Road
+from aioenv.engine.runs.worker_road import Remembered, WorkerRoad
 from aioenv.errors import ActionError, PausedError, ResetNeededError, SlotError, StepTimeout
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from aioenv.engine.schedule import Schedule
     from aioenv.engine.waits import Clock, Stats
 
-__all__ = ["Policy", "Rollouts", "are_pairs", "hint_for", "roll_out", "split_answer", "takes", "takes_slots"]
+__all__ = ["Policy", "Rollouts", "are_pairs", "hint_for", "split_answer", "takes", "takes_slots"]
 
 Policy = Callable[..., Any | Awaitable[Any]]
 
@@ -30,6 +30,7 @@ Policy = Callable[..., Any | Awaitable[Any]]
 _FINAL_OBS = Schema((Column(("final_obs",), None, ()),), False, False)
 # What policies mostly give, if not something to await.
 _ANSWERS = frozenset((np.ndarray, tuple))
+_SPLITS = ("slots", "workers")
 
 
 class Rollouts:
@@ -39,20 +40,26 @@ class Rollouts:
     autoreset_mode: AutoresetMode
     _clock: Clock
     _live: Live | None
+    _remembered: Remembered
 
     if TYPE_CHECKING:
 
         @property
         def _running(self) -> Schedule: ...
 
-    async def rollout(self, policy: Policy, steps: int, groups: int = 2) -> Rollout:
+    async def rollout(
+        self, policy: Policy, steps: int, groups: int = 2, *, split: Literal["slots", "workers"] = "slots"
+    ) -> Rollout:
         """Collect `steps` steps of every slot, with the envs of one group stepping while the policy of another runs.
 
         The slots of every worker are split into `groups` groups, so that a worker which is done with one group finds
-        the next one's actions waiting; with 1 it is lock-step. Trajectories do not depend on `groups`, as long as the
-        policy treats row by row. It begins with the envs as they are: `reset` first; a second rollout goes on where
-        the first one stopped. Under `AutoresetMode.DISABLED` it resets, without a seed, each slot whose episode is
-        over before its next step; the episode's last observation is in `infos[t]["final_obs"]`, as under SAME_STEP.
+        the next one's actions waiting; with 1 it is lock-step. That is for a policy that waits for another device.
+        Where it computes on the CPUs that the envs need, `split="workers"` costs less: then a group is one or more
+        whole workers, which rest while the policy of their own group runs. Trajectories do not depend on `groups` and
+        `split`, as long as the policy treats row by row. It begins with the envs as they are: `reset` first; a second
+        rollout goes on where the first one stopped. Under `AutoresetMode.DISABLED` it resets, without a seed, each slot
+        whose episode is over before its next step; the episode's last observation is in `infos[t]["final_obs"]`, as
+        under SAME_STEP.
 
         If this is cancelled, or the policy raises, or a timeout passes, what is in flight is left as by a cancelled
         `step`: the envs do step, `recv` takes the results, and a later `step`, `reset` or `rollout` first waits for
@@ -67,8 +74,9 @@ class Rollouts:
                 them. They are its own. It may be a coroutine function. A plain function holds up the loop, while
                 workers go on.
             steps: how many, of each slot.
-            groups: how many; at most as many as the worker with the fewest slots has, more are so many. Of vector
-                envs see `NativeVectorEnv`.
+            groups: how many; at most as many as the worker with the fewest slots has, or, with `split="workers"`, as
+                there are workers; more are so many. Of vector envs see `NativeVectorEnv`.
+            split: whether a group is some slots of every worker, "slots", or all of some workers, "workers".
 
         Returns:
             Arrays `(steps, num_envs, …)`; `valid` says which rows to learn from (see `Rollout`). Slots that are paused
@@ -85,10 +93,13 @@ class Rollouts:
             StepTimeout: if a group's step took longer than `timeout_s`; `error.partial` as above.
         """
         schedule = self._running
-        return await roll_out(schedule, self._road(schedule), self._clock, self.autoreset_mode, policy, steps, groups)
+        _check(schedule, policy, steps, groups, split)
+        road = self._road(schedule)
+        found = road.split(int(groups), whole_workers=split == "workers")
+        return await _Run(schedule, road, found, self._clock, self.autoreset_mode, policy, int(steps)).run()
 
     def _road(self, schedule: Schedule) -> Road:
-        return WorkerRoad(schedule, self._live)
+        return WorkerRoad(schedule, self._live, self._remembered)
 
     def stats(self, *, reset: bool = False) -> Stats:
         """How long the run waited for envs, for images and for the policy; `print` it.
@@ -102,13 +113,13 @@ class Rollouts:
         return stats
 
 
-async def roll_out(
-    schedule: Schedule, road: Road, clock: Clock, mode: AutoresetMode, policy: Policy, steps: int, groups: int
-) -> Rollout:
-    """Collect steps of every slot (see `AsyncVectorEnv.rollout`)."""
+def _check(schedule: Schedule, policy: Policy, steps: int, groups: int, split: str) -> None:
+    """Raise unless there can be such a rollout (see `Rollouts.rollout`)."""
     for name, value in (("steps", steps), ("groups", groups)):
         if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
             raise ValueError(f"rollout: {name}: expected a positive int, got {value!r}")
+    if split not in _SPLITS:
+        raise ValueError(f"rollout: split: expected one of {_SPLITS}, got {split!r}")
     if not callable(policy):
         raise TypeError(f"rollout: policy: expected a function of observations, got {policy!r}")
     if not len(live := schedule.table.live):
@@ -118,7 +129,6 @@ async def roll_out(
             f"rollout: slots {unseen.tolist()} have no observation to begin with: they were never reset, or a "
             "state was set since; reset() or step() them first"
         )
-    return await _Run(schedule, road, clock, mode, policy, int(steps), int(groups)).run()
 
 
 class _Run:
@@ -128,11 +138,11 @@ class _Run:
         self,
         schedule: Schedule,
         road: Road,
+        groups: Sequence[AnyGroup],
         clock: Clock,
         mode: AutoresetMode,
         policy: Policy,
         steps: int,
-        groups: int,
     ) -> None:
         self._schedule = schedule
         self._road = road
@@ -142,11 +152,10 @@ class _Run:
         self._takes_slots = takes_slots(policy)
         self._steps = steps
         self._observations = schedule.fleet.observations
-        found = road.split(groups)
         self._turns = [
-            Turn(group, f"group {i} of {len(found)} ({len(group.slots)} slots)") for i, group in enumerate(found)
+            Turn(group, f"group {i} of {len(groups)} ({len(group.slots)} slots)") for i, group in enumerate(groups)
         ]
-        self._record = Record(schedule, steps, road.merge)
+        self._record = Record(schedule, steps, road.merge, resets_next_step=mode is AutoresetMode.NEXT_STEP)
         self._actions_are_pairs = are_pairs(schedule.fleet.single_action_space)
 
     async def run(self) -> Rollout:
@@ -168,6 +177,7 @@ class _Run:
         finally:
             for turn in self._turns:
                 turn.group.close()
+        self._road.left(self._record.seen(self._turns))
         return self._record.result(self._turns)
 
     async def _look(self) -> None:
@@ -185,6 +195,7 @@ class _Run:
             turn.due = seen.due[rows]
             over = table.over(turn.slots)
             turn.over = over if over.any() else None
+            self._record.saw(turn)
         # those that were paused when the groups were made; another task may have paused more meanwhile
         groups = np.concatenate([turn.slots for turn in self._turns])
         if len(groups) < self._schedule.num_envs:
@@ -201,9 +212,11 @@ class _Run:
         """Let the policy choose, and send what it chose."""
         if turn.over is not None:
             await self._reset(turn, turn.over)
-        self._record.saw(turn)
         try:
-            actions, extras = split_answer(await self._ask(turn), self._actions_are_pairs)
+            answer = self._ask(turn)
+            if type(answer) not in _ANSWERS and inspect.isawaitable(answer):  # to ask takes longer
+                answer = await answer
+            actions, extras = split_answer(answer, self._actions_are_pairs)
             self._record.extras_of(turn, extras)
         except Exception as exc:
             exc.add_note(f"in the policy of a rollout: {turn.name}, step {turn.acted}")
@@ -219,41 +232,35 @@ class _Run:
         self._record.did(turn, arrays, objects)
         turn.acted += 1
 
-    async def _ask(self, turn: Turn) -> Any:
+    def _ask(self, turn: Turn) -> Any:
+        """What the policy says, or something to await that gives it."""
         obs = self._observations.assemble(turn.obs, turn.objects)
-        answer = self._policy(obs, slots=turn.slots.copy()) if self._takes_slots else self._policy(obs)
-        if type(answer) in _ANSWERS:  # to ask whether it can be awaited takes longer
-            return answer
-        return await answer if inspect.isawaitable(answer) else answer
+        return self._policy(obs, slots=turn.slots.copy()) if self._takes_slots else self._policy(obs)
 
     async def _take(self, turn: Turn) -> None:
         """Wait for the results of what was sent last, if anything was."""
-        if not turn.group.in_flight:
+        group = turn.group
+        if not group.in_flight:
             return
-        came = await self._recv(turn)
-        turn.obs, turn.objects = came.obs, came.objects
-        ended = came.terminated | came.truncated
-        valid = ~turn.due
-        if came.counts is not None:
-            valid &= came.counts
-        if exhausted := self._schedule.table.exhausted:
-            valid &= ~np.isin(turn.slots, list(exhausted)) | ended
-        self._record.received(turn, came, valid)
-        self._clock.env_steps += len(turn.slots)
-        turn.taken += 1
-        if self._mode is AutoresetMode.NEXT_STEP:
-            turn.due = ended
-        elif self._mode is AutoresetMode.DISABLED:
-            turn.over = ended if ended.any() else None
-        if came.error is not None:
-            raise came.error
-
-    async def _recv(self, turn: Turn) -> Came:
         wait = self._clock.envs.begin()
         try:
-            return await turn.group.recv()
+            came = await group.recv()
         finally:
             wait.end()
+        turn.obs, turn.objects = came.obs, came.objects
+        self._record.saw(turn)
+        self._record.received(turn, came)
+        if came.counts is not None:
+            self._record.voids(turn, ~came.counts)
+        if exhausted := self._schedule.table.exhausted:
+            self._record.voids(turn, np.isin(turn.slots, list(exhausted)) & ~(came.terminated | came.truncated))
+        self._clock.env_steps += len(turn.slots)
+        turn.taken += 1
+        if self._mode is AutoresetMode.DISABLED:
+            over = came.terminated | came.truncated
+            turn.over = over if over.any() else None
+        if came.error is not None:
+            raise came.error
 
     async def _reset(self, turn: Turn, over: npt.NDArray[np.bool_]) -> None:
         """Reset the slots whose episodes are over, where nothing else does (DISABLED)."""
@@ -266,7 +273,11 @@ class _Run:
             self._record.infos[turn.taken - 1].append(Columns(slots, _FINAL_OBS, [terminal]))
         turn.over = None
         turn.group.send_reset(slots)
-        came = await self._recv(turn)
+        wait = self._clock.envs.begin()
+        try:
+            came = await turn.group.recv()
+        finally:
+            wait.end()
         # others may hold these
         turn.obs = [array.copy() for array in turn.obs]
         turn.objects = [list(column) for column in turn.objects]
@@ -275,6 +286,7 @@ class _Run:
         for column, items in zip(turn.objects, came.objects, strict=True):
             for row, item in zip(rows.tolist(), items, strict=True):
                 column[row] = item
+        self._record.saw(turn)
         if came.error is not None:
             raise came.error
 

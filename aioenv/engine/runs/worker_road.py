@@ -22,9 +22,31 @@ if TYPE_CHECKING:
     from aioenv.engine.runs.pausing import Live
     from aioenv.engine.schedule import Schedule
 
-__all__ = ["WorkerRoad"]
+__all__ = ["Remembered", "WorkerRoad"]
 
 Slots = npt.NDArray[np.int64]
+
+
+class Remembered:
+    """How the last rollout has left the slots, which is known for as long as nobody asks their workers for anything."""
+
+    def __init__(self) -> None:
+        self._seen: Seen | None = None
+        self._asked: list[Any] = []
+
+    def note(self, schedule: Schedule, seen: Seen | None) -> None:
+        """A rollout is over; None: it does not know either."""
+        self._seen, self._asked = seen, _asked(schedule)
+
+    def recall(self, schedule: Schedule) -> Seen | None:
+        """How things stand, if that is known; once."""
+        seen, self._seen = self._seen, None
+        return seen if seen is not None and self._asked == _asked(schedule) else None
+
+
+def _asked(schedule: Schedule) -> list[Any]:
+    workers = [member.worker for member in schedule.fleet.members]
+    return [(worker, worker.state, worker.asked) for worker in workers]
 
 
 class WorkerRoad:
@@ -33,14 +55,16 @@ class WorkerRoad:
     Args:
         schedule: what sends and waits.
         live: what may be asking paused slots for their observations already.
+        remembered: how the last rollout has left them.
     """
 
-    def __init__(self, schedule: Schedule, live: Live | None) -> None:
+    def __init__(self, schedule: Schedule, live: Live | None, remembered: Remembered) -> None:
         self._schedule = schedule
         self._live = live
+        self._remembered = remembered
         self._stepped = schedule.table.live  # what was split
 
-    def split(self, groups: int) -> list[Group]:
+    def split(self, groups: int, *, whole_workers: bool) -> list[Group]:
         """Split the slots of every worker evenly into so many groups, or as many as its smallest worker has slots.
 
         So every group keeps every worker busy, and a worker that is done with one finds the next one's request there.
@@ -49,7 +73,7 @@ class WorkerRoad:
         schedule = self._schedule
         self._stepped = live = schedule.table.live
         shares = [live[order] for _, order in schedule.fleet.shares(live)]
-        if schedule.fleet.vectorized:
+        if whole_workers or schedule.fleet.vectorized:
             groups = min(groups, len(shares))
             return [Group(schedule, np.concatenate(shares[start:stop])) for start, stop in spread(len(shares), groups)]
         groups = min([groups, *map(len, shares)])
@@ -65,6 +89,8 @@ class WorkerRoad:
         Other tasks pause and resume while this drains: what counts is what was split.
         """
         schedule, table = self._schedule, self._schedule.table
+        if (seen := self._remembered.recall(schedule)) is not None:
+            return seen
         await schedule.drain()
         if self._live is not None:
             await self._live.take_in(None)
@@ -87,6 +113,10 @@ class WorkerRoad:
         if due:
             resets = np.array(await for_each(schedule, slots, "rollout", "resets_due", lambda _: ()), np.bool_)
         return Seen(slots, came.obs, came.objects, resets)
+
+    def left(self, seen: Seen | None) -> None:
+        """See `Road.left`."""
+        self._remembered.note(self._schedule, seen)
 
     def merge(self, infos: Sequence[Any]) -> dict[str, Any]:
         """See `Road.merge`."""

@@ -35,7 +35,7 @@ class SoloRoad:
     def __init__(self, solo: SomeSolo) -> None:
         self._solo = solo
 
-    def split(self, groups: int) -> list[SoloGroup]:
+    def split(self, groups: int, *, whole_workers: bool) -> list[SoloGroup]:
         """Split the slots that are not paused into so many groups, or as many as there are slots.
 
         All are one group if the env steps all slots at once, or if what they draw depends on who steps with whom.
@@ -52,6 +52,9 @@ class SoloRoad:
         value = await solo.outcome(solo.begin_look("rollout"))
         slots = np.arange(solo.num_envs)
         return Seen(slots, *solo.take_apart(value.obs), solo.last.over() if due else np.zeros(len(slots), np.bool_))
+
+    def left(self, seen: Seen | None) -> None:
+        """See `Road.left`: to ask a vector env in this process takes no longer than to find out whether to."""
 
     def merge(self, infos: Sequence[Any]) -> dict[str, Any]:
         """See `Road.merge`. What the env has said of all slots at once is given as it is."""
