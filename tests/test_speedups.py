@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+import zlib
 from typing import Any
 
 import gymnasium as gym
@@ -29,6 +30,25 @@ from aioenv.wire.frames import Encoder, Kind
 
 compiled = pytest.mark.skipif(not speedups.compiled, reason=f"not compiled: {speedups.why_not}")
 N = 5
+
+
+@compiled
+def test_the_crc_is_zlibs():
+    data = np.random.default_rng(0).bytes(1 << 19)
+    sizes = [*range(300), *range(4080, 4112), (1 << 18) - 1, 1 << 18, (1 << 18) + 7]  # the last lets others run
+    for size in sizes:
+        for start in (0, 1, 8):  # aligned and not
+            for before in (0, 1, 2**32 - 1):
+                piece = memoryview(data)[start : start + size]
+                assert speedups.crc32(piece, before) == zlib.crc32(piece, before), (size, start, before)
+    halves = speedups.crc32(data[:1001], 0)
+    assert speedups.crc32(data[1001:], halves) == zlib.crc32(data)
+    with pytest.raises(TypeError, match="expected a buffer and a CRC"):
+        speedups.crc32(b"", -1)
+    with pytest.raises(TypeError, match="bytes-like"):
+        speedups.crc32("text", 0)
+    with pytest.raises((BufferError, ValueError)):
+        speedups.crc32(np.zeros((4, 4))[:, ::2], 0)
 
 
 class Odd(gym.Env[Any, Any]):

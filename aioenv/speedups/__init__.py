@@ -9,8 +9,8 @@ import os
 import sys
 
 __all__ = [
-    "VARIABLE", "compiled", "merge_columns", "read_columns", "read_frame", "send_express", "serve_express", "spin",
-    "step_rows", "stopped_clock", "take_express", "why_not", "write_frame",
+    "VARIABLE", "compiled", "crc32", "merge_columns", "read_columns", "read_frame", "send_express", "serve_express",
+    "spin", "step_rows", "stopped_clock", "take_express", "why_not", "write_frame",
 ]  # fmt: skip
 
 # Set to anything but "" or "0", all is done in Python: to find out whether C is to blame for something.
@@ -18,7 +18,7 @@ VARIABLE = "AIOENV_NO_SPEEDUPS"
 
 # what callers do without then
 step_rows = read_frame = write_frame = spin = send_express = take_express = serve_express = None
-read_columns = merge_columns = stopped_clock = None
+read_columns = merge_columns = stopped_clock = crc32 = None
 why_not = ""
 if os.environ.get(VARIABLE, "0") not in ("", "0"):
     why_not = f"{VARIABLE} is set"
@@ -27,6 +27,7 @@ elif not getattr(sys, "_is_gil_enabled", lambda: True)():
 else:
     try:
         from aioenv.speedups._c import (  # type: ignore[assignment]
+            crc32,
             merge_columns,
             read_columns,
             read_frame,

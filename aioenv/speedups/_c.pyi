@@ -9,6 +9,14 @@ stopped_clock: int  # the address of a function of C that takes nothing and give
 
 _Columns = TypeVar("_Columns", bound=tuple[Any, ...])
 
+def crc32(data: Any, crc: int) -> int:
+    """`zlib.crc32`, four times as fast where the CPU can multiply without carrying.
+
+    Args:
+        data: a C-contiguous buffer.
+        crc: of what came before it; 0: of nothing.
+    """
+
 def write_frame(
     fd: int, chain: int, kind: int, request: int, generation: int, fixed: Sequence[Any], tail: Any
 ) -> int | tuple[int, bytes, int] | None:

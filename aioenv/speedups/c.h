@@ -42,6 +42,13 @@ void let_go(Held *held);
 int as_word(PyObject *object, uint32_t *number);
 int set_word(PyObject *of, PyObject *name, uint32_t number);
 
+/* ------------------------------------------------------------ crc.c */
+
+void set_up_crc(void);
+int add_to_crc(const void *bytes, Py_ssize_t count, uint32_t *crc);
+
+PyObject *crc32(PyObject *module, PyObject *const *args, Py_ssize_t argc);
+
 /* ------------------------------------------------------------ frames.c */
 
 enum { HEADER_BYTES = 28, OWN_CRC = 24, KIND_STEP = 5, KIND_RESULT = 8, MAX_BUFFERS = 128 };
@@ -62,7 +69,6 @@ void release_buffers(Buffers *buffers);
 /* Puts a header before buffers whose CRC and sizes these are, and makes `chain` its CRC. */
 int put_head_before(Buffers *buffers, uint8_t *head, uint32_t kind, uint32_t request, uint32_t generation,
                     Py_ssize_t size, Py_ssize_t tail, uint32_t body, uint32_t *chain);
-int crc_of(PyObject *buffer, uint32_t *crc);
 
 /* Whether what was read into a header's buffer, a guess, and the spill begins with one whole frame, in order, whose
  * fixed part fills the guess, and how many bytes come after it; -1: exception. Whether it is that, without a tail. */

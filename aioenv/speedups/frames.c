@@ -7,31 +7,8 @@
 
 static const uint8_t MAGIC[2] = {0xa1, 0x0e}, VERSION = 1;
 
-int crc_of(PyObject *buffer, uint32_t *crc) {
-    PyObject *before = PyLong_FromUnsignedLong(*crc);
-    if (before == NULL)
-        return -1;
-    PyObject *arguments[] = {buffer, before};
-    PyObject *after = PyObject_Vectorcall(zlib_crc32, arguments, 2, NULL);
-    Py_DECREF(before);
-    if (after == NULL)
-        return -1;
-    *crc = (uint32_t)PyLong_AsUnsignedLong(after);
-    Py_DECREF(after);
-    return 0;
-}
-
-static int crc_of_bytes(const void *bytes, Py_ssize_t count, uint32_t *crc) {
-    if (!count)
-        return 0;
-    PyObject *view = PyMemoryView_FromMemory((char *)bytes, count, PyBUF_READ);
-    int failed = view == NULL ? -1 : crc_of(view, crc);
-    Py_XDECREF(view);
-    return failed;
-}
-
 /* The CRC of a header, after one whose CRC was `chain`. */
-static int chain_on(const uint8_t *head, uint32_t *chain) { return crc_of_bytes(head, OWN_CRC, chain); }
+static int chain_on(const uint8_t *head, uint32_t *chain) { return add_to_crc(head, OWN_CRC, chain); }
 
 static void put_word(uint8_t *to, uint32_t number) {
     for (int i = 0; i < 4; i++)
@@ -107,9 +84,9 @@ PyObject *write_frame(PyObject *module, PyObject *const *args, Py_ssize_t argc) 
         PyObject *part = i < parts ? PySequence_Fast_GET_ITEM(fixed, i) : args[6];
         if (add_buffer(&buffers, part, PyBUF_SIMPLE) < 0)
             goto done;
-        Py_ssize_t bytes = buffers.views[buffers.count - 1].len;
-        *(i < parts ? &size : &tail) += bytes;
-        if (bytes && crc_of(part, &body) < 0)
+        const Py_buffer *view = &buffers.views[buffers.count - 1];
+        *(i < parts ? &size : &tail) += view->len;
+        if (add_to_crc(view->buf, view->len, &body) < 0)
             goto done;
     }
     if (size > MAX_FIXED || tail > MAX_TAIL) {
@@ -149,11 +126,11 @@ int is_in_order(uint32_t chain, const Buffers *buffers, Py_ssize_t size, const u
     for (int i = 1; size; i++) {
         const Py_buffer *view = &buffers->views[i];
         Py_ssize_t here = view->len < size ? view->len : size;
-        if (crc_of_bytes(view->buf, here, &body) < 0)
+        if (add_to_crc(view->buf, here, &body) < 0)
             return -1;
         size -= here;
     }
-    if (crc_of_bytes(tail, tail_bytes, &body) < 0 || chain_on(head, &chain) < 0)
+    if (add_to_crc(tail, tail_bytes, &body) < 0 || chain_on(head, &chain) < 0)
         return -1;
     return body == word_at(head + 20) && chain == word_at(head + OWN_CRC);
 }
@@ -162,7 +139,7 @@ int is_sound(uint32_t chain, const uint8_t *head, const uint8_t *body, Py_ssize_
     uint32_t crc = 0;
     if (memcmp(head, MAGIC, 2) || head[2] != VERSION)
         return 0;
-    if (crc_of_bytes(body, size, &crc) < 0 || chain_on(head, &chain) < 0)
+    if (add_to_crc(body, size, &crc) < 0 || chain_on(head, &chain) < 0)
         return -1;
     return crc == word_at(head + 20) && chain == word_at(head + OWN_CRC);
 }

@@ -71,9 +71,9 @@ static int write_step(const Line *line, PyObject *part, PyObject *views, PyObjec
             PyList_SET_ITEM(pieces, i + 1, piece);
         if (add_buffer(&buffers, piece, PyBUF_SIMPLE) < 0)
             goto done;
-        Py_ssize_t bytes = buffers.views[i].len;
-        size += i < arrays ? bytes : 0;
-        if (bytes && crc_of(piece, &body) < 0)
+        const Py_buffer *view = &buffers.views[i];
+        size += i < arrays ? view->len : 0;
+        if (add_to_crc(view->buf, view->len, &body) < 0)
             goto done;
     }
     if (size > MAX_FIXED) {

@@ -136,9 +136,9 @@ static int write_result(int fd, PyObject *encoder, PyObject *fixed, PyObject *ta
         PyObject *part = i < parts ? PyList_GET_ITEM(fixed, i) : tail;
         if (add_buffer(&buffers, part, PyBUF_SIMPLE) < 0)
             goto done;
-        Py_ssize_t bytes = buffers.views[i].len;
-        size += i < parts ? bytes : 0;
-        if (bytes && crc_of(part, &body) < 0)
+        const Py_buffer *view = &buffers.views[i];
+        size += i < parts ? view->len : 0;
+        if (add_to_crc(view->buf, view->len, &body) < 0)
             goto done;
     }
     uint32_t id = request->id, generation = request->generation;

@@ -10,7 +10,6 @@ whole frame, each part to its place; a guess that turns out wrong costs a copy.
 from __future__ import annotations
 
 import mmap
-import zlib
 from collections import deque
 from collections.abc import Callable, Sequence
 
@@ -23,6 +22,7 @@ from aioenv.wire.frames import (
     Buffer,
     Frame,
     Header,
+    crc32,
     decode_header,
     new_tuple,
 )
@@ -244,7 +244,7 @@ class Decoder:
         end = body + header.fixed + header.tail
         if end > len(view):
             return 0
-        if zlib.crc32(view[body:end]) != header.body_crc:
+        if crc32(view[body:end], 0) != header.body_crc:
             self._break(WireError(f"the body of a {header.kind.name} frame does not match its CRC"))
             return len(view) - offset
         try:
@@ -304,9 +304,9 @@ class Decoder:
         """The body is where it belongs: check it."""
         crc = 0
         for part in fixed:
-            crc = zlib.crc32(part, crc)
+            crc = crc32(part, crc)
         if len(tail):
-            crc = zlib.crc32(tail, crc)
+            crc = crc32(tail, crc)
         if crc != header.body_crc:
             self._break(WireError(f"the body of a {header.kind.name} frame does not match its CRC"))
             return

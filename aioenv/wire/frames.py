@@ -19,10 +19,11 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import IntEnum
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
+from aioenv import speedups
 from aioenv.errors import WireError
 
 __all__ = [
@@ -36,6 +37,7 @@ __all__ = [
     "Frame",
     "Header",
     "Kind",
+    "crc32",
     "decode_header",
     "new_tuple",
 ]
@@ -51,6 +53,7 @@ MAX_FIXED_BYTES = 2 << 30
 # A tail holds pickles: infos, factories, call arguments. Past this it is a mistake, or should be an array.
 MAX_TAIL_BYTES = 1 << 30
 
+crc32: Callable[[Any, int], int] = speedups.crc32 or zlib.crc32
 _HEADER = struct.Struct("<2sBBIIIII")
 _CRC = struct.Struct("<I")
 _WHOLE = struct.Struct("<2sBBIIIIII")
@@ -132,11 +135,11 @@ class Encoder:
         for part in fixed:
             if part_size := len(part):
                 size += part_size
-                crc = zlib.crc32(part, crc)
+                crc = crc32(part, crc)
                 buffers.append(part)
         tail_size = len(tail)
         if tail_size:
-            crc = zlib.crc32(tail, crc)
+            crc = crc32(tail, crc)
         if size > MAX_FIXED_BYTES:
             raise WireError(f"a fixed part of {size} bytes is over the maximum of {MAX_FIXED_BYTES}")
         if tail_size > MAX_TAIL_BYTES:
@@ -145,7 +148,7 @@ class Encoder:
             head = _HEADER.pack(MAGIC, VERSION, kind, request, generation, size, tail_size, crc)
         except struct.error as exc:
             raise WireError(f"request {request} and generation {generation} must fit 32 bits") from exc
-        self.chain = zlib.crc32(head, self.chain)
+        self.chain = crc32(head, self.chain)
         buffers[0] = head + _CRC.pack(self.chain)
         if tail_size:
             buffers.append(tail)
@@ -164,7 +167,7 @@ def decode_header(data: memoryview, offset: int = 0, chain: int = 0, max_tail: i
         raise WireError(f"expected a frame to begin with {MAGIC!r}, got {bytes(magic)!r}")
     if version != VERSION:
         raise WireError(f"expected wire version {VERSION}, got {version}: two versions of aioenv are talking")
-    if zlib.crc32(data[offset : offset + _HEADER.size], chain) != crc:
+    if crc32(data[offset : offset + _HEADER.size], chain) != crc:
         raise WireError("a frame's header does not match its CRC, or does not follow the frame before it")
     known = KINDS.get(kind)
     if known is None:
