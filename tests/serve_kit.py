@@ -421,6 +421,12 @@ class Session:
         assert (frame.request, frame.generation) == (self._requests, GENERATION)
         return frame
 
+    def ask_at_once(self, actions: list[bytes], runs: Sequence[range]) -> list[Frame]:
+        """Steps of some rows each, asked for with one write, as a rollout's groups may be; one reply each."""
+        requests = [self.encode(Kind.STEP, *run_of(actions, rows, self.rows)) for rows in runs]
+        self.mine.sendall(b"".join(requests))
+        return [self.take() for _ in requests]
+
     def call(self, method: str, *args: Any) -> Frame:
         return self.ask(Kind.CALL, tail=dump_code(Call(method, args, {})))
 
@@ -464,7 +470,13 @@ def run_of(actions: list[bytes], rows: range, n: int) -> tuple[list[bytes], byte
 
 
 def play(
-    story: str, mode: AutoresetMode, poll_s: float = 0.0, *, interludes: bool = False, runs: bool = False
+    story: str,
+    mode: AutoresetMode,
+    poll_s: float = 0.0,
+    *,
+    interludes: bool = False,
+    runs: bool = False,
+    at_once: bool = False,
 ) -> tuple[list[bytes], Any]:
     """The bytes of all replies, and what they say."""
     frames = []
@@ -472,6 +484,10 @@ def play(
     with Session(story, mode, poll_s) as session:
         frames.append(session.reset())
         for number in range(STEPS):
+            if at_once:
+                half = 1 + number % (session.rows - 1)
+                frames += session.ask_at_once(next(steps), (range(half), range(half, session.rows)))
+                continue
             rows = RUNS[number % len(RUNS)] if runs else None
             asked = (next(steps),) if rows is None else run_of(next(steps), rows, session.rows)
             frames.append(session.ask(Kind.STEP, *asked))
@@ -490,9 +506,7 @@ def play(
                     tail = dump_step(StepRequest(None, None, [np.int64(1)] * 4))
                     frames.append(session.ask(Kind.STEP, next(steps), tail))
                 case 18 | 24:
-                    requests = [session.encode(Kind.STEP, next(steps)) for _ in range(3)]
-                    session.mine.sendall(b"".join(requests))
-                    frames += [session.take() for _ in requests]
+                    frames += session.ask_at_once(next(steps), (range(2), range(2, 4), range(1)))
                 case 20:
                     frames.append(session.call("no_such_method"))
                 case 26:

@@ -56,6 +56,20 @@ def test_steps_of_successive_rows_are_the_same_in_c_and_in_python(monkeypatch, s
     assert play(story, mode, runs=True)[1] == said
 
 
+@compiled
+@pytest.mark.parametrize("mode", list(AutoresetMode), ids=lambda mode: mode.value)
+@pytest.mark.parametrize("story", ["CartPole", *(story for story in STORIES if STORIES[story].rows > 1)])
+def test_steps_that_come_in_one_read_are_the_same_in_c_and_in_python(monkeypatch, story, mode):
+    given = served(monkeypatch)
+    raw, said = play(story, mode, at_once=True)
+    if story in ("CartPole", "nothing", "floats") and mode is AutoresetMode.NEXT_STEP:
+        assert given.count(-2) > STEPS * 2 // 3, "C answers both of them"
+    python_answers(monkeypatch)
+    assert play(story, mode, at_once=True)[0] == raw
+    all_in_python(monkeypatch)
+    assert play(story, mode, at_once=True)[1] == said
+
+
 # how many of the 30 steps of a story C answers all by itself, under NEXT_STEP; with the first, sorts become known
 ALONE = {
     "CartPole": 30,

@@ -18,7 +18,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from serve_kit import BOX, FLOATS, STEPS, Desk, Sub, Told, all_in_python, compiled, telling
+from serve_kit import BOX, FLOATS, STEPS, Desk, Sub, Told, all_in_python, compiled, run_of, telling
 
 from aioenv import frame_io
 from aioenv.batching.infos import MAX_SCHEMAS, Group
@@ -31,6 +31,7 @@ from aioenv.wire.messages import (
     StepReply,
     load,
     load_columns,
+    load_step,
 )
 
 pytestmark = pytest.mark.usefixtures("a_worker_within")
@@ -82,7 +83,6 @@ def test_where_there_is_no_step_to_answer_c_says_so():
         desk.theirs.setblocking(False)
         assert desk.serve() is None, "there is nothing"
         for data in (
-            desk.encode() + desk.encode(),
             desk.encode(tail=b"tail"),
             desk.encode(fixed=[b"short"]),
             desk.encode(Kind.RESET),
@@ -98,6 +98,49 @@ def test_where_there_is_no_step_to_answer_c_says_so():
         with pytest.raises(OSError, match="Bad file descriptor"):
             desk.its_decoder.error = None
             frame_io.read(-1, desk.its_decoder)
+
+
+@compiled
+@pytest.mark.parametrize("behind", [0, 1, 5, HEADER_BYTES - 1, HEADER_BYTES, HEADER_BYTES + 9, None])
+def test_what_comes_in_the_same_read_is_answered_next(behind):
+    """Another step, or the beginning of one; here and behind an env that raises, where C gives it to Python."""
+
+    def halves(desk: Desk) -> list[bytes]:
+        actions = [bytes(len(view)) for view in desk.service.expect() or ()]
+        return [desk.encode(Kind.STEP, *run_of(actions, rows, 4)) for rows in (range(2), range(2, 4))]
+
+    for story, raises in (("floats", False), ("raises in the first row", True)):
+        with telling(story) as desk:
+            if not raises:
+                desk.step()  # the sort is known from here on
+            first, second = halves(desk)
+            cut = len(second) if behind is None else behind
+            desk.mine.sendall(first + second[:cut])
+            got = desk.serve()
+            if raises:
+                assert isinstance(got, tuple) and Begun.of(got).rows == range(2)
+                assert len(desk.its_decoder.frames) == (behind is None)
+                desk.service.handle(Begun.of(got))
+            elif behind is None:
+                assert got == -2 and [desk.take().kind, desk.take().kind] == [Kind.RESULT, Kind.RESULT]
+                continue
+            else:
+                assert got == (behind or -1) and desk.take().kind is Kind.RESULT
+                if behind:
+                    frame_io.look(desk.its_decoder, got)
+            desk.mine.sendall(second[cut:])
+            while not desk.its_decoder.frames:
+                if desk.serve() is None:
+                    frame_io.read(desk.theirs.fileno(), desk.its_decoder)
+                else:
+                    break  # all of it came now
+            else:
+                frame = desk.its_decoder.next_frame()
+                assert frame is not None and frame.kind is Kind.STEP
+                assert load_step(frame.tail)[0] == range(2, 4)
+            first, _ = halves(desk)
+            desk.mine.sendall(first)
+            assert desk.serve() == -1, "it goes on with whole ones"
 
 
 @compiled

@@ -168,9 +168,9 @@ def serve_express(
     Returns:
         * minus how many steps were answered, the last of them so many seconds ago;
         * how many bytes lie in `decoder.buffers()`, if they are no plain step; 0 at the end of the stream;
-        * None if nothing was read, since the decoder is amid a frame;
+        * None if nothing was read, since the decoder is amid a frame, or has one;
         * of a step that is not usual, or has infos of other sorts, what `host.service.Begun` is made of, with the first
-          row and how many instead of `rows`.
+          row and how many instead of `rows`. What came behind it in the same read the decoder has been given.
 
     Raises:
         OSError: if a reply can't be written.

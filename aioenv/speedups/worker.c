@@ -55,28 +55,89 @@ static int is_run(Py_ssize_t count, uint32_t chain, const Buffers *buffers, Py_s
     return is_in_order(chain, buffers, lanes + size, tail, RUN_BYTES);
 }
 
+/* What came in the same read, behind a request. */
+typedef struct {
+    char *bytes;
+    size_t count;
+} Rest;
+
+/* Keeps what has been read into these buffers, so many bytes, from one on. */
+static int keep(Rest *rest, const Buffers *buffers, size_t from, size_t count) {
+    char *bytes = PyMem_Realloc(rest->bytes, count - from);
+    if (bytes == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    rest->bytes = bytes;
+    rest->count = count - from;
+    for (int i = 0; i < buffers->count && count; i++) {
+        size_t here = buffers->parts[i].iov_len < count ? buffers->parts[i].iov_len : count;
+        if (from < here) {
+            memcpy(bytes, (char *)buffers->parts[i].iov_base + from, here - from);
+            bytes += here - from;
+        }
+        from -= from < here ? from : here;
+        count -= here;
+    }
+    return 0;
+}
+
+/* As if it were read now. */
+static Py_ssize_t read_rest(Rest *rest, const Buffers *buffers) {
+    size_t done = 0;
+    for (int i = 0; i < buffers->count && done < rest->count; i++) {
+        size_t left = rest->count - done, here = buffers->parts[i].iov_len < left ? buffers->parts[i].iov_len : left;
+        memcpy(buffers->parts[i].iov_base, rest->bytes + done, here);
+        done += here;
+    }
+    rest->count = 0;
+    return (Py_ssize_t)done;
+}
+
+/* Python goes on with it. */
+static int give_back(Rest *rest, PyObject *decoder) {
+    if (!rest->count)
+        return 0;
+    PyObject *bytes = PyBytes_FromStringAndSize(rest->bytes, (Py_ssize_t)rest->count), *arguments[] = {decoder, bytes};
+    PyObject *fed = bytes == NULL ? NULL : PyObject_VectorcallMethod(str_feed, arguments, 2, NULL);
+    Py_XDECREF(bytes);
+    Py_XDECREF(fed);
+    rest->count = 0;
+    return fed == NULL ? -1 : 0;
+}
+
+/* How many of these bytes are of the frame that they begin with. */
+static Py_ssize_t length_of(const uint8_t *head, Py_ssize_t count) {
+    if (count < HEADER_BYTES)
+        return count;
+    uint64_t whole = (uint64_t)HEADER_BYTES + word_at(head + 12) + word_at(head + 16);
+    return whole < (uint64_t)count ? (Py_ssize_t)whole : count;
+}
+
 /* Reads a request: 1 if it is a plain step; 0 if not, and how many bytes lie in the decoder's buffers; -2 if nothing
- * was read; -1: exception. */
-static int read_step(int fd, PyObject *decoder, PyObject *plan, Py_ssize_t rows, Py_ssize_t *count, Request *request) {
+ * was read that the decoder has not got; -1: exception. What came behind a plain step is the rest, and read next. */
+static int read_step(int fd, PyObject *decoder, PyObject *plan, Py_ssize_t rows, Py_ssize_t *count, Request *request,
+                     Rest *rest) {
     PyObject *views = PyTuple_GET_ITEM(plan, VIEWS), *lanes = PyTuple_GET_ITEM(plan, INTO);
     Held held = {.count = 0};
     Buffers buffers = {.count = 0};
     uint32_t chain;
     int usual = offer(&held, decoder, views, &buffers, &chain);
     if (usual != 1) {
-        usual = usual < 0 ? -1 : -2;
+        usual = usual < 0 || give_back(rest, decoder) < 0 ? -1 : -2;
         goto done;
     }
-    *count = readv(fd, buffers.parts, buffers.count); /* there is something */
+    *count = rest->count ? read_rest(rest, &buffers) : readv(fd, buffers.parts, buffers.count); /* there is something */
     if (*count < 0) { /* Python tries again, and finds out why */
         usual = -2;
         goto done;
     }
     const uint8_t *head = buffers.views[0].buf;
+    Py_ssize_t its = length_of(head, *count);
     *request = (Request){.count = rows};
-    usual = is_whole(*count, chain, &buffers);
+    usual = is_whole(its, chain, &buffers);
     if (!usual)
-        usual = is_run(*count, chain, &buffers, rows, request);
+        usual = is_run(its, chain, &buffers, rows, request);
     if (usual == 1 && buffers.count > 3)
         request->lane = *(const uint8_t *)buffers.views[1].buf;
     if (usual == 1 && (head[3] != KIND_STEP || request->lane >= PyList_GET_SIZE(lanes)))
@@ -84,7 +145,8 @@ static int read_step(int fd, PyObject *decoder, PyObject *plan, Py_ssize_t rows,
     if (usual == 1) {
         request->id = word_at(head + 4);
         request->generation = word_at(head + 8);
-        if (set_word(decoder, str_chain, word_at(head + OWN_CRC)) < 0)
+        if (set_word(decoder, str_chain, word_at(head + OWN_CRC)) < 0 ||
+            (its < *count && keep(rest, &buffers, (size_t)its, (size_t)*count) < 0))
             usual = -1;
     }
 done:
@@ -201,11 +263,7 @@ static int clear_mark(PyObject *mark) {
     return 0;
 }
 
-PyObject *serve_express(PyObject *module, PyObject *const *args, Py_ssize_t argc) {
-    if (argc != 6) {
-        PyErr_SetString(PyExc_TypeError, "serve_express: expected 6 arguments");
-        return NULL;
-    }
+static PyObject *serve(PyObject *const *args, Rest *rest) {
     int read_fd = (int)PyLong_AsLong(args[0]), write_fd = (int)PyLong_AsLong(args[1]);
     double seconds = PyFloat_AsDouble(args[5]);
     PyObject *decoder = args[2], *encoder = args[3], *plan = args[4];
@@ -219,7 +277,7 @@ PyObject *serve_express(PyObject *module, PyObject *const *args, Py_ssize_t argc
     for (Py_ssize_t served = 0;;) {
         Py_ssize_t count = 0;
         Request request;
-        int usual = read_step(read_fd, decoder, plan, rows, &count, &request);
+        int usual = read_step(read_fd, decoder, plan, rows, &count, &request, rest);
         if (usual == -1)
             return NULL;
         if (usual == -2)
@@ -249,8 +307,10 @@ PyObject *serve_express(PyObject *module, PyObject *const *args, Py_ssize_t argc
             more = all_told < 1;
         }
         if (more) {
-            if (columns.sorts != NULL && take_back(&columns, infos) < 0) {
+            int lost = columns.sorts != NULL && take_back(&columns, infos) < 0;
+            if (lost)
                 end_columns(&columns);
+            if (lost || give_back(rest, decoder) < 0) {
                 Py_XDECREF(stopped.outcome);
                 Py_DECREF(actions);
                 Py_DECREF(infos);
@@ -271,7 +331,18 @@ PyObject *serve_express(PyObject *module, PyObject *const *args, Py_ssize_t argc
         if (failed)
             return NULL;
         served++;
-        if (seconds <= 0 || !spin_on(read_fd, seconds))
+        if (!rest->count && (seconds <= 0 || !spin_on(read_fd, seconds)))
             return PyLong_FromSsize_t(-served);
     }
+}
+
+PyObject *serve_express(PyObject *module, PyObject *const *args, Py_ssize_t argc) {
+    if (argc != 6) {
+        PyErr_SetString(PyExc_TypeError, "serve_express: expected 6 arguments");
+        return NULL;
+    }
+    Rest rest = {NULL, 0};
+    PyObject *got = serve(args, &rest);
+    PyMem_Free(rest.bytes);
+    return got;
 }
