@@ -118,7 +118,6 @@ async def test_the_last_reply_of_a_step_leaves_nothing_behind():
 
 # what is no plain step, though some of it is as long as one
 OTHERS: dict[str, Callable[[Desk], bytes]] = {
-    "two steps": lambda desk: desk.encode() + desk.encode(),
     "a tail": lambda desk: desk.encode(tail=b"tail"),
     "a tail as long as that of a run": lambda desk: desk.encode(tail=b"123456789"),
     "short": lambda desk: desk.encode(fixed=[b"short"]),

@@ -10,6 +10,7 @@ import signal
 import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode
+from parity.compare import assert_same
 from test_rollout import EVERY_CASE, assert_equal, balance
 from test_vector_env import Counter, counters, gate  # noqa: F401 (a fixture)
 from zoo import Sampler
@@ -157,6 +158,8 @@ async def test_the_next_rollout_asks_nobody_how_things_stand():
                 for name in ("obs", "actions", "reward", "terminated", "truncated", "valid"):
                     joined = np.concatenate([getattr(first, name), getattr(second, name)])
                     assert joined.tobytes() == getattr(whole, name).tobytes(), name
+                assert second.last_obs.tobytes() == whole.last_obs.tobytes()
+                assert_same([*first.infos, *second.infos], list(whole.infos))
 
 
 async def test_what_was_given_away_is_not_what_is_remembered():
@@ -208,6 +211,44 @@ async def test_whatever_is_asked_between_two_rollouts_is_seen():
             await envs.rollout(still, 3)
             await between()
             assert (await envs.rollout(still, 1)).obs[0, :, 1].tolist() == expected
+
+
+async def test_what_others_ask_amid_the_last_step_is_seen(gate):  # noqa: F811
+    path, open_gate = gate
+    async with aioenv.AsyncVectorEnv(counters(4, length=50, gate=path), num_workers=2) as envs:
+        await envs.reset(seed=0)
+        meddling: list[asyncio.Task[None]] = []
+
+        async def meddle():
+            while True:  # until the first group's last result was taken
+                try:
+                    await envs.step_at(0, 0)
+                except aioenv.PendingCallError:
+                    await asyncio.sleep(0)
+                else:
+                    return open_gate()
+
+        def policy(obs, slots):
+            last = slots[0] == 2 and obs[0, 1] == 2
+            if last:
+                meddling.append(asyncio.create_task(meddle()))
+            return [Counter.WAIT if last else 0, 0]
+
+        async with asyncio.timeout(20):
+            await envs.rollout(policy, 3, split="workers")
+            await meddling[0]
+        assert (await envs.rollout(still, 1)).obs[0, :, 1].tolist() == [4, 3, 3, 3]
+
+
+async def test_an_error_before_the_first_step_tells_no_nonsense(monkeypatch):
+    async with aioenv.AsyncVectorEnv(counters(4, length=50), num_workers=2) as envs:
+        await envs.reset(seed=0)
+        envs.pause([1])
+        os.kill(envs.workers[1].pid, signal.SIGKILL)
+        monkeypatch.setattr(np, "empty", lambda shape, dtype=float: np.full(shape, 7, dtype))
+        with pytest.raises(aioenv.WorkerDied) as caught:
+            await envs.rollout(still, 3)
+        assert caught.value.partial.last_obs.tolist() == [[0, 0]] * 4
 
 
 async def test_who_was_paused_rests_with_its_last_observation():

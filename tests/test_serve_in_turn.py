@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import socket
 import struct
 import threading
 from collections.abc import Callable, Sequence
@@ -23,6 +24,7 @@ from serve_kit import BOX, FLOATS, STEPS, Desk, Sub, Told, all_in_python, compil
 from aioenv import frame_io
 from aioenv.batching.infos import MAX_SCHEMAS, Group
 from aioenv.batching.merge import SchemaTable, merge
+from aioenv.errors import WireError
 from aioenv.host.service import Begun
 from aioenv.host.single import service as service_of_envs
 from aioenv.host.single.service import EnvService
@@ -122,25 +124,75 @@ def test_what_comes_in_the_same_read_is_answered_next(behind):
                 assert len(desk.its_decoder.frames) == (behind is None)
                 desk.service.handle(Begun.of(got))
             elif behind is None:
-                assert got == -2 and [desk.take().kind, desk.take().kind] == [Kind.RESULT, Kind.RESULT]
+                assert got == -1 and [desk.take().kind, desk.take().kind] == [Kind.RESULT, Kind.RESULT]
                 continue
             else:
                 assert got == (behind or -1) and desk.take().kind is Kind.RESULT
                 if behind:
                     frame_io.look(desk.its_decoder, got)
             desk.mine.sendall(second[cut:])
-            while not desk.its_decoder.frames:
-                if desk.serve() is None:
-                    frame_io.read(desk.theirs.fileno(), desk.its_decoder)
-                else:
-                    break  # all of it came now
+            if behind == 0 and not raises:
+                assert desk.serve() == -1 and desk.take().kind is Kind.RESULT, "all of it came now"
+            elif behind == 0:
+                assert isinstance(desk.serve(), tuple | int)
             else:
+                while not desk.its_decoder.frames:
+                    assert desk.serve() is None, "it is amid a frame"
+                    frame_io.read(desk.theirs.fileno(), desk.its_decoder)
                 frame = desk.its_decoder.next_frame()
                 assert frame is not None and frame.kind is Kind.STEP
                 assert load_step(frame.tail)[0] == range(2, 4)
             first, _ = halves(desk)
             desk.mine.sendall(first)
             assert desk.serve() == -1, "it goes on with whole ones"
+
+
+@compiled
+def test_steps_of_all_rows_in_one_read_have_actions_of_their_own():
+    with telling("floats") as desk:
+        desk.step()
+        pieces = [desk.encode(fixed=[np.full(4, action).tobytes()]) for action in (1, 2, 4)]
+        desk.mine.sendall(b"".join(pieces))
+        assert desk.serve() == -1
+        for number, action in ((2, 1), (3, 2), (4, 4)):
+            reward = np.frombuffer(b"".join(map(bytes, desk.take().fixed)), np.float64, 4, 4 * 3 * 4)
+            assert reward.tolist() == [action + number / 3] * 4
+
+
+@compiled
+@pytest.mark.parametrize("kind", [Kind.CALL, Kind.RESET, Kind.RENDER, Kind.CLOSE])
+def test_what_is_no_step_is_left_though_it_came_behind_one(kind):
+    with telling("floats") as desk:
+        desk.step()
+        desk.mine.sendall(desk.encode() + desk.encode(kind, (), b"tail"))
+        assert desk.serve() == HEADER_BYTES + 4 and desk.take().kind is Kind.RESULT
+        frame_io.look(desk.its_decoder, HEADER_BYTES + 4)
+        frame = desk.its_decoder.next_frame()
+        assert frame is not None and (frame.kind, bytes(frame.tail)) == (kind, b"tail")
+        desk.mine.sendall(desk.encode())
+        assert desk.serve() == -1 and desk.take().kind is Kind.RESULT
+
+
+@compiled
+def test_what_is_broken_or_ends_behind_a_step_is_found_by_the_decoder():
+    with telling("floats") as desk:
+        desk.step()
+        first, second = desk.encode(), bytearray(desk.encode())
+        second[-1] ^= 1
+        desk.mine.sendall(first + second)
+        assert desk.serve() == len(second) and desk.take().kind is Kind.RESULT
+        frame_io.look(desk.its_decoder, len(second))
+        with pytest.raises(WireError, match="does not match its CRC"):
+            desk.its_decoder.next_frame()
+    with telling("floats") as desk:
+        desk.step()
+        desk.mine.sendall(desk.encode() + desk.encode()[:33])
+        desk.mine.shutdown(socket.SHUT_WR)
+        assert desk.serve() == 33 and desk.take().kind is Kind.RESULT
+        frame_io.look(desk.its_decoder, 33)
+        assert desk.serve() is None and frame_io.read(desk.theirs.fileno(), desk.its_decoder) == 0
+        with pytest.raises(WireError, match="ended inside a frame"):
+            desk.its_decoder.finish()
 
 
 @compiled

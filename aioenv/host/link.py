@@ -67,11 +67,9 @@ class Link:
             if isinstance(got, tuple):
                 return Begun.of(got)
             if got is not None and got < 0:  # what has come is answered
-                seconds = self._wait_on(-got, seconds)
+                seconds = self._wait_on(-got - 1, seconds)
                 continue
             if got is None:
-                if decoder.frames:  # they came behind a step that C has answered
-                    break
                 got = frame_io.read(self._read_fd, decoder)
             elif got:
                 frame_io.look(decoder, got)
@@ -91,11 +89,11 @@ class Link:
             self._sleep()
         return seconds
 
-    def _wait_on(self, answered: int, seconds: float) -> float:
-        """Likewise, after so many replies; nothing came within `seconds` after the last one, if that is not 0."""
+    def _wait_on(self, hits: int, seconds: float) -> float:
+        """Likewise, after replies: behind so many of them something came within `seconds`, but not behind the last."""
         if not seconds:
             return self._wait()
-        if answered > 1:
+        if hits:
             self._poller.note(True)
         self._poller.note(False)
         self._sleep()

@@ -10,7 +10,7 @@ stopped_clock: int  # the address of a function of C that takes nothing and give
 _Columns = TypeVar("_Columns", bound=tuple[Any, ...])
 
 def crc32(data: Any, crc: int) -> int:
-    """`zlib.crc32`, four times as fast where the CPU can multiply without carrying.
+    """`zlib.crc32`, four times as fast; None instead of this where the CPU can't multiply without carrying.
 
     Args:
         data: a C-contiguous buffer.
@@ -166,9 +166,10 @@ def serve_express(
         seconds: how long not to sleep after a reply, before that is nothing.
 
     Returns:
-        * minus how many steps were answered, the last of them so many seconds ago;
+        * -1 after steps were answered, the last of them so many seconds ago, less one for each time that something came
+          after a reply before that;
         * how many bytes lie in `decoder.buffers()`, if they are no plain step; 0 at the end of the stream;
-        * None if nothing was read, since the decoder is amid a frame, or has one;
+        * None if nothing was read, since the decoder is amid a frame;
         * of a step that is not usual, or has infos of other sorts, what `host.service.Begun` is made of, with the first
           row and how many instead of `rows`. What came behind it in the same read the decoder has been given.
 

@@ -44,10 +44,10 @@ int set_word(PyObject *of, PyObject *name, uint32_t number);
 
 /* ------------------------------------------------------------ crc.c */
 
-void set_up_crc(void);
+int set_up_crc(void); /* whether it is faster than zlib's */
 int add_to_crc(const void *bytes, Py_ssize_t count, uint32_t *crc);
 
-PyObject *crc32(PyObject *module, PyObject *const *args, Py_ssize_t argc);
+PyObject *crc_of(PyObject *module, PyObject *const *args, Py_ssize_t argc);
 
 /* ------------------------------------------------------------ frames.c */
 

@@ -30,14 +30,14 @@ static const uint64_t OVER_4[2] = {0x163cd6124, 0}, BARRETT[2] = {0x1db710641, 0
 static uint32_t of_byte[256];
 static int multiplies;
 
-void set_up_crc(void) {
+int set_up_crc(void) {
     for (uint32_t byte = 0; byte < 256; byte++) {
         uint32_t crc = byte;
         for (int bit = 0; bit < 8; bit++)
             crc = crc >> 1 ^ (crc & 1 ? 0xedb88320 : 0);
         of_byte[byte] = crc;
     }
-    multiplies = __builtin_cpu_supports("pclmul") && __builtin_cpu_supports("sse4.1");
+    return multiplies = __builtin_cpu_supports("pclmul") && __builtin_cpu_supports("sse4.1");
 }
 
 #define MULTIPLIES __attribute__((target("pclmul,sse4.1")))
@@ -102,13 +102,13 @@ int add_to_crc(const void *bytes, Py_ssize_t count, uint32_t *crc) {
 
 #else
 
-void set_up_crc(void) {}
+int set_up_crc(void) { return 0; }
 
 int add_to_crc(const void *bytes, Py_ssize_t count, uint32_t *crc) { return count ? by_zlib(bytes, count, crc) : 0; }
 
 #endif
 
-PyObject *crc32(PyObject *module, PyObject *const *args, Py_ssize_t argc) {
+PyObject *crc_of(PyObject *module, PyObject *const *args, Py_ssize_t argc) {
     uint32_t crc;
     if (argc != 2 || as_word(args[1], &crc)) {
         PyErr_SetString(PyExc_TypeError, "crc32: expected a buffer and a CRC");

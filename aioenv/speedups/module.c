@@ -37,7 +37,7 @@ int set_word(PyObject *of, PyObject *name, uint32_t number) {
 
 #define FAST(name) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, NULL}
 static PyMethodDef methods[] = {
-    FAST(crc32),
+    {"crc32", (PyCFunction)(void (*)(void))crc_of, METH_FASTCALL, NULL},
     FAST(write_frame),
     FAST(read_frame),
     FAST(spin),
@@ -87,7 +87,8 @@ static int set_up(PyObject *module) {
     if (str_##name == NULL && (str_##name = PyUnicode_InternFromString(#name)) == NULL)                                \
         return -1;
     NAMES(INTERN)
-    set_up_crc();
+    if (!set_up_crc() && PyObject_SetAttrString(module, "crc32", Py_None) < 0)
+        return -1;
     PyObject *clock = PyLong_FromVoidPtr((void *)stand_still);
     int added = clock == NULL ? -1 : PyModule_AddObjectRef(module, "stopped_clock", clock);
     Py_XDECREF(clock);

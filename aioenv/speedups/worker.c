@@ -82,16 +82,18 @@ static int keep(Rest *rest, const Buffers *buffers, size_t from, size_t count) {
     return 0;
 }
 
-/* As if it were read now. */
+/* As if it were read now; there is room, as for the read that brought it. */
 static Py_ssize_t read_rest(Rest *rest, const Buffers *buffers) {
-    size_t done = 0;
-    for (int i = 0; i < buffers->count && done < rest->count; i++) {
-        size_t left = rest->count - done, here = buffers->parts[i].iov_len < left ? buffers->parts[i].iov_len : left;
-        memcpy(buffers->parts[i].iov_base, rest->bytes + done, here);
-        done += here;
+    const char *from = rest->bytes;
+    size_t left = rest->count;
+    for (int i = 0; i < buffers->count && left; i++) {
+        size_t here = buffers->parts[i].iov_len < left ? buffers->parts[i].iov_len : left;
+        memcpy(buffers->parts[i].iov_base, from, here);
+        from += here;
+        left -= here;
     }
     rest->count = 0;
-    return (Py_ssize_t)done;
+    return from - rest->bytes;
 }
 
 /* Python goes on with it. */
@@ -115,7 +117,7 @@ static Py_ssize_t length_of(const uint8_t *head, Py_ssize_t count) {
 }
 
 /* Reads a request: 1 if it is a plain step; 0 if not, and how many bytes lie in the decoder's buffers; -2 if nothing
- * was read that the decoder has not got; -1: exception. What came behind a plain step is the rest, and read next. */
+ * was read; -1: exception. What came behind a plain step is the rest, and read next. */
 static int read_step(int fd, PyObject *decoder, PyObject *plan, Py_ssize_t rows, Py_ssize_t *count, Request *request,
                      Rest *rest) {
     PyObject *views = PyTuple_GET_ITEM(plan, VIEWS), *lanes = PyTuple_GET_ITEM(plan, INTO);
@@ -124,7 +126,11 @@ static int read_step(int fd, PyObject *decoder, PyObject *plan, Py_ssize_t rows,
     uint32_t chain;
     int usual = offer(&held, decoder, views, &buffers, &chain);
     if (usual != 1) {
-        usual = usual < 0 || give_back(rest, decoder) < 0 ? -1 : -2;
+        usual = usual < 0 ? -1 : -2;
+        if (rest->count) {
+            PyErr_SetString(PyExc_ValueError, "serve_express: the decoder changed amid a read");
+            usual = -1;
+        }
         goto done;
     }
     *count = rest->count ? read_rest(rest, &buffers) : readv(fd, buffers.parts, buffers.count); /* there is something */
@@ -274,7 +280,7 @@ static PyObject *serve(PyObject *const *args, Rest *rest) {
     if (PyErr_Occurred())
         return NULL;
     Py_ssize_t rows = PyList_GET_SIZE(PLAN(STEPS));
-    for (Py_ssize_t served = 0;;) {
+    for (Py_ssize_t hits = 0;;) {
         Py_ssize_t count = 0;
         Request request;
         int usual = read_step(read_fd, decoder, plan, rows, &count, &request, rest);
@@ -330,9 +336,11 @@ static PyObject *serve(PyObject *const *args, Rest *rest) {
         Py_XDECREF(fixed);
         if (failed)
             return NULL;
-        served++;
-        if (!rest->count && (seconds <= 0 || !spin_on(read_fd, seconds)))
-            return PyLong_FromSsize_t(-served);
+        if (rest->count)
+            continue;
+        if (seconds <= 0 || !spin_on(read_fd, seconds))
+            return PyLong_FromSsize_t(-1 - hits);
+        hits++;
     }
 }
 

@@ -104,7 +104,7 @@ class Turn:
     Attributes:
         group: the group.
         slots: its k slots.
-        place: them as a slice of all slots; None: they are no run.
+        span: them as a slice of all slots; None: they are no run.
         runs: them as slices of all slots, each with that of the rows that go there; None: they are too many.
         name: it, in errors.
         obs, objects: its observations as they are.
@@ -117,7 +117,7 @@ class Turn:
         self.group = group
         self.slots = group.slots
         self.runs = _runs(group.slots)
-        self.place = self.runs[0][0] if self.runs is not None and len(self.runs) == 1 else None
+        self.span = self.runs[0][0] if self.runs is not None and len(self.runs) == 1 else None
         self.name = name
         self.obs: Arrays = []
         self.objects: list[list[Any]] = []
@@ -154,13 +154,13 @@ class Record:
         self._action_layout = _Stacked(schedule.fleet.actions.space)
         # one step more: what the last one gave
         self._obs, self._obs_objects = self._observations.history(steps + 1, n)
-        for array in self._obs:
-            array[0] = 0
+        for array in self._obs:  # of whom nothing comes
+            array[0] = array[-1] = 0
         self._actions, self._action_objects = self._action_layout.history(steps, n)
         self._reward = np.zeros((steps, n))
         self._terminated = np.zeros((steps, n), np.bool_)
         self._truncated = np.zeros((steps, n), np.bool_)
-        self._void: list[tuple[int, Slots]] = []  # what came of these steps is not of them
+        self._invalid: list[tuple[int, Slots]] = []  # what came is not of these steps
         self._extras: dict[str, npt.NDArray[Any]] = {}
         self._asked = False  # whether the policy has answered yet
         self._merge = merge
@@ -206,26 +206,26 @@ class Record:
 
     def received(self, turn: Turn, came: Came) -> None:
         """What came of it, but for the observations, which the policy is about to see."""
-        step, place = turn.taken, turn.place
-        if place is not None:
-            self._reward[step, place] = came.reward
-            self._terminated[step, place] = came.terminated
-            self._truncated[step, place] = came.truncated
+        step, span = turn.taken, turn.span
+        if span is not None:
+            self._reward[step, span] = came.reward
+            self._terminated[step, span] = came.terminated
+            self._truncated[step, span] = came.truncated
         else:
             _put_rows(self._reward[step], turn, came.reward)
             _put_rows(self._terminated[step], turn, came.terminated)
             _put_rows(self._truncated[step], turn, came.truncated)
         self.infos[step] += came.infos
 
-    def voids(self, turn: Turn, rows: Bools) -> None:
+    def invalidate(self, turn: Turn, rows: Bools) -> None:
         """What came of the step of these rows is not of that step."""
         if rows.any():
-            self._void.append((turn.taken, turn.slots[rows]))
+            self._invalid.append((turn.taken, turn.slots[rows]))
 
     def seen(self, turns: Sequence[Turn]) -> Seen | None:
         """How things stand after the last step, for the next rollout; None if that is not all known."""
         everyone = sum(len(turn.slots) for turn in turns) == self._num_envs
-        if self._void or self._obs_objects or not everyone:  # objects would be the very ones that are given away
+        if self._invalid or self._obs_objects or not everyone:  # objects would be the very ones that are given away
             return None
         due = np.zeros(self._num_envs, np.bool_)
         if self._resets_next_step:
@@ -275,7 +275,7 @@ class Record:
                 valid[0, turn.slots] &= ~turn.due
         if self._resets_next_step and steps:
             valid[1:] &= ~(self._terminated[: steps - 1] | self._truncated[: steps - 1])
-        for step, slots in self._void:
+        for step, slots in self._invalid:
             valid[step, slots] = False
         return valid
 
@@ -303,10 +303,10 @@ def _runs(slots: Slots) -> list[tuple[slice, slice]] | None:
 
 def _put(arrays: Arrays, object_arrays: Arrays, turn: Turn, rows: Arrays, objects: Any) -> None:
     """Put what a group has sent or seen into the rows of its slots, of the step that it is at."""
-    step, place = turn.acted, turn.place
+    step, span = turn.acted, turn.span
     for array, values in zip(arrays, rows, strict=True):
-        if place is not None:
-            array[step, place] = values
+        if span is not None:
+            array[step, span] = values
         else:
             _put_rows(array[step], turn, values)
     for array, items in zip(object_arrays, objects, strict=True):

@@ -112,8 +112,11 @@ class Road(Protocol):
             SlotError: if it can't be found out.
         """
 
-    def left(self, seen: Seen | None) -> None:
-        """A rollout is over, and this is how things stand, if it knows: the next `look` may be spared."""
+    def sent(self) -> None:
+        """A rollout has sent all that it will send."""
+
+    def ended(self, seen: Seen | None) -> None:
+        """A rollout is over, and this is what came of all that it sent, if it knows: the next `look` may be spared."""
 
     def merge(self, infos: Sequence[Any]) -> dict[str, Any]:
         """The info dict of a step, of what came of all groups; `Columns` that are added to it have slots for rows."""

@@ -53,13 +53,13 @@ class Rollouts:
         """Collect `steps` steps of every slot, with the envs of one group stepping while the policy of another runs.
 
         The slots of every worker are split into `groups` groups, so that a worker which is done with one group finds
-        the next one's actions waiting; with 1 it is lock-step. That is for a policy that waits for another device.
-        Where it computes on the CPUs that the envs need, `split="workers"` costs less: then a group is one or more
-        whole workers, which rest while the policy of their own group runs. Trajectories do not depend on `groups` and
-        `split`, as long as the policy treats row by row. It begins with the envs as they are: `reset` first; a second
-        rollout goes on where the first one stopped. Under `AutoresetMode.DISABLED` it resets, without a seed, each slot
-        whose episode is over before its next step; the episode's last observation is in `infos[t]["final_obs"]`, as
-        under SAME_STEP.
+        the next one's actions waiting; with 1 it is lock-step. Such groups are for a policy that waits for another
+        device. Where it computes on the CPUs that the envs need, `split="workers"` costs less: then a group is one or
+        more whole workers, which rest while the policy of their own group runs. Trajectories do not depend on `groups`
+        and `split`, as long as the policy treats row by row. It begins with the envs as they are: `reset` first; a
+        second rollout goes on where the first one stopped. Under `AutoresetMode.DISABLED` it resets, without a seed,
+        each slot whose episode is over before its next step; the episode's last observation is in
+        `infos[t]["final_obs"]`, as under SAME_STEP.
 
         If this is cancelled, or the policy raises, or a timeout passes, what is in flight is left as by a cancelled
         `step`: the envs do step, `recv` takes the results, and a later `step`, `reset` or `rollout` first waits for
@@ -76,7 +76,8 @@ class Rollouts:
             steps: how many, of each slot.
             groups: how many; at most as many as the worker with the fewest slots has, or, with `split="workers"`, as
                 there are workers; more are so many. Of vector envs see `NativeVectorEnv`.
-            split: whether a group is some slots of every worker, "slots", or all of some workers, "workers".
+            split: whether a group is some slots of every worker, "slots", or all of some workers, "workers". Of vector
+                envs it says nothing.
 
         Returns:
             Arrays `(steps, num_envs, …)`; `valid` says which rows to learn from (see `Rollout`). Slots that are paused
@@ -165,6 +166,7 @@ class _Run:
                 for turn in self._turns:
                     await self._take(turn)
                     await self._act(turn)
+            self._road.sent()
             for turn in self._turns:
                 await self._take(turn)
         except SlotError as error:
@@ -177,7 +179,7 @@ class _Run:
         finally:
             for turn in self._turns:
                 turn.group.close()
-        self._road.left(self._record.seen(self._turns))
+        self._road.ended(self._record.seen(self._turns))
         return self._record.result(self._turns)
 
     async def _look(self) -> None:
@@ -251,9 +253,9 @@ class _Run:
         self._record.saw(turn)
         self._record.received(turn, came)
         if came.counts is not None:
-            self._record.voids(turn, ~came.counts)
+            self._record.invalidate(turn, ~came.counts)
         if exhausted := self._schedule.table.exhausted:
-            self._record.voids(turn, np.isin(turn.slots, list(exhausted)) & ~(came.terminated | came.truncated))
+            self._record.invalidate(turn, np.isin(turn.slots, list(exhausted)) & ~(came.terminated | came.truncated))
         self._clock.env_steps += len(turn.slots)
         turn.taken += 1
         if self._mode is AutoresetMode.DISABLED:

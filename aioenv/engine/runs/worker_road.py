@@ -15,7 +15,8 @@ from aioenv.engine.calls import for_each
 from aioenv.engine.runs.groups import Group, of_slots
 from aioenv.engine.runs.road import Seen
 from aioenv.engine.slots import SlotState
-from aioenv.workers.life import LIVING
+from aioenv.workers.life import LIVING, WorkerState
+from aioenv.workers.supervisor import Worker
 
 if TYPE_CHECKING:
     from aioenv.engine.fleet import Member
@@ -27,26 +28,35 @@ __all__ = ["Remembered", "WorkerRoad"]
 Slots = npt.NDArray[np.int64]
 
 
+Asked = list[tuple[Worker, tuple[int, int]]]
+
+
 class Remembered:
-    """How the last rollout has left the slots, which is known for as long as nobody asks their workers for anything."""
+    """How the last rollout has left the slots, which is known for as long as nobody else asks their workers."""
 
     def __init__(self) -> None:
         self._seen: Seen | None = None
-        self._asked: list[Any] = []
+        self._asked: Asked = []
 
-    def note(self, schedule: Schedule, seen: Seen | None) -> None:
-        """A rollout is over; None: it does not know either."""
-        self._seen, self._asked = seen, _asked(schedule)
+    def note(self, seen: Seen | None, asked: Asked) -> None:
+        """A rollout is over; None: it does not know either.
+
+        Args:
+            seen: what came of its requests.
+            asked: what had been asked of the workers when it had sent the last of them.
+        """
+        self._seen, self._asked = seen, asked
 
     def recall(self, schedule: Schedule) -> Seen | None:
         """How things stand, if that is known; once."""
         seen, self._seen = self._seen, None
-        return seen if seen is not None and self._asked == _asked(schedule) else None
+        if seen is None or self._asked != _asked(schedule):
+            return None
+        return seen if all(worker.state is WorkerState.READY for worker, _ in self._asked) else None
 
 
-def _asked(schedule: Schedule) -> list[Any]:
-    workers = [member.worker for member in schedule.fleet.members]
-    return [(worker, worker.state, worker.asked) for worker in workers]
+def _asked(schedule: Schedule) -> Asked:
+    return [(member.worker, member.worker.asked) for member in schedule.fleet.members]
 
 
 class WorkerRoad:
@@ -62,13 +72,19 @@ class WorkerRoad:
         self._schedule = schedule
         self._live = live
         self._remembered = remembered
+        self._asked: Asked = []
         self._stepped = schedule.table.live  # what was split
 
     def split(self, groups: int, *, whole_workers: bool) -> list[Group]:
         """Split the slots of every worker evenly into so many groups, or as many as its smallest worker has slots.
 
         So every group keeps every worker busy, and a worker that is done with one finds the next one's request there.
-        Slots that are paused are in none. A worker's vector env steps at once: then groups are of whole workers.
+        Slots that are paused are in none.
+
+        Args:
+            groups: how many.
+            whole_workers: split the workers instead, into at most as many groups. A worker's vector env steps at once:
+                then it is always so.
         """
         schedule = self._schedule
         self._stepped = live = schedule.table.live
@@ -114,9 +130,13 @@ class WorkerRoad:
             resets = np.array(await for_each(schedule, slots, "rollout", "resets_due", lambda _: ()), np.bool_)
         return Seen(slots, came.obs, came.objects, resets)
 
-    def left(self, seen: Seen | None) -> None:
-        """See `Road.left`."""
-        self._remembered.note(self._schedule, seen)
+    def sent(self) -> None:
+        """See `Road.sent`: what others ask from now on it does not know of."""
+        self._asked = _asked(self._schedule)
+
+    def ended(self, seen: Seen | None) -> None:
+        """See `Road.ended`."""
+        self._remembered.note(seen, self._asked)
 
     def merge(self, infos: Sequence[Any]) -> dict[str, Any]:
         """See `Road.merge`."""

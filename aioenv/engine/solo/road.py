@@ -53,8 +53,11 @@ class SoloRoad:
         slots = np.arange(solo.num_envs)
         return Seen(slots, *solo.take_apart(value.obs), solo.last.over() if due else np.zeros(len(slots), np.bool_))
 
-    def left(self, seen: Seen | None) -> None:
-        """See `Road.left`: to ask a vector env in this process takes no longer than to find out whether to."""
+    def sent(self) -> None:
+        """See `Road.sent`: nothing to note."""
+
+    def ended(self, seen: Seen | None) -> None:
+        """See `Road.ended`: to ask a vector env in this process takes no longer than to find out whether to."""
 
     def merge(self, infos: Sequence[Any]) -> dict[str, Any]:
         """See `Road.merge`. What the env has said of all slots at once is given as it is."""
