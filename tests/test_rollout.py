@@ -314,10 +314,11 @@ async def spans(num_envs, workers, groups, made):
 
 
 @pytest.mark.usefixtures("way")
-async def test_one_group_steps_while_the_others_policy_runs(gate):  # noqa: F811
+@pytest.mark.parametrize(("num_workers", "split"), [(1, "slots"), (2, "workers")])
+async def test_one_group_steps_while_the_others_policy_runs(gate, num_workers, split):  # noqa: F811
     """Group 1's envs don't return before group 0's policy has been asked for its second step: in lock-step, never."""
     path, open_gate = gate
-    async with aioenv.AsyncVectorEnv(counters(4, gate=path), num_workers=1) as envs:
+    async with aioenv.AsyncVectorEnv(counters(4, gate=path), num_workers=num_workers) as envs:
         await envs.reset()
 
         def policy(obs, slots):
@@ -327,7 +328,7 @@ async def test_one_group_steps_while_the_others_policy_runs(gate):  # noqa: F811
             return [Counter.WAIT if waits else 0, 0]
 
         async with asyncio.timeout(20):
-            rollout = await envs.rollout(policy, 3)
+            rollout = await envs.rollout(policy, 3, split=split)
         assert rollout.reward.tolist() == [[1] * 4, [2] * 4, [3] * 4]
 
 

@@ -64,24 +64,6 @@ async def test_a_group_is_of_whole_workers():
                     assert sum(set(worker.slots) <= set(slots) for slots in seen[:made]) == 1
 
 
-@pytest.mark.usefixtures("way")
-async def test_one_worker_steps_while_the_others_policy_runs(gate):  # noqa: F811
-    """The second worker does not return before the first one's policy has been asked for its second step."""
-    path, open_gate = gate
-    async with aioenv.AsyncVectorEnv(counters(4, gate=path), num_workers=2) as envs:
-        await envs.reset()
-
-        def policy(obs, slots):
-            if slots[0] == 0 and obs[0, 1] == 1:
-                open_gate()
-            waits = slots[0] == 2 and obs[0, 1] == 0
-            return [Counter.WAIT if waits else 0, 0]
-
-        async with asyncio.timeout(20):
-            rollout = await envs.rollout(policy, 3, split="workers")
-        assert rollout.reward.tolist() == [[1] * 4, [2] * 4, [3] * 4]
-
-
 async def test_errors_name_the_group_and_keep_the_rest():
     async with aioenv.AsyncVectorEnv(counters(6, length=50), num_workers=3) as envs:
         await envs.reset(seed=0)
