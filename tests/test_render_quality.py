@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 
 import gymnasium
 import mujoco
@@ -11,7 +12,7 @@ import pytest
 from render_pool_kit import pool_of
 
 from aioenv import RenderQuality
-from aioenv.rendering.quality import COARSE
+from aioenv.rendering.quality import COARSE, FAST
 
 PLAIN = RenderQuality(shadows=False, reflections=False, samples=0)
 FLOOR = """
@@ -53,6 +54,17 @@ async def test_planes_of_fewer_patches_look_the_same():
 
 
 @pytest.mark.asyncio
+@pytest.mark.parametrize("task", ["Ant-v5", "Humanoid-v5", "Swimmer-v5"])
+async def test_straight_sides_of_fewer_stacks_look_the_same(task):
+    with gymnasium.make(task) as env:
+        model = env.unwrapped.model
+    many, few = await draw((model, dataclasses.replace(FAST, side_stacks=None)), (model, "fast"))
+    off = np.abs(many - few).max(axis=2)
+    assert 0 < (off > 0).mean() < 0.02
+    assert (off > 2).mean() < 0.001
+
+
+@pytest.mark.asyncio
 async def test_planes_are_cut_into_fewer_patches():
     single = RenderQuality(shadows=False, reflections=False, samples=0, plane_patches=1)
     many, one, coarse = await draw((SUNNY, PLAIN), (SUNNY, single), (SUNNY_COARSE, PLAIN))
@@ -83,7 +95,9 @@ def test_the_sizes_of_planes_stay_the_models_own():
     assert (model.geom_size == before).all()
 
 
-@pytest.mark.parametrize("wrong", [{"slices": 2}, {"stacks": 1.5}, {"plane_patches": 0}, {"plane_patches": True}])
+@pytest.mark.parametrize(
+    "wrong", [{"slices": 2}, {"stacks": 1.5}, {"side_stacks": 1}, {"plane_patches": 0}, {"plane_patches": True}]
+)
 def test_numbers_that_make_no_sense_are_refused(wrong):
     with pytest.raises(ValueError, match=f"{next(iter(wrong))}: expected an int from"):
         RenderQuality(**wrong)

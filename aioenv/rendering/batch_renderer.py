@@ -13,8 +13,9 @@ from aioenv.host.physics.edits import set_field, write_fields
 from aioenv.host.physics.source import MujocoSource, load_model, read_state
 from aioenv.host.service import Reply
 from aioenv.rendering.cameras import Eye, of_source
-from aioenv.rendering.canvas import Canvas, opengl_name
+from aioenv.rendering.canvas import Canvas
 from aioenv.rendering.config import RenderConfig
+from aioenv.rendering.contexts import opengl_name
 from aioenv.rendering.drawing import Edits, Images, load_sources
 from aioenv.rendering.drawing_service import DrawingService
 from aioenv.rendering.quality import parse_quality

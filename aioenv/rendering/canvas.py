@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from typing import Any
 
 import mujoco
@@ -10,9 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from aioenv.errors import RenderError
+from aioenv.rendering.contexts import make_contexts
 from aioenv.rendering.quality import RenderQuality
 
-__all__ = ["MAX_GEOM", "Canvas", "opengl_name"]
+__all__ = ["MAX_GEOM", "Canvas"]
 
 # mujoco.Renderer's own default; past it geoms are left out, with one line in MuJoCo's log.
 MAX_GEOM = 10_000
@@ -49,13 +49,14 @@ class Canvas:
         quality.prepare_scene(self._scene)
         self._gl: Any = None
         self._context: Any = None
+        self._contexts: list[mujoco.MjrContext] = []
         try:
             # the window behind a context is never drawn on: its size does not matter
             self._gl = mujoco.GLContext(64, 64)
             self._gl.make_current()
             model.vis.global_.offwidth, model.vis.global_.offheight = self._least
-            with quality.prepared_planes(model):
-                self._context = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_150.value)
+            self._contexts = make_contexts(model, quality)
+            self._context = self._contexts[0]
             mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN.value, self._context)
         except Exception as exc:
             self.close()
@@ -70,6 +71,7 @@ class Canvas:
         self._checked = False
         self._rect = mujoco.MjrRect(0, 0, width, height)
         self._rgb = np.empty((height, width, 3), np.uint8)
+        self._upright = self._rgb[::-1]  # OpenGL has the bottom row first
         self._depth = np.empty((height, width), np.float32)
         wanted = (max(width, self._least[0]), max(height, self._least[1]))
         if wanted != (self._context.offWidth, self._context.offHeight):
@@ -115,7 +117,7 @@ class Canvas:
         mujoco.mjr_readPixels(self._rgb, None, self._rect, self._context)
         if not self._checked:
             self._check()
-        out[:] = self._rgb[::-1]  # OpenGL has the bottom row first
+        out[:] = self._upright
 
     def _check(self) -> None:
         """See that the first image of a size was drawn: if no memory was to be had for it, it is black."""
@@ -150,7 +152,7 @@ class Canvas:
         if depth is not None:
             depth[:] = self._metres(self._depth[::-1])
         if segmentation is not None:
-            segmentation[:] = self._objects()[_numbers(self._rgb[::-1])]
+            segmentation[:] = self._objects()[_numbers(self._upright)]
 
     def _metres(self, stored: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
         """Distances from a depth buffer that holds 1 at the near plane and 0 at the far one.
@@ -189,24 +191,14 @@ class Canvas:
 
     def close(self) -> None:
         """Free the OpenGL context. Idempotent."""
-        context, self._context = self._context, None
+        contexts, self._contexts, self._context = self._contexts, [], None
         gl, self._gl = self._gl, None
         if gl is not None:
-            if context is not None:
+            if contexts:
                 gl.make_current()  # or it would free another context's objects
+            for context in contexts:
                 context.free()
             gl.free()
-
-
-def opengl_name() -> str:
-    """The name of the OpenGL implementation whose context is current, if it can be had."""
-    try:
-        from OpenGL.raw.GL.VERSION.GL_1_0 import GL_RENDERER, glGetString  # OpenGL.GL takes 0.1 s to import
-
-        name = glGetString(GL_RENDERER)  # bytes once OpenGL.GL has been imported, else a pointer
-        return str((name if isinstance(name, bytes) else ctypes.string_at(name)).decode())
-    except Exception:  # a convenience, not worth a failure to start
-        return "unknown"
 
 
 def _numbers(rgb: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint32]:

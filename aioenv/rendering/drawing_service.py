@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aioenv.host.service import Begun, Reply
-from aioenv.rendering.canvas import opengl_name
+from aioenv.rendering.contexts import opengl_name
 from aioenv.rendering.easel import Easel
 from aioenv.wire.frames import Frame, Header, Kind
 

@@ -9,6 +9,7 @@ round shapes.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
@@ -24,6 +25,7 @@ _NUMBERS = (
     ("samples", 0, 64),
     ("slices", 3, 1_000),
     ("stacks", 2, 1_000),
+    ("side_stacks", 2, 1_000),
     ("plane_patches", 1, 200),
 )
 
@@ -40,6 +42,9 @@ class RenderQuality:
         slices: how many sides round shapes (spheres, capsules, cylinders, …) have at most; None for what the model says
             (28).
         stacks: how many rings spheres and the ends of capsules have at most; None for what the model says (16).
+        side_stacks: how many rings what is straight is cut into at most: cylinders, the sides of capsules, and the sky,
+            all with the same outlines; None for as many as `stacks`. Light is computed at their corners: it has an
+            effect where all lights are directional, and there 4 change 3 of 10,000 pixels by 2 of 255 or more.
         plane_patches: how many patches a side a finite plane is cut into at most; None for what its third size says (up
             to 200). Light is computed at their corners: only models all of whose lights are directional are drawn with
             fewer than they ask for, and there 32 change a pixel by 2 of 255.
@@ -56,6 +61,7 @@ class RenderQuality:
     samples: int | None = None
     slices: int | None = None
     stacks: int | None = None
+    side_stacks: int | None = None
     plane_patches: int | None = None
     buffer: Literal["image", "model"] = "image"
 
@@ -91,8 +97,7 @@ class RenderQuality:
         """Around the making of the OpenGL context, which is when planes are cut into patches."""
         import mujoco
 
-        directional = (model.light_type == mujoco.mjtLightType.mjLIGHT_DIRECTIONAL).all()
-        if self.plane_patches is None or not directional:
+        if self.plane_patches is None or not _is_sunny(model):
             yield
             return
         sizes = model.geom_size
@@ -106,6 +111,11 @@ class RenderQuality:
         finally:
             sizes[:] = before
 
+    def side_stacks_of(self, model: mujoco.MjModel) -> int | None:
+        """How many rings a model's straight sides are cut into; None: as many as whatever else is round."""
+        few = self.side_stacks
+        return few if few is not None and few < model.vis.quality.numstacks and _is_sunny(model) else None
+
     def prepare_scene(self, scene: mujoco.MjvScene) -> None:
         """Set a scene's flags."""
         import mujoco
@@ -116,9 +126,16 @@ class RenderQuality:
             scene.flags[mujoco.mjtRndFlag.mjRND_REFLECTION] = False
 
 
+def _is_sunny(model: mujoco.MjModel) -> bool:
+    """Whether all lights are directional: along what is straight they are much the same then."""
+    import mujoco
+
+    return bool((model.light_type == mujoco.mjtLightType.mjLIGHT_DIRECTIONAL).all())
+
+
 EXACT = RenderQuality()
-FAST = RenderQuality(shadows=False, reflections=False, samples=0, plane_patches=32)
-COARSE = RenderQuality(shadows=False, reflections=False, samples=0, plane_patches=32, slices=14, stacks=8)
+FAST = RenderQuality(shadows=False, reflections=False, samples=0, side_stacks=4, plane_patches=32)
+COARSE = dataclasses.replace(FAST, slices=14, stacks=8)
 
 # What users write.
 Quality: TypeAlias = "Literal['exact', 'fast', 'coarse'] | RenderQuality"

@@ -31,6 +31,7 @@ HANG_S = 30.0
 _BARE = """
 import pickle, sys, time
 import mujoco, numpy as np
+from aioenv.rendering.contexts import make_contexts
 data, spec, states, quality, side, warm_up_s, seconds = pickle.load(sys.stdin.buffer)
 model = mujoco.MjModel.from_binary_path("m.mjb", {"m.mjb": data})
 data = mujoco.MjData(model)
@@ -40,8 +41,8 @@ quality.prepare_scene(scene)
 gl = mujoco.GLContext(side, side)
 gl.make_current()
 model.vis.global_.offwidth = model.vis.global_.offheight = side
-with quality.prepared_planes(model):
-    context = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_150.value)
+contexts = make_contexts(model, quality)
+context = contexts[0]
 mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN.value, context)
 rect, option, camera = mujoco.MjrRect(0, 0, side, side), mujoco.MjvOption(), mujoco.MjvCamera()
 mujoco.mjv_defaultFreeCamera(model, camera)
@@ -58,7 +59,8 @@ for budget in (warm_up_s, seconds):
         mujoco.mjr_readPixels(image, None, rect, context)
         count += 1
 print(count / (now - began), flush=True)
-context.free()
+for context in contexts:
+    context.free()
 gl.free()
 """
 
