@@ -122,5 +122,5 @@ def _free(settings: View) -> View:
 
 
 def _describe(camera: mujoco.MjvCamera, names: tuple[str, ...]) -> View:
-    values = ((name, getattr(camera, name)) for name in names)
-    return tuple((name, tuple(np.asarray(v).tolist()) if np.ndim(v) else v) for name, v in values)
+    values = [(name, getattr(camera, name)) for name in names]
+    return tuple((name, tuple(value.tolist()) if isinstance(value, np.ndarray) else value) for name, value in values)

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aioenv.errors import RenderError
-from aioenv.rendering.contexts import make_contexts
+from aioenv.rendering.contexts import make_contexts, read_upright
 from aioenv.rendering.quality import RenderQuality
 
 __all__ = ["MAX_GEOM", "Canvas"]
@@ -57,6 +57,7 @@ class Canvas:
             model.vis.global_.offwidth, model.vis.global_.offheight = self._least
             self._contexts = make_contexts(model, quality)
             self._context = self._contexts[0]
+            self._upright = read_upright()
             mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN.value, self._context)
         except Exception as exc:
             self.close()
@@ -71,8 +72,9 @@ class Canvas:
         self._checked = False
         self._rect = mujoco.MjrRect(0, 0, width, height)
         self._rgb = np.empty((height, width, 3), np.uint8)
-        self._upright = self._rgb[::-1]  # OpenGL has the bottom row first
         self._depth = np.empty((height, width), np.float32)
+        rows = slice(None, None, 1 if self._upright else -1)  # OpenGL has the bottom row first
+        self._colours, self._distances = self._rgb[rows], self._depth[rows]
         wanted = (max(width, self._least[0]), max(height, self._least[1]))
         if wanted != (self._context.offWidth, self._context.offHeight):
             self.make_current()
@@ -113,11 +115,13 @@ class Canvas:
         """
         if not self._checked:
             mujoco.mjr_getError()  # of whatever went before
+        straight = self._upright and out.flags.c_contiguous
         mujoco.mjr_render(self._rect, self._scene, self._context)
-        mujoco.mjr_readPixels(self._rgb, None, self._rect, self._context)
+        mujoco.mjr_readPixels(out if straight else self._rgb, None, self._rect, self._context)
         if not self._checked:
             self._check()
-        out[:] = self._upright
+        if not straight:
+            out[:] = self._colours
 
     def _check(self) -> None:
         """See that the first image of a size was drawn: if no memory was to be had for it, it is black."""
@@ -150,9 +154,9 @@ class Canvas:
         colours = self._rgb if segmentation is not None else None
         mujoco.mjr_readPixels(colours, self._depth if depth is not None else None, self._rect, self._context)
         if depth is not None:
-            depth[:] = self._metres(self._depth[::-1])
+            depth[:] = self._metres(self._distances)
         if segmentation is not None:
-            segmentation[:] = self._objects()[_numbers(self._upright)]
+            segmentation[:] = self._objects()[_numbers(self._colours)]
 
     def _metres(self, stored: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
         """Distances from a depth buffer that holds 1 at the near plane and 0 at the far one.

@@ -8,12 +8,13 @@ import mujoco
 
 from aioenv.rendering.quality import RenderQuality
 
-__all__ = ["make_contexts", "opengl_name"]
+__all__ = ["make_contexts", "opengl_name", "read_upright"]
 
 # OpenGL's numbers, since `OpenGL.GL`, which names them, takes 0.1 s to import.
 _TEXTURE_2D, _TEXTURE1, _ACTIVE_TEXTURE = 0x0DE1, 0x84C1, 0x84E0
 _FRAMEBUFFER, _FRAMEBUFFER_BINDING, _FRAMEBUFFER_COMPLETE = 0x8D40, 0x8CA6, 0x8CD5
-_COMPILE = 0x1300
+_COMPILE, _RENDERER, _EXTENSIONS = 0x1300, 0x1F01, 0x1F03
+_PACK_INVERT, _PACK_INVERT_EXTENSION = 0x8758, "GL_MESA_pack_invert"
 # internal format, format and type: as MuJoCo makes it, and with the same 24 bits of depth alone
 _DEPTH24_STENCIL8 = (0x88F0, 0x84F9, 0x84FA)
 _DEPTH24 = (0x81A6, 0x1902, 0x1405)
@@ -97,12 +98,26 @@ def _drop_stencil(context: mujoco.MjrContext) -> None:
     glActiveTexture(unit.value)
 
 
+def read_upright() -> bool:
+    """Have images read with the top row first, where the context that is current can: Mesa's can."""
+    if _PACK_INVERT_EXTENSION not in _text(_EXTENSIONS).split():
+        return False
+    from OpenGL.raw.GL.VERSION.GL_1_0 import glPixelStorei
+
+    glPixelStorei(_PACK_INVERT, 1)
+    return True
+
+
 def opengl_name() -> str:
     """The name of the OpenGL implementation whose context is current, if it can be had."""
-    try:
-        from OpenGL.raw.GL.VERSION.GL_1_0 import GL_RENDERER, glGetString  # OpenGL.GL takes 0.1 s to import
+    return _text(_RENDERER) or "unknown"
 
-        name = glGetString(GL_RENDERER)  # bytes once OpenGL.GL has been imported, else a pointer
-        return str((name if isinstance(name, bytes) else ctypes.string_at(name)).decode())
+
+def _text(name: int) -> str:
+    try:
+        from OpenGL.raw.GL.VERSION.GL_1_0 import glGetString
+
+        text = glGetString(name)  # bytes once OpenGL.GL has been imported, else a pointer
+        return (text if isinstance(text, bytes) else ctypes.string_at(text)).decode()
     except Exception:  # a convenience, not worth a failure to start
-        return "unknown"
+        return ""

@@ -368,7 +368,10 @@ class RenderPool(PoolLife):
             rows = take_states(self.model, self.state_spec, states)
             if most is not None and len(rows) > most:
                 raise ValueError(f"states: expected at most max_batch_size={most}, got {len(rows)}")
-            return check_slots(np.arange(len(rows)) if slots is None else slots, len(rows), most), rows
+            numbers = np.arange(len(rows), dtype=np.int64)
+            if slots is not None or len(rows) > MAX_SLOTS:
+                numbers = check_slots(numbers if slots is None else slots, len(rows), most)
+            return numbers, rows
         if slots is None:
             slots = np.arange(most or len(self._last) or self.num_workers)
         numbers = check_slots(slots, None, most)

@@ -314,12 +314,13 @@ FIGURES: dict[str, Figure] = {
             f"Images of 84x84, {quality}, of a pool with a worker a CPU",
             (IMAGES_PER_S,),
             {
-                "bare": partial(bare_images, quality, 1),
-                "bare-all": partial(bare_images, quality, None),
+                "bare": partial(bare_images, quality, 1, False),
+                "bare-all": partial(bare_images, quality, None, False),
+                "bare-all-alike": partial(bare_images, quality, None, True),
                 "aioenv": partial(pool_images, quality, "auto"),
                 "aioenv-frames": partial(pool_images, quality, "frames"),
             },
-            {"x bare": "bare", "x bare-all": "bare-all"},
+            {"x bare": "bare", "x bare-all": "bare-all", "x alike": "bare-all-alike"},
             env="HalfCheetah-v5",
             num_envs=64,
         )

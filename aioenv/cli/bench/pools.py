@@ -27,12 +27,13 @@ SIDE = 84
 # A worker that takes longer over a few images has hung: mujoco issue 3444 tells of eight on one GPU.
 HANG_S = 30.0
 
-# One bare loop: no pool, no frames, and no flip of what OpenGL has upside down; but each image is of another state.
+# One bare loop: no pool, no frames, and no flip of what OpenGL has upside down; but each image is of another state. What
+# it draws with is MuJoCo's own, or what the pool draws with (`alike`).
 _BARE = """
 import pickle, sys, time
 import mujoco, numpy as np
 from aioenv.rendering.contexts import make_contexts
-data, spec, states, quality, side, warm_up_s, seconds = pickle.load(sys.stdin.buffer)
+data, spec, states, quality, side, warm_up_s, seconds, alike = pickle.load(sys.stdin.buffer)
 model = mujoco.MjModel.from_binary_path("m.mjb", {"m.mjb": data})
 data = mujoco.MjData(model)
 quality.prepare_model(model)
@@ -41,7 +42,11 @@ quality.prepare_scene(scene)
 gl = mujoco.GLContext(side, side)
 gl.make_current()
 model.vis.global_.offwidth = model.vis.global_.offheight = side
-contexts = make_contexts(model, quality)
+if alike:
+    contexts = make_contexts(model, quality)
+else:
+    with quality.prepared_planes(model):
+        contexts = [mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_150.value)]
 context = contexts[0]
 mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN.value, context)
 rect, option, camera = mujoco.MjrRect(0, 0, side, side), mujoco.MjvOption(), mujoco.MjvCamera()
@@ -90,16 +95,18 @@ def _states(task: Task) -> tuple[aioenv.RenderPool, npt.NDArray[np.float64]]:
     return pool, np.array(states)
 
 
-def bare_images(quality: QualityName, count: int | None, task: Task) -> dict[str, float]:
+def bare_images(quality: QualityName, count: int | None, alike: bool, task: Task) -> dict[str, float]:
     """Bare loops, all at once.
 
     Args:
         count: how many; None for one a CPU.
+        alike: whether they draw with what the pool draws with; else with MuJoCo's own.
     """
     pool, states = _states(task)
     from aioenv.host.physics.source import dump_model
 
-    what = (dump_model(pool.model), pool.state_spec, states, parse_quality(quality), SIDE, task.warm_up_s, task.seconds)
+    how = parse_quality(quality), SIDE, task.warm_up_s, task.seconds, alike
+    what = (dump_model(pool.model), pool.state_spec, states, *how)
     loops: list[subprocess.Popen[bytes]] = []
     env = {**os.environ, **environment(candidates(None)[0])}
     try:
