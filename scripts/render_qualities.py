@@ -9,6 +9,7 @@ import argparse
 import os
 import statistics
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from gymnasium.envs.mujoco import mujoco_env
 
 import aioenv
 from aioenv import RenderQuality
+from aioenv.rendering.quality import FAST
 
 # What is drawn, and what is measured.
 SCENE = """
@@ -51,10 +53,7 @@ QUALITIES: dict[str, tuple[Any, int | None]] = {
     "RenderQuality(shadows=False, reflections=False)": (RenderQuality(shadows=False, reflections=False), None),
     '"fast"': ("fast", 4),
     '"coarse"': ("coarse", 5),
-    'RenderQuality(…, buffer="model")': (
-        RenderQuality(shadows=False, reflections=False, samples=0, buffer="model"),
-        None,
-    ),
+    'fast, buffer="model"': (replace(FAST, buffer="model"), None),
 }
 
 

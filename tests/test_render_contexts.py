@@ -62,7 +62,7 @@ def bits(drawn):
     return found
 
 ours = canvas_of(xml, RenderQuality())
-contexts._drop_stencil = lambda context: None
+contexts._drop_stencil = lambda gl, context: None
 theirs, shadowless = canvas_of(xml, RenderQuality()), canvas_of(xml, RenderQuality(shadows=False))
 a, b, c = images(ours), images(theirs), images(shadowless)
 print(json.dumps({
@@ -134,3 +134,100 @@ def test_straight_sides_of_fewer_stacks_look_the_same(env):
     assert found["sky"] == found["lamp"] == [0, 0]  # to the last bit
     some, more = found["sides"]
     assert 0 < some < 0.03 and more < 0.002
+
+
+READS = (
+    KIT
+    + """
+def all_of(drawn):
+    out = np.zeros((48, 64, 6), np.uint8)
+    depth, segmentation = np.zeros((48, 64), np.float32), np.zeros((48, 64, 2), np.int32)
+    images(drawn, count=3)
+    strided, row = out[..., ::2], np.zeros((48, 64, 3), np.uint8)
+    drawn.draw(strided)
+    drawn.draw(row)
+    drawn.measure(depth, segmentation)
+    return [strided.tobytes(), row.tobytes(), depth.tobytes(), segmentation.tobytes()]
+
+xml = sys.stdin.read()
+straight = canvas_of(xml, FAST)
+inverts = straight._top_first
+canvas.set_top_first = lambda: False
+flipped = canvas_of(xml, FAST)
+a, b = all_of(straight), all_of(flipped)
+wrong = 0
+for drawn in (straight, flipped):
+    drawn.make_current()
+    try:
+        drawn.draw(np.zeros((10, 10, 3), np.uint8))
+    except ValueError:
+        wrong += 1
+print(json.dumps({
+    "inverts": inverts, "same": a == b, "written": a[0] == a[1], "kinds": len(set(a)), "refused": wrong,
+    "drawn_by": contexts.opengl_name(),
+}))
+for drawn in (straight, flipped):
+    drawn.close()
+"""
+)
+
+
+def test_images_are_read_upright_however_opengl_has_them(env):
+    found = json.loads(run_alone(READS, stdin=SCENE.format(light=SUN, geoms=LONG), env=env).stdout)
+    assert found["inverts"] or not found["drawn_by"].startswith("llvmpipe")
+    assert (found["same"], found["written"], found["kinds"], found["refused"]) == (True, True, 3, 2)
+
+
+LACKING = (
+    KIT
+    + """
+xml = sys.stdin.read()
+usual = RenderQuality(shadows=False, reflections=False, samples=0, plane_patches=32)
+canvases = [canvas_of(xml, quality) for quality in (usual, FAST)]
+sys.modules["OpenGL.raw.GL.VERSION"] = None  # as where PyOpenGL has no library of OpenGL's
+canvases.append(canvas_of(xml, FAST))
+plain, *others = [images(each) for each in canvases]
+same = [bool((other == plain).all()) for other in others]
+print(json.dumps([same, [[len(each._contexts), each._top_first] for each in canvases[1:]]]))
+for each in canvases:
+    each.close()
+"""
+)
+
+
+def test_without_what_pyopengl_needs_all_is_drawn_as_mujoco_does(env):
+    found = json.loads(run_alone(LACKING, stdin=SCENE.format(light=SUN, geoms=LONG), env=env).stdout)
+    same, ((contexts, _), lacking) = found
+    assert (same, contexts, lacking) == ([False, True], 2, [1, False])
+
+
+FAILING = (
+    KIT
+    + """
+xml = sys.stdin.read()
+other = canvas_of(xml, FAST)
+before = images(other)
+make, made = contexts._make, []
+def broken(model):
+    if made:
+        raise RuntimeError("out of memory, say")
+    made.append(make(model))
+    return made[-1]
+contexts._make = broken
+try:
+    canvas_of(xml, FAST)
+except canvas.RenderError as exc:
+    told = str(exc)
+other.make_current()
+lists = made[0].baseBuiltin  # 0 once it is freed
+made.clear()
+print(json.dumps([told, lists, bool((images(other) == before).all())]))
+other.close()
+"""
+)
+
+
+def test_what_was_made_until_something_failed_is_freed_where_it_was_made(env):
+    told, lists, same = json.loads(run_alone(FAILING, stdin=SCENE.format(light=SUN, geoms=LONG), env=env).stdout)
+    assert told == "no OpenGL context: RuntimeError: out of memory, say"
+    assert (lists, same) == (0, True)

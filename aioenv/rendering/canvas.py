@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aioenv.errors import RenderError
-from aioenv.rendering.contexts import make_contexts, read_upright
+from aioenv.rendering.contexts import make_contexts, set_top_first
 from aioenv.rendering.quality import RenderQuality
 
 __all__ = ["MAX_GEOM", "Canvas"]
@@ -57,7 +57,7 @@ class Canvas:
             model.vis.global_.offwidth, model.vis.global_.offheight = self._least
             self._contexts = make_contexts(model, quality)
             self._context = self._contexts[0]
-            self._upright = read_upright()
+            self._top_first = set_top_first()
             mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN.value, self._context)
         except Exception as exc:
             self.close()
@@ -73,7 +73,7 @@ class Canvas:
         self._rect = mujoco.MjrRect(0, 0, width, height)
         self._rgb = np.empty((height, width, 3), np.uint8)
         self._depth = np.empty((height, width), np.float32)
-        rows = slice(None, None, 1 if self._upright else -1)  # OpenGL has the bottom row first
+        rows = slice(None, None, 1 if self._top_first else -1)  # by itself, OpenGL has the bottom row first
         self._colours, self._distances = self._rgb[rows], self._depth[rows]
         wanted = (max(width, self._least[0]), max(height, self._least[1]))
         if wanted != (self._context.offWidth, self._context.offHeight):
@@ -111,16 +111,17 @@ class Canvas:
         """Draw colours into `out`, uint8 of shape (height, width, 3).
 
         Raises:
-            RenderError: if OpenGL can't draw images of this size.
+            RenderError: if OpenGL can't draw images of this size; what `out` holds then is of no use.
         """
         if not self._checked:
             mujoco.mjr_getError()  # of whatever went before
-        straight = self._upright and out.flags.c_contiguous
+        rgb = self._rgb
+        at_once = self._top_first and out.shape == rgb.shape and out.dtype == rgb.dtype and out.flags.c_contiguous
         mujoco.mjr_render(self._rect, self._scene, self._context)
-        mujoco.mjr_readPixels(out if straight else self._rgb, None, self._rect, self._context)
+        mujoco.mjr_readPixels(out if at_once else rgb, None, self._rect, self._context)
         if not self._checked:
             self._check()
-        if not straight:
+        if not at_once:
             out[:] = self._colours
 
     def _check(self) -> None:

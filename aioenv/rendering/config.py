@@ -41,9 +41,9 @@ class RenderConfig:
         camera: a camera of the model by name or number, -1 for the free camera; None for the env's own view. A list of
             C of them adds an axis of C before that of the height.
         quality: "exact" gives the pixels of `mujoco.Renderer`; "fast" leaves out shadows, reflections and
-            multisampling, which cost software OpenGL up to 40 times the rest of the image; "coarse" draws round shapes
-            with half as many sides and rings besides, which halves what is left. A `RenderQuality` has
-            each switch by name.
+            multisampling, which cost software OpenGL up to 50 times the rest of the image, and cuts straight sides into
+            fewer rings; "coarse" draws round shapes with half as many sides and rings besides, which takes a third off
+            what is left. A `RenderQuality` has each switch by name.
         workers: how many render workers; None for one a usable CPU, at most four and at most one an env, and for
             `pixels=` of single envs none. (Eight processes that draw on one GPU have been seen to hang, mujoco issue
             3444.)

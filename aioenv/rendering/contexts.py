@@ -1,14 +1,16 @@
-"""What MuJoCo draws with, as a quality wants it, and with less of it where no image shows that."""
+"""What MuJoCo draws with, as a quality wants it, and with less of it where images are the same or nearly so."""
 
 from __future__ import annotations
 
 import ctypes
+from types import SimpleNamespace
+from typing import Any
 
 import mujoco
 
 from aioenv.rendering.quality import RenderQuality
 
-__all__ = ["make_contexts", "opengl_name", "read_upright"]
+__all__ = ["make_contexts", "opengl_name", "set_top_first"]
 
 # OpenGL's numbers, since `OpenGL.GL`, which names them, takes 0.1 s to import.
 _TEXTURE_2D, _TEXTURE1, _ACTIVE_TEXTURE = 0x0DE1, 0x84C1, 0x84E0
@@ -19,7 +21,7 @@ _PACK_INVERT, _PACK_INVERT_EXTENSION = 0x8758, "GL_MESA_pack_invert"
 _DEPTH24_STENCIL8 = (0x88F0, 0x84F9, 0x84FA)
 _DEPTH24 = (0x81A6, 0x1902, 0x1405)
 # MuJoCo's display lists of shapes: how many there are, and which are cylinders, closed and open
-_SHAPES, _STRAIGHT = 8, (3, 4)
+_SHAPES, _CYLINDERS = 8, (3, 4)
 
 
 def make_contexts(model: mujoco.MjModel, quality: RenderQuality) -> list[mujoco.MjrContext]:
@@ -32,17 +34,24 @@ def make_contexts(model: mujoco.MjModel, quality: RenderQuality) -> list[mujoco.
     Returns:
         The model's own, and whatever has to live as long and is to be freed with it.
     """
-    contexts = []
-    stacks = quality.side_stacks_of(model)
-    if stacks is not None:  # before the model's own: what is made last sets the fog
-        contexts.append(_shapes(stacks, model.vis.quality.numslices))
-    with quality.prepared_planes(model):
-        contexts.insert(0, _make(model))
-    if stacks is not None:
-        _take_sides(*contexts)
-    if contexts[0].shadowSize and opengl_name().startswith("llvmpipe"):
-        _drop_stencil(contexts[0])
-    return contexts
+    gl = _functions()
+    stacks = quality.side_stacks_of(model) if gl is not None else None
+    made: list[mujoco.MjrContext] = []
+    try:
+        if stacks is not None:  # before the model's own: what is made last sets the fog
+            made.append(_shapes(stacks, model.vis.quality.numslices))
+        with quality.prepared_planes(model):
+            own = _make(model)
+        made.insert(0, own)
+        if stacks is not None:
+            _take_cylinders(gl, own, made[1])
+        if gl is not None and own.shadowSize and opengl_name().startswith("llvmpipe"):
+            _drop_stencil(gl, own)
+    except BaseException:
+        for context in made:  # or they would be when another OpenGL context is current, which has the same numbers
+            context.free()
+        raise
+    return made
 
 
 def _make(model: mujoco.MjModel) -> mujoco.MjrContext:
@@ -59,52 +68,53 @@ def _shapes(stacks: int, slices: int) -> mujoco.MjrContext:
     return _make(empty)
 
 
-def _take_sides(context: mujoco.MjrContext, other: mujoco.MjrContext) -> None:
-    """Draw cylinders, the straight sides of capsules and the sky as the other one does."""
+def _take_cylinders(gl: Any, context: mujoco.MjrContext, shapes: mujoco.MjrContext) -> None:
+    """Draw what is a cylinder as the other one does: such geoms, the sides of capsules, arrows and the sky."""
     if context.rangeBuiltin != _SHAPES:  # a MuJoCo that has others
         return
-    from OpenGL.raw.GL.VERSION.GL_1_0 import glCallList, glEndList, glNewList
+    for shape in _CYLINDERS:
+        gl.glNewList(context.baseBuiltin + shape, _COMPILE)
+        try:
+            gl.glCallList(shapes.baseBuiltin + shape)
+        finally:
+            gl.glEndList()
 
-    for shape in _STRAIGHT:
-        glNewList(context.baseBuiltin + shape, _COMPILE)
-        glCallList(other.baseBuiltin + shape)
-        glEndList()
 
-
-def _drop_stencil(context: mujoco.MjrContext) -> None:
+def _drop_stencil(gl: Any, context: mujoco.MjrContext) -> None:
     """Make the shadow map anew, without the stencil that nothing uses.
 
     MuJoCo has 24 bits of depth and 8 of stencil a texel, and clears the depth alone before each image. llvmpipe reads,
     masks and writes all 4096 x 4096 texels for that; where there is no stencil it just writes them, and a small image
     takes four fifths of the time. The depths are the same, and so are the images.
     """
-    from OpenGL.raw.GL.VERSION.GL_1_0 import glGetIntegerv, glTexImage2D
-    from OpenGL.raw.GL.VERSION.GL_1_1 import glBindTexture
-    from OpenGL.raw.GL.VERSION.GL_1_3 import glActiveTexture
-    from OpenGL.raw.GL.VERSION.GL_3_0 import glBindFramebuffer, glCheckFramebufferStatus
-
     unit, target = ctypes.c_int(), ctypes.c_int()
-    glGetIntegerv(_ACTIVE_TEXTURE, unit)
-    glGetIntegerv(_FRAMEBUFFER_BINDING, target)
-    glActiveTexture(_TEXTURE1)
-    glBindTexture(_TEXTURE_2D, context.shadowTex)  # where MuJoCo has it bound, too
-    glBindFramebuffer(_FRAMEBUFFER, context.shadowFBO)
-    side = context.shadowSize
-    for internal, form, kind in (_DEPTH24, _DEPTH24_STENCIL8):
-        glTexImage2D(_TEXTURE_2D, 0, internal, side, side, 0, form, kind, None)
-        if glCheckFramebufferStatus(_FRAMEBUFFER) == _FRAMEBUFFER_COMPLETE:
-            break  # else as it was
-    glBindFramebuffer(_FRAMEBUFFER, target.value)
-    glActiveTexture(unit.value)
+    gl.glGetIntegerv(_ACTIVE_TEXTURE, unit)
+    gl.glGetIntegerv(_FRAMEBUFFER_BINDING, target)
+    gl.glActiveTexture(_TEXTURE1)
+    gl.glBindTexture(_TEXTURE_2D, context.shadowTex)  # where MuJoCo has it bound, too
+    gl.glBindFramebuffer(_FRAMEBUFFER, context.shadowFBO)
+    if not _remake(gl, context.shadowSize, _DEPTH24):
+        _remake(gl, context.shadowSize, _DEPTH24_STENCIL8)
+    gl.glBindFramebuffer(_FRAMEBUFFER, target.value)
+    gl.glActiveTexture(unit.value)
 
 
-def read_upright() -> bool:
-    """Have images read with the top row first, where the context that is current can: Mesa's can."""
-    if _PACK_INVERT_EXTENSION not in _text(_EXTENSIONS).split():
+def _remake(gl: Any, side: int, how: tuple[int, int, int]) -> bool:
+    """Make the texture that is bound anew; whether it can be drawn on."""
+    internal, form, kind = how
+    try:
+        gl.glTexImage2D(_TEXTURE_2D, 0, internal, side, side, 0, form, kind, None)
+    except Exception:  # PyOpenGL's
         return False
-    from OpenGL.raw.GL.VERSION.GL_1_0 import glPixelStorei
+    return bool(gl.glCheckFramebufferStatus(_FRAMEBUFFER) == _FRAMEBUFFER_COMPLETE)
 
-    glPixelStorei(_PACK_INVERT, 1)
+
+def set_top_first() -> bool:
+    """Have images read with the top row first, where the context that is current can: Mesa's can."""
+    gl = _functions()
+    if gl is None or _PACK_INVERT_EXTENSION not in _text(_EXTENSIONS).split():
+        return False
+    gl.glPixelStorei(_PACK_INVERT, 1)
     return True
 
 
@@ -118,6 +128,26 @@ def _text(name: int) -> str:
         from OpenGL.raw.GL.VERSION.GL_1_0 import glGetString
 
         text = glGetString(name)  # bytes once OpenGL.GL has been imported, else a pointer
-        return (text if isinstance(text, bytes) else ctypes.string_at(text)).decode()
+        return (text if isinstance(text, bytes) else ctypes.cast(text, ctypes.c_char_p).value or b"").decode()
     except Exception:  # a convenience, not worth a failure to start
         return ""
+
+
+def _functions() -> Any:
+    """OpenGL's functions; None where PyOpenGL does not find them all. MuJoCo, which looks elsewhere, draws even so."""
+    try:
+        from OpenGL.raw.GL.VERSION import GL_1_0, GL_1_1, GL_1_3, GL_3_0
+
+        found = {
+            name: getattr(version, name)
+            for version, names in (
+                (GL_1_0, "glCallList glEndList glGetIntegerv glNewList glPixelStorei glTexImage2D"),
+                (GL_1_1, "glBindTexture"),
+                (GL_1_3, "glActiveTexture"),
+                (GL_3_0, "glBindFramebuffer glCheckFramebufferStatus"),
+            )
+            for name in names.split()
+        }
+    except Exception:  # without a libGL that is no ImportError
+        return None
+    return SimpleNamespace(**found) if all(found.values()) else None

@@ -42,9 +42,11 @@ class RenderQuality:
         slices: how many sides round shapes (spheres, capsules, cylinders, …) have at most; None for what the model says
             (28).
         stacks: how many rings spheres and the ends of capsules have at most; None for what the model says (16).
-        side_stacks: how many rings what is straight is cut into at most: cylinders, the sides of capsules, and the sky,
-            all with the same outlines; None for as many as `stacks`. Light is computed at their corners: it has an
-            effect where all lights are directional, and there 4 change 3 of 10,000 pixels by 2 of 255 or more.
+        side_stacks: how many rings what is straight is cut into at most: the sides of cylinders and capsules, and the
+            sky, all with the same outlines, and the lids of cylinders, into half as many; None for as many as
+            `stacks`. Light is computed at their corners: only models all of whose lights are directional, when the
+            OpenGL context is made, are drawn with fewer, and there 4 change 3 of 10,000 pixels of Gymnasium's tasks by
+            2 of 255 or more.
         plane_patches: how many patches a side a finite plane is cut into at most; None for what its third size says (up
             to 200). Light is computed at their corners: only models all of whose lights are directional are drawn with
             fewer than they ask for, and there 32 change a pixel by 2 of 255.

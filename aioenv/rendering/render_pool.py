@@ -86,8 +86,8 @@ class RenderPool(PoolLife):
             its own.
         seed: of the randomisation; None for another one each time. With the same seed a slot looks the same after the
             same number of randomisations, whatever else was drawn, by however many workers.
-        quality: "exact" (the pixels of `mujoco.Renderer`), "fast" (no shadows, reflections, multisampling),
-            "coarse" (rounder shapes with fewer sides, too), or a `RenderQuality`.
+        quality: "exact" (the pixels of `mujoco.Renderer`), "fast" (no shadows, reflections, multisampling;
+            straight sides in fewer rings), "coarse" (round shapes with fewer sides, too), or a `RenderQuality`.
         start: how processes are started: "forkserver", "spawn", or None for the first where the platform has it.
         timeout_s: how long a worker may go without finishing an image that it owes before it is killed, in seconds;
             None for ever. What a process draws first takes several times as long as the rest, so that may take 10

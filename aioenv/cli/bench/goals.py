@@ -140,6 +140,10 @@ def goals(cpus: int) -> list[Goal]:
         Goal("physics and images at once, of both", 0.58, 0.58, _number("overlap", "aioenv", "of serial"), True),
         Goal(f"84x84 images, fast, {bare}", 0.93, 0.93, _of_cpus_bare("pool-fast", cpus)),
         Goal("84x84 images, exact, of bare loops at once", 0.95, 0.95, _ratio("pool-exact", "aioenv", "bare-all")),
+        Goal("84x84 images, fast, of loops alike at once", 0.93, 0.93, _ratio("pool-fast", "aioenv", "bare-all-alike")),
+        Goal(
+            "84x84 images, exact, of loops alike at once", 0.95, 0.95, _ratio("pool-exact", "aioenv", "bare-all-alike")
+        ),
     ]
     return found
 

@@ -27,8 +27,8 @@ SIDE = 84
 # A worker that takes longer over a few images has hung: mujoco issue 3444 tells of eight on one GPU.
 HANG_S = 30.0
 
-# One bare loop: no pool, no frames, and no flip of what OpenGL has upside down; but each image is of another state. What
-# it draws with is MuJoCo's own, or what the pool draws with (`alike`).
+# One bare loop: no pool, no frames, and no flip of what OpenGL has upside down; but each image is of another state.
+# What it draws with is MuJoCo's own, or what the pool draws with (`alike`).
 _BARE = """
 import pickle, sys, time
 import mujoco, numpy as np
