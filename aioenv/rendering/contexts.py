@@ -38,13 +38,15 @@ def make_contexts(model: mujoco.MjModel, quality: RenderQuality) -> list[mujoco.
     stacks = quality.side_stacks_of(model) if gl is not None else None
     made: list[mujoco.MjrContext] = []
     try:
+        shapes = None
         if stacks is not None:  # before the model's own: what is made last sets the fog
-            made.append(_shapes(stacks, model.vis.quality.numslices))
+            shapes = _shapes(stacks, model.vis.quality.numslices)
+            made.append(shapes)
         with quality.prepared_planes(model):
             own = _make(model)
         made.insert(0, own)
-        if stacks is not None:
-            _take_cylinders(gl, own, made[1])
+        if shapes is not None:
+            _take_cylinders(gl, own, shapes)
         if gl is not None and own.shadowSize and opengl_name().startswith("llvmpipe"):
             _drop_stencil(gl, own)
     except BaseException:
