@@ -35,23 +35,23 @@ async def test_jobs_are_done_in_turn_on_one_thread():
     await ended(thread)
 
 
-async def test_more_rings_than_a_socket_takes():
+async def test_more_rings_than_are_heard_at_once():
     thread, gate, done = EnvThread(), threading.Event(), []
     waiting = [thread.ask(gate.wait)]
-    waiting += [thread.ask(partial(done.append, i)) for i in range(3000)]
-    assert thread.jobs == 3001
+    waiting += [thread.ask(partial(done.append, i)) for i in range(70_000)]
+    assert thread.jobs == 70_001
     gate.set()
     await asyncio.gather(*waiting)
-    assert done == list(range(3000)) and thread.jobs == 0
+    assert done == list(range(70_000)) and thread.jobs == 0
     await ended(thread)
 
 
 async def test_a_loop_that_does_not_listen_does_not_stop_the_thread():
     thread, done = EnvThread(), threading.Event()
-    told = [thread.ask(partial(int, i)) for i in range(3000)]
+    told = [thread.ask(partial(int, i)) for i in range(70_000)]
     thread.submit(done.set, lambda value, error: None)
     assert done.wait(60), "it waits for the loop to take what it tells"
-    assert await asyncio.gather(*told) == list(range(3000))
+    assert await asyncio.gather(*told) == list(range(70_000))
     await ended(thread)
 
 
@@ -82,6 +82,49 @@ async def test_what_a_job_raises_is_told():
         with pytest.raises(told, match="so it is"):
             await thread.ask(fail)
     await ended(thread)
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="takes Linux")
+@pytest.mark.parametrize("failing", ["the second pipe", "the thread"])
+async def test_one_that_can_not_be_started_leaves_nothing(monkeypatch, failing):
+    pipes = [os.pipe]
+
+    def pipe():
+        return pipes.pop()() if pipes else refuse()
+
+    def refuse(*args):
+        raise OSError(24, "Too many open files")
+
+    before, loop = os.listdir("/proc/self/fd"), asyncio.get_running_loop()
+    with monkeypatch.context() as patched:
+        if failing == "the second pipe":
+            patched.setattr(os, "pipe", pipe)
+        else:
+            patched.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(OSError, match="Too many"):
+            EnvThread()
+    assert os.listdir("/proc/self/fd") == before
+    reads, writes = os.pipe()  # numbers that it had: nothing of it listens there
+    os.write(writes, b"\0")
+    await asyncio.sleep(0)
+    assert not loop.remove_reader(reads) and os.read(reads, 2) == b"\0"
+    os.close(reads), os.close(writes)
+
+
+async def test_nothing_is_written_where_its_pipe_was():
+    thread = EnvThread()
+    await ended(thread)
+    ends = os.pipe(), os.pipe()
+    for _, writes in ends:
+        os.set_blocking(writes, False)
+    thread.submit(int, lambda value, error: None)
+    thread.finish(lambda: None)
+    thread.leave()
+    for reads, writes in ends:
+        os.set_blocking(reads, False)
+        with pytest.raises(BlockingIOError):
+            os.read(reads, 1)
+        os.close(reads), os.close(writes)
 
 
 @needs_affinity
@@ -138,7 +181,7 @@ async def test_cpus_that_are_gone_when_the_job_begins(monkeypatch):
     await ended(thread)
 
 
-async def test_a_loop_that_can_not_watch_sockets(monkeypatch):
+async def test_a_loop_that_can_not_watch_pipes(monkeypatch):
     def refuse(*args):
         raise NotImplementedError
 

@@ -23,6 +23,9 @@ __all__ = ["Flight", "Flights"]
 
 Slots = npt.NDArray[np.int64]
 
+_ALL = slice(None)
+_NONE = np.zeros(0, np.bool_)
+
 
 class Flight:
     """One step or reset.
@@ -31,7 +34,7 @@ class Flight:
         slots: int64, ascending: those whose results it gives. The value is a batch of all slots all the same.
         waiting: whether somebody awaits it; otherwise `recv` takes it.
         value: the result, or the error; None until it is there.
-        untaken: bool `(len(slots),)`, which of them nobody has taken yet.
+        untaken: bool `(len(slots),)`, which of them nobody has taken yet, once `recv` may take them.
         done: resolved when the value is there.
         shot: the images of it, if images are drawn.
         resets: the slots that it resets; None: it is a step.
@@ -48,7 +51,7 @@ class Flight:
         self.counted = False
         self.waiting = waiting
         self.value: StepResult | ResetResult | EnvError | None = None
-        self.untaken = np.ones(len(slots), np.bool_)
+        self.untaken = _NONE
         self.done = done
         self.shot: Shot | None = None
         self.beside: dict[int, Shot] = {}
@@ -87,7 +90,7 @@ class Flights:
     def begin(self, slots: Slots, *, waiting: bool, resets: Slots | None = None, shows_all: bool = False) -> Flight:
         """Something is asked of these slots; with `shows_all` the others are seen, too, as they were."""
         flight = Flight(slots, self._loop.create_future(), waiting=waiting, resets=resets)
-        self._table.move(slots, SlotState.IN_FLIGHT)
+        self._table.move(_ALL if len(slots) == self._n else slots, SlotState.IN_FLIGHT)
         self._open.add(flight)
         if self.images is not None and len(slots):
             flight.shot = self.images.begin(slots)
@@ -104,6 +107,9 @@ class Flights:
                 self.episodes.note(flight.slots, flight.resets, value)
             except Exception as exc:  # whatever it is: nobody may wait for ever
                 value = self._error_of(exc)
+        if self.images is None and self.painter is None:
+            self._land(flight, value)
+            return
         try:
             self._have_drawn(flight, value)
         except Exception as exc:
@@ -134,11 +140,11 @@ class Flights:
     def settle(self, flight: Flight) -> None:
         """Its result is handed out: the slots are free again."""
         self._open.discard(flight)
-        self.release(flight.slots)
+        self.release(_ALL if len(flight.slots) == self._n else flight.slots)
         if self.images is not None:
             # (one without states is of a step that has failed)
             self.images.show_again({slot: shot for slot, shot in flight.beside.items() if shot.states is not None})
-        self._show([(flight, flight.slots)])
+            self._show([(flight, flight.slots)])
 
     def _show(self, taken: list[tuple[Flight, Slots]]) -> None:
         """One result is handed out, of so many flights."""
@@ -176,6 +182,7 @@ class Flights:
 
     def _offer(self, flight: Flight) -> None:
         self._open.discard(flight)
+        flight.untaken = np.ones(len(flight.slots), np.bool_)
         if not len(flight.slots):  # of a batch of which all slots are paused
             return
         if flight.resets is not None and not len(flight.resets):  # a look: nothing was asked of the env

@@ -227,7 +227,10 @@ class Solo(SoloCalls):
         try:
             if not flight.done.done():
                 # not shielded, which would take one more turn of the loop: `abandon` replaces what is cancelled
-                await self._patiently(flight.done, timeout_s, _LOST_NOTHING)
+                if timeout_s is None and self._timeout_s is None:
+                    await flight.done
+                else:
+                    await self._patiently(flight.done, timeout_s, _LOST_NOTHING)
                 self._last_turn = perf_counter()
             elif perf_counter() - self._last_turn > TURN_S:  # made on the loop
                 await yield_to_loop()
@@ -351,11 +354,11 @@ class Solo(SoloCalls):
     def _submit(self, flight: Flight, work: Callable[[], Any]) -> None:
         """Do the work of a flight on the thread."""
         assert self._thread is not None
+        self._thread.submit(work, partial(self._arrived, flight))
 
-        def on_done(value: Any, error: BaseException | None) -> None:
-            self._flights.arrive(flight, value if error is None else self._error(error))
-
-        self._thread.submit(work, on_done)
+    def _arrived(self, flight: Flight, value: Any, error: BaseException | None) -> None:
+        """The thread has done it."""
+        self._flights.arrive(flight, value if error is None else self._error(error))
 
 
 _LOST_NOTHING = (

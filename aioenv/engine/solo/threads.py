@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import ctypes
 import os
-import socket
 import threading
 import types
 import weakref
@@ -32,19 +31,22 @@ _MOST = 3.0
 _BEGIN = 4.0
 # How long the thread may still take to end after its last job, in seconds.
 _JOIN_S = 1.0
-# How many rings are heard at once; and what a ring does not do, which a socket of the loop's does not do anyway.
+# How many rings are heard at once.
 _RINGS = 4096
-_DONT_WAIT = getattr(socket, "MSG_DONTWAIT", 0)
 # Which CPU the caller is on, where threads can be told theirs (Linux). Not a CDLL, which would give the GIL away.
 _this_cpu: Callable[[], int] | None = None
 if hasattr(os, "sched_setaffinity"):
     _this_cpu = getattr(ctypes.PyDLL(None), "sched_getcpu", None)
 
+_OnDone = Callable[[Any, BaseException | None], None]
+# what to do, whom to tell, and which CPUs it is done on (None: where the thread is)
+_Job = tuple[Callable[[], Any], _OnDone, set[int] | None]
+
 
 class EnvThread:
     """One thread, which does one job after the other until it is told to end, and tells the loop what came of it.
 
-    Each wakes the other through a socket, and the thread is woken where the loop runs: on a CPU that idles it would
+    Each wakes the other through a pipe, and the thread is woken where the loop runs: on a CPU that idles it would
     take the kernel longer, 60 µs of a virtual machine's. It is a daemon: what hangs in it can't keep the program from
     ending.
 
@@ -55,24 +57,29 @@ class EnvThread:
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._todo: deque[Callable[[], object] | None] = deque()
-        self._told: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
-        self._bell, bell = socket.socketpair()
-        self._hang_up = weakref.finalize(self, self._bell.close)
+        self._todo: deque[_Job | None] = deque()
+        self._told: deque[tuple[_OnDone, Any, BaseException | None]] = deque()
+        listens, self._rings, self._hears, tells = _pipes()
+        self._hang_up = weakref.finalize(self, _close, self._rings, self._hears)
         self._hang_up.atexit = False  # exit hooks may yet want its answer
-        self._bell.setblocking(False)
-        self._wake_loop: Callable[[], object] = partial(_ring, bell)
-        try:
-            self._loop.add_reader(self._bell.fileno(), self._hear)
-        except NotImplementedError:  # asyncio's own loop on Windows
-            self._wake_loop = partial(self._loop.call_soon_threadsafe, self._hear)
-        self._thread = threading.Thread(target=_work, args=(self._todo, bell), name="aioenv-env", daemon=True)
         self.jobs = 0
         self.ended = False
         self._gone: asyncio.Future[None] = self._loop.create_future()
-        self._thread.start()
+        try:
+            wake_loop: Callable[[], object] = partial(os.write, tells, b"\0")
+            try:
+                self._loop.add_reader(self._hears, self._hear)
+            except NotImplementedError:  # asyncio's own loop on Windows
+                wake_loop = partial(self._loop.call_soon_threadsafe, self._tell)
+            work = (self._todo, self._told, listens, tells, wake_loop)
+            self._thread = threading.Thread(target=_work, args=work, name="aioenv-env", daemon=True)
+            self._thread.start()
+        except BaseException:
+            _close(listens, tells)
+            self._stop_hearing()
+            raise
 
-    def submit(self, work: Callable[[], Any], on_done: Callable[[Any, BaseException | None], None]) -> None:
+    def submit(self, work: Callable[[], Any], on_done: _OnDone) -> None:
         """Have something done after what was submitted before.
 
         Args:
@@ -81,19 +88,8 @@ class EnvThread:
         """
         cpus = None if self.jobs else self._beckon()
         self.jobs += 1
-
-        def job() -> None:
-            value, error = None, None
-            try:
-                if cpus is not None:  # before it starts threads of its own, which have what it has
-                    _run_on(cpus)
-                value = work()
-            except BaseException as exc:  # SystemExit, say: it must not end the thread
-                error = exc
-            self._tell(self._report, on_done, value, error)
-
-        self._todo.append(job)
-        _ring(self._bell)
+        self._todo.append((work, on_done, cpus))
+        self._ring()
 
     def _beckon(self) -> set[int] | None:
         """Have the thread woken on this CPU, to which the loop comes back, too; gives the CPUs that it has else."""
@@ -108,9 +104,12 @@ class EnvThread:
             pass
         return None
 
-    def _report(self, on_done: Callable[..., None], value: Any, error: BaseException | None) -> None:
-        self.jobs -= 1
-        on_done(value, error)
+    def _ring(self) -> None:
+        """Wake the thread. If it takes no more, it has not listened yet to what it was sent."""
+        try:
+            os.write(self._rings, b"\0")
+        except OSError:  # or it is not there any more
+            pass
 
     def ask(self, work: Callable[[], Any]) -> asyncio.Future[Any]:
         """Have something done; the future gets its result, or what it raised."""
@@ -133,12 +132,18 @@ class EnvThread:
         def job() -> None:
             try:
                 last()
-            finally:  # whatever it raises: who waits hears that it is over
+            finally:
                 self.ended = True
-                self._tell(_resolve, self._gone)
 
-        self._todo += (job, None)
-        _ring(self._bell)
+        self.jobs += 1
+        self._todo += ((job, self._has_ended, None), None)
+        self._ring()
+
+    def _has_ended(self, value: Any, error: BaseException | None) -> None:
+        """On the loop: whatever the last job raised, who waits hears that it is over."""
+        _resolve(self._gone)
+        if error is not None:
+            raise _as_told(error)
 
     async def gone(self, timeout_s: float) -> bool:
         """Wait for the end; whether it has come. Afterwards nothing is heard of the thread any more."""
@@ -153,7 +158,7 @@ class EnvThread:
     def leave(self) -> None:
         """Don't wait for the end any longer; on any thread."""
         if self._loop.is_closed():
-            self._hang_up()
+            self._stop_hearing()
         elif self._loop.is_running() and asyncio._get_running_loop() is not self._loop:
             self._loop.call_soon_threadsafe(self._left)
         else:
@@ -164,59 +169,101 @@ class EnvThread:
         self._stop_hearing()
 
     def _stop_hearing(self) -> None:
-        if self._bell.fileno() >= 0:
+        if self._hears < 0:
+            return
+        if not self._loop.is_closed():
             with contextlib.suppress(NotImplementedError):
-                self._loop.remove_reader(self._bell.fileno())
-            self._hang_up()
-
-    def _tell(self, function: Callable[..., None], *args: Any) -> None:
-        """From the thread: call something on the loop, if there still is one."""
-        self._told.append((function, args))
-        with contextlib.suppress(RuntimeError):  # the loop is closed
-            self._wake_loop()
+                self._loop.remove_reader(self._hears)
+        self._rings = self._hears = -1  # their numbers may soon be somebody else's
+        self._hang_up()
 
     def _hear(self) -> None:
-        """On the loop: call what the thread has told."""
-        heard = b""
+        """On the loop: the thread has rung, or it has ended."""
         try:
-            heard = self._bell.recv(_RINGS)
-        except BlockingIOError:
-            heard = b"before"
-        except OSError:  # it has ended, and did not listen to all that it was sent
-            pass
+            ended = not os.read(self._hears, _RINGS)
+        except BlockingIOError:  # heard before
+            ended = False
+        except OSError:  # nothing is heard of it any more
+            ended = True
         try:
-            while self._told:
-                function, args = self._told.popleft()
-                function(*args)
+            self._tell()
         finally:
-            if self._told:  # what one raises, the next don't suffer for
-                self._loop.call_soon(self._hear)
-            elif not heard:  # it has ended
+            if ended and not self._told:
                 self._stop_hearing()
+
+    def _tell(self) -> None:
+        """On the loop: tell whose jobs are done."""
+        told = self._told
+        try:
+            while told:
+                on_done, value, error = told.popleft()
+                self.jobs -= 1
+                on_done(value, error)
+        finally:
+            if told:  # what one raises, the next don't suffer for
+                self._loop.call_soon(self._tell)
+
+
+def _pipes() -> tuple[int, int, int, int]:
+    """Two pipes, of which no end is kept waiting but the first: where jobs are read and written, then answers likewise.
+
+    Not a pair of sockets: there the kernel wakes who listens whenever the other one has read something, too.
+    """
+    listens, rings = os.pipe()
+    try:
+        hears, tells = os.pipe()
+    except BaseException:
+        _close(listens, rings)
+        raise
+    for descriptor in (rings, hears, tells):
+        with contextlib.suppress(AttributeError, OSError):  # Windows
+            os.set_blocking(descriptor, False)
+    return listens, rings, hears, tells
+
+
+def _close(*descriptors: int) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
 
 
 def _run_on(cpus: set[int]) -> None:
     """Give this thread these CPUs. If that fails, one was taken away meanwhile, and the kernel has chosen others."""
-    with contextlib.suppress(OSError):
+    try:
         os.sched_setaffinity(0, cpus)
+    except OSError:
+        pass
 
 
-def _ring(bell: socket.socket) -> None:
-    """Wake who waits at the other end. If it takes no more, it has not listened yet to what it was sent."""
-    with contextlib.suppress(OSError):  # or nobody is there any more
-        bell.send(b"\0", _DONT_WAIT)
-
-
-def _work(todo: deque[Callable[[], object] | None], bell: socket.socket) -> None:
+def _work(
+    todo: deque[_Job | None],
+    told: deque[tuple[_OnDone, Any, BaseException | None]],
+    listens: int,
+    tells: int,
+    wake_loop: Callable[[], object],
+) -> None:
     heard = b"the first"
-    with bell:
+    try:
         while heard:  # until the loop is gone
-            heard = bell.recv(_RINGS)
+            heard = os.read(listens, _RINGS)
             while todo:
                 if (job := todo.popleft()) is None:
                     return
-                job()
-                del job  # what it refers to must not live until the next one comes
+                work, on_done, cpus = job
+                value, error = None, None
+                try:
+                    if cpus is not None:  # before it starts threads of its own, which have what it has
+                        _run_on(cpus)
+                    value = work()
+                except BaseException as exc:  # SystemExit, say: it must not end the thread
+                    error = exc
+                told.append((on_done, value, error))
+                del job, work, on_done, value, error  # what they refer to must not live until the next one comes
+                try:
+                    wake_loop()
+                except (OSError, RuntimeError):  # it has not listened yet, is not there any more, or is closed
+                    pass
+    finally:
+        _close(listens, tells)
 
 
 def _as_told(error: BaseException) -> Exception:
