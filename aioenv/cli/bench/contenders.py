@@ -55,6 +55,11 @@ CONTENDERS: dict[str, Contender] = {
     "aioenv-views": Contender("aioenv (copy=False)", "aioenv", ours.aioenv_views),
     "aioenv-groups": Contender("aioenv (groups=2)", "aioenv", ours.aioenv_groups),
     "aioenv-workers": Contender("aioenv (groups=2, split=workers)", "aioenv", ours.aioenv_workers),
+    "aioenv-policy": Contender("aioenv, with a policy", "aioenv", ours.aioenv_policy),
+    "aioenv-policy-groups": Contender("aioenv, with a policy (groups=2)", "aioenv", ours.aioenv_policy_groups),
+    "aioenv-policy-workers": Contender(
+        "aioenv, with a policy (groups=2, split=workers)", "aioenv", ours.aioenv_policy_workers
+    ),
     "aioenv-native": Contender("aioenv (backend=native)", "aioenv", ours.aioenv_native),
     "aioenv-native-sync": Contender("aioenv.sync (backend=native)", "aioenv", ours.aioenv_native_sync),
     "aioenv-sync": Contender("aioenv.sync", "aioenv", ours.aioenv_sync),

@@ -114,6 +114,9 @@ def goals(cpus: int) -> list[Goal]:
         for name, _, _ in mujoco:
             better = _ratio(f"{name.lower()}-64", contender, "aioenv")
             found.append(Goal(f"{name}-v5 x 64, two groups{what}, x lock-step", 1, 1, better))
+    for name, _, _ in mujoco:
+        better = _ratio(f"{name.lower()}-policy", "aioenv-policy-workers", "aioenv-policy")
+        found.append(Goal(f"{name}-v5 x 64 with a policy, two groups of whole workers, x lock-step", 1, 1, better))
     envpool = {"Humanoid": (1.15, 1.15), "Walker2d": (1.2, 1.2), "HalfCheetah": (1.05, 1.1), "Ant": (1.05, 1.1)}
     for name in (*MUJOCO_GOALS, *MUJOCO_MORE):
         row = f"{name.lower()}-64"

@@ -15,6 +15,7 @@ from gymnasium.envs.registration import EnvSpec
 
 import aioenv
 from aioenv.cli.bench.common import NotApplicable, stepped
+from aioenv.cli.bench.policies import TwoLayers
 from aioenv.cli.bench.tasks import ACTION_BATCHES, SYNTHETIC, Measured, Passes, Task, clock_async
 from aioenv.cli.options import import_here
 from aioenv.host.native_tasks import is_native_task
@@ -27,6 +28,9 @@ __all__ = [
     "aioenv_native",
     "aioenv_native_sync",
     "aioenv_one",
+    "aioenv_policy",
+    "aioenv_policy_groups",
+    "aioenv_policy_workers",
     "aioenv_sync",
     "aioenv_views",
     "aioenv_workers",
@@ -57,8 +61,16 @@ async def _steps(task: Task) -> Measured:
 
         async def start() -> Any:
             envs = await stack.enter_async_context(_make(task))
-            await envs.reset(seed=0)
-            return envs.step
+            obs, _ = await envs.reset(seed=0)
+            if not task.policy:
+                return envs.step
+            choose = TwoLayers(envs.single_observation_space, envs.single_action_space)
+
+            async def step(_: Any) -> None:
+                nonlocal obs
+                obs, *_ = await envs.step(choose(obs))
+
+            return step
 
         return await clock_async(task, start)
 
@@ -67,7 +79,7 @@ async def _rollouts(task: Task) -> Measured:
     actions = task.actions()
     count = 0
 
-    def policy(obs: Any, slots: Any) -> Any:
+    def in_turn(obs: Any, slots: Any) -> Any:
         nonlocal count
         count += 1
         return actions[count % ACTION_BATCHES][slots]
@@ -75,6 +87,10 @@ async def _rollouts(task: Task) -> Measured:
     began = time.perf_counter()
     async with _make(task) as envs:
         await envs.reset(seed=0)
+        policy = in_turn
+        if task.policy:
+            choose = TwoLayers(envs.single_observation_space, envs.single_action_space)
+            policy = lambda obs, slots: choose(obs)  # noqa: E731
         start_s = time.perf_counter() - began
         for _ in (passes := Passes(task)):
             await envs.rollout(policy, ROLLOUT_STEPS, groups=task.groups, split=task.split)
@@ -118,6 +134,21 @@ def aioenv_workers(task: Task) -> Measured:
     if usable_cpus() == 1:
         raise NotApplicable("takes two workers")
     return aioenv_groups(replace(task, split="workers"))
+
+
+def aioenv_policy(task: Task) -> Measured:
+    """The async API with a policy that takes time, between one step and the next."""
+    return as_told(replace(task, policy=True))
+
+
+def aioenv_policy_groups(task: Task) -> Measured:
+    """The same with two groups of slots (see `aioenv_groups`)."""
+    return aioenv_groups(replace(task, policy=True))
+
+
+def aioenv_policy_workers(task: Task) -> Measured:
+    """The same with two groups of whole workers (see `aioenv_workers`)."""
+    return aioenv_workers(replace(task, policy=True))
 
 
 def aioenv_native(task: Task) -> Measured:

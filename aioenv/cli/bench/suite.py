@@ -16,6 +16,7 @@ BARE = ("bare", "bare-all", "bare-lockstep")
 RAW = ("raw-batch", "raw-loop")
 RAW_STILL = ("raw-batch-still", "raw-loop-still")
 GROUPS = ("aioenv-groups", "aioenv-workers")
+POLICY = ("aioenv-policy", "aioenv-policy-groups", "aioenv-policy-workers")
 BLOCKING = ("aioenv-sync", "aioenv-drop-in", "aioenv-sb3")
 # Each takes seconds to import, and most of them a process an env.
 SLOW = ("sb3-subproc", "tianshou-subproc", "torchrl-parallel")
@@ -46,7 +47,8 @@ class Row:
         key: what it is called, in files and with `--rows`.
         env, num_envs: what is stepped.
         contenders: who takes part: names in `CONTENDERS`, or all of the figure's.
-        figure: what is measured: "throughput", "cost" (throughput over the number of envs), or a name in `FIGURES`.
+        figure: what is measured: "throughput", "cost" (throughput over the number of envs), "policy" (throughput with
+            a policy that takes time), or a name in `FIGURES`.
         once: contenders that take part in the first round alone.
         quick: whether `--quick` measures it too.
     """
@@ -88,6 +90,8 @@ def _rows() -> Iterable[Row]:
     contenders = ("aioenv", *GROUPS, "aioenv-native", "aioenv-native-sync", *RAW, *RAW_STILL, *everyone)
     for name in MUJOCO_GOALS:
         yield Row(f"{name.lower()}-64", f"{name}-v5", 64, contenders)
+    for name in MUJOCO_GOALS:
+        yield Row(f"{name.lower()}-policy", f"{name}-v5", 64, POLICY, figure="policy")
     for name in MUJOCO_MORE:
         yield Row(f"{name.lower()}-64", f"{name}-v5", 64, contenders, once=SLOW, quick=False)
     yield Row("pixels-64", "pixels", 64, ("aioenv", "aioenv-views", *everyone))

@@ -104,6 +104,7 @@ class Task:
         start, channel: how aioenv starts its workers and talks to them; nobody else does.
         keywords: more arguments of `aioenv.make_vec`, by name.
         groups, split: in how many groups of what aioenv steps the slots, in turn.
+        policy: whether a policy chooses aioenv's actions from its observations, instead of batches taken in turn.
         loop: aioenv's event loop, "uvloop" or "asyncio".
     """
 
@@ -116,6 +117,7 @@ class Task:
     keywords: dict[str, Any] = field(default_factory=dict)
     groups: int = 1
     split: Literal["slots", "workers"] = "slots"
+    policy: bool = False
     loop: str = "uvloop"
 
     @property
