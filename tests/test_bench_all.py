@@ -8,7 +8,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from gymnasium.spaces import Box, Discrete
 
 import aioenv
 from aioenv.cli import main
@@ -16,6 +18,7 @@ from aioenv.cli.bench import marathon, markdown
 from aioenv.cli.bench.contenders import CONTENDERS, NotApplicable
 from aioenv.cli.bench.figures import FIGURES
 from aioenv.cli.bench.goals import judged
+from aioenv.cli.bench.policies import TwoLayers
 from aioenv.cli.bench.rounds import run_contender
 from aioenv.cli.bench.suite import ROWS, estimate_s
 from aioenv.cli.bench.tasks import SYNTHETIC, Task
@@ -150,6 +153,38 @@ def test_contenders_of_other_libraries_step(name):
         pytest.skip(f"no {CONTENDERS[name].package} here")
     assert run_contender(name, Task("CartPole-v1", 2, 0.05))["env_steps"] > 0
     assert "more than 64" in run_contender("torchrl-parallel", Task("CartPole-v1", 65, 0.05))["not_applicable"]
+
+
+@pytest.mark.skipif(usable_cpus() < 2, reason="takes two CPUs")
+def test_contenders_with_a_policy_step_and_stand_in_a_table(monkeypatch):
+    seen, choose = set(), TwoLayers.__call__
+    monkeypatch.setattr(TwoLayers, "__call__", lambda self, obs: seen.add(len(obs)) or choose(self, obs))
+    results = []
+    for name, asked in (("aioenv-policy", 4), ("aioenv-policy-groups", 2), ("aioenv-policy-workers", 2)):
+        seen.clear()
+        measured = CONTENDERS[name].measure(Task("InvertedPendulum-v5", 4, 0.05, warm_up_s=0.01))
+        assert measured.env_steps == 4 * measured.steps > 0 and seen == {asked}
+        ratios = {} if name == "aioenv-policy" else {"aioenv-policy": 1 + len(results) / 4}
+        results.append({"contender": name, "rounds": [{}], "others_cpus": 0.0, "ratios": ratios, "env_steps_per_s": 7})
+    row = {"env": "Ant-v5", "num_envs": 64, "figure": ROWS["ant-policy"].figure, "results": results}
+    told = markdown._policies({"ant-policy": row, "ant-64": {**row, "figure": "throughput"}})
+    assert told.splitlines()[2:] == ["| Ant-v5 x 64 | 7 | 1.25 | 1.50 |"]
+    (goal,) = judged({"machine": {"usable_cpus": 2}, "rows": {"ant-policy": row}})
+    assert goal["goal"] == "Ant-v5 x 64 with a policy, two groups of whole workers, x lock-step"
+    assert (goal["found"], goal["verdict"]) == (1.5, "target")
+
+
+def test_a_policy_stays_within_its_bounds():
+    observations, actions = Box(-np.inf, np.inf, (3, 2)), Box(np.float32([-1, 0]), np.float32([3, 0.5]))
+    policy, rng = TwoLayers(observations, actions), np.random.default_rng(0)
+    obs = 10 * rng.standard_normal((500, 3, 2))
+    chosen = policy(obs)
+    assert chosen.shape == (500, 2) and chosen.dtype == np.float32
+    assert (chosen >= actions.low).all() and (chosen <= actions.high).all() and (chosen.std(0) > 0.1).all()
+    assert np.allclose(chosen[7:9], policy(obs[7:9]), atol=1e-5)
+    for spaces in ((observations, Discrete(2)), (Discrete(2), actions), (observations, Box(-np.inf, np.inf, (2,)))):
+        with pytest.raises(NotApplicable, match="Box"):
+            TwoLayers(*spaces)
 
 
 def test_native_contenders_step_and_stand_in_the_tables():
