@@ -14,7 +14,7 @@ from gymnasium.spaces import Box, Discrete
 
 import aioenv
 from aioenv.cli import main
-from aioenv.cli.bench import marathon, markdown
+from aioenv.cli.bench import marathon, markdown, rounds
 from aioenv.cli.bench.contenders import CONTENDERS, NotApplicable
 from aioenv.cli.bench.figures import FIGURES
 from aioenv.cli.bench.goals import judged
@@ -169,9 +169,20 @@ def test_contenders_with_a_policy_step_and_stand_in_a_table(monkeypatch):
     row = {"env": "Ant-v5", "num_envs": 64, "figure": ROWS["ant-policy"].figure, "results": results}
     told = markdown._policies({"ant-policy": row, "ant-64": {**row, "figure": "throughput"}})
     assert told.splitlines()[2:] == ["| Ant-v5 x 64 | 7 | 1.25 | 1.50 |"]
+    failed = [results[0], {"contender": results[1]["contender"], "rounds": [], "problem": "failed"}]
+    told = markdown._policies({"ant-policy": {**row, "results": failed}})
+    assert told.splitlines()[2:] == ["| Ant-v5 x 64 | 7 |  |  |"]
     (goal,) = judged({"machine": {"usable_cpus": 2}, "rows": {"ant-policy": row}})
     assert goal["goal"] == "Ant-v5 x 64 with a policy, two groups of whole workers, x lock-step"
     assert (goal["found"], goal["verdict"]) == (1.5, "target")
+
+
+def test_who_does_more_than_others_is_compared_only_where_it_is_named(monkeypatch, capfd):
+    played = []
+    monkeypatch.setattr(rounds, "play", lambda task, names, *rest: played.append(names) or {})
+    assert main(["bench"]) == 0 and main(["bench", "--only", "aioenv-policy", "bare"]) == 0
+    assert "bare" in played[0] and not any("policy" in name for name in played[0])
+    assert played[1] == ["aioenv-policy", "bare"]
 
 
 def test_a_policy_stays_within_its_bounds():

@@ -6,18 +6,24 @@ import asyncio
 import gc
 import os
 import threading
+from collections import deque
 from functools import partial
 
 import pytest
 
 from aioenv.engine.solo import threads
 from aioenv.engine.solo.threads import EnvThread
+from aioenv.errors import ClosedError
 
 pytestmark = pytest.mark.asyncio
 
 needs_affinity = pytest.mark.skipif(
     not hasattr(os, "sched_getaffinity") or len(os.sched_getaffinity(0)) < 2, reason="takes two CPUs, and Linux"
 )
+
+
+class Interrupted(BaseException):
+    """What a signal handler raises."""
 
 
 async def ended(thread: EnvThread) -> None:
@@ -111,6 +117,71 @@ async def test_one_that_can_not_be_started_leaves_nothing(monkeypatch, failing):
     os.close(reads), os.close(writes)
 
 
+async def test_interrupted_as_it_has_just_begun(monkeypatch):
+    begun, start = [], threading.Thread.start
+
+    def interrupted(thread):
+        begun.append(thread)
+        start(thread)
+        raise Interrupted
+
+    with monkeypatch.context() as patched, pytest.raises(Interrupted):
+        patched.setattr(threading.Thread, "start", interrupted)
+        EnvThread()
+    files = [os.open(os.devnull, os.O_RDONLY) for _ in range(8)]  # some have the numbers that its pipes had
+    await asyncio.to_thread(begun[0].join, 10)
+    assert not begun[0].is_alive()
+    for file in files:
+        os.close(file)
+
+
+async def test_interrupted_before_it_has_claimed_its_pipes(monkeypatch):
+    unclaimed = []
+
+    def interrupted(thread):
+        unclaimed.append(thread._args[2])
+        raise Interrupted
+
+    with monkeypatch.context() as patched, pytest.raises(Interrupted):
+        patched.setattr(threading.Thread, "start", interrupted)
+        EnvThread()
+    assert unclaimed == [[]]
+    threads._work(deque(), deque(), unclaimed[0], lambda: None)  # one that comes late leaves what is not its own
+
+
+async def test_what_is_asked_after_its_last_job_is_refused():
+    thread, told = EnvThread(), asyncio.get_running_loop().create_future()
+    gate = threading.Event()
+    last = thread.ask(gate.wait)
+    thread.finish(lambda: None)
+    with pytest.raises(ClosedError):
+        await asyncio.wait_for(thread.ask(int), 10)
+    thread.submit(int, lambda value, error: told.set_result((value, type(error))))
+    assert await told == (None, ClosedError) and not last.done()
+    gate.set()
+    assert await last and await thread.gone(10)
+
+
+async def test_a_signal_handler_that_raises_as_it_listens(monkeypatch):
+    thread, read = EnvThread(), os.read
+    interrupted, heard = [], asyncio.get_running_loop().create_future()
+
+    def interrupt(descriptor, size):
+        answer = read(descriptor, size)
+        if descriptor == thread._hears and not interrupted:
+            interrupted.append(answer)
+            raise ZeroDivisionError
+        return answer
+
+    complaints = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: complaints.append(context["exception"]))
+    monkeypatch.setattr(os, "read", interrupt)
+    thread.submit(lambda: 7, lambda value, error: heard.set_result(value))
+    assert await asyncio.wait_for(heard, 10) == 7 and interrupted
+    assert [type(exc) for exc in complaints] == [ZeroDivisionError]
+    await ended(thread)
+
+
 async def test_nothing_is_written_where_its_pipe_was():
     thread = EnvThread()
     await ended(thread)
@@ -189,9 +260,15 @@ async def test_a_loop_that_can_not_watch_pipes(monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(loop, "add_reader", refuse)
         patched.setattr(loop, "remove_reader", refuse)
-        thread = EnvThread()
+        thread, forgotten = EnvThread(), EnvThread()
         assert await asyncio.gather(*(thread.ask(partial(int, i)) for i in range(20))) == list(range(20))
         await ended(thread)
+        assert await forgotten.ask(int) == 0
+        known = forgotten._thread
+        del forgotten
+        gc.collect()
+        await asyncio.to_thread(known.join, 10)
+        assert not known.is_alive()
 
 
 async def test_left_by_another_thread():
@@ -209,7 +286,9 @@ async def test_hung_and_left_it_ends_when_it_can():
     assert not await thread.gone(0.05)
     gate.set()
     await asyncio.to_thread(thread._thread.join, 10)
-    assert thread.ended and not thread._thread.is_alive() and not lost.done()
+    assert thread.ended and not thread._thread.is_alive()
+    with pytest.raises(ClosedError):
+        await lost
 
 
 def of_another_loop() -> EnvThread:

@@ -15,7 +15,7 @@ import pytest
 from native_kit import BAD, OK, Batch, Gate, everywhere, fail, here
 
 import aioenv
-from aioenv.engine.solo.threads import Pace
+from aioenv.engine.solo.pace import Pace
 
 pytestmark = pytest.mark.asyncio
 
@@ -191,6 +191,47 @@ async def test_close_does_not_wait_for_what_hangs(waits, caplog):
     if thread.ident:
         await asyncio.to_thread(thread.join, 10)
     assert env.closed_on is not None
+
+
+async def test_close_ends_the_wait_for_a_call_that_hangs():
+    gate = Gate()
+    envs = await aioenv.NativeVectorEnv(partial(Batch, misbehave=gate), 3, run_in="thread")
+    call = asyncio.create_task(envs.call("misbehave"))
+    await gate.is_reached()
+    await envs.close(grace_s=0.1)
+    with pytest.raises(aioenv.ClosedError):
+        await asyncio.wait_for(call, 10)
+    gate.opened.set()
+    for thread in [t for t in threading.enumerate() if t.name == "aioenv-env"]:
+        await asyncio.to_thread(thread.join, 10)
+
+
+@pytest.mark.parametrize("run_in", ["auto", "inline", "thread"])
+async def test_closed_while_a_policy_is_awaited(run_in):
+    closing = threading.Event()
+    envs = await aioenv.NativeVectorEnv(Batch, 3, run_in=run_in)
+    await envs.reset()
+    for _ in range(3000):  # to where it stays
+        await envs.step(OK)
+        if envs.runs == "inline" or run_in == "thread":
+            break
+    if run_in != "inline":
+        envs._solo._env.close_extras = lambda **kwargs: closing.wait(10)
+    closer = None
+
+    async def policy(obs):
+        nonlocal closer
+        if closer is None:
+            closer = asyncio.create_task(envs.close())
+            await asyncio.sleep(0)  # it has begun
+            assert envs.closed
+        return OK
+
+    rollout = asyncio.create_task(envs.rollout(policy, 5))
+    with pytest.raises(aioenv.ClosedError):
+        await asyncio.wait_for(rollout, 10)
+    closing.set()
+    await closer
 
 
 @here

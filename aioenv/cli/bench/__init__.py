@@ -128,7 +128,8 @@ def run(args: argparse.Namespace) -> int:
         return _run_loop_time(args, rounds)
     if figure:
         return _run_figure(args, figure)
-    return _run_comparison(args, [n for n, c in CONTENDERS.items() if c.installed and n in (args.only or CONTENDERS)])
+    chosen = args.only or [name for name, contender in CONTENDERS.items() if not contender.aside]
+    return _run_comparison(args, [n for n, c in CONTENDERS.items() if c.installed and n in chosen])
 
 
 def _refuse(message: str) -> int:

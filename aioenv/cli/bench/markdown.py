@@ -165,9 +165,11 @@ def _policies(rows: dict[str, dict[str, Any]]) -> str:
         if row["figure"] != "policy":
             continue
         results = _by_contender(row)
-        groups = (results.get(name) for name in POLICY[1:])
-        ratios = (each and each["ratios"].get(POLICY[0]) for each in groups)
-        cells = ("" if ratio is None else f"{ratio:.2f}" for ratio in ratios)
+        cells = []
+        for name in POLICY[1:]:
+            told = (result := results.get(name)) and result["rounds"]
+            ratio = result["ratios"].get(POLICY[0]) if result and told else None
+            cells.append(f"{ratio:.2f}{load_mark(result)}" if result and ratio is not None else "")
         lines.append([f"{row['env']} x {row['num_envs']}", _rate(results.get(POLICY[0])), *cells])
     return _table(["", "one step after the other", "two groups, x that", "two groups of whole workers"], lines)
 

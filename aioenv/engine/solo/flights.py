@@ -88,7 +88,13 @@ class Flights:
         self.episodes: SoloWatch | None = None
 
     def begin(self, slots: Slots, *, waiting: bool, resets: Slots | None = None, shows_all: bool = False) -> Flight:
-        """Something is asked of these slots; with `shows_all` the others are seen, too, as they were."""
+        """Something is asked of these slots; with `shows_all` the others are seen, too, as they were.
+
+        Raises:
+            ClosedError: if nothing comes any more.
+        """
+        if self._closing:  # while a rollout waited for its policy, say
+            raise ClosedError("the vector env was closed meanwhile")
         flight = Flight(slots, self._loop.create_future(), waiting=waiting, resets=resets)
         self._table.move(_ALL if len(slots) == self._n else slots, SlotState.IN_FLIGHT)
         self._open.add(flight)

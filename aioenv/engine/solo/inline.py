@@ -25,8 +25,8 @@ from aioenv.engine.slots import SlotState
 from aioenv.engine.solo.calls import SoloCalls
 from aioenv.engine.solo.flights import Flight
 from aioenv.engine.solo.life import ends_program
+from aioenv.engine.solo.pace import TURN_S, Pace, yield_to_loop
 from aioenv.engine.solo.pieces import only, own, own_info
-from aioenv.engine.solo.threads import TURN_S, Pace, yield_to_loop
 from aioenv.errors import EnvError, NoAsyncCallError, StepTimeout
 from aioenv.host.vector.access import refuse_some, reset_vector_env, take_observations
 from aioenv.host.vector.results import step_result

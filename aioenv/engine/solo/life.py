@@ -23,7 +23,8 @@ from aioenv.engine.session import NO_PHYSICS, late_pool
 from aioenv.engine.slots import SlotTable
 from aioenv.engine.solo.flights import Flights
 from aioenv.engine.solo.last import Last
-from aioenv.engine.solo.threads import SHORT_S, EnvThread, Pace
+from aioenv.engine.solo.pace import SHORT_S, Pace
+from aioenv.engine.solo.threads import EnvThread
 from aioenv.errors import ClosedError, EnvError, RenderError, StartTimeout, StepTimeout, WorkerStartError
 from aioenv.host.physics.batch import PhysicsReader, find_physics
 from aioenv.host.vector.access import has_one_generator, steps_some

@@ -1,4 +1,4 @@
-"""A thread for one env, and the choice between it and the loop's own."""
+"""A thread for one env."""
 
 from __future__ import annotations
 
@@ -6,29 +6,19 @@ import asyncio
 import contextlib
 import ctypes
 import os
+import sys
 import threading
-import types
 import weakref
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from aioenv.errors import ClosedError
 from aioenv.wire.messages import reason_of
 
-__all__ = ["SHORT_S", "TURN_S", "EnvThread", "Pace", "yield_to_loop"]
+__all__ = ["EnvThread"]
 
-# What takes less comes to the loop itself, and leaves it when it takes twice as long: less than the half millisecond
-# for which anything may keep the loop, and after which it turns to its other tasks. In seconds.
-SHORT_S = 200e-6
-TURN_S = 500e-6
-# What takes so long is moved to the thread at once, in seconds.
-_LONG_S = 10e-3
-# The moving mean: what the newest weighs, how many times the mean it may count (one that was preempted says nothing
-# about the rest), and where it begins, in limits.
-_WEIGHT = 1 / 8
-_MOST = 3.0
-_BEGIN = 4.0
 # How long the thread may still take to end after its last job, in seconds.
 _JOIN_S = 1.0
 # How many rings are heard at once.
@@ -63,20 +53,25 @@ class EnvThread:
         self._hang_up = weakref.finalize(self, _close, self._rings, self._hears)
         self._hang_up.atexit = False  # exit hooks may yet want its answer
         self.jobs = 0
-        self.ended = False
+        self.ended = self._has_last = False
+        self._asked: set[asyncio.Future[Any]] = set()
         self._gone: asyncio.Future[None] = self._loop.create_future()
+        unclaimed = [(listens, tells)]  # whoever takes them out closes them: `start` may raise once the thread runs
         try:
             wake_loop: Callable[[], object] = partial(os.write, tells, b"\0")
             try:
+                if sys.platform == "win32":  # there loops can watch sockets alone, and one of them notices too late
+                    raise NotImplementedError
                 self._loop.add_reader(self._hears, self._hear)
-            except NotImplementedError:  # asyncio's own loop on Windows
-                wake_loop = partial(self._loop.call_soon_threadsafe, self._tell)
-            work = (self._todo, self._told, listens, tells, wake_loop)
+            except NotImplementedError:
+                wake_loop = partial(_have_told, weakref.ref(self), self._loop)
+            work = (self._todo, self._told, unclaimed, wake_loop)
             self._thread = threading.Thread(target=_work, args=work, name="aioenv-env", daemon=True)
             self._thread.start()
         except BaseException:
-            _close(listens, tells)
             self._stop_hearing()
+            with contextlib.suppress(IndexError):
+                _close(*unclaimed.pop())
             raise
 
     def submit(self, work: Callable[[], Any], on_done: _OnDone) -> None:
@@ -84,8 +79,12 @@ class EnvThread:
 
         Args:
             work: what to do.
-            on_done: called on the loop, with what `work` returned, or what it raised.
+            on_done: called on the loop, with what `work` returned, or what it raised; with a ClosedError if the thread
+                has been told what it does last.
         """
+        if self._has_last:
+            self._loop.call_soon(on_done, None, _closed())
+            return
         cpus = None if self.jobs else self._beckon()
         self.jobs += 1
         self._todo.append((work, on_done, cpus))
@@ -112,10 +111,12 @@ class EnvThread:
             pass
 
     def ask(self, work: Callable[[], Any]) -> asyncio.Future[Any]:
-        """Have something done; the future gets its result, or what it raised."""
+        """Have something done; the future gets its result, what it raised, or a ClosedError if neither is heard."""
         done: asyncio.Future[Any] = self._loop.create_future()
+        self._asked.add(done)
 
         def on_done(value: Any, error: BaseException | None) -> None:
+            self._asked.discard(done)
             if done.done():  # nobody waits any more
                 return
             if error is None:
@@ -135,6 +136,7 @@ class EnvThread:
             finally:
                 self.ended = True
 
+        self._has_last = True
         self.jobs += 1
         self._todo += ((job, self._has_ended, None), None)
         self._ring()
@@ -176,17 +178,24 @@ class EnvThread:
                 self._loop.remove_reader(self._hears)
         self._rings = self._hears = -1  # their numbers may soon be somebody else's
         self._hang_up()
+        if not self._loop.is_closed():
+            for done in self._asked:
+                if not done.done():
+                    done.set_exception(_closed())
+                    done.exception()  # nobody need ask for it
 
     def _hear(self) -> None:
         """On the loop: the thread has rung, or it has ended."""
+        ended = False
         try:
-            ended = not os.read(self._hears, _RINGS)
-        except BlockingIOError:  # heard before
-            ended = False
-        except OSError:  # nothing is heard of it any more
-            ended = True
-        try:
-            self._tell()
+            try:
+                ended = not os.read(self._hears, _RINGS)
+            except BlockingIOError:  # heard before
+                pass
+            except OSError:  # nothing is heard of it any more
+                ended = True
+            finally:  # a signal handler may raise, and nothing rings twice
+                self._tell()
         finally:
             if ended and not self._told:
                 self._stop_hearing()
@@ -237,10 +246,13 @@ def _run_on(cpus: set[int]) -> None:
 def _work(
     todo: deque[_Job | None],
     told: deque[tuple[_OnDone, Any, BaseException | None]],
-    listens: int,
-    tells: int,
+    unclaimed: list[tuple[int, int]],
     wake_loop: Callable[[], object],
 ) -> None:
+    try:
+        listens, tells = unclaimed.pop()
+    except IndexError:  # who has started this was interrupted then
+        return
     heard = b"the first"
     try:
         while heard:  # until the loop is gone
@@ -275,46 +287,16 @@ def _as_told(error: BaseException) -> Exception:
     return told
 
 
+def _closed() -> ClosedError:
+    return ClosedError("the vector env was closed before this was done")
+
+
+def _have_told(thread: weakref.ref[EnvThread], loop: asyncio.AbstractEventLoop) -> None:
+    """Wake a loop that can't watch pipes; not by a method, which would keep a thread alive that is forgotten."""
+    if (alive := thread()) is not None:
+        loop.call_soon_threadsafe(alive._tell)
+
+
 def _resolve(done: asyncio.Future[Any]) -> None:
     if not done.done():
         done.set_result(None)
-
-
-class Pace:
-    """How long one sort of work takes, and so whether the loop does it itself.
-
-    It begins on the thread, comes to the loop once the moving mean is below the limit, and goes back when it is above
-    twice the limit.
-
-    Args:
-        limit_s: in seconds.
-        inline: where it is done for ever; None to choose.
-
-    Attributes:
-        inline: whether the loop does it.
-        mean_s: the moving mean, in seconds.
-    """
-
-    __slots__ = ("_chooses", "inline", "limit_s", "mean_s")
-
-    def __init__(self, limit_s: float, inline: bool | None) -> None:
-        self._chooses = inline is None
-        self.inline = bool(inline)
-        self.limit_s = limit_s
-        self.mean_s = _BEGIN * limit_s
-
-    def note(self, seconds: float) -> None:
-        """It took so long this time."""
-        mean_s = self.mean_s
-        if seconds < _LONG_S:
-            self.mean_s = mean_s = mean_s + (min(seconds, _MOST * mean_s) - mean_s) * _WEIGHT
-        else:
-            self.mean_s = mean_s = max(seconds, _BEGIN * self.limit_s)
-        if self._chooses:
-            self.inline = mean_s < (2 * self.limit_s if self.inline else self.limit_s)
-
-
-@types.coroutine
-def yield_to_loop() -> Generator[None, None, None]:
-    """Let the loop do something else: what `asyncio.sleep(0)` does, and no more."""
-    yield
