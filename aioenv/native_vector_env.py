@@ -223,9 +223,7 @@ class NativeVectorEnv(AsyncVectorEnv):
             return None
         wait = self._clock.envs.begin()
         try:
-            result = solo.step_here(actions)
-            self._clock.env_steps += self.num_envs
-            return result
+            return solo.step_here(actions)
         finally:
             wait.end()
 
@@ -345,10 +343,8 @@ class NativeVectorEnv(AsyncVectorEnv):
         self._check_whole("step_at", self._running.table.named([slot]))
         if self._solo is None:
             return await super().step_at(slot, action)
-        with self._waiting():
-            step = await self._solo.step_at(slot, action)
-        self._clock.env_steps += 1
-        return step
+        with self._clock.envs:
+            return await self._solo.step_at(slot, action)
 
     async def reset_at(
         self, slot: int, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -361,7 +357,7 @@ class NativeVectorEnv(AsyncVectorEnv):
             return await super().reset_at(slot, seed=seed, options=options)
         self._running  # noqa: B018 (checks who calls, and when)
         check_no_mask(options)
-        with self._waiting():
+        with self._clock.envs:
             return await self._solo.reset_at(slot, seed, options)
 
     def episodes(

@@ -269,16 +269,11 @@ class AsyncVectorEnv(Pictures, Rollouts, Numbered, Pausing, OneSlot, Calls, Stat
             WorkerDied: if a worker ended.
             StepTimeout: if `timeout_s` passed.
         """
-        schedule, clock = self._running, self._clock
-        wait = clock.envs.begin()
+        schedule, wait = self._running, self._clock.envs.begin()
         try:
             if schedule.table.paused is not None:
-                result = await self._live_of(schedule).step(actions, check_timeout(timeout_s))
-                clock.env_steps += len(schedule.table.live)
-                return result
-            result = await schedule.step(actions, timeout_s=check_timeout(timeout_s))
-            clock.env_steps += self.num_envs
-            return result
+                return await self._live_of(schedule).step(actions, check_timeout(timeout_s))
+            return await schedule.step(actions, timeout_s=check_timeout(timeout_s))
         finally:
             wait.end()
 
@@ -297,11 +292,8 @@ class AsyncVectorEnv(Pictures, Rollouts, Numbered, Pausing, OneSlot, Calls, Stat
         schedule = self._running
         if isinstance(slots, Iterable) and not isinstance(slots, np.ndarray):
             slots = list(slots)
-        schedule.send(actions, slots)
-        if slots is None:
-            self._clock.env_steps += self.num_envs if schedule.table.paused is None else len(schedule.table.live)
-        else:
-            self._clock.env_steps += len(slots)  # what has no length was refused
+        with self._clock.envs:  # a vector env in this process may step here and now
+            schedule.send(actions, slots)
 
     def send_reset(
         self,
@@ -325,7 +317,8 @@ class AsyncVectorEnv(Pictures, Rollouts, Numbered, Pausing, OneSlot, Calls, Stat
         check_options(options)
         if options is not None and "reset_mask" in options:
             raise ValueError('send_reset: name the slots instead of options["reset_mask"]')
-        schedule.send_reset(slots, seed, options)
+        with self._clock.envs:
+            schedule.send_reset(slots, seed, options)
 
     async def recv(self, min_slots: int = 1, max_slots: int | None = None, *, deadline_s: float | None = None) -> Ready:
         """Take the results of `min_slots` slots or more, as soon as so many are in.

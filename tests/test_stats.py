@@ -36,7 +36,7 @@ def seconds(stats: Stats) -> tuple[float, float, float]:
 
 def test_waits_that_overlap_count_once(time):
     clock = Clock()
-    assert clock.stats(1) == (0, 0, 0, 0, 1) and clock.stats(1).bound == "idle"
+    assert clock.stats(1, 0) == (0, 0, 0, 0, 1) and clock.stats(1, 0).bound == "idle"
     time.now += 50  # before the first request: nobody waits
     first = clock.envs.begin()
     time.now += 1
@@ -44,12 +44,12 @@ def test_waits_that_overlap_count_once(time):
     time.now += 2
     first.end()
     time.now += 4
-    assert seconds(clock.stats(1)) == (7, 0, 0)  # one is still open
+    assert seconds(clock.stats(1, 0)) == (7, 0, 0)  # one is still open
     second.end()
     time.now += 8
-    assert seconds(clock.stats(1)) == (7, 0, 0)  # no next request yet
+    assert seconds(clock.stats(1, 0)) == (7, 0, 0)  # no next request yet
     clock.envs.begin().end()
-    assert seconds(clock.stats(1)) == (7, 0, 8)
+    assert seconds(clock.stats(1, 0)) == (7, 0, 8)
 
 
 def test_a_wait_for_images_counts_while_nobody_waits_for_envs(time):
@@ -58,12 +58,12 @@ def test_a_wait_for_images_counts_while_nobody_waits_for_envs(time):
     time.now += 1
     envs = clock.envs.begin()
     time.now += 2
-    assert seconds(clock.stats(1)) == (2, 1, 0)
+    assert seconds(clock.stats(1, 0)) == (2, 1, 0)
     envs.end()
     time.now += 4
-    assert seconds(clock.stats(1)) == (2, 5, 0)
+    assert seconds(clock.stats(1, 0)) == (2, 5, 0)
     images.end()
-    assert seconds(clock.stats(1)) == (2, 5, 0) and clock.stats(1).bound == "image-bound"
+    assert seconds(clock.stats(1, 0)) == (2, 5, 0) and clock.stats(1, 0).bound == "image-bound"
     time.now += 8
     envs = clock.envs.begin()
     time.now += 1
@@ -72,22 +72,21 @@ def test_a_wait_for_images_counts_while_nobody_waits_for_envs(time):
     envs.end()
     time.now += 1
     images.end()
-    assert seconds(clock.stats(1)) == (4, 6, 8) and clock.stats(1).bound == "policy-bound"
+    assert seconds(clock.stats(1, 0)) == (4, 6, 8) and clock.stats(1, 0).bound == "policy-bound"
 
 
 def test_counting_anew_leaves_out_what_is_under_way(time):
     clock = Clock()
     old = clock.envs.begin()
     time.now += 1
-    clock.env_steps = 5
-    clock.start_anew()
+    clock.start_anew(5)
     time.now += 1
     old.end()
-    assert clock.stats(1) == (0, 0, 0, 0, 1)
+    assert clock.stats(1, 7) == (0, 0, 0, 2, 1)
     clock.envs.begin().end()
     time.now += 3
     clock.envs.begin().end()
-    assert seconds(clock.stats(1)) == (0, 0, 3)
+    assert seconds(clock.stats(1, 0)) == (0, 0, 3)
 
 
 def test_the_table():

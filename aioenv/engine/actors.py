@@ -13,12 +13,15 @@ from aioenv.errors import OutOfStepError
 
 if TYPE_CHECKING:
     from aioenv.engine.schedule import Schedule
+    from aioenv.engine.waits import Clock
 
 __all__ = ["Actors"]
 
 
 class Actors:
     """The part of a vector env that asks what envs of several actors know (see `aioenv.envs`)."""
+
+    _clock: Clock
 
     if TYPE_CHECKING:
 
@@ -92,4 +95,6 @@ class Actors:
         return np.array(done, np.bool_)
 
     async def _ask(self, name: str) -> tuple[Any, ...]:
-        return await for_each(self._running, None, f"{name}()", "call_if_any", lambda _: (name,))
+        schedule = self._running
+        with self._clock.envs:
+            return await for_each(schedule, None, f"{name}()", "call_if_any", lambda _: (name,))

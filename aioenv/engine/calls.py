@@ -17,12 +17,15 @@ from aioenv.wire.messages import Call, dump_code, load
 
 if TYPE_CHECKING:
     from aioenv.engine.schedule import Schedule
+    from aioenv.engine.waits import Clock
 
 __all__ = ["Calls", "call_envs", "for_each", "in_order", "set_attr"]
 
 
 class Calls:
     """The part of a vector env that calls what envs have."""
+
+    _clock: Clock
 
     if TYPE_CHECKING:
 
@@ -49,7 +52,8 @@ class Calls:
             StepTimeout: if `timeout_s` passed. The envs run it all the same; the results are dropped.
         """
         schedule = self._running
-        return await call_envs(schedule, None, name, args, kwargs)
+        with self._clock.envs:
+            return await call_envs(schedule, None, name, args, kwargs)
 
     @overload
     async def call_at(self, slots: int, name: str, /, *args: Any, **kwargs: Any) -> Any: ...
@@ -74,14 +78,17 @@ class Calls:
         schedule = self._running
         if slots is None or isinstance(slots, bool):  # not all, nor 0 or 1
             raise ValueError(f"slots: expected one or more slot numbers, got {slots!r}")
-        if isinstance(slots, (int, np.integer)):
-            return (await call_envs(schedule, [int(slots)], name, args, kwargs))[0]
-        numbers = schedule.table.named(slots)
-        return in_order(numbers, await call_envs(schedule, numbers, name, args, kwargs))
+        one = [int(slots)] if isinstance(slots, (int, np.integer)) else None
+        numbers = schedule.table.named(slots if one is None else one)  # type: ignore[arg-type]
+        with self._clock.envs:
+            results = await call_envs(schedule, numbers, name, args, kwargs)
+        return results[0] if one else in_order(numbers, results)
 
     async def get_attr(self, name: str) -> tuple[Any, ...]:
         """Read an attribute of every env; otherwise as `call`."""
-        return await call_envs(self._running, None, name, (), {}, what="get_attr")
+        schedule = self._running
+        with self._clock.envs:
+            return await call_envs(schedule, None, name, (), {}, what="get_attr")
 
     async def set_attr(self, name: str, values: Any) -> None:
         """Set an attribute of every env.
@@ -97,7 +104,8 @@ class Calls:
             PendingCallError, EnvError, WorkerDied, StepTimeout: as for `call`.
         """
         schedule = self._running
-        await set_attr(schedule, name, values)
+        with self._clock.envs:
+            await set_attr(schedule, name, values)
 
     def model_field(self, name: str) -> npt.NDArray[Any]:
         """A live field of the models of native MuJoCo slots (see `NativeVectorEnv.model_field`).

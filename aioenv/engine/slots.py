@@ -48,6 +48,7 @@ class SlotTable:
         must_reset: as given.
         paused: bool `(num_envs,)`, which slots are paused, another array after each change; None if none is.
         exhausted: those of them that are because their envs have no further episode.
+        steps: how many steps of single slots were asked for, those of which nobody has taken the results among them.
         resets: how often some were reset, or put into states.
     """
 
@@ -66,7 +67,7 @@ class SlotTable:
         self._overtaken: set[int] = set()
         self.paused: npt.NDArray[np.bool_] | None = None
         self.exhausted: set[int] = set()
-        self.resets = 0
+        self.steps = self.resets = 0
 
     def state(self, slot: int) -> SlotState:
         """What one slot is doing."""
@@ -79,7 +80,7 @@ class SlotTable:
         return self._states.tobytes().count(int(state))
 
     def check_send(self, slots: Slots | slice, name: str, *, reset: bool) -> None:
-        """Raise unless a request may be sent to all these slots.
+        """Raise unless a request may be sent to all these slots, as it is then: steps count from here.
 
         Raises:
             PendingCallError: if one has a request in flight, or a result that nobody has taken.
@@ -98,8 +99,10 @@ class SlotTable:
                 f"{name}: the episodes of slots {over} are over and autoreset is disabled; reset them first, with "
                 'reset(options={"reset_mask": mask})'
             )
-        if self._any_unseen and not reset:
-            self._see(slots)
+        if not reset:
+            self.steps += len(states)
+            if self._any_unseen:
+                self._see(slots)
 
     def check_call(self, slots: Slots, name: str) -> None:
         """Raise unless the envs of all these slots can be called; that a slot has failed does not matter.

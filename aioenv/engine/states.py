@@ -15,6 +15,7 @@ from aioenv.host.native_states import awaits_reset
 
 if TYPE_CHECKING:
     from aioenv.engine.schedule import Schedule
+    from aioenv.engine.waits import Clock
 
 __all__ = ["States"]
 
@@ -22,6 +23,7 @@ __all__ = ["States"]
 class States:
     """The part of a vector env that gets and sets states."""
 
+    _clock: Clock
     autoreset_mode: AutoresetMode
 
     if TYPE_CHECKING:
@@ -49,7 +51,8 @@ class States:
         """
         schedule = self._running
         numbers = schedule.table.named(slots)
-        replies = await for_each(schedule, numbers, "get_state", "get_states", lambda _: ())
+        with self._clock.envs:
+            replies = await for_each(schedule, numbers, "get_state", "get_states", lambda _: ())
         by_slot = dict(zip(np.sort(numbers).tolist(), replies, strict=True))
         _refuse_misfits(by_slot)
         return [EnvState(*by_slot[slot]) for slot in numbers.tolist()]
@@ -79,7 +82,10 @@ class States:
         if len(states) != len(numbers):
             raise ValueError(f"set_state: got {len(states)} states for {len(numbers)} slots")
         raw = {slot: (s.env_id, s.values, s.arrays) for slot, s in zip(numbers.tolist(), states, strict=True)}
-        replies = await for_each(schedule, numbers, "set_state", "set_states", lambda mine: ([raw[s] for s in mine],))
+        with self._clock.envs:
+            replies = await for_each(
+                schedule, numbers, "set_state", "set_states", lambda mine: ([raw[s] for s in mine],)
+            )
         by_slot = dict(zip(np.sort(numbers).tolist(), replies, strict=True))
         done = {slot: reply for slot, reply in by_slot.items() if not isinstance(reply, str)}
         schedule.table.note_states(np.array(list(done), np.int64))

@@ -21,7 +21,7 @@ class Stats(NamedTuple):
 
     Attributes:
         env_s, image_s, policy_s: in seconds.
-        env_steps: steps of single envs, automatic resets among them.
+        env_steps: steps of single envs that were asked for, automatic resets among them.
         num_envs: how many slots there are.
     """
 
@@ -77,26 +77,18 @@ class Clock:
     Attributes:
         envs: waits for envs.
         images: waits for images alone.
-        env_steps: steps of single envs.
     """
 
     def __init__(self) -> None:
         self._trace: Trace | None = None
-        self._before = self.env_steps = 0
-        self.start_anew()
+        self.start_anew(0)
 
-    def start_anew(self) -> None:
-        """Count from here; waits that are under way are left out."""
+    def start_anew(self, steps: int) -> None:
+        """Count from here, where so many steps had been made; waits that are under way are left out."""
         self.envs = Wait()
         self.images = _LesserWait(self.envs)
-        self._before += self.env_steps
-        self.env_steps = 0
+        self._before = steps
         self.trace(self._trace)
-
-    @property
-    def all_steps(self) -> int:
-        """Steps of single envs since the vector env was made."""
-        return self._before + self.env_steps
 
     def trace(self, trace: Trace | None) -> None:
         """Note each wait there, from now on; None: no longer."""
@@ -104,20 +96,20 @@ class Clock:
         for name, wait in (("envs", self.envs), ("images", self.images)):
             wait.on_end = trace.waited(name) if trace is not None else None
 
-    def stats(self, num_envs: int) -> Stats:
-        """What was counted until now."""
-        now = perf_counter()
+    def stats(self, num_envs: int, steps: int) -> Stats:
+        """What was counted until now, when so many steps of single envs have been made."""
+        now, steps = perf_counter(), steps - self._before
         waits = [wait for wait in (self.envs, self.images) if wait.first]
         if not waits:
-            return Stats(0.0, 0.0, 0.0, self.env_steps, num_envs)
+            return Stats(0.0, 0.0, 0.0, steps, num_envs)
         begin = min(wait.first for wait in waits)
         end = now if any(wait.open for wait in waits) else max(wait.last for wait in waits)
         env_s, image_s = self.envs.until(now), self.images.until(now)
-        return Stats(env_s, image_s, max(0.0, end - begin - env_s - image_s), self.env_steps, num_envs)
+        return Stats(env_s, image_s, max(0.0, end - begin - env_s - image_s), steps, num_envs)
 
 
 class Wait:
-    """One sort of wait. Several may be open at once, and count once then."""
+    """One sort of wait; `with` it, somebody waits. Several may be open at once, and count once then."""
 
     __slots__ = ("first", "last", "on_end", "open", "seconds", "since")
 
@@ -147,6 +139,12 @@ class Wait:
             self.seconds += now - self.since
             if self.on_end is not None:
                 self.on_end(self.since, now)
+
+    def __enter__(self) -> None:
+        self.begin()
+
+    def __exit__(self, *exc: object) -> None:
+        self.end()
 
     def until(self, now: float) -> float:
         """How long was waited until now, in seconds."""

@@ -155,8 +155,7 @@ class Step:
     ) -> bool:
         """Wait for the replies and take the result; whether that was so soon, and no signal has come."""
         self._late = True
-        clock = self._envs._clock
-        wait = clock.envs.begin()
+        wait = self._envs._clock.envs.begin()
         try:
             schedule.dispatch.poll(exchange)
             limit = _limit(schedule, self._timeout_s)
@@ -171,7 +170,6 @@ class Step:
         except Exception as exc:
             self._end(None, exc)
         else:
-            clock.env_steps += schedule.num_envs
             self._end(result, None)
         return True
 
@@ -246,8 +244,6 @@ async def _outcome(
     schedule, wait = envs._running, envs._clock.envs.begin()
     try:
         schedule.take_up(exchange, done)
-        result = await schedule.step_outcome(exchange, timeout_s)
-        envs._clock.env_steps += schedule.num_envs
-        return result
+        return await schedule.step_outcome(exchange, timeout_s)
     finally:
         wait.end()

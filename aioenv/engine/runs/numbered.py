@@ -241,7 +241,7 @@ class _Run:
 
     def _count(self) -> tuple[int, int]:
         """How many steps and resets there have been, whosever they were."""
-        return self._clock.all_steps, self._schedule.table.resets
+        return self._schedule.table.steps, self._schedule.table.resets
 
     def end(self) -> None:
         """Resume what was paused here; there are no more episodes."""
@@ -280,7 +280,6 @@ class _Run:
             moved = await self._walk.move(stepped, *actions, seeds)
         finally:
             wait.end()
-        self._clock.env_steps += len(stepped)
         self._counted = self._count()
         for column in self._walk.objects:  # slots without a first episode show another's, rather than None
             shown = next((item for item in column if item is not None), None)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -52,12 +51,10 @@ class OneSlot:
         schedule = self._running
         group = _group(schedule, slot, "step_at")
         taken = one_action(schedule.fleet.actions, action)
-        with self._waiting():
+        with self._clock.envs:
             await schedule.drain()
             group.send_apart(*taken, "step_at")
-            step = await schedule.outcome(group.take(), lambda exchange: _result(schedule, group, exchange), None)
-        self._clock.env_steps += 1
-        return step
+            return await schedule.outcome(group.take(), lambda exchange: _result(schedule, group, exchange), None)
 
     async def reset_at(
         self, slot: int, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -82,19 +79,10 @@ class OneSlot:
             step = _result(schedule, group, exchange)
             return ResetResult(step.obs, step.info)
 
-        with self._waiting():
+        with self._clock.envs:
             await schedule.drain()
             group.send_whole_reset(group.slots, {int(group.slots[0]): own}, options, "reset_at")
             return await schedule.outcome(group.take(), result, None)
-
-    @contextlib.contextmanager
-    def _waiting(self) -> Iterator[None]:
-        """What is done here is a wait for envs."""
-        wait = self._clock.envs.begin()
-        try:
-            yield
-        finally:
-            wait.end()
 
 
 def one_action(layout: Layout, action: Any) -> tuple[Arrays, Sequence[Sequence[Any]]]:

@@ -39,6 +39,7 @@ class Rollouts:
     num_envs: int
     autoreset_mode: AutoresetMode
     _clock: Clock
+    _schedule: Schedule | None
     _live: Live | None
     _remembered: Remembered
 
@@ -108,9 +109,10 @@ class Rollouts:
         Args:
             reset: count anew from here.
         """
-        stats = self._clock.stats(self.num_envs)
+        steps = 0 if self._schedule is None else self._schedule.table.steps
+        stats = self._clock.stats(self.num_envs, steps)
         if reset:
-            self._clock.start_anew()
+            self._clock.start_anew(steps)
         return stats
 
 
@@ -256,7 +258,6 @@ class _Run:
             self._record.invalidate(turn, ~came.counts)
         if exhausted := self._schedule.table.exhausted:
             self._record.invalidate(turn, np.isin(turn.slots, list(exhausted)) & ~(came.terminated | came.truncated))
-        self._clock.env_steps += len(turn.slots)
         turn.taken += 1
         if self._mode is AutoresetMode.DISABLED:
             over = came.terminated | came.truncated
