@@ -227,7 +227,7 @@ def test_an_iteration_does_not_go_on_with_envs_that_another_has_taken():
 
 
 @pytest.mark.parametrize("backend", ["workers", "native"])
-@pytest.mark.parametrize("other", ["step", "reset", "reset_at", "step_at", "set_state"])
+@pytest.mark.parametrize("other", ["step", "cancelled step", "send", "reset", "reset_at", "step_at", "set_state"])
 def test_an_iteration_does_not_go_on_where_somebody_else_was(backend, other):
     """Its episodes would be of two policies, or of half an env's."""
 
@@ -237,6 +237,14 @@ def test_an_iteration_does_not_go_on_where_somebody_else_was(backend, other):
     async def disturb(envs, state):
         if other == "step":
             await envs.step(np.zeros((3, 1)))
+        elif other == "send":
+            envs.send(np.zeros((3, 1)))
+            await envs.recv(3)
+        elif other == "cancelled step":
+            step = asyncio.ensure_future(envs.step(np.zeros((3, 1))))
+            await asyncio.sleep(0)  # it is sent, or made here
+            if step.cancel():
+                await envs.recv(3)
         elif other == "step_at":
             await envs.step_at(0, np.zeros(1))
         elif other == "reset_at":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 import numpy as np
 import pytest
@@ -136,6 +137,35 @@ async def test_a_vector_env_tells_what_it_waited_for(time, gate):  # noqa: F811
         open_gate()
         await envs.recv()
         assert seconds(envs.stats()) == (0, 0, 5) and envs.stats().env_steps == 3
+        envs.stats(reset=True)
+        # from the first request to the last result
+        envs.send([0] * 4)
+        time.now += 7
+        await envs.recv(4)
+        assert seconds(envs.stats()) == (0, 0, 7)
+        # a step is one, whatever becomes of its result
+        envs.stats(reset=True)
+        with pytest.raises(aioenv.StepTimeout):
+            await envs.step([Counter.WAIT, 0, 0, 0], timeout_s=0.01)
+        open_gate()
+        await envs.recv(4)
+        with pytest.raises(aioenv.EnvError):
+            await envs.step([Counter.RAISE, 0, 0, 0])
+        with pytest.raises(aioenv.ActionError):
+            await envs.step([0] * 5)
+        with pytest.raises(aioenv.EnvError, match="must be reset"):
+            await envs.step([0] * 4)
+        await envs.reset()
+        assert envs.stats().env_steps == 8
+        # calls and states
+        envs.stats(reset=True)
+        for use in (envs.get_attr("level"), envs.call_at(1, "get_wrapper_attr", "level"), envs.get_state()):
+            waiting = asyncio.ensure_future(use)
+            await asyncio.sleep(0)
+            time.now += 1
+            with contextlib.suppress(aioenv.AioenvError):
+                await waiting
+        assert seconds(envs.stats()) == (3, 0, 0)
         envs.stats(reset=True)
 
         def policy(obs):
