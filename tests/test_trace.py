@@ -224,6 +224,90 @@ def test_a_worker_that_is_started_again_goes_on_in_its_line(tmp_path):
     assert steps_of(lines["worker 1: slot 1"]) == [1, 2, 3, 4]  # what it died over is sent again, by its number
 
 
+def test_what_hangs_is_in_it(tmp_path):
+    async def run():
+        async with fragile() as envs:
+            await envs.reset(seed=0)
+            with envs.trace(tmp_path / "run.json"):
+                await envs.step([0, 0])
+                os.kill(envs.workers[1].pid, signal.SIGSTOP)
+                with pytest.raises(aioenv.StepTimeout):
+                    await envs.step([0, 0], timeout_s=0.05)
+            os.kill(envs.workers[1].pid, signal.SIGCONT)
+
+    aioenv.run(run())
+    spans = read(tmp_path / "run.json")
+    check_each_line(spans)
+    lines = lines_of(spans)
+    assert steps_of(lines["worker 0: slot 0"]) == [1, 2] and lines["worker 0: slot 0"][-1].name != "no reply yet"
+    last = lines["worker 1: slot 1"][-1]
+    assert (last.name, last.step) == ("no reply yet", 2) and last.end_s - last.begin_s > 0.04
+    assert steps_of(lines["worker 1: slot 1"]) == [1]
+
+
+def test_waits_that_began_before_it(tmp_path):
+    async def run():
+        async with fragile() as envs:
+            await envs.reset(seed=0)
+            os.kill(envs.workers[0].pid, signal.SIGSTOP)
+            step = asyncio.create_task(envs.step([0, 0]))
+            await asyncio.sleep(0)
+            with envs.trace(tmp_path / "run.json"):
+                os.kill(envs.workers[0].pid, signal.SIGCONT)
+                await step
+
+    aioenv.run(run())
+    assert all(span.begin_s >= 0 for span in read(tmp_path / "run.json"))
+
+
+@pytest.mark.parametrize("blocking", [False, True])
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="takes Linux")
+def test_what_goes_through_the_block_goes_on_though_the_file_is_not_written(blocking, caplog):
+    class Mine(Exception):
+        pass
+
+    async def run():
+        async with fragile() as envs:
+            with pytest.raises(Mine), envs.trace("/dev/full"):
+                raise Mine
+            with pytest.raises(OSError, match="No space"), envs.trace("/dev/full"):
+                pass
+
+    if blocking:
+        with sync.AsyncVectorEnv([Fragile] * 2) as envs:
+            with pytest.raises(Mine), envs.trace("/dev/full"):
+                raise Mine
+            with pytest.raises(OSError, match="No space"), envs.trace("/dev/full"):
+                pass
+    else:
+        aioenv.run(run())
+    assert caplog.text.count("the timeline could not be written") == 1
+
+
+def test_two_timelines_take_two_files(tmp_path):
+    async def run():
+        async with fragile() as one, fragile() as two:
+            with one.trace(tmp_path / "run.json"):
+                (tmp_path / "link.json").symlink_to("run.json")
+                for name in ("run.json", "link.json"):
+                    with pytest.raises(RuntimeError, match=r"another timeline is written to .* its own file"):
+                        two.trace(tmp_path / name)
+                with two.trace(tmp_path / "two.json"):
+                    pass
+            with one.trace(os.devnull), two.trace(os.devnull):  # which keeps nothing anyway
+                pass
+
+    async def in_turn():
+        async with fragile() as one, fragile() as two:
+            for envs in (one, two, one):
+                with envs.trace(tmp_path / "run.json"):
+                    await envs.reset()
+
+    aioenv.run(run())
+    aioenv.run(in_turn())
+    assert len(steps_of(read(tmp_path / "run.json"), "reset")) == 2
+
+
 def test_closing_ends_it(tmp_path):
     async def run():
         async with fragile() as envs:
@@ -244,6 +328,8 @@ def test_misuse(tmp_path):
         async with fragile() as envs:
             with pytest.raises(FileNotFoundError, match=r"nowhere/run\.json'$"):  # what was asked for, not a draft
                 envs.trace(tmp_path / "nowhere" / "run.json")
+            with pytest.raises(IsADirectoryError, match=rf"{tmp_path}'$"):
+                envs.trace(tmp_path)
             trace = envs.trace(tmp_path / "run.json")
             assert json.loads((tmp_path / "run.json").read_text())["traceEvents"] == []
             with pytest.raises(RuntimeError, match=r"is being collected; stop\(\) it first"):

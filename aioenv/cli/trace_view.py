@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aioenv.cli.options import picture_file
+from aioenv.trace.track import UNANSWERED
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -31,6 +32,7 @@ _COLOURS = {
     "policy": "#009E73",
     "send": "#D55E00",
     "handle": "#F0E442",
+    UNANSWERED: "#000000",
 }
 _WAIT = "wait"
 _WAIT_COLOUR = "#E4E4E4"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Self
 
 from aioenv.sync.portal import Portal
-from aioenv.trace.timeline import Trace
+from aioenv.trace.timeline import Trace, logged_beside
 
 __all__ = ["BlockingTrace"]
 
@@ -44,8 +44,9 @@ class BlockingTrace:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.stop()
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        with logged_beside(error):
+            self.stop()
 
     def __repr__(self) -> str:
         return repr(self._trace)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from time import perf_counter
@@ -14,7 +16,7 @@ from aioenv.trace.ring import Rings
 from aioenv.trace.track import LOOK_EVERY, Spans, Track
 from aioenv.trace.whole import is_device, replacing
 
-__all__ = ["VARIABLE", "Trace", "Traced", "free_path", "wanted"]
+__all__ = ["VARIABLE", "Trace", "Traced", "free_path", "logged_beside", "wanted"]
 
 _log = logging.getLogger("aioenv")
 
@@ -22,6 +24,8 @@ VARIABLE = "AIOENV_TRACE"
 WAIT = "wait for "  # what the parent waits for has names that begin so
 # A trace that nobody stops ends by itself before it fills the memory: so many spans take 32 MB, and 130 MB on disk.
 MAX_SPANS = 1_000_000
+# Where timelines of this process are written.
+_written: weakref.WeakValueDictionary[str, Trace] = weakref.WeakValueDictionary()
 
 
 class Trace:
@@ -41,6 +45,7 @@ class Trace:
         stopped: whether `stop` has been called.
 
     Raises:
+        RuntimeError: if another timeline of this process is written there.
         OSError: if the file can't be written.
     """
 
@@ -50,10 +55,15 @@ class Trace:
         self.step: int | None = None
         self.stopped = False
         self._on_stop = on_stop
-        self._began = perf_counter()
+        self._began = self._ended = perf_counter()
         self._loop: dict[str, Spans] = {}
         self._steps: dict[int, int] = {}  # how many steps each slot was sent
-        _begin_file(self._file)
+        target = os.path.realpath(self._file)
+        if not is_device(self._file):
+            if (other := _written.get(target)) is not None and not other.stopped:
+                raise RuntimeError(f"trace: another timeline is written to {self.path}: give each its own file")
+            _begin_file(self._file)
+            _written[target] = self
         self._rings = Rings(len(workers))
         self.tracks = [Track(self, name, *self._rings.ring(index)) for index, name in enumerate(workers)]
 
@@ -81,7 +91,8 @@ class Trace:
         return self.step
 
     def loop(self, name: str, begin: float, end: float, step: int | None = None) -> None:
-        """The parent did this, or waited for it."""
+        """The parent did this, or waited for it: from when this began, if that was later."""
+        begin = max(begin, self._began)
         spans = self._loop.get(name)
         if spans is None:
             spans = self._loop[name] = Spans()
@@ -116,7 +127,7 @@ class Trace:
         """Write the file, and collect no more. Idempotent; closing what is traced does it too."""
         if self.stopped:
             return
-        self.stopped = True
+        self.stopped, self._ended = True, perf_counter()
         try:
             self._on_stop()
         finally:
@@ -130,8 +141,9 @@ class Trace:
     def __enter__(self) -> Trace:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.stop()
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        with logged_beside(error):
+            self.stop()
 
     def __repr__(self) -> str:
         return f"<Trace {'in' if self.stopped else 'to'} {self.path}>"
@@ -141,7 +153,7 @@ class Trace:
         lines: list[tuple[str, Iterable[tuple[str, float, float, int]]]] = [("loop", self._loop_events())]
         # waits for envs and for images may overlap, which spans of one line may not
         lines += [(name, sorted(self._named(name))) for name in sorted(self._loop) if name.startswith(WAIT)]
-        lines += [(track.name, track.events()) for track in self.tracks]
+        lines += [(track.name, track.events(self._ended)) for track in self.tracks]
         yield {"ph": "M", "pid": pid, "tid": 0, "name": "process_name", "args": {"name": "aioenv"}}
         for tid, (line, events) in enumerate(lines):
             yield {"ph": "M", "pid": pid, "tid": tid, "name": "thread_name", "args": {"name": line}}
@@ -171,6 +183,17 @@ class Trace:
 
     def _named(self, name: str) -> Iterator[tuple[str, float, float, int]]:
         return ((name, *span) for span in self._loop[name])
+
+
+@contextlib.contextmanager
+def logged_beside(error: BaseException | None) -> Iterator[None]:
+    """Around the end of a timeline: what goes through its block goes on, even if the file can't be written."""
+    try:
+        yield
+    except OSError as exc:
+        if error is None:
+            raise
+        _log.error("the timeline could not be written: %s", exc)
 
 
 def _begin_file(path: Path) -> None:

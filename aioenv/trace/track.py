@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from array import array
 from collections.abc import Callable, Iterator
 from time import perf_counter
@@ -9,7 +10,9 @@ from typing import Any, Protocol
 
 from aioenv.trace.ring import CAPACITY, KINDS, Handle, Ring
 
-__all__ = ["LOOK_EVERY", "Spans", "Track"]
+__all__ = ["LOOK_EVERY", "UNANSWERED", "Spans", "Track"]
+
+UNANSWERED = "no reply yet"  # what a worker is at when the timeline ends
 
 # A worker writes up to three rows a request: the parent looks in before a ring can be full.
 LOOK_EVERY = CAPACITY // 8
@@ -64,6 +67,7 @@ class Track:
         self.spans: dict[str, Spans] = {}
         self._trace = trace
         self._steps: dict[tuple[int, int], int] = {}  # by generation and request: of those that are under way
+        self._open: dict[object, tuple[float, int | None]] = {}  # when what has no reply yet was sent, of which step
         self._last: tuple[int, int] | None = None  # whose reply may still have a row to come
         self._sent = 0
 
@@ -81,7 +85,10 @@ class Track:
         trace = self._trace
         step = trace.step if kind != "call" else None
 
+        this = object()
+
         def heard(outcome: Any) -> None:
+            self._open.pop(this, None)
             begin = perf_counter()
             try:
                 on_reply(outcome)
@@ -89,7 +96,12 @@ class Track:
                 trace.loop("handle", begin, perf_counter(), step)
 
         begin = perf_counter()
-        number = submit(*request, heard)
+        self._open[this] = begin, step
+        try:
+            number = submit(*request, heard)
+        except BaseException:
+            self._open.pop(this, None)
+            raise
         trace.loop("send", begin, perf_counter(), step)
         if step is not None and self.ring is not None:
             self._steps[generation, number] = step
@@ -115,10 +127,14 @@ class Track:
                 spans = self.spans[name] = Spans()
             spans.add(begin, end, step)
 
-    def events(self) -> Iterator[tuple[str, float, float, int]]:
-        """What the worker did, in order; between that, its waits."""
+    def events(self, now: float) -> Iterator[tuple[str, float, float, int]]:
+        """What the worker did, in order; between that, its waits; and what it is at now, if it has not replied."""
         rows = sorted((b, e, name, n) for name, spans in self.spans.items() for b, e, n in spans)
         last: float | None = None
+        done = rows[-1][1] if rows else 0.0
+        for sent, step in itertools.islice(self._open.values(), 1):  # the others wait for this one
+            if (begin := max(sent, done)) < now:
+                rows.append((begin, now, UNANSWERED, -1 if step is None else step))
         for begin, end, name, number in rows:
             if last is not None and begin > last:
                 yield "wait", last, begin, -1

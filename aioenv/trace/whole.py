@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO
@@ -33,7 +34,7 @@ def replacing(path: Path) -> Iterator[TextIO]:
             yield file
         return
     target = Path(os.path.realpath(path))
-    draft = target.with_name(f".{target.name}.{os.getpid()}")
+    draft = target.with_name(f".{target.name}.{os.getpid()}-{threading.get_native_id()}")
     try:
         with open(draft, "w", encoding="utf-8") as file:
             yield file
@@ -41,6 +42,8 @@ def replacing(path: Path) -> Iterator[TextIO]:
     except BaseException as exc:
         if isinstance(exc, OSError) and str(exc.filename) == str(draft):  # nobody asked for a draft
             exc.filename = os.fspath(path)
+            if exc.filename2 is not None:
+                del exc.filename2
         with contextlib.suppress(OSError):
             draft.unlink()
         raise
