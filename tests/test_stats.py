@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
+import gymnasium as gym
 import numpy as np
 import pytest
 from test_vector_env import Counter, counters, gate  # noqa: F401 (a fixture)
@@ -201,10 +202,17 @@ async def test_a_vector_env_waits_for_images(time, gate):  # noqa: F811
 
 
 def test_blocking_code_too():
-    with sync.make_vec("CartPole-v1", 4, num_workers=1) as envs:
-        envs.reset(seed=0)
-        for _ in range(10):
-            envs.step(np.zeros(4, int))
-        stats = envs.stats(reset=True)
-        assert stats.env_steps == 40 and stats.env_s > 0 and stats.policy_s > 0
-        assert envs.stats().env_steps == 0
+    for make in (
+        lambda: sync.make_vec("CartPole-v1", 4, num_workers=1),
+        lambda: sync.AsyncVectorEnv([lambda: gym.make("CartPole-v1")] * 4, num_workers=1),
+    ):
+        with make() as envs:
+            envs.reset(seed=0)
+            for _ in range(10):
+                envs.step(np.zeros(4, int))
+            stats = envs.stats(reset=True)
+            assert stats.env_steps == 40 and stats.env_s > 0 and stats.policy_s > 0
+            envs.step_async(np.zeros(4, int)) if hasattr(envs, "step_async") else envs.send(np.zeros(4, int))
+            assert envs.stats().env_steps == 4
+            envs.step_wait() if hasattr(envs, "step_wait") else envs.recv(4)
+            assert envs.stats().env_steps == 4

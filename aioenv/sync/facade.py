@@ -9,6 +9,7 @@ import gymnasium
 from gymnasium import Space
 
 from aioenv.engine.results import WorkerInfo
+from aioenv.engine.waits import Stats
 from aioenv.sync.blocking import Blocking
 from aioenv.sync.stepping import Stepper
 from aioenv.sync.tracing import BlockingTrace
@@ -66,6 +67,10 @@ class Facade(Blocking, gymnasium.vector.VectorEnv[Any, Any, Any]):
     def np_random(self) -> Any:
         """A copy of every env's generator, fetched from the workers."""
         return self.get_attr("np_random")
+
+    def stats(self, *, reset: bool = False) -> Stats:
+        """How long the run waited for envs, for images and for the policy (see `AsyncVectorEnv.stats`)."""
+        return self._envs.stats(reset=reset)
 
     def trace(self, path: str | os.PathLike[str]) -> BlockingTrace:
         """Collect a timeline, until the end of a `with` block over it (see `AsyncVectorEnv.trace`)."""

@@ -18,7 +18,6 @@ from aioenv.engine.runs.record import Rollout
 from aioenv.engine.runs.rollout import Policy
 from aioenv.engine.session import CLOSE_GRACE_S
 from aioenv.engine.snapshot import EnvState
-from aioenv.engine.waits import Stats
 from aioenv.envs.actors import ActorID
 from aioenv.errors import ClosedError
 from aioenv.native_vector_env import NativeVectorEnv
@@ -130,10 +129,6 @@ class VectorEnv(Facade, gymnasium.vector.VectorEnv[Any, Any, Any]):  # named, fo
     def episode_stats(self) -> EpisodeStats:
         """Returns, lengths, times and events of the episodes that have ended (see `AsyncVectorEnv.episode_stats`)."""
         return self._envs.episode_stats
-
-    def stats(self, *, reset: bool = False) -> Stats:
-        """How long the run waited for envs, for images and for the policy (see `AsyncVectorEnv.stats`)."""
-        return self._envs.stats(reset=reset)
 
     def send(self, actions: Any, slots: Iterable[int] | None = None) -> None:
         """Send actions to some slots, without waiting for results (see `AsyncVectorEnv.send`)."""
