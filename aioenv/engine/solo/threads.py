@@ -183,6 +183,7 @@ class EnvThread:
                 if not done.done():
                     done.set_exception(_closed())
                     done.exception()  # nobody need ask for it
+        self._asked.clear()
 
     def _hear(self) -> None:
         """On the loop: the thread has rung, or it has ended."""
