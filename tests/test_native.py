@@ -270,6 +270,20 @@ async def test_calls_and_attributes(where):
         assert (await envs.call_at(1, "reset", seed=4))[0].shape == (4,)
 
 
+@everywhere
+async def test_it_is_asked_about_its_stack_as_single_envs_are(where):
+    async with aioenv.NativeVectorEnv(cartpole, 3, **where) as envs:
+        assert await envs.call("get_wrapper_attr", "gravity") == (9.8,) * 3
+        assert await envs.call_at([2], "get_wrapper_attr", "gravity") == (9.8,)
+        assert await envs.call("has_wrapper_attr", "close") == (True,) * 3
+        assert await envs.call_at(1, "has_wrapper_attr", "no_such_thing") is False
+        assert await envs.call("set_wrapper_attr", "gravity", 1.5) == (True,) * 3
+        assert await envs.call("set_wrapper_attr", "no_such_thing", 1, force=False) == (False,) * 3
+        assert await envs.get_attr("gravity") == (1.5,) * 3
+        with pytest.raises(aioenv.EnvError, match="AttributeError"):
+            await envs.call("get_wrapper_attr", "no_such_thing")
+
+
 @pytest.mark.parametrize("num_workers", [None, 2])
 async def test_some_slots_of_cartpole(num_workers):
     mask = np.array([True, False, True, False])

@@ -17,14 +17,15 @@ except ImportError as exc:
     raise ImportError("aioenv.adapters.sb3 needs Stable-Baselines3: pip install stable-baselines3") from exc
 
 from aioenv import sync
-from aioenv.adapters.stack import IS_WRAPPED, SET_ATTR, answering, answering_from
+from aioenv.adapters.stack import ASSIGN, CALL, HAS, IS_WRAPPED, READ, Absent, Question, Refused
 from aioenv.batching.merge import merge_or_rows
-from aioenv.engine.arguments import listed_factories
+from aioenv.engine.calls import for_each, in_order
 from aioenv.engine.results import Ready, ResetResult
 from aioenv.engine.runs.one_slot import infos_of
 from aioenv.engine.schedule import Schedule
 from aioenv.errors import ActionError, EnvError, NoAsyncCallError, PendingCallError
 from aioenv.host.native_tasks import is_native_task
+from aioenv.native_vector_env import NativeVectorEnv
 from aioenv.sync.portal import Postponed
 from aioenv.sync.stepping import Step
 from aioenv.vector_env import AsyncVectorEnv
@@ -74,18 +75,15 @@ class VecEnv(_VecEnv):  # type: ignore[misc]  # Stable-Baselines3 need not be in
         **kwargs: Any,
     ) -> None:
         _refuse_theirs(kwargs)
-        answers = not isinstance(env_fns, sync.VectorEnv)
         if isinstance(env_fns, sync.VectorEnv):
             if kwargs:
                 raise TypeError(f"{', '.join(kwargs)}: for the vector env that is given, when it is made")
             envs = env_fns
         else:
-            factories = [answering_from(make) if callable(make) else make for make in listed_factories(env_fns)]
             kwargs = {"autoreset_mode": "SameStep", **kwargs}
-            envs = sync.VectorEnv(factories, episode_stats=episode_stats, **kwargs)
+            envs = sync.VectorEnv(env_fns, episode_stats=episode_stats, **kwargs)
         self._envs = envs
         self._counts_episodes = episode_stats
-        self._answers = answers
         self._pending: Step | Postponed | None = None
         try:
             if envs.autoreset_mode.value != "SameStep":
@@ -187,10 +185,20 @@ class VecEnv(_VecEnv):  # type: ignore[misc]  # Stable-Baselines3 need not be in
         """Slots by Stable-Baselines3's indices, which are those of a list: -1 is the last."""
         return [range(self.num_envs)[index] for index in self._get_indices(indices)]
 
-    def _call_at(self, indices: Any, name: str, *args: Any, **kwargs: Any) -> list[Any]:
-        """Call something of some envs; of none that is nothing, as with theirs."""
+    def _ask(self, indices: Any, what: str, question: Question, *args: Any) -> list[Any]:
+        """Ask something of some envs; of none that is nothing, as with theirs."""
         slots = self._slots(indices)
-        return list(self._envs.call_at(slots, name, *args, **kwargs)) if slots else []
+        if not slots:
+            return []
+        try:
+            return list(self._envs._portal.call(_ask, self._envs._envs, slots, what, question, args))
+        except EnvError as error:
+            causes = [one.__cause__ for one in error.errors]
+            if all(isinstance(cause, Absent) for cause in causes):
+                raise AttributeError(f"{what}: {causes[0]}") from error
+            if all(isinstance(cause, Refused) for cause in causes):
+                raise TypeError(f"{what}: {causes[0]}") from error
+            raise
 
     def _drop_pending(self) -> None:
         """Take back a step that nobody waited for."""
@@ -211,53 +219,63 @@ class VecEnv(_VecEnv):  # type: ignore[misc]  # Stable-Baselines3 need not be in
         return [None] * self.num_envs if images is None else list(images)
 
     def has_attr(self, attr_name: str) -> bool:
-        """Whether every env has an attribute."""
-        if not self._answers:
-            try:
-                self._envs.get_attr(attr_name)
-            except EnvError:
-                return False
-            return True
-        return all(self._envs.call("has_wrapper_attr", attr_name))
+        """Whether every env has an attribute; none is called for that."""
+        return all(self._ask(None, f"has_attr({attr_name!r})", HAS, attr_name))
 
     def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
-        """Read an attribute of some envs.
+        """Read an attribute of some envs, as Python's `getattr` does: nothing is called.
 
         Raises:
             AttributeError: if they have none of that name, as Stable-Baselines3 asks for.
+            TypeError: if it is a method of the env, or does not pickle, and so can't leave the env's process.
             EnvError, WorkerDied, StepTimeout: as `AsyncVectorEnv.call`.
         """
-        try:
-            return self._call_at(indices, attr_name)
-        except EnvError as error:
-            if all(isinstance(one.__cause__, AttributeError) for one in error.errors):
-                raise AttributeError(str(error)) from error
-            raise
+        return self._ask(indices, f"get_attr({attr_name!r})", READ, attr_name)
 
     def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:
-        """Set an attribute of some envs, on their outermost wrapper as `SubprocVecEnv` does."""
-        if self._answers:
-            self._call_at(indices, SET_ATTR, attr_name, value)
-        elif indices is None:
-            self._envs.set_attr(attr_name, value)
-        else:
-            raise ValueError("set_attr: of all slots alone, with a vector env that was made elsewhere")
+        """Set an attribute of some envs, on their outermost wrapper as `SubprocVecEnv` does.
+
+        Raises:
+            ValueError: if it is for some slots with `backend="native"`, where one env has it for all.
+            EnvError, WorkerDied, StepTimeout: as `AsyncVectorEnv.call`.
+        """
+        slots = set(self._slots(indices))
+        if 0 < len(slots) < self.num_envs and isinstance(self._envs._envs, NativeVectorEnv):
+            raise ValueError(
+                f'set_attr({attr_name!r}): with backend="native" all {self.num_envs} slots are one env, which has one '
+                'for all of them: leave out `indices`, or use backend="workers"'
+            )
+        self._ask(indices, f"set_attr({attr_name!r})", ASSIGN, attr_name, value)
 
     def env_method(self, method_name: str, *method_args: Any, indices: Any = None, **method_kwargs: Any) -> list[Any]:
-        """Call a method of some envs."""
-        return self._call_at(indices, method_name, *method_args, **method_kwargs)
+        """Call a method of some envs.
+
+        Raises:
+            AttributeError: if they have none of that name.
+            TypeError: if what they have is no method.
+            EnvError, WorkerDied, StepTimeout: as `AsyncVectorEnv.call`.
+        """
+        return self._ask(indices, f"env_method({method_name!r})", CALL, method_name, method_args, method_kwargs)
 
     def env_is_wrapped(self, wrapper_class: type, indices: Any = None) -> list[bool]:
         """Whether some envs have a wrapper of a class around them."""
-        slots = self._slots(indices)
         if self._counts_episodes and wrapper_class is Monitor:
-            return [True] * len(slots)
-        if not self._answers:
-            return [False] * len(slots)
-        return self._call_at(indices, IS_WRAPPED, wrapper_class)
+            return [True] * len(self._slots(indices))
+        return self._ask(indices, "env_is_wrapped", IS_WRAPPED, wrapper_class)
 
     def __repr__(self) -> str:
         return f"<aioenv.adapters.sb3.VecEnv over {self._envs!r}>"
+
+
+async def _ask(
+    envs: AsyncVectorEnv, slots: list[int], what: str, question: Question, args: tuple[Any, ...]
+) -> tuple[Any, ...]:
+    """What some slots answer, in the order in which they are named."""
+    schedule = envs._running
+    function = question.rows if isinstance(envs, NativeVectorEnv) else question.single
+    numbers = schedule.table.named(slots)
+    with envs._clock.envs:
+        return in_order(numbers, await for_each(schedule, numbers, what, "apply", lambda _: (function, args)))
 
 
 async def _reset_each(envs: AsyncVectorEnv, seeds: list[int | None], options: list[dict[str, Any]]) -> Ready:
@@ -296,10 +314,7 @@ def make_vec(
     native = kwargs.get("backend") == "native"
     own_mode = native and not is_native_task(env)  # a vector env that somebody wrote; `VecEnv` looks at its mode
     kwargs = {"episode_stats": True, **({} if own_mode else {"autoreset_mode": "SameStep"}), **kwargs}
-    if not native:
-        kwargs["wrappers"] = (*kwargs.get("wrappers", ()), answering)
     envs = VecEnv(sync.make_vec(env, num_envs, **kwargs), episode_stats=bool(kwargs["episode_stats"]))
-    envs._answers = not native
     if seed is not None:
         try:
             envs.seed(seed)

@@ -1,33 +1,115 @@
-"""In the worker: questions about an env's stack of wrappers that Gymnasium has no method for."""
+"""Where envs live: what Stable-Baselines3 asks of an env and its wrappers, and `call` does not tell apart.
+
+Each question comes twice: for a single env, and for some rows of a vector env, with a result for each.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from types import MethodType
+from typing import Any, NamedTuple
 
 from gymnasium import Env
+from gymnasium.vector import VectorEnv
 
-__all__ = ["IS_WRAPPED", "SET_ATTR", "answering", "answering_from"]
+from aioenv.host.vector.attributes import call_vector_env, set_vector_attr
+from aioenv.wire.messages import dump
 
-# names under which an env answers `call`
-IS_WRAPPED, SET_ATTR = "aioenv_is_wrapped", "aioenv_set_attr"
+__all__ = ["ASSIGN", "CALL", "HAS", "IS_WRAPPED", "READ", "Absent", "Question", "Refused"]
 
-
-def answering(env: Env[Any, Any]) -> Env[Any, Any]:
-    """Let an env answer these questions. That costs a step nothing, as a wrapper would."""
-    setattr(env, IS_WRAPPED, partial(_is_wrapped, env))
-    setattr(env, SET_ATTR, partial(setattr, env))
-    return env
+_Rows = Sequence[int]
 
 
-def answering_from(make: Callable[[], Env[Any, Any]]) -> Callable[[], Env[Any, Any]]:
-    """A factory of envs that do."""
-    return partial(_make, make)
+class Absent(AttributeError):
+    """There is nothing of that name."""
 
 
-def _make(make: Callable[[], Env[Any, Any]]) -> Env[Any, Any]:
-    return answering(make())
+class Refused(TypeError):
+    """What was asked for is not what it was asked for as, or can't leave its process."""
+
+
+class Question(NamedTuple):
+    """What is called where the env lives.
+
+    Attributes:
+        single: with a single env and the arguments.
+        rows: with a vector env, rows of it and the arguments; gives one result for each row.
+    """
+
+    single: Callable[..., Any]
+    rows: Callable[..., list[Any]]
+
+
+def _read(env: Env[Any, Any], name: str) -> Any:
+    value = _checked(_find(env, name), name)
+    try:
+        dump(value)
+    except Exception as exc:
+        raise Refused(
+            f"of type {type(value).__name__}, which does not pickle, and so stays in the env's process "
+            f"({type(exc).__name__}: {exc})"
+        ) from exc
+    return value
+
+
+def _read_rows(env: VectorEnv[Any, Any, Any], rows: _Rows, name: str) -> list[Any]:
+    return [_checked(value, name) for value in _find_rows(env, rows, name)]
+
+
+def _checked(value: Any, name: str) -> Any:
+    """What was read, unless with it the whole env would be sent: that pickles, and comes out as another env."""
+    if isinstance(value, MethodType) and isinstance(value.__self__, (Env, VectorEnv)):
+        raise Refused(f"a method of the env, and stays with it; env_method({name!r}) calls it")
+    return value
+
+
+def _find(env: Env[Any, Any], name: str) -> Any:
+    try:
+        return env.get_wrapper_attr(name)
+    except AttributeError as exc:
+        raise Absent(str(exc)) from exc
+
+
+def _find_rows(env: VectorEnv[Any, Any, Any], rows: _Rows, name: str) -> list[Any]:
+    try:
+        return call_vector_env(env, rows, "get_wrapper_attr", (name,), {})
+    except AttributeError as exc:
+        raise Absent(str(exc)) from exc
+
+
+def _has(env: Env[Any, Any], name: str) -> bool:
+    return env.has_wrapper_attr(name)
+
+
+def _has_rows(env: VectorEnv[Any, Any, Any], rows: _Rows, name: str) -> list[Any]:
+    return call_vector_env(env, rows, "has_wrapper_attr", (name,), {})
+
+
+def _call(env: Env[Any, Any], name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    return _callable(_find(env, name))(*args, **kwargs)
+
+
+def _call_rows(
+    env: VectorEnv[Any, Any, Any], rows: _Rows, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> list[Any]:
+    if not hasattr(env.unwrapped, "call"):  # which looks itself, env by env
+        _callable(_find_rows(env, rows, name)[0])
+    return call_vector_env(env, rows, name, args, kwargs)
+
+
+def _callable(value: Any) -> Any:
+    if not callable(value):
+        raise Refused(f"no method, but of type {type(value).__name__}; get_attr reads it")
+    return value
+
+
+def _assign(env: Env[Any, Any], name: str, value: Any) -> None:
+    setattr(env, name, value)
+
+
+def _assign_rows(env: VectorEnv[Any, Any, Any], rows: _Rows, name: str, value: Any) -> list[None]:
+    set_vector_attr(env, name, [value] * env.num_envs)
+    return [None] * len(rows)
 
 
 def _is_wrapped(env: Env[Any, Any], wrapper: type) -> bool:
@@ -37,3 +119,11 @@ def _is_wrapped(env: Env[Any, Any], wrapper: type) -> bool:
             return True
         layer = getattr(layer, "env", None)
     return False
+
+
+def _is_wrapped_rows(env: VectorEnv[Any, Any, Any], rows: _Rows, wrapper: type) -> list[bool]:
+    return [False] * len(rows)  # no slot is an env that could be
+
+
+READ, HAS, CALL = Question(_read, _read_rows), Question(_has, _has_rows), Question(_call, _call_rows)
+ASSIGN, IS_WRAPPED = Question(_assign, _assign_rows), Question(_is_wrapped, _is_wrapped_rows)

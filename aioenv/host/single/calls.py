@@ -48,6 +48,12 @@ class EnvCalls:
 
         return self._for_each(rows, [call] * len(rows))
 
+    def apply(
+        self, rows: Sequence[int], function: Callable[..., Any], args: tuple[Any, ...]
+    ) -> tuple[list[bytes], list[Failure]]:
+        """Call a function with each env and some arguments: a question that no method of the env answers."""
+        return self._for_each(rows, [lambda env: function(env, *args)] * len(rows))
+
     def set_attr(self, rows: Sequence[int], name: str, values: Sequence[Any]) -> tuple[list[bytes], list[Failure]]:
         """Set an attribute of envs, where it exists in the stack of wrappers, else on the env itself."""
         return self._for_each(rows, [lambda env, v=v: env.set_wrapper_attr(name, v) for v in values])  # type: ignore[misc]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from gymnasium.vector import VectorEnv
@@ -30,6 +30,10 @@ class VectorCalls:
     def call_if_any(self, rows: Sequence[int], name: str) -> list[Any]:
         """Call a method without arguments; None for each row if there is no such method."""
         return self.call_envs(rows, name, (), {}) if hasattr(self._env, name) else [None] * len(rows)
+
+    def apply(self, rows: Sequence[int], function: Callable[..., list[Any]], args: tuple[Any, ...]) -> list[Any]:
+        """Call a function with the env, rows and some arguments; it gives one result for each of `rows`."""
+        return function(self._env, rows, *args)
 
     def set_attr(self, rows: Sequence[int], name: str, values: Sequence[Any]) -> list[Any]:
         """Set an attribute (see `set_vector_attr`)."""

@@ -214,6 +214,10 @@ class VectorService(SlotService):
         """See `VectorCalls.call_if_any`."""
         return _dumped(self._calls.call_if_any(*args))
 
+    def apply(self, *args: Any) -> tuple[list[bytes], list[Failure]]:
+        """See `VectorCalls.apply`."""
+        return _dumped(self._calls.apply(*args))
+
     def set_attr(self, *args: Any) -> tuple[list[bytes], list[Failure]]:
         """See `VectorCalls.set_attr`."""
         return _dumped(self._calls.set_attr(*args))
