@@ -17,6 +17,7 @@ except ImportError as exc:
     raise ImportError("aioenv.adapters.sb3 needs Stable-Baselines3: pip install stable-baselines3") from exc
 
 from aioenv import sync
+from aioenv.adapters.episodes import CountEpisodes
 from aioenv.adapters.stack import ASSIGN, CALL, HAS, IS_WRAPPED, READ, Absent, Question, Refused
 from aioenv.batching.merge import merge_or_rows
 from aioenv.engine.calls import for_each, in_order
@@ -58,8 +59,9 @@ class VecEnv(_VecEnv):  # type: ignore[misc]  # Stable-Baselines3 need not be in
     Args:
         env_fns: a factory for each slot; or a vector env of `aioenv.sync` that has
             `autoreset_mode=AutoresetMode.SAME_STEP`, which this then closes.
-        episode_stats: count episodes here, so that infos have "episode" and no env needs a `Monitor`; `env_is_wrapped`
-            then says of `Monitor` that it is there.
+        episode_stats: count episodes here, as the outermost wrappers tell them, so that infos have "episode" and no env
+            needs a `Monitor`; `env_is_wrapped` then says of `Monitor` that it is there. What an env tells itself (a
+            `Monitor` inside) stays.
         **kwargs: for `aioenv.sync.VectorEnv`: `num_workers`, `timeout_s`, `restart` and so on.
 
     Raises:
@@ -83,7 +85,7 @@ class VecEnv(_VecEnv):  # type: ignore[misc]  # Stable-Baselines3 need not be in
             kwargs = {"autoreset_mode": "SameStep", **kwargs}
             envs = sync.VectorEnv(env_fns, episode_stats=episode_stats, **kwargs)
         self._envs = envs
-        self._counts_episodes = episode_stats
+        self._counts_episodes, self._counts_inside = episode_stats, False
         self._pending: Step | Postponed | None = None
         try:
             if envs.autoreset_mode.value != "SameStep":
@@ -166,9 +168,10 @@ class VecEnv(_VecEnv):  # type: ignore[misc]  # Stable-Baselines3 need not be in
         if "final_obs" in info:
             last["terminal_observation"] = info["final_obs"]
         first = {key: value for key, value in info.items() if key not in _FINAL}
-        for key in ("episode", "restarted"):
-            if key in first:
-                last[key] = first.pop(key)
+        if "restarted" in first:
+            last["restarted"] = first.pop("restarted")
+        if "episode" in first and not self._counts_inside:  # as the vector env has counted
+            last.setdefault("episode", first.pop("episode"))
         self.reset_infos[slot] = first
         return last
 
@@ -298,7 +301,7 @@ def make_vec(
     """Make copies of one env for Stable-Baselines3; arguments as for `aioenv.make_vec`.
 
     Infos tell of episodes that ended ("episode"), so that envs need no `Monitor`, and workers neither Stable-Baselines3
-    nor torch.
+    nor torch. With `wrappers=` they tell what the env itself gave, beneath these, as with `make_vec_env`.
 
     Args:
         env: an id, an `EnvSpec`, or a function that makes an env.
@@ -313,8 +316,19 @@ def make_vec(
     _refuse_theirs(kwargs)
     native = kwargs.get("backend") == "native"
     own_mode = native and not is_native_task(env)  # a vector env that somebody wrote; `VecEnv` looks at its mode
-    kwargs = {"episode_stats": True, **({} if own_mode else {"autoreset_mode": "SameStep"}), **kwargs}
-    envs = VecEnv(sync.make_vec(env, num_envs, **kwargs), episode_stats=bool(kwargs["episode_stats"]))
+    if not own_mode:
+        kwargs = {"autoreset_mode": "SameStep", **kwargs}
+    wrappers = kwargs.get("wrappers", ())
+    if isinstance(wrappers, Iterable):
+        kwargs["wrappers"] = wrappers = tuple(wrappers)
+    counts = bool(kwargs.get("episode_stats", True))
+    inside = counts and not native and isinstance(wrappers, tuple) and bool(wrappers) and all(map(callable, wrappers))
+    if inside:
+        kwargs["wrappers"] = (CountEpisodes, *wrappers)
+    if not inside or "stats_prefix" in kwargs:
+        kwargs.setdefault("episode_stats", True)
+    envs = VecEnv(sync.make_vec(env, num_envs, **kwargs), episode_stats=counts)
+    envs._counts_inside = inside
     if seed is not None:
         try:
             envs.seed(seed)

@@ -31,6 +31,7 @@ _KNOWN: dict[str, tuple[str, ...]] = {
     },
     "gymnasium.wrappers.transform_reward.ClipReward": (),
     "aioenv.rendering.pixels.PixelObservation": (),
+    "aioenv.adapters.episodes.CountEpisodes": ("counted_return", "counted_length"),  # nor its time of day
 }
 # stateless if the function that they were given is
 _BY_FUNCTION = {
