@@ -227,6 +227,11 @@ class NativeVectorEnv(AsyncVectorEnv):
         finally:
             wait.end()
 
+    def _fit_here(self, actions: Any) -> Any:
+        """A checked copy of actions, for a vector env in this process whose step is made later."""
+        assert self._solo is not None
+        return self._solo.fit(actions)
+
     @overload
     async def render(self, mode: None = None) -> Any: ...
     @overload

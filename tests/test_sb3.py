@@ -303,3 +303,32 @@ def test_infos_are_each_envs_own_whatever_the_others_say(each_its_own, caplog):
     finally:
         theirs.close()
         ours.close()
+
+
+@pytest.mark.parametrize("given", [{}, {"backend": "native"}, {"backend": "native", "num_workers": 2}], ids=str)
+def test_actions_are_sent_as_they_are_at_step_async(given):
+    from aioenv.adapters import sb3
+
+    envs = sb3.make_vec("Hopper-v5", 2, **given)
+    rewards = []
+    try:
+        for changes in False, True:
+            envs.seed(0)
+            envs.reset()
+            actions = np.ones((2, 3), np.float32)
+            envs.step_async(actions)
+            if changes:
+                actions[:] = -1
+            rewards.append(envs.step_wait()[1])
+        assert np.array_equal(*rewards)
+        with pytest.raises(errors.ActionError, match="shape"):
+            envs.step_async(np.ones(7, np.float32))
+        with pytest.raises(errors.NoAsyncCallError):
+            envs.step_wait()
+        assert envs.step(actions)[0].shape == (2, 11)
+        envs.step_async(actions)  # nobody waits for this one
+        assert envs.reset().shape == (2, 11)
+    finally:
+        envs.close()
+    with pytest.raises(errors.ClosedError):
+        envs.step_async(actions)

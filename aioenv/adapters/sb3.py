@@ -127,6 +127,9 @@ class VecEnv(_VecEnv):  # type: ignore[misc]  # Stable-Baselines3 need not be in
     def step_async(self, actions: Any) -> None:
         """Send actions; `step_wait` gives the results.
 
+        Actions are checked and copied here. Workers step meanwhile; a native env in this process (`backend="native"`
+        without `num_workers`) steps in `step_wait`.
+
         Raises:
             PendingCallError: if a step is under way already.
             ActionError, EnvError, WorkerDied: as `AsyncVectorEnv.step`, if nothing was sent.

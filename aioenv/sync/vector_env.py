@@ -54,7 +54,7 @@ class VectorEnv(Facade, gymnasium.vector.VectorEnv[Any, Any, Any]):  # named, fo
     def _start(self, envs: AsyncVectorEnv) -> None:
         super()._start(envs)
         self.spec = envs.spec
-        self._step_here = envs._step_here if isinstance(envs, NativeVectorEnv) else None
+        self._native = envs if isinstance(envs, NativeVectorEnv) and envs.runs != "workers" else None
 
     @classmethod
     def _over(cls, envs: AsyncVectorEnv) -> VectorEnv:
@@ -74,17 +74,23 @@ class VectorEnv(Facade, gymnasium.vector.VectorEnv[Any, Any, Any]):  # named, fo
 
     def step(self, actions: Any, *, timeout_s: float | None = None) -> StepResult:
         """Step every slot (see `AsyncVectorEnv.step`)."""
-        if self._step_here is not None and timeout_s is None:
-            result = self._portal.here(self._step_here, actions)
+        if self._native is not None and timeout_s is None:
+            result = self._portal.here(self._native._step_here, actions)
             if result is not None:
                 return result
         return self._stepper.step(actions, timeout_s=timeout_s)
 
     def _begin_step(self, actions: Any) -> Step | Postponed:
-        """`step`, for who waits for it later, and is told then what went wrong after it was sent."""
-        if self._step_here is not None:
-            return Postponed(partial(self.step, actions))
-        return self._stepper.begin(actions)
+        """`step`, for who waits for it later, and is told then what went wrong after it was sent.
+
+        Actions that don't fit are told of now, and the others may be changed from now on. A native env in this process
+        steps while it is waited for: there is nobody to whom the step could be sent.
+        """
+        if self._native is None:
+            return self._stepper.begin(actions)
+        if self.closed:
+            raise self._portal.closed_error()
+        return Postponed(partial(self.step, self._native._fit_here(actions)))
 
     @overload
     def render(self, mode: None = None) -> Any: ...

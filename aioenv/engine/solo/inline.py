@@ -47,8 +47,12 @@ class Solo(SoloCalls):
 
     # ------------------------------------------------------------ whole batches
 
-    def _fit(self, actions: Any) -> Any:
-        """A checked copy of a batch of actions."""
+    def fit(self, actions: Any) -> Any:
+        """A checked copy of a batch of actions.
+
+        Raises:
+            ActionError: if they don't fit.
+        """
         if type(actions) is np.ndarray and actions.shape == self._shape and actions.dtype == self._dtype:
             return actions.copy()
         return self.actions.assemble(*self.actions.take_apart(actions, self.num_envs))
@@ -59,7 +63,7 @@ class Solo(SoloCalls):
         A step that is made on the loop can't be cancelled while it is made; one that is cancelled in the loop's turn
         after it waits for `recv`, as any other.
         """
-        batch = self._fit(actions)
+        batch = self.fit(actions)
         if self._flights.abandoned:
             await self._drain(timeout_s)
         self.table.check_send(_ALL, "step", reset=False)
@@ -86,7 +90,7 @@ class Solo(SoloCalls):
 
         Ctrl-C is held back until the step is over; the result waits for `recv` then.
         """
-        batch = self._fit(actions)
+        batch = self.fit(actions)
         self.table.check_send(_ALL, "step", reset=False)
         value = None
         try:
