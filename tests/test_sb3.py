@@ -126,6 +126,12 @@ def test_misuse_is_said():
     given.close()
     with pytest.raises(TypeError, match=r"wrapper_class: .*; here it is wrappers=\[Wrapper\]"):
         sb3.make_vec("CartPole-v1", 2, wrapper_class=gym.wrappers.NormalizeReward)
+    with pytest.raises(TypeError, match="n_envs: Stable-Baselines3 has that; here it is num_envs"):
+        sb3.make_vec("CartPole-v1", n_envs=4)
+    with pytest.raises(TypeError, match=r"env_id: .*; here it is env, the first argument\nn_envs: .*"):
+        sb3.make_vec(env_id="CartPole-v1", n_envs=4)
+    with pytest.raises(TypeError, match="env: expected an id, an EnvSpec or a function"):
+        sb3.make_vec()
     with pytest.raises(TypeError, match=r'start_method: .*; here it is start="forkserver"'):
         sb3.VecEnv([make], start_method="fork")
     envs = sb3.VecEnv([make] * 2)

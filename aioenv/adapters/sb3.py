@@ -35,9 +35,11 @@ __all__ = ["VecEnv", "make_vec"]
 
 # arguments of Stable-Baselines3's, and what is written here instead
 _THEIRS = {
+    "env_id": "env, the first argument",
     "env_kwargs": "keywords of their own, as in make_vec(id, 8, max_episode_steps=100)",
     "monitor_dir": 'wrappers=[lambda env: Monitor(env, "a file")]; infos have "episode" without it',
     "monitor_kwargs": "wrappers=[lambda env: Monitor(env, …)]",
+    "n_envs": "num_envs; a VecEnv has a slot for each of env_fns",
     "start_index": "seed=; slot i gets seed + i",
     "start_method": 'start="forkserver" or start="spawn"',
     "vec_env_cls": "nothing",
@@ -295,13 +297,19 @@ async def _reset_each(envs: AsyncVectorEnv, seeds: list[int | None], options: li
 
 
 def _refuse_theirs(kwargs: dict[str, Any]) -> None:
-    """Raise if one of Stable-Baselines3's arguments was given, which an env would be given otherwise."""
-    for name in _THEIRS.keys() & kwargs.keys():
-        raise TypeError(f"{name}: Stable-Baselines3 has that; here it is {_THEIRS[name]}")
+    """Raise if arguments of Stable-Baselines3's were given, which an env would be given otherwise."""
+    if told := [
+        f"{name}: Stable-Baselines3 has that; here it is {ours}" for name, ours in _THEIRS.items() if name in kwargs
+    ]:
+        raise TypeError("\n".join(told))
 
 
 def make_vec(
-    env: str | EnvSpec | Callable[..., Env[Any, Any]], num_envs: int = 1, *, seed: int | None = None, **kwargs: Any
+    env: str | EnvSpec | Callable[..., Env[Any, Any]] | None = None,  # None: given by a name that is not ours
+    num_envs: int = 1,
+    *,
+    seed: int | None = None,
+    **kwargs: Any,
 ) -> VecEnv:
     """Make copies of one env for Stable-Baselines3; arguments as for `aioenv.make_vec`.
 
@@ -319,6 +327,8 @@ def make_vec(
         ValueError: as `VecEnv`: if a vector env that is its own backend, CartPole's say, has another autoreset mode.
     """
     _refuse_theirs(kwargs)
+    if env is None:
+        raise TypeError("env: expected an id, an EnvSpec or a function that makes an env; there is none")
     native = kwargs.get("backend") == "native"
     own_mode = native and not is_native_task(env)  # a vector env that somebody wrote; `VecEnv` looks at its mode
     if not own_mode:
