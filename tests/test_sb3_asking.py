@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 import threading
 
 import gymnasium as gym
@@ -29,6 +30,9 @@ class Game(gym.Wrapper):
         super().__init__(env)
         self.opponent = Opponent()
         self.lock = threading.Lock()
+
+    def has_torch(self):
+        return "torch" in sys.modules
 
     def count(self, by=1):
         self.calls += by
@@ -73,6 +77,20 @@ def test_attributes_are_read_and_not_called(kind):
         assert envs.env_is_wrapped(Game) == [True] * 2
         assert envs.env_is_wrapped(gym.wrappers.ClipReward, [1]) == [False]
         assert envs.step(np.zeros(2, int))[1].tolist() == [1, 1]
+    finally:
+        envs.close()
+
+
+def test_no_worker_imports_torch_to_say_that_there_is_no_monitor():
+    from stable_baselines3.common.monitor import Monitor
+
+    from aioenv.adapters import sb3
+
+    envs = sb3.make_vec("CartPole-v1", 2, wrappers=[Game], episode_stats=False)
+    try:
+        assert envs.env_is_wrapped(Monitor) == [False] * 2
+        assert envs.env_is_wrapped(gym.Wrapper, [0]) == [True]  # of which it is a subclass
+        assert envs.env_method("has_torch") == [False] * 2
     finally:
         envs.close()
 

@@ -271,7 +271,7 @@ class VecEnv(_VecEnv):  # type: ignore[misc]  # Stable-Baselines3 need not be in
         """Whether some envs have a wrapper of a class around them."""
         if self._counts_episodes and wrapper_class is Monitor:
             return [True] * len(self._slots(indices))
-        return self._ask(indices, "env_is_wrapped", IS_WRAPPED, wrapper_class)
+        return self._ask(indices, "env_is_wrapped", IS_WRAPPED, wrapper_class.__module__, wrapper_class.__qualname__)
 
     def __repr__(self) -> str:
         return f"<aioenv.adapters.sb3.VecEnv over {self._envs!r}>"

@@ -112,16 +112,17 @@ def _assign_rows(env: VectorEnv[Any, Any, Any], rows: _Rows, name: str, value: A
     return [None] * len(rows)
 
 
-def _is_wrapped(env: Env[Any, Any], wrapper: type) -> bool:
+def _is_wrapped(env: Env[Any, Any], module: str, name: str) -> bool:
+    """Whether a layer is of a class, which goes by its name: no worker need import `Monitor`, and torch, to say no."""
     layer: Any = env
     while layer is not None:
-        if isinstance(layer, wrapper):
+        if any((kind.__module__, kind.__qualname__) == (module, name) for kind in type(layer).__mro__):
             return True
         layer = getattr(layer, "env", None)
     return False
 
 
-def _is_wrapped_rows(env: VectorEnv[Any, Any, Any], rows: _Rows, wrapper: type) -> list[bool]:
+def _is_wrapped_rows(env: VectorEnv[Any, Any, Any], rows: _Rows, module: str, name: str) -> list[bool]:
     return [False] * len(rows)  # no slot is an env that could be
 
 
