@@ -96,7 +96,7 @@ def probe_opengl(backend: str, timeout_s: float = PROBE_TIMEOUT_S, device: int |
     """
     try:
         done = subprocess.run(
-            [sys.executable, "-c", _PROBE],
+            [sys.executable, "-P", "-c", _PROBE],  # what lies in the working directory is none of the probe's
             env={**os.environ, **environment(backend, device)},
             stdin=subprocess.DEVNULL,
             capture_output=True,

@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+from aioenv.cli.children import after_standard_library
+
 __all__ = ["import_here", "out_file", "picture_file", "positive_float", "positive_int", "seed", "size"]
 
 _PICTURES = (".png", ".svg", ".pdf", ".jpg", ".jpeg", ".webp", ".tif", ".tiff", ".eps", ".ps")
@@ -17,13 +19,15 @@ _PICTURES = (".png", ".svg", ".pdf", ".jpg", ".jpeg", ".webp", ".tif", ".tiff", 
 def import_here(module: str) -> ModuleType:
     """Import a module, of the current directory too: `aioenv` alone would not find it, as `python -m aioenv` does.
 
+    The directory comes after the standard library: modules that are not imported yet, here and in workers, are its.
+
     Raises:
         ImportError: if there is none, or one that it imports.
     """
     if not module or module.startswith("."):
         raise ImportError(f"expected a module's full name, got {module!r}")
     if "" not in sys.path:
-        sys.path.insert(0, "")
+        sys.path.insert(after_standard_library(sys.path), "")
     return importlib.import_module(module)
 
 

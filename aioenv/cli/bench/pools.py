@@ -6,7 +6,6 @@ import dataclasses
 import os
 import pickle
 import subprocess
-import sys
 from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias
 
@@ -16,6 +15,7 @@ import numpy.typing as npt
 import aioenv
 from aioenv.cli.bench.common import NotApplicable
 from aioenv.cli.bench.tasks import Passes, Task
+from aioenv.cli.children import python
 from aioenv.machine import usable_cpus
 from aioenv.rendering.backends import candidates, environment
 from aioenv.rendering.quality import parse_quality
@@ -111,9 +111,7 @@ def bare_images(quality: QualityName, count: int | None, alike: bool, task: Task
     env = {**os.environ, **environment(candidates(None)[0])}
     try:
         for _ in range(count or usable_cpus()):
-            loop = subprocess.Popen(
-                [sys.executable, "-c", _BARE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env
-            )
+            loop = subprocess.Popen(python(_BARE), stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env)
             loops.append(loop)
             assert loop.stdin is not None
             loop.stdin.write(pickle.dumps(what))

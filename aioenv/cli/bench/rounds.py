@@ -6,16 +6,15 @@ import dataclasses
 import json
 import os
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import aioenv
 from aioenv.cli.bench.contender import MARK
 from aioenv.cli.bench.tasks import Task
+from aioenv.cli.children import python
 
 __all__ = ["Failed", "Outcomes", "foreign_load", "play", "play_tasks", "run_contender"]
 
@@ -26,7 +25,7 @@ THREAD_LIMITS = dict.fromkeys(
 START_AND_STOP_S = 180.0
 
 # Not `python -m`: each of Gymnasium's workers would import the bench again, and they would take 2 to 4 times as long.
-_CODE = "import sys; from aioenv.cli.bench.contender import main; main(*sys.argv[1:])"
+_CODE = "from aioenv.cli.bench.contender import main; main(*sys.argv[1:])"
 
 
 class Failed(Exception):
@@ -111,8 +110,8 @@ def run_contender(name: str, task: Task) -> dict[str, Any]:
     try:
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory:
             done = subprocess.run(
-                [sys.executable, "-c", _CODE, name, json.dumps(dataclasses.asdict(task))],
-                env=_environment(),
+                python(_CODE, name, json.dumps(dataclasses.asdict(task))),
+                env={**os.environ, **THREAD_LIMITS},
                 cwd=directory,
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
@@ -152,10 +151,3 @@ def _cpu_seconds_of_others() -> float | None:
     user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, first.split()[1:9])
     busy = (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
     return busy - sum(os.times()[:4])
-
-
-def _environment() -> dict[str, str]:
-    """This process's, with the thread limits; this very package is found first, and what lies in the directory too."""
-    home = str(Path(aioenv.__file__).resolve().parents[1])
-    paths = [home, *filter(None, [os.environ.get("PYTHONPATH")]), os.getcwd()]
-    return {**os.environ, **THREAD_LIMITS, "PYTHONPATH": os.pathsep.join(paths)}
