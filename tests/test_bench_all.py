@@ -79,6 +79,47 @@ def test_all_refuses_what_would_be_ignored_or_overwritten(tmp_path, capfd):
     assert page.read_text() == "nothing of ours" and other.read_text() == "{}"
 
 
+def test_all_writes_no_page_of_nothing(monkeypatch, tmp_path, capfd):
+    (page := tmp_path / "page.md").write_text(filled := f"{markdown.BEGIN}\nold\n{markdown.END}\n")
+    last = next(key for key, row in ROWS.items() if not row.quick)
+    for nothing, told in (
+        (["--rows", "cost-4", "--only", "aioenv-drop-in"], "['aioenv-drop-in'] take no part in the rows ['cost-4']"),
+        (["--rows", last, "--quick"], f"['{last}'] are none that --quick measures"),
+    ):
+        assert main([*SMALL, *nothing, "--markdown", str(page)]) == 2
+        assert told in capfd.readouterr().err
+    monkeypatch.setattr(marathon, "IDLE_CHECK_S", 0.01)
+    monkeypatch.setattr(marathon, "play", lambda *_, **__: {"bare": rounds.Outcomes(problem="no memory", broken=True)})
+    assert main([*SMALL, "--rows", "noop-1", "--only", "bare", "--markdown", str(page)]) == 1
+    assert f"Nothing could be measured: {page} is left as it is." in capfd.readouterr().out
+    assert page.read_text() == filled
+
+
+def test_what_is_resumed_is_copied_if_it_is_whole(monkeypatch, tmp_path, capfd):
+    monkeypatch.setattr(marathon, "IDLE_CHECK_S", 0.01)
+    file, copy, page = (tmp_path / name for name in ("all.json", "copy.json", "page.md"))
+    args = [*SMALL, "--rows", "noop-1", "--only", "bare", "--resume", str(file)]
+    assert main(args) == 0
+    assert main([*args, "--json", str(copy)]) == 0
+    assert copy.read_text() == file.read_text()
+    for break_it in (
+        lambda row: row.pop("at"),
+        lambda row: row.update(figure="nosuch"),
+        lambda row: row.update(figure="latency"),
+        lambda row: row["results"].append({}),
+        lambda row: row["results"][0].pop("rounds"),
+        lambda row: row["results"][0].pop("ratios"),
+        lambda row: row["results"][0].update(env_steps_per_s=None),
+        lambda row: row["results"][0].update(contender="nobody"),
+    ):
+        content = json.loads(copy.read_text())
+        break_it(content["rows"]["noop-1"])
+        file.write_text(json.dumps(content))
+        capfd.readouterr()
+        assert main([*args, "--markdown", str(page)]) == 2
+        assert f"--resume {file}: no whole file of" in capfd.readouterr().err and not page.exists()
+
+
 def test_rows_name_what_there_is(capfd):
     import gymnasium
 

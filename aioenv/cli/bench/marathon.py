@@ -30,10 +30,11 @@ def run_all(args: argparse.Namespace, progress: Callable[[str], None]) -> int:
     """Measure what is not measured yet.
 
     Returns:
-        1 if one of aioenv's own contenders could not be measured.
+        1 if one of aioenv's own contenders could not be measured, or a page was to be written and nothing was measured.
 
     Raises:
-        Unusable: if the file to resume from, or the one to write a table into, is none of ours.
+        Unusable: if there is nothing to measure, or the file to resume from, or the one to write a table into, is none
+            of ours.
     """
     content: dict[str, Any] = {"machine": report.machine(), "settings": _settings(args), "idle": [], "rows": {}}
     if args.resume is not None and args.resume.exists():
@@ -44,7 +45,7 @@ def run_all(args: argparse.Namespace, progress: Callable[[str], None]) -> int:
         except ValueError as exc:
             raise Unusable(f"--markdown {exc}") from None
     files = [path for path in (args.json, args.resume) if path is not None]
-    rows = [row for row in _chosen(args) if _names(args, row)]
+    rows = _rows_with_somebody(args)
     todo = [row for row in rows if not _done(content, row, args.again_if_noisy)]
     left_s = {row.key: estimate_s(row, args.rounds, args.seconds) for row in todo}
     print(
@@ -54,6 +55,8 @@ def run_all(args: argparse.Namespace, progress: Callable[[str], None]) -> int:
     )
     if todo:
         _check_idle(content)
+    elif args.json is not None:  # a copy of what was resumed from
+        _write(args.json, content)
     broken = False
     for number, row in enumerate(todo, 1):
         minutes = sum(left_s[other.key] for other in todo[number - 1 :]) / 60
@@ -62,6 +65,9 @@ def run_all(args: argparse.Namespace, progress: Callable[[str], None]) -> int:
         for path in files:
             _write(path, content)
     print_goals(content)
+    if args.markdown is not None and not _anything(content):
+        print(f"Nothing could be measured: {args.markdown} is left as it is.")
+        return 1
     if args.markdown is not None or args.plot is not None:
         images = plots.draw(args.plot, content) if args.plot is not None else []
         if args.markdown is not None:
@@ -85,6 +91,22 @@ def _chosen(args: argparse.Namespace) -> list[Row]:
     return [row for row in ROWS.values() if row.key in chosen and (row.quick or not args.quick)]
 
 
+def _rows_with_somebody(args: argparse.Namespace) -> list[Row]:
+    chosen = _chosen(args)
+    if not chosen:
+        raise Unusable(f"--rows: {args.rows} are none that --quick measures")
+    rows = [row for row in chosen if _names(args, row)]
+    if not rows:
+        where = f"the rows {[row.key for row in chosen]}" if args.rows else "any row"
+        raise Unusable(f"--only: {args.only} take no part in {where}, or are not installed")
+    return rows
+
+
+def _anything(content: dict[str, Any]) -> bool:
+    """Whether there is a figure to show."""
+    return any(result["rounds"] for row in content["rows"].values() for result in row["results"])
+
+
 def _names(args: argparse.Namespace, row: Row) -> list[str]:
     return [name for name in row.entries if not args.only or name.rpartition(": ")[2] in args.only]
 
@@ -103,7 +125,31 @@ def _resumed(path: Path, fresh: dict[str, Any]) -> dict[str, Any]:
         if differing:
             told = "; ".join(f"{key} was {was} and is {is_} now" for key, (was, is_) in differing.items())
             raise Unusable(f"--resume {path}: measured with another {part}: {told}. Begin a new file")
+    try:
+        _check_whole(content)
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as exc:
+        told = f"{type(exc).__name__}: {exc}"
+        raise Unusable(f"--resume {path}: no whole file of `aioenv bench --all` ({told}). Begin a new file") from None
     return content
+
+
+def _check_whole(content: dict[str, Any]) -> None:
+    """See that all is there that is shown in the end, which is found out by showing it.
+
+    Raises:
+        ValueError, KeyError, TypeError, AttributeError, IndexError: if not.
+    """
+    for key, row in content["rows"].items():
+        if key not in ROWS or row["figure"] != ROWS[key].figure:
+            raise ValueError(f"there is no row {key!r} of {row['figure']}")
+        names = ROWS[key].contenders
+        if strange := [result["contender"] for result in row["results"] if result["contender"] not in names]:
+            raise ValueError(f"{key!r} has no contenders {strange}")
+        for result in row["results"]:
+            if result["rounds"] and row["figure"] not in FIGURES:
+                for number in (result["env_steps_per_s"], *result["ratios"].values()):
+                    float(number)
+    markdown.render(content)
 
 
 def _done(content: dict[str, Any], row: Row, again_if_noisy: bool) -> bool:
