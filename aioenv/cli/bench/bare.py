@@ -10,7 +10,9 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+from gymnasium.vector.utils import batch_space, iterate
 
+from aioenv.cli.bench.common import NotApplicable
 from aioenv.cli.bench.tasks import Measured, Task, clock_blocking
 from aioenv.machine import usable_cpus
 
@@ -28,10 +30,11 @@ def bare_loop(task: Task) -> Measured:
 def _bare(task: Task, ready: Callable[[], Any]) -> Measured:
     def begin(env: Any) -> Callable[[Any], Any]:
         env.reset(seed=0)
+        space = batch_space(env.action_space, task.num_envs)
         ready()
 
         def step(actions: Any) -> None:
-            for action in actions:
+            for action in actions if isinstance(actions, np.ndarray) else iterate(space, actions):
                 _, _, terminated, truncated, _ = env.step(action)
                 if terminated or truncated:
                     env.reset()
@@ -139,7 +142,13 @@ def _step_when_told(task: Task, share: slice, sock: socket.socket, others: Seque
 
 
 def bare_lockstep(task: Task) -> Measured:
-    """Bare loops over all envs, a process a CPU, which wait for each other after each step (see `_Lockstep`)."""
+    """Bare loops over all envs, a process a CPU, which wait for each other after each step (see `_Lockstep`).
+
+    Raises:
+        NotApplicable: if a batch of actions is no array.
+    """
+    if not isinstance(task.actions()[0], np.ndarray):
+        raise NotApplicable("takes actions that are arrays")
 
     def begin(envs: _Lockstep) -> Callable[[Any], Any]:
         envs.reset()

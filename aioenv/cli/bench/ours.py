@@ -16,7 +16,7 @@ from gymnasium.envs.registration import EnvSpec
 import aioenv
 from aioenv.cli.bench.common import NotApplicable, stepped
 from aioenv.cli.bench.policies import TwoLayers
-from aioenv.cli.bench.tasks import ACTION_BATCHES, SYNTHETIC, Measured, Passes, Task, clock_async
+from aioenv.cli.bench.tasks import ACTION_BATCHES, SYNTHETIC, Measured, Passes, Task, clock_async, part
 from aioenv.cli.options import import_here
 from aioenv.host.native_tasks import is_native_task
 from aioenv.machine import usable_cpus
@@ -82,7 +82,7 @@ async def _rollouts(task: Task) -> Measured:
     def in_turn(obs: Any, slots: Any) -> Any:
         nonlocal count
         count += 1
-        return actions[count % ACTION_BATCHES][slots]
+        return part(actions[count % ACTION_BATCHES], slots, envs.single_action_space)
 
     began = time.perf_counter()
     async with _make(task) as envs:

@@ -121,15 +121,21 @@ def run_contender(name: str, task: Task) -> dict[str, Any]:
             )
     except subprocess.TimeoutExpired:
         raise Failed(f"did not end within {limit:.0f} s") from None
+    failed = f"failed with status {done.returncode}"
     for line in reversed(done.stdout.splitlines()):
-        if line.startswith(MARK) and done.returncode == 0:
-            result: dict[str, Any] = json.loads(line.removeprefix(MARK))
-            if before is not None and (after := _cpu_seconds_of_others()) is not None:
-                result["others_cpus"] = max(0.0, after - before) / (time.perf_counter() - began)
-            return result
-    said = [line.strip(" |+-") for line in done.stderr.splitlines()]  # without the frames of exception groups
-    last = ([line for line in said if line] or ["it printed nothing"])[-1]
-    raise Failed(f"failed with status {done.returncode}: {last}")
+        if not line.startswith(MARK):
+            continue
+        result: dict[str, Any] = json.loads(line.removeprefix(MARK))
+        if "raised" in result:
+            raise Failed(f"{failed}: {result['raised']}")
+        if done.returncode != 0:
+            break
+        if before is not None and (after := _cpu_seconds_of_others()) is not None:
+            result["others_cpus"] = max(0.0, after - before) / (time.perf_counter() - began)
+        return result
+    # it had no time to say what went wrong
+    said = [line.strip() for line in done.stderr.splitlines()]
+    raise Failed(f"{failed}: {([line for line in said if line] or ['it printed nothing'])[-1]}")
 
 
 def foreign_load(seconds: float) -> float | None:

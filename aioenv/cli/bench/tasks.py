@@ -15,7 +15,18 @@ import numpy.typing as npt
 from gymnasium import spaces
 from gymnasium.vector.utils import batch_space
 
-__all__ = ["SYNTHETIC", "Measured", "NoOp", "Passes", "Pixels", "Task", "Uneven", "clock_async", "clock_blocking"]
+__all__ = [
+    "SYNTHETIC",
+    "Measured",
+    "NoOp",
+    "Passes",
+    "Pixels",
+    "Task",
+    "Uneven",
+    "clock_async",
+    "clock_blocking",
+    "part",
+]
 
 # Different batches of actions, used in turn.
 ACTION_BATCHES = 64
@@ -130,13 +141,30 @@ class Task:
         """A factory of one env, the same for every contender."""
         return SYNTHETIC.get(self.env) or partial(gymnasium.make, self.env)
 
-    def actions(self) -> list[npt.NDArray[Any]]:
-        """Batches of actions to take in turn, the same for every contender."""
+    def actions(self) -> list[Any]:
+        """Batches of actions to take in turn, the same for every contender: arrays, of most spaces."""
         env = self.make_env()
         space = batch_space(env.action_space, self.num_envs)
         env.close()
         space.seed(0)
         return [space.sample() for _ in range(ACTION_BATCHES)]
+
+
+def part(batch: Any, slots: npt.NDArray[np.int64], space: gymnasium.Space[Any]) -> Any:
+    """The actions of some slots.
+
+    Args:
+        batch: those of all.
+        slots: which.
+        space: that of one action.
+    """
+    if isinstance(batch, np.ndarray):
+        return batch[slots]
+    if isinstance(space, spaces.Dict):
+        return {key: part(batch[key], slots, one) for key, one in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(part(one_batch, slots, one) for one_batch, one in zip(batch, space.spaces, strict=True))
+    return tuple(batch[slot] for slot in slots)
 
 
 class Passes:

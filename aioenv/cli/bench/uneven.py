@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 import aioenv
-from aioenv.cli.bench.tasks import ACTION_BATCHES, Passes, Task
+from aioenv.cli.bench.tasks import ACTION_BATCHES, Passes, Task, part
 
 __all__ = ["uneven_gymnasium", "uneven_recv", "uneven_step"]
 
@@ -40,7 +40,8 @@ def uneven_recv(task: Task) -> dict[str, float]:
                     counts[:] = 0
                 ready = await envs.recv(min(MIN_SLOTS, n))
                 counts[ready.slots] += 1
-                envs.send(actions[number % ACTION_BATCHES][ready.slots], ready.slots)
+                batch = actions[number % ACTION_BATCHES]
+                envs.send(part(batch, ready.slots, envs.single_action_space), ready.slots)
             return _figures(counts, passes.seconds)
 
     return aioenv.run(main())
