@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
+from pathlib import Path
 
 import pytest
 
+from aioenv.cli.bench import ours
 from aioenv.cli.bench.rounds import Failed, run_contender
 from aioenv.cli.bench.tasks import Task
 
@@ -53,3 +56,11 @@ def test_bench_says_what_a_contender_has_raised(name, tmp_path):
         run_contender(name, Task("odd_of_here:Broken-v0", 2, 0.01))
     where = {"aioenv-groups": r"EnvError: slot 0 \(worker 0, pid \d+\): "}.get(name, "")
     assert re.fullmatch(f"failed with status 1: {where}ValueError: no reset today nor tomorrow", str(told.value))
+
+
+def test_groups_of_slow_envs_look_at_the_clock_more_often(monkeypatch):
+    monkeypatch.chdir(Path(__file__).parent)  # where `sleepy` is found, whose steps take 50 ms
+    slow = Task("sleepy:Sleepy-v0", 2, 0.12, warm_up_s=0.01, keywords={"num_workers": 1})
+    result = run_contender("aioenv-groups", slow)
+    assert 0 < result["steps"] <= 4 and result["env_steps"] == 2 * result["steps"]
+    assert asyncio.run(ours._steps_that_fit(lambda steps: asyncio.sleep(0), 9.0)) == ours.ROLLOUT_STEPS

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import inspect
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -41,7 +42,8 @@ __all__ = [
     "registered",
 ]
 
-ROLLOUT_STEPS = 64  # between two looks at the clock; the groups run dry at the end of each rollout
+# Between two looks at the clock, if there is time for them; the groups run dry at the end of each rollout.
+ROLLOUT_STEPS = 64
 
 
 def as_told(task: Task) -> Measured:
@@ -92,9 +94,22 @@ async def _rollouts(task: Task) -> Measured:
             choose = TwoLayers(envs.single_observation_space, envs.single_action_space)
             policy = lambda obs, slots: choose(obs)  # noqa: E731
         start_s = time.perf_counter() - began
+        roll_out = partial(envs.rollout, policy, groups=task.groups, split=task.split)
+        steps = await _steps_that_fit(roll_out, task.seconds)
         for _ in (passes := Passes(task)):
-            await envs.rollout(policy, ROLLOUT_STEPS, groups=task.groups, split=task.split)
-    return passes.measured(task, start_s, ROLLOUT_STEPS)
+            await roll_out(steps)
+    return passes.measured(task, start_s, steps)
+
+
+async def _steps_that_fit(roll_out: Callable[[int], Awaitable[Any]], seconds: float) -> int:
+    """So many steps for a rollout, at least one, as there is time for: with slow envs 64 would take minutes."""
+    for _ in range(2):  # the first is slower than those that follow
+        began = time.perf_counter()
+        await roll_out(1)
+        fit = seconds / (time.perf_counter() - began)
+        if fit >= ROLLOUT_STEPS:
+            return ROLLOUT_STEPS
+    return max(1, int(fit))
 
 
 def aioenv_asyncio(task: Task) -> Measured:
