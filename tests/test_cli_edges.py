@@ -71,6 +71,23 @@ def test_an_unknown_env_is_one_line(command, env, capfd):
     assert env in told and len(told.splitlines()) == 1 and ("no_such" in env or "Did you mean" in told)
 
 
+@pytest.mark.parametrize(
+    ("code", "why"),
+    [
+        ("raise RuntimeError('not today')", "RuntimeError: not today"),
+        ("def f(:", "SyntaxError: "),
+        ("raise SystemExit(3)", "SystemExit: 3"),
+    ],
+)
+@pytest.mark.parametrize("command", ["tune", "record", "bench --env"])
+def test_a_module_that_raises_when_it_is_imported_is_one_line(command, code, why, tmp_path, monkeypatch, capfd):
+    (tmp_path / "faulty_of_here.py").write_text(code)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    assert main([*command.split(), "faulty_of_here:X-v0"]) == 2
+    told = capfd.readouterr().err
+    assert f"faulty_of_here:X-v0: importing faulty_of_here: {why}" in told and len(told.splitlines()) == 1
+
+
 def test_an_error_of_the_system_is_one_line(monkeypatch, capfd):
     def full(args):
         raise OSError(28, "No space left on device", "x.mp4")

@@ -9,6 +9,7 @@ import pytest
 
 import aioenv
 from aioenv.cli import main, tune
+from aioenv.cli.bench import rounds
 from aioenv.machine import usable_cpus
 
 
@@ -129,3 +130,55 @@ def test_tune_says_if_the_env_can_not_be_stepped(tmp_path, monkeypatch, capfd):
     monkeypatch.syspath_prepend(tmp_path)
     assert main(["tune", "brokenenv:Broken-v0", "--num-envs", "2", "--only", "copy"]) == 1
     assert "out of order" in capfd.readouterr().err
+
+
+def playing(monkeypatch, happens):
+    """Have tune measure nothing: `happens(label, settings)` may raise, or return a problem; native envs are faster."""
+
+    def play_tasks(entries, rounds_, progress, *, outcomes):
+        for label, (_, task) in entries.items():
+            outcome = outcomes[label] = rounds.Outcomes()
+            rate = 900 if "backend" in task.keywords else 100
+            outcome.rounds = [{"env_steps": rate, "seconds": 1.0}] * rounds_
+            if problem := happens(label, task.keywords):
+                outcome.problem, outcome.broken = problem, True
+
+    monkeypatch.setattr(rounds, "play_tasks", play_tasks)
+    monkeypatch.setattr(rounds, "foreign_load", lambda seconds: 0.0)
+
+
+def test_what_tune_found_is_told_and_written_though_blocking_code_can_not_be_compared(tmp_path, monkeypatch, capfd):
+    playing(monkeypatch, lambda label, _: label == "await" and "failed: no licence")
+    file = tmp_path / "tune.json"
+    assert main(["tune", "CartPole-v1", "--only", "backend", "--json", str(file)]) == 0
+    told = capfd.readouterr().out
+    assert "Blocking code could not be compared: with backend=native, CartPole-v1 failed: no licence" in told
+    assert "backend='native')" in told
+    content = json.loads(file.read_text())
+    assert content["best"] == {"backend": "native"}
+    assert [stage["setting"] for stage in content["stages"]] == ["backend", "once more", "blocking code"]
+    assert content["stages"][-1]["candidates"][0]["problem"] == "failed: no licence"
+
+
+def test_tune_names_the_settings_that_failed_and_writes_the_rest(tmp_path, monkeypatch, capfd):
+    file = tmp_path / "tune.json"
+    args = ["tune", "CartPole-v1", "--only", "backend", "copy", "--json", str(file)]
+    playing(monkeypatch, lambda label, _: label == "True" and "failed: no licence")  # copy's default, natively
+    assert main(args) == 1
+    told = capfd.readouterr().err
+    assert told == "aioenv tune: with backend=native, CartPole-v1 failed: no licence\n"
+    content = json.loads(file.read_text())
+    assert content["best"] is None and [stage["setting"] for stage in content["stages"]] == ["backend", "copy"]
+
+
+def test_what_tune_measured_before_ctrl_c_is_written(tmp_path, monkeypatch, capfd):
+    def interrupted(label, keywords):
+        if keywords.get("copy") is False:
+            raise KeyboardInterrupt
+
+    playing(monkeypatch, interrupted)
+    assert main(["tune", "CartPole-v1", "--only", "backend", "copy", "--json", str(tmp_path / "tune.json")]) == 130
+    content = json.loads((tmp_path / "tune.json").read_text())
+    assert content["best"] is None
+    assert [len(candidate["rounds"]) for candidate in content["stages"][1]["candidates"]] == [3, 3]
+    assert len(content["stages"][0]["candidates"][1]["ratios"]) == 3

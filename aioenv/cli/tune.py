@@ -110,7 +110,7 @@ def paste(env: str, num_envs: int, settings: Settings) -> list[str]:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Search; 1 if the env can't be stepped with the defaults."""
+    """Search; 1 if the env can't be stepped with the defaults, or any more with what was best so far."""
     import gymnasium
 
     from aioenv.cli.bench import report
@@ -141,23 +141,24 @@ def run(args: argparse.Namespace) -> int:
     if (load := foreign_load(1.0) or 0.0) > report.NOISY_CPUS:
         print(f"NOT idle: others use {load:.2f} CPUs. Expect noise.")
     search = _Search(args)
+    settings: Settings | None = None
     try:
-        best = search.run(found)
-        settings = search.confirm(best)
+        settings = search.confirm(search.run(found))
+        print("\n" + "\n".join(f"    {line}" for line in paste(args.env, args.num_envs, settings)))
+        if settings.get("backend") == "native":
+            search.compare_blocking(settings)
     except _Broken as exc:
-        print(f"aioenv tune: with the defaults, {args.env} {exc}", file=sys.stderr)
+        print(f"aioenv tune: {exc}", file=sys.stderr)
         return 1
-    print("\n" + "\n".join(f"    {line}" for line in paste(args.env, args.num_envs, settings)))
-    if settings.get("backend") == "native":
-        search.compare_blocking(settings)
+    finally:  # what was measured is written, however it ends
+        if args.json is not None:
+            args.json.parent.mkdir(parents=True, exist_ok=True)
+            content = {"machine": report.machine(), "env": args.env, "num_envs": args.num_envs, "best": settings}
+            args.json.write_text(json.dumps({**content, "stages": search.stages}, indent=1) + "\n")
     for name, note in NOTES.items():
         if name in settings and settings[name] == note[0]:
             print(f"\n{note[1]}")
     report.print_noise(search.measured)
-    if args.json is not None:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        content = {"machine": report.machine(), "env": args.env, "num_envs": args.num_envs, "best": settings}
-        args.json.write_text(json.dumps({**content, "stages": search.stages}, indent=1) + "\n")
     return 0
 
 
@@ -184,8 +185,12 @@ def _shown(value: Any) -> str:
     return value if isinstance(value, str) else repr(value)
 
 
+def _told(settings: Settings) -> str:
+    return ", ".join(f"{name}={_shown(value)}" for name, value in settings.items()) or "the defaults"
+
+
 class _Broken(Exception):
-    """The defaults can't be measured; the message says why."""
+    """What others are compared with can't be measured; the message says with which settings, and why."""
 
 
 class _Search:
@@ -224,7 +229,7 @@ class _Search:
         if not best:
             print("\nNothing was faster than the defaults, beyond the noise:")
             return {}
-        label = ", ".join(f"{name}={_shown(value)}" for name, value in best.items())
+        label = _told(best)
         rounds = max(CONFIRM_ROUNDS, self._args.rounds)
         ratios = self._stage("once more", {"defaults": {}, label: best}, rounds).get(label)
         if ratios is None:
@@ -241,7 +246,11 @@ class _Search:
         """Say how blocking code does with these settings: it steps a vector env in this process on its own thread."""
         settings = {name: value for name, value in best.items() if name not in ("groups", "loop")}
         candidates = {"await": best, "aioenv.sync": settings}
-        ratios = self._stage("blocking code", candidates, self._args.rounds, blocking=("aioenv.sync",))
+        try:
+            ratios = self._stage("blocking code", candidates, self._args.rounds, blocking=("aioenv.sync",))
+        except _Broken as exc:
+            print(f"\nBlocking code could not be compared: {exc}")
+            return
         if ratio := ratios.get("aioenv.sync"):
             said = {"better": "faster", "worse": "slower", "noise": "as fast"}[verdict(ratio)]
             line = paste(self._args.env, self._args.num_envs, settings)[-1].replace(
@@ -267,17 +276,33 @@ class _Search:
 
         names = {label: "aioenv-native-sync" if label in blocking else "aioenv" for label in candidates}
         entries = {label: (names[label], self._task(settings)) for label, settings in candidates.items()}
-        outcomes = play_tasks(entries, rounds, _progress(title))
-        _progress("")("")
-        base = next(iter(outcomes.values()))
-        if base.problem:
-            raise _Broken(base.problem)
+        outcomes: dict[str, Outcomes] = {}
+        try:
+            play_tasks(entries, rounds, _progress(title), outcomes=outcomes)
+        except BaseException:  # Ctrl-C: what was measured is kept
+            self._keep(title, candidates, outcomes, {})
+            raise
+        finally:
+            _progress("")("")
         rates = {
             label: [r["env_steps"] / r["seconds"] for r in o.rounds] for label, o in outcomes.items() if not o.problem
         }
-        first, *others = rates
-        ratios = {label: [a / b for a, b in zip(rates[label], rates[first], strict=True)] for label in others}
+        base = next(iter(outcomes))
+        others = [label for label in rates if label != base and base in rates]
+        ratios = {label: [a / b for a, b in zip(rates[label], rates[base], strict=True)] for label in others}
+        self._keep(title, candidates, outcomes, ratios)
+        if problem := outcomes[base].problem:
+            raise _Broken(f"with {_told(candidates[base])}, {self._args.env} {problem}")
         _print_stage(title, outcomes, rates, ratios)
+        return ratios
+
+    def _keep(
+        self,
+        title: str,
+        candidates: dict[str, Settings],
+        outcomes: dict[str, Outcomes],
+        ratios: dict[str, list[float]],
+    ) -> None:
         self.measured += [result for outcome in outcomes.values() for result in outcome.rounds]
         self.stages.append(
             {
@@ -294,7 +319,6 @@ class _Search:
                 ],
             }
         )
-        return ratios
 
     def _task(self, settings: Settings) -> Task:
         from aioenv.cli.bench.tasks import Task

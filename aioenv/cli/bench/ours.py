@@ -224,9 +224,14 @@ def registered(env: str) -> EnvSpec:
 
     Raises:
         gymnasium.error.Error: if nothing is.
-        ImportError: if there is no such module.
+        ImportError: if there is no such module, or it raises when it is imported.
     """
     module, colon, name = env.rpartition(":")
     if colon:
-        import_here(module)
+        try:
+            import_here(module)
+        except ImportError:
+            raise
+        except (Exception, SystemExit) as exc:
+            raise ImportError(f"importing {module}: {type(exc).__name__}: {exc}") from exc
     return gymnasium.spec(name)
