@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 
 import aioenv
+from aioenv.cli.ending import Ended, raised
 from aioenv.errors import AioenvError, RenderError
 
 __all__ = ["main"]
@@ -22,7 +23,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns:
         The exit status: 0 if all went well, 1 if something failed, 2 if it was asked for what can't be, 130 after
-        Ctrl-C, 141 if nobody reads its output any more (`aioenv bench --list | head -1`).
+        Ctrl-C, 143 after SIGTERM, 129 after SIGHUP, 141 if nobody reads its output any more
+        (`aioenv bench --list | head -1`).
 
     Raises:
         SystemExit: if the arguments are wrong (status 2), or help was asked for (0).
@@ -32,10 +34,16 @@ def main(argv: Sequence[str] | None = None) -> int:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="replace")  # where a terminal lacks a letter
+            # a terminal may lack a letter, and who reads a log of something long wants to see how far it is
+            stream.reconfigure(errors="replace", line_buffering=True)
     try:
-        status = _run(argv)
-        sys.stdout.flush()
+        with raised():
+            status = _run(argv)
+            sys.stdout.flush()
+    except Ended as exc:
+        with contextlib.suppress(OSError):  # the terminal may be gone
+            print(f"\n{exc}", file=sys.stderr)
+        return 128 + exc.signum
     except KeyboardInterrupt:
         print("\ninterrupted", file=sys.stderr)
         return 130

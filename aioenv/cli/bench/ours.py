@@ -18,6 +18,7 @@ import aioenv
 from aioenv.cli.bench.common import NotApplicable, stepped
 from aioenv.cli.bench.policies import TwoLayers
 from aioenv.cli.bench.tasks import ACTION_BATCHES, SYNTHETIC, Measured, Passes, Task, clock_async, part
+from aioenv.cli.ending import Ended
 from aioenv.cli.options import import_here
 from aioenv.host.native_tasks import is_native_task
 from aioenv.machine import usable_cpus
@@ -230,7 +231,7 @@ def registered(env: str) -> EnvSpec:
     if colon:
         try:
             import_here(module)
-        except ImportError:
+        except (ImportError, Ended):
             raise
         except (Exception, SystemExit) as exc:
             raise ImportError(f"importing {module}: {type(exc).__name__}: {exc}") from exc

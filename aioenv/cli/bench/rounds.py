@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import signal
 import subprocess
 import tempfile
 import time
@@ -107,18 +108,10 @@ def run_contender(name: str, task: Task) -> dict[str, Any]:
     """
     limit = task.seconds + task.warm_up_s + START_AND_STOP_S
     began, before = time.perf_counter(), _cpu_seconds_of_others()
+    command = python(_CODE, name, json.dumps(dataclasses.asdict(task)))
     try:
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory:
-            done = subprocess.run(
-                python(_CODE, name, json.dumps(dataclasses.asdict(task))),
-                env={**os.environ, **THREAD_LIMITS},
-                cwd=directory,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=limit,
-            )
+            done = _run(command, directory, limit)
     except subprocess.TimeoutExpired:
         raise Failed(f"did not end within {limit:.0f} s") from None
     failed = f"failed with status {done.returncode}"
@@ -136,6 +129,30 @@ def run_contender(name: str, task: Task) -> dict[str, Any]:
     # it had no time to say what went wrong
     said = [line.strip() for line in done.stderr.splitlines()]
     raise Failed(f"{failed}: {([line for line in said if line] or ['it printed nothing'])[-1]}")
+
+
+def _run(command: list[str], directory: str, limit_s: float) -> subprocess.CompletedProcess[str]:
+    """As `subprocess.run`, in a process group: if this raises, processes of the contender's own end with it."""
+    with subprocess.Popen(
+        command,
+        env={**os.environ, **THREAD_LIMITS},
+        cwd=directory,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        process_group=0 if hasattr(os, "killpg") else None,
+    ) as process:
+        try:
+            out, err = process.communicate(timeout=limit_s)
+        except BaseException:  # its time is up, Ctrl-C, a signal
+            if hasattr(os, "killpg"):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.kill()
+            process.wait()  # after Ctrl-C `with` would not
+            raise
+    return subprocess.CompletedProcess(command, process.returncode, out, err)
 
 
 def foreign_load(seconds: float) -> float | None:
