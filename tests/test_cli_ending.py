@@ -24,7 +24,7 @@ class Held(gymnasium.Env):
 
     def reset(self, *, seed=None, options=None):
         os.write(os.open(os.environ["HELD_FIFO"], os.O_WRONLY), b".")
-        threading.Event().wait()
+        threading.Event().wait(100)  # until it is killed
 
 gymnasium.register("Held-v0", entry_point=Held)
 """
