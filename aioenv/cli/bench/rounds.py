@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -148,7 +149,8 @@ def _run(command: list[str], directory: str, limit_s: float) -> subprocess.Compl
             out, err = process.communicate(timeout=limit_s)
         except BaseException:  # its time is up, Ctrl-C, a signal
             if hasattr(os, "killpg"):
-                os.killpg(process.pid, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):  # it has just ended
+                    os.killpg(process.pid, signal.SIGKILL)
             process.kill()
             process.wait()  # after Ctrl-C `with` would not
             raise
