@@ -10,7 +10,7 @@ from pathlib import Path
 
 from process_kit import environment
 
-NOTEBOOK = """
+RUN_NOTEBOOK = """
 import nbformat
 from nbclient import NotebookClient
 NotebookClient(nbformat.read("code.ipynb", as_version=4), timeout=100).execute()
@@ -35,7 +35,7 @@ def _package(folder: Path, code: str) -> list[str]:
 
 def _notebook(folder: Path, code: str) -> list[str]:
     write_notebook(folder / "code.ipynb", [*re.split(r"^# %%.*$", code, flags=re.M), "main()"])
-    return ["-c", NOTEBOOK]
+    return ["-c", RUN_NOTEBOOK]
 
 
 def _module(folder: Path, code: str) -> list[str]:
@@ -96,6 +96,30 @@ def run_in(surrounding: str, folder: Path, code: str, *, timeout_s: float = 100.
         command,
         cwd=folder,
         env={**environment(), "SCRIPT_REPORT": str(report), **variables},
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+    )
+    assert report.exists(), f"exit code {done.returncode}\n{done.stdout[-6000:]}\n{done.stderr[-6000:]}"
+    return json.loads(report.read_text())
+
+
+SCRIPTS = Path(__file__).parent / "scripts"
+
+
+def names_of_checks(script: str) -> list[str]:
+    """The functions of a script in `scripts/` that are checks (see `script_checks.py`)."""
+    return re.findall(r"^@check\n(?:async )?def (\w+)", (SCRIPTS / script).read_text(), re.M)
+
+
+def run_checks(script: str, folder: Path, start: str, *, timeout_s: float = 100.0) -> dict[str, str]:
+    """Run a script in `scripts/`: what became of each of its checks."""
+    report = folder / "report.json"
+    done = subprocess.run(
+        [sys.executable, str(SCRIPTS / script)],
+        cwd=folder,
+        env={**environment(), "SCRIPT_REPORT": str(report), "SCRIPT_START": start},
+        stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         timeout=timeout_s,
