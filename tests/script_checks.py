@@ -94,19 +94,24 @@ class Skip(Exception):
     """A check can't be made here."""
 
 
+def _outcome(function):
+    try:
+        if inspect.iscoroutinefunction(function):
+            aioenv.run(function())
+        else:
+            function()
+    except Skip as exc:
+        return f"skip: {exc}"
+    except BaseException:
+        return traceback.format_exc()
+    return "ok"
+
+
 def main():
     """Run every check. The report says of each "ok", "skip: why", or the traceback."""
     report = {}
-    for name, function in _checks:
-        try:
-            if inspect.iscoroutinefunction(function):
-                aioenv.run(function())
-            else:
-                function()
-            report[name] = "ok"
-        except Skip as exc:
-            report[name] = f"skip: {exc}"
-        except BaseException:
-            report[name] = traceback.format_exc()
+    with vector_env([Plain], 1):  # the fork server lasts as long as a vector env that uses it: one for all checks
+        for name, function in _checks:
+            report[name] = _outcome(function)
     with open(os.environ["SCRIPT_REPORT"], "w") as file:
         json.dump(report, file)

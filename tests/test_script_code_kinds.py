@@ -166,7 +166,9 @@ report["warnings"] = len(caught)
 report["traceback"] = 'raise ValueError("first")' in text and Old.step.__code__.co_filename in text or text
 old.reset()
 os.kill(old.workers[0].pid, signal.SIGKILL)
-report["restarted"] = [old.step([0, 0])[3].tolist(), old.step([0, 0])[1].tolist(), old.call("versions")]
+report["restarted"] = [old.step([0, 0])[3].tolist()]
+old.step([0, 0])  # it begins an episode
+report["restarted"] += [old.step([0, 0])[1].tolist(), old.call("versions")]
 old.close()
 new.close()
 open(os.environ["SCRIPT_REPORT"], "w").write(json.dumps(report))
@@ -319,5 +321,4 @@ def test_a_rank_that_multiprocessing_has_spawned(start, tmp_path):
         text=True,
         timeout=60,
     )
-    rank, code = done.stdout.splitlines()
-    assert (rank, code) == (f"{[2.0] * 4} {[True] * 4} 3 {(True,) * 4}", "0"), done.stderr
+    assert done.stdout == f"{[2.0] * 4} {[True] * 4} 3 {(True,) * 4}\n0\n", done.stderr
