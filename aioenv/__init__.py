@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from aioenv.errors import StaleViewWarning as StaleViewWarning
     from aioenv.errors import StartTimeout as StartTimeout
     from aioenv.errors import StepTimeout as StepTimeout
+    from aioenv.errors import UnsendableError as UnsendableError
     from aioenv.errors import WireError as WireError
     from aioenv.errors import WorkerDied as WorkerDied
     from aioenv.errors import WorkerStartError as WorkerStartError
@@ -91,7 +92,7 @@ _ERRORS = (
     "ActionError", "AioenvError", "ClosedError", "EnvError", "EpisodesDone", "LoopError", "NoAsyncCallError",
     "OutOfStepError", "PausedError", "PendingCallError", "RenderError", "RenderTimeout", "ResetNeededError",
     "ResumeError", "SlotError", "SlotErrorGroup", "SoftwareRenderWarning", "SpaceMismatchError", "StaleViewWarning",
-    "StartTimeout", "StepTimeout", "WireError", "WorkerDied", "WorkerStartError",
+    "StartTimeout", "StepTimeout", "UnsendableError", "WireError", "WorkerDied", "WorkerStartError",
 )  # fmt: skip
 
 _HOME = {

@@ -163,8 +163,15 @@ class EnvCreator:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # by cloudpickle whoever pickles it: plain pickle refuses lambdas
-        parts = (self.factory, self._args, self._kwargs, self.share, self._registered, self._known.metadata)
-        return _restore, (type(self), dump_code(parts))
+        return _restore, (type(self), dump_code(self._parts))
+
+    def reduce_among_definitions(self) -> tuple[Any, ...]:
+        """As `__reduce__`, for a pickler that knows lambdas itself."""
+        return _restore_parts, (type(self), self._parts)
+
+    @property
+    def _parts(self) -> tuple[Any, ...]:
+        return self.factory, self._args, self._kwargs, self.share, self._registered, self._known.metadata
 
     # ------------------------------------------------------------ what is known of its envs
 
@@ -253,8 +260,11 @@ def place_creators(env_fns: Iterable[Any]) -> list[Any]:
 
 
 def _restore(kind: type[EnvCreator], data: bytes) -> EnvCreator:
+    return _restore_parts(kind, load_code(data))
+
+
+def _restore_parts(kind: type[EnvCreator], parts: tuple[Any, ...]) -> EnvCreator:
     creator = kind.__new__(kind)
-    parts = load_code(data)
     creator.factory, creator._args, creator._kwargs, creator.share, creator._registered, metadata = parts
     creator._known = _Known(metadata)
     return creator

@@ -38,6 +38,7 @@ __all__ = [
     "StaleViewWarning",
     "StartTimeout",
     "StepTimeout",
+    "UnsendableError",
     "WireError",
     "WorkerDied",
     "WorkerStartError",
@@ -132,6 +133,10 @@ class OutOfStepError(AioenvError, RuntimeError):
 
 class SpaceMismatchError(AioenvError, RuntimeError):
     """The spaces of two slots can't be batched together; the message names both."""
+
+
+class UnsendableError(AioenvError, TypeError):
+    """An env used something that could not be sent to its worker; the message names it, its user and the reason."""
 
 
 class ResumeError(AioenvError, ValueError):

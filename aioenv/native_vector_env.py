@@ -22,12 +22,12 @@ from aioenv.engine.arguments import (
     check_seconds,
     check_timeout,
     check_worker_env,
-    pickle_factories,
 )
 from aioenv.engine.episodes import check_episode_stats
 from aioenv.engine.fleet import FleetConfig
 from aioenv.engine.images.pictures import check_mode
 from aioenv.engine.imports import needed_by
+from aioenv.engine.programs import make_program
 from aioenv.engine.results import ResetResult, SlotStep, StepResult
 from aioenv.engine.runs.numbered import Episode
 from aioenv.engine.runs.one_slot import check_no_mask
@@ -168,7 +168,7 @@ class NativeVectorEnv(AsyncVectorEnv):
         self._remembered = Remembered()
         workers = check_num_workers(num_workers, self.num_envs) if split else 0
         self._config = FleetConfig(
-            factories=pickle_factories([make_vector_env]) * self.num_envs if split else [],
+            code=make_program([make_vector_env] * self.num_envs, workers) if split else None,
             num_workers=workers,
             start=check_start(start),
             channel=check_channel(channel),

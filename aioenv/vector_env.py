@@ -15,6 +15,7 @@ from aioenv.creator import place_creators
 from aioenv.engine.actors import Actors
 from aioenv.engine.arguments import (
     check_cpu_affinity,
+    check_factories,
     check_num_workers,
     check_observation_mode,
     check_on_timeout,
@@ -27,7 +28,6 @@ from aioenv.engine.arguments import (
     check_transport,
     check_worker_env,
     listed_factories,
-    pickle_factories,
 )
 from aioenv.engine.batch import KEPT, TURNS
 from aioenv.engine.calls import Calls
@@ -36,6 +36,7 @@ from aioenv.engine.fleet import FleetConfig
 from aioenv.engine.images.pictures import Pictures
 from aioenv.engine.imports import needed_by
 from aioenv.engine.lifecycle import Lifecycle
+from aioenv.engine.programs import make_program
 from aioenv.engine.results import Ready, ResetResult, StepResult, WorkerInfo
 from aioenv.engine.runs.numbered import Numbered
 from aioenv.engine.runs.one_slot import OneSlot
@@ -164,14 +165,13 @@ class AsyncVectorEnv(Pictures, Rollouts, Numbered, Pausing, OneSlot, Calls, Stat
         seed_plan: Sequence[int] | None = None,
     ) -> None:
         env_fns = place_creators(listed_factories(env_fns))
-        with collected() as stats:
-            factories = pickle_factories(env_fns)
+        check_factories(env_fns)
         check_render(render, pixels)
         if pixels is not None:
             if pixels.workers is not None and observation_mode != "same":
                 raise ValueError('pixels: render workers (workers=) take observation_mode="same"')
-            factories = with_pixels(factories, pixels)
-        self.num_envs = len(factories)
+            env_fns = with_pixels(env_fns, pixels)
+        self.num_envs = len(env_fns)
         self.closed = False
         self.copy = copy
         self.autoreset_mode = parse_mode(autoreset_mode)
@@ -183,8 +183,10 @@ class AsyncVectorEnv(Pictures, Rollouts, Numbered, Pausing, OneSlot, Calls, Stat
         workers = check_num_workers(1 if debug and num_workers is None else num_workers, self.num_envs)
         self._clock = Clock()
         self._remembered = Remembered()
+        with collected() as stats:
+            code = make_program(env_fns, workers, live=debug)
         self._config = FleetConfig(
-            factories=factories,
+            code=code,
             num_workers=workers,
             start=check_start(start),
             channel=check_channel(channel),

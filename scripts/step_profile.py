@@ -34,7 +34,7 @@ from aioenv.host.link import Link
 from aioenv.host.service import Begun
 from aioenv.host.single.service import EnvService
 from aioenv.wire.frames import Encoder, Frame, Kind
-from aioenv.wire.messages import ResetRequest, dump, dump_code, load
+from aioenv.wire.messages import ResetRequest, dump, load
 from aioenv.workers.channel import ScatterChannel
 
 WORKERS = 2
@@ -97,7 +97,7 @@ async def parent(task: Task) -> None:
 def worker(task: Task) -> None:
     """Clock a worker's stages, with its share of the envs, in this process."""
     rows = task.num_envs // WORKERS
-    service = EnvService([dump_code(task.make_env)] * rows, AutoresetMode.NEXT_STEP, False)
+    service = EnvService([task.make_env] * rows, AutoresetMode.NEXT_STEP, False)
     first = service.describe()[0]
     service.configure(None, None, 0, False)
     mine, theirs = socket.socketpair()

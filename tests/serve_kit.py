@@ -367,9 +367,9 @@ class Session:
         self._poll_s = poll_s
         self.thread = threading.Thread(target=self._serve)
         self.thread.start()
-        envs = [dump_code(partial(make_env, story, row)) for row in range(self.rows)]
+        envs = [partial(make_env, story, row) for row in range(self.rows)]
         service = dump_code(partial(EnvService, envs, mode, False))
-        start = Start([], None, (), service, None, None, 0.0, None)
+        start = Start([], None, (), service, None, None, None, 0.0, None)
         assert self.ask(Kind.START, tail=dump_code(start)).kind is Kind.READY
         self.call("configure", None, None, 0, False)
         self.raw.clear()
@@ -540,7 +540,7 @@ class Desk:
     ) -> None:
         """With `rides` states of physics and checkpoints come with each reply."""
         Desk.make = staticmethod(make)  # type: ignore[method-assign]
-        envs = [dump_code(partial(made_at_desk, row)) for row in range(rows)]
+        envs = [partial(made_at_desk, row) for row in range(rows)]
         self.service = EnvService(envs, AutoresetMode(mode), rides, rides)
         told = self.service.describe()
         state_size = max(0 if env.source is None else env.source.state_size for env in told)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import cloudpickle
 import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AutoresetMode
@@ -21,7 +20,7 @@ class Bench:
     """An `EnvService` in this process, and the arrays of its replies."""
 
     def __init__(self, factories, mode=AutoresetMode.NEXT_STEP, *, extra=0):
-        self.service = EnvService([cloudpickle.dumps(f) for f in factories], mode, False, checkpoints=True)
+        self.service = EnvService(factories, mode, False, checkpoints=True)
         self.n = len(factories)
         self.mode = mode
         described = self.service.describe()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from numbers import Real
 from typing import Any
 
@@ -15,11 +15,11 @@ from aioenv.engine.patience import ON_TIMEOUT
 from aioenv.machine import usable_cpus
 from aioenv.memory import check_transport
 from aioenv.rendering.config import RenderConfig
-from aioenv.wire.messages import dump_code
 from aioenv.workers.restart import RestartPolicy
 
 __all__ = [
     "check_cpu_affinity",
+    "check_factories",
     "check_num_envs",
     "check_num_workers",
     "check_observation_mode",
@@ -33,35 +33,24 @@ __all__ = [
     "check_transport",
     "check_worker_env",
     "listed_factories",
-    "pickle_factories",
 ]
 
 
-def pickle_factories(env_fns: Iterable[Callable[..., Any]]) -> list[bytes]:
-    """Every factory as bytes; the same function is pickled once.
+def check_factories(functions: Sequence[Any]) -> None:
+    """Raise unless these are functions that make envs.
 
     Raises:
         ValueError: if there is none.
-        TypeError: if one is not callable, or does not pickle.
+        TypeError: if one is not callable.
     """
-    functions = list(env_fns)
     if not functions:
         raise ValueError("env_fns: expected at least one factory, got none")
-    known: dict[int, bytes] = {}
     for index, function in enumerate(functions):
         if not callable(function):
             raise TypeError(
                 f"env_fns[{index}]: expected a function that makes an env, got {type(function).__name__}; pass "
                 "`lambda: gym.make(...)`, not the env itself, which would have to be built in this process"
             )
-        if id(function) not in known:
-            try:
-                known[id(function)] = dump_code(function)
-            except Exception as exc:
-                raise TypeError(
-                    f"env_fns[{index}] can't be sent to a worker, something that it refers to does not pickle: {exc}"
-                ) from exc
-    return [known[id(function)] for function in functions]
 
 
 def listed_factories(env_fns: Any) -> list[Any]:

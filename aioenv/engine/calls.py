@@ -13,7 +13,7 @@ from aioenv.engine.fleet import Member
 from aioenv.engine.solo.calls import SoloCalls
 from aioenv.errors import ClosedError, SlotError, WireError
 from aioenv.wire.frames import Frame, Kind
-from aioenv.wire.messages import Call, dump_code, load
+from aioenv.wire.messages import Call, dump, load
 
 if TYPE_CHECKING:
     from aioenv.engine.schedule import Schedule
@@ -192,7 +192,10 @@ async def for_each(
         schedule.table.check_call(numbers, what)  # others may have sent something meanwhile
     # all is sent before anything is awaited: a cancellation finds the call made in every env, or in none
     try:
-        calls = [dump_code(Call(method, ([s - m.start for s in mine], *arguments(mine)), {})) for m, mine in shares]
+        calls = [
+            dump(Call(method, ([s - m.start for s in mine], *arguments(mine)), {}), m.worker.definitions)
+            for m, mine in shares
+        ]
     except Exception as exc:
         raise TypeError(f"{what}: expected what can be pickled, got {type(exc).__name__}: {exc}") from exc
     asked = [_ask(member, call) for (member, _), call in zip(shares, calls, strict=True)]

@@ -8,10 +8,11 @@ from typing import Any
 
 from gymnasium import Env
 
-from aioenv.engine.arguments import check_seconds, check_worker_env, pickle_factories
+from aioenv.definitions.restore import Shipped
+from aioenv.engine.arguments import check_factories, check_seconds, check_worker_env
 from aioenv.engine.imports import needed_by
+from aioenv.engine.programs import make_program
 from aioenv.host.metadata import Describer, EnvMetadata
-from aioenv.host.registry import capture_registry
 from aioenv.wire.messages import dump_code
 from aioenv.workers.launch import check_start
 from aioenv.workers.supervisor import Worker
@@ -28,16 +29,19 @@ async def describe_env(
     worker_env: Mapping[str, str] | None = None,
 ) -> EnvMetadata:
     """What the envs of a factory are. Arguments and errors are those of `EnvCreator.metadata`."""
-    (data,) = pickle_factories([factory])
+    check_factories([factory])
+    code = make_program([factory], 1)
     worker = Worker(
-        dump_code(partial(Describer, data)),
+        dump_code(partial(Describer, Shipped())),
         index=0,
         slots=(0,),
         start=check_start(start),
         env=check_worker_env(worker_env, 1)[0],
         preload=(preload,) if isinstance(preload, str) else tuple(preload),
         needed=needed_by([factory]),
-        registry=capture_registry([data]),
+        registry=code.registry,
+        code=code.program.code(0),
+        definitions=code.program.table,
         start_timeout_s=check_seconds("start_timeout_s", start_timeout_s),
     )
     try:
@@ -47,4 +51,6 @@ async def describe_env(
     except BaseException:
         await worker.kill()
         raise
+    finally:
+        code.program.release()
     return metadata

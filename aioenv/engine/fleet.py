@@ -16,18 +16,18 @@ from gymnasium.spaces.utils import is_space_dtype_shape_equiv
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_differing_spaces, batch_space
 
-from aioenv.assign import spread
 from aioenv.batching.infos import Schema
 from aioenv.batching.layout import Layout, Leaf
 from aioenv.batching.merge import SchemaTable
 from aioenv.batching.plane import Lane, Plane, choose_plane
 from aioenv.batching.seeds import spread_seeds
+from aioenv.definitions.restore import Shipped
 from aioenv.engine.model_fields import ModelFields
+from aioenv.engine.programs import WorkerCode
 from aioenv.errors import ResumeError, SpaceMismatchError, WorkerStartError
 from aioenv.host.description import EnvDescription
 from aioenv.host.physics.source import MujocoSource
 from aioenv.host.polling import MAX_POLL_S
-from aioenv.host.registry import capture_registry
 from aioenv.host.single.service import EnvService
 from aioenv.host.vector.service import VectorService
 from aioenv.host.worker import run_here
@@ -61,7 +61,7 @@ class Member:
 class FleetConfig(NamedTuple):
     """What a fleet is started with; see `AsyncVectorEnv`."""
 
-    factories: Sequence[bytes]
+    code: WorkerCode | None  # None: there are no workers
     num_workers: int
     start: str
     channel: str
@@ -106,6 +106,7 @@ class Fleet:
         lanes: this side's views of what lies in shared memory; empty if nothing does.
         vectorized: whether the slots of a worker are one vector env.
         steps_some: whether a slot can be stepped without the others of its worker.
+        definitions: the table of those that workers have.
         stats: statistics that the factories refer to.
         episodes: what counts episodes; None: nobody does.
         model_fields: fields of the models of native slots; None before the start.
@@ -143,8 +144,9 @@ class Fleet:
         self._plane: Plane | None = None
         self._memory: Shared | None = None
         self.seed_plan: SeedPlan | None = None
-        spans = spread(len(config.factories), config.num_workers)
-        registry = capture_registry({*config.factories})
+        assert config.code is not None
+        spans, program = config.code.spans, config.code.program
+        self.definitions = program.table
         self._owners = np.repeat(np.arange(len(spans)), [stop - start for start, stop in spans])  # by slot
         same: dict[Schema, Schema] = {}
         # with fewer CPUs than workers, one that polls keeps another from its work
@@ -154,10 +156,9 @@ class Fleet:
         cpu_share = None if affinity is not None else max(1, cpus // config.num_workers)
         resume = config.restart is not None and config.restart.resume
         for index, (start, stop) in enumerate(spans):
-            factories = config.factories[start:stop]
             service: Any = partial(
                 EnvService,
-                factories,
+                Shipped(),
                 config.autoreset_mode,
                 config.find_sources,
                 resume,
@@ -165,7 +166,7 @@ class Fleet:
                 config.by_camera,
             )
             if config.vectorized:
-                service = partial(VectorService, factories[0], stop - start, config.find_sources, resume)
+                service = partial(VectorService, Shipped(), stop - start, config.find_sources, resume)
             worker = Worker(
                 dump_code(service),
                 index=index,
@@ -177,7 +178,9 @@ class Fleet:
                 log_prefix=config.log_prefix,
                 preload=config.preload,
                 needed=config.needed,
-                registry=registry,
+                registry=config.code.registry,
+                code=program.code(index),
+                definitions=program.table,
                 start_timeout_s=config.start_timeout_s,
                 cpus=affinity[index % len(affinity)] if affinity is not None else None,
                 cpu_share=cpu_share,

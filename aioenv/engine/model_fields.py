@@ -15,7 +15,7 @@ from aioenv.errors import WireError, WorkerDied
 from aioenv.host.physics.fields import FieldPlace
 from aioenv.memory import Shared
 from aioenv.wire.frames import Kind
-from aioenv.wire.messages import Call, dump_code, load
+from aioenv.wire.messages import Call, dump, load
 
 if TYPE_CHECKING:
     from aioenv.workers.supervisor import Worker
@@ -92,7 +92,7 @@ class ModelFields:
     def _tell(self, worker: Worker, name: str) -> None:
         call = Call("share_model_field", (name, self._arrays[name][1]), {})
         with suppress(WorkerDied, WireError):  # it is being started again, and will be told then
-            worker.submit(Kind.CALL, (), dump_code(call), on_reply=lambda _: None)
+            worker.submit(Kind.CALL, (), dump(call, worker.definitions), on_reply=lambda _: None)
 
     async def restore(self, worker: Worker) -> None:
         """Tell a new process what the one before it was told.

@@ -203,10 +203,11 @@ class Schedule(SomeSlots):
             self._next = self._prepare()
         self.take_back(exchange)
 
-    @staticmethod
-    def _tail_of(member: Member, objects: Sequence[Sequence[Any]], given: Any) -> bytes:
+    def _tail_of(self, member: Member, objects: Sequence[Sequence[Any]], given: Any) -> bytes:
         mine = slice(member.start, member.stop)
-        return step_tail(None, [column[mine] for column in objects], None if given is None else given[mine])
+        return step_tail(
+            None, [column[mine] for column in objects], None if given is None else given[mine], self.fleet.definitions
+        )
 
     async def reset(
         self,

@@ -66,7 +66,7 @@ class SomeSlots:
             rows = compact((numbers[order] - member.start).tolist())
             whole = len(rows) == member.stop - member.start
             picked = [[column[i] for i in order.tolist()] for column in objects]
-            tails.append(step_tail(None if whole else rows, picked))
+            tails.append(step_tail(None if whole else rows, picked, table=self.fleet.definitions))
         shared = self.dispatch.shared_actions
         parts = self._begin(shares, numbers, stepped=True)
         try:

@@ -9,6 +9,7 @@ import numpy as np
 
 from aioenv import speedups
 from aioenv.batching.infos import Columns, Group
+from aioenv.definitions.table import Table
 from aioenv.errors import ActionError, SlotError
 from aioenv.wire.messages import ResetRequest, StepReply, StepRequest, dump, dump_step, load, load_columns, reason_of
 from aioenv.wire.salvage import Unreadable, find_unreadable, salvage
@@ -28,8 +29,19 @@ def compact(rows: list[int]) -> Sequence[int]:
     return run if len(run) == len(rows) else tuple(rows)
 
 
-def step_tail(rows: Sequence[int] | None, objects: Sequence[Sequence[Any]], given: list[Any] | None = None) -> bytes:
+def step_tail(
+    rows: Sequence[int] | None,
+    objects: Sequence[Sequence[Any]],
+    given: list[Any] | None = None,
+    table: Table | None = None,
+) -> bytes:
     """The tail of a STEP: which rows (None: all), and actions or parts of them that are no arrays.
+
+    Args:
+        rows: of the worker.
+        objects: parts of actions, by column.
+        given: in place of all actions: one a row.
+        table: of the definitions that the worker has.
 
     Raises:
         ActionError: if an action can't be pickled.
@@ -37,7 +49,7 @@ def step_tail(rows: Sequence[int] | None, objects: Sequence[Sequence[Any]], give
     if rows is None and not objects and given is None:
         return b""
     try:
-        return dump_step(StepRequest(rows, [list(column) for column in objects], given))
+        return dump_step(StepRequest(rows, [list(column) for column in objects], given), table)
     except Exception as exc:
         raise ActionError(f"actions: expected what can be pickled, got {type(exc).__name__}: {exc}") from exc
 
@@ -59,7 +71,7 @@ def reset_tail(
     """
     rows = tuple(slot - member.start for slot in slots)
     try:
-        return dump(ResetRequest(rows, tuple(seeds), options, whole, shown, each))
+        return dump(ResetRequest(rows, tuple(seeds), options, whole, shown, each), member.worker.definitions)
     except Exception as exc:
         raise TypeError(f"options: expected what can be pickled, got {type(exc).__name__}: {exc}") from exc
 

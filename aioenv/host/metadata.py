@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from gymnasium import Env, Space
@@ -13,7 +14,7 @@ from aioenv.host.description import picklable_items
 from aioenv.host.physics.source import dump_model
 from aioenv.host.service import SlotService
 from aioenv.host.worker import StartFailed, describe_failure
-from aioenv.wire.messages import dump, load_code
+from aioenv.wire.messages import dump
 
 __all__ = ["Describer", "EnvMetadata", "ModelSignature"]
 
@@ -64,13 +65,13 @@ class Describer(SlotService):
     """A service that makes an env, describes it and closes it; nothing else can be asked of it.
 
     Args:
-        factory: a pickled callable.
+        factories: one function that makes it.
     """
 
-    def __init__(self, factory: bytes) -> None:
+    def __init__(self, factories: Sequence[Callable[[], Env[Any, Any]]]) -> None:
         try:
             with running.row(0):
-                env: Env[Any, Any] = load_code(factory)()
+                env = factories[0]()
                 try:
                     self._metadata = _describe(env)
                 finally:

@@ -8,56 +8,58 @@ pickles its entries once for all workers.)
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import pickle
 import re
 import sys
 import warnings
-from collections.abc import Iterable
+from collections.abc import Mapping
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import gymnasium
 from gymnasium.envs.registration import EnvSpec
 
 from aioenv.errors import WireError
-from aioenv.wire.messages import dump, dump_code, load
+from aioenv.wire.messages import dump, load
 
-__all__ = ["capture_registry", "read_registry", "restore_registry"]
+__all__ = ["Registry", "capture_registry", "read_registry", "register_specs", "restore_registry"]
 
 # A fork server's entries, and their digest.
 _known: dict[str, bytes] = {}
 _digests: list[bytes] = []
 
-
 # In a pickled spec: what it names in the main module, whose name is another where multiprocessing spawned the process.
 _OF_MAIN = re.compile(rb"__(?:mp_)?main__:([A-Za-z_]\w*)")
 
 
-def capture_registry(factories: Iterable[bytes] = ()) -> tuple[bytes, bytes, dict[str, bytes]]:
-    """This process's registry, for workers.
+class Registry(NamedTuple):
+    """A process's registry, for workers.
 
-    Args:
-        factories: pickled; they may have specs.
-
-    Returns:
-        A digest of its entries; id → pickled spec, pickled; and name → pickled value of what specs name in the main
-        module.
+    Attributes:
+        entries: a digest of them, and id → pickled spec, pickled.
+        names: what specs name in the main module ("__main__:Env").
+        specs: id and spec of those that refer to definitions of the script, which travel with these.
     """
-    entries = _entries()
-    return _digest(entries), dump(entries), _named_in_main([*entries.values(), *factories])
+
+    entries: tuple[bytes, bytes]
+    names: tuple[str, ...]
+    specs: tuple[tuple[str, EnvSpec], ...]
 
 
-def _named_in_main(pickles: Iterable[bytes]) -> dict[str, bytes]:
+def capture_registry() -> Registry:
+    """This process's registry."""
+    entries, specs, names = _entries(), [], set[str]()
     main = sys.modules["__main__"]
-    names = {name.decode() for data in pickles if b"main__:" in data for name in _OF_MAIN.findall(data)}
-    named: dict[str, bytes] = {}
-    for name in sorted(names):
-        if hasattr(main, name):  # else it only looks like it
-            try:
-                named[name] = dump_code(getattr(main, name))
-            except Exception as exc:
-                named[name] = dump_code(partial(_refuse, f"__main__:{name}", str(exc)))
-    return named
+    for env_id, spec in gymnasium.registry.items():
+        data = entries.get(env_id)
+        if data is None or b"main__" in data:
+            specs.append((env_id, spec))
+            entries.pop(env_id, None)
+        if data is not None:
+            names |= {name.decode() for name in _OF_MAIN.findall(data) if hasattr(main, name.decode())}
+    return Registry((_digest(entries), dump(entries)), tuple(sorted(names)), tuple(specs))
 
 
 def read_registry() -> None:
@@ -66,15 +68,8 @@ def read_registry() -> None:
     _digests[:] = [_digest(_known)]
 
 
-def restore_registry(digest: bytes, pickled: bytes, of_main: dict[str, bytes]) -> None:
+def restore_registry(digest: bytes, pickled: bytes) -> None:
     """Register what differs here; an entry that does not unpickle fails only when it is used."""
-    for name, data in of_main.items():
-        try:
-            value = load(data)
-        except WireError as exc:
-            value = partial(_refuse, f"__main__:{name}", str(exc))
-        main = sys.modules.setdefault("__mp_main__", sys.modules["__main__"])
-        setattr(main, name, value)
     if digest in _digests:
         return
     # by their own modules, when those are imported here
@@ -90,13 +85,18 @@ def restore_registry(digest: bytes, pickled: bytes, of_main: dict[str, bytes]) -
             gymnasium.registry[env_id] = _broken(env_id, str(exc))
 
 
+def register_specs(specs: Mapping[str, EnvSpec | str]) -> None:
+    """Register specs that refer to definitions of the script; in place of one that could not be sent it is said why."""
+    for env_id, spec in specs.items():
+        gymnasium.registry[env_id] = _broken(env_id, spec) if isinstance(spec, str) else spec
+
+
 def _entries() -> dict[str, bytes]:
+    """The entries that pickle, by id."""
     entries: dict[str, bytes] = {}
     for env_id, spec in gymnasium.registry.items():
-        try:
-            entries[env_id] = dump_code(spec)
-        except Exception as exc:
-            entries[env_id] = dump_code(_broken(env_id, str(exc)))
+        with contextlib.suppress(Exception):
+            entries[env_id] = pickle.dumps(spec, protocol=pickle.HIGHEST_PROTOCOL)
     return entries
 
 

@@ -10,13 +10,14 @@ import signal
 import sys
 from collections.abc import Mapping
 
+from aioenv.definitions.restore import restore
 from aioenv.errors import WireError
 from aioenv.host import running, shared
 from aioenv.host.link import Link
 from aioenv.host.log_records import tell_records
 from aioenv.host.mujoco_gl import choose_backend_late, note_missing_opengl
 from aioenv.host.mujoco_import import prepare_mujoco
-from aioenv.host.registry import restore_registry
+from aioenv.host.registry import register_specs, restore_registry
 from aioenv.host.service import Begun, Reply, Service
 from aioenv.host.tracing import TracedService
 from aioenv.machine import leave_cpus_to_others
@@ -130,6 +131,8 @@ class _Loop:
                 restore_registry(*start.registry)
         for name in start.preload:
             importlib.import_module(name)
+        if start.code is not None:
+            register_specs(restore(start.code))
         service: Service = load_code(start.service)()
         self._service = service
         self._link.aim(service)

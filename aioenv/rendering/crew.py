@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
+from aioenv.definitions.program import Program
+from aioenv.definitions.restore import Shipped
 from aioenv.errors import RenderError, SlotError, StartTimeout, WorkerStartError
 from aioenv.memory import Shared
 from aioenv.rendering.backends import environment, no_backend_works, warn_of_software
 from aioenv.wire.frames import Frame, Kind
-from aioenv.wire.messages import load
+from aioenv.wire.messages import dump_code, load
 from aioenv.workers.channel import check_channel
 from aioenv.workers.launch import check_start
 from aioenv.workers.restart import RestartPolicy
@@ -25,7 +28,7 @@ class Crew:
     """Render workers, all with the same service.
 
     Args:
-        service: a pickled callable that makes the service (`messages.dump_code`).
+        service: a callable that makes the service; the snapshot of what it reaches is taken here.
         count: how many workers.
         backends: OpenGL backends to try, in order.
         devices: for each worker, the device that it is to draw on, or None to let MuJoCo choose.
@@ -49,7 +52,7 @@ class Crew:
 
     def __init__(
         self,
-        service: bytes,
+        service: Any,
         count: int,
         *,
         backends: Sequence[str],
@@ -69,7 +72,7 @@ class Crew:
         self.backend = ""
         self.renderer = ""
         self.on_death: Callable[[Worker], None] = self.bring_back
-        self._service = service
+        self._program = Program([service], [(0, 1)])
         self.count = count
         self._backends = backends
         self._devices = devices
@@ -129,7 +132,9 @@ class Crew:
         """Start the first worker, to see whether the backend works, and then the others."""
         workers = [
             Worker(
-                self._service,
+                dump_code(Shipped(0)),
+                code=self._program.code(0),
+                definitions=self._program.table,
                 index=index,
                 role="render worker",
                 start=self._start_method,
@@ -154,7 +159,11 @@ class Crew:
             await to_the_end(together(*(worker.kill() for worker in workers)))
             self.workers = []
             raise
-        if self._restart is not None:
+        if self._restart is None:
+            for worker in workers:
+                worker.forget_code()
+            self._program.release()
+        else:
             self.restarter = Restarter(
                 workers, self._restart, meaning=self._meaning, restore=_nothing, lost=lambda *_: None
             )
@@ -187,6 +196,7 @@ class Crew:
 
     def _let_go(self) -> None:
         """Close the memory's descriptor: what is mapped lives as long as anybody has an array of it."""
+        self._program.release()
         memory, self.memory = self.memory, None
         for worker in self.workers:
             worker.memory = None  # or its next process would be given a descriptor that is closed

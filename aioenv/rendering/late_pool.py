@@ -23,7 +23,6 @@ from aioenv.rendering.drawing import Edits, Sheet, dump_sources
 from aioenv.rendering.late_service import render_service
 from aioenv.rendering.watch import Watch
 from aioenv.wire.frames import Frame, Kind
-from aioenv.wire.messages import dump_code
 from aioenv.workers.requests import OnReply
 from aioenv.workers.restart import RestartPolicy
 from aioenv.workers.supervisor import Worker
@@ -79,7 +78,7 @@ class LatePool(WithCrew):
         count = min(config.workers or default, len(slot_source))
         devices = check_devices(config.devices)
         self._crew = Crew(
-            dump_code(partial(render_service, list(sources), config)),
+            partial(render_service, list(sources), config),
             count,
             backends=candidates(config.backend, devices),
             devices=[devices[i % len(devices)] for i in range(count)] if devices is not None else None,

@@ -20,7 +20,6 @@ from gymnasium.utils import RecordConstructorArgs
 from aioenv.host.physics.source import MujocoSource, find_source, read_state
 from aioenv.rendering.config import RenderConfig
 from aioenv.rendering.drawing import Images
-from aioenv.wire.messages import dump_code, load_code
 
 if TYPE_CHECKING:
     from aioenv.rendering.batch_renderer import SourceRenderer
@@ -257,16 +256,15 @@ def in_place(space: Space[Any], config: RenderConfig) -> tuple[str | None, Space
     return key, spaces.Dict(parts, sort_keys=space.sort_keys)
 
 
-def with_pixels(factories: Sequence[bytes], config: RenderConfig) -> list[bytes]:
-    """Pickled factories of the same envs, with images as observations."""
+def with_pixels(factories: Sequence[Callable[[], Any]], config: RenderConfig) -> list[Callable[[], Any]]:
+    """Factories of the same envs, with images as observations."""
     config.check_pixels()
-    known = {data: dump_code(partial(_make, data, config)) for data in set(factories)}
-    return [known[data] for data in factories]
+    known = {id(factory): partial(_make, factory, config) for factory in factories}
+    return [known[id(factory)] for factory in factories]
 
 
-def _make(factory: bytes, config: RenderConfig) -> Env[Any, Any]:
-    make: Callable[[], Env[Any, Any]] = load_code(factory)
-    env = make()
+def _make(factory: Callable[[], Env[Any, Any]], config: RenderConfig) -> Env[Any, Any]:
+    env = factory()
     try:
         return PixelObservation(env, config)
     except BaseException:

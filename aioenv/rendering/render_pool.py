@@ -44,7 +44,6 @@ from aioenv.rendering.pool_life import PoolLife
 from aioenv.rendering.pool_service import PoolService
 from aioenv.rendering.quality import Quality, parse_quality
 from aioenv.rendering.scene_option import describe_option
-from aioenv.wire.messages import dump_code
 from aioenv.workers.restart import RestartPolicy
 
 __all__ = ["RenderPool"]
@@ -159,25 +158,26 @@ class RenderPool(PoolLife):
         self._last = np.empty((0, self.state_size))  # the state that was given last for each slot
         entropy = secrets.randbits(63) if seed is None else int(seed)
         try:
-            service = dump_code(
-                partial(PoolService, dump_model(self.model), self.state_spec, parse_quality(quality), modders, entropy)
+            crew = Crew(
+                partial(PoolService, dump_model(self.model), self.state_spec, parse_quality(quality), modders, entropy),
+                self.num_workers,
+                backends=candidates(backend, chosen),
+                devices=self.devices,
+                start=start,
+                channel=channel,
+                needed=("mujoco",),
+                log_prefix=log_prefix,
+                start_timeout_s=start_timeout_s,
+                restart=restart,
+                redraws=retry,
+                share=check_transport(transport) != "frames",
             )
-        except (TypeError, AttributeError) as exc:
-            raise TypeError(f"modder: it can't be sent to a worker, something of it does not pickle: {exc}") from exc
-        crew = Crew(
-            service,
-            self.num_workers,
-            backends=candidates(backend, chosen),
-            devices=self.devices,
-            start=start,
-            channel=channel,
-            needed=("mujoco",),
-            log_prefix=log_prefix,
-            start_timeout_s=start_timeout_s,
-            restart=restart,
-            redraws=retry,
-            share=check_transport(transport) != "frames",
-        )
+        except TypeError as exc:
+            if exc.__cause__ is None:
+                raise
+            raise TypeError(
+                f"modder: it can't be sent to a worker, something of it does not pickle: {exc.__cause__}"
+            ) from exc
         super().__init__(crew, timeout_s, retry)
         self._blocks = Blocks(None)
         self._pace = lru_cache(MAX_PACES)(lambda *kind: Pace(timeout_s))

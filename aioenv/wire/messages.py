@@ -17,6 +17,8 @@ from typing import Any, NamedTuple
 
 import cloudpickle
 
+from aioenv.definitions.restore import Code
+from aioenv.definitions.table import Table, current
 from aioenv.errors import WireError
 from aioenv.wire.frames import Buffer
 
@@ -33,6 +35,7 @@ __all__ = [
     "dump_code",
     "dump_columns",
     "dump_exception",
+    "dump_state",
     "dump_step",
     "load",
     "load_code",
@@ -52,9 +55,10 @@ class Start(NamedTuple):
     """START: what a worker needs before it can unpickle its service, and the service."""
 
     sys_path: list[str]
-    registry: tuple[bytes, bytes, dict[str, bytes]] | None  # Gymnasium's, as `host.registry` gives it
+    registry: tuple[bytes, bytes] | None  # Gymnasium's, as `host.registry` gives it
     preload: tuple[str, ...]  # modules to import first
     service: bytes  # a pickled callable that makes the service
+    code: Code | None  # what its envs are made from
     environ: dict[str, str] | None  # all environment variables; None: they are as they should be
     directory: str | None  # the working directory; likewise
     poll_s: float  # how long to poll for a request before the process sleeps, in seconds
@@ -108,7 +112,7 @@ _RUN = struct.Struct("<cII")
 _RUN_TAG = b"R"  # no pickle begins with it
 
 
-def dump_step(request: StepRequest) -> bytes:
+def dump_step(request: StepRequest, table: Table | None = None) -> bytes:
     """The tail of a STEP of some rows.
 
     Raises:
@@ -117,7 +121,7 @@ def dump_step(request: StepRequest) -> bytes:
     rows = request.rows
     if isinstance(rows, range) and not request.objects and request.given is None:
         return _RUN.pack(_RUN_TAG, rows.start, len(rows))
-    return dump(request)
+    return dump(request, table)
 
 
 def load_step(tail: Buffer) -> StepRequest:
@@ -205,17 +209,34 @@ class Failure(NamedTuple):
     pickled: bytes | None  # the exception itself, if it can be pickled
 
 
-def dump(value: Any) -> bytes:
-    """Pickle data; what plain pickle refuses (lambdas, local classes) goes by value through cloudpickle.
+def dump(value: Any, table: Table | None = None) -> bytes:
+    """Pickle data. Classes and functions that plain pickle refuses, or takes from `__main__` by name, go by number.
 
-    So does what plain pickle would take from `__main__` by name: the receiver's `__main__` is another one.
+    Args:
+        value: the data.
+        table: of the definitions that sender and receiver have; None: that of the worker which this is. Where there
+            is none, they go by value.
+
+    Raises:
+        Exception: if it can't be pickled.
     """
+    table = current() if table is None else table
+    if table is not None:
+        return table.dumps(value)
     try:
         data = pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
     except Exception:
         return dump_code(value)
     # a search costs far less than cloudpickle, and a string that only looks like it does no harm
     return dump_code(value) if b"main__" in data else data
+
+
+def dump_state(value: Any) -> bytes:
+    """Pickle data that may outlive both processes: classes go by name, and by value where they have none."""
+    try:
+        return pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
+    except Exception:
+        return dump_code(value)
 
 
 def dump_code(value: Any) -> bytes:

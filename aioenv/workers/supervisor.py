@@ -11,6 +11,8 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
+from aioenv.definitions.restore import Code
+from aioenv.definitions.table import Table
 from aioenv.errors import EnvError, StartTimeout, WireError, WorkerDied, WorkerStartError, describe_exit
 from aioenv.memory import Shared
 from aioenv.trace.track import Track
@@ -39,6 +41,8 @@ class Worker(Talk):
 
     Args:
         service: a pickled callable that makes the service in the worker (`messages.dump_code`).
+        code: what the service is made from besides (see `Shipped`).
+        definitions: the table of those that messages refer to.
         index: its number among its like.
         slots: the slots that it holds, for errors and logs.
         role: what it is, in errors and logs.
@@ -82,7 +86,9 @@ class Worker(Talk):
         log_prefix: str | None = None,
         preload: Sequence[str] = (),
         needed: Sequence[str] = (),
-        registry: tuple[bytes, bytes, dict[str, bytes]] | None = None,
+        registry: tuple[bytes, bytes] | None = None,
+        code: Code | None = None,
+        definitions: Table | None = None,
         start_timeout_s: float = 60.0,
         cpus: tuple[int, ...] | None = None,
         cpu_share: int | None = None,
@@ -90,6 +96,7 @@ class Worker(Talk):
         ignored: tuple[str, ...] = (),
     ) -> None:
         self.index = index
+        self.definitions = definitions
         self.slots = slots
         self.cpus = cpus
         self._state = WorkerState.NEW
@@ -112,6 +119,7 @@ class Worker(Talk):
             registry,
             tuple(preload),
             service,
+            code,
             self._environ if forked else None,
             _directory() if forked else None,
             poll_s,
@@ -332,6 +340,10 @@ class Worker(Talk):
         if self._here is None and grace_s > 0:  # a thread says so itself; whoever gives no time has none to lose
             with contextlib.suppress(Exception):  # of a log handler
                 _log.warning("%s", faults.late_to_close(self._identity, grace_s, self.running_slot))
+
+    def forget_code(self) -> None:
+        """Let go of what a process of it is made from: it will not be started again."""
+        self._message = self._message._replace(code=None)
 
     async def kill(self) -> None:
         """End the worker at once, and wait until it is gone; a cancellation waits for that too."""

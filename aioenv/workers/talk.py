@@ -7,11 +7,12 @@ import contextlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from aioenv.definitions.table import Table
 from aioenv.errors import EnvError, SlotError, WireError, WorkerDied
 from aioenv.trace.ring import TRACE
 from aioenv.trace.track import Track
 from aioenv.wire.frames import Buffer, Frame, Kind
-from aioenv.wire.messages import Call, Failure, dump_code, load
+from aioenv.wire.messages import Call, Failure, dump, load
 from aioenv.workers.channel import ScatterChannel
 from aioenv.workers.connection import Connection
 from aioenv.workers.life import WorkerState
@@ -25,6 +26,7 @@ class Talk:
 
     express: ScatterChannel | None
     generation: int
+    definitions: Table | None
     _state: WorkerState
     _connection: Connection | None
     _track: Track | None
@@ -80,7 +82,7 @@ class Talk:
     def _tell_of(self, track: Track | None) -> None:
         call = Call(TRACE, (track.handle if track is not None else None,), {})
         with contextlib.suppress(WorkerDied, WireError, RuntimeError):  # it ends, or its loop has
-            self.submit(Kind.CALL, (), dump_code(call), on_reply=lambda _: None)
+            self.submit(Kind.CALL, (), dump(call, self.definitions), on_reply=lambda _: None)
 
     def awaits(self, into: Sequence[memoryview]) -> bool:
         """Whether a request was sent whose reply is to be read into this very list of buffers, and has not come."""
@@ -102,7 +104,7 @@ class Talk:
             EnvError: if the method raised.
         """
         reply: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
-        self.submit(Kind.CALL, (), dump_code(Call(method, args, kwargs)), on_reply=into_future(reply))
+        self.submit(Kind.CALL, (), dump(Call(method, args, kwargs), self.definitions), on_reply=into_future(reply))
         frame = await reply
         if frame.kind is Kind.FAILURE:
             raise self.failure(load(frame.tail))

@@ -92,7 +92,10 @@ class Group:
             return
         if objects:
             columns = [[column[part.start : part.stop] for column in objects] for part in parts]
-            tails = [step_tail(rows, mine) for rows, mine in zip(self._rows, columns, strict=True)]
+            tails = [
+                step_tail(rows, mine, table=schedule.fleet.definitions)
+                for rows, mine in zip(self._rows, columns, strict=True)
+            ]
         shared = schedule.dispatch.shared_actions
         sized = [(byte_view(array), array.nbytes // n) for i, array in enumerate(arrays) if i not in shared]
         requests = []

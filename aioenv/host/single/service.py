@@ -30,7 +30,7 @@ from aioenv.host.states.checkpoint import Checkpoints, RowCheckpoint
 from aioenv.host.worker import StartFailed, describe_failure
 from aioenv.stats.seed_plan import SeedPlan
 from aioenv.wire.frames import MAX_FIXED_BYTES, Frame, new_tuple
-from aioenv.wire.messages import Failure, ResetRequest, StepReply, dump, dump_columns, load, load_code, load_step
+from aioenv.wire.messages import Failure, ResetRequest, StepReply, dump, dump_columns, load, load_step
 
 __all__ = ["EnvService", "FirstCheckpoints"]
 
@@ -39,7 +39,7 @@ class EnvService(EnvResume, SlotService):
     """Envs, stepped one after the other.
 
     Args:
-        factories: pickled callables, one an env; the same bytes may stand in several rows.
+        factories: functions, one an env; each is asked for when its row's turn has come.
         mode: the autoreset mode.
         find_sources: whether to look for MuJoCo models, so that images can be drawn elsewhere.
         checkpoints: whether to find out what it takes to resume the envs elsewhere.
@@ -49,7 +49,7 @@ class EnvService(EnvResume, SlotService):
 
     def __init__(
         self,
-        factories: Sequence[bytes],
+        factories: Sequence[Callable[[], Any]],
         mode: AutoresetMode,
         find_sources: bool,
         checkpoints: bool = False,
@@ -59,10 +59,10 @@ class EnvService(EnvResume, SlotService):
         self._envs: list[Env[Any, Any]] = []
         self._cast = cast
         self._find_sources, self._by_camera = find_sources, by_camera
-        for row, data in enumerate(factories):
+        for row in range(len(factories)):
             try:
                 with running.row(row):
-                    self._envs.append(checked(load_code(data)()))
+                    self._envs.append(checked(factories[row]()))
             except SystemExit:
                 raise
             except BaseException as exc:

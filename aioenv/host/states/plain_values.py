@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from aioenv.host.states.stack import KINDS
-from aioenv.wire.messages import dump
+from aioenv.wire.messages import dump_state
 
 __all__ = ["Arrays", "decode", "encode", "is_pickled"]
 
@@ -35,7 +35,7 @@ def encode(value: Any, path: str, arrays: Arrays) -> Any:
         return {"kind": "dict", "value": items}
     if kind is list or kind is tuple:
         return {"kind": kind.__name__, "value": [encode(v, f"{path}/{i}", arrays) for i, v in enumerate(value)]}
-    arrays[path] = np.frombuffer(dump(value), np.uint8)
+    arrays[path] = np.frombuffer(dump_state(value), np.uint8)
     return {"kind": "pickle", "value": path}
 
 

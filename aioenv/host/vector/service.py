@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -29,7 +29,7 @@ from aioenv.host.vector.replies import VectorReplies
 from aioenv.host.vector.results import step_result
 from aioenv.host.worker import StartFailed, describe_failure
 from aioenv.wire.frames import Frame
-from aioenv.wire.messages import Failure, LostRow, ResetRequest, dump, load, load_code, load_step
+from aioenv.wire.messages import Failure, LostRow, ResetRequest, dump, load, load_step
 
 __all__ = ["VectorService"]
 
@@ -40,15 +40,21 @@ class VectorService(SlotService):
     What it raises is an error of all of its slots.
 
     Args:
-        factory: a pickled callable, which is called with `num_envs`.
+        factories: functions, the same one for each row, which is called with `num_envs`.
         num_envs: how many slots it shall have.
         find_source: whether to look for a MuJoCo model, so that images can be drawn elsewhere.
         checkpoints: whether to find out what it takes to resume it elsewhere.
     """
 
-    def __init__(self, factory: bytes, num_envs: int, find_source: bool = False, checkpoints: bool = False) -> None:
+    def __init__(
+        self,
+        factories: Sequence[Callable[..., Any]],
+        num_envs: int,
+        find_source: bool = False,
+        checkpoints: bool = False,
+    ) -> None:
         try:
-            self._env = make_vector_env(load_code(factory), num_envs)
+            self._env = make_vector_env(factories[0], num_envs)
             self._physics = find_physics(self._env) if find_source else None
             self._checkpoints = VectorCheckpoints(self._env) if checkpoints else None
         except SystemExit:

@@ -1,0 +1,436 @@
+"""Which definitions some objects reach, and what each of them needs: the first half of a snapshot.
+
+Every value is pickled once for trial, which finds the definitions within it, and the values that can't be sent.
+"""
+
+from __future__ import annotations
+
+import sys
+import types
+import typing
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+from aioenv.definitions.inspection import (
+    MAIN_NAMES,
+    LruCached,
+    attributes_in_code,
+    is_by_value,
+    is_importable_module,
+    main_module,
+    names_in_annotation,
+    names_in_code,
+    submodules,
+)
+from aioenv.definitions.pickling import DefinitionPickler
+from aioenv.definitions.restore import explain
+from aioenv.definitions.table import Table
+
+__all__ = ["Collector", "Entry", "Namespace", "name_of"]
+
+
+class Namespace(NamedTuple):
+    """The globals of some functions.
+
+    Attributes:
+        kind: "main", "import" (of a module that workers import), "module" (of one that they can't) or "private".
+        name: of the module.
+        number: its number in the snapshot.
+        values: the globals.
+    """
+
+    kind: str
+    name: str
+    number: int
+    values: dict[str, Any]
+
+
+class Entry:
+    """A value that a definition needs.
+
+    Attributes:
+        kind: "global", "class" (an attribute of one), "function" (an attribute of one), "cell", or "submodule".
+        target: the `Namespace`, class, function or cell that it belongs to.
+        name: of the global, attribute or closure variable.
+        value: itself.
+        user: the qualified name of a definition that needs it.
+        error: why it can't be sent; None if it can.
+        simple: whether nothing runs when it is unpickled.
+    """
+
+    __slots__ = ("error", "kind", "name", "simple", "target", "user", "value")
+
+    def __init__(self, kind: str, target: Any, name: str, value: Any, user: str) -> None:
+        self.kind, self.target, self.name, self.value, self.user = kind, target, name, value, user
+        self.error: str | None = None
+        self.simple = False
+
+    def describe(self) -> str:
+        """What it is, for errors."""
+        return explain(self.kind, self.name, self.user)
+
+
+def name_of(value: Any) -> str:
+    """The qualified name of a definition."""
+    return str(getattr(value, "__qualname__", type(value).__name__))
+
+
+_Step = tuple[str, Entry]
+
+
+class Collector:
+    """Finds what some objects reach.
+
+    Args:
+        known: a table of definitions that the receiver has already; None: it has none.
+
+    Attributes:
+        definitions: classes, functions and decorated callables, in the order in which they were found.
+        entries: what they need, each after what it needs itself, as far as that goes.
+        namespaces: of the functions, by id of their globals.
+        callables: `functools.partial` objects within the entries.
+        imports: names of modules that the receiver will import.
+    """
+
+    def __init__(self, known: Table | None = None) -> None:
+        self.known = known
+        self.definitions: list[Any] = []
+        self.entries: list[Entry] = []
+        self.namespaces: dict[int, Namespace] = {}
+        self.callables: dict[int, Any] = {}
+        self.imports: dict[str, None] = {}
+        self._seen: dict[int, Any] = {}  # definitions by id
+        self._cells: dict[int, types.CellType] = {}
+        self._globals: set[tuple[int, str]] = set()
+        self._submodules: dict[str, list[tuple[frozenset[str], types.ModuleType]]] = {}
+
+    # ------------------------------------------------------------ finding
+
+    def reach(self, value: Any) -> None:
+        """Collect what a value reaches.
+
+        Raises:
+            Exception: if it can't be pickled.
+        """
+        self._run(self._expand_all(self._try(value)))
+
+    def peek(self, value: Any) -> list[Any]:
+        """The definitions that stand in a value itself, without what those reach.
+
+        Raises:
+            Exception: if it can't be pickled.
+        """
+        return self._try(value)
+
+    def reach_global(self, name: str) -> None:
+        """Collect a global of the main module, and what that reaches."""
+        namespace = self.namespace(vars(main_module()))
+        self._run(self._global(namespace, name, "a registered env"))
+
+    def _run(self, steps: Iterator[_Step]) -> None:
+        stack = [steps]
+        while stack:
+            step = next(stack[-1], None)
+            if step is None:
+                stack.pop()
+                continue
+            what, entry = step
+            if what == "emit":
+                self.entries.append(entry)
+                continue
+            found: list[Any] = []
+            if not self._is_atom(entry.value):
+                try:
+                    found = self._try(entry.value, entry)
+                except Exception as exc:
+                    entry.error = f"{exc}" or type(exc).__name__
+            stack.append(self._after(found, entry))
+
+    def _after(self, found: list[Any], entry: Entry) -> Iterator[_Step]:
+        yield from self._expand_all(found)
+        entry.simple = entry.error is None and self._is_simple(entry.value)
+        yield "emit", entry
+
+    def _try(self, value: Any, entry: Entry | None = None) -> list[Any]:
+        """Pickle a value for trial; gives the definitions that are new."""
+        trial = _Trial(self)
+        try:
+            trial.dump(value)
+        except Exception:
+            for item in trial.found:
+                del self._seen[id(item)]
+            raise
+        self.imports.update(trial.imports)
+        if entry is not None:
+            self.callables.update(trial.callables)
+            trial.found += [_Forward(entry, name) for name in trial.forward]
+        return [*trial.found, *map(_MainName, trial.named)]
+
+    def meet(self, obj: Any) -> bool:
+        """Note a definition; True if it is new."""
+        if id(obj) in self._seen:
+            return False
+        self._seen[id(obj)] = obj
+        return True
+
+    def has(self, obj: Any) -> bool:
+        """Whether a definition was found."""
+        return id(obj) in self._seen
+
+    # ------------------------------------------------------------ what definitions need
+
+    def _expand_all(self, found: Iterable[Any]) -> Iterator[_Step]:
+        for obj in found:
+            yield from self._expand(obj)
+
+    def _expand(self, obj: Any) -> Iterator[_Step]:
+        if isinstance(obj, _Forward):
+            yield from self._names(self._home(obj.entry), [obj.name], obj.entry.user)
+            return
+        if isinstance(obj, _MainName):
+            yield from self._names(self.namespace(vars(main_module())), [obj.name], "a registered env")
+            return
+        if isinstance(obj, types.ModuleType):
+            yield from self._expand_module(obj)
+            return
+        self.definitions.append(obj)
+        if isinstance(obj, type):
+            yield from self._expand_class(obj)
+        elif type(obj) is LruCached:
+            yield from self._expand_lru_cached(obj)
+        else:
+            yield from self._expand_function(obj)
+        yield from self._own_name(obj)
+
+    def _expand_class(self, cls: type) -> Iterator[_Step]:
+        # a class without one of its bases can't be made: this raises where it can't be sent
+        yield from self._expand_all(self._try((type(cls), cls.__bases__)))
+        namespace = self._module_namespace(cls.__module__)
+        for name, value in class_attributes(cls):
+            yield "try", Entry("class", cls, name, value, cls.__qualname__)
+            if name == "__annotations__" and namespace is not None and isinstance(value, dict):
+                yield from self._annotations(namespace, value, cls.__qualname__)
+
+    def _expand_function(self, function: types.FunctionType) -> Iterator[_Step]:
+        code, user = function.__code__, function.__qualname__
+        namespace = self.namespace(function.__globals__)
+        values: list[Any] = []
+        for cell, name in zip(function.__closure__ or (), code.co_freevars, strict=True):
+            try:
+                value = cell.cell_contents
+            except ValueError:  # nothing is in it yet
+                continue
+            values.append(value)
+            if id(cell) not in self._cells:
+                self._cells[id(cell)] = cell
+                yield "try", Entry("cell", cell, name, value, user)
+        for name in ("__defaults__", "__kwdefaults__", "__annotations__", "__type_params__", "__dict__"):
+            value = getattr(function, name, None)
+            if value:
+                yield "try", Entry("function", function, name, value, user)
+        names = names_in_code(code)
+        if namespace.kind != "import":
+            yield from self._names(namespace, names, user)
+            yield from self._annotations(namespace, function.__annotations__, user)
+        values += [namespace.values[name] for name in names if name in namespace.values]
+        for module in self._reached_submodules(code, values):
+            yield "try", Entry("submodule", None, module.__name__, module, user)
+
+    def _expand_lru_cached(self, function: Any) -> Iterator[_Step]:
+        yield from self._expand_all(self._try(function.__wrapped__))
+        attributes = {k: v for k, v in vars(function).items() if k not in ("__wrapped__", "cache_parameters")}
+        if attributes:
+            yield "try", Entry("function", function, "__dict__", attributes, name_of(function))
+
+    def _expand_module(self, module: types.ModuleType) -> Iterator[_Step]:
+        namespace = self.namespace(vars(module))
+        if namespace.kind != "main":  # of the main one only what is named
+            names = [name for name in list(vars(module)) if not (name.startswith("__") and name.endswith("__"))]
+            yield from self._names(namespace, names, module.__name__)
+
+    def _own_name(self, obj: Any) -> Iterator[_Step]:
+        """Give it its name in the receiver, so that the standard pickle finds it there."""
+        namespace = self._module_namespace(getattr(obj, "__module__", None))
+        if namespace is None:
+            return
+        top, *rest = name_of(obj).split(".")
+        found = namespace.values.get(top)
+        for part in rest:
+            found = getattr(found, part, None)
+        if found is obj:
+            yield from self._global(namespace, top, name_of(obj))
+
+    def _annotations(self, namespace: Namespace, annotations: dict[str, Any], user: str) -> Iterator[_Step]:
+        for value in annotations.values():
+            if isinstance(value, str):
+                yield from self._names(namespace, names_in_annotation(value), user)
+
+    def _names(self, namespace: Namespace, names: Iterable[str], user: str) -> Iterator[_Step]:
+        for name in names:
+            yield from self._global(namespace, name, user)
+
+    def _global(self, namespace: Namespace, name: str, user: str) -> Iterator[_Step]:
+        if name not in namespace.values or (namespace.number, name) in self._globals or name in _GIVEN:
+            return
+        self._globals.add((namespace.number, name))
+        yield "try", Entry("global", namespace, name, namespace.values[name], user)
+
+    def _reached_submodules(self, code: types.CodeType, values: list[Any]) -> Iterator[types.ModuleType]:
+        attributes: set[str] | None = None
+        for package in values:
+            if not isinstance(package, types.ModuleType) or not getattr(package, "__path__", None):
+                continue
+            if package.__name__ not in self._submodules:
+                self._submodules[package.__name__] = submodules(package)
+            attributes = attributes_in_code(code) if attributes is None else attributes
+            for needed, module in self._submodules[package.__name__]:
+                if needed <= attributes:
+                    yield module
+
+    # ------------------------------------------------------------ namespaces
+
+    def namespace(self, values: dict[str, Any]) -> Namespace:
+        """The namespace that a dict of globals is."""
+        found = self.namespaces.get(id(values))
+        if found is None:
+            name = values.get("__name__")
+            name = name if isinstance(name, str) else ""
+            kind = "private"
+            if values is vars(main_module()):
+                kind = "main"
+            elif (module := self._whose(name, values)) is not None:
+                kind = "import" if is_importable_module(module) else "module"
+            found = self.namespaces[id(values)] = Namespace(kind, name, len(self.namespaces), values)
+        return found
+
+    def _whose(self, name: str, values: dict[str, Any]) -> types.ModuleType | None:
+        module = sys.modules.get(name)
+        return module if isinstance(module, types.ModuleType) and vars(module) is values else None
+
+    def module_namespace(self, module: types.ModuleType) -> Namespace:
+        """The namespace of a module that can't be imported."""
+        found = self.namespace(vars(module))
+        if found.kind == "private":  # it is in no `sys.modules`
+            found = self.namespaces[id(vars(module))] = found._replace(kind="module")
+        return found
+
+    def _module_namespace(self, name: Any) -> Namespace | None:
+        """The namespace of a module by its name, if its definitions travel by value."""
+        module = sys.modules.get(name) if isinstance(name, str) else None
+        if isinstance(module, types.ModuleType) and is_by_value(module.__name__):
+            return self.namespace(vars(module))
+        return None
+
+    def _home(self, entry: Entry) -> Namespace:
+        """The namespace that a string in an annotation is looked up in."""
+        if isinstance(entry.target, Namespace):
+            return entry.target
+        if isinstance(entry.target, types.FunctionType):
+            return self.namespace(entry.target.__globals__)
+        found = self._module_namespace(getattr(entry.target, "__module__", None))
+        return found if found is not None else self.namespace(vars(main_module()))
+
+    # ------------------------------------------------------------ simple values
+
+    def _is_atom(self, value: Any) -> bool:
+        return type(value) in _ATOMS
+
+    def _is_simple(self, value: Any, depth: int = 4) -> bool:
+        """Whether to unpickle it runs no code of the script."""
+        kind = type(value)
+        if kind in _ATOMS:
+            return True
+        if kind in (types.FunctionType, types.ModuleType, types.BuiltinFunctionType, LruCached):
+            return True
+        if isinstance(value, type):
+            return True
+        if kind in (staticmethod, classmethod):
+            return depth > 0 and self._is_simple(value.__func__, depth - 1)
+        if kind is property:
+            return all(self._is_simple(f, 1) for f in (value.fget, value.fset, value.fdel))
+        if kind in (tuple, frozenset):
+            return depth > 0 and len(value) < 1000 and all(self._is_simple(item, depth - 1) for item in value)
+        return False
+
+
+class _Forward(NamedTuple):
+    """A name within a forward reference of an annotation."""
+
+    entry: Entry
+    name: str
+
+
+class _MainName(NamedTuple):
+    """What an `EnvSpec` names in the main module ("__main__:Env")."""
+
+    name: str
+
+
+# What a namespace of the receiver has of its own.
+_GIVEN = frozenset(("__builtins__", "__name__", "__file__", "__loader__", "__spec__", "__package__"))
+_ATOMS = frozenset((int, float, complex, bool, str, bytes, type(None), type(...), type(NotImplemented)))
+
+
+def class_attributes(cls: type) -> Iterator[tuple[str, Any]]:
+    """The attributes of a class that its receiver sets: not those that come of making it."""
+    # in 3.13 setting any of the others removes `__firstlineno__`
+    items = sorted([*vars(cls).items()], key=lambda item: item[0] == "__firstlineno__")
+    for name, value in items:
+        if name in ("__module__", "__qualname__", "__slots__", "_abc_impl"):
+            continue
+        own = isinstance(value, (types.GetSetDescriptorType, types.MemberDescriptorType))
+        if not (own and value.__objclass__ is cls):
+            yield name, value
+
+
+class _Sink:
+    """Takes what a trial writes."""
+
+    def write(self, data: Any) -> int:
+        return len(data)
+
+
+class _Trial(DefinitionPickler):
+    """Pickles to nowhere, to see what is in a value."""
+
+    def __init__(self, collector: Collector) -> None:
+        super().__init__(_Sink(), protocol=5, buffer_callback=lambda _: False)
+        self._collector = collector
+        self.found: list[Any] = []
+        self.imports: dict[str, None] = {}
+        self.callables: dict[int, Any] = {}
+        self.forward: list[str] = []
+        self.named: list[str] = []
+
+    def define(self, obj: Any) -> Any:
+        known = self._collector.known
+        if known is not None and (reference := known.refer(obj)) is not None:
+            return reference
+        if self._collector.meet(obj):
+            self.found.append(obj)
+        return _nothing, ()
+
+    def module(self, obj: types.ModuleType) -> Any:
+        self._collector.module_namespace(obj)
+        if self._collector.meet(obj):
+            self.found.append(obj)
+        return _nothing, ()
+
+    def imported(self, module_name: str) -> None:
+        self.imports[module_name] = None
+
+    def called(self, obj: Any) -> None:
+        self.callables[id(obj)] = obj
+
+    def reducer_override(self, obj: Any) -> Any:
+        if type(obj) is typing.ForwardRef:
+            self.forward += names_in_annotation(obj.__forward_arg__)
+        elif type(obj).__module__ == "gymnasium.envs.registration":
+            entry_point = getattr(obj, "entry_point", None)
+            if isinstance(entry_point, str) and entry_point.startswith(tuple(f"{name}:" for name in MAIN_NAMES)):
+                self.named.append(entry_point.partition(":")[2].partition(".")[0])
+        return super().reducer_override(obj)
+
+
+def _nothing() -> None:
+    """Stands for a definition in a trial."""

@@ -1,0 +1,146 @@
+"""The second half of a snapshot: what was collected, as a series of pickles that a worker loads one by one.
+
+First come all definitions, empty; then what they need, simple values before those whose unpickling runs code. The
+pickles share one memo, so that an object that several of them refer to is one object in the worker.
+"""
+
+from __future__ import annotations
+
+import abc
+import enum
+import io
+import linecache
+import os
+import pickle
+import types
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from aioenv.definitions import rebuild
+from aioenv.definitions.collect import Collector, Entry, Namespace
+from aioenv.definitions.inspection import LruCached, is_importable
+from aioenv.definitions.pickling import DefinitionPickler
+from aioenv.definitions.restore import namespace_module, namespace_values
+from aioenv.definitions.unsendable import Unsendable
+
+__all__ = ["Emitter", "source_lines"]
+
+OnBuffer = Callable[[pickle.PickleBuffer], Any]
+
+
+class _Reference:
+    """Stands for a namespace in a pickle."""
+
+    def __init__(self, namespace: Namespace) -> None:
+        self._namespace = namespace
+
+    def __reduce__(self) -> Any:
+        kind, name, number, _ = self._namespace
+        return namespace_values, (kind, name, number)
+
+
+class Emitter(DefinitionPickler):
+    """Writes a snapshot.
+
+    Args:
+        collector: what was found.
+        on_buffer: takes large buffers out of band: see `pickle.Pickler`.
+        after: an emitter whose memo this one starts with: what that one has written, this one refers to.
+    """
+
+    def __init__(self, collector: Collector, on_buffer: OnBuffer | None, after: Emitter | None = None) -> None:
+        self.file = io.BytesIO()
+        super().__init__(self.file, protocol=5, buffer_callback=on_buffer)
+        self._collector = collector
+        self._references: dict[int, _Reference] = {} if after is None else after._references
+        if after is not None:
+            self.memo: Any = after.memo
+
+    def emit_definitions(self, number: Callable[[Any], int]) -> list[tuple[str, str, str]]:
+        """Write the definitions and what they need.
+
+        Args:
+            number: numbers a definition.
+
+        Returns:
+            Of each entry that was written its kind, its name and its user, for errors.
+        """
+        found = self._collector.definitions
+        self.dump(found)
+        registries = [(cls, self._registered(cls)) for cls in found if isinstance(cls, abc.ABCMeta)]
+        entries = self._collector.entries
+        ordered = [e for e in entries if e.simple] + [e for e in entries if not e.simple]
+        for entry in ordered:
+            self.dump((entry.kind, self._target(entry), entry.name, self._value(entry)))
+        hooked = [cls for cls in found if isinstance(cls, type) and is_importable(rebuild.hook_owner(cls.__bases__))]
+        listed = [(number(value), value) for value in (*found, *self._collector.callables.values())]
+        self.dump((listed, [(cls, registered) for cls, registered in registries if registered], hooked))
+        return [(entry.kind, entry.name, entry.user) for entry in ordered]
+
+    def _target(self, entry: Entry) -> Any:
+        return self._reference(entry.target) if isinstance(entry.target, Namespace) else entry.target
+
+    def _value(self, entry: Entry) -> Any:
+        if entry.error is not None:
+            return Unsendable(f"{entry.describe()}, could not be sent to the worker: {entry.error}")
+        return entry.value
+
+    def _reference(self, namespace: Namespace) -> _Reference:
+        return self._references.setdefault(namespace.number, _Reference(namespace))
+
+    # ------------------------------------------------------------ definitions, empty
+
+    def define(self, obj: Any) -> Any:
+        """Make the definition, empty; what is in it comes later."""
+        known = self._collector.known
+        if known is not None and (reference := known.refer(obj)) is not None:
+            return reference
+        if not self._collector.has(obj):
+            raise pickle.PicklingError(f"{obj!r} was not there when its owner was pickled for trial")
+        if isinstance(obj, type):
+            return rebuild.make_class, self._class_arguments(obj)
+        if type(obj) is LruCached:
+            return rebuild.make_lru_cached, (obj.__wrapped__, *obj.cache_parameters().values())
+        reference = self._reference(self._collector.namespace(obj.__globals__))
+        names = obj.__name__, obj.__closure__, obj.__qualname__, obj.__module__, obj.__doc__
+        return rebuild.make_function, (obj.__code__, reference, *names)
+
+    def _class_arguments(self, cls: type) -> tuple[Any, ...]:
+        meta: Any = type(cls)
+        creator = next(kind for kind in meta.__mro__ if is_importable(kind))
+        if issubclass(meta, enum.EnumMeta):
+            creator = type
+        attributes: dict[str, Any] = {"__module__": cls.__module__, "__qualname__": cls.__qualname__}
+        if "__slots__" in vars(cls):
+            attributes["__slots__"] = cls.__slots__  # type: ignore[attr-defined]
+        return meta, creator, cls.__name__, cls.__bases__, attributes, "__orig_bases__" in vars(cls)
+
+    def _registered(self, cls: Any) -> list[type]:
+        """The virtual subclasses of an abstract class that the worker has, too."""
+        registry = abc._get_dump(cls)[0]  # type: ignore[attr-defined]
+        found = [reference() for reference in registry]
+        return [kind for kind in found if kind is not None and (self._collector.has(kind) or is_importable(kind))]
+
+    def module(self, obj: types.ModuleType) -> Any:
+        """Refer to the module of that name."""
+        namespace = self._collector.module_namespace(obj)
+        return namespace_module, (namespace.kind, namespace.name, namespace.number)
+
+    def reducer_override(self, obj: Any) -> Any:
+        """See `pickle.Pickler`."""
+        if type(obj) is types.CellType:
+            return rebuild.make_cell, ()
+        return super().reducer_override(obj)
+
+
+def source_lines(definitions: Iterable[Any]) -> dict[str, list[str]]:
+    """The source of functions that is in no file: of a notebook's cells, by their file names."""
+    found: dict[str, list[str]] = {}
+    for value in definitions:
+        code = getattr(value, "__code__", None)
+        name = code.co_filename if isinstance(code, types.CodeType) else None
+        if name is not None and name not in found and not os.path.exists(name):
+            lines = linecache.getlines(name, getattr(value, "__globals__", None))
+            if lines:
+                found[name] = lines
+    return found

@@ -1,0 +1,127 @@
+"""What the picklers of definitions have in common, and how kinds of objects travel that pickle does not know."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import functools
+import gc
+import pickle
+import sys
+import types
+import weakref
+from collections import ChainMap
+from typing import Any, ClassVar
+
+import cloudpickle
+
+from aioenv.definitions import rebuild
+from aioenv.definitions.inspection import LruCached, is_definition, is_importable, is_importable_module
+
+__all__ = ["DefinitionPickler", "is_member", "member_arguments"]
+
+
+def _reduce_mapping_proxy(proxy: Any) -> Any:
+    (mapping,) = gc.get_referents(proxy)  # the mapping itself, so that the proxy goes on showing it
+    return types.MappingProxyType, (mapping,)
+
+
+def _reduce_cached_property(value: Any) -> Any:
+    return rebuild.make_cached_property, (value.func, value.attrname)  # without its lock (Python 3.11)
+
+
+def _reduce_weak_dictionary(value: Any) -> Any:
+    return type(value), (dict(value),)
+
+
+def _reduce_missing(_: Any) -> Any:
+    return getattr, (dataclasses, "MISSING")
+
+
+DISPATCH = {
+    types.CodeType: rebuild.reduce_code,
+    types.MappingProxyType: _reduce_mapping_proxy,
+    functools.cached_property: _reduce_cached_property,
+    weakref.WeakKeyDictionary: _reduce_weak_dictionary,
+    weakref.WeakValueDictionary: _reduce_weak_dictionary,
+    type(dataclasses.MISSING): _reduce_missing,
+}
+
+
+class DefinitionPickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """Asks its subclasses what becomes of definitions."""
+
+    dispatch_table: ClassVar[Any] = ChainMap(DISPATCH, cloudpickle.Pickler.dispatch_table)
+
+    def define(self, obj: Any) -> Any:
+        """Reduce a class, function or decorated callable that can't be imported by name."""
+        raise NotImplementedError
+
+    def module(self, obj: types.ModuleType) -> Any:
+        """Reduce a module that can't be imported by name."""
+        raise NotImplementedError
+
+    def imported(self, module_name: str) -> None:
+        """Note that the receiver will import a module."""
+
+    def called(self, obj: Any) -> None:
+        """Note a `functools.partial`."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        """See `pickle.Pickler`."""
+        kind = type(obj)
+        if kind is types.FunctionType or kind is LruCached or issubclass(kind, type):
+            if is_importable(obj):
+                self.imported(obj.__module__)
+                return NotImplemented
+            return self.define(obj) if is_definition(obj) else super().reducer_override(obj)
+        if issubclass(kind, types.ModuleType):
+            if not is_importable_module(obj):
+                return self.module(obj)
+            self.imported(obj.__name__)
+            return rebuild.import_module, (obj.__name__,)
+        if issubclass(kind, enum.Enum) and is_definition(kind) and is_member(obj):
+            return rebuild.make_member, (kind, *member_arguments(obj)), vars(obj)
+        if kind is functools.partial:
+            self.called(obj)
+            return NotImplemented
+        _refuse_shared_tensor(obj)
+        plain = getattr(kind, "reduce_among_definitions", None)
+        return NotImplemented if plain is None else plain(obj)
+
+
+def is_member(value: enum.Enum) -> bool:
+    """Whether it is one of its class's own members, and not a value that only looks like one."""
+    kind = type(value)
+    if kind._member_map_.get(getattr(value, "_name_", None) or "") is value:
+        return True
+    return any(value is member for member in kind._value2member_map_.values())  # an alias, or flags taken together
+
+
+def member_arguments(value: Any) -> tuple[Any, ...]:
+    """The class that an Enum's members are made by, and with what: `int` and a number for an IntEnum."""
+    kind = type(value)._member_type_
+    if kind is object:
+        return (object,)
+    plain: Any
+    for plain in (int, float, complex, tuple):
+        if issubclass(kind, plain):
+            return kind, plain(value)
+    if issubclass(kind, str):
+        return kind, str.__str__(value)  # the Enum's own is another one
+    if issubclass(kind, bytes):
+        return kind, bytes.__getitem__(value, slice(None))
+    arguments: tuple[Any, ...] = getattr(value, "__getnewargs__", tuple)()
+    return kind, *arguments
+
+
+def _refuse_shared_tensor(value: Any) -> None:
+    kind: Any = getattr(sys.modules.get("torch"), "Tensor", None)
+    if kind is None or not isinstance(value, kind):
+        return
+    if value.device.type == "cpu" and value.is_shared():
+        raise pickle.PicklingError(
+            f"a torch.Tensor of shape {tuple(value.shape)} in shared memory (share_memory_()) would become a copy of "
+            "its own in each worker. Share it by other means (aioenv.SharedRunningStats, a file that each env maps), "
+            "send a clone(), or use debug=True"
+        )

@@ -1,0 +1,456 @@
+"""In the parent: the code of one vector env, as a snapshot for its workers, and the messages between them."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import secrets
+import sys
+import types
+import weakref
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from aioenv.definitions.collect import Collector, Entry, Namespace, name_of
+from aioenv.definitions.emit import Emitter, source_lines
+from aioenv.definitions.inspection import MAIN_NAMES, main_module
+from aioenv.definitions.restore import HEAD, Code, Located, MainModule, Part, Place, late, worker_global
+from aioenv.definitions.table import LiveTable, Table
+from aioenv.errors import warn_caller
+
+__all__ = ["Program"]
+
+# Buffers of so many bytes lie in memory that workers map, as do pickles of so many.
+_LARGE_BUFFER = 1 << 16
+_LARGE_PICKLE = 1 << 20
+_ALIGN = 4096
+_CAN_SHARE = hasattr(os, "memfd_create") and os.path.exists("/proc/self/fd")
+
+
+class Program:
+    """What workers are made from: the factories of a vector env, and what they reach.
+
+    The snapshot is taken here; what the script changes later changes nothing.
+
+    Args:
+        factories: functions, one a row of any worker; or other objects that workers are to have (see `Shipped`).
+        spans: the first row of each worker, and the one after its last.
+        names: globals of the main module that workers need besides: what registered specs name.
+        specs: registered specs that refer to definitions of the script, by id.
+        live: workers are threads of this process, and get the very objects.
+
+    Attributes:
+        table: the definitions that messages refer to.
+
+    Raises:
+        TypeError: if a factory can't be sent; the message has its number.
+    """
+
+    def __init__(
+        self,
+        factories: Sequence[Any],
+        spans: Sequence[tuple[int, int]],
+        *,
+        names: Iterable[str] = (),
+        specs: Sequence[tuple[str, Any]] = (),
+        live: bool = False,
+    ) -> None:
+        self._spans = spans
+        self._codes: list[Code] | None = None
+        self._memory: _Memory | None = None
+        token = secrets.token_bytes(HEAD)
+        if live:
+            table = LiveTable(token)
+            table.factories = list(factories)
+            self.table: Table = table
+            self._look_through(factories)
+            return
+        self.table = _ParentTable(token)
+        self._names, self._specs = tuple(names), specs
+        self._main = _main()
+        self._memory = _Memory(token)
+        self._imports: dict[str, None] = {}
+        self._collected: dict[tuple[int, ...], _Collected] = {}
+        self._factory_parts: dict[tuple[int, ...], Part] = {}
+        try:
+            self._codes = [self._code(factories, start, stop) for start, stop in spans]
+        except BaseException:
+            self._memory.close()
+            raise
+        finally:
+            del self._collected, self._factory_parts, self._specs
+        place, located = self._memory.finish(), _located(self._imports)
+        self._codes = [code._replace(place=place, located=located) for code in self._codes]
+
+    def code(self, worker: int) -> Code:
+        """What a worker is made from.
+
+        Raises:
+            RuntimeError: if it was released.
+        """
+        if isinstance(self.table, LiveTable):
+            return Code(self.table.token, slice(*self._spans[worker]))
+        if self._codes is None:
+            raise RuntimeError("the snapshot of the factories was released")
+        return self._codes[worker]
+
+    def release(self) -> None:
+        """Let go of the snapshot: no worker will be started from it any more."""
+        self._codes = None
+        if self._memory is not None:
+            self._memory.close()
+
+    # ------------------------------------------------------------ the snapshot
+
+    def _look_through(self, factories: Sequence[Any]) -> None:
+        """Pickle live factories for trial: shared statistics among their arguments make themselves known then."""
+        collector = Collector()
+        for factory in {id(f): f for f in factories}.values():
+            try:
+                collector.reach(factory)
+            except Exception:
+                continue
+
+    def _code(self, factories: Sequence[Any], start: int, stop: int) -> Code:
+        mine = factories[start:stop]
+        distinct = {id(factory): factory for factory in mine}
+        first = {id(f): start + i for i, f in reversed([*enumerate(mine)])}
+        collected = self._collect(distinct, first)
+        number = {key: index for index, key in enumerate(distinct)}
+        part = self._factory_parts.get(tuple(distinct))
+        if part is None:
+            emitter, on_buffer = self._emitter(collected.collector, after=collected.emitter)
+            for key, factory in distinct.items():
+                try:
+                    emitter.dump(factory)
+                except Exception as exc:
+                    raise _unsendable(first[key], exc) from exc
+            part = self._factory_parts[tuple(distinct)] = self._memory_part(emitter, on_buffer)
+        return collected.code._replace(factories=part, pattern=tuple(number[id(factory)] for factory in mine))
+
+    def _collect(self, distinct: dict[int, Any], first: dict[int, int]) -> _Collected:
+        """The definitions that some factories reach: once for all workers whose factories reach the same."""
+        key: list[int] = []
+        for index, factory in distinct.items():
+            peek = Collector()
+            try:
+                key += [id(found) for found in peek.peek(factory)]
+            except Exception as exc:
+                raise _unsendable(first[index], exc) from exc
+            self._imports.update(peek.imports)
+        known = self._collected.get(tuple(dict.fromkeys(key)))
+        if known is not None:
+            return known
+        collector = Collector()
+        for name in self._names:
+            collector.reach_global(name)
+        specs = []
+        for env_id, spec in self._specs:
+            try:
+                collector.reach(spec)
+                specs.append((env_id, spec))
+            except Exception as exc:
+                specs.append((env_id, f"{exc}"))
+        for index, factory in distinct.items():
+            try:
+                collector.reach(factory)
+            except Exception as exc:
+                raise _unsendable(first[index], exc) from exc
+            _check_own_values(collector, factory, first[index])
+        self._imports.update(collector.imports)
+        emitter, on_buffer = self._emitter(collector)
+        entries = emitter.emit_definitions(self.table.enter)  # type: ignore[attr-defined]
+        part = self._memory_part(emitter, on_buffer)
+        self.table.note(collector)  # type: ignore[attr-defined]
+        code = Code(
+            self.table.token,
+            None,
+            self._main,
+            tuple(n.name for n in collector.namespaces.values() if n.kind == "module"),
+            lines=[*source_lines(collector.definitions).items()],
+            entries=entries,
+            definitions=part,
+            specs=[(env_id, self._spec_part(collector, emitter, spec)) for env_id, spec in specs],
+        )
+        found = self._collected[tuple(dict.fromkeys(key))] = _Collected(collector, emitter, code)
+        return found
+
+    def _spec_part(self, collector: Collector, after: Emitter, spec: Any) -> Part:
+        emitter, on_buffer = self._emitter(collector, after=after)
+        emitter.dump(spec)
+        return self._memory_part(emitter, on_buffer)
+
+    def _emitter(self, collector: Collector, after: Emitter | None = None) -> tuple[Emitter, list[pickle.PickleBuffer]]:
+        large: list[pickle.PickleBuffer] = []
+
+        def on_buffer(buffer: pickle.PickleBuffer) -> bool:
+            if not _CAN_SHARE or buffer.raw().nbytes < _LARGE_BUFFER:
+                return True  # it stays in the pickle
+            large.append(buffer)
+            return False
+
+        return Emitter(collector, on_buffer, after), large
+
+    def _memory_part(self, emitter: Emitter, large: list[pickle.PickleBuffer]) -> Part:
+        memory = self._memory
+        assert memory is not None
+        data = emitter.file.getvalue()
+        buffers = [memory.add(buffer.raw()) for buffer in large]
+        return Part(memory.append(data) if _CAN_SHARE and len(data) >= _LARGE_PICKLE else data, buffers)
+
+    # ------------------------------------------------------------ messages
+
+    def dumps(self, value: Any) -> bytes:
+        """Pickle a message to a worker.
+
+        Raises:
+            Exception: if it can't be pickled.
+        """
+        return self.table.dumps(value)
+
+
+class _Collected:
+    """Definitions that some workers have in common."""
+
+    def __init__(self, collector: Collector, emitter: Emitter, code: Code) -> None:
+        self.collector, self.emitter, self.code = collector, emitter, code
+
+
+def _unsendable(index: int, exc: Exception) -> TypeError:
+    return TypeError(f"env_fns[{index}] can't be sent to a worker, something that it refers to does not pickle: {exc}")
+
+
+def _check_own_values(collector: Collector, factory: Any, index: int) -> None:
+    """Raise if a factory's own closure or defaults can't be sent: it would fail as soon as it is called."""
+    for entry in collector.entries:
+        own = entry.target is factory or (
+            entry.kind == "cell" and any(entry.target is cell for cell in getattr(factory, "__closure__", None) or ())
+        )
+        if entry.error is not None and own and isinstance(factory, types.FunctionType):
+            raise TypeError(
+                f"env_fns[{index}] can't be sent to a worker, something that it refers to does not pickle: "
+                f"{entry.describe()}: {entry.error}"
+            )
+
+
+def _main() -> MainModule:
+    module = main_module()
+    spec = getattr(module, "__spec__", None)
+    file = getattr(module, "__file__", None)
+    return MainModule(
+        str(getattr(module, "__name__", "__main__")),
+        file if isinstance(file, str) else None,
+        getattr(module, "__package__", None),
+        None if spec is None else (spec.name, spec.origin),
+    )
+
+
+def _located(names: Iterable[str]) -> list[tuple[str, Located]]:
+    """Where modules are that are not where their names say, below `sys.path`, with the packages above them."""
+    found: dict[str, Located] = {}
+    for name in names:
+        module = sys.modules.get(name)
+        file = getattr(getattr(module, "__spec__", None), "origin", None)
+        if not isinstance(file, str) or not file.endswith(".py") or _is_below_path(name, file):
+            continue
+        parts = name.split(".")
+        for end in range(1, len(parts) + 1):
+            prefix = ".".join(parts[:end])
+            above = sys.modules.get(prefix)
+            origin = getattr(getattr(above, "__spec__", None), "origin", None)
+            inside = getattr(above, "__path__", None)
+            package = tuple(map(str, inside)) if inside is not None else (() if end < len(parts) else None)
+            found[prefix] = Located(origin if isinstance(origin, str) and origin.endswith(".py") else None, package)
+    return [*found.items()]
+
+
+def _is_below_path(name: str, file: str) -> bool:
+    relative = name.replace(".", os.sep)
+    where = os.path.abspath(file)
+    for entry in sys.path:
+        if isinstance(entry, str):
+            base = os.path.join(os.path.abspath(entry or "."), relative)
+            if where in (f"{base}.py", os.path.join(base, "__init__.py")):
+                return True
+    return False
+
+
+# ------------------------------------------------------------ memory
+
+
+class _Memory:
+    """Memory for what is too large for messages; each buffer is in it once.
+
+    Args:
+        token: what it begins with.
+    """
+
+    def __init__(self, token: bytes) -> None:
+        self._token = token
+        self._pieces: list[tuple[int, Any]] = []  # offset and bytes, until they are written
+        self._known: dict[tuple[int, int], tuple[int, int, bool]] = {}
+        self._size = HEAD
+        self._fd = -1
+        self._finalizer: Any = None
+
+    def add(self, view: memoryview) -> tuple[int, int, bool]:
+        """Take in a buffer; gives its offset, its size, and whether it is read-only."""
+        address = np.frombuffer(view, np.uint8).__array_interface__["data"][0]
+        key = address, view.nbytes
+        if key not in self._known:
+            self._known[key] = (*self.append(view), view.readonly)
+        offset, size, _ = self._known[key]
+        return offset, size, view.readonly
+
+    def append(self, data: Any) -> tuple[int, int]:
+        """Take in bytes; gives their offset and their size."""
+        offset = -(-self._size // _ALIGN) * _ALIGN
+        self._pieces.append((offset, data))
+        self._size = offset + len(data)
+        return offset, len(data)
+
+    def finish(self) -> Place | None:
+        """Write everything; None if there is nothing.
+
+        Raises:
+            OSError: if there is not so much memory.
+        """
+        if not self._pieces:
+            return None
+        self._fd = os.memfd_create("aioenv-code", os.MFD_CLOEXEC)
+        self._finalizer = weakref.finalize(self, os.close, self._fd)
+        os.ftruncate(self._fd, self._size)
+        for offset, data in ((0, self._token), *self._pieces):
+            _write(self._fd, data, offset)
+        self._pieces, self._known = [], {}
+        return Place(f"/proc/{os.getpid()}/fd/{self._fd}", self._size)
+
+    def close(self) -> None:
+        """Give the memory back; what workers have mapped lives on."""
+        self._pieces, self._known = [], {}
+        if self._finalizer is not None:
+            self._finalizer()
+
+
+def _write(fd: int, data: Any, offset: int) -> None:
+    view = memoryview(data).cast("B")
+    while len(view):
+        written = os.pwrite(fd, view[: 1 << 30], offset)
+        view, offset = view[written:], offset + written
+
+
+# ------------------------------------------------------------ definitions after the snapshot
+
+
+class _ParentTable(Table):
+    """The definitions of a snapshot, and those that messages mention later."""
+
+    def __init__(self, token: bytes) -> None:
+        super().__init__(token)
+        self._everywhere: set[int] | None = None  # numbers of what all workers have
+        self._globals: dict[str, Any] | None = None  # of the main module, that all workers have
+        self._names: set[str] = set()  # qualified names of definitions of the snapshot
+        self._late: dict[int, Any] = {}  # by number: how what came later is pickled, with all that came with it
+
+    def enter(self, value: Any) -> int:
+        """The number of a definition, which may be new."""
+        number = self.number_of(value)
+        if number is None:
+            number = self.size
+            self.add(number, value)
+        return number
+
+    def note(self, collector: Collector) -> None:
+        """Remember what some workers have."""
+        modules = [n.name.encode() for n in collector.namespaces.values() if n.kind == "module"]
+        self.marks = (*dict.fromkeys((*self.marks, *modules)),)
+        self._names.update(name_of(value) for value in collector.definitions)
+        numbers = {self.enter(value) for value in (*collector.definitions, *collector.callables.values())}
+        self._everywhere = numbers if self._everywhere is None else self._everywhere & numbers
+        values = {
+            entry.name: _held(entry.value)
+            for entry in collector.entries
+            if entry.kind == "global" and entry.target.kind == "main"
+        }
+        known = self._globals
+        self._globals = values if known is None else {name: known[name] for name in values if name in known}
+
+    def refer(self, value: Any) -> Any:
+        """As `Table`; what only some workers have travels with what it takes to make it."""
+        number = self.number_of(value)
+        if number is None:
+            return None
+        if self._everywhere is None or number in self._everywhere:
+            return super().refer(value)
+        return self._late.get(number)
+
+    def reduce(self, value: Any) -> Any:
+        """Pickle a definition that not all workers have, so that each of them makes it once."""
+        if name_of(value) in self._names and self.number_of(value) is None and value.__module__ in MAIN_NAMES:
+            warn_caller(
+                f"{name_of(value)} was defined anew after the vector env was made: its workers keep the one that they "
+                "have, and the new one arrives there as a definition of its own; a new vector env has the new one",
+                RuntimeWarning,
+            )
+        collector = Collector(self)
+        collector.reach(value)
+        clash = any(self._is_other(entry) for entry in collector.entries)
+        for key, namespace in list(collector.namespaces.items()):
+            if namespace.kind == "main" and clash:
+                collector.namespaces[key] = namespace._replace(kind="private")
+        collector.entries = [entry for entry in collector.entries if self._is_needed(entry, clash)]
+        for entry in collector.entries:
+            if entry.kind == "global":
+                entry.target = collector.namespaces[id(entry.target.values)]
+        collector.callables = {}
+        emitter = Emitter(collector, None)
+        entries = emitter.emit_definitions(self.enter)
+        code = emitter.file.getvalue(), entries
+        for made in collector.definitions:
+            number = self.enter(made)
+            self._late[number] = late, (self.token, number, code)
+        return self.refer(value)
+
+    def _is_needed(self, entry: Entry, clash: bool) -> bool:
+        """Whether what comes later has to bring a value, rather than refer to the one that workers have."""
+        known = self._globals or {}
+        if entry.kind != "global" or entry.target.kind != "main" or entry.name not in known:
+            return True
+        if clash and not self._is_other(entry):
+            entry.value, entry.error, entry.simple = _WorkerGlobal(entry.name), None, True
+        return clash
+
+    def _is_other(self, entry: Entry) -> bool:
+        """Whether a global of the main module is another one here now than in the workers."""
+        if entry.kind != "global" or not isinstance(entry.target, Namespace) or entry.target.kind != "main":
+            return False
+        if self._globals is None or entry.name not in self._globals:
+            return False
+        then = self._globals[entry.name]
+        then = then() if isinstance(then, weakref.ref) else then
+        if then is entry.value:
+            return False
+        atoms = (int, float, complex, str, bytes, bool, tuple)
+        return not (type(then) is type(entry.value) and type(then) in atoms and then == entry.value)
+
+
+class _WorkerGlobal:
+    """Stands for a global of the workers' main module."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __reduce__(self) -> Any:
+        return worker_global, (self._name,)
+
+
+def _held(value: Any) -> Any:
+    """A value to compare with later, which need not live for that."""
+    if isinstance(value, type | types.FunctionType):
+        return value
+    try:
+        return weakref.ref(value)
+    except TypeError:
+        return value

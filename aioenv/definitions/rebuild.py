@@ -1,0 +1,147 @@
+"""How a worker rebuilds definitions: the functions that a snapshot calls when it is unpickled.
+
+Classes are made empty and filled later, without the hooks that ran when their class statements did
+(`__init_subclass__`, `__set_name__`, metaclasses of the script): what those did is part of the snapshot.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import functools
+import importlib
+import marshal
+import sys
+import types
+import typing
+from collections.abc import Iterator
+from typing import Any
+
+import cloudpickle
+
+__all__ = [
+    "import_module",
+    "make_cached_property",
+    "make_cell",
+    "make_class",
+    "make_function",
+    "make_lru_cached",
+    "make_member",
+    "reduce_code",
+    "run_hook",
+]
+
+_IMMUTABLE = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE
+_T = typing.TypeVar("_T")
+
+
+def reduce_code(code: types.CodeType) -> Any:
+    """Pickle a code object with its file name, which cloudpickle leaves out."""
+    try:
+        return marshal.loads, (marshal.dumps(code),)
+    except ValueError:  # a constant that no compiler makes
+        return cloudpickle.Pickler.dispatch_table[types.CodeType](code)
+
+
+def import_module(name: str) -> types.ModuleType:
+    """Import a module, and give it itself rather than its package."""
+    importlib.import_module(name)
+    return sys.modules[name]
+
+
+def make_cell() -> types.CellType:
+    """An empty closure cell."""
+    return types.CellType()
+
+
+def make_function(
+    code: types.CodeType,
+    namespace: dict[str, Any],
+    name: str,
+    cells: tuple[types.CellType, ...] | None,
+    qualname: str,
+    module: str | None,
+    doc: str | None,
+) -> types.FunctionType:
+    """A function without defaults, annotations and attributes."""
+    namespace.setdefault("__builtins__", builtins)
+    function = types.FunctionType(code, namespace, name, None, cells)
+    function.__qualname__ = qualname
+    function.__module__ = module  # type: ignore[assignment]
+    function.__doc__ = doc
+    return function
+
+
+def make_lru_cached(function: Any, maxsize: int | None, typed: bool) -> Any:
+    """A function with an empty cache of its results."""
+    return functools.lru_cache(maxsize, typed)(function)
+
+
+def make_cached_property(function: Any, name: str | None) -> Any:
+    """A `functools.cached_property`, as its class has named it."""
+    value: Any = functools.cached_property(function)
+    value.attrname = name
+    return value
+
+
+def make_member(enum: type, kind: Any, *args: Any) -> Any:
+    """A member of an Enum without its attributes."""
+    return kind.__new__(enum, *args)
+
+
+def make_class(
+    meta: type, creator: Any, name: str, bases: tuple[type, ...], attributes: dict[str, Any], generic: bool
+) -> type:
+    """An empty class.
+
+    Args:
+        meta: its metaclass.
+        creator: the first class in `meta.__mro__` that can be imported, whose `__new__` makes it; `type` for an Enum.
+        name: its name.
+        bases: its bases.
+        attributes: what must be there from the start: `__module__`, `__qualname__`, `__slots__`.
+        generic: whether it has `__orig_bases__`, which `typing.Generic` looks at when a class is made.
+    """
+    if generic:
+        attributes["__orig_bases__"] = (typing.Generic[_T],)  # type: ignore[index]  # until its own are set
+    with _without_hook(bases):
+        made: Any = None
+        if creator is not type:
+            with contextlib.suppress(TypeError):  # of a TypedDict, say, whose bases at run time are others
+                made = creator.__new__(meta, name, bases, dict(attributes))
+        if made is None:
+            return type.__new__(meta, name, bases, dict(attributes))
+        if isinstance(made, type):
+            creator.__init__(made, name, bases, dict(attributes))
+    return made  # type: ignore[no-any-return]
+
+
+@contextlib.contextmanager
+def _without_hook(bases: tuple[type, ...]) -> Iterator[None]:
+    """Keep `__init_subclass__` of a base from running: its class is empty yet."""
+    owner = hook_owner(bases)
+    if owner is None:
+        yield
+        return
+    hook = owner.__dict__["__init_subclass__"]
+    type.__setattr__(owner, "__init_subclass__", classmethod(lambda cls, **kwargs: None))
+    try:
+        yield
+    finally:
+        type.__setattr__(owner, "__init_subclass__", hook)
+
+
+def hook_owner(bases: tuple[type, ...]) -> Any:
+    """The class whose `__init_subclass__` runs for a new class with these bases; None if that need not be known."""
+    for base in bases:
+        for kind in base.__mro__:
+            if "__init_subclass__" in kind.__dict__:
+                ours = kind is not object and kind.__module__ != "typing" and not kind.__flags__ & _IMMUTABLE
+                return kind if ours else None
+    return None
+
+
+def run_hook(made: Any) -> None:
+    """Run `__init_subclass__` of an importable base for a class that is filled by now, as its import would have."""
+    with contextlib.suppress(Exception):  # it may want arguments of the class statement, which nobody knows any more
+        super(made, made).__init_subclass__()

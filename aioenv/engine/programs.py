@@ -1,0 +1,45 @@
+"""The code of a vector env, as its workers get it: factories, what they reach, and Gymnasium's registry."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from aioenv.assign import spread
+from aioenv.definitions.program import Program
+from aioenv.host.registry import capture_registry
+
+__all__ = ["WorkerCode", "make_program"]
+
+
+class WorkerCode(NamedTuple):
+    """What the workers of a vector env are made from.
+
+    Attributes:
+        program: the factories, and what they reach.
+        spans: the first slot of each worker, and the one after its last.
+        registry: Gymnasium's (see `host.registry.Registry.entries`); None: as it is.
+    """
+
+    program: Program
+    spans: Sequence[tuple[int, int]]
+    registry: tuple[bytes, bytes] | None
+
+
+def make_program(factories: Sequence[Callable[..., Any]], num_workers: int, *, live: bool = False) -> WorkerCode:
+    """Take the snapshot.
+
+    Args:
+        factories: one a slot.
+        num_workers: how many workers there will be.
+        live: they are threads of this process.
+
+    Raises:
+        TypeError: if a factory can't be sent to a worker.
+    """
+    spans = spread(len(factories), num_workers)
+    if live:
+        return WorkerCode(Program(factories, spans, live=True), spans, None)
+    registry = capture_registry()
+    program = Program(factories, spans, names=registry.names, specs=registry.specs)
+    return WorkerCode(program, spans, registry.entries)
