@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 import types
 import typing
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from aioenv.definitions.inspection import (
@@ -26,7 +26,7 @@ from aioenv.definitions.pickling import DefinitionPickler
 from aioenv.definitions.restore import explain
 from aioenv.definitions.table import Table
 
-__all__ = ["Collector", "Entry", "Namespace", "name_of"]
+__all__ = ["Collector", "Entry", "Namespace", "Root", "Selection", "name_of"]
 
 
 class Namespace(NamedTuple):
@@ -56,14 +56,18 @@ class Entry:
         user: the qualified name of a definition that needs it.
         error: why it can't be sent; None if it can.
         simple: whether nothing runs when it is unpickled.
+        callables: `functools.partial` objects within it.
+        index: its place among all entries: after those that it needs itself, as far as that goes.
     """
 
-    __slots__ = ("error", "kind", "name", "simple", "target", "user", "value")
+    __slots__ = ("callables", "error", "index", "kind", "name", "simple", "target", "user", "value")
 
     def __init__(self, kind: str, target: Any, name: str, value: Any, user: str) -> None:
         self.kind, self.target, self.name, self.value, self.user = kind, target, name, value, user
         self.error: str | None = None
         self.simple = False
+        self.callables: Sequence[Any] = ()
+        self.index = 0
 
     def describe(self) -> str:
         """What it is, for errors."""
@@ -85,47 +89,65 @@ class Collector:
         known: a table of definitions that the receiver has already; None: it has none.
 
     Attributes:
-        definitions: classes, functions and decorated callables, in the order in which they were found.
-        entries: what they need, each after what it needs itself, as far as that goes.
         namespaces: of the functions, by id of their globals.
-        callables: `functools.partial` objects within the entries.
         imports: names of modules that the receiver will import.
     """
 
     def __init__(self, known: Table | None = None) -> None:
         self.known = known
-        self.definitions: list[Any] = []
-        self.entries: list[Entry] = []
         self.namespaces: dict[int, Namespace] = {}
-        self.callables: dict[int, Any] = {}
         self.imports: dict[str, None] = {}
-        self._seen: dict[int, Any] = {}  # definitions by id
-        self._cells: dict[int, types.CellType] = {}
-        self._globals: set[tuple[int, str]] = set()
+        self._entries = 0
+        self._seen: dict[int, Any] = {}  # definitions by id, in the order in which they were found
+        self._needs: dict[int, list[Any]] = {}  # what definitions, entries and roots need: definitions and entries
+        self._cells: dict[int, Entry] = {}
+        self._globals: dict[tuple[int, str], Entry] = {}
         self._submodules: dict[str, list[tuple[frozenset[str], types.ModuleType]]] = {}
 
     # ------------------------------------------------------------ finding
 
-    def reach(self, value: Any) -> None:
+    def reach(self, value: Any) -> Root:
         """Collect what a value reaches.
 
         Raises:
             Exception: if it can't be pickled.
         """
-        self._run(self._expand_all(self._try(value)))
+        root = Root()
+        found = self._try(value, root)
+        self._run(self._expand_all(found, root))
+        return root
 
-    def peek(self, value: Any) -> list[Any]:
-        """The definitions that stand in a value itself, without what those reach.
-
-        Raises:
-            Exception: if it can't be pickled.
-        """
-        return self._try(value)
-
-    def reach_global(self, name: str) -> None:
+    def reach_global(self, name: str) -> Root:
         """Collect a global of the main module, and what that reaches."""
-        namespace = self.namespace(vars(main_module()))
-        self._run(self._global(namespace, name, "a registered env"))
+        root = Root()
+        self._run(self._global(self.namespace(vars(main_module())), name, "a registered env", root))
+        return root
+
+    def select(self, roots: Iterable[Root]) -> Selection:
+        """What some roots need, and what that needs in turn."""
+        chosen: dict[int, Any] = {}
+        todo: list[Any] = [*roots]
+        while todo:
+            node = todo.pop()
+            if id(node) not in chosen:
+                chosen[id(node)] = node
+                todo += self._needs.get(id(node), ())
+        entries = sorted((n for n in chosen.values() if type(n) is Entry), key=lambda entry: entry.index)
+        found = [
+            value for key, value in self._seen.items() if key in chosen and not isinstance(value, types.ModuleType)
+        ]
+        return Selection(found, entries)
+
+    def direct(self, root: Root) -> tuple[int, ...]:
+        """Which definitions a root names itself: roots that name the same need the same."""
+        return tuple(sorted(id(node) for node in self._needs.get(id(root), ())))
+
+    def needed_by(self, definition: Any) -> list[Entry]:
+        """The entries that a definition needs itself."""
+        return [node for node in self._needs.get(id(definition), ()) if isinstance(node, Entry)]
+
+    def _need(self, owner: Any, node: Any) -> None:
+        self._needs.setdefault(id(owner), []).append(node)
 
     def _run(self, steps: Iterator[_Step]) -> None:
         stack = [steps]
@@ -135,11 +157,12 @@ class Collector:
                 stack.pop()
                 continue
             what, entry = step
-            if what == "emit":
-                self.entries.append(entry)
+            if what == "end":
+                self._entries += 1
+                entry.index = self._entries
                 continue
             found: list[Any] = []
-            if not self._is_atom(entry.value):
+            if type(entry.value) not in _ATOMS:
                 try:
                     found = self._try(entry.value, entry)
                 except Exception as exc:
@@ -147,11 +170,11 @@ class Collector:
             stack.append(self._after(found, entry))
 
     def _after(self, found: list[Any], entry: Entry) -> Iterator[_Step]:
-        yield from self._expand_all(found)
-        entry.simple = entry.error is None and self._is_simple(entry.value)
-        yield "emit", entry
+        yield from self._expand_all(found, entry)
+        entry.simple = entry.error is None and _is_simple(entry.value)
+        yield "end", entry
 
-    def _try(self, value: Any, entry: Entry | None = None) -> list[Any]:
+    def _try(self, value: Any, owner: Any) -> list[Any]:
         """Pickle a value for trial; gives the definitions that are new."""
         trial = _Trial(self)
         try:
@@ -161,9 +184,11 @@ class Collector:
                 del self._seen[id(item)]
             raise
         self.imports.update(trial.imports)
-        if entry is not None:
-            self.callables.update(trial.callables)
-            trial.found += [_Forward(entry, name) for name in trial.forward]
+        for item in trial.mentioned.values():
+            self._need(owner, item)
+        if isinstance(owner, Entry):
+            owner.callables = [*trial.callables.values()]
+            trial.found += [_Forward(owner, name) for name in trial.forward]
         return [*trial.found, *map(_MainName, trial.named)]
 
     def meet(self, obj: Any) -> bool:
@@ -179,21 +204,18 @@ class Collector:
 
     # ------------------------------------------------------------ what definitions need
 
-    def _expand_all(self, found: Iterable[Any]) -> Iterator[_Step]:
+    def _expand_all(self, found: Iterable[Any], owner: Any) -> Iterator[_Step]:
         for obj in found:
-            yield from self._expand(obj)
+            if isinstance(obj, _Forward):
+                yield from self._names(self._home(obj.entry), [obj.name], obj.entry.user, owner)
+            elif isinstance(obj, _MainName):
+                yield from self._names(self.namespace(vars(main_module())), [obj.name], "a registered env", owner)
+            elif isinstance(obj, types.ModuleType):
+                yield from self._expand_module(obj)
+            else:
+                yield from self._expand(obj)
 
     def _expand(self, obj: Any) -> Iterator[_Step]:
-        if isinstance(obj, _Forward):
-            yield from self._names(self._home(obj.entry), [obj.name], obj.entry.user)
-            return
-        if isinstance(obj, _MainName):
-            yield from self._names(self.namespace(vars(main_module())), [obj.name], "a registered env")
-            return
-        if isinstance(obj, types.ModuleType):
-            yield from self._expand_module(obj)
-            return
-        self.definitions.append(obj)
         if isinstance(obj, type):
             yield from self._expand_class(obj)
         elif type(obj) is LruCached:
@@ -204,12 +226,12 @@ class Collector:
 
     def _expand_class(self, cls: type) -> Iterator[_Step]:
         # a class without one of its bases can't be made: this raises where it can't be sent
-        yield from self._expand_all(self._try((type(cls), cls.__bases__)))
+        yield from self._expand_all(self._try((type(cls), cls.__bases__), cls), cls)
         namespace = self._module_namespace(cls.__module__)
         for name, value in class_attributes(cls):
-            yield "try", Entry("class", cls, name, value, cls.__qualname__)
+            yield self._entry("class", cls, name, value, cls)
             if name == "__annotations__" and namespace is not None and isinstance(value, dict):
-                yield from self._annotations(namespace, value, cls.__qualname__)
+                yield from self._annotations(namespace, value, cls)
 
     def _expand_function(self, function: types.FunctionType) -> Iterator[_Step]:
         code, user = function.__code__, function.__qualname__
@@ -221,32 +243,34 @@ class Collector:
             except ValueError:  # nothing is in it yet
                 continue
             values.append(value)
-            if id(cell) not in self._cells:
-                self._cells[id(cell)] = cell
-                yield "try", Entry("cell", cell, name, value, user)
+            if id(cell) in self._cells:
+                self._need(function, self._cells[id(cell)])
+            else:
+                _, self._cells[id(cell)] = step = self._entry("cell", cell, name, value, function)
+                yield step
         for name in ("__defaults__", "__kwdefaults__", "__annotations__", "__type_params__", "__dict__"):
             value = getattr(function, name, None)
             if value:
-                yield "try", Entry("function", function, name, value, user)
+                yield self._entry("function", function, name, value, function)
         names = names_in_code(code)
         if namespace.kind != "import":
-            yield from self._names(namespace, names, user)
-            yield from self._annotations(namespace, function.__annotations__, user)
+            yield from self._names(namespace, names, user, function)
+            yield from self._annotations(namespace, function.__annotations__, function)
         values += [namespace.values[name] for name in names if name in namespace.values]
         for module in self._reached_submodules(code, values):
-            yield "try", Entry("submodule", None, module.__name__, module, user)
+            yield self._entry("submodule", None, module.__name__, module, function)
 
     def _expand_lru_cached(self, function: Any) -> Iterator[_Step]:
-        yield from self._expand_all(self._try(function.__wrapped__))
+        yield from self._expand_all(self._try(function.__wrapped__, function), function)
         attributes = {k: v for k, v in vars(function).items() if k not in ("__wrapped__", "cache_parameters")}
         if attributes:
-            yield "try", Entry("function", function, "__dict__", attributes, name_of(function))
+            yield self._entry("function", function, "__dict__", attributes, function)
 
     def _expand_module(self, module: types.ModuleType) -> Iterator[_Step]:
         namespace = self.namespace(vars(module))
         if namespace.kind != "main":  # of the main one only what is named
             names = [name for name in list(vars(module)) if not (name.startswith("__") and name.endswith("__"))]
-            yield from self._names(namespace, names, module.__name__)
+            yield from self._names(namespace, names, module.__name__, module)
 
     def _own_name(self, obj: Any) -> Iterator[_Step]:
         """Give it its name in the receiver, so that the standard pickle finds it there."""
@@ -258,22 +282,32 @@ class Collector:
         for part in rest:
             found = getattr(found, part, None)
         if found is obj:
-            yield from self._global(namespace, top, name_of(obj))
+            yield from self._global(namespace, top, name_of(obj), obj)
 
-    def _annotations(self, namespace: Namespace, annotations: dict[str, Any], user: str) -> Iterator[_Step]:
+    def _annotations(self, namespace: Namespace, annotations: dict[str, Any], owner: Any) -> Iterator[_Step]:
         for value in annotations.values():
             if isinstance(value, str):
-                yield from self._names(namespace, names_in_annotation(value), user)
+                yield from self._names(namespace, names_in_annotation(value), name_of(owner), owner)
 
-    def _names(self, namespace: Namespace, names: Iterable[str], user: str) -> Iterator[_Step]:
+    def _entry(self, kind: str, target: Any, name: str, value: Any, owner: Any) -> _Step:
+        entry = Entry(kind, target, name, value, name_of(owner))
+        self._need(owner, entry)
+        return "try", entry
+
+    def _names(self, namespace: Namespace, names: Iterable[str], user: str, owner: Any) -> Iterator[_Step]:
         for name in names:
-            yield from self._global(namespace, name, user)
+            yield from self._global(namespace, name, user, owner)
 
-    def _global(self, namespace: Namespace, name: str, user: str) -> Iterator[_Step]:
-        if name not in namespace.values or (namespace.number, name) in self._globals or name in _GIVEN:
+    def _global(self, namespace: Namespace, name: str, user: str, owner: Any) -> Iterator[_Step]:
+        if name not in namespace.values or name in _GIVEN:
             return
-        self._globals.add((namespace.number, name))
-        yield "try", Entry("global", namespace, name, namespace.values[name], user)
+        entry = self._globals.get((namespace.number, name))
+        if entry is not None:
+            self._need(owner, entry)
+            return
+        entry = self._globals[namespace.number, name] = Entry("global", namespace, name, namespace.values[name], user)
+        self._need(owner, entry)
+        yield "try", entry
 
     def _reached_submodules(self, code: types.CodeType, values: list[Any]) -> Iterator[types.ModuleType]:
         attributes: set[str] | None = None
@@ -330,27 +364,42 @@ class Collector:
         found = self._module_namespace(getattr(entry.target, "__module__", None))
         return found if found is not None else self.namespace(vars(main_module()))
 
-    # ------------------------------------------------------------ simple values
 
-    def _is_atom(self, value: Any) -> bool:
-        return type(value) in _ATOMS
+class Root:
+    """Something that needs definitions, and is none itself."""
 
-    def _is_simple(self, value: Any, depth: int = 4) -> bool:
-        """Whether to unpickle it runs no code of the script."""
-        kind = type(value)
-        if kind in _ATOMS:
-            return True
-        if kind in (types.FunctionType, types.ModuleType, types.BuiltinFunctionType, LruCached):
-            return True
-        if isinstance(value, type):
-            return True
-        if kind in (staticmethod, classmethod):
-            return depth > 0 and self._is_simple(value.__func__, depth - 1)
-        if kind is property:
-            return all(self._is_simple(f, 1) for f in (value.fget, value.fset, value.fdel))
-        if kind in (tuple, frozenset):
-            return depth > 0 and len(value) < 1000 and all(self._is_simple(item, depth - 1) for item in value)
-        return False
+
+class Selection(NamedTuple):
+    """A part of what was collected.
+
+    Attributes:
+        definitions: classes, functions and decorated callables, in the order in which they were found.
+        entries: what they need, each after what it needs itself, as far as that goes.
+    """
+
+    definitions: list[Any]
+    entries: list[Entry]
+
+    @property
+    def callables(self) -> list[Any]:
+        """The `functools.partial` objects within the entries, each once."""
+        return [*{id(value): value for entry in self.entries for value in entry.callables}.values()]
+
+
+def _is_simple(value: Any, depth: int = 4) -> bool:
+    """Whether to unpickle it runs no code of the script."""
+    kind = type(value)
+    if kind in _ATOMS or kind in (types.FunctionType, types.ModuleType, types.BuiltinFunctionType, LruCached):
+        return True
+    if isinstance(value, type):
+        return True
+    if kind in (staticmethod, classmethod):
+        return depth > 0 and _is_simple(value.__func__, depth - 1)
+    if kind is property:
+        return all(_is_simple(f, 1) for f in (value.fget, value.fset, value.fdel))
+    if kind in (tuple, frozenset):
+        return depth > 0 and len(value) < 1000 and all(_is_simple(item, depth - 1) for item in value)
+    return False
 
 
 class _Forward(NamedTuple):
@@ -397,6 +446,7 @@ class _Trial(DefinitionPickler):
         super().__init__(_Sink(), protocol=5, buffer_callback=lambda _: False)
         self._collector = collector
         self.found: list[Any] = []
+        self.mentioned: dict[int, Any] = {}
         self.imports: dict[str, None] = {}
         self.callables: dict[int, Any] = {}
         self.forward: list[str] = []
@@ -406,12 +456,14 @@ class _Trial(DefinitionPickler):
         known = self._collector.known
         if known is not None and (reference := known.refer(obj)) is not None:
             return reference
-        if self._collector.meet(obj):
-            self.found.append(obj)
-        return _nothing, ()
+        return self._meet(obj)
 
     def module(self, obj: types.ModuleType) -> Any:
         self._collector.module_namespace(obj)
+        return self._meet(obj)
+
+    def _meet(self, obj: Any) -> Any:
+        self.mentioned[id(obj)] = obj
         if self._collector.meet(obj):
             self.found.append(obj)
         return _nothing, ()

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from aioenv.definitions import rebuild
-from aioenv.definitions.collect import Collector, Entry, Namespace
+from aioenv.definitions.collect import Collector, Entry, Namespace, Selection
 from aioenv.definitions.inspection import LruCached, is_importable
 from aioenv.definitions.pickling import DefinitionPickler
 from aioenv.definitions.restore import namespace_module, namespace_values
@@ -56,24 +56,25 @@ class Emitter(DefinitionPickler):
         if after is not None:
             self.memo: Any = after.memo
 
-    def emit_definitions(self, number: Callable[[Any], int]) -> list[tuple[str, str, str]]:
-        """Write the definitions and what they need.
+    def emit_definitions(self, selection: Selection, number: Callable[[Any], int]) -> list[tuple[str, str, str]]:
+        """Write definitions and what they need.
 
         Args:
+            selection: these.
             number: numbers a definition.
 
         Returns:
             Of each entry that was written its kind, its name and its user, for errors.
         """
-        found = self._collector.definitions
+        found = selection.definitions
         self.dump(found)
         registries = [(cls, self._registered(cls)) for cls in found if isinstance(cls, abc.ABCMeta)]
-        entries = self._collector.entries
+        entries = selection.entries
         ordered = [e for e in entries if e.simple] + [e for e in entries if not e.simple]
         for entry in ordered:
             self.dump((entry.kind, self._target(entry), entry.name, self._value(entry)))
         hooked = [cls for cls in found if isinstance(cls, type) and is_importable(rebuild.hook_owner(cls.__bases__))]
-        listed = [(number(value), value) for value in (*found, *self._collector.callables.values())]
+        listed = [(number(value), value) for value in (*found, *selection.callables)]
         self.dump((listed, [(cls, registered) for cls, registered in registries if registered], hooked))
         return [(entry.kind, entry.name, entry.user) for entry in ordered]
 

@@ -9,11 +9,12 @@ import sys
 import types
 import weakref
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
 
-from aioenv.definitions.collect import Collector, Entry, Namespace, name_of
+from aioenv.definitions.collect import Collector, Entry, Namespace, Root, Selection, name_of
 from aioenv.definitions.emit import Emitter, source_lines
 from aioenv.definitions.inspection import MAIN_NAMES, main_module
 from aioenv.definitions.restore import HEAD, Code, Located, MainModule, Part, Place, late, worker_global
@@ -62,26 +63,26 @@ class Program:
         self._memory: _Memory | None = None
         token = secrets.token_bytes(HEAD)
         if live:
-            table = LiveTable(token)
-            table.factories = list(factories)
-            self.table: Table = table
+            self.table: Table = LiveTable(token, factories)
             self._look_through(factories)
             return
-        self.table = _ParentTable(token)
-        self._names, self._specs = tuple(names), specs
+        self.table = self._definitions = _ParentTable(token)
         self._main = _main()
         self._memory = _Memory(token)
-        self._imports: dict[str, None] = {}
+        self._collector = Collector()
         self._collected: dict[tuple[int, ...], _Collected] = {}
         self._factory_parts: dict[tuple[int, ...], Part] = {}
         try:
-            self._codes = [self._code(factories, start, stop) for start, stop in spans]
+            self._registered, self._specs = self._reach_registered(names, specs)
+            roots = self._reach(factories)
+            self._codes = [self._code(factories, roots, start, stop) for start, stop in spans]
         except BaseException:
             self._memory.close()
             raise
         finally:
-            del self._collected, self._factory_parts, self._specs
-        place, located = self._memory.finish(), _located(self._imports)
+            imports = self._collector.imports
+            del self._collected, self._factory_parts, self._collector
+        place, located = self._memory.finish(), _located(imports)
         self._codes = [code._replace(place=place, located=located) for code in self._codes]
 
     def code(self, worker: int) -> Code:
@@ -113,76 +114,88 @@ class Program:
             except Exception:
                 continue
 
-    def _code(self, factories: Sequence[Any], start: int, stop: int) -> Code:
+    def _reach_registered(
+        self, names: Iterable[str], specs: Iterable[tuple[str, Any]]
+    ) -> tuple[list[Root], list[tuple[str, Any]]]:
+        """Collect what registered specs reach; in place of one that can't be sent stands the reason."""
+        roots = [self._collector.reach_global(name) for name in names]
+        sent = []
+        for env_id, spec in specs:
+            try:
+                roots.append(self._collector.reach(spec))
+                sent.append((env_id, spec))
+            except Exception as exc:
+                sent.append((env_id, f"{exc}"))
+        return roots, sent
+
+    def _reach(self, factories: Sequence[Any]) -> dict[int, Root]:
+        """Collect what factories reach: their roots, by id."""
+        roots: dict[int, Root] = {}
+        for index, factory in enumerate(factories):
+            if id(factory) in roots:
+                continue
+            try:
+                roots[id(factory)] = self._collector.reach(factory)
+            except Exception as exc:
+                raise _unsendable(index, f"{exc}") from exc
+            if isinstance(factory, types.FunctionType):
+                self._check_own_values(factory, roots[id(factory)], index)
+        return roots
+
+    def _check_own_values(self, factory: types.FunctionType, root: Root, index: int) -> None:
+        """Raise if a factory's own closure or defaults can't be sent: it would fail as soon as it is called."""
+        cells = factory.__closure__ or ()
+        for entry in self._collector.needed_by(factory):
+            own = entry.target is factory or any(entry.target is cell for cell in cells)
+            if entry.error is not None and own:
+                raise _unsendable(index, f"{entry.describe()}: {entry.error}")
+
+    def _code(self, factories: Sequence[Any], roots: dict[int, Root], start: int, stop: int) -> Code:
         mine = factories[start:stop]
         distinct = {id(factory): factory for factory in mine}
-        first = {id(f): start + i for i, f in reversed([*enumerate(mine)])}
-        collected = self._collect(distinct, first)
+        collected = self._collect([roots[key] for key in distinct])
         number = {key: index for index, key in enumerate(distinct)}
         part = self._factory_parts.get(tuple(distinct))
         if part is None:
-            emitter, on_buffer = self._emitter(collected.collector, after=collected.emitter)
+            emitter, large = self._emitter(after=collected.emitter)
             for key, factory in distinct.items():
                 try:
                     emitter.dump(factory)
                 except Exception as exc:
-                    raise _unsendable(first[key], exc) from exc
-            part = self._factory_parts[tuple(distinct)] = self._memory_part(emitter, on_buffer)
+                    raise _unsendable([id(f) for f in factories].index(key), f"{exc}") from exc
+            part = self._factory_parts[tuple(distinct)] = self._memory_part(emitter, large)
         return collected.code._replace(factories=part, pattern=tuple(number[id(factory)] for factory in mine))
 
-    def _collect(self, distinct: dict[int, Any], first: dict[int, int]) -> _Collected:
-        """The definitions that some factories reach: once for all workers whose factories reach the same."""
-        key: list[int] = []
-        for index, factory in distinct.items():
-            peek = Collector()
-            try:
-                key += [id(found) for found in peek.peek(factory)]
-            except Exception as exc:
-                raise _unsendable(first[index], exc) from exc
-            self._imports.update(peek.imports)
-        known = self._collected.get(tuple(dict.fromkeys(key)))
-        if known is not None:
-            return known
-        collector = Collector()
-        for name in self._names:
-            collector.reach_global(name)
-        specs = []
-        for env_id, spec in self._specs:
-            try:
-                collector.reach(spec)
-                specs.append((env_id, spec))
-            except Exception as exc:
-                specs.append((env_id, f"{exc}"))
-        for index, factory in distinct.items():
-            try:
-                collector.reach(factory)
-            except Exception as exc:
-                raise _unsendable(first[index], exc) from exc
-            _check_own_values(collector, factory, first[index])
-        self._imports.update(collector.imports)
-        emitter, on_buffer = self._emitter(collector)
-        entries = emitter.emit_definitions(self.table.enter)  # type: ignore[attr-defined]
-        part = self._memory_part(emitter, on_buffer)
-        self.table.note(collector)  # type: ignore[attr-defined]
+    def _collect(self, roots: Sequence[Root]) -> _Collected:
+        """The definitions that some factories need: once for all workers whose factories name the same."""
+        collector = self._collector
+        key = tuple(sorted({*chain(*map(collector.direct, roots))}))
+        if key in self._collected:
+            return self._collected[key]
+        selection = collector.select([*roots, *self._registered])
+        emitter, large = self._emitter()
+        entries = emitter.emit_definitions(selection, self._definitions.enter)
+        part = self._memory_part(emitter, large)
+        self._definitions.note(selection)
         code = Code(
             self.table.token,
             None,
             self._main,
             tuple(n.name for n in collector.namespaces.values() if n.kind == "module"),
-            lines=[*source_lines(collector.definitions).items()],
+            lines=[*source_lines(selection.definitions).items()],
             entries=entries,
             definitions=part,
-            specs=[(env_id, self._spec_part(collector, emitter, spec)) for env_id, spec in specs],
+            specs=[(env_id, self._spec_part(emitter, spec)) for env_id, spec in self._specs],
         )
-        found = self._collected[tuple(dict.fromkeys(key))] = _Collected(collector, emitter, code)
+        found = self._collected[key] = _Collected(emitter, code)
         return found
 
-    def _spec_part(self, collector: Collector, after: Emitter, spec: Any) -> Part:
-        emitter, on_buffer = self._emitter(collector, after=after)
+    def _spec_part(self, after: Emitter, spec: Any) -> Part:
+        emitter, large = self._emitter(after=after)
         emitter.dump(spec)
-        return self._memory_part(emitter, on_buffer)
+        return self._memory_part(emitter, large)
 
-    def _emitter(self, collector: Collector, after: Emitter | None = None) -> tuple[Emitter, list[pickle.PickleBuffer]]:
+    def _emitter(self, after: Emitter | None = None) -> tuple[Emitter, list[pickle.PickleBuffer]]:
         large: list[pickle.PickleBuffer] = []
 
         def on_buffer(buffer: pickle.PickleBuffer) -> bool:
@@ -191,7 +204,7 @@ class Program:
             large.append(buffer)
             return False
 
-        return Emitter(collector, on_buffer, after), large
+        return Emitter(self._collector, on_buffer, after), large
 
     def _memory_part(self, emitter: Emitter, large: list[pickle.PickleBuffer]) -> Part:
         memory = self._memory
@@ -214,25 +227,14 @@ class Program:
 class _Collected:
     """Definitions that some workers have in common."""
 
-    def __init__(self, collector: Collector, emitter: Emitter, code: Code) -> None:
-        self.collector, self.emitter, self.code = collector, emitter, code
+    def __init__(self, emitter: Emitter, code: Code) -> None:
+        self.emitter, self.code = emitter, code
 
 
-def _unsendable(index: int, exc: Exception) -> TypeError:
-    return TypeError(f"env_fns[{index}] can't be sent to a worker, something that it refers to does not pickle: {exc}")
-
-
-def _check_own_values(collector: Collector, factory: Any, index: int) -> None:
-    """Raise if a factory's own closure or defaults can't be sent: it would fail as soon as it is called."""
-    for entry in collector.entries:
-        own = entry.target is factory or (
-            entry.kind == "cell" and any(entry.target is cell for cell in getattr(factory, "__closure__", None) or ())
-        )
-        if entry.error is not None and own and isinstance(factory, types.FunctionType):
-            raise TypeError(
-                f"env_fns[{index}] can't be sent to a worker, something that it refers to does not pickle: "
-                f"{entry.describe()}: {entry.error}"
-            )
+def _unsendable(index: int, reason: str) -> TypeError:
+    return TypeError(
+        f"env_fns[{index}] can't be sent to a worker, something that it refers to does not pickle: {reason}"
+    )
 
 
 def _main() -> MainModule:
@@ -362,16 +364,18 @@ class _ParentTable(Table):
             self.add(number, value)
         return number
 
-    def note(self, collector: Collector) -> None:
+    def note(self, selection: Selection) -> None:
         """Remember what some workers have."""
-        modules = [n.name.encode() for n in collector.namespaces.values() if n.kind == "module"]
+        modules = [
+            e.target.name.encode() for e in selection.entries if e.kind == "global" and e.target.kind == "module"
+        ]
         self.marks = (*dict.fromkeys((*self.marks, *modules)),)
-        self._names.update(name_of(value) for value in collector.definitions)
-        numbers = {self.enter(value) for value in (*collector.definitions, *collector.callables.values())}
+        self._names.update(name_of(value) for value in selection.definitions)
+        numbers = {self.enter(value) for value in (*selection.definitions, *selection.callables)}
         self._everywhere = numbers if self._everywhere is None else self._everywhere & numbers
         values = {
             entry.name: _held(entry.value)
-            for entry in collector.entries
+            for entry in selection.entries
             if entry.kind == "global" and entry.target.kind == "main"
         }
         known = self._globals
@@ -395,20 +399,20 @@ class _ParentTable(Table):
                 RuntimeWarning,
             )
         collector = Collector(self)
-        collector.reach(value)
-        clash = any(self._is_other(entry) for entry in collector.entries)
+        definitions, entries = collector.select([collector.reach(value)])
+        clash = any(self._is_other(entry) for entry in entries)
         for key, namespace in list(collector.namespaces.items()):
             if namespace.kind == "main" and clash:
                 collector.namespaces[key] = namespace._replace(kind="private")
-        collector.entries = [entry for entry in collector.entries if self._is_needed(entry, clash)]
-        for entry in collector.entries:
+        entries = [entry for entry in entries if self._is_needed(entry, clash)]
+        for entry in entries:
+            entry.callables = ()
             if entry.kind == "global":
                 entry.target = collector.namespaces[id(entry.target.values)]
-        collector.callables = {}
         emitter = Emitter(collector, None)
-        entries = emitter.emit_definitions(self.enter)
-        code = emitter.file.getvalue(), entries
-        for made in collector.definitions:
+        told = emitter.emit_definitions(Selection(definitions, entries), self.enter)
+        code = emitter.file.getvalue(), told
+        for made in definitions:
             number = self.enter(made)
             self._late[number] = late, (self.token, number, code)
         return self.refer(value)

@@ -91,11 +91,16 @@ class Table:
 
 
 class LiveTable(Table):
-    """The table of a worker that is a thread of this process: every class and function is the process's own."""
+    """The table of workers that are threads of this process: every class and function is the process's own.
 
-    def __init__(self, token: bytes) -> None:
+    Args:
+        token: see `Table`.
+        factories: of all slots.
+    """
+
+    def __init__(self, token: bytes, factories: Iterable[Any]) -> None:
         super().__init__(token)
-        self.factories: list[Any] = []
+        self.factories = list(factories)
 
     def number_of(self, value: Any) -> int | None:
         """As `Table`; a class, a function or a decorated callable enters the table by itself."""
