@@ -235,6 +235,10 @@ def instance_with_its_own_class_in_a_dict():
 class Color(enum.Enum):
     RED = 1
     BLUE = enum.auto()
+
+
+class Aliased(enum.Enum):
+    ONE = 1
     ALIAS = 1
 
 
@@ -282,7 +286,6 @@ class Coded(enum.Enum):
 
 MEMBERS = {
     "color": Color.BLUE,
-    "alias": Color.ALIAS,
     "mode": Mode.LOUD,
     "rights": Rights.WRITE,
     "level": Level.LOW,
@@ -309,6 +312,52 @@ def enum_members_are_the_workers():
 
     equal(ask([Receives] * 2, "receive", MEMBERS), ([], []))
     equal(ask([Receives] * 2, "receive_one", Color.RED), ((True, True, "RED"),) * 2)
+
+
+@check
+def enum_alias():
+    for got in sent(lambda: Aliased.ALIAS):
+        assert got is Aliased.ONE
+
+
+class Opaque(enum.Enum):
+    """Its values equal nothing but themselves."""
+
+    MISSING = object()
+    DONE = Event(3)
+
+
+@check
+def enum_members_whose_values_equal_nothing_else():
+    class Receives(Plain):
+        def receive(self, members):
+            return members[0] is Opaque.MISSING, members[1] is Opaque.DONE
+
+        def give(self):
+            return [Opaque.MISSING, Opaque.DONE]
+
+    with vector_env([Receives], 1) as envs:
+        equal(envs.call("receive", [Opaque.MISSING, Opaque.DONE]), ((True, True),))
+        missing, done = envs.call("give")[0]
+        equal((missing is Opaque.MISSING, done is Opaque.DONE), (True, True))
+
+
+class UnreachedColor(enum.Enum):
+    """No factory reaches it."""
+
+    GREEN = 1
+    OPAQUE = object()
+
+
+@check
+def enum_members_that_no_factory_reaches():
+    class Returns(Plain):
+        def again(self, member):
+            return member
+
+    with vector_env([Returns], 1) as envs:
+        assert envs.call("again", UnreachedColor.GREEN)[0] is UnreachedColor.GREEN
+        assert envs.call("again", [UnreachedColor.OPAQUE])[0][0] is UnreachedColor.OPAQUE
 
 
 @check
@@ -468,6 +517,32 @@ def instance_as_action():
         envs.reset()
         result = envs.step([Data(4), Data(5)])
         equal([part.tolist() for part in result[1:4]], [[4, 5], [False, False], [False, False]])
+
+
+class Keeps(Plain):
+    """Changes later what it has sent, and what it was given."""
+
+    def __init__(self):
+        self.log = [Data(0)]
+
+    def step(self, action):
+        self.log[0].number += 1
+        return 0, 0.0, False, False, {"log": self.log}
+
+    def change(self, values):
+        values.append(Data(9))
+        values[0].number = 8
+        return len(values)
+
+
+@check
+def messages_are_copies():
+    with vector_env([Keeps], 1) as envs:
+        envs.reset()
+        first, second = (envs.step([0])[4]["log"][0] for _ in range(2))
+        equal((first, second), ([Data(1)], [Data(2)]))
+        values = [Data(1)]
+        equal((envs.call("change", values), values), ((2,), [Data(1)]))
 
 
 # ------------------------------------------------------------ functions
