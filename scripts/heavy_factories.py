@@ -146,7 +146,7 @@ def maker(case: str, contender: str, num_workers: int, mb: int) -> Callable[[], 
     ours: dict[str, Any] = {"num_workers": num_workers, "start": start, "start_timeout_s": LIMIT_S}
     sync = importlib.import_module("aioenv.sync") if library == "aioenv" else None
     if case == "id":
-        gymnasium.register("Table-v0", entry_point=TableEnv, max_episode_steps=1000)
+        gymnasium.register("Table-v0", entry_point=lambda **kwargs: TableEnv(**kwargs), max_episode_steps=1000)
         table = make_table(mb)
         if sync is not None:
             return lambda: sync.make_vec("Table-v0", num_envs, table=table, **ours)
