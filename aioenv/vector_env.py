@@ -45,6 +45,7 @@ from aioenv.engine.runs.worker_road import Remembered
 from aioenv.engine.states import States
 from aioenv.engine.waits import Clock
 from aioenv.host.boot import IGNORABLE
+from aioenv.host.specs import SpecReader
 from aioenv.rendering.pixels import with_pixels
 from aioenv.stats.episodes import EpisodeStats
 from aioenv.stats.here import collected
@@ -185,6 +186,7 @@ class AsyncVectorEnv(Pictures, Rollouts, Numbered, Pausing, OneSlot, Calls, Stat
         self._remembered = Remembered()
         self._config = FleetConfig(
             factories=factories,
+            spec_reader=SpecReader(env_fns[0]),
             num_workers=workers,
             start=check_start(start),
             channel=check_channel(channel),

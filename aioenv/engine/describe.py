@@ -12,6 +12,7 @@ from aioenv.engine.arguments import check_seconds, check_worker_env, pickle_fact
 from aioenv.engine.imports import needed_by
 from aioenv.host.metadata import Describer, EnvMetadata
 from aioenv.host.registry import capture_registry
+from aioenv.host.specs import restore_values
 from aioenv.wire.messages import dump_code
 from aioenv.workers.launch import check_start
 from aioenv.workers.supervisor import Worker
@@ -47,4 +48,4 @@ async def describe_env(
     except BaseException:
         await worker.kill()
         raise
-    return metadata
+    return metadata._replace(spec=restore_values(metadata.spec, factory))
