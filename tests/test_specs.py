@@ -261,6 +261,30 @@ class Many(gym.vector.VectorEnv):
         return np.zeros((self.num_envs, 1)), {}
 
 
+UNUSUAL = {
+    "text without axes": np.array("x" * 70_000),
+    "texts": np.array(["abc"] * 20_000),
+    "times": np.arange(SIZE).astype("M8[s]"),
+    "fields": np.zeros(SIZE, [("a", "f8"), ("b", "i4")]),
+    "backwards": table_of()[::-1],
+    "repeated": np.broadcast_to(np.arange(3.0), (SIZE, 3)),
+    "axes exchanged": table_of().reshape(16, 32, -1).transpose(1, 2, 0),
+    "flags": np.zeros(100_000, np.bool_),
+    "big-endian": table_of().astype(">f8"),
+    "bytes that change": bytearray(70_000),
+}
+
+
+def test_large_values_of_unusual_types_are_found(registered):
+    nothing, objects, numbers = np.zeros((0, 5)), np.array([None, "x"] * 9000), [0.5] * 20_000
+    sent = {"nothing": nothing, "objects": objects, "numbers": numbers, "masked": np.ma.zeros(SIZE)}
+    with sync.make_vec("Tabled-v0", 1, more={**UNUSUAL, **sent}) as envs:
+        more = envs.spec.kwargs["more"]
+        assert [name for name, value in UNUSUAL.items() if more[name] is not value] == []
+        assert more["nothing"].shape == (0, 5) and more["objects"].tolist() == objects.tolist()
+        assert more["numbers"] == numbers and more["masked"].shape == (SIZE,)
+
+
 # ------------------------------------------------------------ values that the parent does not have
 
 

@@ -304,7 +304,7 @@ def _digest(value: Any) -> bytes:
     if isinstance(data, (bytes, bytearray)):
         digest.update(data)
     elif data is not None:
-        data = data.T if _by_columns(data) else data
+        data = np.atleast_1d(data.T if _by_columns(data) else data)
         rows = len(data) if data.flags.c_contiguous else max(1, _PIECE * len(data) // data.nbytes)
         for start in range(0, len(data), rows):
             digest.update(np.ascontiguousarray(data[start : start + rows]).reshape(-1).view(np.uint8).data)
