@@ -46,6 +46,7 @@ from aioenv.engine.runs.worker_road import Remembered
 from aioenv.engine.states import States
 from aioenv.engine.waits import Clock
 from aioenv.host.boot import IGNORABLE
+from aioenv.host.specs import SpecReader
 from aioenv.rendering.pixels import with_pixels
 from aioenv.stats.episodes import EpisodeStats
 from aioenv.stats.here import collected
@@ -187,6 +188,7 @@ class AsyncVectorEnv(Pictures, Rollouts, Numbered, Pausing, OneSlot, Calls, Stat
             code = make_program(env_fns, workers, live=debug)
         self._config = FleetConfig(
             code=code,
+            spec_reader=SpecReader(env_fns[0]),
             num_workers=workers,
             start=check_start(start),
             channel=check_channel(channel),

@@ -13,6 +13,7 @@ from aioenv.engine.arguments import check_factories, check_seconds, check_worker
 from aioenv.engine.imports import needed_by
 from aioenv.engine.programs import make_program
 from aioenv.host.metadata import Describer, EnvMetadata
+from aioenv.host.specs import restore_values
 from aioenv.wire.messages import dump_code
 from aioenv.workers.launch import check_start
 from aioenv.workers.supervisor import Worker
@@ -53,4 +54,4 @@ async def describe_env(
         raise
     finally:
         code.program.release()
-    return metadata
+    return metadata._replace(spec=restore_values(metadata.spec, factory))

@@ -29,6 +29,7 @@ from aioenv.host.description import EnvDescription
 from aioenv.host.physics.source import MujocoSource
 from aioenv.host.polling import MAX_POLL_S
 from aioenv.host.single.service import EnvService
+from aioenv.host.specs import SpecReader
 from aioenv.host.vector.service import VectorService
 from aioenv.host.worker import run_here
 from aioenv.machine import usable_cpus
@@ -62,6 +63,7 @@ class FleetConfig(NamedTuple):
     """What a fleet is started with; see `AsyncVectorEnv`."""
 
     code: WorkerCode | None  # None: there are no workers
+    spec_reader: SpecReader
     num_workers: int
     start: str
     channel: str
@@ -164,9 +166,12 @@ class Fleet:
                 resume,
                 config.cast,
                 config.by_camera,
+                with_spec=index == 0,
             )
             if config.vectorized:
-                service = partial(VectorService, Shipped(), stop - start, config.find_sources, resume)
+                service = partial(
+                    VectorService, Shipped(), stop - start, config.find_sources, resume, with_spec=index == 0
+                )
             worker = Worker(
                 dump_code(service),
                 index=index,
@@ -365,7 +370,7 @@ class Fleet:
         self.steps_some = all(d.stepped_alone for d in descriptions)
         self.render_modes = [d.render_mode for d in descriptions]
         self.render_mode = first.render_mode
-        self.spec = read(first.spec)
+        self.spec = self._config.spec_reader.restore(read(first.spec))
         self.sources = [d.source for d in descriptions]
         self.drawn_by = next((d.drawn_by for d in descriptions if d.drawn_by), "")
         if self._config.restart is not None and self._config.restart.resume:

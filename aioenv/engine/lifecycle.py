@@ -172,7 +172,13 @@ class Lifecycle(Traces, Startable):
 
     @property
     def spec(self) -> EnvSpec | None:
-        """The `EnvSpec` of the first env, if it has one."""
+        """The `EnvSpec` of the first env, if it has one that pickles.
+
+        Arrays, strings and bytes of 64 KiB or more among its arguments are the very ones that the vector env was made
+        with: equal ones are looked for in the first factory, in what it refers to, and in Gymnasium's registry. An
+        `OmittedValue` stands for a value that is not found, since a factory made it, or the env changed it; its repr
+        tells what was left out.
+        """
         spec: EnvSpec | None = self._started.spec
         return spec
 

@@ -11,6 +11,7 @@ from gymnasium import Env, Space
 from gymnasium.vector import VectorEnv
 
 from aioenv.host.physics.source import MujocoSource, find_source
+from aioenv.host.specs import spec_without_values
 from aioenv.host.states.checkpoint import RowCheckpoint
 from aioenv.wire.messages import dump
 
@@ -38,7 +39,7 @@ class EnvDescription(NamedTuple):
     action_space: bytes | None
     metadata: dict[str, Any]  # without what does not pickle
     render_mode: str | None
-    spec: bytes | None  # an EnvSpec, or None; None if it does not pickle
+    spec: bytes | None  # of the first env: an EnvSpec, or None; None if it does not pickle, and of all other envs
     source: MujocoSource | None
     checkpoint_size: int = 0  # how many float64 it takes to resume it; 0 if it can't be, or nobody asked
     checkpoint_obstacle: str | None = None  # why it can't be
@@ -48,7 +49,12 @@ class EnvDescription(NamedTuple):
 
 
 def describe_envs(
-    envs: Sequence[Env[Any, Any]], checkpoints: Sequence[RowCheckpoint], find_sources: bool, *, by_camera: bool
+    envs: Sequence[Env[Any, Any]],
+    checkpoints: Sequence[RowCheckpoint],
+    find_sources: bool,
+    *,
+    by_camera: bool,
+    with_spec: bool,
 ) -> list[EnvDescription]:
     """One description for each env of a worker.
 
@@ -57,6 +63,7 @@ def describe_envs(
         checkpoints: of each what it takes to resume it; empty if nobody asked.
         find_sources: whether to look for MuJoCo models.
         by_camera: see `find_source`.
+        with_spec: whether to read the spec of the first.
     """
     first = envs[0]
     descriptions = []
@@ -75,7 +82,7 @@ def describe_envs(
                 None if known and env.action_space == first.action_space else dumped_space(env, "action_space"),
                 picklable_items(env.metadata),
                 env.render_mode,
-                dumped(env.spec),
+                dumped(spec_without_values(env)) if with_spec and not known else None,
                 source,
                 checkpoint.size if checkpoint is not None else 0,
                 checkpoint.obstacle if checkpoint is not None else None,

@@ -13,6 +13,7 @@ from aioenv.host import running
 from aioenv.host.description import picklable_items
 from aioenv.host.physics.source import dump_model
 from aioenv.host.service import SlotService
+from aioenv.host.specs import spec_without_values
 from aioenv.host.worker import StartFailed, describe_failure
 from aioenv.wire.messages import dump
 
@@ -41,7 +42,8 @@ class EnvMetadata(NamedTuple):
 
     Attributes:
         observation_space, action_space: of a single env.
-        spec: its `EnvSpec`; None if it has none, or one that does not pickle.
+        spec: its `EnvSpec`; None if it has none, or one that does not pickle. Large arguments as in
+            `AsyncVectorEnv.spec`.
         reward_range: `(lowest, highest)` if the env has such an attribute, which Gymnasium gave up in 1.0, else None.
         reward_threshold: the spec's, from which on the task counts as solved; None if there is none.
         metadata: the env's own.
@@ -91,7 +93,8 @@ class Describer(SlotService):
 
 
 def _describe(env: Env[Any, Any]) -> EnvMetadata:
-    spec = env.spec
+    spec = spec_without_values(env)
+    reward_threshold = getattr(spec, "reward_threshold", None)
     reward_range = env.get_wrapper_attr("reward_range") if env.has_wrapper_attr("reward_range") else None
     try:
         dump(spec)
@@ -102,7 +105,7 @@ def _describe(env: Env[Any, Any]) -> EnvMetadata:
         action_space=env.action_space,
         spec=spec,
         reward_range=None if reward_range is None else (float(reward_range[0]), float(reward_range[1])),
-        reward_threshold=getattr(env.spec, "reward_threshold", None),
+        reward_threshold=reward_threshold,
         metadata=picklable_items(env.metadata),
         render_mode=env.render_mode,
         render_modes=tuple((env.metadata or {}).get("render_modes", ())),

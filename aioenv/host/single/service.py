@@ -45,6 +45,7 @@ class EnvService(EnvResume, SlotService):
         checkpoints: whether to find out what it takes to resume the envs elsewhere.
         cast: see `Rows`.
         by_camera: see `find_source`.
+        with_spec: whether to describe the spec of the first env.
     """
 
     def __init__(
@@ -55,10 +56,11 @@ class EnvService(EnvResume, SlotService):
         checkpoints: bool = False,
         cast: bool = False,
         by_camera: bool = False,
+        with_spec: bool = False,
     ) -> None:
         self._envs: list[Env[Any, Any]] = []
         self._cast = cast
-        self._find_sources, self._by_camera = find_sources, by_camera
+        self._find_sources, self._by_camera, self._with_spec = find_sources, by_camera, with_spec
         for row in range(len(factories)):
             try:
                 with running.row(row):
@@ -83,7 +85,13 @@ class EnvService(EnvResume, SlotService):
 
     def describe(self) -> list[EnvDescription]:
         """One description for each row."""
-        descriptions = describe_envs(self._envs, self._row_checkpoints, self._find_sources, by_camera=self._by_camera)
+        descriptions = describe_envs(
+            self._envs,
+            self._row_checkpoints,
+            self._find_sources,
+            by_camera=self._by_camera,
+            with_spec=self._with_spec,
+        )
         sources = [description.source for description in descriptions]
         self._state_parts = [
             (0, 0, ()) if source is None else (source.state_size, source.state_spec, source.fields)

@@ -123,7 +123,7 @@ def _check(env: Env[Any, Any], stack: Stack, name: str, values: dict[str, Any], 
 
 
 def _id(env: Env[Any, Any]) -> str:
-    spec = env.spec
+    spec = env.unwrapped.spec  # a wrapper would copy it, and all arguments with it
     return spec.id if spec is not None else type(env.unwrapped).__name__
 
 

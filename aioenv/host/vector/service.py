@@ -20,6 +20,7 @@ from aioenv.host.description import EnvDescription, FirstCheckpoints, dumped, du
 from aioenv.host.physics.batch import find_physics
 from aioenv.host.physics.fields import SharedFields, unchanged_fields
 from aioenv.host.service import Reply, SlotService
+from aioenv.host.specs import spec_without_values
 from aioenv.host.vector.access import refuse_some, reset_vector_env, steps_some, with_rows
 from aioenv.host.vector.anew import Anew, Infos
 from aioenv.host.vector.calls import VectorCalls
@@ -44,6 +45,7 @@ class VectorService(SlotService):
         num_envs: how many slots it shall have.
         find_source: whether to look for a MuJoCo model, so that images can be drawn elsewhere.
         checkpoints: whether to find out what it takes to resume it elsewhere.
+        with_spec: whether to describe its spec.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class VectorService(SlotService):
         num_envs: int,
         find_source: bool = False,
         checkpoints: bool = False,
+        with_spec: bool = False,
     ) -> None:
         try:
             self._env = make_vector_env(factories[0], num_envs)
@@ -62,6 +65,7 @@ class VectorService(SlotService):
         except BaseException as exc:
             raise StartFailed(describe_failure(exc)) from exc
         self._n = num_envs
+        self._with_spec = with_spec
         self._closed = False
         self._calls = VectorCalls(self._env)
         self._resets_next = self._env.metadata.get("autoreset_mode") is AutoresetMode.NEXT_STEP
@@ -77,13 +81,13 @@ class VectorService(SlotService):
             dumped_space(env, "single_action_space"),
             picklable_items(env.metadata),
             env.render_mode,
-            dumped(env.spec),
+            dumped(spec_without_values(env)) if self._with_spec else None,
             None if self._physics is None else self._physics.source,
             checkpoints.size if checkpoints is not None else 0,
             checkpoints.obstacle if checkpoints is not None else None,
             stepped_alone=self._n == 1 or steps_some(env),
         )
-        rest = [first._replace(observation_space=None, action_space=None)] * (self._n - 1)
+        rest = [first._replace(observation_space=None, action_space=None, spec=None)] * (self._n - 1)
         return [first._replace(model_fields=unchanged_fields(env)), *rest]
 
     def configure(

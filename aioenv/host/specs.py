@@ -1,0 +1,311 @@
+"""The spec of an env on its way to the parent: without copies of large values, which the parent has itself."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from enum import Enum
+from functools import partial
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
+from typing import Any, NamedTuple
+
+import gymnasium
+import numpy as np
+import numpy.typing as npt
+from gymnasium import Wrapper
+from gymnasium.envs.registration import EnvSpec
+
+__all__ = ["OmittedValue", "SpecReader", "restore_values", "spec_without_values"]
+
+LARGE = 1 << 16  # bytes, from which on a value is not sent
+_LONG = 1 << 13  # elements, from which on a list is not searched
+_MOST = 20_000  # objects that are searched for a value
+_PIECE = 1 << 20  # bytes of an array that is not contiguous, copied at a time
+
+# what deep copies share anyway, or copy in no time
+_PLAIN = (type(None), bool, int, float, complex, str, bytes, type, FunctionType, BuiltinFunctionType, np.generic, Enum)
+
+
+class _Kind(NamedTuple):
+    """The type and size of a large value: values whose kinds differ are not equal."""
+
+    name: str
+    layout: tuple[Any, ...]  # of an array: dtype, shape, and "by columns" if its columns are contiguous
+    size: int  # in bytes
+
+
+class OmittedValue:
+    """In place of a large value of a spec which stayed in the worker, since the parent has none that equals it.
+
+    Arrays, strings and bytes of 64 KiB or more among the arguments in a spec are not sent. The parent puts those in
+    which the vector env was made with; this is left where a factory made the value itself, or the env has changed it.
+    """
+
+    def __init__(self, kind: _Kind, digest: bytes) -> None:
+        self._kind = kind
+        self._digest = digest
+
+    def __repr__(self) -> str:
+        name, layout, size = self._kind
+        return f"<OmittedValue: {' '.join(map(str, (name, *layout)))}, {size} bytes, stayed in the worker>"
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # protocols of copies and pickles
+            raise AttributeError(name)
+        raise AttributeError(f"{self!r} has no {name!r}: pass the value itself, as in gymnasium.make(spec, name=value)")
+
+    def __array__(self, *args: Any, **kwargs: Any) -> npt.NDArray[Any]:
+        raise TypeError(f"{self!r} is no array: pass the value itself, as in gymnasium.make(spec, name=value)")
+
+
+# ------------------------------------------------------------ in the worker
+
+
+def spec_without_values(env: Any) -> Any:
+    """The spec of an env, with an `OmittedValue` in place of each large value of its arguments.
+
+    Gymnasium copies the arguments once for each wrapper, and keeps the copies. So the spec is built of one whose
+    arguments are not copied; then the env has its own again.
+    """
+    try:
+        with _uncopied(env):
+            spec = env.spec
+    except Exception:  # a spec that can't be set, or a wrapper that computes with its values
+        spec = env.spec
+    return _with_arguments(spec, _omit)
+
+
+class _Uncopied:
+    """A value that deep copies share."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __deepcopy__(self, memo: Any) -> _Uncopied:
+        return self
+
+
+@contextmanager
+def _uncopied(env: Any) -> Iterator[None]:
+    """Meanwhile, no value among the arguments of the env and its wrappers is copied."""
+    undo: list[Callable[[], None]] = []
+
+    def exchange(holder: Any, name: str, value: Any) -> None:
+        if name in vars(holder):
+            undo.append(partial(setattr, holder, name, vars(holder)[name]))
+        else:
+            undo.append(partial(delattr, holder, name))
+        setattr(holder, name, value)
+
+    try:
+        while isinstance(env, Wrapper):
+            exchange(env, "_cached_spec", None)
+            if isinstance(recorded := vars(env).get("_saved_kwargs"), dict):  # by RecordConstructorArgs
+                exchange(env, "_saved_kwargs", _changed(recorded, _wrap))
+            env = env.env
+        if isinstance(env.spec, EnvSpec):
+            exchange(env, "spec", _with_arguments(env.spec, _wrap))
+        yield
+    finally:
+        for back in reversed(undo):
+            back()
+
+
+def _wrap(value: Any) -> Any:
+    small = isinstance(value, _PLAIN) or (type(value) is np.ndarray and value.nbytes < LARGE)
+    return value if small else _Uncopied(value)
+
+
+def _omit(value: Any) -> Any:
+    if isinstance(value, _Uncopied):
+        value = value.value
+    kind = _kind(value)
+    return value if kind is None else OmittedValue(kind, _digest(value))
+
+
+# ------------------------------------------------------------ in the parent
+
+
+class SpecReader:
+    """Puts the caller's own values into the spec of the first env.
+
+    Args:
+        factory: the first factory, as the caller gave it; it is let go of when the spec has been read.
+    """
+
+    def __init__(self, factory: Any) -> None:
+        self._factory = factory
+
+    def restore(self, spec: Any) -> Any:
+        """The spec of the first env, as the worker sent it, with the values that can be found here."""
+        factory, self._factory = self._factory, None
+        return restore_values(spec, factory)
+
+
+def restore_values(spec: Any, factory: Any) -> Any:
+    """Put values in place of each `OmittedValue` of a spec.
+
+    They are looked for in the arguments of the factory, in what it closes over, in its object's attributes and the
+    globals that it names, and in what is registered for the spec's id. Contents are compared: one that is not equal is
+    not taken.
+    """
+    wanted: list[OmittedValue] = []
+    _with_arguments(spec, lambda value: wanted.append(value) if isinstance(value, OmittedValue) else None)
+    if not wanted:
+        return spec
+    missing = {(value._kind, value._digest) for value in wanted}
+    kinds = {kind for kind, _ in missing}
+    found: dict[tuple[_Kind, bytes], Any] = {}
+    for value in _reachable([factory, gymnasium.registry.get(spec.id)]):
+        kind = _kind(value)
+        if kind is not None and kind in kinds and (key := (kind, _digest(value))) in missing:
+            found[key] = value
+            missing.remove(key)
+            if not missing:
+                break
+
+    def restore(value: Any) -> Any:
+        return found.get((value._kind, value._digest), value) if isinstance(value, OmittedValue) else value
+
+    return _with_arguments(spec, restore)
+
+
+def _reachable(roots: list[Any]) -> Iterator[Any]:
+    """Objects that others refer to, the nearest first, without running any code of theirs."""
+    waiting, seen = deque(roots), set[int]()
+    keep: list[Any] = []  # what is seen is not freed meanwhile, so that no id comes twice
+    while waiting and len(seen) < _MOST:
+        value = waiting.popleft()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        keep.append(value)
+        yield value
+        waiting.extend(_parts(value))
+
+
+def _parts(value: Any) -> Iterator[Any]:
+    """What an object refers to; of a module nothing, since functions tell what they use of it."""
+    kind = type(value)
+    if kind in (str, bytes, bytearray, int, float, np.ndarray, ModuleType, CodeType):
+        return
+    if issubclass(kind, dict):
+        yield from dict.values(value)
+    elif kind in (list, tuple, set, frozenset) and len(value) <= _LONG:
+        yield from value
+    elif issubclass(kind, partial):
+        yield from (value.func, value.args, value.keywords)
+    elif kind is MethodType:
+        yield from (value.__self__, value.__func__)
+    elif kind is FunctionType:
+        yield from _used(value)
+    try:
+        attributes = object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        return
+    yield from list(attributes.values())
+
+
+def _used(function: FunctionType) -> Iterator[Any]:
+    """What a function closes over, its defaults, and the globals that it names."""
+    for cell in function.__closure__ or ():
+        try:
+            yield cell.cell_contents
+        except ValueError:  # it is empty
+            continue
+    yield from (function.__defaults__, function.__kwdefaults__)
+    names = set(_names(function.__code__))
+    for name in names & function.__globals__.keys():
+        part = function.__globals__[name]
+        yield part
+        if type(part) is ModuleType:
+            yield from (vars(part)[attribute] for attribute in names & vars(part).keys())
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    """Globals and attributes that code names, and functions in it."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names(constant)
+
+
+# ------------------------------------------------------------ in both
+
+
+def _with_arguments(spec: Any, change: Callable[[Any], Any]) -> Any:
+    """A spec with other arguments, its wrappers' too; anything else is given back as it is."""
+    if not isinstance(spec, EnvSpec):
+        return spec
+    new = copy.copy(spec)
+    new.kwargs = _changed(spec.kwargs, change)
+    new.additional_wrappers = tuple(_with_own_arguments(one, change) for one in spec.additional_wrappers)
+    return new
+
+
+def _with_own_arguments(wrapper: Any, change: Callable[[Any], Any]) -> Any:
+    new = copy.copy(wrapper)
+    object.__setattr__(new, "kwargs", _changed(wrapper.kwargs, change))  # it may be frozen
+    return new
+
+
+def _changed(value: Any, change: Callable[[Any], Any]) -> Any:
+    """Values changed within plain dicts, lists and tuples."""
+    if type(value) is dict:
+        return {key: _changed(part, change) for key, part in value.items()}
+    if type(value) in (list, tuple) and len(value) <= _LONG:
+        return type(value)([_changed(part, change) for part in value])
+    return change(value)
+
+
+def _kind(value: Any) -> _Kind | None:
+    """The kind of a large value; None of any other."""
+    data = _data(value)
+    if data is None:
+        return None
+    layout: tuple[Any, ...] = ()
+    if isinstance(data, np.ndarray):
+        layout, size = (str(data.dtype), data.shape, *("by columns",) * _by_columns(data)), data.nbytes
+    else:
+        size = len(data)
+    return _Kind(type(value).__name__, layout, size) if size >= LARGE else None
+
+
+def _data(value: Any) -> bytes | bytearray | npt.NDArray[Any] | None:
+    """What a value consists of; None if that can't be seen, or it is small."""
+    kind = type(value)
+    if kind in (bytes, bytearray):
+        return value  # type: ignore[no-any-return]
+    if kind is str:
+        return value.encode("utf-8", "surrogatepass") if 4 * len(value) >= LARGE else None
+    if kind in (np.ndarray, np.memmap):
+        return None if value.dtype.hasobject else value
+    torch = sys.modules.get("torch")
+    if torch is not None and kind is getattr(torch, "Tensor", None):
+        try:
+            return value.detach().numpy()  # type: ignore[no-any-return]
+        except (RuntimeError, TypeError):  # of a GPU, sparse, or of a type that numpy lacks
+            return None
+    return None
+
+
+def _by_columns(array: npt.NDArray[Any]) -> bool:
+    return array.flags.f_contiguous and not array.flags.c_contiguous
+
+
+def _digest(value: Any) -> bytes:
+    """SHA-256 of what a large value consists of."""
+    data = _data(value)
+    digest = hashlib.sha256()
+    if isinstance(data, (bytes, bytearray)):
+        digest.update(data)
+    elif data is not None:
+        data = np.atleast_1d(data.T if _by_columns(data) else data)
+        rows = len(data) if data.flags.c_contiguous else max(1, _PIECE * len(data) // data.nbytes)
+        for start in range(0, len(data), rows):
+            digest.update(np.ascontiguousarray(data[start : start + rows]).reshape(-1).view(np.uint8).data)
+    return digest.digest()
