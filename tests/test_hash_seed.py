@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from pathlib import Path
 
@@ -26,7 +27,7 @@ class Tasks(gym.Env):
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
-        return self._order(), {"first": next(iter(set(NAMES))), "seed": os.environ.get("PYTHONHASHSEED", "")}
+        return self._order(), {"first": next(iter(set(NAMES)))}
 
     def step(self, action):
         return self._order(), 0.0, False, False, {}
@@ -90,9 +91,14 @@ def test_without_a_number_there_is_a_fixed_seed(value, monkeypatch):
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="reads /proc")
-async def test_render_workers_have_it_too(monkeypatch):
+def test_render_workers_have_it_too(monkeypatch):
     monkeypatch.delenv("PYTHONHASHSEED", raising=False)
-    async with aioenv.make_vec("InvertedPendulum-v5", 1, render=aioenv.RenderConfig(16, 16, workers=1)) as envs:
-        workers = [envs.workers[0], *envs._session.render_workers]
-        variables = [Path(f"/proc/{worker.pid}/environ").read_bytes().split(b"\0") for worker in workers]
-    assert len(variables) == 2 and all(b"PYTHONHASHSEED=0" in each for each in variables)
+
+    async def look() -> None:
+        async with aioenv.make_vec("InvertedPendulum-v5", 1, render=aioenv.RenderConfig(16, 16, workers=1)) as envs:
+            pids = [envs.workers[0].pid, *(worker.pid for worker in envs._session.render_workers)]
+            seen.extend(Path(f"/proc/{pid}/environ").read_bytes().split(b"\0") for pid in pids)  # noqa: ASYNC240
+
+    seen: list[list[bytes]] = []
+    asyncio.run(look())
+    assert len(seen) == 2 and all(b"PYTHONHASHSEED=0" in variables for variables in seen)
