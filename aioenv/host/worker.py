@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 from collections.abc import Mapping
+from multiprocessing.process import current_process
 
 from aioenv.errors import WireError
 from aioenv.host import running, shared
@@ -120,6 +121,7 @@ class _Loop:
                 os.sched_setaffinity(0, start.cpus)
             leave_cpus_to_others(start.cpu_share)
             settle_in(start, self._variables_before)
+            current_process().authkey = start.authkey  # before anything is unpickled: a manager's objects connect then
             for name in start.ignored:
                 signal.signal(getattr(signal, name), signal.SIG_IGN)
             self._link.poll(start.poll_s)
