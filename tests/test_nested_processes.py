@@ -8,6 +8,7 @@ import importlib.machinery
 import multiprocessing
 import operator
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -15,6 +16,7 @@ from pathlib import Path
 import gymnasium as gym
 import numpy as np
 import pytest
+from process_kit import environment
 
 import aioenv
 from aioenv import errors, sync
@@ -56,10 +58,6 @@ def tell(queue, function, *args):
 
 def double(x):
     return 2 * x
-
-
-def wait(queue):
-    queue.get()
 
 
 class Nests(gym.Env):
@@ -172,19 +170,14 @@ class Nests(gym.Env):
     def leave(self, method, kind):
         """Start processes, and forget them; gives the process group that they are in."""
         context = multiprocessing.get_context(method)
-        if kind == "process":
-            queue = context.Queue()
-            process = context.Process(target=wait, args=(queue,))
-            process.start()
-            self.kept += [queue, process]
-        elif kind == "pool":
+        if kind == "pool":
             pool = context.Pool(2)
             pool.map(double, [1])
             self.kept.append(pool)
         else:
-            executor = concurrent.futures.ProcessPoolExecutor(2, context)
-            executor.submit(double, 1).result(timeout=LONG_S)
-            self.kept.append(executor)
+            process = context.Process(target=time.sleep, args=(600,), daemon=kind == "daemon")
+            process.start()
+            self.kept.append(process)
         return os.getpgrp()
 
 
@@ -201,12 +194,13 @@ def script(request, tmp_path, monkeypatch):
 @pytest.fixture(params=START_METHODS)
 def nests(request, script):
     given, marker = script
-    with sync.make_vec(Nests, 1, start=request.param, timeout_s=2 * LONG_S, **given) as envs:
+    envs = sync.make_vec(Nests, 1, start=request.param, timeout_s=2 * LONG_S, **given)
 
-        def call(name, *args):
-            return envs.call(name, *args)[0]
+    def call(name, *args):
+        return envs.call(name, *args)[0]
 
-        yield call
+    yield call
+    envs.close(grace_s=LONG_S)  # a worker that is killed leaves the names of its semaphores
     assert not marker.exists(), "the script ran a second time"
 
 
@@ -263,8 +257,7 @@ def test_whatever_refers_to_the_script_is_refused(what, name, tmp_path):
     given = {"script": str(tmp_path / "none.py")}
     with sync.make_vec(Nests, 1, **given) as envs:
         for method in SPAWNED:
-            message = refused(envs.call, "data", method, what)
-            assert message.startswith(f"{name} is defined in the script")
+            assert refused(envs.call, "data", method, what).startswith(f"{name} is defined in the script")
 
 
 def test_fork_may_use_the_script(nests):
@@ -284,6 +277,42 @@ def test_nothing_is_imported_for_it():
             assert envs.call("modules")[0] == []
 
 
+WHOLE = """
+import multiprocessing, sys
+import gymnasium as gym, numpy as np
+import aioenv
+from aioenv import sync
+
+print("the script runs", flush=True)
+
+def work(x):
+    return 10 * x
+
+class Own(gym.Env):
+    observation_space, action_space = gym.spaces.Box(0, 1, (1,), np.float32), gym.spaces.Discrete(2)
+
+    def start(self, method):
+        with multiprocessing.get_context(method).Pool(1) as pool:
+            return pool.map_async(work, [1, 2]).get(timeout=30)
+
+with sync.VectorEnv([Own], start=sys.argv[1]) as envs:
+    for method in ("spawn", "forkserver"):
+        try:
+            print(envs.call("start", method)[0])
+        except aioenv.EnvError as exc:
+            print(type(exc.__cause__).__name__)
+"""
+
+
+@pytest.mark.parametrize("start", START_METHODS)
+def test_a_whole_script_without_a_guard(start, tmp_path):
+    path = tmp_path / "whole.py"
+    path.write_text(WHOLE)
+    command = [sys.executable, str(path), start]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment())
+    assert done.stdout.splitlines() == ["the script runs", "NestedProcessError", "NestedProcessError"]
+
+
 def group(number):
     """Processes of a group that have not ended."""
     found = []
@@ -298,14 +327,14 @@ def group(number):
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="reads /proc")
-@pytest.mark.parametrize("kind", ["process", "pool", "executor"])
+@pytest.mark.parametrize("kind", ["process", "daemon", "pool"])
 @pytest.mark.parametrize("method", SPAWNED)
 @pytest.mark.parametrize("start", START_METHODS)
 def test_what_an_env_forgets_ends_with_its_worker(start, method, kind):
     envs = sync.make_vec(Nests, 1, start=start)
     (number,) = envs.call("leave", method, kind)
     assert len(group(number)) >= 2
-    envs.close()
+    envs.close(grace_s=0.5 if kind == "process" else LONG_S)  # nobody but the end of its worker ends that one
     limit = time.monotonic() + 5
     while (left := group(number)) and time.monotonic() < limit:
         time.sleep(0.01)
