@@ -17,6 +17,7 @@ from aioenv.host.link import Link
 from aioenv.host.log_records import tell_records
 from aioenv.host.mujoco_gl import choose_backend_late, note_missing_opengl
 from aioenv.host.mujoco_import import prepare_mujoco
+from aioenv.host.nested_processes import keep_script_from_children
 from aioenv.host.registry import restore_registry
 from aioenv.host.service import Begun, Reply, Service
 from aioenv.host.tracing import TracedService
@@ -203,6 +204,7 @@ def run(
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
     _be_traceable()
     prepare_mujoco()
+    keep_script_from_children()
     try:
         _Loop(read_fd, write_fd, variables_before).run()
     except BrokenPipeError:
