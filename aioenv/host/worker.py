@@ -122,7 +122,8 @@ class _Loop:
                 os.sched_setaffinity(0, start.cpus)
             leave_cpus_to_others(start.cpu_share)
             settle_in(start, self._variables_before)
-            current_process().authkey = start.authkey  # before anything is unpickled: a manager's objects connect then
+            if start.authkey:  # set before anything is unpickled, since a manager's objects connect then
+                current_process().authkey = start.authkey
             for name in start.ignored:
                 signal.signal(getattr(signal, name), signal.SIG_IGN)
             self._link.poll(start.poll_s)
