@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from aioenv.errors import EnvError as EnvError
     from aioenv.errors import EpisodesDone as EpisodesDone
     from aioenv.errors import LoopError as LoopError
+    from aioenv.errors import NestedProcessError as NestedProcessError
     from aioenv.errors import NoAsyncCallError as NoAsyncCallError
     from aioenv.errors import OutOfStepError as OutOfStepError
     from aioenv.errors import PausedError as PausedError
@@ -89,7 +90,8 @@ if TYPE_CHECKING:
     from aioenv.workers.restart import RestartPolicy as RestartPolicy
 
 _ERRORS = (
-    "ActionError", "AioenvError", "ClosedError", "EnvError", "EpisodesDone", "LoopError", "NoAsyncCallError",
+    "ActionError", "AioenvError", "ClosedError", "EnvError", "EpisodesDone", "LoopError",
+    "NestedProcessError", "NoAsyncCallError",
     "OutOfStepError", "PausedError", "PendingCallError", "RenderError", "RenderTimeout", "ResetNeededError",
     "ResumeError", "SlotError", "SlotErrorGroup", "SoftwareRenderWarning", "SpaceMismatchError", "StaleViewWarning",
     "StartTimeout", "StepTimeout", "UnsendableError", "WireError", "WorkerDied", "WorkerStartError",

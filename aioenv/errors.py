@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import pickle
 import signal
 import sys
 import warnings
@@ -23,6 +24,7 @@ __all__ = [
     "EnvError",
     "EpisodesDone",
     "LoopError",
+    "NestedProcessError",
     "NoAsyncCallError",
     "OutOfStepError",
     "PausedError",
@@ -100,6 +102,13 @@ class NoAsyncCallError(AioenvError, gym_error.NoAsyncCallError):
 
 class LoopError(AioenvError, RuntimeError):
     """An object was used from an event loop (or thread) other than the one that it belongs to."""
+
+
+class NestedProcessError(AioenvError, pickle.PicklingError):
+    """An env sends something of the user's script to a process that it starts by spawn or forkserver.
+
+    The script does not run a second time there: fork such processes, or move what they need to a module.
+    """
 
 
 class StepTimeout(AioenvError, TimeoutError, multiprocessing.TimeoutError):

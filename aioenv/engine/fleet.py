@@ -23,6 +23,7 @@ from aioenv.batching.plane import Lane, Plane, choose_plane
 from aioenv.batching.seeds import spread_seeds
 from aioenv.definitions.restore import Shipped
 from aioenv.engine.model_fields import ModelFields
+from aioenv.engine.own_envs import check_own_envs
 from aioenv.engine.programs import WorkerCode
 from aioenv.errors import ResumeError, SpaceMismatchError, WorkerStartError
 from aioenv.host.description import EnvDescription
@@ -198,7 +199,8 @@ class Fleet:
         """Start all workers at once, and agree on spaces. If anything fails, or is cancelled, none is left.
 
         Raises:
-            WorkerStartError: if an env could not be made; the one of the lowest slot, if several.
+            WorkerStartError: if an env could not be made; the one of the lowest slot, if several. Or if two slots of
+                a process have the same env.
             SpaceMismatchError: if the envs' spaces can't be batched.
         """
         try:
@@ -353,6 +355,7 @@ class Fleet:
 
         workers = [member.worker for member in self.members]
         self.model_fields = ModelFields([worker.description[0].model_fields for worker in workers], workers)
+        check_own_envs(workers)
         for worker in workers:
             first: EnvDescription = worker.description[0]
             for d in worker.description:

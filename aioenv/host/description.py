@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from gymnasium import Env, Space
+from gymnasium import Env, Space, Wrapper
 from gymnasium.vector import VectorEnv
 
 from aioenv.host.physics.source import MujocoSource, find_source
@@ -22,6 +22,7 @@ __all__ = [
     "describe_envs",
     "dumped",
     "dumped_space",
+    "layers_of",
     "picklable_items",
 ]
 
@@ -46,6 +47,7 @@ class EnvDescription(NamedTuple):
     stepped_alone: bool = True  # whether its slot can be stepped without the others of its worker
     model_fields: bytes | None = None  # of a native vector env, with its first row (see `unchanged_fields`)
     drawn_by: str = ""  # the name of the OpenGL that its images are drawn with here, if they are observations
+    layers: tuple[tuple[int, str], ...] = ()  # see `layers_of`
 
 
 def describe_envs(
@@ -87,9 +89,29 @@ def describe_envs(
                 checkpoint.size if checkpoint is not None else 0,
                 checkpoint.obstacle if checkpoint is not None else None,
                 drawn_by=str(getattr(env, "drawn_by", "")),
+                layers=layers_of(env),
             )
         )
     return descriptions
+
+
+def layers_of(env: Any) -> tuple[tuple[int, str], ...]:
+    """The `id` and the class name of an env and of each env that it wraps, the outermost first.
+
+    No other env of this process may have one of them: each would step the other's. `unwrapped` is not asked, since a
+    wrapper may have one of its own.
+    """
+    layers: dict[int, str] = {}
+    while id(env) not in layers:
+        layers[id(env)] = type(env).__name__
+        try:
+            below = env.env if isinstance(env, Wrapper) else vars(env).get("env")
+        except Exception:  # of a property; or `env` has no `__dict__`
+            break
+        if not isinstance(below, Env):
+            break
+        env = below
+    return tuple(layers.items())
 
 
 def checked(env: Any) -> Env[Any, Any]:

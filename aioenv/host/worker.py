@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 from collections.abc import Mapping
+from multiprocessing.process import current_process
 
 from aioenv.definitions.restore import restore
 from aioenv.errors import WireError
@@ -17,6 +18,7 @@ from aioenv.host.link import Link
 from aioenv.host.log_records import tell_records
 from aioenv.host.mujoco_gl import choose_backend_late, note_missing_opengl
 from aioenv.host.mujoco_import import prepare_mujoco
+from aioenv.host.nested_processes import keep_script_from_children
 from aioenv.host.registry import register_specs, restore_registry
 from aioenv.host.service import Begun, Reply, Service
 from aioenv.host.tracing import TracedService
@@ -121,6 +123,8 @@ class _Loop:
                 os.sched_setaffinity(0, start.cpus)
             leave_cpus_to_others(start.cpu_share)
             settle_in(start, self._variables_before)
+            if start.authkey:  # set before anything is unpickled, since a manager's objects connect then
+                current_process().authkey = start.authkey
             for name in start.ignored:
                 signal.signal(getattr(signal, name), signal.SIG_IGN)
             self._link.poll(start.poll_s)
@@ -204,6 +208,7 @@ def run(
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
     _be_traceable()
     prepare_mujoco()
+    keep_script_from_children()
     try:
         _Loop(read_fd, write_fd, variables_before).run()
     except BrokenPipeError:

@@ -67,6 +67,7 @@ class Start(NamedTuple):
     log_level: int = 30  # of what envs log, from here on it is told
     argv: tuple[str, ...] = ()  # the program's arguments, as multiprocessing's workers have them
     cpu_share: int | None = None  # how many CPUs to use at most, since other workers use the others; None: any
+    authkey: bytes = b""  # the parent's, which the servers of its multiprocessing managers ask for; empty: as it is
 
 
 class Call(NamedTuple):

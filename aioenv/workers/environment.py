@@ -33,6 +33,10 @@ _IMPORT_TIME = (
 ).split()
 _CHOSEN_LATE = ("MUJOCO_GL", "PYOPENGL_PLATFORM")
 
+# The hash seed of workers whose parent has none that could be repeated. A set of strings is iterated in an order that
+# depends on it, and so is what an env does in that order.
+_HASH_SEED = "0"
+
 _ROOT = Path(__file__).resolve().parents[2]  # where this package is imported from
 
 
@@ -77,8 +81,14 @@ def _is_root(entry: str) -> bool:
 
 
 def worker_environment(extra: Mapping[str, str] | None) -> dict[str, str]:
-    """The environment of a worker: the parent's, one thread a numeric library, and `extra` over all."""
+    """The environment of a worker: the parent's, one thread a numeric library, one hash seed, and `extra` over all.
+
+    An interpreter that ignores its environment (`-E`, `-I`) ignores PYTHONHASHSEED, too, and Python has no option in
+    its place: the workers of one fork server share a random seed then, and each spawned worker draws its own.
+    """
     environ = {**os.environ, **_THREAD_LIMITS}
+    if not environ.get("PYTHONHASHSEED", "").isdecimal():  # "random", or nothing
+        environ["PYTHONHASHSEED"] = _HASH_SEED
     environ.pop(TRACE_VARIABLE, None)  # what an env starts itself must not write to the parent's file
     return {**environ, **(extra or {})}
 

@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
+from multiprocessing.process import current_process
 from typing import Any, TypeVar
 
 from aioenv.definitions.restore import Code
@@ -128,6 +129,7 @@ class Worker(Talk):
             LOG.getEffectiveLevel(),
             tuple(map(str, sys.argv)),
             cpu_share,
+            bytes(current_process().authkey),
         )
         self.start_timeout_s = start_timeout_s
         self._here = here
