@@ -18,6 +18,7 @@ import os
 import pickle
 import re
 import sqlite3
+import struct
 import sys
 import threading
 import types
@@ -640,6 +641,72 @@ def enums():
     as_here(use)
 
 
+# ------------------------------------------------------------ objects that pickle as their names
+
+UserId = typing.NewType("UserId", int)
+Parameters = typing.ParamSpec("Parameters")
+Shapes = typing.TypeVarTuple("Shapes")
+
+
+class Sentinel:
+    def __init__(self, name):
+        self.name = name
+
+    def __repr__(self):
+        return self.name
+
+    def __reduce__(self):
+        return self.name
+
+
+MISSING = Sentinel("MISSING")
+
+
+def or_missing(value=MISSING):
+    return value is MISSING
+
+
+def takes_ids(user: UserId, *more: UserId) -> typing.Callable[Parameters, UserId]:
+    return UserId(user)
+
+
+class Stack(typing.Generic[*Shapes]):
+    pass
+
+
+@check
+def sentinel_that_pickles_as_its_name():
+    as_here(lambda: (or_missing(), or_missing(3), copy.copy(MISSING) is MISSING, same_again(MISSING) is MISSING))
+
+
+@check
+def sentinel_that_only_a_default_names():
+    as_here(or_missing)
+
+
+@check
+def sentinels_in_messages():
+    class Gives(Plain):
+        def give(self, value):
+            return value is MISSING, MISSING
+
+    with vector_env([Gives, lambda: Gives()]) as envs:
+        assert [(same, value is MISSING) for same, value in envs.call("give", MISSING)] == [(True, True)] * 2
+
+
+@check
+def types_that_pickle_as_their_names():
+    as_here(lambda: (UserId(3), same_again(UserId) is UserId, f"{Stack[int, str]}", takes_ids(4), UserId.__supertype__))
+
+
+HEADER = struct.Struct("<I")
+
+
+@check
+def struct_as_a_global():
+    as_here(lambda: HEADER.pack(3))
+
+
 # ------------------------------------------------------------ what can't be sent
 
 LOCK = threading.Lock()
@@ -750,6 +817,63 @@ def lock_of_multiprocessing_that_is_used():
 @check
 def lock_of_a_class_that_is_used():
     refused(UsesLockOfTheClass, "guard")
+
+
+def with_lock_as_default(x, lock=LOCK, y=3):
+    return x + y
+
+
+def uses_lock_as_default(lock=LOCK):
+    with lock:
+        return 1.0
+
+
+def with_lock_as_keyword(x, *, lock=LOCK, y=3):
+    return x + y
+
+
+def with_lock_as_annotation(x, y=3):
+    return x + y
+
+
+with_lock_as_annotation.__annotations__ = {"x": typing.Annotated[int, LOCK], "y": int}
+
+
+def with_lock_as_attribute(x):
+    return x + with_lock_as_attribute.y
+
+
+with_lock_as_attribute.lock, with_lock_as_attribute.y = LOCK, 3
+
+
+@check
+def lock_as_a_default_that_is_not_used():
+    as_here(lambda: (with_lock_as_default(1), with_lock_as_default(1, None, 4)))
+
+
+@check
+def lock_as_a_keyword_that_is_not_used():
+    as_here(lambda: (with_lock_as_keyword(1), with_lock_as_keyword(1, lock=None, y=4)))
+
+
+@check
+def lock_as_an_annotation_that_is_not_used():
+    as_here(lambda: (with_lock_as_annotation(1), with_lock_as_annotation.__annotations__["y"]))
+
+
+@check
+def lock_as_an_attribute_that_is_not_used():
+    as_here(lambda: with_lock_as_attribute(1))
+
+
+class UsesLockAsDefault(Plain):
+    def step(self, action):
+        return 0, uses_lock_as_default(), False, False, {}
+
+
+@check
+def lock_as_a_default_that_is_used():
+    refused(UsesLockAsDefault, "lock of uses_lock_as_default.__defaults__")
 
 
 class TakesLock(Plain):
