@@ -25,6 +25,7 @@ from aioenv.definitions.inspection import (
 from aioenv.definitions.pickling import DefinitionPickler
 from aioenv.definitions.restore import explain
 from aioenv.definitions.table import Table
+from aioenv.definitions.unsendable import Unsendable
 
 __all__ = ["Collector", "Entry", "Namespace", "Root", "Selection", "name_of"]
 
@@ -55,16 +56,18 @@ class Entry:
         value: itself.
         user: the qualified name of a definition that needs it.
         error: why it can't be sent; None if it can.
+        rest: what of it can be sent all the same, with an `Unsendable` in place of each part that can't; None: nothing.
         simple: whether nothing runs when it is unpickled.
         callables: `functools.partial` objects within it.
         index: its place among all entries: after those that it needs itself, as far as that goes.
     """
 
-    __slots__ = ("callables", "error", "index", "kind", "name", "simple", "target", "user", "value")
+    __slots__ = ("callables", "error", "index", "kind", "name", "rest", "simple", "target", "user", "value")
 
     def __init__(self, kind: str, target: Any, name: str, value: Any, user: str) -> None:
         self.kind, self.target, self.name, self.value, self.user = kind, target, name, value, user
         self.error: str | None = None
+        self.rest: Any = None
         self.simple = False
         self.callables: Sequence[Any] = ()
         self.index = 0
@@ -166,7 +169,8 @@ class Collector:
                 try:
                     found = self._try(entry.value, entry)
                 except Exception as exc:
-                    entry.error = f"{exc}" or type(exc).__name__
+                    entry.error = _reason(exc)
+                    found = self._try_parts(entry)
             stack.append(self._after(found, entry))
 
     def _after(self, found: list[Any], entry: Entry) -> Iterator[_Step]:
@@ -189,7 +193,32 @@ class Collector:
         if isinstance(owner, Entry):
             owner.callables = [*trial.callables.values()]
             trial.found += [_Forward(owner, name) for name in trial.forward]
-        return [*trial.found, *map(_MainName, trial.named)]
+        return [*trial.found, *map(_MainName, trial.named), *trial.by_name]
+
+    def _try_parts(self, entry: Entry) -> list[Any]:
+        """Keep what can be sent of a function's defaults, annotations or attributes, or of a class's annotations."""
+        function = isinstance(entry.target, types.FunctionType)
+        if entry.name not in _PARTS or not (isinstance(entry.value, dict) or function):
+            return []
+        found: list[Any] = []
+        callables: list[Any] = []
+
+        def part(name: Any, value: Any) -> Any:
+            try:
+                found.extend(self._try(value, entry))
+            except Exception as exc:
+                return Unsendable(f"{name} of {entry.describe()}, could not be sent to the worker: {_reason(exc)}")
+            callables.extend(entry.callables)
+            return value
+
+        if isinstance(entry.value, dict):
+            entry.rest = {name: part(name, value) for name, value in entry.value.items()}
+        else:
+            code = entry.target.__code__
+            names = code.co_varnames[code.co_argcount - len(entry.value) : code.co_argcount]
+            entry.rest = tuple(map(part, names, entry.value))
+        entry.callables = callables
+        return found
 
     def meet(self, obj: Any) -> bool:
         """Note a definition; True if it is new."""
@@ -210,6 +239,8 @@ class Collector:
                 yield from self._names(self._home(obj.entry), [obj.name], obj.entry.user, owner)
             elif isinstance(obj, _MainName):
                 yield from self._names(self.namespace(vars(main_module())), [obj.name], "a registered env", owner)
+            elif isinstance(obj, _ByName):
+                yield from self._own_name(obj.value, obj.name, owner)
             elif isinstance(obj, types.ModuleType):
                 yield from self._expand_module(obj)
             else:
@@ -222,7 +253,7 @@ class Collector:
             yield from self._expand_lru_cached(obj)
         else:
             yield from self._expand_function(obj)
-        yield from self._own_name(obj)
+        yield from self._own_name(obj, name_of(obj), obj)
 
     def _expand_class(self, cls: type) -> Iterator[_Step]:
         # a class without one of its bases can't be made: this raises where it can't be sent
@@ -272,17 +303,17 @@ class Collector:
             names = [name for name in list(vars(module)) if not (name.startswith("__") and name.endswith("__"))]
             yield from self._names(namespace, names, module.__name__, module)
 
-    def _own_name(self, obj: Any) -> Iterator[_Step]:
+    def _own_name(self, obj: Any, name: str, owner: Any) -> Iterator[_Step]:
         """Give it its name in the receiver, so that the standard pickle finds it there."""
         namespace = self._module_namespace(getattr(obj, "__module__", None))
         if namespace is None:
             return
-        top, *rest = name_of(obj).split(".")
+        top, *rest = name.split(".")
         found = namespace.values.get(top)
         for part in rest:
             found = getattr(found, part, None)
         if found is obj:
-            yield from self._global(namespace, top, name_of(obj), obj)
+            yield from self._global(namespace, top, name, owner)
 
     def _annotations(self, namespace: Namespace, annotations: dict[str, Any], owner: Any) -> Iterator[_Step]:
         for value in annotations.values():
@@ -409,6 +440,13 @@ class _Forward(NamedTuple):
     name: str
 
 
+class _ByName(NamedTuple):
+    """An object that pickles as its name."""
+
+    value: Any
+    name: str
+
+
 class _MainName(NamedTuple):
     """What an `EnvSpec` names in the main module ("__main__:Env")."""
 
@@ -418,6 +456,14 @@ class _MainName(NamedTuple):
 # What a namespace of the receiver has of its own.
 _GIVEN = frozenset(("__builtins__", "__name__", "__file__", "__loader__", "__spec__", "__package__"))
 _ATOMS = frozenset((int, float, complex, bool, str, bytes, type(None), type(...), type(NotImplemented)))
+
+
+# Of these each value is sent by itself, if they can't be sent together.
+_PARTS = frozenset(("__defaults__", "__kwdefaults__", "__annotations__", "__dict__"))
+
+
+def _reason(exc: Exception) -> str:
+    return f"{exc}" or type(exc).__name__
 
 
 def class_attributes(cls: type) -> Iterator[tuple[str, Any]]:
@@ -451,6 +497,7 @@ class _Trial(DefinitionPickler):
         self.callables: dict[int, Any] = {}
         self.forward: list[str] = []
         self.named: list[str] = []
+        self.by_name: list[_ByName] = []
 
     def define(self, obj: Any) -> Any:
         known = self._collector.known
@@ -473,6 +520,9 @@ class _Trial(DefinitionPickler):
 
     def called(self, obj: Any) -> None:
         self.callables[id(obj)] = obj
+
+    def refer_by_name(self, obj: Any, name: str) -> Any:
+        self.by_name.append(_ByName(obj, name))
 
     def reducer_override(self, obj: Any) -> Any:
         if type(obj) is typing.ForwardRef:

@@ -82,6 +82,8 @@ class Emitter(DefinitionPickler):
         return self._reference(entry.target) if isinstance(entry.target, Namespace) else entry.target
 
     def _value(self, entry: Entry) -> Any:
+        if entry.rest is not None:
+            return entry.rest
         if entry.error is not None:
             return Unsendable(f"{entry.describe()}, could not be sent to the worker: {entry.error}")
         return entry.value
@@ -126,6 +128,11 @@ class Emitter(DefinitionPickler):
         """Refer to the module of that name."""
         namespace = self._collector.module_namespace(obj)
         return namespace_module, (namespace.kind, namespace.name, namespace.number)
+
+    def refer_by_name(self, obj: Any, name: str) -> Any:
+        """Refer to what the receiver has by this name already, if it is the same."""
+        known = self._collector.known
+        return None if known is None else known.refer_global(obj, name)
 
     def reducer_override(self, obj: Any) -> Any:
         """See `pickle.Pickler`."""

@@ -7,8 +7,10 @@ import enum
 import functools
 import gc
 import pickle
+import struct
 import sys
 import types
+import typing
 import weakref
 from collections import ChainMap
 from typing import Any, ClassVar
@@ -16,7 +18,13 @@ from typing import Any, ClassVar
 import cloudpickle
 
 from aioenv.definitions import rebuild
-from aioenv.definitions.inspection import LruCached, is_definition, is_importable, is_importable_module
+from aioenv.definitions.inspection import (
+    LruCached,
+    is_by_value,
+    is_definition,
+    is_importable,
+    is_importable_module,
+)
 
 __all__ = ["DefinitionPickler", "is_member", "member_arguments"]
 
@@ -34,6 +42,15 @@ def _reduce_weak_dictionary(value: Any) -> Any:
     return type(value), (dict(value),)
 
 
+def _reduce_struct(value: Any) -> Any:
+    return struct.Struct, (value.format,)
+
+
+def _reduce_type_parameter(value: Any) -> Any:
+    options = {name: getattr(value, f"__{name}__") for name in _TYPE_PARAMETERS if hasattr(value, f"__{name}__")}
+    return rebuild.make_type_parameter, (type(value), value.__name__, value.__module__, options)
+
+
 def _reduce_missing(_: Any) -> Any:
     return getattr, (dataclasses, "MISSING")
 
@@ -45,7 +62,9 @@ DISPATCH = {
     weakref.WeakKeyDictionary: _reduce_weak_dictionary,
     weakref.WeakValueDictionary: _reduce_weak_dictionary,
     type(dataclasses.MISSING): _reduce_missing,
+    struct.Struct: _reduce_struct,
 }
+_TYPE_PARAMETERS = ("bound", "covariant", "contravariant", "infer_variance", "default")
 
 
 class DefinitionPickler(cloudpickle.Pickler):  # type: ignore[misc]
@@ -87,7 +106,33 @@ class DefinitionPickler(cloudpickle.Pickler):  # type: ignore[misc]
             return NotImplemented
         _refuse_shared_tensor(obj)
         plain = getattr(kind, "reduce_among_definitions", None)
-        return NotImplemented if plain is None else plain(obj)
+        return self._reduce_named(obj) if plain is None else plain(obj)
+
+    def refer_by_name(self, obj: Any, name: str) -> Any:
+        """Reduce an object that pickles as its name; None: it is made like others."""
+
+    def _reduce_named(self, obj: Any) -> Any:
+        """Reduce an object that may pickle as its name in a module, which the receiver may not be able to import."""
+        kind: Any = type(obj)
+        if kind not in _NAMED_TYPES:
+            own = kind.__reduce_ex__ is not object.__reduce_ex__ or kind.__reduce__ is not object.__reduce__
+            if not own or kind in self.dispatch_table or not is_definition(kind):
+                return NotImplemented
+        name = obj.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+        module = getattr(obj, "__module__", None)
+        if not isinstance(name, str) or not isinstance(module, str) or not is_by_value(module):
+            return name
+        reference = self.refer_by_name(obj, name)
+        if reference is not None:
+            return reference
+        if kind in _TYPE_PARAMETER_TYPES:
+            return _reduce_type_parameter(obj)
+        arguments: tuple[Any, ...] = getattr(obj, "__getnewargs__", tuple)()
+        return kind.__new__, (kind, *arguments), object.__getstate__(obj)
+
+
+_TYPE_PARAMETER_TYPES = (typing.ParamSpec, typing.TypeVarTuple)
+_NAMED_TYPES = (typing.NewType, *_TYPE_PARAMETER_TYPES)
 
 
 def is_member(value: enum.Enum) -> bool:

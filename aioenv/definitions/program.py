@@ -146,7 +146,8 @@ class Program:
         """Raise if a factory's own closure or defaults can't be sent: it would fail as soon as it is called."""
         cells = factory.__closure__ or ()
         for entry in self._collector.needed_by(factory):
-            own = entry.target is factory or any(entry.target is cell for cell in cells)
+            defaults = entry.target is factory and entry.name in ("__defaults__", "__kwdefaults__")
+            own = defaults or any(entry.target is cell for cell in cells)
             if entry.error is not None and own:
                 raise _unsendable(index, f"{entry.describe()}: {entry.error}")
 
@@ -389,6 +390,12 @@ class _ParentTable(Table):
         if self._everywhere is None or number in self._everywhere:
             return super().refer(value)
         return self._late.get(number)
+
+    def refer_global(self, value: Any, name: str) -> Any:
+        """As `Table`."""
+        held = (self._globals or {}).get(name)
+        held = held() if isinstance(held, weakref.ref) else held
+        return (worker_global, (name,)) if held is value else None
 
     def reduce(self, value: Any) -> Any:
         """Pickle a definition that not all workers have, so that each of them makes it once."""

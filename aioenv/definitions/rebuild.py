@@ -27,6 +27,7 @@ __all__ = [
     "make_function",
     "make_lru_cached",
     "make_member",
+    "make_type_parameter",
     "reduce_code",
     "run_hook",
 ]
@@ -87,6 +88,13 @@ def make_cached_property(function: Any, name: str | None) -> Any:
 def make_member(enum: type, kind: Any, *args: Any) -> Any:
     """A member of an Enum without its attributes."""
     return kind.__new__(enum, *args)
+
+
+def make_type_parameter(kind: Any, name: str, module: str, options: dict[str, Any]) -> Any:
+    """A `typing.ParamSpec` or `typing.TypeVarTuple`."""
+    made = kind(name, **options)
+    made.__module__ = module
+    return made
 
 
 def make_class(

@@ -64,6 +64,10 @@ class Table:
         number = self.number_of(value)
         return None if number is None else (definition, (self.token, number))
 
+    def refer_global(self, value: Any, name: str) -> Any:
+        """How a global of the main module is pickled that the receiver has; None if it has it not."""
+        return None
+
     def has(self, number: int) -> bool:
         """Whether there is a definition of this number."""
         return number in self._objects
