@@ -7,6 +7,7 @@ import enum
 import functools
 import pickle
 import typing
+import warnings
 
 import gymnasium as gym
 import numpy as np
@@ -340,6 +341,92 @@ def enum_members_whose_values_equal_nothing_else():
         equal(envs.call("receive", [Opaque.MISSING, Opaque.DONE]), ((True, True),))
         missing, done = envs.call("give")[0]
         equal((missing is Opaque.MISSING, done is Opaque.DONE), (True, True))
+
+
+class Calls(Plain):
+    def ask(self, function):
+        return function()
+
+
+GAIN, GAINS = 1, [1]
+
+
+def two_gains():
+    return GAIN, GAINS
+
+
+@check
+def functions_whose_global_has_changed_since():
+    global GAIN, GAINS, two_gains
+
+    def anew():
+        return GAIN, GAINS
+
+    with vector_env([Calls, lambda: Calls()]) as envs:
+        equal(envs.call("ask", lambda: (GAIN, GAINS, two_gains())), ((1, [1], (1, [1])),) * 2)
+        GAIN, GAINS, two_gains = 2, [2], anew
+        equal(envs.call("ask", lambda: (GAIN, GAINS, two_gains())), ((2, [2], (2, [2])),) * 2)
+        GAIN = 3
+        equal(envs.call("ask", lambda: (GAIN, GAINS)), ((3, [2]),) * 2)
+
+
+@check
+def classes_defined_anew_in_arguments():
+    global Policy
+    with vector_env([Calls, lambda: Calls()]) as envs:
+        for number in (1, 2):
+
+            class Policy:
+                weight = number
+
+                def __call__(self):
+                    return Policy.weight, type(self) is Policy
+
+            Policy.__qualname__ = "Policy"
+            equal(envs.call("ask", Policy()), ((number, True),) * 2)
+
+
+UNIT, SCALE = 1, [2]
+
+
+@check
+def global_that_only_some_workers_have():
+    global UNIT
+    with vector_env([Calls, lambda: Calls()]) as envs:
+        equal(envs.call_at(0, "ask", lambda: (UNIT, SCALE)), (1, [2]))
+        UNIT = 3
+        equal(envs.call("ask", lambda: (UNIT, SCALE)), ((3, [2]),) * 2)
+
+
+COUPLE = (np.zeros(2), 1)
+
+
+class HasCouple(Calls):
+    def couple(self):
+        return COUPLE[1]
+
+
+@check
+def global_tuple_of_arrays_that_has_changed_since():
+    global COUPLE
+    with vector_env([HasCouple, lambda: HasCouple()]) as envs:
+        COUPLE = (np.ones(2), 2)
+        equal(envs.call("ask", lambda: (float(COUPLE[0][0]), COUPLE[1])), ((1.0, 2),) * 2)
+
+
+@check
+def functions_without_a_name_are_not_defined_anew():
+    def returns(value):
+        def local():
+            return value
+
+        return local
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with vector_env([lambda: Calls(), functools.partial(Sends, returns(3)), Calls]) as envs:
+            equal(envs.call_at(0, "ask", lambda: 4), 4)
+            equal(envs.call_at(0, "ask", returns(5)), 5)
 
 
 class UnreachedColor(enum.Enum):
