@@ -354,6 +354,7 @@ class _ParentTable(Table):
         super().__init__(token)
         self._everywhere: set[int] | None = None  # numbers of what all workers have
         self._globals: dict[str, Any] | None = None  # of the main module, that all workers have
+        self._late_globals: dict[str, Any] = {}  # of the main module, that only some workers may have
         self._names: set[str] = set()  # qualified names of definitions of the snapshot
         self._late: dict[int, Any] = {}  # by number: how what came later is pickled, with all that came with it
 
@@ -393,15 +394,16 @@ class _ParentTable(Table):
 
     def refer_global(self, value: Any, name: str) -> Any:
         """As `Table`."""
-        held = (self._globals or {}).get(name)
-        held = held() if isinstance(held, weakref.ref) else held
-        return (worker_global, (name,)) if held is value else None
+        known = self._globals or {}
+        return (worker_global, (name,)) if name in known and _is_held(known[name], value) else None
 
     def reduce(self, value: Any) -> Any:
         """Pickle a definition that not all workers have, so that each of them makes it once."""
-        if name_of(value) in self._names and self.number_of(value) is None and value.__module__ in MAIN_NAMES:
+        name = name_of(value)
+        # what has no name of its own, such as a lambda, is another one each time
+        if name in self._names and "<" not in name and value.__module__ in MAIN_NAMES:
             warn_caller(
-                f"{name_of(value)} was defined anew after the vector env was made: its workers keep the one that they "
+                f"{name} was defined anew after the vector env was made: its workers keep the one that they "
                 "have, and the new one arrives there as a definition of its own; a new vector env has the new one",
                 RuntimeWarning,
             )
@@ -416,6 +418,8 @@ class _ParentTable(Table):
             entry.callables = ()
             if entry.kind == "global":
                 entry.target = collector.namespaces[id(entry.target.values)]
+                if entry.target.kind == "main":
+                    self._late_globals[entry.name] = _held(entry.value)
         emitter = Emitter(collector, None)
         told = emitter.emit_definitions(Selection(definitions, entries), self.enter)
         code = emitter.file.getvalue(), told
@@ -426,35 +430,40 @@ class _ParentTable(Table):
 
     def _is_needed(self, entry: Entry, clash: bool) -> bool:
         """Whether what comes later has to bring a value, rather than refer to the one that workers have."""
-        known = self._globals or {}
-        if entry.kind != "global" or entry.target.kind != "main" or entry.name not in known:
+        if entry.kind != "global" or entry.target.kind != "main":
             return True
-        if clash and not self._is_other(entry):
+        everywhere = self._globals is not None and entry.name in self._globals
+        if not clash:
+            return not everywhere
+        if self._is_other(entry):
+            return True
+        if everywhere:
             entry.value, entry.error, entry.simple = _WorkerGlobal(entry.name), None, True
-        return clash
+        elif entry.name in self._late_globals and entry.error is None:
+            entry.value, entry.simple = _WorkerGlobal(entry.name, entry.value), False
+        return True
 
     def _is_other(self, entry: Entry) -> bool:
         """Whether a global of the main module is another one here now than in the workers."""
         if entry.kind != "global" or not isinstance(entry.target, Namespace) or entry.target.kind != "main":
             return False
-        if self._globals is None or entry.name not in self._globals:
-            return False
-        then = self._globals[entry.name]
-        then = then() if isinstance(then, weakref.ref) else then
-        if then is entry.value:
-            return False
-        atoms = (int, float, complex, str, bytes, bool, tuple)
-        return not (type(then) is type(entry.value) and type(then) in atoms and then == entry.value)
+        known = self._globals or {}
+        then = known.get(entry.name, self._late_globals.get(entry.name, _NEVER))
+        return then is not _NEVER and not _is_held(then, entry.value)
+
+
+_NEVER = object()
+_ATOMS = (int, float, complex, str, bytes, bool)
 
 
 class _WorkerGlobal:
-    """Stands for a global of the workers' main module."""
+    """Stands for a global of the workers' main module; those that may not have it get the value, too."""
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    def __init__(self, name: str, *value: Any) -> None:
+        self._arguments = name, *value
 
     def __reduce__(self) -> Any:
-        return worker_global, (self._name,)
+        return worker_global, self._arguments
 
 
 def _held(value: Any) -> Any:
@@ -465,3 +474,13 @@ def _held(value: Any) -> Any:
         return weakref.ref(value)
     except TypeError:
         return value
+
+
+def _is_held(held: Any, value: Any) -> bool:
+    """Whether a value is the one that was held, or one that nothing tells apart from it."""
+    held = held() if isinstance(held, weakref.ref) else held
+    if held is value or type(held) is not type(value):
+        return held is value
+    if type(held) is tuple:
+        return len(held) == len(value) and all(map(_is_held, held, value))
+    return type(held) in _ATOMS and bool(held == value)

@@ -392,6 +392,7 @@ def late(token: bytes, number: int, code: tuple[Any, ...]) -> Any:
     return table.definition(number)
 
 
-def worker_global(name: str) -> Any:
-    """What a name stands for in this process's main module."""
-    return vars(sys.modules["__main__"])[name]
+def worker_global(name: str, *value: Any) -> Any:
+    """What a name stands for in this process's main module; if it has none, a value."""
+    values = vars(sys.modules["__main__"])
+    return values.setdefault(name, *value) if value else values[name]

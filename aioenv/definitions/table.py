@@ -6,6 +6,7 @@ instances travel by value.
 
 from __future__ import annotations
 
+import enum
 import io
 import pickle
 import sys
@@ -155,6 +156,11 @@ def definition(token: bytes, number: int) -> Any:
     return find(token).definition(number)
 
 
+def member(kind: type[enum.Enum], name: str) -> enum.Enum:
+    """A member of an Enum, in messages."""
+    return kind._member_map_[name]
+
+
 def dump_by_reference(value: Any, table: Table) -> bytes:
     """Pickle a message with definitions as their numbers.
 
@@ -186,4 +192,8 @@ class _MessagePickler(cloudpickle.Pickler):  # type: ignore[misc]
                 return NotImplemented
             reduced = table.reduce(obj)
             return super().reducer_override(obj) if reduced is NotImplemented else reduced
+        if issubclass(kind, enum.Enum) and kind.__reduce_ex__.__module__ == "enum":  # it would be found by its value
+            name = getattr(obj, "_name_", None)
+            if isinstance(name, str) and kind._member_map_.get(name) is obj:
+                return member, (kind, name)
         return NotImplemented
