@@ -11,7 +11,7 @@ import warnings
 
 import gymnasium as gym
 import numpy as np
-from script_checks import DEBUG, Plain, ask, check, equal, infos, main, raised, vector_env
+from script_checks import DEBUG, Plain, Skip, ask, check, equal, infos, main, raised, vector_env
 
 import aioenv
 
@@ -412,6 +412,35 @@ def global_tuple_of_arrays_that_has_changed_since():
     with vector_env([HasCouple, lambda: HasCouple()]) as envs:
         COUPLE = (np.ones(2), 2)
         equal(envs.call("ask", lambda: (float(COUPLE[0][0]), COUPLE[1])), ((1.0, 2),) * 2)
+
+
+class Redefined:
+    pass
+
+
+class HasRedefined(Calls):
+    kind = Redefined
+
+
+@check
+def class_defined_anew_that_a_function_names_is_warned_of():
+    global Redefined
+    if DEBUG:
+        raise Skip("no code is sent")
+    old = Redefined
+    with vector_env([HasRedefined, lambda: HasRedefined()]) as envs:
+        try:
+
+            class Redefined:
+                __qualname__ = "Redefined"
+
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                envs.call("ask", lambda: Redefined)
+        finally:
+            Redefined = old
+    equal([each.category for each in caught], [RuntimeWarning])
+    assert "Redefined was defined anew" in str(caught[0].message) and "cloudpickle" not in caught[0].filename, caught[0]
 
 
 @check
