@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any, Self
 
+import cloudpickle
 from gymnasium import error as gym_error
 
 __all__ = [
@@ -46,7 +47,8 @@ __all__ = [
     "WorkerStartError",
 ]
 
-_HERE = os.path.dirname(__file__) + os.sep
+# Code between a call of this package and a warning: its own, and cloudpickle's, which pickles with it.
+_OURS = (os.path.dirname(__file__) + os.sep, os.path.dirname(cloudpickle.__file__) + os.sep)
 
 
 class AioenvError(Exception):
@@ -367,6 +369,6 @@ def warn_caller(message: str, category: type[Warning]) -> None:
     In a task of its own, such as that of `asyncio.wait_for`, it is the line of asyncio that runs the task.
     """
     level, frame = 1, sys._getframe()
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_HERE):
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_OURS):
         level, frame = level + 1, frame.f_back
     warnings.warn(message, category, stacklevel=level)

@@ -399,16 +399,14 @@ class _ParentTable(Table):
 
     def reduce(self, value: Any) -> Any:
         """Pickle a definition that not all workers have, so that each of them makes it once."""
-        name = name_of(value)
-        # what has no name of its own, such as a lambda, is another one each time
-        if name in self._names and "<" not in name and value.__module__ in MAIN_NAMES:
+        collector = Collector(self)
+        definitions, entries = collector.select([collector.reach(value)])
+        for name in map(name_of, filter(self._is_anew, definitions)):
             warn_caller(
                 f"{name} was defined anew after the vector env was made: its workers keep the one that they "
                 "have, and the new one arrives there as a definition of its own; a new vector env has the new one",
                 RuntimeWarning,
             )
-        collector = Collector(self)
-        definitions, entries = collector.select([collector.reach(value)])
         clash = any(self._is_other(entry) for entry in entries)
         for key, namespace in list(collector.namespaces.items()):
             if namespace.kind == "main" and clash:
@@ -427,6 +425,11 @@ class _ParentTable(Table):
             number = self.enter(made)
             self._late[number] = late, (self.token, number, code)
         return self.refer(value)
+
+    def _is_anew(self, value: Any) -> bool:
+        """Whether workers have another definition under this name in the main module."""
+        name = name_of(value)
+        return name in self._names and name.isidentifier() and value.__module__ in MAIN_NAMES
 
     def _is_needed(self, entry: Entry, clash: bool) -> bool:
         """Whether what comes later has to bring a value, rather than refer to the one that workers have."""
