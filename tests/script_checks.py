@@ -90,6 +90,21 @@ class Plain(gym.Env):
         return 0, 0.0, False, False, {}
 
 
+class Numbered(type):
+    """A metaclass that is told a number."""
+
+    def __new__(cls, name, bases, attributes, number=None):
+        assert "number" in attributes or number is not None, "it has no number"
+        return super().__new__(cls, name, bases, {"number": number, **attributes})
+
+    def __init__(cls, name, bases, attributes, number=None):
+        super().__init__(name, bases, attributes)
+
+
+class OfModule(metaclass=Numbered, number=0):
+    """A base of classes that must have a number."""
+
+
 class Skip(Exception):
     """A check can't be made here."""
 

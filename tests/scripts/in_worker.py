@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import contextlib
 import copy
+import ctypes
 import dataclasses
 import enum
 import functools
@@ -25,7 +26,7 @@ import types
 import typing
 
 import numpy as np
-from script_checks import DEBUG, Plain, ask, check, equal, main, raised, same_again, text_of, vector_env
+from script_checks import DEBUG, OfModule, Plain, ask, check, equal, main, raised, same_again, text_of, vector_env
 
 
 class Asks(Plain):
@@ -699,6 +700,51 @@ def types_that_pickle_as_their_names():
     as_here(lambda: (UserId(3), same_again(UserId) is UserId, f"{Stack[int, str]}", takes_ids(4), UserId.__supertype__))
 
 
+class ClassProperty(property):
+    def __get__(self, obj, owner=None):
+        return self.fget(owner)
+
+
+class LoggedMethod(classmethod):
+    pass
+
+
+class PlainMethod(staticmethod):
+    pass
+
+
+class HasProperties:
+    @ClassProperty
+    def name(cls):
+        return cls.__name__
+
+    @LoggedMethod
+    def kind(cls):
+        return cls
+
+    @PlainMethod
+    def three():
+        return 3
+
+
+HasProperties.__dict__["name"].tag = "tag"
+
+
+@check
+def subclasses_of_property_and_methods():
+    found = HasProperties.__dict__
+    as_here(lambda: (HasProperties.name, HasProperties.kind().__name__, HasProperties().three(), found["name"].tag))
+
+
+class NeedsAttributes(OfModule, number=3):
+    pass
+
+
+@check
+def metaclass_of_a_module_that_needs_attributes():
+    as_here(lambda: (NeedsAttributes.number, type(NeedsAttributes).__name__))
+
+
 HEADER = struct.Struct("<I")
 
 
@@ -874,6 +920,25 @@ class UsesLockAsDefault(Plain):
 @check
 def lock_as_a_default_that_is_used():
     refused(UsesLockAsDefault, "lock of uses_lock_as_default.__defaults__")
+
+
+class Packet(ctypes.Structure):
+    _fields_ = (("x", ctypes.c_int),)
+
+
+class UsesStructure(Plain):
+    def step(self, action):
+        return 0, float(Packet(1).x), False, False, {}
+
+
+@check
+def structure_of_ctypes_that_is_used():
+    refused(UsesStructure, "Packet", "UsesStructure.step")
+
+
+@check
+def structure_of_ctypes_that_is_not_used():
+    as_here(lambda: 3 if Plain else Packet(1))
 
 
 class TakesLock(Plain):
