@@ -5,6 +5,7 @@ Every value is pickled once for trial, which finds the definitions within it, an
 
 from __future__ import annotations
 
+import pickle
 import sys
 import types
 import typing
@@ -16,6 +17,8 @@ from aioenv.definitions.inspection import (
     LruCached,
     attributes_in_code,
     is_by_value,
+    is_definition,
+    is_importable,
     is_importable_module,
     main_module,
     names_in_annotation,
@@ -478,6 +481,16 @@ def class_attributes(cls: type) -> Iterator[tuple[str, Any]]:
             yield name, value
 
 
+def _missing(cls: Any) -> Any:
+    """A base or a metaclass that a class is made from, and that a worker can't have; None if there is none."""
+    for kind in (type(cls), *cls.__bases__):
+        if not is_importable(kind):
+            missing = _missing(kind) if is_definition(kind) else kind
+            if missing is not None:
+                return missing
+    return None
+
+
 class _Sink:
     """Takes what a trial writes."""
 
@@ -503,6 +516,9 @@ class _Trial(DefinitionPickler):
         known = self._collector.known
         if known is not None and (reference := known.refer(obj)) is not None:
             return reference
+        missing = _missing(obj) if isinstance(obj, type) else None
+        if missing is not None:
+            raise pickle.PicklingError(f"{obj!r} is made from {missing!r}, which can't be imported by its name")
         return self._meet(obj)
 
     def module(self, obj: types.ModuleType) -> Any:

@@ -104,6 +104,11 @@ class DefinitionPickler(cloudpickle.Pickler):  # type: ignore[misc]
         if kind is functools.partial:
             self.called(obj)
             return NotImplemented
+        if isinstance(obj, property) and kind is not property:
+            return rebuild.make_descriptor, (kind, property, obj.fget, obj.fset, obj.fdel, obj.__doc__), _state_of(obj)
+        for base in (classmethod, staticmethod):
+            if isinstance(obj, base) and kind is not base:
+                return rebuild.make_descriptor, (kind, base, obj.__func__), _state_of(obj)
         _refuse_shared_tensor(obj)
         plain = getattr(kind, "reduce_among_definitions", None)
         return self._reduce_named(obj) if plain is None else plain(obj)
@@ -129,6 +134,10 @@ class DefinitionPickler(cloudpickle.Pickler):  # type: ignore[misc]
             return _reduce_type_parameter(obj)
         arguments: tuple[Any, ...] = getattr(obj, "__getnewargs__", tuple)()
         return kind.__new__, (kind, *arguments), object.__getstate__(obj)
+
+
+def _state_of(value: Any) -> Any:
+    return getattr(value, "__dict__", None) or None
 
 
 _TYPE_PARAMETER_TYPES = (typing.ParamSpec, typing.TypeVarTuple)

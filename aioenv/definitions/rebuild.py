@@ -24,6 +24,7 @@ __all__ = [
     "make_cached_property",
     "make_cell",
     "make_class",
+    "make_descriptor",
     "make_function",
     "make_lru_cached",
     "make_member",
@@ -90,6 +91,13 @@ def make_member(enum: type, kind: Any, *args: Any) -> Any:
     return kind.__new__(enum, *args)
 
 
+def make_descriptor(kind: Any, base: Any, *args: Any) -> Any:
+    """An instance of a subclass of `property`, `classmethod` or `staticmethod`."""
+    made = kind.__new__(kind, *args)
+    base.__init__(made, *args)
+    return made
+
+
 def make_type_parameter(kind: Any, name: str, module: str, options: dict[str, Any]) -> Any:
     """A `typing.ParamSpec` or `typing.TypeVarTuple`."""
     made = kind(name, **options)
@@ -115,7 +123,8 @@ def make_class(
     with _without_hook(bases):
         made: Any = None
         if creator is not type:
-            with contextlib.suppress(TypeError):  # of a TypedDict, say, whose bases at run time are others
+            # a TypedDict has other bases at run time, and a metaclass may ask for attributes that come later
+            with contextlib.suppress(Exception):
                 made = creator.__new__(meta, name, bases, dict(attributes))
         if made is None:
             return type.__new__(meta, name, bases, dict(attributes))
