@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import collections.abc
 import contextlib
 import copy
 import ctypes
@@ -24,6 +25,7 @@ import sys
 import threading
 import types
 import typing
+from numbers import Number, Real
 
 import numpy as np
 from script_checks import DEBUG, OfModule, Plain, ask, check, equal, main, raised, same_again, text_of, vector_env
@@ -569,6 +571,19 @@ class Square(Shape):
 @Shape.register
 class Virtual:
     pass
+
+
+class Pair:
+    pass
+
+
+collections.abc.Sequence.register(Pair)
+Real.register(Virtual)
+
+
+@check
+def abstract_classes_of_the_standard_library():
+    as_here(lambda: (issubclass(Pair, collections.abc.Sequence), isinstance(Virtual(), Number)))
 
 
 @check
