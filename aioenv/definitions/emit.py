@@ -7,9 +7,11 @@ pickles share one memo, so that an object that several of them refer to is one o
 from __future__ import annotations
 
 import abc
+import collections.abc
 import enum
 import io
 import linecache
+import numbers
 import os
 import pickle
 import types
@@ -26,6 +28,15 @@ from aioenv.definitions.unsendable import Unsendable
 __all__ = ["Emitter", "source_lines"]
 
 OnBuffer = Callable[[pickle.PickleBuffer], Any]
+
+
+# Abstract classes that a script's classes may be registered with.
+_STANDARD = [
+    value
+    for module in (collections.abc, numbers, os)
+    for name in module.__all__
+    if isinstance(value := getattr(module, name), abc.ABCMeta)
+]
 
 
 class _Reference:
@@ -69,6 +80,8 @@ class Emitter(DefinitionPickler):
         found = selection.definitions
         self.dump(found)
         registries = [(cls, self._registered(cls)) for cls in found if isinstance(cls, abc.ABCMeta)]
+        if any(isinstance(value, type) for value in found):
+            registries += [(cls, self._registered(cls, own=True)) for cls in _STANDARD]
         entries = selection.entries
         ordered = [e for e in entries if e.simple] + [e for e in entries if not e.simple]
         for entry in ordered:
@@ -118,11 +131,15 @@ class Emitter(DefinitionPickler):
             attributes["__slots__"] = cls.__slots__  # type: ignore[attr-defined]
         return meta, creator, cls.__name__, cls.__bases__, attributes, "__orig_bases__" in vars(cls)
 
-    def _registered(self, cls: Any) -> list[type]:
-        """The virtual subclasses of an abstract class that the worker has, too."""
+    def _registered(self, cls: Any, *, own: bool = False) -> list[type]:
+        """The virtual subclasses of an abstract class that the worker has, too; with `own` only definitions."""
         registry = abc._get_dump(cls)[0]  # type: ignore[attr-defined]
         found = [reference() for reference in registry]
-        return [kind for kind in found if kind is not None and (self._collector.has(kind) or is_importable(kind))]
+        return [
+            kind
+            for kind in found
+            if kind is not None and (self._collector.has(kind) or (not own and is_importable(kind)))
+        ]
 
     def module(self, obj: types.ModuleType) -> Any:
         """Refer to the module of that name."""
