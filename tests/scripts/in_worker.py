@@ -760,6 +760,25 @@ def metaclass_of_a_module_that_needs_attributes():
     as_here(lambda: (NeedsAttributes.number, type(NeedsAttributes).__name__))
 
 
+if sys.version_info >= (3, 12):
+    exec(
+        """
+type Names = list[str] | dict[str, Names]
+type Columns[T] = dict[str, T]
+
+def typed[T](x: Names, y: T) -> T:
+    return y
+
+def of_aliases():
+    return f"{Names.__value__} {typed.__annotations__} {Columns[int].__value__}", Names.__module__
+"""
+    )
+
+    @check
+    def type_aliases():
+        as_here(globals()["of_aliases"])
+
+
 HEADER = struct.Struct("<I")
 
 
