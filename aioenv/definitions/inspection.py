@@ -31,6 +31,7 @@ LruCached: Any = functools._lru_cache_wrapper
 MAIN_NAMES = ("__main__", "__mp_main__")
 
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class that is not part of the interpreter
+_IMMUTABLE = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE: one that no class statement has made
 _GLOBAL_OPS = frozenset(("LOAD_GLOBAL", "STORE_GLOBAL", "DELETE_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"))
 _names: weakref.WeakKeyDictionary[types.CodeType, tuple[str, ...]] = weakref.WeakKeyDictionary()
 
@@ -80,7 +81,8 @@ def is_definition(value: Any) -> bool:
     kind = type(value)
     if kind is types.FunctionType or kind is LruCached:
         return not is_importable(value)
-    return issubclass(kind, type) and bool(value.__flags__ & _HEAP_TYPE) and not is_importable(value)
+    made = issubclass(kind, type) and value.__flags__ & (_HEAP_TYPE | _IMMUTABLE) == _HEAP_TYPE
+    return made and not is_importable(value)
 
 
 def names_in_code(code: types.CodeType) -> tuple[str, ...]:

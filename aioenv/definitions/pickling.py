@@ -51,6 +51,14 @@ def _reduce_type_parameter(value: Any) -> Any:
     return rebuild.make_type_parameter, (type(value), value.__name__, value.__module__, options)
 
 
+def _reduce_type_alias(value: Any) -> Any:
+    parameters = value.__type_params__
+    arguments = value.__name__, value.__module__
+    if parameters:
+        return rebuild.make_generic_alias, (*arguments, parameters, value.__value__)
+    return rebuild.make_type_alias, arguments, value.__value__, None, None, rebuild.fill_type_alias
+
+
 def _reduce_missing(_: Any) -> Any:
     return getattr, (dataclasses, "MISSING")
 
@@ -132,6 +140,8 @@ class DefinitionPickler(cloudpickle.Pickler):  # type: ignore[misc]
             return reference
         if kind in _TYPE_PARAMETER_TYPES:
             return _reduce_type_parameter(obj)
+        if kind is _TypeAlias:
+            return _reduce_type_alias(obj)
         arguments: tuple[Any, ...] = getattr(obj, "__getnewargs__", tuple)()
         return kind.__new__, (kind, *arguments), object.__getstate__(obj)
 
@@ -141,7 +151,8 @@ def _state_of(value: Any) -> Any:
 
 
 _TYPE_PARAMETER_TYPES = (typing.ParamSpec, typing.TypeVarTuple)
-_NAMED_TYPES = (typing.NewType, *_TYPE_PARAMETER_TYPES)
+_TypeAlias: Any = getattr(typing, "TypeAliasType", None)  # Python 3.12 has it
+_NAMED_TYPES = (typing.NewType, *_TYPE_PARAMETER_TYPES, _TypeAlias)
 
 
 def is_member(value: enum.Enum) -> bool:

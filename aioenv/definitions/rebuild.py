@@ -15,19 +15,23 @@ import sys
 import types
 import typing
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import cloudpickle
 
 __all__ = [
+    "fill_type_alias",
     "import_module",
     "make_cached_property",
     "make_cell",
     "make_class",
     "make_descriptor",
     "make_function",
+    "make_generic_alias",
     "make_lru_cached",
     "make_member",
+    "make_type_alias",
     "make_type_parameter",
     "reduce_code",
     "run_hook",
@@ -35,6 +39,7 @@ __all__ = [
 
 _IMMUTABLE = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE
 _T = typing.TypeVar("_T")
+_alias_values: dict[int, list[Any]] = {}
 
 
 def reduce_code(code: types.CodeType) -> Any:
@@ -103,6 +108,27 @@ def make_type_parameter(kind: Any, name: str, module: str, options: dict[str, An
     made = kind(name, **options)
     made.__module__ = module
     return made
+
+
+def make_type_alias(name: str, module: str) -> Any:
+    """What the statement `type name = ...` makes; its value, which may refer to itself, comes later."""
+    value: list[Any] = []
+    values: dict[str, Any] = {"__name__": module, "value": lambda: value[0]}
+    exec(f"type {name} = value()", values)
+    _alias_values[id(values[name])] = value
+    return values[name]
+
+
+def fill_type_alias(alias: Any, value: Any) -> None:
+    """Give a type alias its value."""
+    _alias_values.pop(id(alias)).append(value)
+
+
+def make_generic_alias(name: str, module: str, parameters: Any, value: Any) -> Any:
+    """What the statement `type name[parameters] = value` makes."""
+    kind: Any = typing.TypeAliasType  # type: ignore[attr-defined]
+    # its module is that of the code that makes it
+    return eval("make()", {"__name__": module, "make": partial(kind, name, value, type_params=parameters)})
 
 
 def make_class(
