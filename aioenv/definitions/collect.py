@@ -25,6 +25,7 @@ from aioenv.definitions.inspection import (
 from aioenv.definitions.pickling import DefinitionPickler
 from aioenv.definitions.restore import explain
 from aioenv.definitions.table import Table
+from aioenv.definitions.unsendable import Unsendable
 
 __all__ = ["Collector", "Entry", "Namespace", "Root", "Selection", "name_of"]
 
@@ -166,7 +167,10 @@ class Collector:
                 try:
                     found = self._try(entry.value, entry)
                 except Exception as exc:
-                    entry.error = f"{exc}" or type(exc).__name__
+                    if entry.kind == "function":  # a function's defaults must be a tuple, its attributes a dict
+                        found = self._try_each(entry)
+                    else:
+                        entry.error = f"{exc}" or type(exc).__name__
             stack.append(self._after(found, entry))
 
     def _after(self, found: list[Any], entry: Entry) -> Iterator[_Step]:
@@ -190,6 +194,24 @@ class Collector:
             owner.callables = [*trial.callables.values()]
             trial.found += [_Forward(owner, name) for name in trial.forward]
         return [*trial.found, *map(_MainName, trial.named)]
+
+    def _try_each(self, entry: Entry) -> list[Any]:
+        """Put an `Unsendable` in the place of each value of a function's attribute that can't be sent."""
+        found: list[Any] = []
+
+        def sent(name: str, value: Any) -> Any:
+            try:
+                found.extend(self._try(value, entry))
+            except Exception as exc:
+                return Unsendable(f"{entry.user}.{name}, could not be sent to the worker: {exc}")
+            return value
+
+        value = entry.value
+        if isinstance(value, dict):
+            entry.value = {key: sent(f"{entry.name}[{key!r}]", item) for key, item in value.items()}
+        else:
+            entry.value = tuple(sent(f"{entry.name}[{index}]", item) for index, item in enumerate(value))
+        return found
 
     def meet(self, obj: Any) -> bool:
         """Note a definition; True if it is new."""

@@ -10,8 +10,9 @@ import types
 import weakref
 from collections.abc import Iterable, Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, Self
 
+import cloudpickle
 import numpy as np
 
 from aioenv.definitions.collect import Collector, Entry, Namespace, Root, Selection, name_of
@@ -42,8 +43,11 @@ class Program:
         specs: registered specs that refer to definitions of the script, by id.
         live: workers are threads of this process, and get the very objects.
 
+    It holds memory, which is gone with the last reference to it. Copies share it; pickled, the snapshot is taken anew.
+
     Attributes:
         table: the definitions that messages refer to.
+        factories: as given.
 
     Raises:
         TypeError: if a factory can't be sent; the message has its number.
@@ -58,9 +62,8 @@ class Program:
         specs: Sequence[tuple[str, Any]] = (),
         live: bool = False,
     ) -> None:
-        self._spans = spans
-        self._codes: list[Code] | None = None
-        self._memory: _Memory | None = None
+        self.factories = list(factories)
+        self._spans, self._names, self._specs = spans, tuple(names), tuple(specs)
         token = secrets.token_bytes(HEAD)
         if live:
             self.table: Table = LiveTable(token, factories)
@@ -73,35 +76,30 @@ class Program:
         self._collected: dict[tuple[int, ...], _Collected] = {}
         self._factory_parts: dict[tuple[int, ...], Part] = {}
         try:
-            self._registered, self._specs = self._reach_registered(names, specs)
+            self._registered, self._sent_specs = self._reach_registered()
             roots = self._reach(factories)
-            self._codes = [self._code(factories, roots, start, stop) for start, stop in spans]
-        except BaseException:
-            self._memory.close()
-            raise
+            codes = [self._code(factories, roots, start, stop) for start, stop in spans]
         finally:
             imports = self._collector.imports
-            del self._collected, self._factory_parts, self._collector
+            del self._collected, self._factory_parts, self._collector, self._registered, self._sent_specs
         place, located = self._memory.finish(), _located(imports)
-        self._codes = [code._replace(place=place, located=located) for code in self._codes]
+        self._codes = [code._replace(place=place, located=located) for code in codes]
 
     def code(self, worker: int) -> Code:
-        """What a worker is made from.
-
-        Raises:
-            RuntimeError: if it was released.
-        """
+        """What a worker is made from. It is of use as long as this program is kept."""
         if isinstance(self.table, LiveTable):
             return Code(self.table.token, slice(*self._spans[worker]))
-        if self._codes is None:
-            raise RuntimeError("the snapshot of the factories was released")
         return self._codes[worker]
 
-    def release(self) -> None:
-        """Let go of the snapshot: no worker will be started from it any more."""
-        self._codes = None
-        if self._memory is not None:
-            self._memory.close()
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Self:
+        return self
+
+    def __reduce__(self) -> Any:
+        made_from = self.factories, self._spans, self._names, self._specs, isinstance(self.table, LiveTable)
+        return _made_anew, (_dump_by_value(made_from),)
 
     # ------------------------------------------------------------ the snapshot
 
@@ -114,13 +112,11 @@ class Program:
             except Exception:
                 continue
 
-    def _reach_registered(
-        self, names: Iterable[str], specs: Iterable[tuple[str, Any]]
-    ) -> tuple[list[Root], list[tuple[str, Any]]]:
+    def _reach_registered(self) -> tuple[list[Root], list[tuple[str, Any]]]:
         """Collect what registered specs reach; in place of one that can't be sent stands the reason."""
-        roots = [self._collector.reach_global(name) for name in names]
+        roots = [self._collector.reach_global(name) for name in self._names]
         sent = []
-        for env_id, spec in specs:
+        for env_id, spec in self._specs:
             try:
                 roots.append(self._collector.reach(spec))
                 sent.append((env_id, spec))
@@ -185,7 +181,7 @@ class Program:
             lines=[*source_lines(selection.definitions).items()],
             entries=entries,
             definitions=part,
-            specs=[(env_id, self._spec_part(emitter, spec)) for env_id, spec in self._specs],
+            specs=[(env_id, self._spec_part(emitter, spec)) for env_id, spec in self._sent_specs],
         )
         found = self._collected[key] = _Collected(emitter, code)
         return found
@@ -208,20 +204,19 @@ class Program:
 
     def _memory_part(self, emitter: Emitter, large: list[pickle.PickleBuffer]) -> Part:
         memory = self._memory
-        assert memory is not None
         data = emitter.file.getvalue()
         buffers = [memory.add(buffer.raw()) for buffer in large]
         return Part(memory.append(data) if _CAN_SHARE and len(data) >= _LARGE_PICKLE else data, buffers)
 
-    # ------------------------------------------------------------ messages
 
-    def dumps(self, value: Any) -> bytes:
-        """Pickle a message to a worker.
+def _dump_by_value(value: Any) -> bytes:
+    data: bytes = cloudpickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
+    return data
 
-        Raises:
-            Exception: if it can't be pickled.
-        """
-        return self.table.dumps(value)
+
+def _made_anew(data: bytes) -> Program:
+    factories, spans, names, specs, live = pickle.loads(data)
+    return Program(factories, spans, names=names, specs=specs, live=live)
 
 
 class _Collected:
@@ -283,7 +278,7 @@ def _is_below_path(name: str, file: str) -> bool:
 
 
 class _Memory:
-    """Memory for what is too large for messages; each buffer is in it once.
+    """Memory for what is too large for messages; each buffer is in it once. What workers have mapped outlives it.
 
     Args:
         token: what it begins with.
@@ -294,8 +289,6 @@ class _Memory:
         self._pieces: list[tuple[int, Any]] = []  # offset and bytes, until they are written
         self._known: dict[tuple[int, int], tuple[int, int, bool]] = {}
         self._size = HEAD
-        self._fd = -1
-        self._finalizer: Any = None
 
     def add(self, view: memoryview) -> tuple[int, int, bool]:
         """Take in a buffer; gives its offset, its size, and whether it is read-only."""
@@ -321,19 +314,13 @@ class _Memory:
         """
         if not self._pieces:
             return None
-        self._fd = os.memfd_create("aioenv-code", os.MFD_CLOEXEC)
-        self._finalizer = weakref.finalize(self, os.close, self._fd)
-        os.ftruncate(self._fd, self._size)
+        fd = os.memfd_create("aioenv-code", os.MFD_CLOEXEC)
+        weakref.finalize(self, os.close, fd)
+        os.ftruncate(fd, self._size)
         for offset, data in ((0, self._token), *self._pieces):
-            _write(self._fd, data, offset)
+            _write(fd, data, offset)
         self._pieces, self._known = [], {}
-        return Place(f"/proc/{os.getpid()}/fd/{self._fd}", self._size)
-
-    def close(self) -> None:
-        """Give the memory back; what workers have mapped lives on."""
-        self._pieces, self._known = [], {}
-        if self._finalizer is not None:
-            self._finalizer()
+        return Place(f"/proc/{os.getpid()}/fd/{fd}", self._size)
 
 
 def _write(fd: int, data: Any, offset: int) -> None:
