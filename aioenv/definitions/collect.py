@@ -8,9 +8,10 @@ from __future__ import annotations
 import sys
 import types
 import typing
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
+from aioenv.definitions.entries import Entry, Namespace, Root, Selection, name_of
 from aioenv.definitions.inspection import (
     MAIN_NAMES,
     LruCached,
@@ -23,61 +24,10 @@ from aioenv.definitions.inspection import (
     submodules,
 )
 from aioenv.definitions.pickling import DefinitionPickler
-from aioenv.definitions.restore import explain
 from aioenv.definitions.table import Table
 from aioenv.definitions.unsendable import Unsendable
 
-__all__ = ["Collector", "Entry", "Namespace", "Root", "Selection", "name_of"]
-
-
-class Namespace(NamedTuple):
-    """The globals of some functions.
-
-    Attributes:
-        kind: "main", "import" (of a module that workers import), "module" (of one that they can't) or "private".
-        name: of the module.
-        number: its number in the snapshot.
-        values: the globals.
-    """
-
-    kind: str
-    name: str
-    number: int
-    values: dict[str, Any]
-
-
-class Entry:
-    """A value that a definition needs.
-
-    Attributes:
-        kind: "global", "class" (an attribute of one), "function" (an attribute of one), "cell", or "submodule".
-        target: the `Namespace`, class, function or cell that it belongs to.
-        name: of the global, attribute or closure variable.
-        value: itself.
-        user: the qualified name of a definition that needs it.
-        error: why it can't be sent; None if it can.
-        simple: whether nothing runs when it is unpickled.
-        callables: `functools.partial` objects within it.
-        index: its place among all entries: after those that it needs itself, as far as that goes.
-    """
-
-    __slots__ = ("callables", "error", "index", "kind", "name", "simple", "target", "user", "value")
-
-    def __init__(self, kind: str, target: Any, name: str, value: Any, user: str) -> None:
-        self.kind, self.target, self.name, self.value, self.user = kind, target, name, value, user
-        self.error: str | None = None
-        self.simple = False
-        self.callables: Sequence[Any] = ()
-        self.index = 0
-
-    def describe(self) -> str:
-        """What it is, for errors."""
-        return explain(self.kind, self.name, self.user)
-
-
-def name_of(value: Any) -> str:
-    """The qualified name of a definition."""
-    return str(getattr(value, "__qualname__", type(value).__name__))
+__all__ = ["Collector"]
 
 
 _Step = tuple[str, Entry]
@@ -138,6 +88,12 @@ class Collector:
             value for key, value in self._seen.items() if key in chosen and not isinstance(value, types.ModuleType)
         ]
         return Selection(found, entries)
+
+    def kind_of(self, namespace: Namespace) -> str:
+        """What a namespace is to the receiver: a copy takes the place of a module that nothing imports there."""
+        if namespace.kind != "copy":
+            return namespace.kind
+        return "import" if namespace.name in self.imports else "private"
 
     def direct(self, root: Root) -> tuple[int, ...]:
         """Which definitions a root names itself: roots that name the same need the same."""
@@ -355,7 +311,8 @@ class Collector:
             if values is vars(main_module()):
                 kind = "main"
             elif (module := self._whose(name, values)) is not None:
-                kind = "import" if is_importable_module(module) else "module"
+                standard = name.partition(".")[0] in sys.stdlib_module_names
+                kind = "module" if not is_importable_module(module) else "import" if standard else "copy"
             found = self.namespaces[id(values)] = Namespace(kind, name, len(self.namespaces), values)
         return found
 
@@ -385,27 +342,6 @@ class Collector:
             return self.namespace(entry.target.__globals__)
         found = self._module_namespace(getattr(entry.target, "__module__", None))
         return found if found is not None else self.namespace(vars(main_module()))
-
-
-class Root:
-    """Something that needs definitions, and is none itself."""
-
-
-class Selection(NamedTuple):
-    """A part of what was collected.
-
-    Attributes:
-        definitions: classes, functions and decorated callables, in the order in which they were found.
-        entries: what they need, each after what it needs itself, as far as that goes.
-    """
-
-    definitions: list[Any]
-    entries: list[Entry]
-
-    @property
-    def callables(self) -> list[Any]:
-        """The `functools.partial` objects within the entries, each once."""
-        return [*{id(value): value for entry in self.entries for value in entry.callables}.values()]
 
 
 def _is_simple(value: Any, depth: int = 4) -> bool:

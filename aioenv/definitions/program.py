@@ -7,28 +7,26 @@ import pickle
 import secrets
 import sys
 import types
-import weakref
 from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Any, Self
 
 import cloudpickle
-import numpy as np
 
-from aioenv.definitions.collect import Collector, Entry, Namespace, Root, Selection, name_of
+from aioenv.definitions.collect import Collector
 from aioenv.definitions.emit import Emitter, source_lines
-from aioenv.definitions.inspection import MAIN_NAMES, main_module
-from aioenv.definitions.restore import HEAD, Code, Located, MainModule, Part, Place, late, worker_global
+from aioenv.definitions.entries import Root
+from aioenv.definitions.inspection import main_module
+from aioenv.definitions.later import ParentTable
+from aioenv.definitions.payload import CAN_SHARE, Payload
+from aioenv.definitions.restore import HEAD, Code, Located, MainModule, Part
 from aioenv.definitions.table import LiveTable, Table
-from aioenv.errors import warn_caller
 
 __all__ = ["Program"]
 
 # Buffers of so many bytes lie in memory that workers map, as do pickles of so many.
 _LARGE_BUFFER = 1 << 16
 _LARGE_PICKLE = 1 << 20
-_ALIGN = 4096
-_CAN_SHARE = hasattr(os, "memfd_create") and os.path.exists("/proc/self/fd")
 
 
 class Program:
@@ -69,9 +67,9 @@ class Program:
             self.table: Table = LiveTable(token, factories)
             self._look_through(factories)
             return
-        self.table = self._definitions = _ParentTable(token)
+        self.table = self._definitions = ParentTable(token)
         self._main = _main()
-        self._memory = _Memory(token)
+        self._memory = Payload(token)
         self._collector = Collector()
         self._collected: dict[tuple[int, ...], _Collected] = {}
         self._factory_parts: dict[tuple[int, ...], Part] = {}
@@ -172,7 +170,7 @@ class Program:
         emitter, large = self._emitter()
         entries = emitter.emit_definitions(selection, self._definitions.enter)
         part = self._memory_part(emitter, large)
-        self._definitions.note(selection)
+        self._definitions.note(selection, collector.imports)
         code = Code(
             self.table.token,
             None,
@@ -195,7 +193,7 @@ class Program:
         large: list[pickle.PickleBuffer] = []
 
         def on_buffer(buffer: pickle.PickleBuffer) -> bool:
-            if not _CAN_SHARE or buffer.raw().nbytes < _LARGE_BUFFER:
+            if not CAN_SHARE or buffer.raw().nbytes < _LARGE_BUFFER:
                 return True  # it stays in the pickle
             large.append(buffer)
             return False
@@ -206,7 +204,7 @@ class Program:
         memory = self._memory
         data = emitter.file.getvalue()
         buffers = [memory.add(buffer.raw()) for buffer in large]
-        return Part(memory.append(data) if _CAN_SHARE and len(data) >= _LARGE_PICKLE else data, buffers)
+        return Part(memory.append(data) if CAN_SHARE and len(data) >= _LARGE_PICKLE else data, buffers)
 
 
 def _dump_by_value(value: Any) -> bytes:
@@ -272,176 +270,3 @@ def _is_below_path(name: str, file: str) -> bool:
             if where in (f"{base}.py", os.path.join(base, "__init__.py")):
                 return True
     return False
-
-
-# ------------------------------------------------------------ memory
-
-
-class _Memory:
-    """Memory for what is too large for messages; each buffer is in it once. What workers have mapped outlives it.
-
-    Args:
-        token: what it begins with.
-    """
-
-    def __init__(self, token: bytes) -> None:
-        self._token = token
-        self._pieces: list[tuple[int, Any]] = []  # offset and bytes, until they are written
-        self._known: dict[tuple[int, int], tuple[int, int, bool]] = {}
-        self._size = HEAD
-
-    def add(self, view: memoryview) -> tuple[int, int, bool]:
-        """Take in a buffer; gives its offset, its size, and whether it is read-only."""
-        address = np.frombuffer(view, np.uint8).__array_interface__["data"][0]
-        key = address, view.nbytes
-        if key not in self._known:
-            self._known[key] = (*self.append(view), view.readonly)
-        offset, size, _ = self._known[key]
-        return offset, size, view.readonly
-
-    def append(self, data: Any) -> tuple[int, int]:
-        """Take in bytes; gives their offset and their size."""
-        offset = -(-self._size // _ALIGN) * _ALIGN
-        self._pieces.append((offset, data))
-        self._size = offset + len(data)
-        return offset, len(data)
-
-    def finish(self) -> Place | None:
-        """Write everything; None if there is nothing.
-
-        Raises:
-            OSError: if there is not so much memory.
-        """
-        if not self._pieces:
-            return None
-        fd = os.memfd_create("aioenv-code", os.MFD_CLOEXEC)
-        weakref.finalize(self, os.close, fd)
-        os.ftruncate(fd, self._size)
-        for offset, data in ((0, self._token), *self._pieces):
-            _write(fd, data, offset)
-        self._pieces, self._known = [], {}
-        return Place(f"/proc/{os.getpid()}/fd/{fd}", self._size)
-
-
-def _write(fd: int, data: Any, offset: int) -> None:
-    view = memoryview(data).cast("B")
-    while len(view):
-        written = os.pwrite(fd, view[: 1 << 30], offset)
-        view, offset = view[written:], offset + written
-
-
-# ------------------------------------------------------------ definitions after the snapshot
-
-
-class _ParentTable(Table):
-    """The definitions of a snapshot, and those that messages mention later."""
-
-    def __init__(self, token: bytes) -> None:
-        super().__init__(token)
-        self._everywhere: set[int] | None = None  # numbers of what all workers have
-        self._globals: dict[str, Any] | None = None  # of the main module, that all workers have
-        self._names: set[str] = set()  # qualified names of definitions of the snapshot
-        self._late: dict[int, Any] = {}  # by number: how what came later is pickled, with all that came with it
-
-    def enter(self, value: Any) -> int:
-        """The number of a definition, which may be new."""
-        number = self.number_of(value)
-        if number is None:
-            number = self.size
-            self.add(number, value)
-        return number
-
-    def note(self, selection: Selection) -> None:
-        """Remember what some workers have."""
-        modules = [
-            e.target.name.encode() for e in selection.entries if e.kind == "global" and e.target.kind == "module"
-        ]
-        self.marks = (*dict.fromkeys((*self.marks, *modules)),)
-        self._names.update(name_of(value) for value in selection.definitions)
-        numbers = {self.enter(value) for value in (*selection.definitions, *selection.callables)}
-        self._everywhere = numbers if self._everywhere is None else self._everywhere & numbers
-        values = {
-            entry.name: _held(entry.value)
-            for entry in selection.entries
-            if entry.kind == "global" and entry.target.kind == "main"
-        }
-        known = self._globals
-        self._globals = values if known is None else {name: known[name] for name in values if name in known}
-
-    def refer(self, value: Any) -> Any:
-        """As `Table`; what only some workers have travels with what it takes to make it."""
-        number = self.number_of(value)
-        if number is None:
-            return None
-        if self._everywhere is None or number in self._everywhere:
-            return super().refer(value)
-        return self._late.get(number)
-
-    def reduce(self, value: Any) -> Any:
-        """Pickle a definition that not all workers have, so that each of them makes it once."""
-        if name_of(value) in self._names and self.number_of(value) is None and value.__module__ in MAIN_NAMES:
-            warn_caller(
-                f"{name_of(value)} was defined anew after the vector env was made: its workers keep the one that they "
-                "have, and the new one arrives there as a definition of its own; a new vector env has the new one",
-                RuntimeWarning,
-            )
-        collector = Collector(self)
-        definitions, entries = collector.select([collector.reach(value)])
-        clash = any(self._is_other(entry) for entry in entries)
-        for key, namespace in list(collector.namespaces.items()):
-            if namespace.kind == "main" and clash:
-                collector.namespaces[key] = namespace._replace(kind="private")
-        entries = [entry for entry in entries if self._is_needed(entry, clash)]
-        for entry in entries:
-            entry.callables = ()
-            if entry.kind == "global":
-                entry.target = collector.namespaces[id(entry.target.values)]
-        emitter = Emitter(collector, None)
-        told = emitter.emit_definitions(Selection(definitions, entries), self.enter)
-        code = emitter.file.getvalue(), told
-        for made in definitions:
-            number = self.enter(made)
-            self._late[number] = late, (self.token, number, code)
-        return self.refer(value)
-
-    def _is_needed(self, entry: Entry, clash: bool) -> bool:
-        """Whether what comes later has to bring a value, rather than refer to the one that workers have."""
-        known = self._globals or {}
-        if entry.kind != "global" or entry.target.kind != "main" or entry.name not in known:
-            return True
-        if clash and not self._is_other(entry):
-            entry.value, entry.error, entry.simple = _WorkerGlobal(entry.name), None, True
-        return clash
-
-    def _is_other(self, entry: Entry) -> bool:
-        """Whether a global of the main module is another one here now than in the workers."""
-        if entry.kind != "global" or not isinstance(entry.target, Namespace) or entry.target.kind != "main":
-            return False
-        if self._globals is None or entry.name not in self._globals:
-            return False
-        then = self._globals[entry.name]
-        then = then() if isinstance(then, weakref.ref) else then
-        if then is entry.value:
-            return False
-        atoms = (int, float, complex, str, bytes, bool, tuple)
-        return not (type(then) is type(entry.value) and type(then) in atoms and then == entry.value)
-
-
-class _WorkerGlobal:
-    """Stands for a global of the workers' main module."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __reduce__(self) -> Any:
-        return worker_global, (self._name,)
-
-
-def _held(value: Any) -> Any:
-    """A value to compare with later, which need not live for that."""
-    if isinstance(value, type | types.FunctionType):
-        return value
-    try:
-        return weakref.ref(value)
-    except TypeError:
-        return value

@@ -27,6 +27,7 @@ __all__ = [
     "make_function",
     "make_lru_cached",
     "make_member",
+    "member_of",
     "reduce_code",
     "run_hook",
 ]
@@ -87,6 +88,11 @@ def make_cached_property(function: Any, name: str | None) -> Any:
 def make_member(enum: type, kind: Any, *args: Any) -> Any:
     """A member of an Enum without its attributes."""
     return kind.__new__(enum, *args)
+
+
+def member_of(enum: Any, name: str) -> Any:
+    """The member of an Enum with this name."""
+    return enum._member_map_[name]
 
 
 def make_class(

@@ -6,6 +6,7 @@ instances travel by value.
 
 from __future__ import annotations
 
+import enum
 import io
 import pickle
 import sys
@@ -19,8 +20,8 @@ from typing import Any, ClassVar
 
 import cloudpickle
 
-from aioenv.definitions.inspection import LruCached, is_importable
-from aioenv.definitions.rebuild import reduce_code
+from aioenv.definitions.inspection import LruCached, is_definition, is_importable
+from aioenv.definitions.rebuild import member_of, reduce_code
 
 __all__ = ["LiveTable", "Table", "current", "dump_by_reference", "find", "use"]
 
@@ -177,6 +178,8 @@ class _MessagePickler(cloudpickle.Pickler):  # type: ignore[misc]
         if reference is not None:
             return reference
         kind = type(obj)
+        if isinstance(obj, enum.Enum) and kind._member_map_.get(obj._name_ or "") is obj and is_definition(kind):
+            return member_of, (kind, obj._name_)  # by name: a value need not equal its copy
         if kind is types.FunctionType or issubclass(kind, type) or kind is LruCached:
             if is_importable(obj):
                 return NotImplemented
