@@ -41,7 +41,6 @@ from aioenv.engine.solo.some import SoloLive, SoloWalk, SomeSolo
 from aioenv.engine.waits import Clock
 from aioenv.errors import RenderError
 from aioenv.host.native_tasks import is_native_task
-from aioenv.host.specs import SpecReader
 from aioenv.host.vector.access import refuse_some
 from aioenv.host.vector.making import make_registered
 from aioenv.rendering.pixel_states import with_pixel_states
@@ -170,7 +169,6 @@ class NativeVectorEnv(AsyncVectorEnv):
         workers = check_num_workers(num_workers, self.num_envs) if split else 0
         self._config = FleetConfig(
             code=make_program([make_vector_env] * self.num_envs, workers) if split else None,
-            spec_reader=SpecReader(make_vector_env),
             num_workers=workers,
             start=check_start(start),
             channel=check_channel(channel),

@@ -46,7 +46,6 @@ from aioenv.engine.runs.worker_road import Remembered
 from aioenv.engine.states import States
 from aioenv.engine.waits import Clock
 from aioenv.host.boot import IGNORABLE
-from aioenv.host.specs import SpecReader
 from aioenv.rendering.pixels import with_pixels
 from aioenv.stats.episodes import EpisodeStats
 from aioenv.stats.here import collected
@@ -167,6 +166,7 @@ class AsyncVectorEnv(Pictures, Rollouts, Numbered, Pausing, OneSlot, Calls, Stat
     ) -> None:
         env_fns = place_creators(listed_factories(env_fns))
         check_factories(env_fns)
+        needed = needed_by(env_fns)
         check_render(render, pixels)
         if pixels is not None:
             if pixels.workers is not None and observation_mode != "same":
@@ -188,14 +188,13 @@ class AsyncVectorEnv(Pictures, Rollouts, Numbered, Pausing, OneSlot, Calls, Stat
             code = make_program(env_fns, workers, live=debug)
         self._config = FleetConfig(
             code=code,
-            spec_reader=SpecReader(env_fns[0]),
             num_workers=workers,
             start=check_start(start),
             channel=check_channel(channel),
             transport=check_transport(transport),
             num_lanes=1 + (KEPT if copy else TURNS),
             preload=check_preload(preload),
-            needed=needed_by(env_fns),
+            needed=needed,
             observation_mode=observation_mode,
             autoreset_mode=self.autoreset_mode,
             start_timeout_s=check_seconds("start_timeout_s", start_timeout_s),

@@ -39,6 +39,7 @@ from aioenv.wire.messages import (
     dump_code,
     dump_step,
     load,
+    load_code,
     load_columns,
 )
 
@@ -350,7 +351,8 @@ class Session:
 
     Attributes:
         ended: what the loop raised; None if nothing.
-        raw: the bytes of all replies since the envs were configured.
+        raw: the bytes of all replies since the envs were configured, without the CRCs of their headers: what the
+            worker told of itself before (the `id`s of its envs) differs from one to the next.
     """
 
     current: Session
@@ -367,7 +369,9 @@ class Session:
         self._poll_s = poll_s
         self.thread = threading.Thread(target=self._serve)
         self.thread.start()
-        envs = [partial(make_env, story, row) for row in range(self.rows)]
+        envs = [
+            load_code(dump_code(partial(make_env, story, row))) for row in range(self.rows)
+        ]  # each desk has its own
         service = dump_code(partial(EnvService, envs, mode, False))
         start = Start([], None, (), service, None, None, None, 0.0, None)
         assert self.ask(Kind.START, tail=dump_code(start)).kind is Kind.READY
@@ -400,8 +404,9 @@ class Session:
         """The next reply."""
         head = self._receive(HEADER_BYTES)
         fixed, tail = struct.unpack_from("<II", head, 12)
-        self.raw.append(head + self._receive(fixed + tail))
-        self.decoder.feed(self.raw[-1])
+        body = self._receive(fixed + tail)
+        self.decoder.feed(head + body)  # it checks the header's CRC, which depends on all frames before
+        self.raw.append(head[:-4] + body)
         frame = self.decoder.next_frame()
         assert frame is not None
         return frame
@@ -540,7 +545,7 @@ class Desk:
     ) -> None:
         """With `rides` states of physics and checkpoints come with each reply."""
         Desk.make = staticmethod(make)  # type: ignore[method-assign]
-        envs = [partial(made_at_desk, row) for row in range(rows)]
+        envs = [load_code(dump_code(partial(made_at_desk, row))) for row in range(rows)]
         self.service = EnvService(envs, AutoresetMode(mode), rides, rides)
         told = self.service.describe()
         state_size = max(0 if env.source is None else env.source.state_size for env in told)

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from parity.compare import assert_same
 from zoo import SPACES
 
+from aioenv.assign import spread
 from aioenv.batching.autoreset import parse_mode
 from aioenv.batching.gather import Gatherer
 from aioenv.batching.infos import MAX_SCHEMAS, Group
 from aioenv.batching.layout import Layout, byte_view
 from aioenv.batching.merge import SchemaTable, merge
-from aioenv.engine.fleet import spread
 from aioenv.errors import ActionError, WireError
 from aioenv.native.infos import merge_infos
 from aioenv.wire.messages import dump, dump_columns, load, load_columns

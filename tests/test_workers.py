@@ -127,10 +127,12 @@ async def main():
     async with aioenv.AsyncVectorEnv(env_fns, start="START") as envs:
         await envs.reset()
         print((await envs.step([0] * 5)).obs[:, 0].tolist())
-    try:
-        await aioenv.make_vec("Locked-v0", start="START")
-    except aioenv.WorkerStartError as exc:
-        print("'__main__:Named' is registered in the parent, but" in str(exc))
+    async with aioenv.make_vec("Locked-v0", start="START") as envs:
+        await envs.reset()
+        try:
+            await envs.call("lock")
+        except aioenv.EnvError as exc:
+            print("Named.lock, could not be sent to the worker: cannot pickle" in str(exc))
 
 aioenv.run(main())
 print("and on")

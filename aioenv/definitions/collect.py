@@ -9,9 +9,10 @@ import pickle
 import sys
 import types
 import typing
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
+from aioenv.definitions.entries import Entry, Namespace, Root, Selection, name_of
 from aioenv.definitions.inspection import (
     MAIN_NAMES,
     LruCached,
@@ -26,63 +27,10 @@ from aioenv.definitions.inspection import (
     submodules,
 )
 from aioenv.definitions.pickling import DefinitionPickler
-from aioenv.definitions.restore import explain
 from aioenv.definitions.table import Table
 from aioenv.definitions.unsendable import Unsendable
 
-__all__ = ["Collector", "Entry", "Namespace", "Root", "Selection", "name_of"]
-
-
-class Namespace(NamedTuple):
-    """The globals of some functions.
-
-    Attributes:
-        kind: "main", "import" (of a module that workers import), "module" (of one that they can't) or "private".
-        name: of the module.
-        number: its number in the snapshot.
-        values: the globals.
-    """
-
-    kind: str
-    name: str
-    number: int
-    values: dict[str, Any]
-
-
-class Entry:
-    """A value that a definition needs.
-
-    Attributes:
-        kind: "global", "class" (an attribute of one), "function" (an attribute of one), "cell", or "submodule".
-        target: the `Namespace`, class, function or cell that it belongs to.
-        name: of the global, attribute or closure variable.
-        value: itself.
-        user: the qualified name of a definition that needs it.
-        error: why it can't be sent; None if it can.
-        rest: what of it can be sent all the same, with an `Unsendable` in place of each part that can't; None: nothing.
-        simple: whether nothing runs when it is unpickled.
-        callables: `functools.partial` objects within it.
-        index: its place among all entries: after those that it needs itself, as far as that goes.
-    """
-
-    __slots__ = ("callables", "error", "index", "kind", "name", "rest", "simple", "target", "user", "value")
-
-    def __init__(self, kind: str, target: Any, name: str, value: Any, user: str) -> None:
-        self.kind, self.target, self.name, self.value, self.user = kind, target, name, value, user
-        self.error: str | None = None
-        self.rest: Any = None
-        self.simple = False
-        self.callables: Sequence[Any] = ()
-        self.index = 0
-
-    def describe(self) -> str:
-        """What it is, for errors."""
-        return explain(self.kind, self.name, self.user)
-
-
-def name_of(value: Any) -> str:
-    """The qualified name of a definition."""
-    return str(getattr(value, "__qualname__", type(value).__name__))
+__all__ = ["Collector"]
 
 
 _Step = tuple[str, Entry]
@@ -144,6 +92,12 @@ class Collector:
         ]
         return Selection(found, entries)
 
+    def kind_of(self, namespace: Namespace) -> str:
+        """What a namespace is to the receiver: a copy takes the place of a module that nothing imports there."""
+        if namespace.kind != "copy":
+            return namespace.kind
+        return "import" if namespace.name in self.imports else "private"
+
     def direct(self, root: Root) -> tuple[int, ...]:
         """Which definitions a root names itself: roots that name the same need the same."""
         return tuple(sorted(id(node) for node in self._needs.get(id(root), ())))
@@ -172,8 +126,10 @@ class Collector:
                 try:
                     found = self._try(entry.value, entry)
                 except Exception as exc:
-                    entry.error = _reason(exc)
-                    found = self._try_parts(entry)
+                    if entry.kind == "function":  # a function's defaults must be a tuple, its attributes a dict
+                        found = self._try_each(entry)
+                    else:
+                        entry.error = f"{exc}" or type(exc).__name__
             stack.append(self._after(found, entry))
 
     def _after(self, found: list[Any], entry: Entry) -> Iterator[_Step]:
@@ -198,29 +154,22 @@ class Collector:
             trial.found += [_Forward(owner, name) for name in trial.forward]
         return [*trial.found, *map(_MainName, trial.named), *trial.by_name]
 
-    def _try_parts(self, entry: Entry) -> list[Any]:
-        """Keep what can be sent of a function's defaults, annotations or attributes, or of a class's annotations."""
-        function = isinstance(entry.target, types.FunctionType)
-        if entry.name not in _PARTS or not (isinstance(entry.value, dict) or function):
-            return []
+    def _try_each(self, entry: Entry) -> list[Any]:
+        """Put an `Unsendable` in the place of each value of a function's attribute that can't be sent."""
         found: list[Any] = []
-        callables: list[Any] = []
 
-        def part(name: Any, value: Any) -> Any:
+        def sent(name: str, value: Any) -> Any:
             try:
                 found.extend(self._try(value, entry))
             except Exception as exc:
-                return Unsendable(f"{name} of {entry.describe()}, could not be sent to the worker: {_reason(exc)}")
-            callables.extend(entry.callables)
+                return Unsendable(f"{entry.user}.{name}, could not be sent to the worker: {exc}")
             return value
 
-        if isinstance(entry.value, dict):
-            entry.rest = {name: part(name, value) for name, value in entry.value.items()}
+        value = entry.value
+        if isinstance(value, dict):
+            entry.value = {key: sent(f"{entry.name}[{key!r}]", item) for key, item in value.items()}
         else:
-            code = entry.target.__code__
-            names = code.co_varnames[code.co_argcount - len(entry.value) : code.co_argcount]
-            entry.rest = tuple(map(part, names, entry.value))
-        entry.callables = callables
+            entry.value = tuple(sent(f"{entry.name}[{index}]", item) for index, item in enumerate(value))
         return found
 
     def meet(self, obj: Any) -> bool:
@@ -367,7 +316,8 @@ class Collector:
             if values is vars(main_module()):
                 kind = "main"
             elif (module := self._whose(name, values)) is not None:
-                kind = "import" if is_importable_module(module) else "module"
+                standard = name.partition(".")[0] in sys.stdlib_module_names
+                kind = "module" if not is_importable_module(module) else "import" if standard else "copy"
             found = self.namespaces[id(values)] = Namespace(kind, name, len(self.namespaces), values)
         return found
 
@@ -397,27 +347,6 @@ class Collector:
             return self.namespace(entry.target.__globals__)
         found = self._module_namespace(getattr(entry.target, "__module__", None))
         return found if found is not None else self.namespace(vars(main_module()))
-
-
-class Root:
-    """Something that needs definitions, and is none itself."""
-
-
-class Selection(NamedTuple):
-    """A part of what was collected.
-
-    Attributes:
-        definitions: classes, functions and decorated callables, in the order in which they were found.
-        entries: what they need, each after what it needs itself, as far as that goes.
-    """
-
-    definitions: list[Any]
-    entries: list[Entry]
-
-    @property
-    def callables(self) -> list[Any]:
-        """The `functools.partial` objects within the entries, each once."""
-        return [*{id(value): value for entry in self.entries for value in entry.callables}.values()]
 
 
 def _is_simple(value: Any, depth: int = 4) -> bool:
@@ -459,14 +388,6 @@ class _MainName(NamedTuple):
 # What a namespace of the receiver has of its own.
 _GIVEN = frozenset(("__builtins__", "__name__", "__file__", "__loader__", "__spec__", "__package__"))
 _ATOMS = frozenset((int, float, complex, bool, str, bytes, type(None), type(...), type(NotImplemented)))
-
-
-# Of these each value is sent by itself, if they can't be sent together.
-_PARTS = frozenset(("__defaults__", "__kwdefaults__", "__annotations__", "__dict__"))
-
-
-def _reason(exc: Exception) -> str:
-    return f"{exc}" or type(exc).__name__
 
 
 def class_attributes(cls: type) -> Iterator[tuple[str, Any]]:

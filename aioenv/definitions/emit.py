@@ -19,7 +19,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from aioenv.definitions import rebuild
-from aioenv.definitions.collect import Collector, Entry, Namespace, Selection
+from aioenv.definitions.collect import Collector
+from aioenv.definitions.entries import Entry, Namespace, Selection
 from aioenv.definitions.inspection import LruCached, is_importable
 from aioenv.definitions.pickling import DefinitionPickler
 from aioenv.definitions.restore import namespace_module, namespace_values
@@ -42,12 +43,11 @@ _STANDARD = [
 class _Reference:
     """Stands for a namespace in a pickle."""
 
-    def __init__(self, namespace: Namespace) -> None:
-        self._namespace = namespace
+    def __init__(self, kind: str, namespace: Namespace) -> None:
+        self._arguments = kind, namespace.name, namespace.number
 
     def __reduce__(self) -> Any:
-        kind, name, number, _ = self._namespace
-        return namespace_values, (kind, name, number)
+        return namespace_values, self._arguments
 
 
 class Emitter(DefinitionPickler):
@@ -82,7 +82,7 @@ class Emitter(DefinitionPickler):
         registries = [(cls, self._registered(cls)) for cls in found if isinstance(cls, abc.ABCMeta)]
         if any(isinstance(value, type) for value in found):
             registries += [(cls, self._registered(cls, own=True)) for cls in _STANDARD]
-        entries = selection.entries
+        entries = [entry for entry in selection.entries if not self._is_imported(entry)]
         ordered = [e for e in entries if e.simple] + [e for e in entries if not e.simple]
         for entry in ordered:
             self.dump((entry.kind, self._target(entry), entry.name, self._value(entry)))
@@ -91,18 +91,20 @@ class Emitter(DefinitionPickler):
         self.dump((listed, [(cls, registered) for cls, registered in registries if registered], hooked))
         return [(entry.kind, entry.name, entry.user) for entry in ordered]
 
+    def _is_imported(self, entry: Entry) -> bool:
+        """Whether it is a global of a module that the worker imports."""
+        return entry.kind == "global" and self._collector.kind_of(entry.target) == "import"
+
     def _target(self, entry: Entry) -> Any:
         return self._reference(entry.target) if isinstance(entry.target, Namespace) else entry.target
 
     def _value(self, entry: Entry) -> Any:
-        if entry.rest is not None:
-            return entry.rest
         if entry.error is not None:
             return Unsendable(f"{entry.describe()}, could not be sent to the worker: {entry.error}")
         return entry.value
 
     def _reference(self, namespace: Namespace) -> _Reference:
-        return self._references.setdefault(namespace.number, _Reference(namespace))
+        return self._references.setdefault(namespace.number, _Reference(self._collector.kind_of(namespace), namespace))
 
     # ------------------------------------------------------------ definitions, empty
 

@@ -7,27 +7,26 @@ import pickle
 import secrets
 import sys
 import types
-import weakref
 from collections.abc import Iterable, Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, Self
 
-import numpy as np
+import cloudpickle
 
-from aioenv.definitions.collect import Collector, Entry, Namespace, Root, Selection, name_of
+from aioenv.definitions.collect import Collector
 from aioenv.definitions.emit import Emitter, source_lines
-from aioenv.definitions.inspection import MAIN_NAMES, main_module
-from aioenv.definitions.restore import HEAD, Code, Located, MainModule, Part, Place, late, worker_global
+from aioenv.definitions.entries import Root
+from aioenv.definitions.inspection import main_module
+from aioenv.definitions.later import ParentTable
+from aioenv.definitions.payload import CAN_SHARE, Payload
+from aioenv.definitions.restore import HEAD, Code, Located, MainModule, Part
 from aioenv.definitions.table import LiveTable, Table
-from aioenv.errors import warn_caller
 
 __all__ = ["Program"]
 
 # Buffers of so many bytes lie in memory that workers map, as do pickles of so many.
 _LARGE_BUFFER = 1 << 16
 _LARGE_PICKLE = 1 << 20
-_ALIGN = 4096
-_CAN_SHARE = hasattr(os, "memfd_create") and os.path.exists("/proc/self/fd")
 
 
 class Program:
@@ -42,8 +41,11 @@ class Program:
         specs: registered specs that refer to definitions of the script, by id.
         live: workers are threads of this process, and get the very objects.
 
+    It holds memory, which is gone with the last reference to it. Copies share it; pickled, the snapshot is taken anew.
+
     Attributes:
         table: the definitions that messages refer to.
+        factories: as given.
 
     Raises:
         TypeError: if a factory can't be sent; the message has its number.
@@ -58,50 +60,44 @@ class Program:
         specs: Sequence[tuple[str, Any]] = (),
         live: bool = False,
     ) -> None:
-        self._spans = spans
-        self._codes: list[Code] | None = None
-        self._memory: _Memory | None = None
+        self.factories = list(factories)
+        self._spans, self._names, self._specs = spans, tuple(names), tuple(specs)
         token = secrets.token_bytes(HEAD)
         if live:
             self.table: Table = LiveTable(token, factories)
             self._look_through(factories)
             return
-        self.table = self._definitions = _ParentTable(token)
+        self.table = self._definitions = ParentTable(token)
         self._main = _main()
-        self._memory = _Memory(token)
+        self._memory = Payload(token)
         self._collector = Collector()
         self._collected: dict[tuple[int, ...], _Collected] = {}
         self._factory_parts: dict[tuple[int, ...], Part] = {}
         try:
-            self._registered, self._specs = self._reach_registered(names, specs)
+            self._registered, self._sent_specs = self._reach_registered()
             roots = self._reach(factories)
-            self._codes = [self._code(factories, roots, start, stop) for start, stop in spans]
-        except BaseException:
-            self._memory.close()
-            raise
+            codes = [self._code(factories, roots, start, stop) for start, stop in spans]
         finally:
             imports = self._collector.imports
-            del self._collected, self._factory_parts, self._collector
+            del self._collected, self._factory_parts, self._collector, self._registered, self._sent_specs
         place, located = self._memory.finish(), _located(imports)
-        self._codes = [code._replace(place=place, located=located) for code in self._codes]
+        self._codes = [code._replace(place=place, located=located) for code in codes]
 
     def code(self, worker: int) -> Code:
-        """What a worker is made from.
-
-        Raises:
-            RuntimeError: if it was released.
-        """
+        """What a worker is made from. It is of use as long as this program is kept."""
         if isinstance(self.table, LiveTable):
             return Code(self.table.token, slice(*self._spans[worker]))
-        if self._codes is None:
-            raise RuntimeError("the snapshot of the factories was released")
         return self._codes[worker]
 
-    def release(self) -> None:
-        """Let go of the snapshot: no worker will be started from it any more."""
-        self._codes = None
-        if self._memory is not None:
-            self._memory.close()
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Self:
+        return self
+
+    def __reduce__(self) -> Any:
+        made_from = self.factories, self._spans, self._names, self._specs, isinstance(self.table, LiveTable)
+        return _made_anew, (_dump_by_value(made_from),)
 
     # ------------------------------------------------------------ the snapshot
 
@@ -114,13 +110,11 @@ class Program:
             except Exception:
                 continue
 
-    def _reach_registered(
-        self, names: Iterable[str], specs: Iterable[tuple[str, Any]]
-    ) -> tuple[list[Root], list[tuple[str, Any]]]:
+    def _reach_registered(self) -> tuple[list[Root], list[tuple[str, Any]]]:
         """Collect what registered specs reach; in place of one that can't be sent stands the reason."""
-        roots = [self._collector.reach_global(name) for name in names]
+        roots = [self._collector.reach_global(name) for name in self._names]
         sent = []
-        for env_id, spec in specs:
+        for env_id, spec in self._specs:
             try:
                 roots.append(self._collector.reach(spec))
                 sent.append((env_id, spec))
@@ -177,7 +171,7 @@ class Program:
         emitter, large = self._emitter()
         entries = emitter.emit_definitions(selection, self._definitions.enter)
         part = self._memory_part(emitter, large)
-        self._definitions.note(selection)
+        self._definitions.note(selection, collector.imports)
         code = Code(
             self.table.token,
             None,
@@ -186,7 +180,7 @@ class Program:
             lines=[*source_lines(selection.definitions).items()],
             entries=entries,
             definitions=part,
-            specs=[(env_id, self._spec_part(emitter, spec)) for env_id, spec in self._specs],
+            specs=[(env_id, self._spec_part(emitter, spec)) for env_id, spec in self._sent_specs],
         )
         found = self._collected[key] = _Collected(emitter, code)
         return found
@@ -200,7 +194,7 @@ class Program:
         large: list[pickle.PickleBuffer] = []
 
         def on_buffer(buffer: pickle.PickleBuffer) -> bool:
-            if not _CAN_SHARE or buffer.raw().nbytes < _LARGE_BUFFER:
+            if not CAN_SHARE or buffer.raw().nbytes < _LARGE_BUFFER:
                 return True  # it stays in the pickle
             large.append(buffer)
             return False
@@ -209,20 +203,19 @@ class Program:
 
     def _memory_part(self, emitter: Emitter, large: list[pickle.PickleBuffer]) -> Part:
         memory = self._memory
-        assert memory is not None
         data = emitter.file.getvalue()
         buffers = [memory.add(buffer.raw()) for buffer in large]
-        return Part(memory.append(data) if _CAN_SHARE and len(data) >= _LARGE_PICKLE else data, buffers)
+        return Part(memory.append(data) if CAN_SHARE and len(data) >= _LARGE_PICKLE else data, buffers)
 
-    # ------------------------------------------------------------ messages
 
-    def dumps(self, value: Any) -> bytes:
-        """Pickle a message to a worker.
+def _dump_by_value(value: Any) -> bytes:
+    data: bytes = cloudpickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
+    return data
 
-        Raises:
-            Exception: if it can't be pickled.
-        """
-        return self.table.dumps(value)
+
+def _made_anew(data: bytes) -> Program:
+    factories, spans, names, specs, live = pickle.loads(data)
+    return Program(factories, spans, names=names, specs=specs, live=live)
 
 
 class _Collected:
@@ -278,212 +271,3 @@ def _is_below_path(name: str, file: str) -> bool:
             if where in (f"{base}.py", os.path.join(base, "__init__.py")):
                 return True
     return False
-
-
-# ------------------------------------------------------------ memory
-
-
-class _Memory:
-    """Memory for what is too large for messages; each buffer is in it once.
-
-    Args:
-        token: what it begins with.
-    """
-
-    def __init__(self, token: bytes) -> None:
-        self._token = token
-        self._pieces: list[tuple[int, Any]] = []  # offset and bytes, until they are written
-        self._known: dict[tuple[int, int], tuple[int, int, bool]] = {}
-        self._size = HEAD
-        self._fd = -1
-        self._finalizer: Any = None
-
-    def add(self, view: memoryview) -> tuple[int, int, bool]:
-        """Take in a buffer; gives its offset, its size, and whether it is read-only."""
-        address = np.frombuffer(view, np.uint8).__array_interface__["data"][0]
-        key = address, view.nbytes
-        if key not in self._known:
-            self._known[key] = (*self.append(view), view.readonly)
-        offset, size, _ = self._known[key]
-        return offset, size, view.readonly
-
-    def append(self, data: Any) -> tuple[int, int]:
-        """Take in bytes; gives their offset and their size."""
-        offset = -(-self._size // _ALIGN) * _ALIGN
-        self._pieces.append((offset, data))
-        self._size = offset + len(data)
-        return offset, len(data)
-
-    def finish(self) -> Place | None:
-        """Write everything; None if there is nothing.
-
-        Raises:
-            OSError: if there is not so much memory.
-        """
-        if not self._pieces:
-            return None
-        self._fd = os.memfd_create("aioenv-code", os.MFD_CLOEXEC)
-        self._finalizer = weakref.finalize(self, os.close, self._fd)
-        os.ftruncate(self._fd, self._size)
-        for offset, data in ((0, self._token), *self._pieces):
-            _write(self._fd, data, offset)
-        self._pieces, self._known = [], {}
-        return Place(f"/proc/{os.getpid()}/fd/{self._fd}", self._size)
-
-    def close(self) -> None:
-        """Give the memory back; what workers have mapped lives on."""
-        self._pieces, self._known = [], {}
-        if self._finalizer is not None:
-            self._finalizer()
-
-
-def _write(fd: int, data: Any, offset: int) -> None:
-    view = memoryview(data).cast("B")
-    while len(view):
-        written = os.pwrite(fd, view[: 1 << 30], offset)
-        view, offset = view[written:], offset + written
-
-
-# ------------------------------------------------------------ definitions after the snapshot
-
-
-class _ParentTable(Table):
-    """The definitions of a snapshot, and those that messages mention later."""
-
-    def __init__(self, token: bytes) -> None:
-        super().__init__(token)
-        self._everywhere: set[int] | None = None  # numbers of what all workers have
-        self._globals: dict[str, Any] | None = None  # of the main module, that all workers have
-        self._late_globals: dict[str, Any] = {}  # of the main module, that only some workers may have
-        self._names: set[str] = set()  # qualified names of definitions of the snapshot
-        self._late: dict[int, Any] = {}  # by number: how what came later is pickled, with all that came with it
-
-    def enter(self, value: Any) -> int:
-        """The number of a definition, which may be new."""
-        number = self.number_of(value)
-        if number is None:
-            number = self.size
-            self.add(number, value)
-        return number
-
-    def note(self, selection: Selection) -> None:
-        """Remember what some workers have."""
-        modules = [
-            e.target.name.encode() for e in selection.entries if e.kind == "global" and e.target.kind == "module"
-        ]
-        self.marks = (*dict.fromkeys((*self.marks, *modules)),)
-        self._names.update(name_of(value) for value in selection.definitions)
-        numbers = {self.enter(value) for value in (*selection.definitions, *selection.callables)}
-        self._everywhere = numbers if self._everywhere is None else self._everywhere & numbers
-        values = {
-            entry.name: _held(entry.value)
-            for entry in selection.entries
-            if entry.kind == "global" and entry.target.kind == "main"
-        }
-        known = self._globals
-        self._globals = values if known is None else {name: known[name] for name in values if name in known}
-
-    def refer(self, value: Any) -> Any:
-        """As `Table`; what only some workers have travels with what it takes to make it."""
-        number = self.number_of(value)
-        if number is None:
-            return None
-        if self._everywhere is None or number in self._everywhere:
-            return super().refer(value)
-        return self._late.get(number)
-
-    def refer_global(self, value: Any, name: str) -> Any:
-        """As `Table`."""
-        known = self._globals or {}
-        return (worker_global, (name,)) if name in known and _is_held(known[name], value) else None
-
-    def reduce(self, value: Any) -> Any:
-        """Pickle a definition that not all workers have, so that each of them makes it once."""
-        collector = Collector(self)
-        definitions, entries = collector.select([collector.reach(value)])
-        for name in map(name_of, filter(self._is_anew, definitions)):
-            warn_caller(
-                f"{name} was defined anew after the vector env was made: its workers keep the one that they "
-                "have, and the new one arrives there as a definition of its own; a new vector env has the new one",
-                RuntimeWarning,
-            )
-        clash = any(self._is_other(entry) for entry in entries)
-        for key, namespace in list(collector.namespaces.items()):
-            if namespace.kind == "main" and clash:
-                collector.namespaces[key] = namespace._replace(kind="private")
-        entries = [entry for entry in entries if self._is_needed(entry, clash)]
-        for entry in entries:
-            entry.callables = ()
-            if entry.kind == "global":
-                entry.target = collector.namespaces[id(entry.target.values)]
-                if entry.target.kind == "main":
-                    self._late_globals[entry.name] = _held(entry.value)
-        emitter = Emitter(collector, None)
-        told = emitter.emit_definitions(Selection(definitions, entries), self.enter)
-        code = emitter.file.getvalue(), told
-        for made in definitions:
-            number = self.enter(made)
-            self._late[number] = late, (self.token, number, code)
-        return self.refer(value)
-
-    def _is_anew(self, value: Any) -> bool:
-        """Whether workers have another definition under this name in the main module."""
-        name = name_of(value)
-        return name in self._names and name.isidentifier() and value.__module__ in MAIN_NAMES
-
-    def _is_needed(self, entry: Entry, clash: bool) -> bool:
-        """Whether what comes later has to bring a value, rather than refer to the one that workers have."""
-        if entry.kind != "global" or entry.target.kind != "main":
-            return True
-        everywhere = self._globals is not None and entry.name in self._globals
-        if not clash:
-            return not everywhere
-        if self._is_other(entry):
-            return True
-        if everywhere:
-            entry.value, entry.error, entry.simple = _WorkerGlobal(entry.name), None, True
-        elif entry.name in self._late_globals and entry.error is None:
-            entry.value, entry.simple = _WorkerGlobal(entry.name, entry.value), False
-        return True
-
-    def _is_other(self, entry: Entry) -> bool:
-        """Whether a global of the main module is another one here now than in the workers."""
-        if entry.kind != "global" or not isinstance(entry.target, Namespace) or entry.target.kind != "main":
-            return False
-        known = self._globals or {}
-        then = known.get(entry.name, self._late_globals.get(entry.name, _NEVER))
-        return then is not _NEVER and not _is_held(then, entry.value)
-
-
-_NEVER = object()
-_ATOMS = (int, float, complex, str, bytes, bool)
-
-
-class _WorkerGlobal:
-    """Stands for a global of the workers' main module; those that may not have it get the value, too."""
-
-    def __init__(self, name: str, *value: Any) -> None:
-        self._arguments = name, *value
-
-    def __reduce__(self) -> Any:
-        return worker_global, self._arguments
-
-
-def _held(value: Any) -> Any:
-    """A value to compare with later, which need not live for that."""
-    if isinstance(value, type | types.FunctionType):
-        return value
-    try:
-        return weakref.ref(value)
-    except TypeError:
-        return value
-
-
-def _is_held(held: Any, value: Any) -> bool:
-    """Whether a value is the one that was held, or one that nothing tells apart from it."""
-    held = held() if isinstance(held, weakref.ref) else held
-    if held is value or type(held) is not type(value):
-        return held is value
-    if type(held) is tuple:
-        return len(held) == len(value) and all(map(_is_held, held, value))
-    return type(held) in _ATOMS and bool(held == value)

@@ -33,6 +33,7 @@ __all__ = [
     "make_member",
     "make_type_alias",
     "make_type_parameter",
+    "member_of",
     "reduce_code",
     "run_hook",
 ]
@@ -129,6 +130,11 @@ def make_generic_alias(name: str, module: str, parameters: Any, value: Any) -> A
     kind: Any = typing.TypeAliasType  # type: ignore[attr-defined]
     # its module is that of the code that makes it
     return eval("make()", {"__name__": module, "make": partial(kind, name, value, type_params=parameters)})
+
+
+def member_of(enum: Any, name: str) -> Any:
+    """The member of an Enum with this name."""
+    return enum._member_map_[name]
 
 
 def make_class(

@@ -20,8 +20,8 @@ from typing import Any, ClassVar
 
 import cloudpickle
 
-from aioenv.definitions.inspection import LruCached, is_importable
-from aioenv.definitions.rebuild import reduce_code
+from aioenv.definitions.inspection import LruCached, is_definition, is_importable
+from aioenv.definitions.rebuild import member_of, reduce_code
 
 __all__ = ["LiveTable", "Table", "current", "dump_by_reference", "find", "use"]
 
@@ -156,11 +156,6 @@ def definition(token: bytes, number: int) -> Any:
     return find(token).definition(number)
 
 
-def member(kind: type[enum.Enum], name: str) -> enum.Enum:
-    """A member of an Enum, in messages."""
-    return kind._member_map_[name]
-
-
 def dump_by_reference(value: Any, table: Table) -> bytes:
     """Pickle a message with definitions as their numbers.
 
@@ -187,13 +182,11 @@ class _MessagePickler(cloudpickle.Pickler):  # type: ignore[misc]
         if reference is not None:
             return reference
         kind = type(obj)
+        if isinstance(obj, enum.Enum) and kind._member_map_.get(obj._name_ or "") is obj and is_definition(kind):
+            return member_of, (kind, obj._name_)  # by name: a value need not equal its copy
         if kind is types.FunctionType or issubclass(kind, type) or kind is LruCached:
             if is_importable(obj):
                 return NotImplemented
             reduced = table.reduce(obj)
             return super().reducer_override(obj) if reduced is NotImplemented else reduced
-        if issubclass(kind, enum.Enum) and kind.__reduce_ex__.__module__ == "enum":  # it would be found by its value
-            name = getattr(obj, "_name_", None)
-            if isinstance(name, str) and kind._member_map_.get(name) is obj:
-                return member, (kind, name)
         return NotImplemented

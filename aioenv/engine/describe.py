@@ -52,6 +52,4 @@ async def describe_env(
     except BaseException:
         await worker.kill()
         raise
-    finally:
-        code.program.release()
     return metadata._replace(spec=restore_values(metadata.spec, factory))

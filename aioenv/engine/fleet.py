@@ -30,7 +30,7 @@ from aioenv.host.description import EnvDescription
 from aioenv.host.physics.source import MujocoSource
 from aioenv.host.polling import MAX_POLL_S
 from aioenv.host.single.service import EnvService
-from aioenv.host.specs import SpecReader
+from aioenv.host.specs import restore_values
 from aioenv.host.vector.service import VectorService
 from aioenv.host.worker import run_here
 from aioenv.machine import usable_cpus
@@ -64,7 +64,6 @@ class FleetConfig(NamedTuple):
     """What a fleet is started with; see `AsyncVectorEnv`."""
 
     code: WorkerCode | None  # None: there are no workers
-    spec_reader: SpecReader
     num_workers: int
     start: str
     channel: str
@@ -194,6 +193,12 @@ class Fleet:
                 here=run_here if config.debug else None,
             )
             self.members.append(Member(worker, start, stop, SchemaTable(same)))
+
+    def forget_code(self) -> None:
+        """Let go of what workers are made from: none will be started any more."""
+        self._config = self._config._replace(code=None)
+        for member in self.members:
+            member.worker.forget_code()
 
     async def start(self) -> None:
         """Start all workers at once, and agree on spaces. If anything fails, or is cancelled, none is left.
@@ -373,7 +378,8 @@ class Fleet:
         self.steps_some = all(d.stepped_alone for d in descriptions)
         self.render_modes = [d.render_mode for d in descriptions]
         self.render_mode = first.render_mode
-        self.spec = self._config.spec_reader.restore(read(first.spec))
+        assert self._config.code is not None
+        self.spec = restore_values(read(first.spec), self._config.code.program.factories[0])
         self.sources = [d.source for d in descriptions]
         self.drawn_by = next((d.drawn_by for d in descriptions if d.drawn_by), "")
         if self._config.restart is not None and self._config.restart.resume:

@@ -67,7 +67,13 @@ class Lifecycle(Traces, Startable):
 
     async def _start_session(self, session: Session) -> None:
         path = wanted()
-        await session.start()
+        try:
+            await session.start()
+        except BaseException:
+            self._forget_code()
+            raise
+        if self._config.restart is None:
+            self._forget_code()
         if path is not None:
             assert session.schedule is not None
             self._trace_all(session.schedule, path)
@@ -91,7 +97,11 @@ class Lifecycle(Traces, Startable):
         Args:
             grace_s: in seconds; envs that write a video when they are closed, say, may want more than one.
         """
-        await self._close_once(partial(self._close, grace_s))
+        try:
+            await self._close_once(partial(self._close, grace_s))
+        finally:
+            if self.closed:
+                self._forget_code()
 
     async def _close(self, grace_s: float) -> None:
         assert self._session is not None
@@ -104,7 +114,15 @@ class Lifecycle(Traces, Startable):
         """Kill every process without waiting."""
         if self._session is not None:
             self._session.abandon()
+        self._forget_code()
         self._end_trace()
+
+    def _forget_code(self) -> None:
+        """Let go of the snapshot of the factories, and its memory: no worker is started from it any more."""
+        if self._config.code is not None:
+            self._config = self._config._replace(code=None)
+            if self._session is not None:
+                self._session.forget_code()
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else "running" if self._schedule is not None else "not started"

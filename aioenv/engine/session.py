@@ -137,8 +137,6 @@ class Session:
             painter=painter,
         )
         self.schedule.patience.pools = self.pools
-        if self._config.restart is None:
-            self._release()
 
     async def _start_drawing_fleet(self, pixels: RenderConfig) -> None:
         """Start the workers where they draw themselves, on the first OpenGL backend that works."""
@@ -247,12 +245,10 @@ class Session:
         ends += [pool.close() for pool in self.pools]
         await together(*ends)
 
-    def _release(self) -> None:
+    def forget_code(self) -> None:
         """Let go of the snapshot of the factories: no worker is started from it any more."""
-        for member in self.fleet.members:
-            member.worker.forget_code()
-        if self._config.code is not None:
-            self._config.code.program.release()
+        self._config = self._config._replace(code=None)
+        self.fleet.forget_code()
 
     def abandon(self) -> None:
         """Kill every process without waiting."""

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from gymnasium import Wrapper
 from gymnasium.envs.registration import EnvSpec
 
-__all__ = ["OmittedValue", "SpecReader", "restore_values", "spec_without_values"]
+__all__ = ["OmittedValue", "restore_values", "spec_without_values"]
 
 LARGE = 1 << 16  # bytes, from which on a value is not sent
 _LONG = 1 << 13  # elements, from which on a list is not searched
@@ -128,22 +128,6 @@ def _omit(value: Any) -> Any:
 
 
 # ------------------------------------------------------------ in the parent
-
-
-class SpecReader:
-    """Puts the caller's own values into the spec of the first env.
-
-    Args:
-        factory: the first factory, as the caller gave it; it is let go of when the spec has been read.
-    """
-
-    def __init__(self, factory: Any) -> None:
-        self._factory = factory
-
-    def restore(self, spec: Any) -> Any:
-        """The spec of the first env, as the worker sent it, with the values that can be found here."""
-        factory, self._factory = self._factory, None
-        return restore_values(spec, factory)
 
 
 def restore_values(spec: Any, factory: Any) -> Any:

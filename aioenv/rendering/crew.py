@@ -72,7 +72,7 @@ class Crew:
         self.backend = ""
         self.renderer = ""
         self.on_death: Callable[[Worker], None] = self.bring_back
-        self._program = Program([service], [(0, 1)])
+        self._program: Program | None = Program([service], [(0, 1)])
         self.count = count
         self._backends = backends
         self._devices = devices
@@ -130,6 +130,7 @@ class Crew:
 
     async def _start_all(self, backend: str) -> None:
         """Start the first worker, to see whether the backend works, and then the others."""
+        assert self._program is not None
         workers = [
             Worker(
                 dump_code(Shipped(0)),
@@ -160,9 +161,7 @@ class Crew:
             self.workers = []
             raise
         if self._restart is None:
-            for worker in workers:
-                worker.forget_code()
-            self._program.release()
+            self._forget_code()
         else:
             self.restarter = Restarter(
                 workers, self._restart, meaning=self._meaning, restore=_nothing, lost=lambda *_: None
@@ -194,9 +193,15 @@ class Crew:
             worker.abandon()
         self._let_go()
 
+    def _forget_code(self) -> None:
+        """Let go of the snapshot of the service: no worker is started from it any more."""
+        self._program = None
+        for worker in self.workers:
+            worker.forget_code()
+
     def _let_go(self) -> None:
         """Close the memory's descriptor: what is mapped lives as long as anybody has an array of it."""
-        self._program.release()
+        self._forget_code()
         memory, self.memory = self.memory, None
         for worker in self.workers:
             worker.memory = None  # or its next process would be given a descriptor that is closed

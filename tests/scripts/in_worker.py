@@ -953,7 +953,7 @@ class UsesLockAsDefault(Plain):
 
 @check
 def lock_as_a_default_that_is_used():
-    refused(UsesLockAsDefault, "lock of uses_lock_as_default.__defaults__")
+    refused(UsesLockAsDefault, "uses_lock_as_default.__defaults__[0]")
 
 
 class Packet(ctypes.Structure):
