@@ -330,3 +330,60 @@ def test_defaults_that_cannot_be_sent_are_errors_where_they_are_used(tmp_path):
     done = run_script(tmp_path, code)
     assert done.stdout.startswith("True\n"), done.stdout + done.stderr
     assert re.search(r"UnsendableError: Env\.__init__\.__defaults__\[0\], could not be sent .*lock", done.stdout)
+
+
+KEPT = """
+import gc
+import weakref
+
+import gymnasium as gym
+import numpy as np
+
+import aioenv.sync as sync
+
+
+class Env(gym.Env):
+    observation_space = action_space = gym.spaces.Discrete(9)
+    seen = weakref.WeakSet()
+
+    def reset(self, *, seed=None, options=None):
+        return 0, {}
+
+    def step(self, action):
+        return 0, 0.0, False, False, {}
+
+    def use(self, function):
+        Env.seen.add(function)
+        return function()
+
+    def alive(self):
+        gc.collect()
+        return len(Env.seen)
+
+
+class Later:
+    number = 4
+
+
+def make(array):
+    return lambda: (float(array.sum()), Later().number, Later)
+
+
+here = weakref.WeakSet()
+with sync.VectorEnv([Env] * 2, **OPTIONS) as envs:
+    envs.reset()
+    for index in range(5):
+        function = make(np.full(3, index))
+        here.add(function)
+        results = envs.call("use", function)
+        assert results == ((3.0 * index, 4, Later),) * 2, results
+        del function
+    gc.collect()
+    print(len(here), max(envs.call("alive")))
+"""
+
+
+@pytest.mark.parametrize("options", ["{'num_workers': 2}", "{'debug': True}"], ids=["processes", "debug"])
+def test_functions_in_messages_are_not_kept(options, tmp_path):
+    done = run_script(tmp_path, KEPT.replace("**OPTIONS", f"**{options}"))
+    assert done.stdout == "0 0\n", done.stdout + done.stderr

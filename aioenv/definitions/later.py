@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import types
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from aioenv.definitions.collect import Collector
 from aioenv.definitions.emit import Emitter
 from aioenv.definitions.entries import Entry, Namespace, Selection, name_of
 from aioenv.definitions.inspection import MAIN_NAMES
-from aioenv.definitions.restore import late, worker_global
+from aioenv.definitions.restore import late, passing, worker_global
 from aioenv.definitions.table import Table
 from aioenv.errors import warn_caller
 
@@ -76,10 +76,36 @@ class ParentTable(Table):
         return (worker_global, (name,)) if name in known and _is_held(known[name], value) else None
 
     def reduce(self, value: Any) -> Any:
-        """Pickle a definition that not all workers have, so that each of them makes it once."""
+        """Pickle a definition that not all workers have.
+
+        Each worker makes a class, or a function of a module, once. A lambda or a function within a function is made for
+        each message, and nobody keeps it: a new one may come with every message.
+        """
+        collector, selection = self._collect(value)
+        if _is_passing(value):
+            for made in selection.definitions:
+                if not _is_passing(made):
+                    self.reduce(made)
+            reference = self.refer(value)
+            if reference is not None:  # one of these has brought it
+                return reference
+            collector, selection = self._collect(value)
+            code = self._emit(collector, selection, lambda _: -1)
+            return passing, (self.token, selection.definitions.index(value), code)
+        code = self._emit(collector, selection, self.enter)
+        for made in selection.definitions:
+            number = self.enter(made)
+            self._late[number] = late, (self.token, number, code)
+        return self.refer(value)
+
+    def _collect(self, value: Any) -> tuple[Collector, Selection]:
         collector = Collector(self)
         collector.imports.update(self._imports)
-        definitions, entries = collector.select([collector.reach(value)])
+        return collector, collector.select([collector.reach(value)])
+
+    def _emit(self, collector: Collector, selection: Selection, number: Callable[[Any], int]) -> tuple[bytes, Any]:
+        """The pickles of definitions, and what their entries are."""
+        definitions, entries = selection
         for name in map(name_of, filter(self._is_anew, definitions)):
             warn_caller(
                 f"{name} was defined anew after the vector env was made: its workers keep the one that they "
@@ -98,12 +124,8 @@ class ParentTable(Table):
                 if entry.target.kind == "main":
                     self._late_globals[entry.name] = _held(entry.value)
         emitter = Emitter(collector, None)
-        told = emitter.emit_definitions(Selection(definitions, entries), self.enter)
-        code = emitter.file.getvalue(), told
-        for made in definitions:
-            number = self.enter(made)
-            self._late[number] = late, (self.token, number, code)
-        return self.refer(value)
+        told = emitter.emit_definitions(Selection(definitions, entries), number)
+        return emitter.file.getvalue(), told
 
     def _is_anew(self, value: Any) -> bool:
         """Whether workers have another definition under this name in the main module."""
@@ -132,6 +154,11 @@ class ParentTable(Table):
         known = self._globals or {}
         then = known.get(entry.name, self._late_globals.get(entry.name, _NEVER))
         return then is not _NEVER and not _is_held(then, entry.value)
+
+
+def _is_passing(value: Any) -> bool:
+    """Whether it is a lambda, or a function within a function."""
+    return not isinstance(value, type) and "<" in name_of(value)
 
 
 _NEVER = object()

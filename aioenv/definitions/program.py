@@ -133,16 +133,14 @@ class Program:
             except Exception as exc:
                 raise _unsendable(index, f"{exc}") from exc
             if isinstance(factory, types.FunctionType):
-                self._check_own_values(factory, roots[id(factory)], index)
+                self._check_own_values(factory, index)
         return roots
 
-    def _check_own_values(self, factory: types.FunctionType, root: Root, index: int) -> None:
-        """Raise if a factory's own closure or defaults can't be sent: it would fail as soon as it is called."""
+    def _check_own_values(self, factory: types.FunctionType, index: int) -> None:
+        """Raise if a factory's own closure can't be sent: it would fail as soon as it is called."""
         cells = factory.__closure__ or ()
         for entry in self._collector.needed_by(factory):
-            defaults = entry.target is factory and entry.name in ("__defaults__", "__kwdefaults__")
-            own = defaults or any(entry.target is cell for cell in cells)
-            if entry.error is not None and own:
+            if entry.error is not None and any(entry.target is cell for cell in cells):
                 raise _unsendable(index, f"{entry.describe()}: {entry.error}")
 
     def _code(self, factories: Sequence[Any], roots: dict[int, Root], start: int, stop: int) -> Code:

@@ -31,6 +31,7 @@ __all__ = [
     "late",
     "namespace_module",
     "namespace_values",
+    "passing",
     "restore",
     "shipped",
     "worker_global",
@@ -297,11 +298,11 @@ class _ViewFile:
 
 def _load_definitions(
     load: Callable[[], Any], entries: Sequence[tuple[str, str, str]], table: Table, *, keeps: bool = False
-) -> None:
+) -> list[Any]:
     """Load definitions into the table and their namespaces; with `keeps` globals that are there already stay."""
     before, _state.namespaces = _state.namespaces, {}
     try:
-        definitions = load()  # empty
+        definitions: list[Any] = load()  # empty
         for entry in entries:
             try:
                 kind, target, name, value = load()
@@ -315,13 +316,14 @@ def _load_definitions(
     finally:
         _state.namespaces = before
     for number, value in listed:
-        table.add(number, value)
+        if number >= 0:
+            table.add(number, value)
     for cls, registered in registries:
         for subclass in registered:
             cls.register(subclass)
     for cls in hooked:
         run_hook(cls)
-    del definitions
+    return definitions
 
 
 def _apply(kind: str, target: Any, name: str, value: Any) -> None:
@@ -390,6 +392,19 @@ def late(token: bytes, number: int, code: tuple[Any, ...]) -> Any:
         pickles, entries = code
         _load_definitions(pickle.Unpickler(io.BytesIO(pickles)).load, entries, table, keeps=True)
     return table.definition(number)
+
+
+def passing(token: bytes, index: int, code: tuple[Any, ...]) -> Any:
+    """A function that came after the snapshot, and that nobody keeps.
+
+    Args:
+        token: of the table.
+        index: its place among the definitions that come with it.
+        code: pickles, and their entries.
+    """
+    pickles, entries = code
+    load = pickle.Unpickler(io.BytesIO(pickles)).load
+    return _load_definitions(load, entries, find(token), keeps=True)[index]
 
 
 def worker_global(name: str, *value: Any) -> Any:

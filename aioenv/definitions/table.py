@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import io
+import itertools
 import pickle
 import sys
 import threading
@@ -106,20 +107,21 @@ class LiveTable(Table):
     def __init__(self, token: bytes, factories: Iterable[Any]) -> None:
         super().__init__(token)
         self.factories = list(factories)
+        self._objects: Any = weakref.WeakValueDictionary()  # a new function may come with every message
+        self._count = itertools.count()
 
     def number_of(self, value: Any) -> int | None:
         """As `Table`; a class, a function or a decorated callable enters the table by itself."""
         number = self._numbers.get(id(value))
-        if number is not None:
+        if number is not None and self._objects.get(number) is value:
             return number
         kind = type(value)
         if kind is types.FunctionType or issubclass(kind, type) or kind is LruCached:
-            known = is_importable(value)
-        else:
-            known = kind is not partial or not _is_global(value)
-        if known:
+            if is_importable(value):
+                return None
+        elif kind is not partial or not _is_global(value):
             return None
-        number = len(self._objects)
+        number = next(self._count)
         self.add(number, value)
         return number
 
