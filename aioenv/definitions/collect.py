@@ -78,7 +78,7 @@ class Collector:
         return root
 
     def select(self, roots: Iterable[Root]) -> Selection:
-        """What some roots need, and what that needs in turn."""
+        """Select all that some roots need, directly or through others."""
         chosen: dict[int, Any] = {}
         todo: list[Any] = [*roots]
         while todo:
@@ -93,7 +93,7 @@ class Collector:
         return Selection(found, entries)
 
     def kind_of(self, namespace: Namespace) -> str:
-        """What a namespace is to the receiver: a copy takes the place of a module that nothing imports there."""
+        """The kind of a namespace in the receiver: a module that nothing else imports there is replaced by a copy."""
         if namespace.kind != "copy":
             return namespace.kind
         return "import" if namespace.name in self.imports else "private"
@@ -172,7 +172,7 @@ class Collector:
             entry.value = tuple(sent(f"{entry.name}[{index}]", item) for index, item in enumerate(value))
         return found
 
-    def meet(self, obj: Any) -> bool:
+    def note(self, obj: Any) -> bool:
         """Note a definition; True if it is new."""
         if id(obj) in self._seen:
             return False
@@ -380,12 +380,12 @@ class _ByName(NamedTuple):
 
 
 class _MainName(NamedTuple):
-    """What an `EnvSpec` names in the main module ("__main__:Env")."""
+    """A name in the main module that an `EnvSpec` refers to ("__main__:Env")."""
 
     name: str
 
 
-# What a namespace of the receiver has of its own.
+# Names that every namespace of the receiver has already.
 _GIVEN = frozenset(("__builtins__", "__name__", "__file__", "__loader__", "__spec__", "__package__"))
 _ATOMS = frozenset((int, float, complex, bool, str, bytes, type(None), type(...), type(NotImplemented)))
 
@@ -440,15 +440,15 @@ class _Trial(DefinitionPickler):
         missing = _missing(obj) if isinstance(obj, type) else None
         if missing is not None:
             raise pickle.PicklingError(f"{obj!r} is made from {missing!r}, which can't be imported by its name")
-        return self._meet(obj)
+        return self._note(obj)
 
     def module(self, obj: types.ModuleType) -> Any:
         self._collector.module_namespace(obj)
-        return self._meet(obj)
+        return self._note(obj)
 
-    def _meet(self, obj: Any) -> Any:
+    def _note(self, obj: Any) -> Any:
         self.mentioned[id(obj)] = obj
-        if self._collector.meet(obj):
+        if self._collector.note(obj):
             self.found.append(obj)
         return _nothing, ()
 

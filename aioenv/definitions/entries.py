@@ -1,4 +1,4 @@
-"""What a snapshot is made of: definitions, the values that they need, and the namespaces of their functions."""
+"""The parts of a snapshot: definitions, the values that they need, and the namespaces of their functions."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Entry:
         self.index = 0
 
     def describe(self) -> str:
-        """What it is, for errors."""
+        """Name the value and its user, for errors."""
         return explain(self.kind, self.name, self.user)
 
 

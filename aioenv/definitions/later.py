@@ -11,7 +11,7 @@ from aioenv.definitions.collect import Collector
 from aioenv.definitions.emit import Emitter
 from aioenv.definitions.entries import Entry, Namespace, Selection, name_of
 from aioenv.definitions.inspection import MAIN_NAMES
-from aioenv.definitions.restore import late, passing, worker_global
+from aioenv.definitions.restore import late, make_transient, worker_global
 from aioenv.definitions.table import Table
 from aioenv.errors import warn_caller
 
@@ -39,7 +39,7 @@ class ParentTable(Table):
         return number
 
     def note(self, selection: Selection, imports: Iterable[str]) -> None:
-        """Remember what some workers have.
+        """Remember the definitions of some workers, and the values of their globals.
 
         Args:
             selection: the definitions, and what they need.
@@ -62,7 +62,7 @@ class ParentTable(Table):
         self._globals = values if known is None else {name: known[name] for name in values if name in known}
 
     def refer(self, value: Any) -> Any:
-        """As `Table`; what only some workers have travels with what it takes to make it."""
+        """As `Table`; a definition that only some workers have travels with its code."""
         number = self.number_of(value)
         if number is None:
             return None
@@ -78,20 +78,20 @@ class ParentTable(Table):
     def reduce(self, value: Any) -> Any:
         """Pickle a definition that not all workers have.
 
-        Each worker makes a class, or a function of a module, once. A lambda or a function within a function is made for
-        each message, and nobody keeps it: a new one may come with every message.
+        Each worker makes a class, or a top-level function, once. A lambda or a local function is made for each message
+        and kept by no table, since every message may bring a new one.
         """
         collector, selection = self._collect(value)
-        if _is_passing(value):
+        if _is_local(value):
             for made in selection.definitions:
-                if not _is_passing(made):
+                if not _is_local(made):
                     self.reduce(made)
             reference = self.refer(value)
             if reference is not None:  # one of these has brought it
                 return reference
             collector, selection = self._collect(value)
             code = self._emit(collector, selection, lambda _: -1)
-            return passing, (self.token, selection.definitions.index(value), code)
+            return make_transient, (self.token, selection.definitions.index(value), code)
         code = self._emit(collector, selection, self.enter)
         for made in selection.definitions:
             number = self.enter(made)
@@ -104,7 +104,7 @@ class ParentTable(Table):
         return collector, collector.select([collector.reach(value)])
 
     def _emit(self, collector: Collector, selection: Selection, number: Callable[[Any], int]) -> tuple[bytes, Any]:
-        """The pickles of definitions, and what their entries are."""
+        """The pickles of definitions, and the descriptions of their entries."""
         definitions, entries = selection
         for name in map(name_of, filter(self._is_anew, definitions)):
             warn_caller(
@@ -156,7 +156,7 @@ class ParentTable(Table):
         return then is not _NEVER and not _is_held(then, entry.value)
 
 
-def _is_passing(value: Any) -> bool:
+def _is_local(value: Any) -> bool:
     """Whether it is a lambda, or a function within a function."""
     return not isinstance(value, type) and "<" in name_of(value)
 

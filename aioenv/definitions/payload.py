@@ -1,4 +1,4 @@
-"""Memory for what of a snapshot is too large for messages: written once, and mapped by every worker."""
+"""Memory for the parts of a snapshot that are too large for messages: written once, and mapped by every worker."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ALIGN = 4096
 
 
 class Payload:
-    """Memory for what is too large for messages; each buffer is in it once. What workers have mapped outlives it.
+    """Memory for large pickles and buffers; each buffer is in it once. The mappings of workers outlive it.
 
     Args:
         token: what it begins with.

@@ -1,4 +1,4 @@
-"""What the picklers of definitions have in common, and how kinds of objects travel that pickle does not know."""
+"""The base of the picklers of definitions, and reducers for kinds of objects that pickle can't handle."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""In the parent: the code of one vector env, as a snapshot for its workers, and the messages between them."""
+"""In the parent: the snapshot of the code of one vector env, for its workers."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import secrets
@@ -30,9 +31,9 @@ _LARGE_PICKLE = 1 << 20
 
 
 class Program:
-    """What workers are made from: the factories of a vector env, and what they reach.
+    """A snapshot of the factories of a vector env, and of all that they reach.
 
-    The snapshot is taken here; what the script changes later changes nothing.
+    It is taken by the constructor; later changes in the script do not affect it.
 
     Args:
         factories: functions, one a row of any worker; or other objects that workers are to have (see `Shipped`).
@@ -65,26 +66,14 @@ class Program:
         token = secrets.token_bytes(HEAD)
         if live:
             self.table: Table = LiveTable(token, factories)
-            self._look_through(factories)
+            _look_through(factories)
             return
-        self.table = self._definitions = ParentTable(token)
-        self._main = _main()
+        self.table = table = ParentTable(token)
         self._memory = Payload(token)
-        self._collector = Collector()
-        self._collected: dict[tuple[int, ...], _Collected] = {}
-        self._factory_parts: dict[tuple[int, ...], Part] = {}
-        try:
-            self._registered, self._sent_specs = self._reach_registered()
-            roots = self._reach(factories)
-            codes = [self._code(factories, roots, start, stop) for start, stop in spans]
-        finally:
-            imports = self._collector.imports
-            del self._collected, self._factory_parts, self._collector, self._registered, self._sent_specs
-        place, located = self._memory.finish(), _located(imports)
-        self._codes = [code._replace(place=place, located=located) for code in codes]
+        self._codes = _Writer(table, self._memory, self._names, self._specs).write(factories, spans)
 
     def code(self, worker: int) -> Code:
-        """What a worker is made from. It is of use as long as this program is kept."""
+        """The code of a worker; it can be used as long as this program is kept."""
         if isinstance(self.table, LiveTable):
             return Code(self.table.token, slice(*self._spans[worker]))
         return self._codes[worker]
@@ -99,22 +88,48 @@ class Program:
         made_from = self.factories, self._spans, self._names, self._specs, isinstance(self.table, LiveTable)
         return _made_anew, (_dump_by_value(made_from),)
 
-    # ------------------------------------------------------------ the snapshot
 
-    def _look_through(self, factories: Sequence[Any]) -> None:
-        """Pickle live factories for trial: shared statistics among their arguments make themselves known then."""
-        collector = Collector()
-        for factory in {id(f): f for f in factories}.values():
-            try:
-                collector.reach(factory)
-            except Exception:
-                continue
+def _look_through(factories: Sequence[Any]) -> None:
+    """Pickle live factories for trial: shared statistics among their arguments make themselves known then."""
+    collector = Collector()
+    for factory in {id(f): f for f in factories}.values():
+        with contextlib.suppress(Exception):
+            collector.reach(factory)
 
-    def _reach_registered(self) -> tuple[list[Root], list[tuple[str, Any]]]:
+
+class _Writer:
+    """Takes one snapshot.
+
+    Args:
+        table: for the definitions.
+        memory: for large pickles and buffers.
+        names, specs: see `Program`.
+    """
+
+    def __init__(
+        self, table: ParentTable, memory: Payload, names: Sequence[str], specs: Sequence[tuple[str, Any]]
+    ) -> None:
+        self._table, self._memory = table, memory
+        self._main = _main()
+        self._collector = Collector()
+        self._collected: dict[tuple[int, ...], _Collected] = {}
+        self._factory_parts: dict[tuple[int, ...], Part] = {}
+        self._registered, self._specs = self._reach_registered(names, specs)
+
+    def write(self, factories: Sequence[Any], spans: Sequence[tuple[int, int]]) -> list[Code]:
+        """The code of each worker."""
+        roots = self._reach(factories)
+        codes = [self._code(factories, roots, start, stop) for start, stop in spans]
+        place, located = self._memory.finish(), _located(self._collector.imports)
+        return [code._replace(place=place, located=located) for code in codes]
+
+    def _reach_registered(
+        self, names: Sequence[str], specs: Sequence[tuple[str, Any]]
+    ) -> tuple[list[Root], list[tuple[str, Any]]]:
         """Collect what registered specs reach; in place of one that can't be sent stands the reason."""
-        roots = [self._collector.reach_global(name) for name in self._names]
+        roots = [self._collector.reach_global(name) for name in names]
         sent = []
-        for env_id, spec in self._specs:
+        for env_id, spec in specs:
             try:
                 roots.append(self._collector.reach(spec))
                 sent.append((env_id, spec))
@@ -167,18 +182,18 @@ class Program:
             return self._collected[key]
         selection = collector.select([*roots, *self._registered])
         emitter, large = self._emitter()
-        entries = emitter.emit_definitions(selection, self._definitions.enter)
+        entries = emitter.emit_definitions(selection, self._table.enter)
         part = self._memory_part(emitter, large)
-        self._definitions.note(selection, collector.imports)
+        self._table.note(selection, collector.imports)
         code = Code(
-            self.table.token,
+            self._table.token,
             None,
             self._main,
             tuple(n.name for n in collector.namespaces.values() if n.kind == "module"),
             lines=[*source_lines(selection.definitions).items()],
             entries=entries,
             definitions=part,
-            specs=[(env_id, self._spec_part(emitter, spec)) for env_id, spec in self._sent_specs],
+            specs=[(env_id, self._spec_part(emitter, spec)) for env_id, spec in self._specs],
         )
         found = self._collected[key] = _Collected(emitter, code)
         return found

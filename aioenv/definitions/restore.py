@@ -29,9 +29,9 @@ __all__ = [
     "Shipped",
     "explain",
     "late",
+    "make_transient",
     "namespace_module",
     "namespace_values",
-    "passing",
     "restore",
     "shipped",
     "worker_global",
@@ -39,7 +39,7 @@ __all__ = [
 
 
 class MainModule(NamedTuple):
-    """What the parent's main module is to code that asks."""
+    """The attributes of the parent's main module."""
 
     name: str  # "__mp_main__" in a process that multiprocessing has spawned
     file: str | None
@@ -55,7 +55,7 @@ class Located(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Memory of the parent that holds what is too large for a message."""
+    """Memory of the parent with pickles and buffers that are too large for a message."""
 
     path: str
     size: int
@@ -69,7 +69,7 @@ class Part(NamedTuple):
 
 
 class Code(NamedTuple):
-    """What a worker is made from: a snapshot of definitions, and its own factories."""
+    """All that a worker needs to make its envs: a snapshot of definitions, and its own factories."""
 
     token: bytes
     live: slice | None = None  # of the factories of a worker that is a thread of its parent, which has no snapshot
@@ -89,7 +89,7 @@ HEAD = 16  # a place begins with its table's token
 
 
 def explain(kind: str, name: str, user: str) -> str:
-    """What a value is that a definition needs, for errors."""
+    """Name a value that a definition needs, and its user, for errors."""
     if kind == "global":
         return f"global {name}, used by {user}"
     if kind == "cell":
@@ -394,8 +394,8 @@ def late(token: bytes, number: int, code: tuple[Any, ...]) -> Any:
     return table.definition(number)
 
 
-def passing(token: bytes, index: int, code: tuple[Any, ...]) -> Any:
-    """A function that came after the snapshot, and that nobody keeps.
+def make_transient(token: bytes, index: int, code: tuple[Any, ...]) -> Any:
+    """Make a function that came after the snapshot, for one message; no table keeps it.
 
     Args:
         token: of the table.
@@ -408,6 +408,6 @@ def passing(token: bytes, index: int, code: tuple[Any, ...]) -> Any:
 
 
 def worker_global(name: str, *value: Any) -> Any:
-    """What a name stands for in this process's main module; if it has none, a value."""
+    """The value of a name in this process's main module; if it has none, the one that is given."""
     values = vars(sys.modules["__main__"])
     return values.setdefault(name, *value) if value else values[name]

@@ -62,12 +62,12 @@ class Table:
         return len(self._objects)
 
     def refer(self, value: Any) -> Any:
-        """How a definition is pickled that the receiver has; None if it has it not, or it is no definition."""
+        """Reduce a definition that the receiver has; None if it does not have it, or if this is no definition."""
         number = self.number_of(value)
         return None if number is None else (definition, (self.token, number))
 
     def refer_global(self, value: Any, name: str) -> Any:
-        """How a global of the main module is pickled that the receiver has; None if it has it not."""
+        """Reduce a global of the main module that the receiver has; None if it does not have it."""
         return None
 
     def has(self, number: int) -> bool:
@@ -79,7 +79,7 @@ class Table:
         return self._objects[number]
 
     def reduce(self, value: Any) -> Any:
-        """How a definition that the table does not have is pickled; NotImplemented: as cloudpickle does."""
+        """Reduce a definition that the table does not have; NotImplemented leaves it to cloudpickle."""
         return NotImplemented
 
     def dumps(self, value: Any) -> bytes:

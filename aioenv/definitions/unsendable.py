@@ -1,4 +1,4 @@
-"""What stands in a worker for a value that could not be sent there: an error to whoever uses it."""
+"""The placeholder of a value that could not be sent to a worker: using it raises an error."""
 
 from __future__ import annotations
 

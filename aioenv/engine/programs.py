@@ -13,7 +13,7 @@ __all__ = ["WorkerCode", "make_program"]
 
 
 class WorkerCode(NamedTuple):
-    """What the workers of a vector env are made from.
+    """All that the workers of a vector env are started with.
 
     Attributes:
         program: the factories, and what they reach.
