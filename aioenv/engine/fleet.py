@@ -14,9 +14,10 @@ import numpy.typing as npt
 from gymnasium import Space
 from gymnasium.spaces.utils import is_space_dtype_shape_equiv
 from gymnasium.vector import AutoresetMode
-from gymnasium.vector.utils import batch_differing_spaces, batch_space
+from gymnasium.vector.utils import batch_differing_spaces
 
 from aioenv.batching.infos import Schema
+from aioenv.batching.large_boxes import batch, packed
 from aioenv.batching.layout import Layout, Leaf
 from aioenv.batching.merge import SchemaTable
 from aioenv.batching.plane import Lane, Plane, choose_plane
@@ -243,7 +244,7 @@ class Fleet:
             The number of the leaf.
         """
         self.single_observation_space = space
-        self.observation_space = batch_space(space, self.members[-1].stop)
+        self.observation_space = batch(space, self.members[-1].stop)
         self.observations = Layout(space)
         path = "" if key is None else f"[{key!r}]"
         (number,) = (i for i, leaf in enumerate(self.received.leaves) if leaf.path == path)
@@ -269,7 +270,7 @@ class Fleet:
             worker: this one.
             as_it_has: whether the spaces are known to be those of its first env, so that they need not travel.
         """
-        spaces = (None, None) if as_it_has else (self.received.space, self.single_action_space)
+        spaces = (None, None) if as_it_has else (packed(self.received.space), packed(self.single_action_space))
         plan = () if self.seed_plan is None else (self.seed_plan,)
         return await worker.call("configure", *spaces, *self._configuration, worker.slots[0], *plan)
 
@@ -398,11 +399,11 @@ class Fleet:
             "observation", observation_spaces, self.single_observation_space, same=mode == "same", whose=whose
         )
         if mode == "same":
-            self.observation_space = batch_space(self.single_observation_space, n)
+            self.observation_space = batch(self.single_observation_space, n)
         elif mode == "different":
             self.observation_space = batch_differing_spaces(observation_spaces)
         self.single_action_space = action_spaces[0]
-        self.action_space = batch_space(self.single_action_space, n)
+        self.action_space = batch(self.single_action_space, n)
         self.observations = self.received = Layout(self.single_observation_space)
         self.instead = {}
         self.actions = Layout(self.single_action_space)

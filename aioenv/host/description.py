@@ -10,6 +10,7 @@ import numpy.typing as npt
 from gymnasium import Env, Space, Wrapper
 from gymnasium.vector import VectorEnv
 
+from aioenv.batching.large_boxes import packed
 from aioenv.host.physics.source import MujocoSource, find_source
 from aioenv.host.specs import spec_without_values
 from aioenv.host.states.checkpoint import RowCheckpoint
@@ -68,6 +69,7 @@ def describe_envs(
         with_spec: whether to read the spec of the first.
     """
     first = envs[0]
+    observations, actions = dumped_space(first, "observation_space"), dumped_space(first, "action_space")
     descriptions = []
     sources: dict[MujocoSource, MujocoSource] = {}  # equal ones travel once
     for row, env in enumerate(envs):
@@ -78,10 +80,8 @@ def describe_envs(
             source = sources.setdefault(source, source)
         descriptions.append(
             EnvDescription(
-                None
-                if known and env.observation_space == first.observation_space
-                else dumped_space(env, "observation_space"),
-                None if known and env.action_space == first.action_space else dumped_space(env, "action_space"),
+                _unlike(env, first, "observation_space", observations) if known else observations,
+                _unlike(env, first, "action_space", actions) if known else actions,
                 picklable_items(env.metadata),
                 env.render_mode,
                 dumped(spec_without_values(env)) if with_spec and not known else None,
@@ -93,6 +93,14 @@ def describe_envs(
             )
         )
     return descriptions
+
+
+def _unlike(env: Any, first: Any, name: str, of_first: bytes) -> bytes | None:
+    """One of the spaces of an env, pickled; None if it equals that of the first, whose pickle this is."""
+    space = getattr(env, name)
+    if space is getattr(first, name) or dumped(packed(space)) == of_first or space == getattr(first, name):
+        return None
+    return dumped_space(env, name)
 
 
 def layers_of(env: Any) -> tuple[tuple[int, str], ...]:
@@ -151,7 +159,7 @@ def dumped_space(env: Any, name: str) -> bytes:
     """One of the spaces of an env, pickled; a TypeError, which says what to do, if it can't travel."""
     space: Space[Any] = getattr(env, name)
     try:
-        return dump(space)
+        return dump(packed(space))
     except Exception as exc:
         raise TypeError(
             f"the {name} of the env {env!r} does not pickle, so this process can't tell it to its parent: {exc}. "

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from gymnasium import Env, Space
 
+from aioenv.batching.large_boxes import packed
 from aioenv.host import running
 from aioenv.host.description import picklable_items
 from aioenv.host.physics.source import dump_model
@@ -101,8 +102,8 @@ def _describe(env: Env[Any, Any]) -> EnvMetadata:
     except Exception:
         spec = None
     return EnvMetadata(
-        observation_space=env.observation_space,
-        action_space=env.action_space,
+        observation_space=packed(env.observation_space),
+        action_space=packed(env.action_space),
         spec=spec,
         reward_range=None if reward_range is None else (float(reward_range[0]), float(reward_range[1])),
         reward_threshold=reward_threshold,

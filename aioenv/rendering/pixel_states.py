@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
-from gymnasium.vector.utils import batch_space
 
+from aioenv.batching.large_boxes import batch
 from aioenv.host.physics.batch import find_physics
 from aioenv.host.vector.access import steps_some
 from aioenv.host.vector.making import make_vector_env
@@ -57,7 +57,7 @@ class PixelStates(VectorWrapper[Any, Any, Any, Any, Any]):
         self._merges = isinstance(env.single_observation_space, spaces.Dict)
         state = spaces.Box(-np.inf, np.inf, (physics.source.state_size,), np.float64)
         self.single_observation_space = space_beside(env.single_observation_space, state, config)
-        self.observation_space = batch_space(self.single_observation_space, env.num_envs)
+        self.observation_space = batch(self.single_observation_space, env.num_envs)
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Begin episodes."""

@@ -12,8 +12,8 @@ import numpy as np
 from gymnasium import Space
 from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 from gymnasium.vector import AutoresetMode
-from gymnasium.vector.utils import batch_space
 
+from aioenv.batching.large_boxes import batch
 from aioenv.batching.layout import Layout
 from aioenv.engine.episodes import SoloWatch
 from aioenv.engine.fleet import FleetConfig
@@ -243,7 +243,7 @@ class SoloLife:
         self._pixels_pool = late_pool([self._physics.source] * self.num_envs, pixels, self._config, self._timeout_s)
         await self._pixels_pool.start()
         key, space = in_place(self.single_observation_space, pixels)
-        self.single_observation_space, self.observation_space = space, batch_space(space, self.num_envs)
+        self.single_observation_space, self.observation_space = space, batch(space, self.num_envs)
         self.observations = Layout(space)
         self._flights.painter = ResultPainter(self._pixels_pool, key, self._not_drawn)
 
