@@ -17,7 +17,7 @@ HOUSE = Path(aioenv.__file__).parent
 # top to bottom
 ROOMS = (
     "cli testing adapters sync loops make native_vector_env vector_env creator engine rendering workers host native "
-    "envs stats assign batching memory frame_io wire definitions trace nested machine "
+    "envs stats assign batching memory descriptors frame_io wire definitions trace nested machine "
     "mujoco_clock requirements speedups errors"
 ).split()
 STRANGERS = {"workers", "host"}

@@ -22,11 +22,24 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from aioenv import nested
+from aioenv.descriptors import receive
 from aioenv.host import boot
 from aioenv.host.boot import IGNORABLE
 from aioenv.host.descriptors import expect_pipes
 from aioenv.host.mujoco_import import prepare_mujoco
-from aioenv.wire.orders import SIZE, Exited, Fork, Forked, Guard, Importing, Refused, Release, Unfit, pack, unpack
+from aioenv.wire.orders import (
+    SIZE,
+    Exited,
+    Fork,
+    Forked,
+    Guard,
+    Importing,
+    Refused,
+    Release,
+    Unfit,
+    pack,
+    unpack,
+)
 
 __all__ = ["main"]
 
@@ -104,12 +117,12 @@ class Server:
     def _receive(self) -> tuple[Any, list[int], bool]:
         """The next order, the descriptors beside it, and whether that is all of them; (None, …) at the end."""
         try:
-            head, fds, flags, _ = socket.recv_fds(self._control, SIZE.size, _MAX_FDS)
+            head, fds, complete = receive(self._control, SIZE.size, _MAX_FDS)
             if len(head) < SIZE.size:
                 return None, fds, True
             size = SIZE.unpack(head)[0]
             order = unpack(self._control.recv(size, socket.MSG_WAITALL))
-            return order, fds, not flags & socket.MSG_CTRUNC
+            return order, fds, complete
         except ConnectionError:
             return None, [], True
 
@@ -333,6 +346,7 @@ def main(parent_pid: int, control_fd: int) -> None:
     for name in ("SIGINT", *IGNORABLE):  # what is told to every process of a job, say: it ends with its parent
         signal.signal(getattr(signal, name), signal.SIG_IGN)
     expect_pipes()
+    os.set_inheritable(control_fd, False)  # it was, to get here
     server = Server(socket.socket(fileno=control_fd), parent_pid)
     ends = server.serve()
     if ends is None:

@@ -10,7 +10,19 @@ import pickle
 import struct
 from typing import Any, NamedTuple
 
-__all__ = ["SIZE", "Exited", "Fork", "Forked", "Guard", "Importing", "Refused", "Release", "Unfit", "pack", "unpack"]
+__all__ = [
+    "SIZE",
+    "Exited",
+    "Fork",
+    "Forked",
+    "Guard",
+    "Importing",
+    "Refused",
+    "Release",
+    "Unfit",
+    "pack",
+    "unpack",
+]
 
 SIZE = struct.Struct("<I")
 

@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from aioenv import nested
+from aioenv.descriptors import receive
 from aioenv.errors import WorkerStartError
 from aioenv.memory import Marker
 from aioenv.wire.orders import SIZE, Fork, Forked, Importing, Refused, Unfit, unpack
@@ -286,7 +287,7 @@ async def _receive(loop: asyncio.AbstractEventLoop, sock: socket.socket) -> tupl
         if not loop.is_closed():
             loop.remove_reader(fd)
     try:
-        data, fds, _, _ = socket.recv_fds(sock, 4096, 1)
+        data, fds, _ = receive(sock, 4096, 1)
     except ConnectionError:
         return b"", []
     return data, fds
