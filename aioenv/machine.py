@@ -50,9 +50,11 @@ def cpu_quota(mount: Path = _MOUNT, membership: Path = _MEMBERSHIP) -> float | N
     for group in _groups(mount, membership, "cpu"):
         with contextlib.suppress(OSError, ValueError):
             if (both := group / "cpu.max").exists():
-                quota, period = both.read_text().split()
+                quota, period = both.read_text(encoding="utf-8").split()
             else:
-                quota, period = ((group / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
+                quota, period = (
+                    (group / f"cpu.cfs_{name}_us").read_text(encoding="utf-8") for name in ("quota", "period")
+                )
             if quota != "max" and int(quota) > 0:
                 quotas.append(int(quota) / int(period))
     return min(quotas, default=None)
@@ -71,7 +73,7 @@ def oom_kills(mount: Path = _MOUNT, membership: Path = _MEMBERSHIP) -> int | Non
     for group in _groups(mount, membership, "memory"):
         for name in ("memory.events", "memory.oom_control"):
             with contextlib.suppress(OSError, ValueError):
-                for line in (group / name).read_text().splitlines():
+                for line in (group / name).read_text(encoding="utf-8").splitlines():
                     if line.startswith("oom_kill "):
                         return int(line.split()[1])
     return None
@@ -84,7 +86,7 @@ def _groups(mount: Path, membership: Path, controller: str) -> Iterator[Path]:
     whatever the path to it says.
     """
     with contextlib.suppress(OSError):
-        for line in membership.read_text().splitlines():
+        for line in membership.read_text(encoding="utf-8", errors="surrogateescape").splitlines():
             number, names, path = line.split(":", 2)
             if number == "0":
                 root = mount

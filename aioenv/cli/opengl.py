@@ -100,7 +100,7 @@ def probe_opengl(backend: str, timeout_s: float = PROBE_TIMEOUT_S, device: int |
             env={**os.environ, **environment(backend, device)},
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            text=True,
+            encoding="utf-8",
             errors="replace",  # drivers say what they like
             timeout=timeout_s,
         )

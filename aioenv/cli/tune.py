@@ -154,7 +154,7 @@ def run(args: argparse.Namespace) -> int:
         if args.json is not None:
             args.json.parent.mkdir(parents=True, exist_ok=True)
             content = {"machine": report.machine(), "env": args.env, "num_envs": args.num_envs, "best": settings}
-            args.json.write_text(json.dumps({**content, "stages": search.stages}, indent=1) + "\n")
+            args.json.write_text(json.dumps({**content, "stages": search.stages}, indent=1) + "\n", encoding="utf-8")
     for name, note in NOTES.items():
         if name in settings and settings[name] == note[0]:
             print(f"\n{note[1]}")

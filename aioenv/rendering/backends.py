@@ -124,7 +124,11 @@ def find_gpus(root: Path = Path("/")) -> list[str]:
     """
     found = []
     for file in sorted((root / "proc/driver/nvidia/gpus").glob("*/information")):
-        model = [line.partition(":")[2].strip() for line in file.read_text().splitlines() if line.startswith("Model:")]
+        model = [
+            line.partition(":")[2].strip()
+            for line in file.read_text(encoding="utf-8", errors="replace").splitlines()
+            if line.startswith("Model:")
+        ]
         found += model or ["an NVIDIA GPU"]
     if not found and any((root / "dev").glob("nvidia[0-9]*")):
         found.append("an NVIDIA GPU")

@@ -58,7 +58,7 @@ def _cpu_seconds(pids: Sequence[int]) -> float | None:
     ticks = delay_ns = 0
     try:
         for pid in pids:
-            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
             ticks += int(fields[11]) + int(fields[12])
             delay_ns += _delay_ns(pid)
     except OSError:
@@ -69,6 +69,6 @@ def _cpu_seconds(pids: Sequence[int]) -> float | None:
 def _delay_ns(pid: int) -> int:
     """How long a process has been ready to run and had no CPU; 0 where the kernel does not count it."""
     try:
-        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1])
+        return int(Path(f"/proc/{pid}/schedstat").read_text(encoding="utf-8").split()[1])
     except (FileNotFoundError, IndexError):
         return 0

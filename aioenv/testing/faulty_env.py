@@ -305,7 +305,7 @@ def _run_out_of_memory() -> None:
     """Ends in a MemoryError; the limit is as it was when that leaves."""
     import resource
 
-    with open("/proc/self/statm") as file:
+    with open("/proc/self/statm", encoding="utf-8") as file:
         used = int(file.read().split()[0]) * resource.getpagesize()
     limits = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (used + _HEADROOM_BYTES, limits[1]))

@@ -55,9 +55,11 @@ def _children() -> dict[int, str]:
     children: dict[int, str] = {}
     for task in Path("/proc/self/task").glob("*/children"):
         with contextlib.suppress(OSError):
-            for pid in map(int, task.read_text().split()):
+            for pid in map(int, task.read_text(encoding="utf-8").split()):
                 with contextlib.suppress(OSError):  # it is gone, and the others are not
-                    stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")  # a name may be any bytes
+                    stat = Path(f"/proc/{pid}/stat").read_text(
+                        encoding="utf-8", errors="replace"
+                    )  # a name may be any bytes
                     name = stat[stat.index("(") + 1 : stat.rindex(")")]
                     children[pid] = f"process {pid} ({name})"
     return children
@@ -84,7 +86,7 @@ def _mapped_elsewhere() -> set[str]:
     for maps in Path("/proc").glob("[0-9]*/maps"):
         if maps.parent.name != str(os.getpid()):
             with contextlib.suppress(OSError):  # it has ended, or is none of our business
-                names.update(re.findall(r"/dev/shm/(\S+)", maps.read_text(errors="replace")))
+                names.update(re.findall(r"/dev/shm/(\S+)", maps.read_text(encoding="utf-8", errors="replace")))
     return names
 
 

@@ -60,7 +60,10 @@ def bootstrap(module: str, arguments: str) -> list[str]:
     if not any(_is_root(entry) for entry in path):
         path.insert(0, str(_ROOT))
     code = f"import sys; sys.path[:] = {path!a}; from aioenv.host.{module} import main; main({arguments})"
-    return [sys.executable, *subprocess._args_from_interpreter_flags(), "-c", code]  # type: ignore[attr-defined]
+    options: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    if sys.flags.warn_default_encoding:  # which those leave out
+        options += ["-X", "warn_default_encoding"]
+    return [sys.executable, *options, "-c", code]
 
 
 def import_path() -> tuple[str, ...]:

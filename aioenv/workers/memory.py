@@ -37,7 +37,7 @@ def process_memory(pid: int) -> ProcessMemory | None:
     The kernel walks all its pages for that: 2 to 10 ms for one with MuJoCo.
     """
     try:
-        text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+        text = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="utf-8")
     except OSError:
         return None
     sizes = dict.fromkeys(_FIELDS.values(), 0)

@@ -113,7 +113,7 @@ def _names(args: argparse.Namespace, row: Row) -> list[str]:
 
 def _resumed(path: Path, fresh: dict[str, Any]) -> dict[str, Any]:
     try:
-        content: dict[str, Any] = json.loads(path.read_text())
+        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         old = {name: content[name] for name in ("machine", "settings")}
         assert all(isinstance(part, dict) for part in (*old.values(), content["rows"], *content["rows"].values()))
         assert isinstance(content["idle"], list)

@@ -141,7 +141,7 @@ def _run(command: list[str], directory: str, limit_s: float) -> subprocess.Compl
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        text=True,
+        encoding="utf-8",
         errors="replace",
         process_group=0 if hasattr(os, "killpg") else None,
     ) as process:
@@ -170,7 +170,7 @@ def foreign_load(seconds: float) -> float | None:
 def _cpu_seconds_of_others() -> float | None:
     """CPU time that was not ours, nor that of children which have ended; None where there is no /proc."""
     try:
-        first = Path("/proc/stat").read_text().split("\n", 1)[0]
+        first = Path("/proc/stat").read_text(encoding="utf-8").split("\n", 1)[0]
     except OSError:
         return None
     user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, first.split()[1:9])
