@@ -7,7 +7,6 @@ import os
 import pickle
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -23,7 +22,6 @@ from aioenv.wire.messages import (
     StepRequest,
     dump,
     dump_code,
-    dump_exception,
     dump_step,
     load,
     load_step,
@@ -161,40 +159,3 @@ def test_what_is_defined_in_main_travels_by_value(pack, monkeypatch):
     monkeypatch.setattr(Answer, "__module__", "__main__")
     monkeypatch.setattr(sys.modules["__main__"], "Answer", Answer, raising=False)
     assert in_another_process(pack(Answer())) == "42"
-
-
-class TwoPart(Exception):
-    """Its constructor takes two arguments, of which `args` knows nothing."""
-
-    def __init__(self, code: int, text: str) -> None:
-        super().__init__(f"{code}: {text}")
-        self.code = code
-
-
-class Repeating(Exception):
-    """Pickles, but says something else when it comes back."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__(f"because of {text}")
-
-
-def test_exceptions_come_back_as_they_were():
-    class Local(KeyError):
-        pass
-
-    noted = ValueError("x", 2)
-    noted.add_note("by the way")
-    for exc in (noted, Local("key"), TwoPart(7, "no"), Repeating("that"), FileNotFoundError(2, "not there", "name")):
-        back = pickle.loads(dump_exception(exc))
-        assert type(back) is type(exc) and str(back) == str(exc) and back.args == exc.args
-        assert vars(back) == vars(exc)
-
-
-def test_an_exception_that_can_not_travel_is_none():
-    assert dump_exception(ValueError(threading.Lock())) is None
-
-    class Angry(Exception):
-        def __str__(self):
-            raise RuntimeError
-
-    assert dump_exception(Angry()) is None
