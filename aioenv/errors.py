@@ -276,7 +276,11 @@ def _restore(kind: type[SlotError], args: tuple[Any, ...]) -> SlotError:
 
 
 class EnvError(SlotError):
-    """An env raised. Its slot is FAILED until it is reset; the original exception is `__cause__` if it pickles."""
+    """An env raised. Its slot is FAILED until it is reset.
+
+    The original exception is `__cause__`, with its own causes, contexts and members. Attributes that do not pickle are
+    left out, and a note says so; if its class can't be sent, `__cause__` is None, and a note says why.
+    """
 
 
 class WorkerDied(SlotError, EOFError):

@@ -24,6 +24,7 @@ from aioenv.host.service import Begun, Reply, Service
 from aioenv.host.tracing import TracedService
 from aioenv.machine import leave_cpus_to_others
 from aioenv.trace.ring import TRACE, Handle, Ring
+from aioenv.wire.exceptions import dump_exception
 from aioenv.wire.frames import Frame, Kind
 from aioenv.wire.messages import (
     WHERE,
@@ -31,11 +32,12 @@ from aioenv.wire.messages import (
     Failure,
     Start,
     dump,
-    dump_exception,
     load,
     load_code,
     message_of,
+    reason_of,
     traceback_of,
+    tried,
 )
 
 __all__ = ["describe_failure", "run", "run_here"]
@@ -46,10 +48,11 @@ _MAX_TEXT = 16 << 10
 
 
 def describe_failure(exc: BaseException, row: int | None = None) -> Failure:
-    """An exception in a form that always travels, with the exception itself if it can be pickled."""
+    """An exception in a form that always travels, with the exception itself if that can be sent."""
     note_missing_opengl(exc)
     message, text = _shortened(message_of(exc)), _shortened(traceback_of(exc))
-    return Failure(row, type(exc).__qualname__, message, text, dump_exception(exc))
+    pickled, why = tried(dump_exception, exc)
+    return Failure(row, type(exc).__qualname__, message, text, pickled, "" if why is None else reason_of(why))
 
 
 def _shortened(text: str) -> str:

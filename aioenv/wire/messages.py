@@ -34,7 +34,6 @@ __all__ = [
     "dump",
     "dump_code",
     "dump_columns",
-    "dump_exception",
     "dump_state",
     "dump_step",
     "load",
@@ -208,6 +207,7 @@ class Failure(NamedTuple):
     message: str
     traceback: str
     pickled: bytes | None  # the exception itself, if it can be pickled
+    obstacle: str = ""  # why it can't be
 
 
 def dump(value: Any, table: Table | None = None) -> bytes:
@@ -264,40 +264,6 @@ _by_value = threading.RLock()  # a `__reduce__` may come here again
 def _dumps(value: Any) -> bytes:
     data: bytes = cloudpickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
     return data
-
-
-def dump_exception(exc: BaseException) -> bytes | None:
-    """Pickle an exception, so that `pickle.loads` gives it again; None if that can't be.
-
-    Its class may be local or of `__main__`: it goes by value, and comes out in the process that sent it (in a
-    factory, say) as the very same class.
-    """
-    for value in (exc, _Uncalled(exc)):  # a constructor may want other arguments than `exc.args`
-        try:
-            data = dump(value)
-            copy = pickle.loads(data)
-            if type(copy) is type(exc) and str(copy) == str(exc):
-                return data
-        except BaseException:  # of its constructor, or its `__str__`
-            continue
-    return None
-
-
-class _Uncalled:
-    """Pickles as an exception that is made anew without calling its constructor."""
-
-    def __init__(self, exc: BaseException) -> None:
-        self._exc = exc
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _make_uncalled, (type(self._exc), self._exc.args, vars(self._exc))
-
-
-def _make_uncalled(kind: type[BaseException], args: tuple[Any, ...], attributes: dict[str, Any]) -> BaseException:
-    exc = kind.__new__(kind, *args)
-    exc.args = args
-    exc.__dict__.update(attributes)
-    return exc
 
 
 def load(data: Buffer) -> Any:

@@ -161,6 +161,8 @@ def _with_output(message: str, who: Identity) -> str:
 def _add_cause(error: Exception, failure: Failure) -> None:
     """The exception itself, if it came across; its traceback is text by now."""
     if failure.pickled is None:
+        if failure.obstacle:
+            error.add_note(f"The {failure.type_name} itself can't be sent to this process: {failure.obstacle}")
         return
     original, exc = tried(pickle.loads, failure.pickled)
     if exc is not None:
