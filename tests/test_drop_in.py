@@ -395,11 +395,14 @@ def test_the_exception_of_the_last_slot_is_raised_as_it_was():
 
 def test_an_exception_that_can_not_travel_is_told_of():
     def fault(action):
-        raise ValueError(threading.Lock())
+        class Local(ValueError):
+            lock = threading.Lock()
+
+        raise Local("mine")
 
     with faulty(fault) as envs:
         error, _ = raised(aioenv.EnvError, envs.step, [1])
-        assert error.slot == 0 and "ValueError: <unlocked" in str(error)
+        assert error.slot == 0 and "Local: mine" in str(error) and "_thread.lock" in error.__notes__[0]
 
 
 def test_a_worker_that_dies_is_named_and_is_the_end_of_its_slot_alone():

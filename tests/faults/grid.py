@@ -48,7 +48,7 @@ TABLE: dict[str, Row] = {
     "raises": Row(START, SLOT, "ValueError: the fault has struck", "ValueError"),
     "raises_two_args": Row(START, SLOT, "TwoArgumentError: the fault has struck (7)", "TwoArgumentError"),
     "raises_local": Row(START, SLOT, "LocalError: the fault has struck", "LocalError"),
-    "raises_unpicklable": Row(START, SLOT, "RuntimeError: ('the fault has struck'", None),
+    "raises_unpicklable": Row(START, SLOT, "RuntimeError: ('the fault has struck'", "RuntimeError"),
     "out_of_memory": Row(START, SLOT, "MemoryError", "MemoryError"),
     "wrong_shape": Row(START, SLOT, "expected shape (3,), got (4,)", "ValueError"),
     "wrong_dtype": Row(START, SLOT, "expected dtype float32, got complex128", "TypeError"),
