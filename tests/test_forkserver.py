@@ -19,6 +19,7 @@ from process_kit import environment, run_alone
 
 import aioenv
 from aioenv.host import registry
+from aioenv.workers import forkserver
 from aioenv.workers.forkserver import AVAILABLE, ForkServer
 
 pytestmark = [
@@ -187,12 +188,13 @@ async def test_what_a_module_does_to_variables_stays_done(module, monkeypatch):
 
 
 @pytest.mark.parametrize("how", ["closed", "killed"])
-async def test_what_a_module_has_started_ends_with_the_server(module, how):
+async def test_what_a_module_has_started_ends_with_the_server(module, how, monkeypatch):
     name = module("starts_at_import", "import subprocess\nPID = subprocess.Popen(['sleep', '600']).pid")
     envs = await tellers(1, preload=[name])
     (started,) = await envs.call("ask", f"sys.modules[{name!r}].PID")
     if how == "killed":
         (pid,) = await servers(envs)
+        monkeypatch.setattr(forkserver.ForkServer, "wake", lambda self: None)
         os.kill(pid, signal.SIGSTOP)  # it does not end by itself
     pidfd = os.pidfd_open(started)
     try:

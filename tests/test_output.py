@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import time
+import warnings
 
 import gymnasium as gym
 import numpy as np
@@ -15,7 +16,6 @@ from conftest import run_on
 import aioenv
 from aioenv.testing import FaultyEnv
 from aioenv.wire.log_lines import LogLine, pack, unpack
-from aioenv.workers import output as output_module
 from aioenv.workers.launch import START_METHODS
 from aioenv.workers.output import MAX_LINE_CHARS, TAIL_LINES, OutputLog
 from aioenv.workers.process import Output
@@ -52,9 +52,9 @@ def listen(monkeypatch):
     logger.manager._clear_cache()
 
 
-def pumped(*chunks: bytes) -> OutputLog:
+def pumped(*chunks: bytes, said: set[str] | None = None) -> OutputLog:
     """An output log that has been given these bytes, one read after the other."""
-    output = OutputLog("worker 0", 1, (0,), None)
+    output = OutputLog("worker 0", 1, (0,), None, said)
 
     async def pump():
         reader = asyncio.StreamReader()
@@ -238,7 +238,6 @@ def test_what_modules_say_when_they_are_imported(start, caplog, tmp_path, monkey
     text += "logging.getLogger('mine').warning('two\\nlines')\nlogging.getLogger('mine').info('an aside')\n"
     (tmp_path / "talks_at_import.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(output_module, "_said", set())
 
     def make():
         import talks_at_import  # noqa: F401
@@ -274,16 +273,42 @@ def test_a_flood_at_an_import_holds_nobody_up(caplog, tmp_path, monkeypatch):
     assert told[0] == f"[{20_000 * 100 + 8 - (1 << 15)} bytes before this]" and told[-1] == "the end"
 
 
-def test_warnings_are_seen_without_any_set_up(monkeypatch, caplog):
-    """Each once, however many workers say it; and not what an env just prints."""
-    monkeypatch.setattr(output_module, "_said", set())
+WARNED = (
+    b"/a/b.py:12: UserWarning: \x1b[33mWARN: The reward is a NaN value.\x1b[0m\n  logger.warn(\n",
+    b"MuJoCo: Nan, Inf or huge value in CTRL at ACTUATOR 0. The simulation is unstable. Time = %d.\n",
+    b"MuJoCo: compiler attribute 'settotalmass' is deprecated\nWarning: it rains\n",
+)
+
+
+def test_warnings_are_seen_without_any_set_up(caplog):
+    """Each once, however many workers of a vector env say it; and not what an env just prints."""
+    said: set[str] = set()
     with caplog.at_level(logging.INFO, "aioenv.workers"):
         for pid in (1, 2):
-            pumped(
-                b"/a/b.py:12: UserWarning: \x1b[33mWARN: The reward is a NaN value.\x1b[0m\n  logger.warn(\n",
-                b"MuJoCo: Nan, Inf or huge value in CTRL at ACTUATOR 0. The simulation is unstable. Time = %d.\n" % pid,
-                b"MuJoCo: compiler attribute 'settotalmass' is deprecated\nWarning: it rains\n",
-            )
-    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO", "WARNING", "INFO", "INFO"] + [
-        "INFO"
-    ] * 5
+            pumped(WARNED[0], WARNED[1] % pid, WARNED[2], said=said)
+    levels = ["WARNING", "INFO", "WARNING", "INFO", "INFO"]
+    assert [record.levelname for record in caplog.records] == levels + ["INFO"] * 5
+    caplog.clear()
+    with caplog.at_level(logging.INFO, "aioenv.workers"):
+        pumped(WARNED[0], WARNED[1] % 3, WARNED[2], said=set())  # another vector env
+    assert [record.levelname for record in caplog.records] == levels
+
+
+class Warns(Logs):
+    def step(self, action):
+        warnings.warn(f"step {action}")
+        return super().step(action)
+
+
+def test_each_vector_env_shows_its_first_warnings(caplog):
+    async def main() -> None:
+        async with aioenv.AsyncVectorEnv([Warns] * 2, num_workers=2, restart=aioenv.RestartPolicy()) as envs:
+            await envs.reset()
+            for action in range(2):
+                await envs.step([action] * 2)
+
+    with caplog.at_level(logging.INFO, "aioenv.workers"):
+        for _ in range(2):
+            asyncio.run(main())
+    warned = [record for record in caplog.records if "UserWarning: step" in record.getMessage()]
+    assert [record.levelname for record in warned] == ["WARNING", "INFO", "INFO", "INFO"] * 2
