@@ -37,7 +37,9 @@ def test_they_are_logged_and_written_nowhere(post_constraint, caplog, capfd, tmp
         caplog.clear()
         with SimPool(LOOSE, 3, num_threads=2, post_constraint=post_constraint) as pool:
             step_badly(pool)
-            assert warned(caplog) == [("aioenv.mujoco", "WARNING")] + [("aioenv.mujoco", "INFO")] * 2
+            first, *others = warned(caplog)  # the loop's simulations share what MuJoCo counts warnings in
+            assert first == ("aioenv.mujoco", "WARNING") and set(others) <= {("aioenv.mujoco", "INFO")}
+            assert len(others) == 2 or post_constraint
         assert mujoco.get_mju_user_warning() is None
     assert not list(Path.cwd().iterdir()) and capfd.readouterr() == ("", "")
 

@@ -296,7 +296,7 @@ def test_warnings_are_seen_without_any_set_up(caplog):
 
 class Warns(Logs):
     def step(self, action):
-        warnings.warn(f"step {action}")
+        warnings.warn(f"step {action}", stacklevel=1)
         return super().step(action)
 
 

@@ -152,6 +152,7 @@ class Fleet:
         self.definitions = program.table
         self._owners = np.repeat(np.arange(len(spans)), [stop - start for start, stop in spans])  # by slot
         same: dict[Schema, Schema] = {}
+        said: set[str] = set()
         # with fewer CPUs than workers, one that polls keeps another from its work
         affinity = config.cpu_affinity
         cpus = usable_cpus() if affinity is None else len({*chain(*affinity[: config.num_workers])})
@@ -182,6 +183,7 @@ class Fleet:
                 poll_s=poll_s,
                 env=config.worker_env[index],
                 log_prefix=config.log_prefix,
+                said=said,
                 preload=config.preload,
                 needed=config.needed,
                 registry=config.code.registry,

@@ -16,7 +16,7 @@ from aioenv.errors import ClosedError
 from aioenv.machine import usable_cpus
 from aioenv.mujoco_clock import stop_clock
 from aioenv.native.engines import STATE, BatchEngine, Engine, LoopEngine, field_value
-from aioenv.native.loading import Model, take_model
+from aioenv.native.loading import Model, log_warnings, take_model, tell_warnings
 
 __all__ = ["SimPool"]
 
@@ -83,6 +83,7 @@ class SimPool:
             if post_constraint
             else BatchEngine(self.model, self.num_sims, self.num_threads)
         )
+        self._end_log = log_warnings(self)
 
     @property
     def _engine(self) -> Engine:
@@ -113,10 +114,12 @@ class SimPool:
         if not -1 <= keyframe < self.model.nkey:
             raise IndexError(f"keyframe: the model has {self.model.nkey}, got {keyframe}")
         self._engine.reset(self._pick(slots, n), keyframe, None, None)
+        tell_warnings()
 
     def forward(self, slots: Iterable[int] | slice | None = None, *, n: int | None = None) -> None:
         """Compute all that follows from the states (`mj_forward`); arguments and errors as of `reset`."""
         self._engine.forward(self._pick(slots, n))
+        tell_warnings()
 
     def step(self, slots: Iterable[int] | slice | None = None, *, n: int | None = None, nstep: int = 1) -> None:
         """Step `nstep` times (`mj_step`). As there, derived fields are those before the last of these steps.
@@ -131,10 +134,12 @@ class SimPool:
         """
         _check_int("nstep", nstep, 1)
         self._engine.step(self._pick(slots, n), nstep)
+        tell_warnings()
 
     def advance(self, nstep: int) -> None:
         """Make `nstep` steps with all of them, as `step`, but without a check."""
         self._engine.step(None, nstep)
+        tell_warnings()
 
     def start(self, slots: npt.NDArray[np.int64] | None, qpos: Array, qvel: Array) -> None:
         """Reset, then compute what follows from the given positions and velocities; without a check.
@@ -145,6 +150,7 @@ class SimPool:
             qvel: velocities, `(k, nv)`.
         """
         self._engine.reset(slots, -1, qpos, qvel)
+        tell_warnings()
 
     def start_and_step(
         self, starts: npt.NDArray[np.int64], qpos: Array, qvel: Array, slots: npt.NDArray[np.int64], nstep: int
@@ -157,6 +163,7 @@ class SimPool:
             nstep: how many steps these make.
         """
         self._engine.reset_and_step(starts, qpos, qvel, slots, nstep)
+        tell_warnings()
 
     # ------------------------------------------------------------ states and fields
 
@@ -262,6 +269,7 @@ class SimPool:
         engine, self._engine_or_none = self._engine_or_none, None
         if engine is not None:
             engine.close()
+            self._end_log()
 
     def __enter__(self) -> Self:
         return self

@@ -131,6 +131,7 @@ class Crew:
     async def _start_all(self, backend: str) -> None:
         """Start the first worker, to see whether the backend works, and then the others."""
         assert self._program is not None
+        said: set[str] = set()
         workers = [
             Worker(
                 dump_code(Shipped(0)),
@@ -142,6 +143,7 @@ class Crew:
                 channel=self._channel,
                 env=environment(backend, self._devices[index] if self._devices is not None else None),
                 log_prefix=self._log_prefix,
+                said=said,
                 needed=self._needed,
                 start_timeout_s=self._start_timeout_s,
             )

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
+import re
 from typing import NamedTuple
 
-__all__ = ["LogLine", "pack", "readable", "unpack"]
+__all__ = ["LogLine", "is_new", "pack", "readable", "unpack"]
 
 # Of ASCII's separators, which nobody prints: one before a record and between its parts, one in place of line ends.
 _PART, _LINE = "\x1e", "\x1d"
 
+_MAX_SAID = 100  # who has something new to warn of in every step is not heard for ever
 _MAX_CHARS = 8000  # as the parent cuts longer lines
 
 
@@ -48,3 +50,12 @@ def readable(line: str) -> str:
         case LogLine(level, logger, text):
             return f"{logging.getLevelName(level)}:{logger}:{text}"
     return line
+
+
+def is_new(line: str, said: set[str]) -> bool:
+    """Whether this has not been said yet, numbers aside; from now on it has."""
+    text = re.sub(r"\d+", "", line)
+    if text in said or len(said) >= _MAX_SAID:
+        return False
+    said.add(text)
+    return True

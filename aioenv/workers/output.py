@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from time import perf_counter
 
-from aioenv.wire.log_lines import readable, unpack
+from aioenv.wire.log_lines import is_new, readable, unpack
 from aioenv.workers.process import Output
 
 __all__ = ["LOG", "OutputLog"]
@@ -25,8 +25,6 @@ MAX_LINE_CHARS = 8192
 _TURN_S = 1e-3
 # Python's warnings, Gymnasium's among them, and MuJoCo's; not that a model is written in an old way
 _WARNS = re.compile(r".+:\d+: \w*Warning: |MuJoCo: (?!.*\bdeprecated\b)")
-_MAX_SAID = 100  # who has something new to warn of in every step is not heard for ever
-_said: set[str] = set()  # by any worker of this process
 
 
 class OutputLog:
@@ -35,16 +33,26 @@ class OutputLog:
     Records go to the logger "aioenv.workers" at level INFO, with `worker`, `pid` and `slots` as attributes, and
     read "worker 3 (pid 4711): …", after `prefix` if there is one. What envs log themselves keeps its level, and goes
     to "aioenv.workers." and the name of their logger. What is a warning has level WARNING, so that somebody who has set
-    up no logging sees it too: of those that differ in numbers alone only the first, whoever says it.
+    up no logging sees it too: of those that differ in numbers alone only the first, whichever worker says it.
+
+    Args:
+        label: which worker it is.
+        pid: its process id.
+        slots: the slots that it holds.
+        prefix: goes before each line.
+        said: what workers have warned of, numbers aside; those of one vector env share it. None: nothing yet.
 
     Attributes:
         listener: is given all lines too; None: nobody listens.
     """
 
-    def __init__(self, label: str, pid: int, slots: tuple[int, ...], prefix: str | None) -> None:
+    def __init__(
+        self, label: str, pid: int, slots: tuple[int, ...], prefix: str | None, said: set[str] | None = None
+    ) -> None:
         self._label = f"{prefix}: {label}" if prefix else label
         self._extra = {"worker": label, "pid": pid, "slots": slots}
         self._pid = pid
+        self._said = set() if said is None else said
         self._tail: deque[str] = deque(maxlen=TAIL_LINES)
         self._complained = False  # of a handler that raises: once is enough
         self.listener: Callable[[Sequence[str]], object] | None = None
@@ -93,20 +101,11 @@ class OutputLog:
     def _hand_on(self, line: str) -> None:
         record = unpack(line)
         if record is None:
-            level = logging.WARNING if _WARNS.match(line) and _is_new(line) else logging.INFO
+            level = logging.WARNING if _WARNS.match(line) and is_new(line, self._said) else logging.INFO
             LOG.log(level, "%s (pid %d): %s", self._label, self._pid, line, extra=self._extra)
         else:
             log = LOG if record.logger == "root" else LOG.getChild(record.logger)
             log.log(record.level, "%s (pid %d): %s", self._label, self._pid, record.text, extra=self._extra)
-
-
-def _is_new(line: str) -> bool:
-    """Whether no worker has said this yet, numbers aside."""
-    text = re.sub(r"\d+", "", line)
-    if text in _said or len(_said) >= _MAX_SAID:
-        return False
-    _said.add(text)
-    return True
 
 
 def _pieces(lines: list[str]) -> Iterator[str]:

@@ -60,6 +60,7 @@ class Worker(Talk):
         cpus: the CPUs that each of its processes is pinned to; None: as it comes.
         cpu_share: how many CPUs it counts on at most, since other workers use the others; None: all it may use.
         ignored: names of signals that it ignores.
+        said: what workers have warned of (see `OutputLog`).
         here: runs it on a thread of this process instead, where `start`, `channel`, `env`, `cpus` and `cpu_share` say
             nothing.
 
@@ -95,6 +96,7 @@ class Worker(Talk):
         cpu_share: int | None = None,
         here: RunHere | None = None,
         ignored: tuple[str, ...] = (),
+        said: set[str] | None = None,
     ) -> None:
         self.index = index
         self.definitions = definitions
@@ -113,6 +115,7 @@ class Worker(Talk):
         self._channel_kind = check_channel(channel)
         self._environ = worker_environment(env)
         self._log_prefix = log_prefix
+        self._said = set() if said is None else said
         self._imports = (*preload, *needed)
         forked = self._start == "forkserver"
         self._message = Start(
@@ -215,7 +218,7 @@ class Worker(Talk):
                 else:
                     held = self._held = Held()
                     process = await launch(self._start, self._channel_kind, self._environ, self._imports, memory, held)
-                output = OutputLog(self._label, process.pid, self.slots, self._log_prefix)
+                output = OutputLog(self._label, process.pid, self.slots, self._log_prefix, self._said)
                 connection = self._connection = Connection(
                     process,
                     output,
