@@ -374,7 +374,7 @@ def test_memory_of_what_is_not_there(monkeypatch):
     assert own.memory is not None
     assert own._replace(state="dead").memory is None, "its number may have come to mean this process"
     assert own._replace(pid=None, state="new").memory is None
-    monkeypatch.setattr(Path, "read_text", lambda *_: (_ for _ in ()).throw(FileNotFoundError()))
+    monkeypatch.setattr(Path, "read_text", lambda *_, **__: (_ for _ in ()).throw(FileNotFoundError()))
     assert own.memory is None, "as on a platform without /proc"
 
 

@@ -43,6 +43,12 @@ def die_with_parent(parent_pid: int) -> None:
         os._exit(1)
 
 
+def adopt_orphans() -> None:
+    """Have processes that workers of this one leave behind become children of this one, which reaps them (Linux)."""
+    PR_SET_CHILD_SUBREAPER = 36
+    libc().prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
 def work(
     read_fd: int,
     write_fd: int,

@@ -78,6 +78,7 @@ class Server:
         self._imported: set[str] = set()
         self._envs: list[str] = []  # whose models were compiled last
         self._unfit: Unfit | None = None
+        self._on_child: Any = signal.SIG_DFL  # what workers do at SIGCHLD: what a module has set
         self._said = 0  # how many bytes of what it has printed some worker has handed on
 
     def serve(self) -> Ends | None:
@@ -108,7 +109,7 @@ class Server:
                 ends = self._obey(order, fds, complete)
                 if ends is not None:
                     signal.set_wakeup_fd(-1)
-                    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                    signal.signal(signal.SIGCHLD, self._on_child)
                     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
                     for fd in (parent, wake, wake_write):
                         os.close(fd)
@@ -165,7 +166,7 @@ class Server:
         # once here, so that no worker has to
         self._compile([name for name in needed if ":" in name], anew=bool(news))
         if news:
-            boot.libc().prctl  # noqa: B018
+            boot.adopt_orphans()
             if "gymnasium" in sys.modules:
                 importlib.import_module("aioenv.host.registry").read_registry()
             gc.collect()
@@ -208,8 +209,9 @@ class Server:
             if signal.getsignal(signal.SIGALRM) is look:  # else the module has one of its own
                 signal.setitimer(signal.ITIMER_REAL, 0)
                 signal.signal(signal.SIGALRM, before)
-            if signal.getsignal(signal.SIGCHLD) is reap:
-                signal.signal(signal.SIGCHLD, others)
+            # a module may have set another: this process would hear of no worker's end if that ignored the signal
+            if (on_child := signal.signal(signal.SIGCHLD, others)) is not reap:
+                self._on_child = on_child
 
     def _fork(self, status: socket.socket, fds: list[int], marked: bool, shares: bool) -> Ends | None:
         """Fork a worker; returns its descriptors in it, and None here."""
@@ -267,28 +269,27 @@ class Server:
 
     def _reap(self) -> None:
         """Take leave of workers that have ended, and of what they left behind in their groups."""
-        while True:
-            try:
-                ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            except ChildProcessError:
-                return
-            if ended is None:
-                return
-            self._take_leave(ended.si_pid)
+        with contextlib.suppress(ChildProcessError):
+            while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
+                self._take_leave(ended.si_pid)
 
     def _take_leave(self, pid: int) -> None:
         if pid in self._workers:
             _kill_group(pid)  # while the number can't have become anybody else's
-        _, status = os.waitpid(pid, 0)
+        try:
+            code: int | None = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        except ChildProcessError:  # a module that reaps all children has been faster
+            code = None
         worker = self._workers.pop(pid, None)
         if worker is not None:
-            _tell(worker, Exited(os.waitstatus_to_exitcode(status)))
+            _tell(worker, Exited(code))
             worker.close()
 
     def end(self) -> None:
         """Kill whatever is left, what modules have started when they were imported, and this process, among it."""
         for pid in (*self._workers, *self._guarded):
             _kill_group(pid)
+        self._reap()  # what workers have left behind, and is in no group of theirs
         if os.getpgrp() == os.getpid():
             _kill_group(os.getpid())
 

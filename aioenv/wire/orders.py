@@ -79,7 +79,7 @@ class Unfit(NamedTuple):
 class Exited(NamedTuple):
     """On the status socket: it has ended."""
 
-    returncode: int  # its exit code, or -N for signal N
+    returncode: int | None  # its exit code, or -N for signal N; None: a module has taken it, and the kernel knows
 
 
 def pack(order: Any) -> bytes:

@@ -10,10 +10,8 @@ import asyncio
 import contextlib
 import errno
 import os
-import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
@@ -22,24 +20,15 @@ from typing import IO, Any, ClassVar
 from aioenv.errors import WorkerStartError
 from aioenv.wire.log_lines import readable
 from aioenv.wire.orders import Guard, Release, pack
+from aioenv.workers.child import PIDFDS, Child
 from aioenv.workers.environment import bootstrap, identity
 from aioenv.workers.reloads import Loaded
 
 __all__ = ["AVAILABLE", "ForkServer"]
 
 
-def _available() -> bool:
-    """It takes pidfds (some sandboxes have none), and a fork that is safe after much was imported: not so on macOS."""
-    if sys.platform != "linux" or not hasattr(os, "pidfd_open"):
-        return False
-    try:
-        os.close(os.pidfd_open(os.getpid()))
-    except OSError:
-        return False
-    return True
-
-
-AVAILABLE = _available()
+# It takes pidfds, and a fork that is safe after much was imported: not so on macOS.
+AVAILABLE = PIDFDS
 
 _FULL_S = 0.005  # how long to wait for room in the control socket, in seconds
 _EXIT_S = 1.0  # how long a server may take to end, in seconds
@@ -83,14 +72,16 @@ class ForkServer:
         try:
             # no pipe, which would fill: the server hands on what is in it to its next worker, an error quotes it
             self._output = output = _nameless_file()
-            self._process = subprocess.Popen(
-                bootstrap("forkserver", f"{os.getpid()}, {theirs.fileno()}"),
-                stdin=subprocess.DEVNULL,
-                stdout=self._output,
-                stderr=self._output,
-                env=dict(environ),
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
+            self._child = Child(
+                subprocess.Popen(
+                    bootstrap("forkserver", f"{os.getpid()}, {theirs.fileno()}"),
+                    stdin=subprocess.DEVNULL,
+                    stdout=self._output,
+                    stderr=self._output,
+                    env=dict(environ),
+                    pass_fds=[theirs.fileno()],
+                    start_new_session=True,
+                )
             )
         except BaseException:
             self._control.close()
@@ -125,7 +116,7 @@ class ForkServer:
     @property
     def alive(self) -> bool:
         """Whether the process still runs."""
-        return self._process.poll() is None
+        return not self._child.ended
 
     @property
     def serves(self) -> bool:
@@ -140,7 +131,7 @@ class ForkServer:
     @property
     def pid(self) -> int:
         """Its process id."""
-        return self._process.pid
+        return self._child.pid
 
     @property
     def output(self) -> str:
@@ -170,6 +161,7 @@ class ForkServer:
             WorkerStartError: if the server has ended.
         """
         data = pack(order)
+        self.wake()
         while True:
             try:
                 with self._lock:
@@ -202,11 +194,13 @@ class ForkServer:
         if self._count_down():
             self._bury()
 
+    def wake(self) -> None:
+        """Have it go on, if it was stopped: what waits for it would wait for long."""
+        self._child.wake()
+
     def _bury(self) -> None:
-        if self._process.poll() is None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):  # it has just ended
-                os.killpg(self._process.pid, signal.SIGKILL)  # with what modules have started when it imported them
-        self._process.wait()
+        self._child.bury()  # with what modules have started when it imported them
+        self._child.close()
         self._output.close()
 
     def _count_down(self) -> bool:
@@ -219,19 +213,15 @@ class ForkServer:
                 # not `close` alone: a fork of this process that is not ours may hold a copy
                 self._control.shutdown(socket.SHUT_RDWR)
             self._control.close()
+            self.wake()
             return True
 
     async def _ended(self) -> None:
-        if not self.alive:
+        loop, pidfd = asyncio.get_running_loop(), self._child.pidfd
+        if pidfd is None or not self.alive:
             self._bury()
             return
-        loop = asyncio.get_running_loop()
         ended = asyncio.Event()
-        try:
-            pidfd = os.pidfd_open(self._process.pid)
-        except OSError:  # too many open files
-            self._bury()
-            return
         loop.add_reader(pidfd, ended.set)
         try:
             with contextlib.suppress(TimeoutError):
@@ -239,5 +229,4 @@ class ForkServer:
                     await ended.wait()
         finally:
             loop.remove_reader(pidfd)
-            os.close(pidfd)
             self._bury()

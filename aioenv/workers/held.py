@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-import subprocess
 from collections.abc import Callable
 from contextlib import ExitStack
 
+from aioenv.workers.child import Child
 from aioenv.workers.forkserver import ForkServer
-from aioenv.workers.process import bury
 
 __all__ = ["Held"]
 
@@ -24,7 +23,7 @@ class Held:
 
     def __init__(self) -> None:
         self.server: ForkServer | None = None
-        self.spawned: subprocess.Popen[bytes] | None = None
+        self.spawned: Child | None = None
         self._loop = asyncio.get_running_loop()
         self._pid = os.getpid()
         self._mine = ExitStack()
@@ -67,7 +66,8 @@ class Held:
     def _close(self) -> None:
         spawned, self.spawned = self.spawned, None
         if spawned is not None:
-            bury(spawned)
+            spawned.bury()
+            spawned.close()
             if self.server is not None:
                 self.server.let_go(spawned.pid)
         self._theirs.close()

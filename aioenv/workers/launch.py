@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-import signal
 import socket
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -23,13 +22,14 @@ from aioenv.errors import WorkerStartError
 from aioenv.memory import Marker
 from aioenv.wire.orders import SIZE, Fork, Forked, Importing, Refused, Unfit, unpack
 from aioenv.workers import forkserver
+from aioenv.workers.child import Child, kill_group
 from aioenv.workers.environment import bootstrap, import_path, server_environment
 from aioenv.workers.faults import not_started, oom_kills_before
 from aioenv.workers.forkserver import ForkServer
 from aioenv.workers.held import Held
 from aioenv.workers.output import LOG
 from aioenv.workers.pipes import PipeReader, PipeWriter
-from aioenv.workers.process import ForkedProcess, Process, SpawnedProcess, Streams, Wires, kill_group
+from aioenv.workers.process import ForkedProcess, Process, SpawnedProcess, Streams, Wires
 from aioenv.workers.thread import RunHere, ThreadProcess
 
 __all__ = ["START_METHODS", "check_start", "launch", "launch_here"]
@@ -155,7 +155,7 @@ async def _spawn(channel: str, environ: Mapping[str, str], memory: int | None, h
         reads, writes = 0, 1
     else:
         stdin, stdout, passed = subprocess.DEVNULL, subprocess.DEVNULL, [reads]
-    process = held.spawned = subprocess.Popen(  # noqa: ASYNC220 (asyncio's own blocks for as long)
+    process = subprocess.Popen(  # noqa: ASYNC220 (asyncio's own blocks for as long)
         bootstrap("boot", f"{os.getpid()}, {reads}, {writes}, {theirs.marker}, {memory}"),
         stdin=stdin,
         stdout=stdout,
@@ -164,11 +164,11 @@ async def _spawn(channel: str, environ: Mapping[str, str], memory: int | None, h
         start_new_session=True,
         pass_fds=[*passed, *(fd for fd in (theirs.marker, memory) if fd is not None)],
     )
+    child = held.spawned = Child(process)
     held.close_theirs()
     if guardian is not None:
-        await guardian.guard(process.pid)
-    pidfd = os.pidfd_open(process.pid) if forkserver.AVAILABLE else None
-    return SpawnedProcess(process, pidfd, wires, guardian, held.hand_over())
+        await guardian.guard(child.pid)
+    return SpawnedProcess(child, wires, guardian, held.hand_over())
 
 
 async def _fork(
@@ -262,7 +262,7 @@ async def _answer(server: ForkServer, status: socket.socket) -> tuple[Forked | U
         raise OSError(message.errno, os.strerror(message.errno))
     assert isinstance(message, (Forked, Unfit))
     if isinstance(message, Forked) and not fds:  # the kernel drops a descriptor that there is no room for
-        kill_group(message.pid, signal.SIGKILL)
+        kill_group(message.pid)
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
     return message, fds
 

@@ -7,7 +7,6 @@ import contextlib
 import os
 import signal
 import socket
-import subprocess
 import threading
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
@@ -16,10 +15,11 @@ from aioenv.memory import Marker
 from aioenv.wire.messages import WHERE
 from aioenv.wire.orders import SIZE, Exited, unpack
 from aioenv.workers.channel import Channel, ScatterChannel, StreamsChannel
+from aioenv.workers.child import Child, exit_code, kill_group
 from aioenv.workers.forkserver import ForkServer
 from aioenv.workers.requests import Requests
 
-__all__ = ["ForkedProcess", "Output", "Process", "SpawnedProcess", "Streams", "Wires", "bury", "kill_group"]
+__all__ = ["ForkedProcess", "Output", "Process", "SpawnedProcess", "Streams", "Wires"]
 
 _REAP_S = 2.0  # how long the exit code may take to become known after the exit
 
@@ -51,7 +51,7 @@ class Process(Protocol):
 
     @property
     def returncode(self) -> int | None:
-        """Its exit code, `-N` for signal N; None while that is not known."""
+        """Its exit code, `-N` for signal N; None while, or if, that is not known."""
 
     def channel(self, requests: Requests) -> Channel:
         """Its channel; to be called once."""
@@ -84,23 +84,6 @@ class Wires(NamedTuple):
     ends: Streams
     output: asyncio.StreamReader
     marker: Marker | None
-
-
-def kill_group(pid: int, sig: signal.Signals) -> None:
-    """Send a signal to a worker and whatever it has started that is still in its process group."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        if hasattr(os, "killpg"):
-            os.killpg(pid, sig)
-        else:
-            os.kill(pid, sig)
-
-
-def bury(process: subprocess.Popen[bytes]) -> None:
-    """Kill a child with its group, and wait until it is gone; but not for ever: a driver may hold it."""
-    if process.returncode is None:  # so the number is still its own
-        kill_group(process.pid, signal.SIGKILL)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(_REAP_S)
 
 
 class _Watched:
@@ -137,7 +120,7 @@ class _Watched:
     def signal(self, sig: signal.Signals) -> None:
         """See `Process`."""
         kill_group(self.pid, sig)
-        if self._pidfd is not None:
+        if self._pidfd is not None and not self.exited.is_set():
             with contextlib.suppress(OSError):  # it has ended
                 if os.getpgid(self.pid) != self.pid:  # an env has moved it into another group
                     signal.pidfd_send_signal(self._pidfd, sig)
@@ -153,7 +136,8 @@ class _Watched:
 
     def _on_exit(self) -> None:
         self.exited.set()
-        self._unwatch()
+        if self._pidfd is not None:  # the kernel may yet be asked how it ended
+            self._stop_reading(self._pidfd)
 
     def _unwatch(self) -> None:
         pidfd, self._pidfd = self._pidfd, None
@@ -187,34 +171,33 @@ class SpawnedProcess(_Watched):
     """A process of its own: a child of this one.
 
     Args:
-        process: the process.
-        pidfd, wires, close: see `_Watched`.
+        child: the process.
+        wires, close: see `_Watched`.
         guardian: who kills its group when this process is gone; None where there is none.
     """
 
-    def __init__(
-        self,
-        process: subprocess.Popen[bytes],
-        pidfd: int | None,
-        wires: Wires,
-        guardian: ForkServer | None,
-        close: Callable[[], None],
-    ) -> None:
-        super().__init__(process.pid, pidfd, wires, guardian, close)
-        self._process = process
-        if pidfd is None:
+    def __init__(self, child: Child, wires: Wires, guardian: ForkServer | None, close: Callable[[], None]) -> None:
+        super().__init__(child.pid, child.pidfd, wires, guardian, close)
+        self._child = child
+        if child.pidfd is None:
             threading.Thread(target=self._wait, name=f"aioenv-wait-{self.pid}", daemon=True).start()
 
     def _wait(self) -> None:
-        self._process.wait()
-        kill_group(self.pid, signal.SIGKILL)  # at once: nothing keeps its number any more
+        self._child.reap()
+        kill_group(self.pid)  # at once: nothing keeps its number any more
         with contextlib.suppress(RuntimeError):  # the loop may be closed
             self._loop.call_soon_threadsafe(self._on_exit)
 
     @property
     def returncode(self) -> int | None:
         """See `Process`."""
-        return self._process.returncode
+        return self._child.returncode
+
+    def _unwatch(self) -> None:
+        pidfd, self._pidfd = self._pidfd, None
+        if pidfd is not None:
+            self._stop_reading(pidfd)
+            self._child.close()
 
     async def reap(self) -> None:
         """See `Process`."""
@@ -222,7 +205,7 @@ class SpawnedProcess(_Watched):
             async with asyncio.timeout(_REAP_S):
                 await self.exited.wait()
         if self.exited.is_set():
-            bury(self._process)
+            self._child.bury()
 
     async def release(self) -> None:
         """See `Process`."""
@@ -233,7 +216,7 @@ class SpawnedProcess(_Watched):
 
     def abandon(self) -> None:
         """See `Process`."""
-        if self._process.returncode is None:
+        if not self._child.reaped:
             self.signal(signal.SIGKILL)
         if (guardian := self._take_server()) is not None:
             guardian.let_go(self.pid)
@@ -241,9 +224,9 @@ class SpawnedProcess(_Watched):
         self._forsake()
 
     def _forsake(self) -> None:
-        super()._forsake()
         if not self._loop.is_running():
-            bury(self._process)
+            self._child.bury()
+        super()._forsake()
 
 
 class ForkedProcess(_Watched):
@@ -277,7 +260,7 @@ class ForkedProcess(_Watched):
         if isinstance(message, Exited):
             self.returncode = message.returncode
         else:  # the server has ended: the kernel has killed its workers, and nobody what they had started
-            kill_group(self.pid, signal.SIGKILL)
+            kill_group(self.pid)
             self.returncode = -signal.SIGKILL
         self._reaped.set()
         self._close_status()
@@ -289,9 +272,13 @@ class ForkedProcess(_Watched):
 
     async def reap(self) -> None:
         """See `Process`."""
+        if self._server is not None and not self._reaped.is_set():
+            self._server.wake()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_REAP_S):
                 await self._reaped.wait()
+        if self.returncode is None and self.exited.is_set() and self._pidfd is not None:
+            self.returncode = exit_code(self._pidfd)
 
     def _close(self) -> None:
         self._close_status()
@@ -305,7 +292,7 @@ class ForkedProcess(_Watched):
 
     def abandon(self) -> None:
         """See `Process`."""
-        if self._pidfd is not None:  # else it has ended
+        if not self.exited.is_set():
             self.signal(signal.SIGKILL)
         if (server := self._take_server()) is not None:
             server.abandon()
