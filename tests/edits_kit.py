@@ -1,4 +1,4 @@
-"""Envs that edit what OpenGL has a copy of, or make themselves other models; and what `mujoco.Renderer` draws of them."""
+"""Envs that edit what OpenGL has a copy of, or make themselves other models; and `mujoco.Renderer`'s images of them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SIZE = {"width": 40, "height": 32}
 XML = """
 <mujoco>
   <visual>
-    <quality shadowsize="512" offsamples="0"/><global offwidth="40" offheight="32"/>
+    <quality shadowsize="128" offsamples="0"/><global offwidth="40" offheight="32"/>
     <map fogstart="1" fogend="9"/><rgba fog="1 .9 .2 1"/>
   </visual>
   <statistic extent="2" center="0 0 .3"/>
@@ -36,15 +36,20 @@ XML = """
     <geom type="hfield" hfield="hills" pos="-.5 0 0" rgba=".6 .5 .3 1"/>
     <geom type="mesh" mesh="tip" pos=".6 -.3 .1" rgba="1 1 0 1"/>
     <geom type="mesh" mesh="top" pos=".9 .4 .6" rgba="0 1 1 1"/>
-    <body pos=".5 .5 1"><joint name="x" type="slide" axis="1 0 0"/><geom type="box" size=".2 .2 .2" material="dice"/></body>
+    <body pos=".5 .5 1">
+      <joint name="x" type="slide" axis="1 0 0"/><geom type="box" size=".2 .2 .2" material="dice"/>
+    </body>
     {more}
   </worldbody>
   {rest}
 </mujoco>
 """
 SKIN = """
-<deformable><skin name="cloth" rgba=".9 .2 .9 1" vertex="-1 0 .5  0 0 .5  0 0 1.5  -1 0 1.5" face="0 1 2 0 2 3"
- inflate="0"><bone body="world" bindpos="0 0 0" bindquat="1 0 0 0" vertid="0 1 2 3" vertweight="1 1 1 1"/></skin></deformable>
+<deformable>
+  <skin name="cloth" rgba=".9 .2 .9 1" vertex="-1 0 .5  0 0 .5  0 0 1.5  -1 0 1.5" face="0 1 2 0 2 3" inflate="0">
+    <bone body="world" bindpos="0 0 0" bindquat="1 0 0 0" vertid="0 1 2 3" vertweight="1 1 1 1"/>
+  </skin>
+</deformable>
 """
 
 
@@ -54,10 +59,7 @@ def compiled(more="", rest=SKIN, more_assets=""):
 
 def hills(model, rng):
     model.hfield_data[:] = rng.uniform(0, 1, model.nhfielddata)
-
-
-def hills_size(model, rng):
-    model.hfield_size[0, 2] = rng.uniform(0.3, 1.5)
+    model.hfield_size[0, 2] = rng.uniform(0.3, 1)
 
 
 def picture(model, rng):
@@ -75,6 +77,7 @@ def floor(model, rng):
 def fog(model, rng):
     model.stat.extent = rng.uniform(1, 4)
     model.vis.rgba.fog[:3] = rng.uniform(0, 1, 3)
+    model.vis.map.zfar = rng.uniform(3, 6)
 
 
 def cloth(model, rng):
@@ -82,15 +85,11 @@ def cloth(model, rng):
     model.skin_vert[:] += rng.uniform(-0.3, 0.3, model.skin_vert.shape)
 
 
-def ends(model, rng):
-    model.vis.map.zfar = rng.uniform(2, 6)
-
-
 def nothing(model, rng):
     """As most envs do."""
 
 
-EDITS = {each.__name__: each for each in (nothing, hills, hills_size, picture, tip, floor, fog, cloth, ends)}
+EDITS = {each.__name__: each for each in (nothing, hills, picture, tip, floor, fog, cloth)}
 
 
 def recompiled(rng):
@@ -128,6 +127,13 @@ def other_hills(rng):
     return model
 
 
+def large():
+    """A model whose height field is no part of a state."""
+    asset = '<asset><hfield name="h" nrow="150" ncol="150" size="1 1 .5 .1"/></asset>'
+    bodies = '<geom type="hfield" hfield="h"/><body><freejoint/><geom size=".1"/></body>'
+    return mujoco.MjModel.from_xml_string(f"<mujoco>{asset}<worldbody>{bodies}</worldbody></mujoco>")
+
+
 MODELS = {each.__name__: each for each in (recompiled, more, less, other_hills)}
 
 
@@ -135,9 +141,10 @@ class Edited(gym.Env):
     """Edits its model, or makes another one, when an episode begins; and in steps of `late`, if that is given.
 
     Args:
-        how: one of `EDITS` or `MODELS`.
+        how: one of `EDITS` or `MODELS`; or "large", for hills that are no part of a state.
         late: the steps that edit it, too.
         length: of an episode, in steps.
+        tells: whether infos have what is to be seen. (After a call all edits are looked for.)
     """
 
     observation_space = gym.spaces.Box(-10, 10, (1,), np.float64)
@@ -145,10 +152,10 @@ class Edited(gym.Env):
     metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012
     render_mode = "rgb_array"
 
-    def __init__(self, how, late=(), length=0):
-        self._how, self._late, self._length = how, late, length
+    def __init__(self, how, late=(), length=0, tells=False):
+        self._how, self._late, self._length, self._tells = how, late, length, tells
         self._steps = 0
-        self.model = compiled()
+        self.model = compiled() if how != "large" else large()
         self.data = mujoco.MjData(self.model)
 
     def _edit(self):
@@ -156,7 +163,7 @@ class Edited(gym.Env):
             self.model = MODELS[self._how](self.np_random)
             self.data = mujoco.MjData(self.model)
         else:
-            EDITS[self._how](self.model, self.np_random)
+            EDITS.get(self._how, hills)(self.model, self.np_random)
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -165,14 +172,17 @@ class Edited(gym.Env):
         if options is None or options.get("edit", True):
             self._edit()
         self.data.qpos[0] = self.np_random.uniform(-0.3, 0.3)
-        return self.data.qpos[:1].copy(), {}
+        return self.data.qpos[:1].copy(), self._info()
 
     def step(self, action):
         self._steps += 1
         if self._steps in self._late:
             self._edit()
         mujoco.mj_step(self.model, self.data, 5)
-        return self.data.qpos[:1].copy(), 0.0, self._steps == self._length, False, {}
+        return self.data.qpos[:1].copy(), 0.0, self._steps == self._length, False, self._info()
+
+    def _info(self):
+        return {"seen": self.export()} if self._tells else {}
 
     def edit(self):
         """Edit it by a call."""
@@ -192,22 +202,24 @@ def export(model, data):
     return buffer.tobytes(), state
 
 
-# In a process of its own, as two OpenGL backends can't live in one. The second image: a context's first may differ.
+# In a process of its own, as two OpenGL backends can't live in one. A context's first image may differ from later ones.
 REFERENCE = """
 import pickle, sys
 import mujoco, numpy as np
 exports, camera, width, height, max_geom = pickle.loads(sys.stdin.buffer.read())
-images = []
-for model_bytes, state in exports:
+images = [None] * len(exports)
+by_model = {}
+for number, (model_bytes, state) in enumerate(exports):
+    by_model.setdefault(model_bytes, []).append((number, state))
+for model_bytes, states in by_model.items():
     model = mujoco.MjModel.from_binary_path("m.mjb", {"m.mjb": model_bytes})
-    data = mujoco.MjData(model)
-    mujoco.mj_setState(model, data, state, int(mujoco.mjtState.mjSTATE_INTEGRATION))
-    mujoco.mj_forward(model, data)
     with mujoco.Renderer(model, height, width, max_geom=max_geom) as renderer:
-        for _ in range(2):
+        for number, state in states[:1] + states:
+            data = mujoco.MjData(model)
+            mujoco.mj_setState(model, data, state, int(mujoco.mjtState.mjSTATE_INTEGRATION))
+            mujoco.mj_forward(model, data)
             renderer.update_scene(data, camera)
-            image = renderer.render()
-        images.append(image.copy())
+            images[number] = renderer.render().copy()
 sys.stdout.buffer.write(pickle.dumps(np.stack(images)))
 """
 

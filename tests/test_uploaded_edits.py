@@ -5,16 +5,27 @@ from __future__ import annotations
 import logging
 from functools import partial
 
+import mujoco
 import numpy as np
 import pytest
-from edits_kit import EDITS, MODELS, SIZE, Edited, truth, wrong
+from edits_kit import EDITS, MODELS, SIZE, Edited, compiled, truth, wrong
+from snapshot_kit import Bench, record
 
 import aioenv
+from aioenv.host.physics.source import read_state
+from aioenv.rendering import contexts, uploads
 
+STRESS = pytest.mark.stress
 # both backends for each way would take long, and what draws is the same
-WAYS = [("render", "egl"), ("render", "osmesa"), ("pixels", "egl"), ("pixels", "osmesa"), ("pooled", "egl")]
-WAYS.append(pytest.param("pooled", "osmesa", marks=pytest.mark.stress))
+WAYS = [("render", "egl"), ("pixels", "osmesa"), ("pooled", "egl")]
+WAYS += [
+    pytest.param(how, backend, marks=STRESS)
+    for how, backend in (("render", "osmesa"), ("pixels", "egl"), ("pooled", "osmesa"))
+]
 EVERY_WAY = pytest.mark.parametrize(("how", "backend"), WAYS)
+TWO_WAYS = pytest.mark.parametrize("how", ["render", "pixels", pytest.param("pooled", marks=STRESS)])
+OTHER_TWO_WAYS = pytest.mark.parametrize("how", ["pooled", "pixels", pytest.param("render", marks=STRESS)])
+EITHER_POOL = pytest.mark.parametrize("how", ["pooled", pytest.param("render", marks=STRESS)])
 ZEROS = partial(np.zeros, dtype=np.float64)
 
 
@@ -34,7 +45,7 @@ class Seen:
     async def look(self, result):
         images = await self.envs.render() if self._draws else result.obs
         self.images += list(images)
-        self._exports += await self.envs.call("export")
+        self._exports.extend(result.info["seen"] if "seen" in result.info else await self.envs.call("export"))
         return result
 
     async def reset(self, **arguments):
@@ -59,7 +70,7 @@ async def test_what_is_edited_at_a_reset_shows(how, backend):
     async with seen.envs:
         for seed in (3, 4):
             await seen.reset(seed=seed)
-            await seen.step()
+        await seen.step()
         # as it was before
         await seen.reset(seed=3, options={"edit": False})
     assert dict(zip(EDITS, seen.wrong.max(axis=0), strict=True)) == dict.fromkeys(EDITS, 0)
@@ -73,16 +84,40 @@ async def test_models_that_are_made_anew_show(how, backend):
     factories = [partial(Edited, name) for name in (*MODELS, "nothing")]
     seen = Seen(factories, how, backend)
     async with seen.envs:
-        for seed in (3, 4, 5):
+        for seed in (3, 4):
             await seen.reset(seed=seed)
-            await seen.step()
+        await seen.step()
     names = [*MODELS, "nothing"]
     assert dict(zip(names, seen.wrong.max(axis=0), strict=True)) == dict.fromkeys(names, 0)
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
-@pytest.mark.parametrize("how", ["render", "pixels", "pooled"])
+@pytest.mark.parametrize("gl", [True, False], ids=["lists", "without PyOpenGL"])
+async def test_contents_that_find_no_room_in_a_context_are_uploaded_again(gl, monkeypatch):
+    monkeypatch.setattr(uploads, "_ROOM", 0)
+    if not gl:
+        monkeypatch.setattr(contexts, "functions", lambda: None)
+        monkeypatch.setattr(uploads, "functions", lambda: None)
+    names = ["hills", "hills", "picture", "tip", "tip", *(["floor", "floor"] * gl)]
+    seen = Seen([partial(Edited, name) for name in names], "pixels", "egl", debug=True)
+    async with seen.envs:
+        await seen.reset(seed=3)
+        await seen.step()
+    assert not seen.wrong.any()
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("how", "mode"),
+    [
+        ("render", "NextStep"),
+        ("pooled", "SameStep"),
+        pytest.param("pixels", "SameStep", marks=STRESS),
+        pytest.param("render", "SameStep", marks=STRESS),
+        pytest.param("pixels", "NextStep", marks=STRESS),
+        pytest.param("pooled", "NextStep", marks=STRESS),
+    ],
+)
 async def test_episodes_that_end(how, mode):
     """Also the last observation of an episode, which is of the model before."""
     names = ["hills", "recompiled", "more"]
@@ -92,7 +127,7 @@ async def test_episodes_that_end(how, mode):
         await seen.reset(seed=3)
         await last.reset(seed=3)
         finals = []
-        for _ in range(5):
+        for _ in range(4):
             result = await seen.step()
             finals += [obs for obs in result.info.get("final_obs", ()) if obs is not None]
         await last.step()
@@ -104,7 +139,7 @@ async def test_episodes_that_end(how, mode):
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("how", ["render", "pixels", "pooled"])
+@TWO_WAYS
 async def test_edits_in_steps_show_if_that_is_asked_for(how):
     factories = [partial(Edited, name, late=(2, 3)) for name in ("hills", "picture", "fog", "recompiled")]
     seen = Seen(factories, how, "egl", edits="each step")
@@ -116,11 +151,11 @@ async def test_edits_in_steps_show_if_that_is_asked_for(how):
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("how", ["render", "pixels", "pooled"])
+@OTHER_TWO_WAYS
 async def test_edits_in_steps_that_nobody_looks_for_are_told_and_show_from_then_on(how, caplog):
     """By default they are looked for at resets, and now and then in between."""
     caplog.set_level(logging.WARNING)
-    seen = Seen([partial(Edited, "hills", late=range(2, 50))], how, "egl")
+    seen = Seen([partial(Edited, "hills", late=range(2, 50), tells=True)], how, "egl")
     async with seen.envs:
         await seen.reset(seed=3)
         for _ in range(6):
@@ -130,10 +165,10 @@ async def test_edits_in_steps_that_nobody_looks_for_are_told_and_show_from_then_
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("how", ["render", "pixels", "pooled"])
+@TWO_WAYS
 async def test_an_edit_just_before_a_reset_is_told(how, caplog):
     caplog.set_level(logging.WARNING)
-    seen = Seen([partial(Edited, "picture", late=(5,))], how, "egl")
+    seen = Seen([partial(Edited, "picture", late=(5,), tells=True)], how, "egl")
     async with seen.envs:
         await seen.reset(seed=3)
         for _ in range(5):
@@ -147,7 +182,7 @@ async def test_an_edit_just_before_a_reset_is_told(how, caplog):
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("how", ["render", "pixels", "pooled"])
+@OTHER_TWO_WAYS
 async def test_edits_of_calls_show_and_may_be_looked_for_never(how):
     seen = Seen([partial(Edited, "hills")], how, "egl")
     blind = Seen([partial(Edited, "hills")], how, "egl", edits="never")
@@ -161,7 +196,7 @@ async def test_edits_of_calls_show_and_may_be_looked_for_never(how):
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("how", ["render", "pooled"])
+@EITHER_POOL
 async def test_a_render_worker_that_is_started_again_has_the_models(how):
     policy = aioenv.RestartPolicy(backoff_s=0.01)
     names = ["hills", "recompiled", "more"]
@@ -175,6 +210,80 @@ async def test_a_render_worker_that_is_started_again_has_the_models(how):
         await seen.step()
         await seen.step()
     assert not seen.wrong.any()
+
+
+@pytest.mark.asyncio
+async def test_a_state_has_the_hills_that_it_is_of_or_is_refused():
+    """A state has small height fields, and neither large ones nor meshes."""
+    async with aioenv.AsyncVectorEnv([partial(Edited, "hills")], render=aioenv.RenderConfig(**SIZE)) as envs:
+        await envs.reset(seed=3)
+        states = await envs.get_state()
+        first = await envs.step(ZEROS((1, 1)))
+        shown = await envs.render()
+        await envs.reset(seed=4)
+        await envs.set_state(states)
+        assert np.array_equal((await envs.step(ZEROS((1, 1)))).obs, first.obs)
+        assert np.array_equal(await envs.render(), shown)
+    for how in ("tip", "large"):
+        async with aioenv.AsyncVectorEnv([partial(Edited, how)]) as envs:
+            await envs.reset(seed=3)
+            states = await envs.get_state()
+            await envs.set_state(states)
+            await envs.reset(seed=4)
+            with pytest.raises(aioenv.AioenvError, match="height fields or meshes are others"):
+                await envs.set_state(states)
+
+
+class Uncounted(Edited):
+    """Remembers nothing but its model and what is simulated."""
+
+    def step(self, action):
+        mujoco.mj_step(self.model, self.data)
+        return self.data.qpos[:1].copy(), 0.0, False, False, {}
+
+
+def test_an_env_is_not_resumed_on_other_hills():
+    with Bench([partial(Uncounted, "large")]) as bench:
+        history = record(bench, 3, (1,))
+    with Bench([partial(Uncounted, "large")]) as fresh:
+        operations, _, before, after = history[-1]
+        (why,) = fresh.service.resume([0], before, operations, after)
+    assert why is not None and "fields of the model of Uncounted, which it edits, differ" in why
+
+
+class Blinded(Edited):
+    """Has no camera in every second episode."""
+
+    episodes = 0
+
+    def _edit(self):
+        self.episodes += 1
+        if self.episodes % 2:
+            self.model = compiled()
+        else:
+            body = "<body><freejoint/><geom size='1'/></body>"
+            self.model = mujoco.MjModel.from_xml_string(f"<mujoco><worldbody>{body}</worldbody></mujoco>")
+        self.data = mujoco.MjData(self.model)
+
+
+@pytest.mark.asyncio
+@EITHER_POOL
+async def test_a_model_without_the_camera_is_told_and_the_next_one_drawn(how):
+    seen = Seen([partial(Blinded, "nothing")], how, "egl")
+    async with seen.envs:
+        for _ in range(2):
+            await seen.reset(seed=3)
+            with pytest.raises(aioenv.AioenvError, match="no camera 'side'"):
+                await seen.look(await seen.envs.reset(seed=3))
+        await seen.reset(seed=3)
+    assert not seen.wrong.any()
+
+
+def test_a_state_of_another_size_is_told_without_numpys_error():
+    model = compiled()
+    with pytest.raises(ValueError, match=r"expected a state of 2 numbers, .* got one of \d+$") as caught:
+        read_state(model, mujoco.MjData(model), np.empty(2), int(mujoco.mjtState.mjSTATE_FULLPHYSICS))
+    assert caught.value.__suppress_context__
 
 
 def test_what_is_not_one_of_the_words_is_refused():
