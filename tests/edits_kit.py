@@ -141,7 +141,8 @@ class Edited(gym.Env):
     """Edits its model, or makes another one, when an episode begins; and in steps of `late`, if that is given.
 
     Args:
-        how: one of `EDITS` or `MODELS`; or "large", for hills that are no part of a state.
+        how: one of `EDITS` or `MODELS`; "large", for hills that are no part of a state; "both", for a model
+            that is made anew once, and whose hills are edited then.
         late: the steps that edit it, too.
         length: of an episode, in steps.
         tells: whether infos have what is to be seen. (After a call all edits are looked for.)
@@ -154,13 +155,14 @@ class Edited(gym.Env):
 
     def __init__(self, how, late=(), length=0, tells=False):
         self._how, self._late, self._length, self._tells = how, late, length, tells
-        self._steps = 0
+        self._steps = self._edits = 0
         self.model = compiled() if how != "large" else large()
         self.data = mujoco.MjData(self.model)
 
     def _edit(self):
-        if self._how in MODELS:
-            self.model = MODELS[self._how](self.np_random)
+        self._edits += 1
+        if self._how in MODELS or (self._how == "both" and self._edits == 1):
+            self.model = MODELS.get(self._how, recompiled)(self.np_random)
             self.data = mujoco.MjData(self.model)
         else:
             EDITS.get(self._how, hills)(self.model, self.np_random)

@@ -81,13 +81,13 @@ async def test_what_is_edited_at_a_reset_shows(how, backend):
 @EVERY_WAY
 async def test_models_that_are_made_anew_show(how, backend):
     """Of the same sizes and of others, beside an env that edits nothing."""
-    factories = [partial(Edited, name) for name in (*MODELS, "nothing")]
+    names = [*MODELS, "both", "nothing"]
+    factories = [partial(Edited, name) for name in names]
     seen = Seen(factories, how, backend)
     async with seen.envs:
         for seed in (3, 4):
             await seen.reset(seed=seed)
         await seen.step()
-    names = [*MODELS, "nothing"]
     assert dict(zip(names, seen.wrong.max(axis=0), strict=True)) == dict.fromkeys(names, 0)
 
 

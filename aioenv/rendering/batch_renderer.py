@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from typing import Any
 
 import mujoco
@@ -11,7 +12,7 @@ import numpy.typing as npt
 
 from aioenv.host.physics.assets import Assets
 from aioenv.host.physics.edits import set_field, write_fields
-from aioenv.host.physics.source import MujocoSource, load_model, read_state
+from aioenv.host.physics.source import MujocoSource, load_model, patch_model, read_state
 from aioenv.host.service import Reply
 from aioenv.rendering import shelf
 from aioenv.rendering.cameras import Eye, of_source
@@ -29,6 +30,11 @@ __all__ = ["BatchRenderer", "RenderService", "SourceRenderer"]
 class SourceRenderer:
     """Draws states of one model from one view or several, in an OpenGL context that others of its frame share.
 
+    Args:
+        source: the model and view.
+        config: what to draw.
+        base: draws what the source patches, or with some of the same patches; None: the source has the model itself.
+
     Attributes:
         drawn_by: the name of the OpenGL implementation.
 
@@ -37,11 +43,13 @@ class SourceRenderer:
         RenderError: if there is no OpenGL context to be had.
     """
 
-    def __init__(self, source: MujocoSource, config: RenderConfig) -> None:
+    def __init__(self, source: MujocoSource, config: RenderConfig, base: SourceRenderer | None = None) -> None:
         self._size = (config.width, config.height)
-        self._model = load_model(source.model)
+        self._model: mujoco.MjModel = load_model(source.model) if base is None else copy(base._model)
+        patch_model(self._model, source.patches)
         self._data = mujoco.MjData(self._model)
-        self._assets = Assets(self._model)
+        kinds = {name.partition("_")[0] for name, _ in source.patches}
+        self._assets: Assets = Assets(self._model, None if base is None else base._assets, kinds)
         quality = parse_quality(config.quality)
         quality.prepare_model(self._model)
         self._eyes = [Eye(of_source(self._model, source.view, camera)) for camera in config.cameras]
@@ -141,21 +149,23 @@ class BatchRenderer:
             self.close()
             raise
 
-    def learn(self, new: Mapping[bytes, bytes], dropped: Sequence[bytes]) -> None:
+    def learn(self, new: Mapping[bytes, tuple[int, bytes]], dropped: Sequence[bytes]) -> None:
         """Models come, and others are needed no longer.
 
         Args:
-            new: sources, pickled, by their keys.
+            new: by their keys, sources, pickled, and before each the number of the one that it may patch.
             dropped: keys.
         """
         gone = [self._later.pop(key) for key in dropped]
-        for key, data in new.items():
+        for key, (first, data) in new.items():
             try:
                 if not data:
                     raise ValueError(
                         "images: the model of this env was lost with a reply; it comes with its next reset"
                     )
-                self._later[key] = SourceRenderer(load(data), self._config)
+                source: MujocoSource = load(data)
+                base = None if source.model else self._renderers[first]
+                self._later[key] = SourceRenderer(source, self._config, base)
             except Exception as exc:  # told of each state that needs it: the next ones come without the model
                 self._later[key] = exc
         for renderer in gone:  # at the end: a context that they leave may be that of a new one

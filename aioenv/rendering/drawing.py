@@ -75,14 +75,17 @@ class Beside(NamedTuple):
     """What some states of a vector env are drawn with, as it was when they came."""
 
     edits: Edits
-    models: dict[int, tuple[bytes, bytes]]  # of states whose model has come since the start: its key, and the source
+    # of states whose model has come since the start: its key, the slot's source at the start, and the one of now
+    models: dict[int, tuple[bytes, tuple[int, bytes]]]
     rows: dict[int, bytes]  # of states that are longer than rows
 
 
 class Later(NamedTuple):
     """What a vector env's request says of models that have come since the start."""
 
-    new: dict[bytes, bytes]  # sources, pickled, by their keys: those that the worker does not have
+    # by their keys those that the worker does not have: the number of the slot's source at the start, and the one of
+    # now, pickled; without a model it patches that
+    new: dict[bytes, tuple[int, bytes]]
     dropped: list[bytes]  # keys of those that it needs no longer
     keys: dict[int, bytes]  # of states, by their numbers in the request; of the others the source is as at the start
     rows: dict[int, bytes]  # of states that are longer than rows

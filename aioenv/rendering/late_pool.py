@@ -202,7 +202,9 @@ class LatePool(WithCrew):
                     number = int(np.frombuffer(row, np.float64, 1)[0])
                 if number:  # without data the render worker says so
                     parcel = parcels.get(number)
-                    beside.models[index] = (b"", b"") if parcel is None else (parcel.key, parcel.data)
+                    first = int(self._slot_source[slots[index]])
+                    key, data = (b"", b"") if parcel is None else (parcel.key, parcel.data)
+                    beside.models[index] = (b"%d %b" % (first, key), (first, data))
         return beside
 
     def submit(
@@ -303,7 +305,7 @@ class LatePool(WithCrew):
     def _later(self, worker: Worker, beside: Beside) -> Later:
         """What a worker is told of models, of which it keeps as many as its slots have had last, and a few."""
         known = self._known.setdefault(worker, OrderedDict())
-        new: dict[bytes, bytes] = {}
+        new: dict[bytes, tuple[int, bytes]] = {}
         for key, data in beside.models.values():
             if key not in known:
                 known[key] = None

@@ -167,7 +167,7 @@ class _Shared:
         self._config = config
         self._users = 0
         try:
-            self._renderer: SourceRenderer = SourceRenderer(source, config)
+            self._renderer: SourceRenderer = SourceRenderer(source, config, _base_of(source, config))
         except ValueError as exc:
             raise PixelsRefused(str(exc)) from None
         self.drawn_by = self._renderer.drawn_by
@@ -197,6 +197,16 @@ class _Shared:
         views = image if image.ndim == 4 else image[None]
         self._renderer.draw_env(model, data, Images(views, None, None))
         return image
+
+
+def _base_of(source: MujocoSource, config: RenderConfig) -> SourceRenderer | None:
+    """What draws the same model with some of the same patches; None if nothing does."""
+    names = {name for name, _ in source.patches}
+    for known in _known.all if names else ():
+        theirs = {name for name, _ in known._source.patches}
+        if known._config == config and theirs <= names and known._source.model == source.model:
+            return known._renderer
+    return None
 
 
 def _shape_of_own_images(env: Env[Any, Any]) -> tuple[int, ...]:

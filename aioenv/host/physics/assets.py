@@ -6,7 +6,7 @@ change too seldom, to go beside each state as the fields in `edits` do.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from functools import cache
 from hashlib import blake2b
 from operator import attrgetter
@@ -50,6 +50,8 @@ _LAID_OUT = (
     "mesh_vertnum mesh_faceadr mesh_facenum mesh_normaladr mesh_texcoordadr mesh_graphadr"
 ).split()
 _SKINS = ("skin_texcoord", "skin_face")
+# Of arrays with names that begin so the parts are uploaded, and nothing else depends on them.
+_UPLOADED = ("hfield_", "tex_", "mesh_")
 # The longest pause between two looks in steps, where edits are looked for at resets.
 _MAX_PAUSE = 1024
 
@@ -79,8 +81,8 @@ class _Watched:
             if numbers:
                 self._numbers.append((attrgetter(*numbers), owner))
             self._small += [getattr(owner, name) for name in arrays]
-        found = [getattr(model, name, None) for name in _ARRAYS]
-        self._arrays = [array for array in found if array is not None and array.size]
+        found = {name: getattr(model, name, None) for name in _ARRAYS}
+        self.arrays = {name: array for name, array in found.items() if array is not None and array.size}
 
     def numbers(self) -> tuple[Any, ...]:
         """Single numbers, and colours."""
@@ -89,7 +91,7 @@ class _Watched:
 
     def sums(self) -> tuple[Any, ...]:
         """Cheap to compare; another one if anything is another."""
-        return (*self.numbers(), *[crc32(array, 0) for array in self._arrays])
+        return (*self.numbers(), *[crc32(array, 0) for array in self.arrays.values()])
 
 
 def shape_sum(model: mujoco.MjModel) -> int:
@@ -123,7 +125,7 @@ class AssetWatch:
         """Look at another model from now on."""
         self._fresh = False
         self._watched = _Watched(model)
-        self._sums = self._watched.sums() if self._looks != "never" else ()
+        self._sums = self._first = self._watched.sums() if self._looks != "never" else ()
 
     def look(self) -> bool:
         """Whether an edit is found, and the next image is to show it."""
@@ -142,6 +144,16 @@ class AssetWatch:
         if not fresh:
             self._find_late()
         return True
+
+    def edited(self) -> dict[str, npt.NDArray[Any]] | None:
+        """The arrays that are others than at first, once `look` has found that; None if more is than such arrays."""
+        arrays = self._watched.arrays
+        count = len(self._sums) - len(arrays)
+        if self._sums[:count] != self._first[:count]:
+            return None
+        pairs = zip(arrays, self._sums[count:], self._first[count:], strict=True)
+        names = [name for name, now, first in pairs if now != first]
+        return {name: arrays[name] for name in names} if all(n.startswith(_UPLOADED) for n in names) else None
 
     def _differs(self) -> bool:
         sums = self._watched.sums()
@@ -168,23 +180,32 @@ class AssetWatch:
 class Assets:
     """What tells contents of OpenGL contexts apart.
 
+    Args:
+        model: the model.
+        like: those of a model that differs in nothing but arrays of the `kinds`; None: of none.
+        kinds: as parts have them.
+
     Attributes:
         frame: the same for models that one context can serve; the rest can be uploaded to it.
         parts: of each part that can be uploaded, a digest.
     """
 
-    def __init__(self, model: mujoco.MjModel) -> None:
-        import mujoco
-
-        names: tuple[str, ...] = ("ngeom", "nsite", "nmat", "nmesh", "nhfield", "ntex", "nskin", "nflex")
-        names = tuple(name for name in (*names, *_LAID_OUT, *_flexes(model), *_SKINS) if hasattr(model, name))
-        planes = model.geom_type == mujoco.mjtGeom.mjGEOM_PLANE
-        numbers = repr(_Watched(model).numbers()).encode()
-        self.frame = _digest(numbers, planes, *[np.asarray(getattr(model, name)) for name in names])
+    def __init__(self, model: mujoco.MjModel, like: Assets | None = None, kinds: Container[str] = ()) -> None:
         self.parts: dict[Part, bytes] = {}
+        self.frame: bytes = _frame_of(model) if like is None else like.frame
         for kind, count in (("hfield", model.nhfield), ("tex", model.ntex), ("mesh", model.nmesh)):
-            for number in range(count):
-                self.parts[kind, number] = part_of(model, (kind, number))
+            for part in ((kind, number) for number in range(count)):
+                self.parts[part] = part_of(model, part) if like is None or kind in kinds else like.parts[part]
+
+
+def _frame_of(model: mujoco.MjModel) -> bytes:
+    import mujoco
+
+    names: tuple[str, ...] = ("ngeom", "nsite", "nmat", "nmesh", "nhfield", "ntex", "nskin", "nflex")
+    names = tuple(name for name in (*names, *_LAID_OUT, *_flexes(model), *_SKINS) if hasattr(model, name))
+    planes = model.geom_type == mujoco.mjtGeom.mjGEOM_PLANE
+    numbers = repr(_Watched(model).numbers()).encode()
+    return _digest(numbers, planes, *[np.asarray(getattr(model, name)) for name in names])
 
 
 def _flexes(model: mujoco.MjModel) -> Iterator[str]:

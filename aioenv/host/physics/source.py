@@ -6,6 +6,7 @@ This runs in the env's own worker and touches no OpenGL: images are drawn elsewh
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ __all__ = [
     "dump_model",
     "find_source",
     "load_model",
+    "patch_model",
     "read_state",
     "source_of",
 ]
@@ -54,6 +56,7 @@ class MujocoSource:
         state_size: of how many float64 a row is, with the fields.
         fields: of the model, which come behind the state: those that an env may edit, or has a value of for each slot.
         numbered: whether a row begins with the number of its model (see `subject`).
+        patches: arrays of the model that are others than in `model`, by name, as bytes.
     """
 
     model: bytes
@@ -64,6 +67,7 @@ class MujocoSource:
     state_size: int
     fields: tuple[str, ...] = ()
     numbered: bool = False
+    patches: tuple[tuple[str, bytes], ...] = ()
 
 
 # mujoco.Renderer's own default; Gymnasium's 1000 is too few for some models, and cuts in silence.
@@ -207,6 +211,13 @@ def dump_model(model: mujoco.MjModel) -> bytes:
     buffer = np.empty(mujoco.mj_sizeModel(model), np.uint8)
     mujoco.mj_saveModel(model, None, buffer)
     return buffer.tobytes()
+
+
+def patch_model(model: mujoco.MjModel, patches: Sequence[tuple[str, bytes]]) -> None:
+    """Write the patches of a source into its model."""
+    for name, data in patches:
+        array = getattr(model, name)
+        array[...] = np.frombuffer(data, array.dtype).reshape(array.shape)
 
 
 def load_model(data: bytes) -> mujoco.MjModel:

@@ -53,7 +53,7 @@ class Subject:
     """
 
     def __init__(self, env: Any, source: MujocoSource, *, by_camera: bool, looks: Looks) -> None:
-        self.source = source
+        self.source = self._start = self._unedited = source
         self.parcels: list[Parcel] = []
         self._env = env
         self._base: Any = env.unwrapped
@@ -73,14 +73,27 @@ class Subject:
             source = find_source(self._env, by_camera=self._by_camera)
             if source is None:
                 raise ValueError("images: expected a MuJoCo model and data, as the env had at the start")
-            self.source, self._model = source, model
+            self.source = self._unedited = source
+            self._model = model
             if watch is not None:
                 watch.take(model)
             return True
         if watch is None or not watch.look():
             return False
-        self.source = dataclasses.replace(self.source, model=dump_model(model))  # the view stays
+        if (edited := watch.edited()) is None:
+            self.source = dataclasses.replace(self._unedited, model=dump_model(model))  # the view stays
+        else:
+            patches = tuple((name, array.tobytes()) for name, array in edited.items())
+            self.source = dataclasses.replace(self._unedited, patches=patches)
         return True
+
+    def _lean(self) -> MujocoSource:
+        """The source as it travels: with patches alone, if the parent knows what they are patches of."""
+        if not self.source.patches:
+            return self.source
+        if self._unedited is self._start:
+            return dataclasses.replace(self.source, model=b"")
+        return dataclasses.replace(self.source, model=dump_model(self._model), patches=())
 
     @property
     def late(self) -> bool:
@@ -115,7 +128,7 @@ class Subject:
         if self.look():
             self._count += 1
             self._number = self._count
-            data = dump(self.source)
+            data = dump(self._lean())
             key = blake2b(data, digest_size=16).digest()
             self.parcels.append(Parcel(self._number, key, data, self.late))
             self.told()
