@@ -202,6 +202,7 @@ class AsyncVectorEnv(Pictures, Rollouts, Numbered, Pausing, OneSlot, Calls, Stat
             worker_env=check_worker_env(None if debug else worker_env, workers),
             find_sources=render is not None or (pixels is not None and pixels.workers is not None),
             by_camera=all(config.by_camera for config in (render, pixels) if config is not None),
+            looks="each reset" if render is None else render.edits,
             restart=restart,
             cpu_affinity=check_cpu_affinity(None if debug else cpu_affinity),
             ignored=IGNORABLE if ignore_signals else (),

@@ -568,7 +568,6 @@ def test_what_cannot_be_drawn_is_refused_as_edits_of_a_call_are():
     before = {name: np.array(getattr(model, name)) for name in ("geom_size", "geom_matid", "mat_texid")}
     modder = Edits(model)
     for field, row, value, message in (
-        ("geom_size", 0, [1, 1, 1], "Edits: edit of geom_size 0: sizes of planes can't be edited"),
         ("geom_matid", -1, 1, "Edits: edit of geom_matid 1: expected numbers from -1 to 0, as the model has nmat=1"),
         ("mat_texid", 0, 7, "Edits: edit of mat_texid 0: expected numbers from -1 to 0, as the model has ntex=1"),
     ):

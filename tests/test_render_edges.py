@@ -9,6 +9,7 @@ import gymnasium as gym
 import mujoco
 import numpy as np
 import pytest
+from edits_kit import export, truth
 from gymnasium import Env, spaces
 from process_kit import environment, run_alone
 from test_render_pool import PLAIN, SMALL, pool_of, some_states
@@ -80,7 +81,6 @@ async def test_what_a_pool_is_asked_is_checked_and_numbers_may_be_numpys():
             ({"edits": [1]}, "edits: expected a dict of fields"),
             ({"edits": {"geom_rgba": np.full((count, model.ngeom, 4), 1j)}}, r"edits\['geom_rgba'\]: expected numbers"),
             ({"edits": {"geom_rgba": np.full((count, model.ngeom, 4), None)}}, r"edits\['geom_rgba'\]: expected num"),
-            ({"edits": {"geom_size": np.full((count, model.ngeom, 3), 0.3)}}, "sizes of planes can't be edited"),
             # MuJoCo would read beyond its arrays
             ({"edits": {"geom_matid": np.full((count, model.ngeom), model.nmat)}}, "expected numbers from -1 to 0"),
             ({"edits": {"geom_matid": np.full((count, model.ngeom), -2)}}, "expected numbers from -1 to 0"),
@@ -140,6 +140,52 @@ async def test_an_endless_floor_is_there_wherever_the_picture_before_was_taken()
         images, seen = await pool.render(states, camera="eye", segmentation=True, **SMALL)
         assert (seen[:, -1, :, 0] == 0).all()
         assert np.array_equal(await pool.render(states[::-1], camera="eye", **SMALL), images[::-1])
+
+
+@pytest.mark.asyncio
+async def test_sizes_of_planes_may_be_edited_for_a_call():
+    """Of an endless one, too: its grid depends on its material and on what can be seen."""
+    xml = PLAIN.replace("<body mocap", '<geom type="plane" size="0 3 .5" pos="0 0 -.5" material="grid"/><body mocap')
+    model = mujoco.MjModel.from_xml_string(xml)
+    sizes = np.stack([model.geom_size] * 4)
+    sizes[1, 0] = 0.5, 1.5, 0.3
+    sizes[2, :2] = (0, 1, 0.1), (1, 0, 0.2)
+    for quality in ("exact", "fast"):
+        async with pool_of(xml, workers_per_device=1, quality=quality) as pool:
+            data = [mujoco.MjData(model)] * 4
+            images = await pool.render(data, edits={"geom_size": sizes}, camera="side", **SMALL)
+            again = await pool.render(data[:1], camera="side", **SMALL)
+        assert np.array_equal(images[0], again[0]) and np.array_equal(images[3], again[0])
+        for image, own in zip(images, sizes, strict=True):
+            model.geom_size[:] = own
+            async with pool_of(model, workers_per_device=1, quality=quality) as alone:
+                assert np.array_equal(image, (await alone.render(data[:1], camera="side", **SMALL))[0])
+        model.geom_size[:] = sizes[0]
+
+
+@pytest.mark.asyncio
+async def test_a_model_of_more_geoms_than_gymnasium_draws():
+    """Gymnasium's scenes end at 1,000 geoms, in silence, unless the env says more; `mujoco.Renderer`'s at 10,000."""
+    balls = "".join(f'<geom size=".02" pos="{x / 20 - 1} {y / 20 - 1} .1"/>' for x in range(40) for y in range(40))
+    model = mujoco.MjModel.from_xml_string(PLAIN.replace("<body mocap", balls + "<body mocap"))
+    model.vis.quality.shadowsize = 256
+    data = mujoco.MjData(model)
+    exported = [export(model, data)]
+    async with aioenv.RenderPool(model) as pool:
+        image = (await pool.render([data], camera="side", **SMALL))[0]
+    assert np.array_equal(image, truth(exported, camera="side", **SMALL)[0])
+    assert np.array_equal(image, truth(exported, camera="side", **SMALL, max_geom=model.ngeom)[0])
+    assert not np.array_equal(image, truth(exported, camera="side", **SMALL, max_geom=1000)[0])
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("asked", [[5], [0, 7], [98]], ids=str)
+async def test_a_device_that_does_not_exist_is_told_with_those_that_do(asked):
+    with pytest.raises(
+        aioenv.RenderError, match=rf"no device {asked[-1]} here: EGL has (one device|devices 0 to)"
+    ) as e:
+        await pool_of(devices=asked, workers_per_device=1)
+    assert "apt-get" not in str(e.value)
 
 
 @pytest.mark.asyncio

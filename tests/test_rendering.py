@@ -455,7 +455,7 @@ async def test_without_opengl_the_error_says_what_to_install(monkeypatch):
 async def test_a_device_that_does_not_exist_is_an_error_and_no_other_draws_in_its_place(way):
     ((name, more),) = way.items()
     config = aioenv.RenderConfig(8, 8, quality="fast", backend="auto", devices=[99], **more)
-    with pytest.raises(aioenv.RenderError, match=r"MUJOCO_EGL_DEVICE_ID .*got 99"):
+    with pytest.raises(aioenv.RenderError, match="there is no device 99 here: EGL has"):
         await aioenv.make_vec("HalfCheetah-v5", 1, **{name: config})
 
 

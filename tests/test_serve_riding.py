@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import gymnasium as gym
@@ -110,8 +111,8 @@ def test_what_can_t_be_told_of_a_state_is_as_in_python():
 
 def test_physics_that_can_t_be_read_fail_their_row_as_in_python():
     def lose(desk: Desk, number: int) -> None:
-        size, spec, _ = desk.service._states[1]
-        desk.service._states[1] = size, spec, ("no_such_field",) if number == 3 else ()
+        whole, subject = desk.service._sources[1], desk.service._subjects[1]
+        subject.source = replace(whole, state_size=3) if number == 3 else whole
 
     with Desk(cheetah, 2, rides=True) as one, Desk(cheetah, 2, rides=True) as other:
         answered = of_both(one, other, 6, lose)

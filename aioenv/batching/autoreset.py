@@ -115,6 +115,10 @@ class Autoreset:
         self._resets = [partial(_reset, env.reset, seeds, start + row) for row, env in enumerate(self._envs)]
         self._follows = True
 
+    def around_resets(self, row: int, before: Callable[[], None], after: Callable[[], None]) -> None:
+        """From now on call these before and after each reset of a row."""
+        self._resets[row] = partial(_around, self._resets[row], before, after)
+
     def reset(self, row: int, seed: int | None, options: dict[str, Any] | None) -> tuple[Any, dict[str, Any]]:
         """Begin an episode in one row; observation and info."""
         self._mark[0] = row + 1
@@ -371,6 +375,14 @@ def _reset(
     else:
         seeds.begin(slot)
     return reset(seed=seed, options=options)
+
+
+def _around(reset: Callable[..., Any], before: Callable[[], None], after: Callable[[], None], **how: Any) -> Any:
+    before()
+    try:
+        return reset(**how)
+    finally:
+        after()
 
 
 def parse_mode(mode: AutoresetMode | str) -> AutoresetMode:

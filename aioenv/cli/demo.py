@@ -170,13 +170,13 @@ class RandomWalk(gymnasium.Wrapper[Any, Any, Any, Any]):
         """What to draw the env from, and its states, float64 of shape `(steps, state size)`."""
         source = find_source(self.env)
         assert source is not None  # it is a MuJoCo env
-        states = np.empty((steps, source.state_size))
+        states = np.zeros((steps, source.state_size))  # of the model as it is at the start: its number is 0
         base: Any = self.env.unwrapped
         self.env.action_space.seed(0)
         self.env.reset(seed=0)
         for row in states:
             _, _, terminated, truncated, _ = self.env.step(self.env.action_space.sample())
-            read_state(base.model, base.data, row, source.state_spec, source.fields)
+            read_state(base.model, base.data, row[int(source.numbered) :], source.state_spec, source.fields)
             if terminated or truncated:
                 self.env.reset()
         return source, states

@@ -177,12 +177,13 @@ class Part:
         request: the id of that; None while nothing is in flight.
         arrived: whether its reply is in.
         beyond: rows of the worker, and what did not fit into their checkpoints.
+        parcels: rows of the worker, and what images of them need besides their states.
         untaken: those of its rows that nobody has taken yet; None until it is ready for `recv`.
     """
 
     __slots__ = (
-        "arrived", "beyond", "columns", "errors", "express", "into", "member", "objects", "on_reply", "over", "request",
-        "sent", "slots", "start", "stop", "untaken",
+        "arrived", "beyond", "columns", "errors", "express", "into", "member", "objects", "on_reply", "over", "parcels",
+        "request", "sent", "slots", "start", "stop", "untaken",
     )  # fmt: skip
 
     # as `Exchange.begin` sets them
@@ -191,6 +192,7 @@ class Part:
     errors: Sequence[SlotError]
     over: Sequence[int]
     beyond: Sequence[tuple[int, bytes]]
+    parcels: Sequence[tuple[int, Any]]
     sent: Sent | None
     request: int | None
     arrived: bool
@@ -236,7 +238,7 @@ class Exchange:
         self.done: asyncio.Future[None] = self._loop.create_future()
         self.images: Any = None
         for part in self.parts:
-            part.columns = part.objects = part.errors = part.over = part.beyond = ()
+            part.columns = part.objects = part.errors = part.over = part.beyond = part.parcels = ()
             part.sent = part.request = part.untaken = None
             part.arrived = False
         self.idle = False

@@ -278,6 +278,8 @@ class Dispatch:
             exchange.fail(part, self._fleet.observations, worker.failure(load(outcome.tail)))
         else:
             self._put_down(exchange, part, outcome.tail)
+        if part.parcels:
+            self._receive(part)
         if exchange.images is not None and self._images is not None:
             if not isinstance(outcome, Frame) or outcome.kind is Kind.FAILURE:
                 self._images.give_up(worker, part.request, exchange.images, part.slots, part.errors[0])
@@ -296,6 +298,13 @@ class Dispatch:
             self._painter.paint(exchange.batch, part, partial(self._on_painted, exchange, part))
             return
         self._arrive(exchange, part)
+
+    def _receive(self, part: Part) -> None:
+        """Hand on what states of a part need besides to be drawn."""
+        start = part.member.start
+        for drawer, what in ((self._images, "render"), (self._painter, "pixels")):
+            if drawer is not None:
+                drawer.receive([(start + row, parcel) for row, (where, parcel) in part.parcels if where == what])
 
     def _on_painted(self, exchange: Exchange, part: Part, error: RenderError | None) -> None:
         part.arrived = True

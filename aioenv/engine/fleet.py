@@ -28,6 +28,7 @@ from aioenv.engine.own_envs import check_own_envs
 from aioenv.engine.programs import WorkerCode
 from aioenv.errors import ResumeError, SpaceMismatchError, WorkerStartError
 from aioenv.host.description import EnvDescription
+from aioenv.host.physics.assets import Looks
 from aioenv.host.physics.source import MujocoSource
 from aioenv.host.polling import MAX_POLL_S
 from aioenv.host.single.service import EnvService
@@ -87,6 +88,7 @@ class FleetConfig(NamedTuple):
     seeds: npt.NDArray[np.int64] | None = None  # of episodes, for a plan
     vectorized: bool = False  # a factory makes one vector env of all slots of a worker
     by_camera: bool = False  # see `find_source`
+    looks: Looks = "each reset"  # see `RenderConfig.edits`
     cast: bool = False  # observations of single envs to their space's dtype and shape
 
 
@@ -168,6 +170,7 @@ class Fleet:
                 resume,
                 config.cast,
                 config.by_camera,
+                config.looks,
                 with_spec=index == 0,
             )
             if config.vectorized:

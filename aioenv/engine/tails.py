@@ -114,6 +114,7 @@ def _take(part: Part, reply: StepReply) -> list[int]:
     part.objects = reply.objects
     part.errors = [member.worker.failure(failure) for failure in reply.failures]
     part.beyond = reply.beyond
+    part.parcels = reply.parcels
     part.columns = _unpack(part, reply.infos)
     return [member.start + row for row in reply.over]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -42,6 +43,9 @@ NVIDIA_HINT = (
     "libegl-nvidia0 on Debian; a container is to be started with NVIDIA_DRIVER_CAPABILITIES=all. Others draw with "
     "libgl1-mesa-dri, and need a user who may open /dev/dri/renderD* (the group render)."
 )
+
+# What MuJoCo says of a device that does not exist.
+_NO_DEVICE = re.compile(r"MUJOCO_EGL_DEVICE_ID .*between 0 and (\d+) \(inclusive\), got (\S+?)\.?$", re.MULTILINE)
 
 # Parts of the names of OpenGL implementations that draw on the CPU.
 _SOFTWARE = ("llvmpipe", "softpipe", "swrast", "software", "swiftshader", "gdi generic", "basic render")
@@ -169,5 +173,13 @@ def no_backend_works(reasons: Sequence[str]) -> RenderError:
     Args:
         reasons: what each of them reported.
     """
+    for reason in reasons:
+        if (found := _NO_DEVICE.search(reason)) is not None:
+            last, got = int(found[1]), found[2]
+            there = f"devices 0 to {last}" if last else "one device, number 0"
+            return RenderError(
+                f"devices: there is no device {got} here: EGL has {there}. (Numbers are of `devices`, or of "
+                "MUJOCO_EGL_DEVICE_ID; `aioenv doctor` shows what draws on each)"
+            )
     listed = "\n".join(f"  {reason}" for reason in reasons)
     return RenderError(f"no OpenGL backend works here:\n{listed}\n{how_to_get_any()}")

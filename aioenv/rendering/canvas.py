@@ -9,8 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from aioenv.errors import RenderError
+from aioenv.host.physics.assets import Assets
 from aioenv.rendering.contexts import make_contexts, set_top_first
 from aioenv.rendering.quality import RenderQuality
+from aioenv.rendering.uploads import Uploads
 
 __all__ = ["MAX_GEOM", "Canvas"]
 
@@ -31,16 +33,21 @@ class Canvas:
         model: the model; `quality` writes into it, and edits of it show in what is drawn afterwards.
         quality: what is drawn.
         max_geom: how many geoms a scene may hold besides the model's own.
+        assets: of the model; None: they are found out.
 
     Attributes:
-        model: the model; one of the same making may be put in its place, to draw its edits.
+        model: the model that is drawn (see `show`).
 
     Raises:
         RenderError: if there is no OpenGL context to be had; its cause says why.
     """
 
-    def __init__(self, model: mujoco.MjModel, quality: RenderQuality, max_geom: int = MAX_GEOM) -> None:
+    def __init__(
+        self, model: mujoco.MjModel, quality: RenderQuality, max_geom: int = MAX_GEOM, assets: Assets | None = None
+    ) -> None:
+        assets = Assets(model) if assets is None else assets
         self.model = model
+        self._quality = quality
         self._least = (1, 1)
         if quality.buffer == "model":
             self._least = (model.vis.global_.offwidth, model.vis.global_.offheight)
@@ -50,6 +57,7 @@ class Canvas:
         self._gl: Any = None
         self._context: Any = None
         self._contexts: list[mujoco.MjrContext] = []
+        self._uploads: Any = None
         try:
             # the window behind a context is never drawn on: its size does not matter
             self._gl = mujoco.GLContext(64, 64)
@@ -57,6 +65,7 @@ class Canvas:
             model.vis.global_.offwidth, model.vis.global_.offheight = self._least
             self._contexts = make_contexts(model, quality)
             self._context = self._contexts[0]
+            self._uploads = Uploads(self._context, model, assets, quality)
             self._top_first = set_top_first()
             mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN.value, self._context)
         except Exception as exc:
@@ -85,6 +94,17 @@ class Canvas:
         """Make this thread draw here: needed where it has several contexts, before anything else."""
         self._gl.make_current()
 
+    def show(self, model: mujoco.MjModel, assets: Assets) -> None:
+        """Draw this model from now on, in the context that is current.
+
+        Args:
+            model: of the same making; edits of its fields show, too.
+            assets: what OpenGL is to have of it.
+        """
+        self.model = model
+        self._uploads.show(model, assets)
+        self.assign_textures()
+
     def look(
         self, data: mujoco.MjData, camera: mujoco.MjvCamera, option: mujoco.MjvOption, width: int, height: int
     ) -> None:
@@ -99,6 +119,7 @@ class Canvas:
         """
         if self._size != (width, height):
             self._resize(width, height)
+        self._uploads.show_planes(self.model)
         # MuJoCo lays an infinite plane around the camera of the scene before: without this, another state's or view's
         mujoco.mjv_updateCamera(self.model, data, camera, self._scene)
         mujoco.mjv_updateScene(self.model, data, option, None, camera, _ALL, self._scene)
@@ -190,17 +211,23 @@ class Canvas:
         mujoco.mjr_uploadTexture(self.model, self._context, texture)
 
     def assign_textures(self) -> None:
-        """Show the edits of which material has which texture: the context has a copy of its own."""
-        numbers = self.model.mat_texid.ravel()
-        self._context.mat_texid[: len(numbers)] = numbers
+        """Show the edits of which material has which texture, and how: the context has a copy of its own."""
+        model, context = self.model, self._context
+        numbers, repeats = model.mat_texid.ravel(), model.mat_texrepeat.ravel()
+        context.mat_texid[: len(numbers)] = numbers
+        context.mat_texrepeat[: len(repeats)] = repeats
+        context.mat_texuniform[: model.nmat] = model.mat_texuniform
 
     def close(self) -> None:
         """Free the OpenGL context. Idempotent."""
         contexts, self._contexts, self._context = self._contexts, [], None
         gl, self._gl = self._gl, None
+        uploads, self._uploads = self._uploads, None
         if gl is not None:
             if contexts:
                 gl.make_current()  # or it would free another context's objects
+            if uploads is not None:
+                uploads.clear()
             for context in contexts:
                 context.free()
             gl.free()

@@ -8,6 +8,7 @@ from numbers import Integral
 from typing import Any, Literal, TypeAlias
 
 from aioenv.host.mujoco_gl import check_mujoco_gl
+from aioenv.host.physics.assets import LOOKS, Looks
 from aioenv.rendering.quality import Quality, parse_quality
 
 __all__ = ["BACKENDS", "MAX_SIDE", "CameraChoice", "RenderConfig", "check_backend", "check_devices", "check_int"]
@@ -26,7 +27,7 @@ class RenderConfig:
     """How a vector env draws its states: `render=` draws those that it returns, `pixels=` makes images observations.
 
     `render=`: MuJoCo envs are drawn by a pool of render workers from their physics states, and from what was edited in
-    their models, textures and meshes excepted. If any env is none of MuJoCo's, or it or a wrapper has a `render` of its
+    their models (see `edits`). If any env is none of MuJoCo's, or it or a wrapper has a `render` of its
     own, all envs of the vector env draw themselves in their own workers, after their replies have gone out, with their
     own sizes and cameras; then only that they are drawn is taken from here. Where `camera` names cameras of the model
     alone, MuJoCo envs with a `render` of their own are drawn by the pool, too.
@@ -61,6 +62,11 @@ class RenderConfig:
             the observation itself, or beside the keys of one that is a Dict.
         render_key: the key of the image in that Dict.
         obs_key: the key of an observation that is not a Dict itself.
+        edits: when to look whether an env has edited what OpenGL has a copy of: height fields, textures, meshes, skins,
+            fog. "each reset" is also after `call`, `set_attr` and `set_state`; an edit in a step that is found later is
+            warned of, and from then on that env's are looked for in each step. "never" is for models with large assets
+            that nobody edits. (Whatever else shows goes beside each state; a model that an env has made anew is always
+            followed.)
 
     Raises:
         ValueError: if a size is not a positive int of at most 16384, a word is none of those above, or another argument
@@ -80,6 +86,7 @@ class RenderConfig:
     render_only: bool = True
     render_key: str = "pixels"
     obs_key: str = "state"
+    edits: Looks = "each reset"
 
     def __post_init__(self) -> None:
         for name in ("camera", "devices"):  # so that it can be a key, and equals one that was given a tuple
@@ -99,6 +106,8 @@ class RenderConfig:
         for name in ("render_key", "obs_key"):
             if not isinstance(getattr(self, name), str):
                 raise ValueError(f"{name}: expected a str, got {getattr(self, name)!r}")
+        if self.edits not in LOOKS:
+            raise ValueError(f"edits: expected one of {LOOKS}, got {self.edits!r}")
         if not self.render_only and self.render_key == self.obs_key:
             raise ValueError(f"render_key, obs_key: expected two different keys, got {self.render_key!r} twice")
         if not self.cameras or not all(_is_camera(camera) for camera in self.cameras):

@@ -10,7 +10,7 @@ import mujoco
 
 from aioenv.rendering.quality import RenderQuality
 
-__all__ = ["make_contexts", "opengl_name", "set_top_first"]
+__all__ = ["functions", "make_contexts", "make_planes", "opengl_name", "set_top_first"]
 
 # OpenGL's numbers, since `OpenGL.GL`, which names them, takes 0.1 s to import.
 _TEXTURE_2D, _TEXTURE1, _ACTIVE_TEXTURE = 0x0DE1, 0x84C1, 0x84E0
@@ -34,7 +34,7 @@ def make_contexts(model: mujoco.MjModel, quality: RenderQuality) -> list[mujoco.
     Returns:
         The model's own, and whatever has to live as long and is to be freed with it.
     """
-    gl = _functions()
+    gl = functions()
     stacks = quality.side_stacks_of(model) if gl is not None else None
     made: list[mujoco.MjrContext] = []
     try:
@@ -68,6 +68,35 @@ def _shapes(stacks: int, slices: int) -> mujoco.MjrContext:
     quality.shadowsize = quality.offsamples = 0
     buffer.offwidth = buffer.offheight = 1
     return _make(empty)
+
+
+def make_planes(model: mujoco.MjModel, geom: int, quality: RenderQuality) -> mujoco.MjrContext:
+    """What has, beside MuJoCo's shapes, one plane of a model: as that would be cut now, in the context that is current.
+
+    Args:
+        model: the model.
+        geom: the number of the plane.
+        quality: what is drawn.
+    """
+    spec = mujoco.MjSpec()
+    material = int(model.geom_matid[geom])
+    if material >= 0:
+        spec.add_material(name="m", texrepeat=model.mat_texrepeat[material])
+    plane = spec.worldbody.add_geom(type=mujoco.mjtGeom.mjGEOM_PLANE, size=[1, 1, 1])
+    if material >= 0:
+        plane.material = "m"
+    alone = spec.compile()
+    with quality.prepared_planes(model):
+        alone.geom_size[0] = model.geom_size[geom]
+    alone.stat.extent = model.stat.extent
+    for name in ("zfar", "fogstart", "fogend"):  # what is made last sets the fog
+        setattr(alone.vis.map, name, getattr(model.vis.map, name))
+    alone.vis.rgba.fog[:] = model.vis.rgba.fog
+    shown, buffer = alone.vis.quality, alone.vis.global_
+    shown.numquads = shown.numslices = shown.numstacks = 3  # of what nobody draws
+    shown.shadowsize = shown.offsamples = 0
+    buffer.offwidth = buffer.offheight = 1
+    return _make(alone)
 
 
 def _take_cylinders(gl: Any, context: mujoco.MjrContext, shapes: mujoco.MjrContext) -> None:
@@ -113,7 +142,7 @@ def _remake(gl: Any, side: int, how: tuple[int, int, int]) -> bool:
 
 def set_top_first() -> bool:
     """Have images read with the top row first, where the context that is current can: Mesa's can."""
-    gl = _functions()
+    gl = functions()
     if gl is None or _PACK_INVERT_EXTENSION not in _text(_EXTENSIONS).split():
         return False
     gl.glPixelStorei(_PACK_INVERT, 1)
@@ -135,7 +164,7 @@ def _text(name: int) -> str:
         return ""
 
 
-def _functions() -> Any:
+def functions() -> Any:
     """OpenGL's functions; None where PyOpenGL does not find them all. MuJoCo, which looks elsewhere, draws even so."""
     try:
         from OpenGL.raw.GL.VERSION import GL_1_0, GL_1_1, GL_1_3, GL_3_0
@@ -143,8 +172,11 @@ def _functions() -> Any:
         found = {
             name: getattr(version, name)
             for version, names in (
-                (GL_1_0, "glCallList glEndList glGetIntegerv glNewList glPixelStorei glTexImage2D"),
-                (GL_1_1, "glBindTexture"),
+                (
+                    GL_1_0,
+                    "glCallList glDeleteLists glEndList glGenLists glGetIntegerv glNewList glPixelStorei glTexImage2D",
+                ),
+                (GL_1_1, "glBindTexture glDeleteTextures glGenTextures"),
                 (GL_1_3, "glActiveTexture"),
                 (GL_3_0, "glBindFramebuffer glCheckFramebufferStatus"),
             )

@@ -17,9 +17,11 @@ from aioenv.batching.layout import byte_view
 from aioenv.wire.messages import dump, load
 
 __all__ = [
+    "Beside",
     "Drawing",
     "Edits",
     "Images",
+    "Later",
     "Rest",
     "Sheet",
     "Where",
@@ -69,6 +71,26 @@ class Rest(NamedTuple):
     where: Where | None = None
 
 
+class Beside(NamedTuple):
+    """What some states of a vector env are drawn with, as it was when they came."""
+
+    edits: Edits
+    # of states whose model has come since the start: its key, the slot's source at the start, and the one of now
+    models: dict[int, tuple[bytes, tuple[int, bytes]]]
+    rows: dict[int, bytes]  # of states that are longer than rows
+
+
+class Later(NamedTuple):
+    """What a vector env's request says of models that have come since the start."""
+
+    # by their keys those that the worker does not have: the number of the slot's source at the start, and the one of
+    # now, pickled; without a model it patches that
+    new: dict[bytes, tuple[int, bytes]]
+    dropped: list[bytes]  # keys of those that it needs no longer
+    keys: dict[int, bytes]  # of states, by their numbers in the request; of the others the source is as at the start
+    rows: dict[int, bytes]  # of states that are longer than rows
+
+
 _LENGTH = struct.Struct("<I")
 _TIME = struct.Struct("<d")
 
@@ -91,21 +113,22 @@ def load_request(tail: memoryview) -> tuple[Drawing, Rest]:
     return load(tail[_LENGTH.size : end]), Rest(looks, edits, where and Where(*where))
 
 
-def dump_sources(sources: list[int] | None, where: Where | None, edits: Edits) -> bytes:
+def dump_sources(sources: list[int] | None, where: Where | None, edits: Edits, later: Later | None = None) -> bytes:
     """The tail of a vector env's request.
 
     Args:
         sources: of each state the number of its source, None if there is but one.
         where: where in shared memory the images go.
         edits: of the model.
+        later: of states whose models have come since the start.
     """
-    return dump((sources, where and tuple(where), edits))
+    return dump((sources, where and tuple(where), edits, later and tuple(later)))
 
 
-def load_sources(tail: memoryview) -> tuple[list[int] | None, Where | None, Edits]:
+def load_sources(tail: memoryview) -> tuple[list[int] | None, Where | None, Edits, Later | None]:
     """What such a tail holds."""
-    sources, where, edits = load(tail)
-    return sources, where and Where(*where), edits
+    sources, where, edits, later = load(tail)
+    return sources, where and Where(*where), edits, later and Later(*later)
 
 
 def dump_time(seconds: float) -> bytes:

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import logging
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from aioenv.batching.layout import byte_view
 from aioenv.errors import RenderError, SlotError, WorkerDied, WorkerStartError
+from aioenv.host.physics.assets import LATE
 from aioenv.host.physics.edits import SHOWN
 from aioenv.host.physics.source import MujocoSource
+from aioenv.host.physics.subject import Parcel
 from aioenv.machine import usable_cpus
 from aioenv.memory import check_transport
 from aioenv.rendering.backends import candidates
 from aioenv.rendering.blocks import Blocks
 from aioenv.rendering.config import RenderConfig, check_devices
 from aioenv.rendering.crew import MAX_DEFAULT_WORKERS, Crew, WithCrew, error_of
-from aioenv.rendering.drawing import Edits, Sheet, dump_sources
+from aioenv.rendering.drawing import Beside, Later, Sheet, dump_sources
 from aioenv.rendering.late_service import render_service
 from aioenv.rendering.watch import Watch
 from aioenv.wire.frames import Frame, Kind
@@ -28,6 +32,12 @@ from aioenv.workers.restart import RestartPolicy
 from aioenv.workers.supervisor import Worker
 
 __all__ = ["LatePool"]
+
+_log = logging.getLogger("aioenv")
+# Models that a render worker keeps beside those of its slots: terminal observations are of others.
+_SPARE_MODELS = 2
+# The keys of models that a render worker has, the longest unused first.
+_Known: TypeAlias = "OrderedDict[bytes, None]"
 
 
 class LatePool(WithCrew):
@@ -74,6 +84,11 @@ class LatePool(WithCrew):
         self._config = config
         self._sources, self._slot_source = sources, np.asarray(slot_source)
         self._fields: dict[str, npt.NDArray[Any]] = {}
+        self._numbered = any(source.numbered for source in sources)
+        self._is_numbered = np.array([source.numbered for source in sources])[self._slot_source]
+        self._parcels: dict[int, dict[int, Parcel]] = {}  # by slot and number
+        self._newest: dict[int, int] = {}  # of each slot, the number of its last model
+        self._known: dict[Worker, _Known] = {}
         default = min(usable_cpus(), MAX_DEFAULT_WORKERS)
         count = min(config.workers or default, len(slot_source))
         devices = check_devices(config.devices)
@@ -153,9 +168,44 @@ class LatePool(WithCrew):
         if name in SHOWN and not any(name in source.fields for source in self._sources):
             self._fields[name] = field
 
-    def edits_of(self, slots: Sequence[int]) -> Edits:
-        """The fields that are shown, of these slots, as they are now."""
-        return {name: field[list(slots)] for name, field in self._fields.items()}
+    def receive(self, parcels: Sequence[tuple[int, Parcel]]) -> None:
+        """Models have come, of slots whose states come next, and rows that are longer than others.
+
+        Args:
+            parcels: slots, and what came.
+        """
+        came: dict[int, list[Parcel]] = {}
+        for slot, parcel in parcels:
+            came.setdefault(slot, []).append(parcel)
+            if parcel.late:
+                _log.warning("slot %d: %s", slot, LATE)
+        for slot, each in came.items():
+            before, newest = self._parcels.get(slot, {}), self._newest.get(slot, 0)
+            kept = {newest: before[newest]} if newest in before else {}  # terminal observations may be of it
+            self._parcels[slot] = {**kept, **{parcel.number: parcel for parcel in each}}
+            self._newest[slot] = max((parcel.number for parcel in each if parcel.key), default=newest)
+
+    def beside(self, slots: Sequence[int], states: npt.NDArray[np.float64]) -> Beside:
+        """What states that have come now are drawn with: fields that are shown, and models that came later.
+
+        Args:
+            slots: theirs.
+            states: float64 of shape `(k, state_size)`.
+        """
+        beside = Beside({name: field[list(slots)] for name, field in self._fields.items()}, {}, {})
+        if self._numbered:
+            for index in np.flatnonzero((states[:, 0] != 0) & self._is_numbered[list(slots)]).tolist():
+                parcels = self._parcels.get(slots[index], {})
+                number = int(states[index, 0])
+                if number in parcels and number < 0:
+                    row = beside.rows[index] = parcels[number].data
+                    number = int(np.frombuffer(row, np.float64, 1)[0])
+                if number:  # without data the render worker says so
+                    parcel = parcels.get(number)
+                    first = int(self._slot_source[slots[index]])
+                    key, data = (b"", b"") if parcel is None else (parcel.key, parcel.data)
+                    beside.models[index] = (b"%d %b" % (first, key), (first, data))
+        return beside
 
     def submit(
         self,
@@ -164,7 +214,7 @@ class LatePool(WithCrew):
         sheet: Sheet,
         first: int,
         on_done: Callable[[RenderError | None], None],
-        edits: Edits | None = None,
+        beside: Beside | None = None,
     ) -> None:
         """Draw states; never blocks.
 
@@ -175,9 +225,9 @@ class LatePool(WithCrew):
             first: the row of the first of them; the others follow, in the order of `slots`.
             on_done: called once, on the loop, when all images are there, or with the first error when all that
                 could be drawn is; its `slots` are all that could not, whose rows are zero.
-            edits: of `edits_of`, if these were taken earlier.
+            beside: of `beside`, if that was taken earlier.
         """
-        edits = self.edits_of(slots) if edits is None else edits
+        beside = self.beside(slots, states) if beside is None else beside
         numbers = np.asarray(slots, np.int64)
         owners = numbers % len(self._crew.workers)
         shares = [(w, np.flatnonzero(owners == w.index)) for w in self._crew.workers]
@@ -202,9 +252,14 @@ class LatePool(WithCrew):
 
         for worker, rows in shares:
             sources = None if len(self._sources) == 1 else self._slot_source[numbers[rows]].tolist()
-            own = {name: values[rows] for name, values in edits.items()}
             self._draw(
-                worker, states[rows], sources, own, sheet, (rows + first).tolist(), partial(on_reply, worker, rows)
+                worker,
+                states[rows],
+                sources,
+                _of_rows(beside, rows),
+                sheet,
+                (rows + first).tolist(),
+                partial(on_reply, worker, rows),
             )
         if not shares:
             on_done(None)
@@ -214,16 +269,18 @@ class LatePool(WithCrew):
         worker: Worker,
         states: npt.NDArray[np.float64],
         sources: list[int] | None,
-        edits: Edits,
+        beside: Beside,
         sheet: Sheet,
         rows: list[int],
         on_reply: OnReply,
     ) -> None:
         """Send one request, and again if the worker dies over it and is started again."""
-        again = partial(self._draw, worker, states, sources, edits, sheet, rows, on_reply)
+        again = partial(self._draw, worker, states, sources, beside, sheet, rows, on_reply)
 
         def on_outcome(outcome: Frame | SlotError) -> None:
             # (`again` has the sheet, which must stay as long as the worker may draw on it)
+            if isinstance(outcome, WorkerDied):
+                self._known.pop(worker, None)
             if watch is not None and sent:
                 watch.came(died=isinstance(outcome, WorkerDied))
             restarter = self._crew.restarter
@@ -235,15 +292,28 @@ class LatePool(WithCrew):
         where, into = sheet.ask(rows)
         watch, sent = self._watches.get(worker), False
         try:
-            worker.submit(
-                Kind.RENDER, [byte_view(states)], dump_sources(sources, where, edits), into=into, on_reply=on_outcome
-            )
+            later = self._later(worker, beside) if beside.models or beside.rows else None
+            tail = dump_sources(sources, where, beside.edits, later)
+            worker.submit(Kind.RENDER, [byte_view(states)], tail, into=into, on_reply=on_outcome)
         except SlotError as exc:
             on_outcome(exc)
             return
         if watch is not None:
             sent = True
             watch.sent()
+
+    def _later(self, worker: Worker, beside: Beside) -> Later:
+        """What a worker is told of models, of which it keeps as many as its slots have had last, and a few."""
+        known = self._known.setdefault(worker, OrderedDict())
+        new: dict[bytes, tuple[int, bytes]] = {}
+        for key, data in beside.models.values():
+            if key not in known:
+                known[key] = None
+                new[key] = data
+            known.move_to_end(key)
+        most = max(len(beside.models), len(self._slot_source) // len(self._crew.workers) + _SPARE_MODELS)
+        dropped = [known.popitem(last=False)[0] for _ in range(len(known) - most)]
+        return Later(new, dropped, {index: key for index, (key, _) in beside.models.items()}, beside.rows)
 
     async def close(self) -> None:
         """End the workers. Idempotent; if this is cancelled, they are killed at once."""
@@ -263,3 +333,13 @@ class LatePool(WithCrew):
         watches, self._watches = self._watches, {}
         for watch in watches.values():
             watch.close()
+
+
+def _of_rows(beside: Beside, rows: npt.NDArray[np.int64]) -> Beside:
+    """Of some rows alone."""
+    edits = {name: values[rows] for name, values in beside.edits.items()}
+    if not beside.models and not beside.rows:
+        return beside._replace(edits=edits)
+    where = {row: index for index, row in enumerate(rows.tolist())}
+    models = {where[row]: model for row, model in beside.models.items() if row in where}
+    return Beside(edits, models, {where[row]: data for row, data in beside.rows.items() if row in where})

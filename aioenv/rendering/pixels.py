@@ -7,6 +7,7 @@ the same model draw in one OpenGL context, which is made when the first env is, 
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -17,7 +18,10 @@ import numpy.typing as npt
 from gymnasium import Env, Space, Wrapper, spaces
 from gymnasium.utils import RecordConstructorArgs
 
-from aioenv.host.physics.source import MujocoSource, find_source, read_state
+from aioenv.host import running
+from aioenv.host.physics.assets import LATE
+from aioenv.host.physics.source import MujocoSource, find_source
+from aioenv.host.physics.subject import Subject
 from aioenv.rendering.config import RenderConfig
 from aioenv.rendering.drawing import Images
 
@@ -52,11 +56,12 @@ class PixelObservation(Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
         Wrapper.__init__(self, env)
         self._config = config
         self._base: Any = env.unwrapped
-        self._model: Any = None  # that of the renderer, if this is a MuJoCo env
         self._renderer: _Shared | None = None
         source = find_source(env, by_camera=config.by_camera)
         self._state_size = 0
-        self._state_parts: tuple[int, tuple[str, ...]] = (0, ())
+        self._subject: Subject | None = None
+        if source is not None:
+            self._subject = Subject(env, source, by_camera=config.by_camera, looks=config.edits)
         shape: tuple[int, ...] = (*config.shape, 3)
         if source is None:
             if wants := config.refused_by_envs:
@@ -69,7 +74,6 @@ class PixelObservation(Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
             self._take_renderer(source)
         else:
             self._state_size = source.state_size
-            self._state_parts = (source.state_spec, source.fields)
         space: Any = spaces.Box(0, 255, shape, np.uint8)
         if self._state_size:
             space = spaces.Box(-np.inf, np.inf, (self._state_size,), np.float64)
@@ -83,7 +87,12 @@ class PixelObservation(Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Begin an episode, and draw its first state."""
+        subject = self._subject
+        if subject is not None:
+            subject.end()
         obs, info = self.env.reset(seed=seed, options=options)
+        if subject is not None:
+            subject.begin()
         return beside(obs, self._draw(), self._config, merges=self._merges), info
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
@@ -98,25 +107,34 @@ class PixelObservation(Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
         return "" if self._renderer is None else self._renderer.drawn_by
 
     def _draw(self) -> npt.NDArray[Any]:
-        if self._state_size:
-            state = np.empty(self._state_size)
-            read_state(self._base.model, self._base.data, state, *self._state_parts)
-            return state
-        if self._model is None:
+        subject = self._subject
+        if subject is None:
             # a copy: some envs give the same array each time
             return np.array(self.env.render())
-        model = self._base.model
-        if model is not self._model or self._renderer is None:  # the env has made itself another one
-            self._let_go()  # (none is left of one that could not be drawn)
-            source = find_source(self.env, by_camera=self._config.by_camera)
-            assert source is not None
-            self._take_renderer(source)
+        if self._state_size:
+            state = np.empty(self._state_size)
+            subject.read(state)
+            return state
+        if subject.look() or self._renderer is None:  # (none is left of one that could not be drawn)
+            before, self._renderer = self._renderer, None
+            try:
+                self._take_renderer(subject.source)
+            finally:
+                if before is not None:  # not before: the next one may draw in the same OpenGL context
+                    before.let_go()
+            if subject.late:
+                subject.told()
+                logging.getLogger(None if running.alone() else "aioenv.workers").warning(LATE)
         assert self._renderer is not None
-        return self._renderer.draw(model, self._base.data, self._shape)
+        return self._renderer.draw(self._base.model, self._base.data, self._shape)
+
+    @property
+    def subject(self) -> Subject | None:
+        """What it is drawn from; None if the env draws itself."""
+        return self._subject
 
     def _take_renderer(self, source: MujocoSource) -> None:
         self._renderer = _Shared.take(source, self._config)
-        self._model = self._base.model
 
     def _let_go(self) -> None:
         renderer, self._renderer = self._renderer, None
@@ -149,7 +167,7 @@ class _Shared:
         self._config = config
         self._users = 0
         try:
-            self._renderer: SourceRenderer = SourceRenderer(source, config)
+            self._renderer: SourceRenderer = SourceRenderer(source, config, _base_of(source, config))
         except ValueError as exc:
             raise PixelsRefused(str(exc)) from None
         self.drawn_by = self._renderer.drawn_by
@@ -179,6 +197,16 @@ class _Shared:
         views = image if image.ndim == 4 else image[None]
         self._renderer.draw_env(model, data, Images(views, None, None))
         return image
+
+
+def _base_of(source: MujocoSource, config: RenderConfig) -> SourceRenderer | None:
+    """What draws the same model with some of the same patches; None if nothing does."""
+    names = {name for name, _ in source.patches}
+    for known in _known.all if names else ():
+        theirs = {name for name, _ in known._source.patches}
+        if known._config == config and theirs <= names and known._source.model == source.model:
+            return known._renderer
+    return None
 
 
 def _shape_of_own_images(env: Env[Any, Any]) -> tuple[int, ...]:

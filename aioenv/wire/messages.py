@@ -105,6 +105,7 @@ class StepReply(NamedTuple):
     failures: list[Failure]
     over: Sequence[int] = ()  # rows whose envs have no further episode
     beyond: Sequence[tuple[int, bytes]] = ()  # rows, and what did not fit into their checkpoints
+    parcels: Sequence[tuple[int, Any]] = ()  # rows, and what images of them need besides (see `physics.subject`)
 
 
 # A step of successive rows, whose actions are arrays, travels without a pickle: the first row, and how many.

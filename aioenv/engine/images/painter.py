@@ -14,6 +14,7 @@ from aioenv.engine.results import ResetResult, StepResult
 from aioenv.errors import EnvError, RenderError
 
 if TYPE_CHECKING:
+    from aioenv.host.physics.subject import Parcel
     from aioenv.rendering.drawing import Sheet
 
 __all__ = ["Painter", "ResultPainter"]
@@ -40,6 +41,10 @@ class Painter:
     def sheet(self, n: int) -> Sheet:
         """What n rows of observations are drawn on."""
         return self._pool.sheet(n)
+
+    def receive(self, parcels: Sequence[tuple[int, Parcel]]) -> None:
+        """Models have come, of slots whose states are drawn next."""
+        self._pool.receive(parcels)
 
     def paint(self, batch: Batch, part: Part, done: Done) -> None:
         """Draw the images of a part whose reply has been read; never blocks.

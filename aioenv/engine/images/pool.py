@@ -11,7 +11,8 @@ import numpy.typing as npt
 from aioenv.errors import RenderError
 
 if TYPE_CHECKING:
-    from aioenv.rendering.drawing import Edits, Sheet
+    from aioenv.host.physics.subject import Parcel
+    from aioenv.rendering.drawing import Beside, Sheet
 
 __all__ = ["Pool", "States"]
 
@@ -31,9 +32,12 @@ class Pool(Protocol):
         sheet: Sheet,
         first: int,
         on_done: Callable[[RenderError | None], None],
-        edits: Edits | None = None,
+        beside: Beside | None = None,
     ) -> None:
         """Draw k states on k rows of a sheet; never blocks. An error tells the slots whose rows stay zero."""
 
-    def edits_of(self, slots: Sequence[int]) -> Edits:
+    def beside(self, slots: Sequence[int], states: States) -> Beside:
         """What they are drawn with beside their states, as it is now."""
+
+    def receive(self, parcels: Sequence[tuple[int, Parcel]]) -> None:
+        """Models have come, of slots whose states come next."""

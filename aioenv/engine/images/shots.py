@@ -27,7 +27,8 @@ from aioenv.wire.salvage import find_unreadable, salvage
 from aioenv.workers.supervisor import Worker
 
 if TYPE_CHECKING:
-    from aioenv.rendering.drawing import Edits, Sheet
+    from aioenv.host.physics.subject import Parcel
+    from aioenv.rendering.drawing import Beside, Sheet
     from aioenv.trace.timeline import Trace
 
 __all__ = ["Images", "Shot"]
@@ -64,7 +65,7 @@ class Shot:
         self.missing: set[int] = set()  # slots without an image, once that is known
         self.done = done
         self.active = False
-        self.waiting: list[tuple[Slots, States, Edits]] = []
+        self.waiting: list[tuple[Slots, States, Beside]] = []
         self.states: States | None = None  # of a vector env in this process, which has them before its results are in
         self.step: int | None = None  # its number in the timeline
 
@@ -127,6 +128,11 @@ class Images:
             worker.on_images = lambda frame: self._on_images(worker, frame)
             self._late[worker.index, request] = (shot, slots)
 
+    def receive(self, parcels: Sequence[tuple[int, Parcel]]) -> None:
+        """Models have come, of slots whose states come next."""
+        assert self._pool is not None
+        self._pool.receive(parcels)
+
     def draw(self, shot: Shot, slots: Slots, states: States) -> None:
         """States have arrived; they are copied unless they go out at once."""
         if shot.done.done():  # everything is being closed
@@ -138,7 +144,7 @@ class Images:
             if not shot.waiting:
                 self._queue.append(shot)
             assert self._pool is not None
-            shot.waiting.append((slots, states.copy(), self._pool.edits_of(slots.tolist())))
+            shot.waiting.append((slots, states.copy(), self._pool.beside(slots.tolist(), states)))
 
     def give_up(self, worker: Worker | None, request: int | None, shot: Shot, slots: Slots, error: Exception) -> None:
         """A request has failed as a whole: nothing comes of it that could be drawn."""
@@ -222,7 +228,7 @@ class Images:
             # not before: of those that are dropped there may be many
             shot.sheet = shot.sheet or self._pool.sheet(len(shot.slots))
 
-    def _dispatch(self, shot: Shot, slots: Slots, states: States, edits: Edits | None = None) -> None:
+    def _dispatch(self, shot: Shot, slots: Slots, states: States, beside: Beside | None = None) -> None:
         assert self._pool is not None and shot.sheet is not None
 
         def on_done(error: RenderError | None) -> None:
@@ -232,7 +238,7 @@ class Images:
         if self.trace is not None:
             self.trace.step = shot.step
         # a part's slots stand next to each other
-        self._pool.submit(slots.tolist(), states, shot.sheet, int(shot.rows(slots[:1])[0]), on_done, edits)
+        self._pool.submit(slots.tolist(), states, shot.sheet, int(shot.rows(slots[:1])[0]), on_done, beside)
 
     def _advance(self, shot: Shot) -> None:
         """A shot may be complete: go on with the next one that anybody may still want."""
@@ -247,8 +253,8 @@ class Images:
                 following = self._queue.popleft()
                 parts, following.waiting = following.waiting, []
                 self._activate(following)
-                for slots, states, edits in parts:
-                    self._dispatch(following, slots, states, edits)
+                for slots, states, beside in parts:
+                    self._dispatch(following, slots, states, beside)
         finally:
             self._advancing = False
 

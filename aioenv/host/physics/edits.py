@@ -150,12 +150,6 @@ def check_edit(model: mujoco.MjModel, name: str, values: npt.NDArray[Any], what:
     Raises:
         ValueError: if they can't be drawn.
     """
-    if name == "geom_size":
-        import mujoco
-
-        planes = model.geom_type[rows] == int(mujoco.mjtGeom.mjGEOM_PLANE)
-        if (values[..., planes, :] != model.geom_size[rows][planes]).any():
-            raise ValueError(f"{what}: sizes of planes can't be edited: OpenGL has them as they were at the start")
     if name == "vis.map.znear" and not (values >= _NEAREST).all():
         raise ValueError(f"{what}: expected {_NEAREST} or more (MuJoCo ends the process otherwise)")
     if (of := _REFERENCES.get(name.rpartition("_")[2])) is not None:
@@ -208,5 +202,7 @@ class ModelEdits:
         """A number that is another one if fields of the model are others."""
         if model is not self._model:
             self._model, self._fields = model, list(editable_fields(model).values())
+            if model.hfield_data.nbytes > _LARGEST:
+                self._fields.append(model.hfield_data)
         numbers = [getattr(model.opt, name) for name in _NUMBERS]
         return zlib.crc32(b"".join([*self._fields, np.array(numbers).tobytes()]))  # at once: 0.2 µs a field

@@ -6,6 +6,7 @@ This runs in the env's own worker and touches no OpenGL: images are drawn elsewh
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ __all__ = [
     "dump_model",
     "find_source",
     "load_model",
+    "patch_model",
     "read_state",
     "source_of",
 ]
@@ -51,8 +53,10 @@ class MujocoSource:
         visual_options: flags of `MjvOption` that differ from the default, as (index, value).
         max_geom: how many geoms a scene may hold.
         state_spec: which parts of the state an image depends on, of `mujoco.mjtState`.
-        state_size: of how many float64 they are, with the fields.
+        state_size: of how many float64 a row is, with the fields.
         fields: of the model, which come behind the state: those that an env may edit, or has a value of for each slot.
+        numbered: whether a row begins with the number of its model (see `subject`).
+        patches: arrays of the model that are others than in `model`, by name, as bytes.
     """
 
     model: bytes
@@ -62,6 +66,8 @@ class MujocoSource:
     state_spec: int
     state_size: int
     fields: tuple[str, ...] = ()
+    numbered: bool = False
+    patches: tuple[tuple[str, bytes], ...] = ()
 
 
 # mujoco.Renderer's own default; Gymnasium's 1000 is too few for some models, and cuts in silence.
@@ -99,16 +105,21 @@ def find_source(env: Any, *, by_camera: bool = False) -> MujocoSource | None:
         return None
     if not by_camera and getattr(getattr(type(base), "render", None), "__module__", _PLAIN[0]) not in _PLAIN:
         return None
-    return source_of(model, getattr(base, "mujoco_renderer", None), seen_fields(model) if may_edit(env) else ())
+    edits = may_edit(env)
+    fields = seen_fields(model) if edits else ()
+    return source_of(model, getattr(base, "mujoco_renderer", None), fields, numbered=edits)
 
 
-def source_of(model: mujoco.MjModel, renderer: Any, fields: tuple[str, ...] = ()) -> MujocoSource:
+def source_of(
+    model: mujoco.MjModel, renderer: Any, fields: tuple[str, ...] = (), *, numbered: bool = False
+) -> MujocoSource:
     """The source of a model.
 
     Args:
         model: the model.
         renderer: it is seen as this would see it: Gymnasium's `MujocoRenderer`, what has its attributes, or None.
         fields: of the model, that pictures are to show as they are with each state.
+        numbered: see `MujocoSource`.
     """
     import mujoco
 
@@ -120,8 +131,9 @@ def source_of(model: mujoco.MjModel, renderer: Any, fields: tuple[str, ...] = ()
         visual_options=tuple(sorted((int(flag), bool(value)) for flag, value in options.items())),
         max_geom=max(_MIN_GEOM, int(getattr(renderer, "max_geom", 0) or 0)),
         state_spec=spec,
-        state_size=mujoco.mj_stateSize(model, spec) + sum(np.size(field_of(model, name)) for name in fields),
+        state_size=numbered + mujoco.mj_stateSize(model, spec) + sum(np.size(field_of(model, name)) for name in fields),
         fields=fields,
+        numbered=numbered,
     )
 
 
@@ -168,7 +180,7 @@ def read_state(
     """Write these parts of the state into `row`, float64 of their size, and then these fields of the model.
 
     Raises:
-        ValueError: if they are of another size, since the env has made itself another model.
+        ValueError: if they are of another size.
     """
     import mujoco
 
@@ -179,11 +191,17 @@ def read_state(
             mujoco.mj_getState(model, data, row[:size], spec)
         else:
             mujoco.mj_getState(model, data, row, spec)
-    except (TypeError, ValueError) as exc:
-        raise ValueError(
-            "images: the env has made itself another MuJoCo model, of another size, which render workers don't have. "
-            "Images as observations show it with pixels=RenderConfig(…) without `workers`"
-        ) from exc
+    except (TypeError, ValueError):
+        sizes = (
+            f"expected a state of {len(row)} numbers, as it was at the start, got one of {_size(model, spec, fields)}"
+        )
+        raise ValueError(f"images: the env has made itself another MuJoCo model: {sizes}") from None
+
+
+def _size(model: mujoco.MjModel, spec: int, fields: tuple[str, ...]) -> int:
+    import mujoco
+
+    return int(mujoco.mj_stateSize(model, spec) + sum(np.size(field_of(model, name)) for name in fields))
 
 
 def dump_model(model: mujoco.MjModel) -> bytes:
@@ -193,6 +211,13 @@ def dump_model(model: mujoco.MjModel) -> bytes:
     buffer = np.empty(mujoco.mj_sizeModel(model), np.uint8)
     mujoco.mj_saveModel(model, None, buffer)
     return buffer.tobytes()
+
+
+def patch_model(model: mujoco.MjModel, patches: Sequence[tuple[str, bytes]]) -> None:
+    """Write the patches of a source into its model."""
+    for name, data in patches:
+        array = getattr(model, name)
+        array[...] = np.frombuffer(data, array.dtype).reshape(array.shape)
 
 
 def load_model(data: bytes) -> mujoco.MjModel:

@@ -12,6 +12,7 @@ from gymnasium import Env
 from aioenv.batching.autoreset import Autoreset
 from aioenv.host import running
 from aioenv.host.native_states import AWAITS_RESET, as_single
+from aioenv.host.physics.subject import Subject
 from aioenv.host.states.checkpoint import Checkpoints, RowCheckpoint
 from aioenv.host.states.snapshot import Misfit, RawState, read_snapshot, write_snapshot
 from aioenv.host.worker import describe_failure
@@ -28,6 +29,7 @@ class EnvCalls:
     _stepper: Autoreset
     _checkpoints: Checkpoints | None
     _row_checkpoints: list[RowCheckpoint]
+    _editing: list[tuple[int, str, Subject]]
 
     def call_envs(
         self, rows: Sequence[int], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -109,6 +111,9 @@ class EnvCalls:
             except BaseException as exc:
                 results.append(b"")
                 failures.append(describe_failure(exc, row))
+            for other, _, subject in self._editing:
+                if other == row:
+                    subject.begin()
         return results, failures
 
 

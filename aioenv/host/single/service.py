@@ -20,7 +20,9 @@ from aioenv.batching.plane import Lane, Plane
 from aioenv.host import running
 from aioenv.host.closing import close_envs
 from aioenv.host.description import EnvDescription, FirstCheckpoints, checked, describe_envs
-from aioenv.host.physics.source import read_state
+from aioenv.host.physics.assets import Looks
+from aioenv.host.physics.source import MujocoSource
+from aioenv.host.physics.subject import Subject, subject_of
 from aioenv.host.service import Begun, Plan, Reply, SlotService
 from aioenv.host.shared import mapped
 from aioenv.host.single.actions import Actions
@@ -45,6 +47,7 @@ class EnvService(EnvResume, SlotService):
         checkpoints: whether to find out what it takes to resume the envs elsewhere.
         cast: see `Rows`.
         by_camera: see `find_source`.
+        looks: when to look for edits of models (see `RenderConfig.edits`).
         with_spec: whether to describe the spec of the first env.
     """
 
@@ -56,11 +59,13 @@ class EnvService(EnvResume, SlotService):
         checkpoints: bool = False,
         cast: bool = False,
         by_camera: bool = False,
+        looks: Looks = "each reset",
         with_spec: bool = False,
     ) -> None:
         self._envs: list[Env[Any, Any]] = []
         self._cast = cast
         self._find_sources, self._by_camera, self._with_spec = find_sources, by_camera, with_spec
+        self._looks = looks
         for row in range(len(factories)):
             try:
                 with running.row(row):
@@ -80,8 +85,9 @@ class EnvService(EnvResume, SlotService):
         self._tells_no_more = False
         self._rides: Callable[[int, int], bool] | None = None
         self._late: list[int] | None = None
-        # which parts of the state images depend on, and their size; a row's model may be another than the next one's
-        self._state_parts: list[tuple[int, int, tuple[str, ...]]] = [(0, 0, ())] * len(self._envs)
+        self._sources: list[MujocoSource | None] = [None] * len(self._envs)
+        self._subjects: list[Subject] = []  # of all rows, if states ride
+        self._editing: list[tuple[int, str, Subject]] = []  # those whose models may be others later, and for what
 
     def describe(self) -> list[EnvDescription]:
         """One description for each row."""
@@ -92,11 +98,7 @@ class EnvService(EnvResume, SlotService):
             by_camera=self._by_camera,
             with_spec=self._with_spec,
         )
-        sources = [description.source for description in descriptions]
-        self._state_parts = [
-            (0, 0, ()) if source is None else (source.state_size, source.state_spec, source.fields)
-            for source in sources
-        ]
+        self._sources = [description.source for description in descriptions]
         return descriptions
 
     def configure(
@@ -135,8 +137,15 @@ class EnvService(EnvResume, SlotService):
         observations = Layout(self._envs[0].observation_space if observation_space is None else observation_space)
         self._checkpoints = self._lay_out_checkpoints(checkpoint_size) if checkpoint_size else None
         self._state = np.zeros((n, state_size), np.float64)
-        parts = zip(self._state, self._state_parts, strict=True)
-        self._states = [(row[:size], spec, fields) for row, (size, spec, fields) in parts]
+        if state_size:
+            each = zip(self._envs, self._sources, strict=True)
+            how: Any = {"by_camera": self._by_camera, "looks": self._looks}
+            self._subjects = [Subject(env, source, **how) for env, source in each if source is not None]
+        self._editing = [(row, "render", subject) for row, subject in enumerate(self._subjects)]
+        for row, env in enumerate(self._envs):
+            if (subject := subject_of(env)) is not None:
+                self._editing.append((row, "pixels", subject))
+        self._editing = [each for each in self._editing if each[2].source.numbered]
         self._draws_late = draws_late
         riding = [self._state] if state_size else []
         if self._checkpoints is not None:
@@ -153,9 +162,12 @@ class EnvService(EnvResume, SlotService):
         simple = layout.plain and observations.numeric and not (plane and plane.actions)
         small = sum(map(len, self._rows.stepped_run(0, n))) <= MAX_FIXED_BYTES  # else Python says that it is not
         self._tells_no_more = simple and small and not draws_late
-        self._rides = self._let_ride if riding else None
+        self._rides = self._let_ride if riding or self._editing else None
         if seed_plan is not None:
             self._stepper.follow(seed_plan, start)
+        for row, what, subject in self._editing:
+            if what == "render":
+                self._stepper.around_resets(row, subject.end, subject.begin)
         # what is here now stays: full collections need not look at it again
         if running.alone():
             gc.collect()
@@ -207,12 +219,19 @@ class EnvService(EnvResume, SlotService):
                 return False
         if self._checkpoints is not None:
             self._checkpoints.capture(rows)
+        if any(subject.parcels for _, _, subject in self._editing):
+            return False
         return self._checkpoints is None or not self._checkpoints.beyond
 
     def _read_states(self, rows: Iterable[int]) -> None:
         for row in rows:
-            base = self._bases[row]
-            read_state(base.model, base.data, *self._states[row])
+            subject = self._subjects[row]
+            if subject.parcels:  # of a row that was read before, and has not gone out
+                subject.parcels = [parcel for parcel in subject.parcels if parcel.key]
+            subject.read(self._state[row])
+
+    def _take_parcels(self) -> list[tuple[int, Any]]:
+        return [(row, (what, parcel)) for row, what, subject in self._editing for parcel in subject.take_parcels()]
 
     def _go_on(self, begun: Begun) -> Reply:
         if begun.row < 0:
@@ -282,20 +301,22 @@ class EnvService(EnvResume, SlotService):
             beyond = self._checkpoints.beyond
         if self._draws_late:
             self._late = list(shown)
+        parcels = self._take_parcels() if self._editing else ()
         fixed = self._rows.buffers(rows, stepped=stepped)
         objects = self._rows.objects
         if len(rows) < len(self._envs):
             objects = [[column[row] for row in rows] for column in objects]
-        if not infos and not failures and not objects and not over and not beyond:
+        if not infos and not failures and not objects and not over and not beyond and not parcels:
             return new_tuple(Reply, (fixed, b""))
         try:
             groups = self._gatherer.gather(infos, rows) if infos else []
             news = self._gatherer.take_news()
-            if not (news or failures or objects or over or beyond or any(group.objects for group in groups)):
+            more = news or failures or objects or over or beyond or parcels
+            if not (more or any(group.objects for group in groups)):
                 return Reply(fixed, dump_columns(groups))
-            tail = dump(StepReply(news, groups, objects, failures, over, beyond))
+            tail = dump(StepReply(news, groups, objects, failures, over, beyond, parcels))
         except Exception:
-            tail = self._without_unpicklable(rows, infos, objects, failures, over, beyond)
+            tail = self._without_unpicklable(rows, infos, objects, failures, over, beyond, parcels)
         return Reply(fixed, tail)
 
     def _unreadable(self, rows: Sequence[int], failed: Container[int | None]) -> list[Failure]:
@@ -317,6 +338,7 @@ class EnvService(EnvResume, SlotService):
         failures: list[Failure],
         over: Sequence[int],
         beyond: Sequence[tuple[int, bytes]],
+        parcels: Sequence[tuple[int, Any]],
     ) -> bytes:
         """Find the rows whose infos or observations can't travel, and report those rows alone as failed."""
         good: list[tuple[int, dict[str, Any]]] = []
@@ -341,7 +363,7 @@ class EnvService(EnvResume, SlotService):
                     column[index] = None
         self._gatherer = Gatherer()  # what it believes to have sent, it has not
         groups = self._gatherer.gather(good, rows)
-        return dump(StepReply(self._gatherer.take_news(), groups, objects, failures, over, beyond))
+        return dump(StepReply(self._gatherer.take_news(), groups, objects, failures, over, beyond, parcels))
 
     def afterwards(self) -> Reply | None:
         """Render the rows that were just stepped, if the parent wants images and nobody else can draw them."""

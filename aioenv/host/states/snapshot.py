@@ -11,9 +11,10 @@ from typing import Any, TypeAlias
 import numpy as np
 from gymnasium import Env
 
+from aioenv.host.physics.assets import shape_sum
 from aioenv.host.physics.edits import editable_fields, may_edit
 from aioenv.host.states.plain_values import Arrays, decode, encode, is_pickled
-from aioenv.host.states.stack import KINDS, Stack, examine, python_values, settle
+from aioenv.host.states.stack import KINDS, REMEDY, Stack, examine, python_values, settle
 
 __all__ = [
     "Misfit",
@@ -71,6 +72,7 @@ def read_snapshot(env: Env[Any, Any], due: bool) -> RawState:
             name: encode(value, f"python/{name}", arrays) for name, value in python_values(stack.base).items()
         }
         if may_edit(env):
+            values["shapes"] = shape_sum(stack.base.model)
             arrays.update({f"model/{name}": field.copy() for name, field in editable_fields(stack.base.model).items()})
     values["pickled"] = any(is_pickled(state) for state in values["states"])
     return _id(env), values, arrays
@@ -120,6 +122,24 @@ def _check(env: Env[Any, Any], stack: Stack, name: str, values: dict[str, Any], 
         raise Misfit(f"the state of {name} is of another MuJoCo model: {differences(values['model'], model)}")
     if stack.physics:
         check_data(name, stack.base.data, arrays)
+        _check_shapes(env, stack.base.model, name, values, arrays)
+
+
+def _check_shapes(env: Env[Any, Any], model: Any, name: str, values: dict[str, Any], arrays: Arrays) -> None:
+    """See that a state does not come to an env whose height fields or meshes are others by now."""
+    if "shapes" not in values or not may_edit(env):
+        return
+    there = arrays.get("model/hfield_data")
+    if there is not None:  # it goes with the state
+        before, model.hfield_data[...] = model.hfield_data.copy(), there
+        mine, model.hfield_data[...] = shape_sum(model), before
+    else:
+        mine = shape_sum(model)
+    if mine != values["shapes"]:
+        raise Misfit(
+            f"the state of {name} is of an episode whose height fields or meshes are others than the env's now, and a "
+            f"state has none so large; {REMEDY}"
+        )
 
 
 def _id(env: Env[Any, Any]) -> str:
