@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from importlib import metadata
+from typing import Any
 
 import pytest
 
-from aioenv.requirements import has_batch
+from aioenv.requirements import has_batch, require_batch
 
 
 def version_of(name: str) -> tuple[int, int]:
@@ -27,11 +29,22 @@ def needs_gymnasium(least: str) -> pytest.MarkDecorator:
     return needs("gymnasium", least)
 
 
-_NO_BATCH = "MuJoCo has mujoco.batch from 3.17 on"
-needs_mujoco_batch = pytest.mark.skipif(not has_batch(), reason=_NO_BATCH)
+NO_BATCH = "MuJoCo has mujoco.batch from 3.17 on"
+needs_mujoco_batch = pytest.mark.skipif(not has_batch(), reason=NO_BATCH)
 
 
-def skip_module_without_batch() -> None:
-    """Skip a whole module of tests of native MuJoCo tasks, before it imports them."""
-    if not has_batch():
-        pytest.skip(_NO_BATCH, allow_module_level=True)
+def native_task(module: str, name: str) -> type:
+    """A task of ours, to derive a class from; without batches, what fails to be made."""
+    return getattr(importlib.import_module(f"aioenv.native.tasks.{module}"), name) if has_batch() else NoTask
+
+
+class NoTask:
+    """Stands in for a native task where MuJoCo has no batch."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        require_batch()
+
+
+def lacks_batch(report: pytest.TestReport | pytest.CollectReport) -> bool:
+    """Whether a test, or a module, failed since there are no native MuJoCo tasks on this MuJoCo."""
+    return report.failed and not has_batch() and "needs mujoco >= 3.17" in report.longreprtext
