@@ -13,7 +13,9 @@ from version_kit import version_of
 
 import aioenv
 
-SMALL = {"dtype": np.int8} if version_of("gymnasium") >= (1, 3) else {}
+SMALL = []
+if version_of("gymnasium") >= (1, 3):
+    SMALL = [(spaces.Discrete(5, dtype=np.int8), [0, 127], [0, 300])]
 
 
 class Sampled(gym.Env):
@@ -89,7 +91,7 @@ async def test_dicts_and_tuples_with_nothing_in_them(space, acts, debug):
 @pytest.mark.parametrize(
     ("space", "good", "bad"),
     [
-        (spaces.Discrete(5, **SMALL), [0, 127], [0, 300 if SMALL else 2**63]),
+        *SMALL,
         (spaces.MultiBinary(2), [[0, 1], [1, 1]], [[0, 1], [1, 257]]),
         (spaces.Box(0, 255, (), np.uint8), [0, 255], [0, -1]),
         (spaces.Discrete(5), np.uint64([0, 5]), np.uint64([0, 2**63 + 1])),
