@@ -194,6 +194,8 @@ def natively(task: Task) -> Task:
         NotApplicable: if there is none.
     """
     if not has_native(task.env):
+        if not has_batch() and task.env not in SYNTHETIC and is_native_task(registered(task.env)):
+            raise NotApplicable("it needs mujoco >= 3.17 (mujoco.batch)")
         raise NotApplicable(f"nobody has written {task.env} as one vector env")
     return replace(task, start=None, channel="auto", keywords={**task.keywords, "backend": "native"})
 

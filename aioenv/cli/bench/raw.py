@@ -55,7 +55,7 @@ def _raw(task: Task, *, post_constraint: bool, still: bool = False) -> Measured:
     if task.env in SYNTHETIC or not is_native_task(task.env):
         raise NotApplicable(f"{task.env} is no MuJoCo task")
     if not has_batch():
-        raise NotApplicable("this MuJoCo has no mujoco.batch")
+        raise NotApplicable("it needs mujoco >= 3.17 (mujoco.batch)")
     from aioenv.native.sim_pool import SimPool
 
     env: Any = make_registered(task.env, {}, num_envs=task.num_envs)
