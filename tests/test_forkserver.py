@@ -274,15 +274,15 @@ async def test_mujoco_draws_with_the_backend_of_the_worker(backend):
             base = env.unwrapped
             with mujoco.Renderer(base.model, 32, 32) as renderer:
                 renderer.update_scene(base.data)
-                return type(renderer._gl_context).__mro__[1].__module__, renderer.render().mean()
+                return {kind.__module__ for kind in type(renderer._gl_context).__mro__}, renderer.render().mean()
 
         env.unwrapped.shoot = shoot
         return env
 
     async with aioenv.AsyncVectorEnv([draw], start="forkserver", worker_env={"MUJOCO_GL": backend}) as envs:
         await envs.reset(seed=0)
-        ((module, mean),) = await envs.call("shoot")
-        assert backend in module and mean > 0
+        ((modules, mean),) = await envs.call("shoot")
+        assert any(backend in module for module in modules) and mean > 0
 
 
 async def test_nothing_is_left_of_a_start_that_is_cancelled():

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from gymnasium.envs.mujoco.half_cheetah_v5 import HalfCheetahEnv
 from serve_kit import compiled
+from version_kit import needs, needs_mujoco_batch
 
 import aioenv
 from aioenv import speedups
@@ -40,6 +41,10 @@ async def told(make: Any, **kwargs: Any) -> tuple[list[float], list[int]]:
         for _ in range(3):
             info = (await envs.step(np.zeros((2, 6), np.float32)))[4]
         return info["duration"].tolist(), info["number"].tolist()
+
+
+# what the bindings of older ones don't install is not there to be stopped
+CLOCK = needs("mujoco", "3.17")
 
 
 @pytest.mark.asyncio
@@ -72,6 +77,7 @@ def runs():
     return subprocess.check_output(run, text=True, env={**os.environ, **variables}).split()
 
 
+@CLOCK
 @compiled
 def test_it_stands_still_until_somebody_wants_it():
     code = """
@@ -98,6 +104,7 @@ print(stop_clock()); runs(); print(len(ticks) > 20)
     assert in_a_process(code) == ["False", "True", "True"]
 
 
+@needs_mujoco_batch
 @compiled
 def test_pools_of_simulations_which_native_tasks_are_made_of_stop_it():
     code = """
@@ -117,6 +124,7 @@ with aioenv.SimPool(model, 2) as pool:
     assert in_a_process(code) == ["False", "False", "True"]
 
 
+@needs_mujoco_batch
 @compiled
 def test_a_pool_that_is_refused_leaves_it_going():
     code = """
@@ -131,6 +139,7 @@ except ValueError:
     assert in_a_process(code) == ["True"]
 
 
+@CLOCK
 def test_without_what_was_compiled_it_goes_on():
     code = "print(stop_clock()); runs()"
     assert in_a_process(code, AIOENV_NO_SPEEDUPS="1") == ["False", "True"]

@@ -14,6 +14,7 @@ from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from native_kit import HERE, OK, Batch, cartpole, everywhere, here
 from parity.compare import assert_same
+from version_kit import needs_gymnasium
 from zoo import SPACES, Sampler
 
 import aioenv
@@ -62,7 +63,13 @@ class Steady(Sampler):
 
 @pytest.mark.parametrize(
     ("space", "where"),
-    [("box", HERE[1]), ("nested", HERE[1]), ("graph", HERE[1]), ("nested", {"num_workers": 2})],
+    [
+        ("box", HERE[1]),
+        ("nested", HERE[1]),
+        ("graph", HERE[1]),
+        # with text, whose letters depend on the hash seed of a process before
+        pytest.param("nested", {"num_workers": 2}, marks=needs_gymnasium("1.4")),
+    ],
     ids=str,
 )
 async def test_every_sort_of_space_and_info(space, where):
@@ -178,6 +185,8 @@ async def test_our_cartpole_is_gymnasiums(kwargs):
         assert_same(ours.step(actions), theirs.step(actions))
         assert_same([ours.state, ours.steps, ours.prev_done], [theirs.state, theirs.steps, theirs.prev_done])
     for wrong in (np.full(9, 2), np.full(9, -1), np.zeros(8, int), np.zeros(9)):
+        if wrong.dtype.kind == "f" and theirs.action_space.contains(wrong):
+            continue  # in older versions
         with pytest.raises(AssertionError):
             ours.step(wrong)
     async with aioenv.make_vec("CartPole-v1", 9, backend="native", **kwargs) as envs:

@@ -15,6 +15,7 @@ from gymnasium.envs.mujoco import MujocoEnv
 from gymnasium.vector import AutoresetMode
 from mujoco_kit import OTHER_ARGUMENTS, TASKS, compare
 from parity.compare import assert_same
+from version_kit import needs_mujoco_batch
 
 import aioenv
 from aioenv.host.native_tasks import TASKS as OURS
@@ -47,6 +48,7 @@ def test_all_of_gymnasiums_are_there(name):
     assert set(wanted) - _DRAWING - {"xml_file"} <= tried, "each has another value in `make parity`"
 
 
+@needs_mujoco_batch
 @pytest.mark.filterwarnings("ignore:compiler attribute")
 @pytest.mark.parametrize("name", TASKS)
 def test_a_model_of_ones_own(name, tmp_path, monkeypatch):

@@ -14,7 +14,10 @@ from aioenv.rendering.contexts import make_contexts, set_top_first
 from aioenv.rendering.quality import RenderQuality
 from aioenv.rendering.uploads import Uploads
 
-__all__ = ["MAX_GEOM", "Canvas"]
+__all__ = ["MAX_GEOM", "TEXTURED", "Canvas"]
+
+# Fields of models that a context has copies of (newer versions of MuJoCo look at the copy of the first one alone).
+TEXTURED = ("mat_texid", "mat_texuniform", "mat_texrepeat")
 
 # mujoco.Renderer's own default; past it geoms are left out, with one line in MuJoCo's log.
 MAX_GEOM = 10_000
@@ -211,12 +214,10 @@ class Canvas:
         mujoco.mjr_uploadTexture(self.model, self._context, texture)
 
     def assign_textures(self) -> None:
-        """Show the edits of which material has which texture, and how: the context has a copy of its own."""
-        model, context = self.model, self._context
-        numbers, repeats = model.mat_texid.ravel(), model.mat_texrepeat.ravel()
-        context.mat_texid[: len(numbers)] = numbers
-        context.mat_texrepeat[: len(repeats)] = repeats
-        context.mat_texuniform[: model.nmat] = model.mat_texuniform
+        """Show the edits of which material has which texture, and how: the context has copies of its own."""
+        for name in TEXTURED:
+            values = getattr(self.model, name).ravel()
+            getattr(self._context, name)[: len(values)] = values
 
     def close(self) -> None:
         """Free the OpenGL context. Idempotent."""

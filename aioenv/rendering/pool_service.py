@@ -15,7 +15,7 @@ from aioenv.host.physics.edits import field_of, loosened, set_field
 from aioenv.host.physics.source import load_model
 from aioenv.host.service import Reply
 from aioenv.rendering.cameras import Eye
-from aioenv.rendering.canvas import Canvas
+from aioenv.rendering.canvas import TEXTURED, Canvas
 from aioenv.rendering.drawing import Drawing, Images, dump_time, load_request
 from aioenv.rendering.drawing_service import DrawingService
 from aioenv.rendering.quality import RenderQuality
@@ -164,13 +164,13 @@ class PoolService(DrawingService):
         try:
             for name, value in changes.items():
                 set_field(self._model, name, value)
-            if "mat_texid" in changes:
+            if not changes.keys().isdisjoint(TEXTURED):
                 self._canvas.assign_textures()
             yield
         finally:
             for name, value in before.items():
                 set_field(self._model, name, value)
-            if "mat_texid" in changes:
+            if not changes.keys().isdisjoint(TEXTURED):
                 self._canvas.assign_textures()
 
     def close(self) -> None:

@@ -22,6 +22,7 @@ from aioenv.cli.ending import Ended
 from aioenv.cli.options import import_here
 from aioenv.host.native_tasks import is_native_task
 from aioenv.machine import usable_cpus
+from aioenv.requirements import has_batch
 
 __all__ = [
     "aioenv_asyncio",
@@ -193,6 +194,8 @@ def natively(task: Task) -> Task:
         NotApplicable: if there is none.
     """
     if not has_native(task.env):
+        if not has_batch() and task.env not in SYNTHETIC and is_native_task(registered(task.env)):
+            raise NotApplicable("it needs mujoco >= 3.17 (mujoco.batch)")
         raise NotApplicable(f"nobody has written {task.env} as one vector env")
     return replace(task, start=None, channel="auto", keywords={**task.keywords, "backend": "native"})
 
@@ -217,7 +220,7 @@ def has_native(env: str) -> bool:
     if env in SYNTHETIC or "backend" not in inspect.signature(aioenv.make_vec).parameters:
         return False
     spec = registered(env)
-    return spec.vector_entry_point is not None or is_native_task(spec)
+    return spec.vector_entry_point is not None or (is_native_task(spec) and has_batch())
 
 
 def registered(env: str) -> EnvSpec:
