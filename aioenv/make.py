@@ -21,7 +21,7 @@ from aioenv.creator import EnvCreator
 from aioenv.engine.arguments import check_num_envs
 from aioenv.host.making import make_env, make_noted
 from aioenv.host.native_tasks import is_native_task
-from aioenv.host.vector.making import versioned
+from aioenv.host.vector.making import vector_entry_point, versioned
 from aioenv.native_vector_env import NativeVectorEnv, vector_env_factory
 from aioenv.vector_env import AsyncVectorEnv
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from aioenv.stats.episodes import EpisodeStats
     from aioenv.workers.restart import RestartPolicy
 
-__all__ = ["env_factory", "make_vec", "new_event_loop", "run"]
+__all__ = ["env_factory", "make_vec", "new_event_loop", "run", "takes_mode"]
 
 T = TypeVar("T")
 
@@ -108,7 +108,7 @@ def make_vec(
     if backend == "native":
         ours = is_native_task(env)
         usual = autoreset_mode in (AutoresetMode.NEXT_STEP, AutoresetMode.NEXT_STEP.value)
-        with_mode = ours or (not usual and _takes_mode(env))
+        with_mode = ours or (not usual and takes_mode(env))
         _refuse_native(
             wrappers=bool(wrappers),
             observation_mode=observation_mode != "same",
@@ -186,11 +186,11 @@ def _refuse_native(**given: bool) -> None:
         )
 
 
-def _takes_mode(env: Any) -> bool:
+def takes_mode(env: Any) -> bool:
     """Whether a vector env has an argument for its autoreset mode, as Atari's: of an id, or made by a function."""
     if isinstance(env, str) and ":" not in env:
         env = gymnasium.spec(env)
-    maker: Any = env.vector_entry_point if isinstance(env, EnvSpec) else env
+    maker: Any = vector_entry_point(env) if isinstance(env, EnvSpec) else env
     try:
         if isinstance(env, EnvSpec) and isinstance(maker, str):
             maker = load_env_creator(maker)

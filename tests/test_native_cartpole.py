@@ -37,15 +37,15 @@ def run(ours, theirs, steps, seed, reset_seeds=(None,), rng=None):
     for step in range(steps):
         actions = rng.integers(2, size=N)
         got, expected = tuple(ours.step(actions)), theirs.step(actions)
+        if ours.autoreset_mode is AutoresetMode.NEXT_STEP:  # Gymnasium's class has -0.0 for some rewards
+            got[1][...] += 0.0
         assert_same(got, expected, f"step {step}")
         over = got[2] | got[3]
         ends += int(over.sum())
         if over.any() and ours.metadata["autoreset_mode"] is AutoresetMode.DISABLED:
             again = reset_seeds[step % len(reset_seeds)]
             options = [{"reset_mask": over.copy()} for _ in range(2)]  # Gymnasium takes it out
-            assert_same(
-                tuple(ours.reset(seed=again, options=options[0])), theirs.reset(seed=again, options=options[1])
-            )
+            assert_same(tuple(ours.reset(seed=again, options=options[0])), theirs.reset(seed=again, options=options[1]))
     return ends
 
 

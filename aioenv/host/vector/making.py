@@ -15,7 +15,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from aioenv.host.mujoco_gl import check_mujoco_gl
 from aioenv.host.native_tasks import TASKS, is_native_task
 
-__all__ = ["AnyVectorEnv", "make_registered", "make_vector_env", "versioned"]
+__all__ = ["AnyVectorEnv", "make_registered", "make_vector_env", "vector_entry_point", "versioned"]
 
 AnyVectorEnv = VectorEnv[Any, Any, Any]
 
@@ -70,9 +70,15 @@ def make_registered(env: str | EnvSpec, env_kwargs: dict[str, Any], *, num_envs:
         env_kwargs.setdefault("autoreset_mode", AutoresetMode.NEXT_STEP)
         if env_kwargs.get("max_episode_steps") is None:
             env_kwargs["max_episode_steps"] = env.max_episode_steps
-    elif isinstance(env.vector_entry_point, str):
-        env.vector_entry_point = _FASTER.get(env.vector_entry_point, env.vector_entry_point)
+    else:
+        env.vector_entry_point = vector_entry_point(env)
     return gymnasium.make_vec(env, num_envs, vectorization_mode="vector_entry_point", **env_kwargs)
+
+
+def vector_entry_point(spec: EnvSpec) -> Any:
+    """What makes the vector env of a spec: what is registered, or ours in its place; None if nothing does."""
+    entry_point: Any = spec.vector_entry_point
+    return _FASTER.get(entry_point, entry_point) if isinstance(entry_point, str) else entry_point
 
 
 def versioned(env_id: str) -> str:
