@@ -22,7 +22,9 @@ import numpy as np
 from gymnasium import Space, spaces
 from gymnasium.vector.utils import concatenate, create_empty_array
 
+from aioenv.batching.ranges import Range, check_range, is_quick, range_of
 from aioenv.errors import ActionError
+from aioenv.speedups import within
 
 __all__ = ["Arrays", "Layout", "Leaf", "Writer", "byte_view"]
 
@@ -98,13 +100,23 @@ class Layout:
         space: the space of one element.
         leaves: the array leaves, in the order of the buffers on the wire.
         num_objects: how many object leaves the space has.
+        ranges: of the array leaves, by number, whose numbers `take_apart` checks.
+
+    Args:
+        space: as above.
+        bounded: whether `take_apart` refuses numbers that a Discrete, MultiDiscrete or MultiBinary space does not have.
     """
 
-    def __init__(self, space: Space[Any]) -> None:
+    def __init__(self, space: Space[Any], *, bounded: bool = False) -> None:
         self.space = space
+        self._bounded = bounded
+        self.ranges: dict[int, Range] = {}
         self.leaves: list[Leaf] = []
         self.num_objects = 0
         self._root = self._plan(space, "")
+        self._quick: tuple[int, int] | None = None  # the one range that there is, if C can look at it
+        if type(self._root) is _ArrayNode and self.ranges and is_quick(self.ranges[0], self.leaves[0].dtype):
+            self._quick = self.ranges[0]
 
     def _plan(self, space: Space[Any], path: str) -> _Node:
         if isinstance(space, (spaces.Dict, spaces.Tuple)) and not space.spaces:
@@ -116,6 +128,8 @@ class Layout:
             return _TupleNode(tuple(self._plan(s, f"{path}[{i}]") for i, s in enumerate(space.spaces)))
         if isinstance(space, _ARRAY_SPACES) and space.dtype is not None and not space.dtype.hasobject:
             self.leaves.append(Leaf(path, tuple(space.shape or ()), np.dtype(space.dtype)))
+            if self._bounded and (known := range_of(space)) is not None:
+                self.ranges[len(self.leaves) - 1] = known
             return _ArrayNode(len(self.leaves) - 1)
         self.num_objects += 1
         return _ObjectNode(self.num_objects - 1, space)
@@ -204,26 +218,45 @@ class Layout:
             arrays.append(array)
         return arrays
 
-    def take_apart(self, batch: Any, n: int) -> tuple[Arrays, Objects]:
+    def take_apart(
+        self, batch: Any, n: int, used: np.ndarray[Any, np.dtype[np.int64]] | None = None
+    ) -> tuple[Arrays, Objects]:
         """Check a batch of n actions as a whole, and take it apart into arrays and objects.
 
         Args:
             batch: shaped like the batched space: for array leaves anything that `numpy.asarray` takes.
             n: how many elements it must have.
+            used: rows whose numbers matter; None: all.
 
         Returns:
             New C-contiguous arrays of shape `(n, *shape)` and the leaves' dtypes, and sequences of n objects.
 
         Raises:
             ActionError: if a shape or a structure differs, or a dtype can't be cast without changing values in
-                kind (float to int) or range; the message says where, what was expected, and what was got.
+                kind (float to int) or range, or if the layout is `bounded` and a number is not in its space; the
+                message says where, what was expected, and what was got.
         """
         if type(self._root) is _ArrayNode:
-            return [_fit(batch, n, self.leaves[0])], []
+            array = _fit(batch, n, self.leaves[0])
+            if self.ranges and not (self._quick and within(array, *self._quick)):  # type: ignore[misc]
+                self.check_ranges([array], used)
+            return [array], []
         arrays: Arrays = [None] * len(self.leaves)  # type: ignore[list-item]
         objects: Objects = [()] * self.num_objects
         self._take_apart(self._root, batch, n, "", arrays, objects)
+        if self.ranges:
+            self.check_ranges(arrays, used)
         return arrays, objects
+
+    def check_ranges(self, arrays: Arrays, used: np.ndarray[Any, np.dtype[np.int64]] | None = None) -> None:
+        """Raise an ActionError if a number is not in its space; `used` as of `take_apart`."""
+        for number, known in self.ranges.items():
+            array = arrays[number]
+            if used is not None:  # the message names a row of the batch
+                rest = np.setdiff1d(np.arange(len(array)), used)
+                array = array.copy()
+                array[rest] = known.low
+            check_range(array, known, self.leaves[number].path)
 
     def _take_apart(self, node: _Node, value: Any, n: int, path: str, arrays: Arrays, objects: Objects) -> None:
         match node:

@@ -87,6 +87,7 @@ class FleetConfig(NamedTuple):
     vectorized: bool = False  # a factory makes one vector env of all slots of a worker
     by_camera: bool = False  # see `find_source`
     cast: bool = False  # observations of single envs to their space's dtype and shape
+    lenient: bool = False  # what Gymnasium takes from policies and envs is taken, be it no such action or number
 
 
 class Fleet:
@@ -167,6 +168,7 @@ class Fleet:
                 config.cast,
                 config.by_camera,
                 with_spec=index == 0,
+                lenient=config.lenient,
             )
             if config.vectorized:
                 service = partial(
@@ -405,7 +407,7 @@ class Fleet:
         self.action_space = batch_space(self.single_action_space, n)
         self.observations = self.received = Layout(self.single_observation_space)
         self.instead = {}
-        self.actions = Layout(self.single_action_space)
+        self.actions = Layout(self.single_action_space, bounded=not self._config.lenient)
         agreed = (self.single_observation_space, self.single_action_space)
         firsts = ((observation_spaces[m.start], action_spaces[m.start]) for m in self.members)
         self._alike = {worker for worker, own in zip(workers, firsts, strict=True) if all(map(is_, own, agreed))}

@@ -218,7 +218,7 @@ class SoloLife:
         if self._config.episodes is not None:
             mode = self.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP)
             self.episodes = self._flights.episodes = SoloWatch(self._config.episodes, mode, self.num_envs)
-        self.actions = Layout(self.single_action_space)
+        self.actions = Layout(self.single_action_space, bounded=True)
         self.observations = self._received = Layout(self.single_observation_space)
         checked = isinstance(self.single_observation_space, _PLAIN) or self._pixels is not None
         self._obs_space = self.observation_space if checked else None

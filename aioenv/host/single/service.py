@@ -46,6 +46,7 @@ class EnvService(EnvResume, SlotService):
         cast: see `Rows`.
         by_camera: see `find_source`.
         with_spec: whether to describe the spec of the first env.
+        lenient: see `Autoreset`.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class EnvService(EnvResume, SlotService):
         cast: bool = False,
         by_camera: bool = False,
         with_spec: bool = False,
+        lenient: bool = False,
     ) -> None:
         self._envs: list[Env[Any, Any]] = []
         self._cast = cast
@@ -71,7 +73,7 @@ class EnvService(EnvResume, SlotService):
                 self.close()
                 raise StartFailed(describe_failure(exc, row)) from exc
         self._bases: list[Any] = [env.unwrapped for env in self._envs]
-        self._stepper = Autoreset(self._envs, mode, running.cell())
+        self._stepper = Autoreset(self._envs, mode, running.cell(), lenient=lenient)
         self._row_checkpoints = [RowCheckpoint(env) for env in self._envs] if checkpoints else []
         self._checkpoints: Checkpoints | None = None
         self._all_rows = range(len(self._envs))

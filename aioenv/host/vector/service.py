@@ -27,7 +27,7 @@ from aioenv.host.vector.calls import VectorCalls
 from aioenv.host.vector.checkpoint import VectorCheckpoints
 from aioenv.host.vector.making import make_vector_env
 from aioenv.host.vector.replies import VectorReplies
-from aioenv.host.vector.results import step_result
+from aioenv.host.vector.results import check_numbers, step_result
 from aioenv.host.worker import StartFailed, describe_failure
 from aioenv.wire.frames import Frame
 from aioenv.wire.messages import Failure, LostRow, ResetRequest, dump, load, load_step
@@ -309,6 +309,7 @@ def _dumped(values: Sequence[Any]) -> tuple[list[bytes], list[Failure]]:
 
 
 def _column(name: str, values: Any, dtype: Any, n: int) -> npt.NDArray[Any]:
+    check_numbers(name, values)
     array = np.ascontiguousarray(values, dtype)
     if array.shape != (n,) or np.ndim(values) != 1:
         raise ValueError(f"{name}: expected shape {(n,)}, got {np.shape(values)}")
