@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from aioenv.errors import LoopError as LoopError
     from aioenv.errors import NestedProcessError as NestedProcessError
     from aioenv.errors import NoAsyncCallError as NoAsyncCallError
+    from aioenv.errors import NumericsError as NumericsError
     from aioenv.errors import OutOfStepError as OutOfStepError
     from aioenv.errors import PausedError as PausedError
     from aioenv.errors import PendingCallError as PendingCallError
@@ -91,7 +92,7 @@ if TYPE_CHECKING:
 
 _ERRORS = (
     "ActionError", "AioenvError", "ClosedError", "EnvError", "EpisodesDone", "LoopError",
-    "NestedProcessError", "NoAsyncCallError",
+    "NestedProcessError", "NoAsyncCallError", "NumericsError",
     "OutOfStepError", "PausedError", "PendingCallError", "RenderError", "RenderTimeout", "ResetNeededError",
     "ResumeError", "SlotError", "SlotErrorGroup", "SoftwareRenderWarning", "SpaceMismatchError", "StaleViewWarning",
     "StartTimeout", "StepTimeout", "UnsendableError", "WireError", "WorkerDied", "WorkerStartError",

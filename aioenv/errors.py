@@ -27,6 +27,7 @@ __all__ = [
     "LoopError",
     "NestedProcessError",
     "NoAsyncCallError",
+    "NumericsError",
     "OutOfStepError",
     "PausedError",
     "PendingCallError",
@@ -132,6 +133,18 @@ class StepTimeout(AioenvError, TimeoutError, multiprocessing.TimeoutError):
 
 class ActionError(AioenvError, ValueError):
     """Actions don't fit the action space: the message says what was expected and what was got."""
+
+
+class NumericsError(AioenvError, ValueError):
+    """With `check_numerics=True`: an env has given a NaN or an infinite number; it is the `__cause__` of an EnvError.
+
+    Attributes:
+        step: in which step since the slot's reset; 0: in the reset.
+    """
+
+    def __init__(self, message: str, step: int = 0) -> None:
+        super().__init__(message)
+        self.step = step
 
 
 class ResetNeededError(AioenvError, gym_error.ResetNeeded):

@@ -67,6 +67,7 @@ def make_vec(
     episode_stats: bool | EpisodeStats = False,
     stats_prefix: str | None = None,
     seed_plan: Sequence[int] | None = None,
+    check_numerics: bool = False,
     **env_kwargs: Any,
 ) -> AsyncVectorEnv:
     """Make a vector env of copies of one env.
@@ -142,6 +143,7 @@ def make_vec(
             cpu_affinity=cpu_affinity,
             episode_stats=episode_stats,
             stats_prefix=stats_prefix,
+            check_numerics=check_numerics,
         )
     images = render is not None or pixels is not None
     factories = [env_factory(env, num_envs, wrappers, images, env_kwargs)] * num_envs
@@ -173,6 +175,7 @@ def make_vec(
         episode_stats=episode_stats,
         stats_prefix=stats_prefix,
         seed_plan=seed_plan,
+        check_numerics=check_numerics,
     )
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from gymnasium import Env
 from gymnasium.vector import AutoresetMode
 
+from aioenv.batching.numerics import checked
 from aioenv.batching.outcomes import BOOLS, NUMBERS, briefly, check_info, flag_of, number_of
 from aioenv.errors import EpisodesDone
 from aioenv.speedups import step_rows
@@ -91,6 +92,7 @@ class Autoreset:
         mode: the autoreset mode.
         mark: `mark[0]` becomes row + 1 before an env runs, and 0 after the last one.
         lenient: whether rewards and flags may be whatever numpy makes numbers and bools of, None and texts say.
+        numerics: whether NaN and infinite numbers are errors.
 
     Attributes:
         due: for each row what its next step is instead of a step of its env: nothing else (0), a reset, or the end of
@@ -106,12 +108,14 @@ class Autoreset:
         mark: memoryview | list[int],
         *,
         lenient: bool = False,
+        numerics: bool = False,
     ) -> None:
         self._mark = mark
         self._lenient = lenient
         self._envs = envs
-        self._resets = [env.reset for env in envs]
-        self._steps = [env.step for env in envs]
+        both = [checked(env) if numerics else (env.step, env.reset) for env in envs]
+        self._steps = [step for step, _ in both]
+        self._resets = [reset for _, reset in both]
         self.due = [_NOT] * len(envs)
         self._seeds: dict[int, int] = {}  # for the next reset of a row
         self._lost: dict[int, Any] = {}  # the last observation of a row whose end has yet to be told
@@ -122,7 +126,7 @@ class Autoreset:
 
     def follow(self, seeds: Seeds, start: int) -> None:
         """From now on an episode that is given no seed takes one from there; the first row is slot `start`."""
-        self._resets = [partial(_reset, env.reset, seeds, start + row) for row, env in enumerate(self._envs)]
+        self._resets = [partial(_reset, reset, seeds, start + row) for row, reset in enumerate(self._resets)]
         self._follows = True
 
     def reset(self, row: int, seed: int | None, options: dict[str, Any] | None) -> tuple[Any, dict[str, Any]]:

@@ -87,6 +87,7 @@ class FleetConfig(NamedTuple):
     vectorized: bool = False  # a factory makes one vector env of all slots of a worker
     by_camera: bool = False  # see `find_source`
     cast: bool = False  # observations of single envs to their space's dtype and shape
+    check_numerics: bool = False  # NaN and infinite numbers are errors
     lenient: bool = False  # what Gymnasium takes from policies and envs is taken, be it no such action or number
 
 
@@ -169,10 +170,17 @@ class Fleet:
                 config.by_camera,
                 with_spec=index == 0,
                 lenient=config.lenient,
+                numerics=config.check_numerics,
             )
             if config.vectorized:
                 service = partial(
-                    VectorService, Shipped(), stop - start, config.find_sources, resume, with_spec=index == 0
+                    VectorService,
+                    Shipped(),
+                    stop - start,
+                    config.find_sources,
+                    resume,
+                    with_spec=index == 0,
+                    numerics_from=start if config.check_numerics else None,
                 )
             worker = Worker(
                 dump_code(service),
