@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from aioenv.engine.waits import Stats as Stats
     from aioenv.errors import ActionError as ActionError
     from aioenv.errors import AioenvError as AioenvError
+    from aioenv.errors import ArgumentError as ArgumentError
     from aioenv.errors import ClosedError as ClosedError
     from aioenv.errors import EnvError as EnvError
     from aioenv.errors import EpisodesDone as EpisodesDone
@@ -91,7 +92,7 @@ if TYPE_CHECKING:
     from aioenv.workers.restart import RestartPolicy as RestartPolicy
 
 _ERRORS = (
-    "ActionError", "AioenvError", "ClosedError", "EnvError", "EpisodesDone", "LoopError",
+    "ActionError", "AioenvError", "ArgumentError", "ClosedError", "EnvError", "EpisodesDone", "LoopError",
     "NestedProcessError", "NoAsyncCallError", "NumericsError",
     "OutOfStepError", "PausedError", "PendingCallError", "RenderError", "RenderTimeout", "ResetNeededError",
     "ResumeError", "SlotError", "SlotErrorGroup", "SoftwareRenderWarning", "SpaceMismatchError", "StaleViewWarning",

@@ -21,6 +21,7 @@ from gymnasium import error as gym_error
 __all__ = [
     "ActionError",
     "AioenvError",
+    "ArgumentError",
     "ClosedError",
     "EnvError",
     "EpisodesDone",
@@ -129,6 +130,10 @@ class StepTimeout(AioenvError, TimeoutError, multiprocessing.TimeoutError):
         self.slots = slots
         self.running = running
         self.partial: Any = None
+
+
+class ArgumentError(AioenvError, TypeError):
+    """An argument has a name that nothing has, but that resembles one of ours."""
 
 
 class ActionError(AioenvError, ValueError):

@@ -19,6 +19,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from aioenv.batching.autoreset import parse_mode
 from aioenv.creator import EnvCreator
 from aioenv.engine.arguments import check_num_envs
+from aioenv.engine.misspelled import refuse_misspelled
 from aioenv.host.making import make_env, make_noted
 from aioenv.host.native_tasks import is_native_task
 from aioenv.host.vector.making import vector_entry_point, versioned
@@ -96,6 +97,7 @@ def make_vec(
             "native" and the env has no vectorized version, or an argument is for single envs.
         gymnasium.error.Error: if the id is malformed or not registered.
         TypeError: if `env` or `wrappers` is none of what it may be, or an argument is `gymnasium.make_vec`'s alone.
+        ArgumentError: if an argument looks like a misspelled one of these, and the env names no such argument.
     """
     if theirs := [name for name in ("vectorization_mode", "vector_kwargs") if name in env_kwargs]:
         raise TypeError(
@@ -106,6 +108,8 @@ def make_vec(
         env = versioned(env)
     if backend not in BACKENDS:
         raise ValueError(f"backend: expected one of {', '.join(map(repr, BACKENDS))}, got {backend!r}")
+    if env_kwargs:
+        refuse_misspelled("aioenv.make_vec", _OURS, env_kwargs, env, native=backend == "native")
     if backend == "native":
         ours = is_native_task(env)
         usual = autoreset_mode in (AutoresetMode.NEXT_STEP, AutoresetMode.NEXT_STEP.value)
@@ -242,10 +246,12 @@ def env_factory(
     return partial(make_env, env, tuple(wrappers), env_kwargs, _misspelled(env_kwargs))
 
 
+_OURS = tuple(name for name in inspect.signature(make_vec).parameters if name not in ("env", "env_kwargs"))
+
+
 def _misspelled(env_kwargs: Mapping[str, Any]) -> dict[str, str]:
     """Those of an env's arguments that look like one of `make_vec`, or of `reset`, and what to say of each."""
-    names = inspect.signature(make_vec).parameters
-    found = {name: get_close_matches(name, names, 1, 0.75) for name in env_kwargs if name not in names}
+    found = {name: get_close_matches(name, _OURS, 1, 0.75) for name in env_kwargs if name not in _OURS}
     hints = {name: f"aioenv.make_vec has an argument {matches[0]}" for name, matches in found.items() if matches}
     return {**hints, **({"seed": "envs are seeded by reset(seed=…)"} if "seed" in env_kwargs else {})}
 

@@ -104,13 +104,24 @@ def test_of_classes(make):
         make(num_worker=2)
 
 
+def test_of_a_creator():
+    for env in ("CartPole-v1", Plain, aioenv.EnvCreator(Plain)):
+        with pytest.raises(aioenv.ArgumentError, match=r"shares: aioenv\.EnvCreator has no .*did you mean share\?"):
+            aioenv.EnvCreator(env, shares=False)
+    assert aioenv.EnvCreator(open_to_all, shape=3).kwargs == {"shape": 3}
+
+
 # ---------------------------------------------------------------- factories
+
+
+def wrap(env):
+    return gym.wrappers.ClipReward(env, -1, 1)
 
 
 @pytest.mark.parametrize(
     ("factory", "said"),
     [
-        (lambda: Plain().reset(), r"returned \(observation, info\), as `reset` does, expected a gymnasium.Env"),
+        (lambda: Plain().reset(), r"returned \(observation, info\), as `reset` does, expected the gymnasium.Env alone"),
         (lambda: (np.zeros(3), {}), r"returned \(observation, info\), as `reset` does"),
         (lambda: Plain().step(np.zeros(2)), r"returned a tuple of 5, as `step` does"),
         (lambda: (Plain(), {}), r"returned a tuple with an env in it, expected the gymnasium.Env alone: `return env`"),
@@ -131,14 +142,14 @@ def test_a_factory_that_returns_something_else(factory, said, how):
         elif how == "pixels":
             sync.VectorEnv([factory], debug=True, pixels=aioenv.RenderConfig())
         else:
-            sync.make_vec(factory, 1, debug=True, wrappers=[gym.wrappers.ClipReward] * (how == "wrapped"))
+            sync.make_vec(factory, 1, debug=True, wrappers=[wrap] * (how == "wrapped"))
 
 
 @pytest.mark.parametrize(
     ("factory", "said"),
     [
         (lambda num_envs: gym.make_vec("CartPole-v1", num_envs).reset(), r"\(observation, info\), as `reset` does"),
-        (lambda num_envs: None, "got None from it; does it lack a `return`"),
+        (lambda num_envs: None, "got None, .*does it lack a `return`"),
         (lambda num_envs: gym.vector.SyncVectorEnv, "got the class SyncVectorEnv"),
         (lambda num_envs: Plain(), r'got Plain from it; for single envs use backend="workers"'),
     ],

@@ -22,6 +22,7 @@ import numpy as np
 from gymnasium import Space, spaces
 from gymnasium.vector.utils import concatenate, create_empty_array
 
+from aioenv.batching.fit import fit
 from aioenv.batching.ranges import Range, check_range, is_quick, range_of
 from aioenv.errors import ActionError
 from aioenv.speedups import within
@@ -237,7 +238,7 @@ class Layout:
                 message says where, what was expected, and what was got.
         """
         if type(self._root) is _ArrayNode:
-            array = _fit(batch, n, self.leaves[0])
+            array = fit(batch, n, *self.leaves[0])
             if self.ranges and not (self._quick and within(array, *self._quick)):  # type: ignore[misc]
                 self.check_ranges([array], used)
             return [array], []
@@ -261,7 +262,7 @@ class Layout:
     def _take_apart(self, node: _Node, value: Any, n: int, path: str, arrays: Arrays, objects: Objects) -> None:
         match node:
             case _ArrayNode(index):
-                arrays[index] = _fit(value, n, self.leaves[index])
+                arrays[index] = fit(value, n, *self.leaves[index])
             case _ObjectNode(index, _):
                 if not hasattr(value, "__len__") or len(value) != n:
                     got = f"{len(value)} of them" if hasattr(value, "__len__") else type(value).__name__
@@ -440,36 +441,3 @@ def _array_run_writer(array: np.ndarray[Any, Any], leaf: Leaf) -> Callable[[int,
         np.concatenate(values, out=flat[start * length : (start + len(values)) * length])
 
     return write
-
-
-def _fit(value: Any, n: int, leaf: Leaf) -> np.ndarray[Any, Any]:
-    """An action leaf as a contiguous array of the leaf's dtype, or an ActionError."""
-    path, shape, dtype = leaf
-    expected = (n, *shape)
-    try:
-        array = np.asarray(value)
-    except ValueError as exc:
-        raise ActionError(f"actions{path}: expected an array of shape {expected}, got what makes none: {exc}") from exc
-    if array.shape != expected:
-        hint = ""
-        if not array.shape:
-            hint = f": {value!r:.60}" if array.dtype == object else "; the first axis is the slots, one action each"
-        elif array.shape == (1, *expected) or (n > 1 and array.shape == shape):
-            hint = f"; the first axis is the slots, of which there are {n}"
-        raise ActionError(f"actions{path}: expected shape {expected}, got {array.shape}{hint}")
-    if array.dtype != dtype:
-        _check_castable(array, dtype, path)
-    # always a copy: the caller may change the array while it is still being sent (a step may be cancelled)
-    return np.array(array, dtype, order="C")
-
-
-def _check_castable(array: np.ndarray[Any, Any], dtype: np.dtype[Any], path: str) -> None:
-    """Raise an ActionError if numbers would change; of integers the values count (Python ints are int64)."""
-    if array.dtype.kind in "iu" and dtype.kind in "iu" and not np.can_cast(array.dtype, dtype):
-        info = np.iinfo(dtype)
-        if array.size and (array.min() < info.min or array.max() > info.max):
-            got = f"numbers from {array.min()} to {array.max()}"
-            raise ActionError(f"actions{path}: expected {dtype}, {info.min} to {info.max}, got {got}")
-    elif not np.can_cast(array.dtype, dtype, "same_kind"):
-        hint = f": `.astype({dtype.name!r})` if that is meant" * (array.dtype.kind == "f" and dtype.kind in "iu")
-        raise ActionError(f"actions{path}: expected dtype {dtype}, got {array.dtype}, which can't be cast{hint}")

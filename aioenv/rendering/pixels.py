@@ -17,6 +17,7 @@ import numpy.typing as npt
 from gymnasium import Env, Space, Wrapper, spaces
 from gymnasium.utils import RecordConstructorArgs
 
+from aioenv.host.making import what_is_no_env
 from aioenv.host.physics.source import MujocoSource, find_source, read_state
 from aioenv.rendering.config import RenderConfig
 from aioenv.rendering.drawing import Images
@@ -265,6 +266,8 @@ def with_pixels(factories: Sequence[Callable[[], Any]], config: RenderConfig) ->
 
 def _make(factory: Callable[[], Env[Any, Any]], config: RenderConfig) -> Env[Any, Any]:
     env = factory()
+    if what_is_no_env(env):
+        return env  # it is said what it is
     try:
         return PixelObservation(env, config)
     except BaseException:

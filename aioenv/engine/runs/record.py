@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, overload
 import numpy as np
 import numpy.typing as npt
 
+from aioenv.batching.fit import as_array
 from aioenv.batching.layout import Arrays, Layout, _ObjectNode
 from aioenv.engine.runs.next_obs import next_observations
 from aioenv.engine.runs.road import AnyGroup, Came, Seen
+from aioenv.errors import ActionError
 
 if TYPE_CHECKING:
     from aioenv.engine.schedule import Schedule
@@ -199,14 +201,14 @@ class Record:
         """What a policy gave beside actions; the same names and shapes every time."""
         step, slots = turn.acted, turn.slots
         if self._asked and extras.keys() != self._extras.keys():
-            raise ValueError(f"extras: expected {sorted(self._extras)} as before, got {sorted(extras)}")
+            raise ActionError(f"extras: expected {sorted(self._extras)} as before, got {sorted(extras)}")
         self._asked = True
         for name, value in extras.items():
-            array = np.asarray(value)
+            array = as_array(value, f"extras[{name!r}]")
             known = self._extras.get(name)
             expected = (len(slots), *(known.shape[2:] if known is not None else array.shape[1:]))
             if array.shape != expected:
-                raise ValueError(f"extras[{name!r}]: expected shape {expected}, one row a slot, got {array.shape}")
+                raise ActionError(f"extras[{name!r}]: expected shape {expected}, one row a slot, got {array.shape}")
             if known is None:
                 shape = (self._steps, self._num_envs, *expected[1:])
                 known = self._extras[name] = np.zeros(shape, array.dtype)

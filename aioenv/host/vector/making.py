@@ -12,6 +12,7 @@ from gymnasium import logger
 from gymnasium.envs.registration import EnvSpec, find_highest_version, get_env_id, parse_env_id
 from gymnasium.vector import AutoresetMode, VectorEnv
 
+from aioenv.host.making import what_is_no_env
 from aioenv.host.mujoco_gl import check_mujoco_gl
 from aioenv.host.native_tasks import TASKS, is_native_task
 
@@ -41,12 +42,13 @@ def make_vector_env(factory: Callable[..., Any], num_envs: int) -> AnyVectorEnv:
                 'makes single envs goes with backend="workers" (aioenv.AsyncVectorEnv)'
             )
         raise
+    if problem := what_is_no_env(env, "gymnasium.vector.VectorEnv"):
+        raise TypeError(f"expected a function that makes a gymnasium.vector.VectorEnv, got {problem}")
     if not isinstance(env, VectorEnv):
         raise TypeError(
             f"expected a function that makes a gymnasium.vector.VectorEnv, got {type(env).__name__} from it; "
             'for single envs use backend="workers" (aioenv.AsyncVectorEnv)'
         )
-    problem = None
     if env.num_envs != num_envs:
         problem = f"it was called with num_envs={num_envs} and made a vector env of {env.num_envs} slots"
     for name in ("single_observation_space", "observation_space", "single_action_space", "action_space"):
@@ -54,7 +56,7 @@ def make_vector_env(factory: Callable[..., Any], num_envs: int) -> AnyVectorEnv:
             native = name.endswith("observation_space") and hasattr(env, "set_observation_size")
             hint = ": call set_observation_size at the end of its __init__" * native
             problem = f"the vector env that it made has no {name}{hint}"
-    if problem is not None:
+    if problem:
         env.close()
         raise ValueError(f"{factory!r}: {problem}")
     return env
