@@ -21,15 +21,12 @@ from aioenv.host.making import what_is_no_env
 from aioenv.host.physics.source import MujocoSource, find_source, read_state
 from aioenv.rendering.config import RenderConfig
 from aioenv.rendering.drawing import Images
+from aioenv.rendering.image_wrappers import PixelsRefused, of_images, put_around, warn_of_replaced
 
 if TYPE_CHECKING:
     from aioenv.rendering.batch_renderer import SourceRenderer
 
 __all__ = ["PixelObservation", "PixelsRefused", "beside", "in_place", "space_beside", "with_pixels"]
-
-
-class PixelsRefused(ValueError):
-    """An env can't be drawn as asked; the parent raises a plain ValueError for it."""
 
 
 class PixelObservation(Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
@@ -268,8 +265,12 @@ def _make(factory: Callable[[], Env[Any, Any]], config: RenderConfig) -> Env[Any
     env = factory()
     if what_is_no_env(env):
         return env  # it is said what it is
+    made = env
     try:
-        return PixelObservation(env, config)
+        wrappers = of_images(env, config)
+        made = PixelObservation(env, config)
+        warn_of_replaced(env, config)
+        return put_around(made, wrappers)
     except BaseException:
-        env.close()
+        made.close()
         raise
