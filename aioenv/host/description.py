@@ -88,20 +88,11 @@ def describe_envs(
                 source,
                 checkpoint.size if checkpoint is not None else 0,
                 checkpoint.obstacle if checkpoint is not None else None,
-                drawn_by=_drawn_by(env),
+                drawn_by=str(getattr(env, "drawn_by", "")),
                 layers=layers_of(env),
             )
         )
     return descriptions
-
-
-def _drawn_by(env: Any) -> str:
-    """What draws the env's images, if they are its observations; wrappers of images may be around them."""
-    while "drawn_by" not in dir(type(env)):
-        if not isinstance(env, Wrapper):
-            return ""
-        env = env.env
-    return str(env.drawn_by)
 
 
 def layers_of(env: Any) -> tuple[tuple[int, str], ...]:

@@ -37,19 +37,21 @@ def of_images(env: Env[Any, Any], config: RenderConfig) -> list[Any]:
     return found
 
 
-def put_around(pixels: Env[Any, Any], wrappers: list[Any]) -> Env[Any, Any]:
-    """Put such wrappers around an env whose observations are images.
+def put_around(pixels: Any, wrappers: list[Any]) -> Env[Any, Any]:
+    """Put such wrappers around a `PixelObservation`; the outermost tells `drawn_by`, too.
 
     Raises:
         PixelsRefused: if one does not take images.
     """
+    env = pixels
     for layer in reversed(wrappers):
         try:
-            pixels = type(layer)(pixels, **layer._saved_kwargs)
+            env = type(layer)(env, **layer._saved_kwargs)
+            env.drawn_by = pixels.drawn_by
         except Exception as exc:
             name = type(layer).__name__
             raise PixelsRefused(f"pixels: {name} can't be put around the images: {type(exc).__name__}: {exc}") from exc
-    return pixels
+    return env  # type: ignore[no-any-return]
 
 
 def warn_of_replaced(env: Env[Any, Any], config: RenderConfig) -> None:
