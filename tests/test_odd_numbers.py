@@ -12,6 +12,8 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 import aioenv
 from aioenv import sync
+from aioenv.batching.ranges import Range, check_range
+from aioenv.speedups import within
 
 MODES = pytest.mark.parametrize("mode", AutoresetMode, ids=lambda mode: mode.value)
 PATHS = pytest.mark.parametrize("compiled", [True, False], ids=["c", "python"])
@@ -297,3 +299,27 @@ def test_of_vector_envs(env, num_workers):
             with pytest.raises(aioenv.ActionError, match="from 0 to 1, got"):
                 envs.step(wrong)
         envs.step([0, 1])
+
+
+def test_ranges_in_c_and_python():
+    """The same is refused by either, at every edge of 64 bits."""
+    if within is None:
+        pytest.skip("there was no C compiler")
+    rng = np.random.default_rng(0)
+    edges = [0, 1, -1, 2**63 - 1, -(2**63), 7]
+    for _ in range(300):
+        low, count = int(rng.choice([0, -3, 5, -(2**63)])), int(rng.choice([1, 2, 9, 2**62]))
+        numbers = rng.choice(np.array([*edges, low, low + count - 1, low + count // 2], np.int64), 3)
+        inside = all(low <= number < low + count for number in numbers.tolist())
+        assert within(numbers, low, count) == inside
+        try:
+            check_range(numbers, Range(low, count), "")
+            assert inside
+        except aioenv.ActionError:
+            assert not inside
+    for wrong in (np.zeros(3, np.int32), np.zeros(3), [0, 1]):
+        with pytest.raises((TypeError, ValueError)):
+            within(wrong, 0, 2)
+    with pytest.raises((ValueError, BufferError)):
+        within(np.zeros(6, np.int64)[::2], 0, 2)
+    assert within(np.zeros(0, np.int64), 0, 1)

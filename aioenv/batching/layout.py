@@ -102,6 +102,7 @@ class Layout:
         leaves: the array leaves, in the order of the buffers on the wire.
         num_objects: how many object leaves the space has.
         ranges: of the array leaves, by number, whose numbers `take_apart` checks.
+        quick: the one range that there is, if `speedups.within` can look at it; else None.
 
     Args:
         space: as above.
@@ -115,9 +116,9 @@ class Layout:
         self.leaves: list[Leaf] = []
         self.num_objects = 0
         self._root = self._plan(space, "")
-        self._quick: tuple[int, int] | None = None  # the one range that there is, if C can look at it
+        self.quick: tuple[int, int] | None = None
         if type(self._root) is _ArrayNode and self.ranges and is_quick(self.ranges[0], self.leaves[0].dtype):
-            self._quick = self.ranges[0]
+            self.quick = self.ranges[0]
 
     def _plan(self, space: Space[Any], path: str) -> _Node:
         if isinstance(space, (spaces.Dict, spaces.Tuple)) and not space.spaces:
@@ -239,7 +240,7 @@ class Layout:
         """
         if type(self._root) is _ArrayNode:
             array = fit(batch, n, *self.leaves[0])
-            if self.ranges and not (self._quick and within(array, *self._quick)):  # type: ignore[misc]
+            if self.ranges and not (self.quick and within(array, *self.quick)):  # type: ignore[misc]
                 self.check_ranges([array], used)
             return [array], []
         arrays: Arrays = [None] * len(self.leaves)  # type: ignore[list-item]

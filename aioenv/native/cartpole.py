@@ -13,6 +13,7 @@ from gymnasium.vector import AutoresetMode
 from aioenv.batching.generators import RNG_WORDS, SEED_WORDS, Generators, generator_of, seed_of, seed_words
 from aioenv.errors import ResetNeededError
 from aioenv.native.infos import final_info
+from aioenv.speedups import within
 
 __all__ = ["CartPoleVectorEnv"]
 
@@ -23,6 +24,11 @@ _BOUNDS_OF_STARTS = -0.05, 0.05  # Gymnasium's
 # share, its seed, the slot's own generator
 _STEPS, _FLAGS, _BOUNDS, _RNG, _SEED, _OWN = 4, 5, 6, 8, 8 + RNG_WORDS, 8 + RNG_WORDS + SEED_WORDS
 _IS_OVER, _HAS_STATE, _HAS_OWN = 1, 2, 4
+
+
+def _are_actions(action: npt.NDArray[np.int64]) -> bool:
+    """Whether all are 0 or 1."""
+    return 0 <= int(np.bitwise_or.reduce(action)) <= 1  # of zeros and ones alone it is 0 or 1
 
 
 class CartPoleVectorEnv(cartpole.CartPoleVectorEnv):
@@ -148,7 +154,7 @@ class CartPoleVectorEnv(cartpole.CartPoleVectorEnv):
             self._adopt(parameters)
         if (
             not fits
-            or not 0 <= int(np.bitwise_or.reduce(action)) <= 1  # of zeros and ones alone it is 0 or 1
+            or not (within(action, 0, 2) if within is not None and action.flags.c_contiguous else _are_actions(action))
             or self.kinematics_integrator != "euler"
             or self._sutton_barto_reward
         ):

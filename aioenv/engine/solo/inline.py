@@ -30,6 +30,7 @@ from aioenv.engine.solo.pieces import only, own, own_info
 from aioenv.errors import EnvError, NoAsyncCallError, StepTimeout
 from aioenv.host.vector.access import refuse_some, reset_vector_env, take_observations
 from aioenv.host.vector.results import check_numbers, step_result
+from aioenv.speedups import within
 
 __all__ = ["RUN_IN", "Solo"]
 
@@ -54,9 +55,10 @@ class Solo(SoloCalls):
             ActionError: if they don't fit.
         """
         if type(actions) is np.ndarray and actions.shape == self._shape and actions.dtype == self._dtype:
-            if self.actions.ranges:
-                return self.actions.take_apart(actions, self.num_envs)[0][0]
-            return actions.copy()
+            layout, batch = self.actions, actions.copy()
+            if layout.ranges and not (layout.quick and within(batch, *layout.quick)):  # type: ignore[misc]
+                layout.check_ranges([batch])
+            return batch
         return self.actions.assemble(*self.actions.take_apart(actions, self.num_envs))
 
     async def step(self, actions: Any, *, timeout_s: float | None = None) -> StepResult:
