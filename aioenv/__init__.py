@@ -41,12 +41,14 @@ if TYPE_CHECKING:
     from aioenv.engine.waits import Stats as Stats
     from aioenv.errors import ActionError as ActionError
     from aioenv.errors import AioenvError as AioenvError
+    from aioenv.errors import ArgumentError as ArgumentError
     from aioenv.errors import ClosedError as ClosedError
     from aioenv.errors import EnvError as EnvError
     from aioenv.errors import EpisodesDone as EpisodesDone
     from aioenv.errors import LoopError as LoopError
     from aioenv.errors import NestedProcessError as NestedProcessError
     from aioenv.errors import NoAsyncCallError as NoAsyncCallError
+    from aioenv.errors import NumericsError as NumericsError
     from aioenv.errors import OutOfStepError as OutOfStepError
     from aioenv.errors import PausedError as PausedError
     from aioenv.errors import PendingCallError as PendingCallError
@@ -91,8 +93,8 @@ if TYPE_CHECKING:
     from aioenv.workers.restart import RestartPolicy as RestartPolicy
 
 _ERRORS = (
-    "ActionError", "AioenvError", "ClosedError", "EnvError", "EpisodesDone", "LoopError",
-    "NestedProcessError", "NoAsyncCallError",
+    "ActionError", "AioenvError", "ArgumentError", "ClosedError", "EnvError", "EpisodesDone", "LoopError",
+    "NestedProcessError", "NoAsyncCallError", "NumericsError",
     "OutOfStepError", "PausedError", "PendingCallError", "RenderError", "RenderTimeout", "ResetNeededError",
     "ResumeError", "SlotError", "SlotErrorGroup", "SoftwareRenderWarning", "SpaceMismatchError", "StaleViewWarning",
     "StartTimeout", "StepTimeout", "UnsendableError", "VersionError", "WireError", "WorkerDied", "WorkerStartError",

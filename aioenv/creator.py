@@ -63,6 +63,7 @@ class EnvCreator:
 
     Raises:
         TypeError: if `factory` is nothing that can be called.
+        ArgumentError: if an argument looks like `share`, and the function names no such argument.
     """
 
     def __init__(
@@ -75,6 +76,10 @@ class EnvCreator:
     ) -> None:
         self._known = _Known()
         self._registered: dict[str, Stateful] = {}
+        if kwargs:
+            from aioenv.engine.misspelled import refuse_misspelled  # workers do without
+
+            refuse_misspelled("aioenv.EnvCreator", ("share",), kwargs, factory)
         if isinstance(factory, EnvCreator):
             inner = factory
             if not args and _same(inner._kwargs, {**inner._kwargs, **kwargs}):

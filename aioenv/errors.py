@@ -21,12 +21,14 @@ from gymnasium import error as gym_error
 __all__ = [
     "ActionError",
     "AioenvError",
+    "ArgumentError",
     "ClosedError",
     "EnvError",
     "EpisodesDone",
     "LoopError",
     "NestedProcessError",
     "NoAsyncCallError",
+    "NumericsError",
     "OutOfStepError",
     "PausedError",
     "PendingCallError",
@@ -131,8 +133,24 @@ class StepTimeout(AioenvError, TimeoutError, multiprocessing.TimeoutError):
         self.partial: Any = None
 
 
+class ArgumentError(AioenvError, TypeError):
+    """An argument has a name that nothing has, but that resembles one of ours."""
+
+
 class ActionError(AioenvError, ValueError):
     """Actions don't fit the action space: the message says what was expected and what was got."""
+
+
+class NumericsError(AioenvError, ValueError):
+    """With `check_numerics=True`: an env has given a NaN or an infinite number; it is the `__cause__` of an EnvError.
+
+    Attributes:
+        step: in which step since the slot's reset; 0: in the reset.
+    """
+
+    def __init__(self, message: str, step: int = 0) -> None:
+        super().__init__(message)
+        self.step = step
 
 
 class ResetNeededError(AioenvError, gym_error.ResetNeeded):

@@ -19,9 +19,10 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from aioenv.batching.autoreset import parse_mode
 from aioenv.creator import EnvCreator
 from aioenv.engine.arguments import check_num_envs
+from aioenv.engine.misspelled import refuse_misspelled
 from aioenv.host.making import make_env, make_noted
 from aioenv.host.native_tasks import is_native_task
-from aioenv.host.vector.making import versioned
+from aioenv.host.vector.making import vector_entry_point, versioned
 from aioenv.host.vector.specs import refuse_wrappers, take_apart
 from aioenv.native_vector_env import NativeVectorEnv, vector_env_factory
 from aioenv.vector_env import AsyncVectorEnv
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from aioenv.stats.episodes import EpisodeStats
     from aioenv.workers.restart import RestartPolicy
 
-__all__ = ["env_factory", "make_vec", "new_event_loop", "run"]
+__all__ = ["env_factory", "make_vec", "new_event_loop", "run", "takes_mode"]
 
 T = TypeVar("T")
 
@@ -68,6 +69,7 @@ def make_vec(
     episode_stats: bool | EpisodeStats = False,
     stats_prefix: str | None = None,
     seed_plan: Sequence[int] | None = None,
+    check_numerics: bool = False,
     **env_kwargs: Any,
 ) -> AsyncVectorEnv:
     """Make a vector env of copies of one env.
@@ -96,6 +98,7 @@ def make_vec(
             "native" and the env has no vectorized version, or an argument is for single envs.
         gymnasium.error.Error: if the id is malformed or not registered.
         TypeError: if `env` or `wrappers` is none of what it may be, or an argument is `gymnasium.make_vec`'s alone.
+        ArgumentError: if an argument looks like a misspelled one of these, and the env names no such argument.
     """
     if wrong := [name for name in ("vectorization_mode", "vector_kwargs") if name in env_kwargs]:
         raise TypeError(
@@ -119,10 +122,12 @@ def make_vec(
     num_envs = 1 if num_envs is None else num_envs
     if backend not in BACKENDS:
         raise ValueError(f"backend: expected one of {', '.join(map(repr, BACKENDS))}, got {backend!r}")
+    if env_kwargs:
+        refuse_misspelled("aioenv.make_vec", _OURS, env_kwargs, env, native=backend == "native")
     if backend == "native":
         ours = is_native_task(env)
         usual = autoreset_mode in (AutoresetMode.NEXT_STEP, AutoresetMode.NEXT_STEP.value)
-        with_mode = ours or (not usual and _takes_mode(env))
+        with_mode = ours or (not usual and takes_mode(env))
         _refuse_native(
             wrappers=bool(wrappers),
             observation_mode=observation_mode != "same",
@@ -156,6 +161,7 @@ def make_vec(
             cpu_affinity=cpu_affinity,
             episode_stats=episode_stats,
             stats_prefix=stats_prefix,
+            check_numerics=check_numerics,
         )
     images = render is not None or pixels is not None
     factories = [env_factory(env, num_envs, wrappers, images, env_kwargs)] * num_envs
@@ -187,6 +193,7 @@ def make_vec(
         episode_stats=episode_stats,
         stats_prefix=stats_prefix,
         seed_plan=seed_plan,
+        check_numerics=check_numerics,
     )
 
 
@@ -200,11 +207,11 @@ def _refuse_native(**given: bool) -> None:
         )
 
 
-def _takes_mode(env: Any) -> bool:
+def takes_mode(env: Any) -> bool:
     """Whether a vector env has an argument for its autoreset mode, as Atari's: of an id, or made by a function."""
     if isinstance(env, str) and ":" not in env:
         env = gymnasium.spec(env)
-    maker: Any = env.vector_entry_point if isinstance(env, EnvSpec) else env
+    maker: Any = vector_entry_point(env) if isinstance(env, EnvSpec) else env
     try:
         if isinstance(env, EnvSpec) and isinstance(maker, str):
             maker = load_env_creator(maker)
@@ -253,10 +260,12 @@ def env_factory(
     return partial(make_env, env, tuple(wrappers), env_kwargs, _misspelled(env_kwargs))
 
 
+_OURS = tuple(name for name in inspect.signature(make_vec).parameters if name not in ("env", "env_kwargs"))
+
+
 def _misspelled(env_kwargs: Mapping[str, Any]) -> dict[str, str]:
     """Those of an env's arguments that look like one of `make_vec`, or of `reset`, and what to say of each."""
-    names = inspect.signature(make_vec).parameters
-    found = {name: get_close_matches(name, names, 1, 0.75) for name in env_kwargs if name not in names}
+    found = {name: get_close_matches(name, _OURS, 1, 0.75) for name in env_kwargs if name not in _OURS}
     hints = {name: f"aioenv.make_vec has an argument {matches[0]}" for name, matches in found.items() if matches}
     return {**hints, **({"seed": "envs are seeded by reset(seed=…)"} if "seed" in env_kwargs else {})}
 

@@ -101,7 +101,7 @@ class NativeVectorEnv(AsyncVectorEnv):
         render: draw images of every returned state while the next steps run, of a vector env that has a MuJoCo `model`
             and `physics_states()` (see `PhysicsBatch` in `aioenv/host/physics/batch.py`).
         pixels: make such images the observations, or one key of them.
-        episode_stats, stats_prefix: see `AsyncVectorEnv`.
+        episode_stats, stats_prefix, check_numerics: see `AsyncVectorEnv`.
 
     Attributes:
         num_envs: how many slots there are.
@@ -136,6 +136,7 @@ class NativeVectorEnv(AsyncVectorEnv):
         cpu_affinity: Literal["spread"] | Sequence[int | Iterable[int]] | None = None,
         episode_stats: bool | EpisodeStats = False,
         stats_prefix: str | None = None,
+        check_numerics: bool = False,
     ) -> None:
         self.num_envs = check_num_envs(num_envs)
         if not callable(make_vector_env):
@@ -186,6 +187,7 @@ class NativeVectorEnv(AsyncVectorEnv):
             cpu_affinity=check_cpu_affinity(cpu_affinity),
             transport="frames",
             vectorized=True,
+            check_numerics=bool(check_numerics),
             # at the end, see `AsyncVectorEnv`; the mode is told when the env is there
             episodes=check_episode_stats(episode_stats, stats_prefix, self.num_envs, AutoresetMode.NEXT_STEP),
         )

@@ -127,6 +127,10 @@ class AsyncVectorEnv(Pictures, Rollouts, Numbered, Pausing, OneSlot, Calls, Stat
         seed_plan: seeds for episodes that are given none, autoresets above all; at least `num_envs`. Slot i's episode k
             gets number `i + k * num_envs` of them, and from the start again at the end: the same for any number of
             workers. A reset of all slots begins anew; a seed of a reset stands in place of its slot's first.
+        check_numerics: make it an error if an env gives a reward or an observation that is NaN or infinite, be it
+            within the bounds of its space: an `EnvError` of its slot, which must be reset then, with a `NumericsError`
+            as its `__cause__` that says in which step since the slot's reset, and where. (Steps count from the start of
+            a worker that was started again.) It takes about 1 µs a step and env, if observations are small.
 
     Attributes:
         num_envs: how many slots there are.
@@ -163,6 +167,7 @@ class AsyncVectorEnv(Pictures, Rollouts, Numbered, Pausing, OneSlot, Calls, Stat
         episode_stats: bool | EpisodeStats = False,
         stats_prefix: str | None = None,
         seed_plan: Sequence[int] | None = None,
+        check_numerics: bool = False,
     ) -> None:
         env_fns = place_creators(listed_factories(env_fns))
         check_factories(env_fns)
@@ -208,6 +213,7 @@ class AsyncVectorEnv(Pictures, Rollouts, Numbered, Pausing, OneSlot, Calls, Stat
             ignored=IGNORABLE if ignore_signals else (),
             debug=debug,
             stats=stats,
+            check_numerics=bool(check_numerics),
             seeds=check_seed_plan(seed_plan, self.num_envs, restart),
             # at the end: they are bound to this vector env, which another wrong argument would keep from being made
             episodes=check_episode_stats(episode_stats, stats_prefix, self.num_envs, self.autoreset_mode),

@@ -197,7 +197,7 @@ def test_actions_of_another_shape(env_id, actions, said):
 
 @pytest.mark.parametrize("kwargs", [{"debug": True}, {"backend": "native"}], ids=str)
 def test_a_misspelled_argument_is_named(kwargs):
-    with pytest.raises(aioenv.WorkerStartError, match=r"num_worker: aioenv\.make_vec has an argument num_workers"):
+    with pytest.raises(aioenv.ArgumentError, match=r"num_worker: aioenv\.make_vec has no .*did you mean num_workers"):
         sync.make_vec("CartPole-v1", 2, num_worker=3, **kwargs)
 
 

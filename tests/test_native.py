@@ -321,10 +321,10 @@ async def test_some_slots_of_cartpole(num_workers):
 
 
 async def test_arguments_that_make_no_sense():
-    make = partial(aioenv.make_vec, "CartPole-v1", 2, backend="native")
+    make = partial(aioenv.make_vec, env="CartPole-v1", num_envs=2, backend="native")
     for wrong in (
         {"wrappers": [lambda env: env]},
-        {"autoreset_mode": AutoresetMode.DISABLED},
+        {"autoreset_mode": AutoresetMode.DISABLED, "env": CartPoleVectorEnv},
         {"restart": aioenv.RestartPolicy()},
         {"restart": aioenv.RestartPolicy(resume=True)},
         {"cpu_affinity": "spread"},

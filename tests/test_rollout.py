@@ -44,17 +44,17 @@ async def plain(envs: aioenv.AsyncVectorEnv, policy: Any, steps: int, obs: Any) 
         if envs.autoreset_mode is AutoresetMode.NEXT_STEP:
             valid = ~ended
         elif envs.autoreset_mode is AutoresetMode.DISABLED and ended.any():
-            terminal = obs
             obs, _ = await envs.reset(options={"reset_mask": ended})
-            infos[-1]["final_obs"] = np.full(envs.num_envs, None, object)
-            for slot in np.flatnonzero(ended):
-                infos[-1]["final_obs"][slot] = terminal[slot]
-            infos[-1]["_final_obs"] = ended
         actions = policy(obs)
         following, reward, terminated, truncated, info = await envs.step(actions)
         rows.append((obs, actions, reward, terminated, truncated, valid))
         infos.append(info)
         obs, ended = following, terminated | truncated
+        if envs.autoreset_mode is AutoresetMode.DISABLED and ended.any():
+            info["final_obs"] = np.full(envs.num_envs, None, object)
+            for slot in np.flatnonzero(ended):
+                info["final_obs"][slot] = obs[slot]
+            info["_final_obs"] = ended
     return {**dict(zip(FIELDS, map(np.stack, zip(*rows, strict=True)), strict=False)), "last_obs": obs, "infos": infos}
 
 

@@ -8,6 +8,7 @@ import importlib.util
 import gymnasium as gym
 import numpy as np
 import pytest
+from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 
 from aioenv import errors, sync
 from aioenv.testing import leak_check
@@ -113,7 +114,7 @@ def test_vector_envs_of_other_peoples_keep_their_mode():
     finally:
         envs.close()
     with pytest.raises(ValueError, match=r'takes .*SAME_STEP, .* has .*NEXT_STEP, .*backend="workers" takes any'):
-        sb3.make_vec("CartPole-v1", 2, backend="native")
+        sb3.make_vec(CartPoleVectorEnv, 2, backend="native")
 
 
 def test_misuse_is_said():

@@ -26,6 +26,7 @@ from aioenv.engine.runs.one_slot import infos_of
 from aioenv.engine.schedule import Schedule
 from aioenv.errors import ActionError, EnvError, NoAsyncCallError, PendingCallError
 from aioenv.host.native_tasks import is_native_task
+from aioenv.make import takes_mode
 from aioenv.native_vector_env import NativeVectorEnv
 from aioenv.sync.portal import Postponed
 from aioenv.sync.stepping import Step
@@ -324,14 +325,14 @@ def make_vec(
 
     Raises:
         TypeError: if an argument is one that only Stable-Baselines3's `make_vec_env` has.
-        ValueError: as `VecEnv`: if a vector env that is its own backend, CartPole's say, has another autoreset mode.
+        ValueError: as `VecEnv`: if a vector env that somebody wrote has another autoreset mode, and takes none.
     """
     _refuse_theirs(kwargs)
     if env is None:
         raise TypeError("env: expected an id, an EnvSpec or a function that makes an env; there is none")
     native = kwargs.get("backend") == "native"
-    own_mode = native and not is_native_task(env)  # a vector env that somebody wrote; `VecEnv` looks at its mode
-    if not own_mode:
+    # a vector env that somebody wrote may have a mode of its own, which `VecEnv` looks at
+    if not native or is_native_task(env) or takes_mode(env):
         kwargs = {"autoreset_mode": "SameStep", **kwargs}
     wrappers = kwargs.get("wrappers", ())
     if isinstance(wrappers, Iterable):

@@ -14,6 +14,8 @@ import numpy as np
 from gymnasium import Env
 from gymnasium.vector import AutoresetMode
 
+from aioenv.batching.numerics import checked
+from aioenv.batching.outcomes import BOOLS, NUMBERS, briefly, check_info, flag_of, number_of
 from aioenv.errors import EpisodesDone
 from aioenv.speedups import step_rows
 
@@ -89,6 +91,8 @@ class Autoreset:
         envs: the envs, one a row.
         mode: the autoreset mode.
         mark: `mark[0]` becomes row + 1 before an env runs, and 0 after the last one.
+        lenient: whether rewards and flags may be whatever numpy makes numbers and bools of, None and texts say.
+        numerics: whether NaN and infinite numbers are errors.
 
     Attributes:
         due: for each row what its next step is instead of a step of its env: nothing else (0), a reset, or the end of
@@ -97,11 +101,21 @@ class Autoreset:
         resets_next_step: whether the mode is NEXT_STEP.
     """
 
-    def __init__(self, envs: Sequence[Env[Any, Any]], mode: AutoresetMode, mark: memoryview | list[int]) -> None:
+    def __init__(
+        self,
+        envs: Sequence[Env[Any, Any]],
+        mode: AutoresetMode,
+        mark: memoryview | list[int],
+        *,
+        lenient: bool = False,
+        numerics: bool = False,
+    ) -> None:
         self._mark = mark
+        self._lenient = lenient
         self._envs = envs
-        self._resets = [env.reset for env in envs]
-        self._steps = [env.step for env in envs]
+        both = [checked(env) if numerics else (env.step, env.reset) for env in envs]
+        self._steps = [step for step, _ in both]
+        self._resets = [reset for _, reset in both]
         self.due = [_NOT] * len(envs)
         self._seeds: dict[int, int] = {}  # for the next reset of a row
         self._lost: dict[int, Any] = {}  # the last observation of a row whose end has yet to be told
@@ -112,7 +126,7 @@ class Autoreset:
 
     def follow(self, seeds: Seeds, start: int) -> None:
         """From now on an episode that is given no seed takes one from there; the first row is slot `start`."""
-        self._resets = [partial(_reset, env.reset, seeds, start + row) for row, env in enumerate(self._envs)]
+        self._resets = [partial(_reset, reset, seeds, start + row) for row, reset in enumerate(self._resets)]
         self._follows = True
 
     def around_resets(self, row: int, before: Callable[[], None], after: Callable[[], None]) -> None:
@@ -266,6 +280,11 @@ class Autoreset:
                 else:
                     five = steps[row](action) if done is NotImplemented else done
                     obs, reward, ends, cut, info = five
+                    if type(info) is not dict:
+                        check_info("step", info)
+                    if not ((type(reward) in NUMBERS and type(ends) in BOOLS and type(cut) in BOOLS) or self._lenient):
+                        reward = number_of(reward)
+                        ends, cut = flag_of("terminated", ends), flag_of("truncated", cut)
                     if ends or cut:
                         if self.resets_next_step:
                             due[row] = _RESET
@@ -311,7 +330,9 @@ def _pair(outcome: Any) -> tuple[Any, dict[str, Any]]:
         obs, info = outcome
     except (TypeError, ValueError) as exc:
         old = _OLD * (outcome is not None and not isinstance(outcome, tuple))
-        raise type(exc)(f"reset: expected (observation, info), got {_briefly(outcome)}{old}") from None
+        raise type(exc)(f"reset: expected (observation, info), got {briefly(outcome)}{old}") from None
+    if type(info) is not dict:
+        check_info("reset", info)
     return obs, info
 
 
@@ -320,16 +341,7 @@ def _not_five(exc: BaseException, outcome: Any) -> BaseException:
     if not isinstance(exc, (TypeError, ValueError)) or "unpack" not in str(exc):
         return exc
     old = _OLD * (isinstance(outcome, tuple) and len(outcome) == 4)
-    return type(exc)(f"step: expected (observation, reward, terminated, truncated, info), got {_briefly(outcome)}{old}")
-
-
-def _briefly(value: Any) -> str:
-    """What somebody returned, in a few words."""
-    if isinstance(value, (tuple, list)):
-        return f"a {type(value).__name__} of {len(value)}"
-    if isinstance(value, np.ndarray):
-        return f"an array of shape {value.shape}"
-    return "None" if value is None else f"a {type(value).__name__}"
+    return type(exc)(f"step: expected (observation, reward, terminated, truncated, info), got {briefly(outcome)}{old}")
 
 
 def _added(first: dict[str, Any], then: dict[str, Any]) -> dict[str, Any]:

@@ -22,7 +22,10 @@ import numpy as np
 from gymnasium import Space, spaces
 from gymnasium.vector.utils import concatenate, create_empty_array
 
+from aioenv.batching.fit import fit
+from aioenv.batching.ranges import Range, check_range, is_quick, range_of
 from aioenv.errors import ActionError
+from aioenv.speedups import within
 
 __all__ = ["Arrays", "Layout", "Leaf", "Writer", "byte_view"]
 
@@ -98,13 +101,24 @@ class Layout:
         space: the space of one element.
         leaves: the array leaves, in the order of the buffers on the wire.
         num_objects: how many object leaves the space has.
+        ranges: of the array leaves, by number, whose numbers `take_apart` checks.
+        quick: the one range that there is, if `speedups.within` can look at it; else None.
+
+    Args:
+        space: as above.
+        bounded: whether `take_apart` refuses numbers that a Discrete, MultiDiscrete or MultiBinary space does not have.
     """
 
-    def __init__(self, space: Space[Any]) -> None:
+    def __init__(self, space: Space[Any], *, bounded: bool = False) -> None:
         self.space = space
+        self._bounded = bounded
+        self.ranges: dict[int, Range] = {}
         self.leaves: list[Leaf] = []
         self.num_objects = 0
         self._root = self._plan(space, "")
+        self.quick: tuple[int, int] | None = None
+        if type(self._root) is _ArrayNode and self.ranges and is_quick(self.ranges[0], self.leaves[0].dtype):
+            self.quick = self.ranges[0]
 
     def _plan(self, space: Space[Any], path: str) -> _Node:
         if isinstance(space, (spaces.Dict, spaces.Tuple)) and not space.spaces:
@@ -116,6 +130,8 @@ class Layout:
             return _TupleNode(tuple(self._plan(s, f"{path}[{i}]") for i, s in enumerate(space.spaces)))
         if isinstance(space, _ARRAY_SPACES) and space.dtype is not None and not space.dtype.hasobject:
             self.leaves.append(Leaf(path, tuple(space.shape or ()), np.dtype(space.dtype)))
+            if self._bounded and (known := range_of(space)) is not None:
+                self.ranges[len(self.leaves) - 1] = known
             return _ArrayNode(len(self.leaves) - 1)
         self.num_objects += 1
         return _ObjectNode(self.num_objects - 1, space)
@@ -204,31 +220,50 @@ class Layout:
             arrays.append(array)
         return arrays
 
-    def take_apart(self, batch: Any, n: int) -> tuple[Arrays, Objects]:
+    def take_apart(
+        self, batch: Any, n: int, used: np.ndarray[Any, np.dtype[np.int64]] | None = None
+    ) -> tuple[Arrays, Objects]:
         """Check a batch of n actions as a whole, and take it apart into arrays and objects.
 
         Args:
             batch: shaped like the batched space: for array leaves anything that `numpy.asarray` takes.
             n: how many elements it must have.
+            used: rows whose numbers matter; None: all.
 
         Returns:
             New C-contiguous arrays of shape `(n, *shape)` and the leaves' dtypes, and sequences of n objects.
 
         Raises:
             ActionError: if a shape or a structure differs, or a dtype can't be cast without changing values in
-                kind (float to int) or range; the message says where, what was expected, and what was got.
+                kind (float to int) or range, or if the layout is `bounded` and a number is not in its space; the
+                message says where, what was expected, and what was got.
         """
         if type(self._root) is _ArrayNode:
-            return [_fit(batch, n, self.leaves[0])], []
+            array = fit(batch, n, *self.leaves[0])
+            if self.ranges and not (self.quick and within(array, *self.quick)):  # type: ignore[misc]
+                self.check_ranges([array], used)
+            return [array], []
         arrays: Arrays = [None] * len(self.leaves)  # type: ignore[list-item]
         objects: Objects = [()] * self.num_objects
         self._take_apart(self._root, batch, n, "", arrays, objects)
+        if self.ranges:
+            self.check_ranges(arrays, used)
         return arrays, objects
+
+    def check_ranges(self, arrays: Arrays, used: np.ndarray[Any, np.dtype[np.int64]] | None = None) -> None:
+        """Raise an ActionError if a number is not in its space; `used` as of `take_apart`."""
+        for number, known in self.ranges.items():
+            array = arrays[number]
+            if used is not None:  # the message names a row of the batch
+                rest = np.setdiff1d(np.arange(len(array)), used)
+                array = array.copy()
+                array[rest] = known.low
+            check_range(array, known, self.leaves[number].path)
 
     def _take_apart(self, node: _Node, value: Any, n: int, path: str, arrays: Arrays, objects: Objects) -> None:
         match node:
             case _ArrayNode(index):
-                arrays[index] = _fit(value, n, self.leaves[index])
+                arrays[index] = fit(value, n, *self.leaves[index])
             case _ObjectNode(index, _):
                 if not hasattr(value, "__len__") or len(value) != n:
                     got = f"{len(value)} of them" if hasattr(value, "__len__") else type(value).__name__
@@ -407,36 +442,3 @@ def _array_run_writer(array: np.ndarray[Any, Any], leaf: Leaf) -> Callable[[int,
         np.concatenate(values, out=flat[start * length : (start + len(values)) * length])
 
     return write
-
-
-def _fit(value: Any, n: int, leaf: Leaf) -> np.ndarray[Any, Any]:
-    """An action leaf as a contiguous array of the leaf's dtype, or an ActionError."""
-    path, shape, dtype = leaf
-    expected = (n, *shape)
-    try:
-        array = np.asarray(value)
-    except ValueError as exc:
-        raise ActionError(f"actions{path}: expected an array of shape {expected}, got what makes none: {exc}") from exc
-    if array.shape != expected:
-        hint = ""
-        if not array.shape:
-            hint = f": {value!r:.60}" if array.dtype == object else "; the first axis is the slots, one action each"
-        elif array.shape == (1, *expected) or (n > 1 and array.shape == shape):
-            hint = f"; the first axis is the slots, of which there are {n}"
-        raise ActionError(f"actions{path}: expected shape {expected}, got {array.shape}{hint}")
-    if array.dtype != dtype:
-        _check_castable(array, dtype, path)
-    # always a copy: the caller may change the array while it is still being sent (a step may be cancelled)
-    return np.array(array, dtype, order="C")
-
-
-def _check_castable(array: np.ndarray[Any, Any], dtype: np.dtype[Any], path: str) -> None:
-    """Raise an ActionError if numbers would change; of integers the values count (Python ints are int64)."""
-    if array.dtype.kind in "iu" and dtype.kind in "iu" and not np.can_cast(array.dtype, dtype):
-        info = np.iinfo(dtype)
-        if array.size and (array.min() < info.min or array.max() > info.max):
-            got = f"numbers from {array.min()} to {array.max()}"
-            raise ActionError(f"actions{path}: expected {dtype}, {info.min} to {info.max}, got {got}")
-    elif not np.can_cast(array.dtype, dtype, "same_kind"):
-        hint = f": `.astype({dtype.name!r})` if that is meant" * (array.dtype.kind == "f" and dtype.kind in "iu")
-        raise ActionError(f"actions{path}: expected dtype {dtype}, got {array.dtype}, which can't be cast{hint}")

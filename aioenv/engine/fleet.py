@@ -90,6 +90,8 @@ class FleetConfig(NamedTuple):
     by_camera: bool = False  # see `find_source`
     looks: Looks = "each reset"  # see `RenderConfig.edits`
     cast: bool = False  # observations of single envs to their space's dtype and shape
+    check_numerics: bool = False  # NaN and infinite numbers are errors
+    lenient: bool = False  # what Gymnasium takes from policies and envs is taken, be it no such action or number
 
 
 class Fleet:
@@ -172,10 +174,18 @@ class Fleet:
                 config.by_camera,
                 config.looks,
                 with_spec=index == 0,
+                lenient=config.lenient,
+                numerics=config.check_numerics,
             )
             if config.vectorized:
                 service = partial(
-                    VectorService, Shipped(), stop - start, config.find_sources, resume, with_spec=index == 0
+                    VectorService,
+                    Shipped(),
+                    stop - start,
+                    config.find_sources,
+                    resume,
+                    with_spec=index == 0,
+                    numerics_from=start if config.check_numerics else None,
                 )
             worker = Worker(
                 dump_code(service),
@@ -411,7 +421,7 @@ class Fleet:
         self.action_space = batch(self.single_action_space, n)
         self.observations = self.received = Layout(self.single_observation_space)
         self.instead = {}
-        self.actions = Layout(self.single_action_space)
+        self.actions = Layout(self.single_action_space, bounded=not self._config.lenient)
         agreed = (self.single_observation_space, self.single_action_space)
         firsts = ((observation_spaces[m.start], action_spaces[m.start]) for m in self.members)
         self._alike = {worker for worker, own in zip(workers, firsts, strict=True) if all(map(is_, own, agreed))}

@@ -52,8 +52,10 @@ class SomeSlots:
     def send(self, actions: Any, slots: Iterable[int] | None) -> None:
         """Send actions to some slots; never blocks (see `AsyncVectorEnv.send`)."""
         numbers = self.table.named(slots)
-        arrays, objects = self.fleet.actions.take_apart(actions, len(numbers))
-        if self.table.paused is not None:
+        paused = self.table.paused
+        used = None if paused is None else np.flatnonzero(~paused[numbers])
+        arrays, objects = self.fleet.actions.take_apart(actions, len(numbers), used)
+        if paused is not None:
             keep = self.table.leave_out_paused(numbers, "send", by_name=slots is not None)
             numbers, arrays = numbers[keep], [array[keep] for array in arrays]
             objects = [[column[i] for i in keep.tolist()] for column in objects]

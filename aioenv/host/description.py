@@ -8,9 +8,9 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 from gymnasium import Env, Space, Wrapper
-from gymnasium.vector import VectorEnv
 
 from aioenv.batching.large_boxes import packed
+from aioenv.host.making import what_is_no_env
 from aioenv.host.physics.source import MujocoSource, find_source
 from aioenv.host.specs import spec_without_values
 from aioenv.host.states.checkpoint import RowCheckpoint
@@ -124,17 +124,8 @@ def layers_of(env: Any) -> tuple[tuple[int, str], ...]:
 
 def checked(env: Any) -> Env[Any, Any]:
     """What a factory made; a TypeError, which says what to do, if that is no env."""
-    if env is None:
-        raise TypeError("the factory returned None, expected a gymnasium.Env; does it lack a `return`?")
-    if isinstance(env, type):
-        raise TypeError(
-            f"the factory returned the class {env.__name__}, expected a gymnasium.Env: `{env.__name__}(...)` makes one"
-        )
-    if isinstance(env, VectorEnv):
-        raise TypeError(
-            f"the factory returned a vector env, {env!r}, expected a single gymnasium.Env; for vector envs there is "
-            "aioenv.NativeVectorEnv"
-        )
+    if problem := what_is_no_env(env):
+        raise TypeError(f"the factory returned {problem}")
     if missing := [name for name in ("reset", "step", "unwrapped") if not hasattr(env, name)]:
         raise TypeError(f"the factory returned {env!r}, expected a gymnasium.Env: it has no {', '.join(missing)}")
     for name in ("observation_space", "action_space"):

@@ -7,13 +7,16 @@ costs each of them memory.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from types import FunctionType
 from typing import Any
 
 import gymnasium
 from gymnasium import Env
 from gymnasium.envs.registration import EnvSpec
+from gymnasium.vector import VectorEnv
 
-__all__ = ["make_env", "make_noted"]
+__all__ = ["make_env", "make_noted", "what_is_no_env"]
 
 
 def make_env(env: Any, wrappers: Sequence[Any], kwargs: Mapping[str, Any], near: Mapping[str, str]) -> Env[Any, Any]:
@@ -33,9 +36,40 @@ def make_env(env: Any, wrappers: Sequence[Any], kwargs: Mapping[str, Any], near:
     except TypeError as exc:
         _note(exc, near)
         raise
-    for wrapper in wrappers:
+    for wrapper in wrappers if not what_is_no_env(made) else ():  # else it is said what it is
         made = wrapper(made)
     return made
+
+
+def what_is_no_env(made: Any, kind: str = "gymnasium.Env") -> str:
+    """What a factory has returned that is plainly no env, and what to do; empty if it may be one.
+
+    Args:
+        made: what it has returned.
+        kind: what was expected.
+    """
+    expected = f"expected a {kind}"
+    if made is None:
+        return f"None, {expected}; does it lack a `return`?"
+    if isinstance(made, type):
+        return f"the class {made.__name__}, {expected}: `{made.__name__}(...)` makes one"
+    if isinstance(made, str):
+        return f"{made!r}, {expected}: `gymnasium.make({made!r})` makes one of an id"
+    if isinstance(made, VectorEnv) and kind == "gymnasium.Env":
+        return f"a vector env, {made!r}, expected a single {kind}; for vector envs there is aioenv.NativeVectorEnv"
+    if isinstance(made, (FunctionType, partial)):
+        return f"a function, {expected}: call it in the factory"
+    if not isinstance(made, (tuple, list)):
+        return ""
+    what, several = f"a {type(made).__name__} of {len(made)}", f"the {kind} alone"
+    if any(hasattr(part, "reset") and hasattr(part, "step") for part in made):
+        hint = "`return env`" if isinstance(made, tuple) else "pass one factory for each env"
+        return f"a {type(made).__name__} with an env in it, expected {several}: {hint}"
+    if len(made) == 2 and isinstance(made[1], dict):
+        what = "(observation, info), as `reset` does"
+    elif len(made) == 5:
+        what += ", as `step` does"
+    return f"{what}, expected {several}: `return env`"
 
 
 def make_noted(factory: Callable[..., Any], near: Mapping[str, str], *, num_envs: int) -> Any:

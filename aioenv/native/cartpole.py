@@ -1,4 +1,4 @@
-"""CartPole as one vector env: Gymnasium's, bit for bit, in about half of its time."""
+"""CartPole as one vector env, in all autoreset modes: Gymnasium's, bit for bit, in about half of its time."""
 
 from __future__ import annotations
 
@@ -8,16 +8,27 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium.envs.classic_control import cartpole, utils
 from gymnasium.utils import seeding
+from gymnasium.vector import AutoresetMode
 
 from aioenv.batching.generators import RNG_WORDS, SEED_WORDS, Generators, generator_of, seed_of, seed_words
 from aioenv.errors import ResetNeededError
+from aioenv.native.infos import final_info
+from aioenv.speedups import within
 
 __all__ = ["CartPoleVectorEnv"]
 
 _INT64 = np.dtype(np.int64)
 _NOT_RESET = "Cannot call env.step() before calling env.reset()"  # as Gymnasium words it
-# of a checkpoint: four numbers of the state, the steps, flags, the two bounds of starts, the generator, its seed
-_STEPS, _FLAGS, _BOUNDS, _RNG, _SEED = 4, 5, 6, 8, 8 + RNG_WORDS
+_BOUNDS_OF_STARTS = -0.05, 0.05  # Gymnasium's
+# of a checkpoint: four numbers of the state, the steps, flags, the two bounds of starts, the generator that slots
+# share, its seed, the slot's own generator
+_STEPS, _FLAGS, _BOUNDS, _RNG, _SEED, _OWN = 4, 5, 6, 8, 8 + RNG_WORDS, 8 + RNG_WORDS + SEED_WORDS
+_IS_OVER, _HAS_STATE, _HAS_OWN = 1, 2, 4
+
+
+def _are_actions(action: npt.NDArray[np.int64]) -> bool:
+    """Whether all are 0 or 1."""
+    return 0 <= int(np.bitwise_or.reduce(action)) <= 1  # of zeros and ones alone it is 0 or 1
 
 
 class CartPoleVectorEnv(cartpole.CartPoleVectorEnv):
@@ -27,15 +38,32 @@ class CartPoleVectorEnv(cartpole.CartPoleVectorEnv):
     intermediate results and parameters stand in arrays that are there already, all four components of the state are
     integrated at once, and actions are checked by one reduction.
 
-    Beyond Gymnasium's it can step and reset some of its slots (`step_some`, `options["reset_mask"]`), and takes a list
-    of seeds: a slot with one of its own begins where a single `CartPole-v1` with that seed does.
+    Beyond Gymnasium's it has all autoreset modes, can step and reset some of its slots (`step_some`,
+    `options["reset_mask"]`), and takes a list of seeds: a slot with a seed of its own has its own generator from then
+    on, and gives what a single `CartPole-v1` with that seed gives. Gymnasium's class has NEXT_STEP alone, and one
+    generator for all slots, which one seed for all of them means here, too. In the other modes slots never share one,
+    and an int seeds slot i with `seed + i`, as `SyncVectorEnv` does.
+
+    Args:
+        *args: as Gymnasium's.
+        autoreset_mode: when the next episode begins.
+        **kwargs: as Gymnasium's.
+
+    Attributes:
+        one_generator: whether slots may share a generator.
     """
 
-    one_generator = True
     any_thread = True
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(
+        self, *args: Any, autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP, **kwargs: Any
+    ) -> None:
         super().__init__(*args, **kwargs)
+        self.autoreset_mode = AutoresetMode(autoreset_mode)
+        self.metadata = {**self.metadata, "autoreset_mode": self.autoreset_mode}
+        self.one_generator = self._next_step = self.autoreset_mode is AutoresetMode.NEXT_STEP
+        self._same_step = self.autoreset_mode is AutoresetMode.SAME_STEP
+        self._own: dict[int, np.random.Generator] = {}  # of slots that have one of their own
         n = self.num_envs
         self._slope = np.empty((4, n))  # of x, its speed, the angle, and its speed
         self._scratch = tuple(np.empty(n) for _ in range(5))
@@ -43,7 +71,7 @@ class CartPoleVectorEnv(cartpole.CartPoleVectorEnv):
         self._ones = np.ones(n, np.float32)
         self._beyond = np.empty((2, n), np.bool_)
         self._parameters: tuple[float, ...] = ()
-        self._generators = Generators()
+        self._generators, self._own_generators = Generators(), Generators()
         self._adopt(self._read_parameters())
 
     def _read_parameters(self) -> tuple[float, ...]:
@@ -72,39 +100,90 @@ class CartPoleVectorEnv(cartpole.CartPoleVectorEnv):
         self._limits = np.stack((np.full(n, x, np.float64), np.full(n, angle, np.float64)))
 
     def step(self, action: npt.NDArray[Any]) -> Any:
-        """As Gymnasium's: observations float32 `(n, 4)`, rewards float32, flags bool, no infos."""
-        fits = type(action) is np.ndarray and action.dtype == _INT64 and action.shape == (self.num_envs,)
-        if not fits or not 0 <= int(np.bitwise_or.reduce(action)) <= 1:  # of zeros and ones alone it is 0 or 1
-            return super().step(action)
-        if self.kinematics_integrator != "euler" or self._sutton_barto_reward:
-            return super().step(action)
-        state = self.state
-        if state is None:
-            raise ResetNeededError(_NOT_RESET)
-        parameters = self._read_parameters()
-        if parameters != self._parameters:
-            self._adopt(parameters)
-        state = self._integrate(state, action)
-        self.state: Any = state
+        """As Gymnasium's: observations float32 `(n, 4)`, rewards float32, flags bool, and infos."""
+        return self._step(action, None)
+
+    def _step(self, action: npt.NDArray[Any], rest: npt.NDArray[np.bool_] | None) -> Any:
+        """Step all slots; what comes of those of a mask is not used, and begins no episode."""
+        over = self.prev_done
+        if (ended := np.count_nonzero(over)) and not self._next_step:  # else under DISABLED alone
+            raise ResetNeededError(
+                f"the episodes of slots {np.flatnonzero(over).tolist()} are over: reset them with "
+                "options['reset_mask'], or choose another autoreset_mode"
+            )
+        reward = self._advance(action)
+        state, steps = self.state, self.steps
         distances, beyond = self._distances, self._beyond
         np.abs(state[::2], distances)
         np.greater(distances, self._limits, beyond)
         terminated = np.logical_or(beyond[0], beyond[1])
-        steps, over = self.steps, self.prev_done
-        steps += 1
         truncated = steps >= self.max_episode_steps
-        if count := np.count_nonzero(over):
+        if ended:
             goes_on = np.logical_not(over)
-            reward = goes_on.astype(np.float32)
-            # drawn in the very order of Gymnasium's
-            state[:, over] = self.np_random.uniform(self.low, self.high, (4, count))
+            reward = goes_on.astype(np.float32) if reward is None else np.where(over, np.float32(0), reward)
+            if self._own:
+                self._start(over.nonzero()[0], self.low, self.high)
+            else:  # drawn in the very order of Gymnasium's
+                state[:, over] = self.np_random.uniform(self.low, self.high, (4, ended))
             steps *= goes_on
             terminated &= goes_on
             truncated &= goes_on
-        else:
+        elif reward is None:
             reward = self._ones.copy()
-        self.prev_done = np.logical_or(terminated, truncated)
-        return state.T.astype(np.float32), reward, terminated, truncated, {}
+        over = np.logical_or(terminated, truncated)
+        if not self._same_step:
+            self.prev_done = over
+            return state.T.astype(np.float32), reward, terminated, truncated, {}
+        obs = state.T.astype(np.float32)
+        if rest is not None:
+            over &= ~rest
+        if not np.count_nonzero(over):
+            return obs, reward, terminated, truncated, {}
+        slots = over.nonzero()[0]
+        info = final_info(obs, {}, slots, self.num_envs)
+        self._start(slots, *_BOUNDS_OF_STARTS)
+        steps[slots] = 0
+        obs[slots] = state[:, slots].T
+        return obs, reward, terminated, truncated, info
+
+    def _advance(self, action: npt.NDArray[Any]) -> npt.NDArray[np.float32] | None:
+        """Step all poles, and begin no episode; gives rewards, None if they are all 1."""
+        fits = type(action) is np.ndarray and action.dtype == _INT64 and action.shape == (self.num_envs,)
+        state, parameters = self.state, self._read_parameters()
+        if parameters != self._parameters:
+            self._adopt(parameters)
+        if (
+            not fits
+            or not (within(action, 0, 2) if within is not None and action.flags.c_contiguous else _are_actions(action))
+            or self.kinematics_integrator != "euler"
+            or self._sutton_barto_reward
+        ):
+            over, self.prev_done = self.prev_done, np.zeros_like(self.prev_done)
+            try:
+                reward: npt.NDArray[np.float32] = super().step(action)[1]
+            finally:
+                self.prev_done = over
+            if not self._next_step:
+                reward += 0.0  # single envs give no -0.0
+            return reward
+        if state is None:
+            raise ResetNeededError(_NOT_RESET)
+        self.state: Any = self._integrate(state, action)
+        self.steps += 1
+        return None
+
+    def _start(self, slots: npt.NDArray[np.int64], low: float, high: float) -> None:
+        """Put slots, ascending, into states that an episode may begin with."""
+        state: Any = self.state
+        if not self._own:
+            state[:, slots] = self.np_random.uniform(low, high, (4, len(slots)))
+            return
+        alone = [slot for slot in slots.tolist() if slot in self._own]
+        others = np.setdiff1d(slots, alone)
+        if len(others):
+            state[:, others] = self.np_random.uniform(low, high, (4, len(others)))
+        for slot in alone:
+            state[:, slot] = self._own[slot].uniform(low, high, 4)
 
     def step_some(self, actions: npt.NDArray[Any], slots: npt.NDArray[np.int64]) -> Any:
         """Step some of the slots (int64, ascending): as `step`, with the others as they were.
@@ -121,8 +200,12 @@ class CartPoleVectorEnv(cartpole.CartPoleVectorEnv):
             return np.zeros((self.num_envs, 4), np.float32), np.zeros(self.num_envs, np.float32), ~rest, ~rest, {}
         kept = self.state[:, rest], self.steps[rest], self.prev_done[rest]
         actions = np.where(rest, 0, actions)
-        self.prev_done = self.prev_done & ~rest  # they draw no start
-        _, reward, terminated, truncated, info = self.step(actions)
+        was_over, self.prev_done = self.prev_done, self.prev_done & ~rest  # they draw no start
+        try:
+            _, reward, terminated, truncated, info = self._step(actions, rest)
+        except BaseException:
+            self.prev_done = was_over
+            raise
         self.state[:, rest], self.steps[rest], self.prev_done[rest] = kept
         for column in (reward, terminated, truncated):
             column[rest] = 0
@@ -132,32 +215,33 @@ class CartPoleVectorEnv(cartpole.CartPoleVectorEnv):
         """Begin an episode in every slot, or in those of `options["reset_mask"]`.
 
         Args:
-            seed: as Gymnasium's, one for all slots together; or a list, one for each slot (None: from the generator
-                that they share).
+            seed: an int: as Gymnasium's, one for all slots together; under another mode than NEXT_STEP slot i is seeded
+                with that plus i. Or a list, one for each slot (None: it goes on with the generator that it has).
             options: may have a "reset_mask", and the bounds "low" and "high".
         """
         mask = None if options is None else options.get("reset_mask")
         each = seed is not None and not isinstance(seed, (int, np.integer))
-        if mask is None and not each:
-            return super().reset(seed=seed, options=options)
         if each and len(seed) != self.num_envs:
             raise ValueError(f"seed: expected an int, None, or one for each of {self.num_envs} slots, got {len(seed)}")
-        if not each and seed is not None:
-            self._np_random, self._np_random_seed = seeding.np_random(seed)
-        self.low, self.high = utils.maybe_parse_reset_bounds(options, -0.05, 0.05)
-        if self.state is None:
-            self.state = np.zeros((4, self.num_envs))
-            self.steps = np.zeros(self.num_envs, np.int32)
-            self.prev_done = np.zeros(self.num_envs, np.bool_)
         slots = np.arange(self.num_envs) if mask is None else np.flatnonzero(mask)
-        alone = [slot for slot in slots.tolist() if each and seed[slot] is not None]
-        others = np.setdiff1d(slots, alone)
-        state = self.state.copy()
-        state[:, others] = self.np_random.uniform(self.low, self.high, (4, len(others)))
-        for slot in alone:
-            rng, _ = seeding.np_random(seed[slot])
-            state[:, slot] = rng.uniform(self.low, self.high, 4)
-        self.state = state
+        self.low, self.high = utils.maybe_parse_reset_bounds(options, *_BOUNDS_OF_STARTS)
+        if self._next_step and not each and seed is not None:
+            self._np_random, self._np_random_seed = seeding.np_random(seed)
+            for slot in slots.tolist() if self._own else ():
+                self._own.pop(slot, None)
+        elif not self._next_step or each:
+            for slot in slots.tolist():
+                own = seed[slot] if each else None if seed is None else int(seed) + slot
+                if own is not None or not (self._next_step or slot in self._own):
+                    self._own[slot] = seeding.np_random(own)[0]
+        n = self.num_envs
+        if self.state is None or mask is None:
+            self.state = np.zeros((4, n))
+            self.steps = np.zeros(n, np.int32)
+            self.prev_done = np.zeros(n, np.bool_)
+        else:
+            self.state = self.state.copy()
+        self._start(slots, self.low, self.high)
         self.steps[slots] = 0
         self.prev_done[slots] = False
         return self.state.T.astype(np.float32), {}
@@ -198,7 +282,7 @@ class CartPoleVectorEnv(cartpole.CartPoleVectorEnv):
         multiply(self._tau, slope, slope)
         return np.add(state, slope)
 
-    checkpoint_size = _SEED + SEED_WORDS
+    checkpoint_size = _OWN + RNG_WORDS
 
     def get_checkpoints(self, out: npt.NDArray[np.float64]) -> None:
         """Write the states of all slots into rows of words, `(num_envs, checkpoint_size)`; so it can be resumed."""
@@ -207,20 +291,29 @@ class CartPoleVectorEnv(cartpole.CartPoleVectorEnv):
             out[:, :_STEPS] = self.state.T
         words[:, _STEPS] = self.steps
         words[:, _FLAGS] = self.prev_done
-        words[:, _FLAGS] += 2 * (self.state is not None)
+        words[:, _FLAGS] += _HAS_STATE * (self.state is not None)
         out[:, _BOUNDS:_RNG] = self.low, self.high
-        # all slots have one generator
+        # slots without a generator of their own share one
         if self._generators.read([self.np_random], words[:1, _RNG:_SEED]):
             self._seed_words = seed_words(self._np_random_seed)
         words[1:, _RNG:_SEED] = words[0, _RNG:_SEED]
-        words[:, _SEED:] = self._seed_words
+        words[:, _SEED:_OWN] = self._seed_words
+        words[:, _OWN:] = 0
+        if self._own:
+            slots = list(self._own)
+            own = np.empty((len(slots), RNG_WORDS), np.uint64)
+            self._own_generators.read(list(self._own.values()), own)
+            words[slots, _OWN:] = own
+            words[slots, _FLAGS] += np.uint64(_HAS_OWN)
 
     def set_checkpoints(self, rows: npt.NDArray[np.float64], newest: int) -> None:
         """Bring all slots into the states of rows that `get_checkpoints` wrote, `newest` the last of them."""
         words = rows.view(np.uint64)
-        self.state = rows[:, :_STEPS].T.copy() if words[newest, _FLAGS] & 2 else None
+        self.state = rows[:, :_STEPS].T.copy() if words[newest, _FLAGS] & _HAS_STATE else None
         self.steps = words[:, _STEPS].astype(np.int32)
-        self.prev_done = (words[:, _FLAGS] & 1).astype(np.bool_)
+        self.prev_done = (words[:, _FLAGS] & _IS_OVER).astype(np.bool_)
         self.low, self.high = rows[newest, _BOUNDS:_RNG].tolist()
         self._np_random = generator_of(words[newest, _RNG:_SEED].tolist())
-        self._np_random_seed = seed_of(words[newest, _SEED:].tolist())
+        self._np_random_seed = seed_of(words[newest, _SEED:_OWN].tolist())
+        own = np.flatnonzero(words[:, _FLAGS] & _HAS_OWN)
+        self._own = {slot: generator_of(words[slot, _OWN:].tolist()) for slot in own.tolist()}

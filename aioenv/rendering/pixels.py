@@ -19,20 +19,18 @@ from gymnasium import Env, Space, Wrapper, spaces
 from gymnasium.utils import RecordConstructorArgs
 
 from aioenv.host import running
+from aioenv.host.making import what_is_no_env
 from aioenv.host.physics.assets import LATE
 from aioenv.host.physics.source import MujocoSource, find_source
 from aioenv.host.physics.subject import Subject
 from aioenv.rendering.config import RenderConfig
 from aioenv.rendering.drawing import Images
+from aioenv.rendering.image_wrappers import PixelsRefused, of_images, put_around, warn_of_replaced
 
 if TYPE_CHECKING:
     from aioenv.rendering.batch_renderer import SourceRenderer
 
 __all__ = ["PixelObservation", "PixelsRefused", "beside", "in_place", "space_beside", "with_pixels"]
-
-
-class PixelsRefused(ValueError):
-    """An env can't be drawn as asked; the parent raises a plain ValueError for it."""
 
 
 class PixelObservation(Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
@@ -300,8 +298,14 @@ def with_pixels(factories: Sequence[Callable[[], Any]], config: RenderConfig) ->
 
 def _make(factory: Callable[[], Env[Any, Any]], config: RenderConfig) -> Env[Any, Any]:
     env = factory()
+    if what_is_no_env(env):
+        return env  # it is said what it is
+    made = env
     try:
-        return PixelObservation(env, config)
+        wrappers = of_images(env, config)
+        made = PixelObservation(env, config)
+        warn_of_replaced(env, config)
+        return put_around(made, wrappers)
     except BaseException:
-        env.close()
+        made.close()
         raise

@@ -10,7 +10,7 @@ import sys
 
 __all__ = [
     "VARIABLE", "compiled", "crc32", "merge_columns", "read_columns", "read_frame", "send_express", "serve_express",
-    "spin", "step_rows", "stopped_clock", "take_express", "why_not", "write_frame",
+    "spin", "step_rows", "stopped_clock", "take_express", "why_not", "within", "write_frame",
 ]  # fmt: skip
 
 # Set to anything but "" or "0", all is done in Python: to find out whether C is to blame for something.
@@ -18,7 +18,7 @@ VARIABLE = "AIOENV_NO_SPEEDUPS"
 
 # what callers do without then
 step_rows = read_frame = write_frame = spin = send_express = take_express = serve_express = None
-read_columns = merge_columns = stopped_clock = crc32 = None
+read_columns = merge_columns = stopped_clock = crc32 = within = None
 why_not = ""
 if os.environ.get(VARIABLE, "0") not in ("", "0"):
     why_not = f"{VARIABLE} is set"
@@ -37,6 +37,7 @@ else:
             step_rows,
             stopped_clock,
             take_express,
+            within,
             write_frame,
         )
     except ImportError as exc:

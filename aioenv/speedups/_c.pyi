@@ -127,6 +127,15 @@ def merge_columns(
         TypeError: if there are not three arguments, of which the last is a dict.
     """
 
+def within(array: NDArray[Any], low: int, count: int, /) -> bool:
+    """Whether all numbers of an array are among `count` ones from `low` on.
+
+    Raises:
+        TypeError: if it is no array of int64.
+        ValueError: if it is not C-contiguous.
+        OverflowError: if `low` or `count` is beyond 64 bits.
+    """
+
 def spin(fd: int, seconds: float, /) -> bool:
     """Whether there is something to read within so many seconds, during which this thread does not sleep."""
 

@@ -140,6 +140,7 @@ PyObject *zeros(PyObject *shape, PyObject *dtype, Py_buffer *view);
 
 PyObject *read_columns(PyObject *module, PyObject *const *args, Py_ssize_t argc);
 PyObject *merge_columns(PyObject *module, PyObject *const *args, Py_ssize_t argc);
+PyObject *within(PyObject *module, PyObject *const *args, Py_ssize_t argc);
 
 /* ------------------------------------------------------------ rows.c */
 

@@ -46,6 +46,7 @@ static PyMethodDef methods[] = {
     FAST(send_express),
     FAST(read_columns),
     FAST(merge_columns),
+    FAST(within),
     {"take_express", take_express, METH_O, NULL},
     {NULL, NULL, 0, NULL},
 };

@@ -306,3 +306,25 @@ done:
     let_go(&held);
     return result;
 }
+
+PyObject *within(PyObject *module, PyObject *const *args, Py_ssize_t argc) {
+    if (argc != 3 || !PyLong_Check(args[1]) || !PyLong_Check(args[2])) {
+        PyErr_SetString(PyExc_TypeError, "within: expected an array and two ints");
+        return NULL;
+    }
+    long long low = PyLong_AsLongLong(args[1]), count = PyLong_AsLongLong(args[2]);
+    Py_buffer view;
+    if (PyErr_Occurred() || PyObject_GetBuffer(args[0], &view, PyBUF_FORMAT | PyBUF_C_CONTIGUOUS) < 0)
+        return NULL;
+    if (view.itemsize != sizeof low || (strcmp(view.format, "l") && strcmp(view.format, "q"))) {
+        PyBuffer_Release(&view);
+        PyErr_SetString(PyExc_TypeError, "within: expected an array of int64");
+        return NULL;
+    }
+    const uint64_t *numbers = view.buf;
+    int outside = 0;
+    for (Py_ssize_t i = 0; i < view.len / view.itemsize; i++)
+        outside |= numbers[i] - (uint64_t)low >= (uint64_t)count; /* what is below comes out as a huge number */
+    PyBuffer_Release(&view);
+    return PyBool_FromLong(!outside);
+}

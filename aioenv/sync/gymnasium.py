@@ -123,7 +123,7 @@ class AsyncVectorEnv(Facade, gymnasium.vector.VectorEnv[Any, Any, Any], Generic[
             **words,
         )
         envs._must_reset = False
-        envs._config = envs._config._replace(cast=shared_memory)
+        envs._config = envs._config._replace(cast=shared_memory, lenient=True)
         failure: Exception | None = None
         try:
             self._start(envs)

@@ -87,6 +87,12 @@ async def test_cartpole_whose_slots_have_one_generator():
     await compare(lambda **kwargs: make("CartPole-v1", max_episode_steps=9, **kwargs), kills, 40, undisturbed=2)
 
 
+@pytest.mark.parametrize("mode", [AutoresetMode.SAME_STEP, AutoresetMode.DISABLED], ids=lambda mode: mode.value)
+async def test_cartpole_whose_slots_have_generators_of_their_own(mode):
+    kills = {8: (0, False), 9: (1, True), 21: (0, True)}
+    await compare(lambda **kwargs: make("CartPole-v1", mode, max_episode_steps=9, **kwargs), kills, 40)
+
+
 @pytest.mark.stress
 @MODES
 async def test_an_env_that_only_has_states(mode):

@@ -134,7 +134,7 @@ class Live:
     async def step(self, actions: Any, timeout_s: float | None) -> StepResult:
         """Step the slots that are not paused (see `AsyncVectorEnv.step`)."""
         schedule = self._schedule
-        arrays, objects = schedule.fleet.actions.take_apart(actions, schedule.num_envs)
+        arrays, objects = schedule.fleet.actions.take_apart(actions, schedule.num_envs, schedule.table.live)
         group = await self._prepare(timeout_s)
         if group is None:
             return self._all_paused()

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 import numpy as np
 import numpy.typing as npt
 
+from aioenv.batching.fit import as_array
 from aioenv.batching.layout import Arrays, Layout, _ObjectNode
+from aioenv.engine.runs.next_obs import next_observations
 from aioenv.engine.runs.road import AnyGroup, Came, Seen
+from aioenv.errors import ActionError
 
 if TYPE_CHECKING:
     from aioenv.engine.schedule import Schedule
@@ -60,7 +64,21 @@ def _merged(infos: list[dict[str, Any]]) -> Infos:
     return made
 
 
-class Rollout(NamedTuple):
+class _Collected(NamedTuple):
+    """The fields of a `Rollout`."""
+
+    obs: Any
+    actions: Any
+    reward: npt.NDArray[np.float64]
+    terminated: npt.NDArray[np.bool_]
+    truncated: npt.NDArray[np.bool_]
+    valid: npt.NDArray[np.bool_]
+    last_obs: Any
+    infos: Infos
+    extras: dict[str, npt.NDArray[Any]]
+
+
+class Rollout(_Collected):
     """What `rollout` has collected: `[t, i]` is of the t-th step of slot i. The arrays are yours.
 
     Where a space is a Dict or Tuple, so are `obs` and `actions`, of arrays; leaves that are no arrays (Text, Graph,
@@ -81,15 +99,28 @@ class Rollout(NamedTuple):
         extras: what the policy gave beside actions, by name, `(steps, num_envs, …)`, in a dtype that holds all of it.
     """
 
-    obs: Any
-    actions: Any
-    reward: npt.NDArray[np.float64]
-    terminated: npt.NDArray[np.bool_]
-    truncated: npt.NDArray[np.bool_]
-    valid: npt.NDArray[np.bool_]
-    last_obs: Any
-    infos: Infos
-    extras: dict[str, npt.NDArray[Any]]
+    _ends_in_infos = True  # whether the last observations of episodes are in `infos`
+    _taken: Slots | None = None  # by slot, how many steps there are results of; None: of all
+
+    @cached_property
+    def next_obs(self) -> Any:
+        """What each step led to, as `obs`, `(steps, num_envs, *shape)`: the last observation where it ended an episode.
+
+        So it is in every autoreset mode: `obs[t + 1]`, but for steps after which the slot was reset. Rows that are not
+        `valid` are no steps: in those where NEXT_STEP has reset the slot it is the new episode's first observation.
+
+        It is made when it is asked for first, and kept: a copy of `obs`. Under SAME_STEP and DISABLED the infos of
+        steps that have ended an episode are merged for it.
+        """
+        num_envs = self.reward.shape[1]
+        taken = np.full(num_envs, len(self.reward)) if self._taken is None else self._taken
+        ended = self.terminated | self.truncated if self._ends_in_infos else None
+        return next_observations(self.obs, self.last_obs, taken, ended, self.infos)
+
+    def _replace(self, **kwargs: Any) -> Rollout:
+        other = super()._replace(**kwargs)
+        other.__dict__.update({name: value for name, value in self.__dict__.items() if name != "next_obs"})
+        return other
 
     def __repr__(self) -> str:
         steps, num_envs = self.reward.shape
@@ -170,14 +201,14 @@ class Record:
         """What a policy gave beside actions; the same names and shapes every time."""
         step, slots = turn.acted, turn.slots
         if self._asked and extras.keys() != self._extras.keys():
-            raise ValueError(f"extras: expected {sorted(self._extras)} as before, got {sorted(extras)}")
+            raise ActionError(f"extras: expected {sorted(self._extras)} as before, got {sorted(extras)}")
         self._asked = True
         for name, value in extras.items():
-            array = np.asarray(value)
+            array = as_array(value, f"extras[{name!r}]")
             known = self._extras.get(name)
             expected = (len(slots), *(known.shape[2:] if known is not None else array.shape[1:]))
             if array.shape != expected:
-                raise ValueError(f"extras[{name!r}]: expected shape {expected}, one row a slot, got {array.shape}")
+                raise ActionError(f"extras[{name!r}]: expected shape {expected}, one row a slot, got {array.shape}")
             if known is None:
                 shape = (self._steps, self._num_envs, *expected[1:])
                 known = self._extras[name] = np.zeros(shape, array.dtype)
@@ -255,7 +286,7 @@ class Record:
                 array[turn.taken : steps, slots] = 0
             for array in (*self._obs_objects, *self._action_objects):
                 array[turn.taken : steps, slots] = None
-        return Rollout(
+        rollout = Rollout(
             self._observations.assemble(_cut(self._obs, steps), _cut(self._obs_objects, steps)),
             self._action_layout.assemble(_cut(self._actions, steps), _cut(self._action_objects, steps)),
             self._reward[:steps],
@@ -266,6 +297,12 @@ class Record:
             Infos(self.infos[:steps], self._merge),
             {name: array[:steps] for name, array in self._extras.items()},
         )
+        rollout._ends_in_infos = not self._resets_next_step
+        if any(turn.taken < steps for turn in turns):
+            rollout._taken = np.full(self._num_envs, steps)
+            for turn in turns:
+                rollout._taken[turn.slots] = turn.taken
+        return rollout
 
     def _valid(self, turns: Sequence[Turn], steps: int) -> Bools:
         valid = np.zeros((steps, self._num_envs), np.bool_)

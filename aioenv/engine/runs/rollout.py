@@ -261,19 +261,25 @@ class _Run:
         turn.taken += 1
         if self._mode is AutoresetMode.DISABLED:
             over = came.terminated | came.truncated
-            turn.over = over if over.any() else None
+            turn.over = None
+            if over.any():
+                turn.over = over
+                self._tell_ends(turn, over)
         if came.error is not None:
             raise came.error
+
+    def _tell_ends(self, turn: Turn, over: npt.NDArray[np.bool_]) -> None:
+        """Put last observations into the infos of the step that was just taken, where nothing else does (DISABLED)."""
+        rows = np.flatnonzero(over)
+        terminal = self._observations.rows(
+            [array[rows] for array in turn.obs], [[column[i] for i in rows] for column in turn.objects]
+        )
+        self._record.infos[turn.taken - 1].append(Columns(turn.slots[rows], _FINAL_OBS, [terminal]))
 
     async def _reset(self, turn: Turn, over: npt.NDArray[np.bool_]) -> None:
         """Reset the slots whose episodes are over, where nothing else does (DISABLED)."""
         rows = np.flatnonzero(over)
         slots = turn.slots[rows]
-        if turn.taken:
-            terminal = self._observations.rows(
-                [array[rows].copy() for array in turn.obs], [[column[i] for i in rows] for column in turn.objects]
-            )
-            self._record.infos[turn.taken - 1].append(Columns(slots, _FINAL_OBS, [terminal]))
         turn.over = None
         turn.group.send_reset(slots)
         wait = self._clock.envs.begin()

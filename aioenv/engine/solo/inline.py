@@ -29,7 +29,8 @@ from aioenv.engine.solo.pace import TURN_S, Pace, yield_to_loop
 from aioenv.engine.solo.pieces import only, own, own_info
 from aioenv.errors import EnvError, NoAsyncCallError, StepTimeout
 from aioenv.host.vector.access import refuse_some, reset_vector_env, take_observations
-from aioenv.host.vector.results import step_result
+from aioenv.host.vector.results import check_numbers, step_result
+from aioenv.speedups import within
 
 __all__ = ["RUN_IN", "Solo"]
 
@@ -54,7 +55,10 @@ class Solo(SoloCalls):
             ActionError: if they don't fit.
         """
         if type(actions) is np.ndarray and actions.shape == self._shape and actions.dtype == self._dtype:
-            return actions.copy()
+            layout, batch = self.actions, actions.copy()
+            if layout.ranges and not (layout.quick and within(batch, *layout.quick)):  # type: ignore[misc]
+                layout.check_ranges([batch])
+            return batch
         return self.actions.assemble(*self.actions.take_apart(actions, self.num_envs))
 
     async def step(self, actions: Any, *, timeout_s: float | None = None) -> StepResult:
@@ -189,6 +193,8 @@ class Solo(SoloCalls):
         return self._received.assemble(*take_observations(self._received, obs, self.num_envs))
 
     def _column(self, name: str, values: Any, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+        if type(values) is not np.ndarray or values.dtype.kind not in "biuf":
+            check_numbers(name, values)
         array = np.array(values, dtype)
         if array.shape != self._one_each:
             raise ValueError(f"{name}: expected shape {self._one_each}, got {array.shape}")

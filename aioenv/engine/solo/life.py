@@ -29,6 +29,7 @@ from aioenv.errors import ClosedError, EnvError, RenderError, StartTimeout, Step
 from aioenv.host.physics.batch import PhysicsReader, find_physics
 from aioenv.host.vector.access import has_one_generator, steps_some
 from aioenv.host.vector.making import make_vector_env
+from aioenv.host.vector.numerics import CheckedNumerics
 from aioenv.rendering.pixel_states import PixelStates
 from aioenv.rendering.pixels import PixelsRefused, in_place
 from aioenv.wire.messages import reason_of, traceback_of
@@ -214,11 +215,14 @@ class SoloLife:
         # what draws is tied to its thread, and only a thread can be waited for with a timeout
         chooses = self._run_in == "auto" and self.render_mode is None and self._timeout_s is None
         self.any_thread = chooses and not self.draws and getattr(env, "any_thread", False) is True
-        self.kind = type(env.env if isinstance(env, PixelStates) else env).__name__
+        inner = env
+        while isinstance(inner, (CheckedNumerics, PixelStates)):
+            inner = inner.env
+        self.kind = type(inner).__name__
         if self._config.episodes is not None:
             mode = self.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP)
             self.episodes = self._flights.episodes = SoloWatch(self._config.episodes, mode, self.num_envs)
-        self.actions = Layout(self.single_action_space)
+        self.actions = Layout(self.single_action_space, bounded=True)
         self.observations = self._received = Layout(self.single_observation_space)
         checked = isinstance(self.single_observation_space, _PLAIN) or self._pixels is not None
         self._obs_space = self.observation_space if checked else None
@@ -256,6 +260,8 @@ class SoloLife:
 
     def _make(self) -> None:
         self._env = make_vector_env(self._factory, self.num_envs)
+        if self._config.check_numerics:
+            self._env = CheckedNumerics(self._env)
         if self.draws:
             self._physics = find_physics(self._env)
 

@@ -124,7 +124,9 @@ class SomeSolo(Solo):
             super().send(actions, slots)
             return
         numbers = self.table.named(slots)
-        arrays, objects = self.actions.take_apart(actions, len(numbers))
+        paused = self.table.paused
+        used = None if paused is None else np.flatnonzero(~paused[numbers])
+        arrays, objects = self.actions.take_apart(actions, len(numbers), used)
         keep = self.table.leave_out_paused(numbers, "send", by_name=slots is not None)
         keep = keep[np.argsort(numbers[keep])]
         if len(keep):
@@ -211,7 +213,7 @@ class SoloLive:
     async def step(self, actions: Any, timeout_s: float | None) -> StepResult:
         """Step the slots that are not paused (see `AsyncVectorEnv.step`)."""
         solo = self._solo
-        batch = solo.actions.assemble(*solo.actions.take_apart(actions, solo.num_envs))
+        batch = solo.actions.assemble(*solo.actions.take_apart(actions, solo.num_envs, solo.table.live))
         await solo.drain(timeout_s)
         if not len(solo.table.live):
             await asyncio.sleep(0)  # whoever steps in a loop lets others run; not later, when images are shown already

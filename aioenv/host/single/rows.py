@@ -14,8 +14,6 @@ from aioenv.wire.frames import Buffer
 
 __all__ = ["Rows", "run_of"]
 
-_SEVERAL = "; if there are several (objectives, say), have a wrapper make one of them, and tell the others in the info"
-
 
 class Rows:
     """The latest results of n rows.
@@ -153,8 +151,7 @@ def _store_numbers(
             array[row] = value
         except Exception as exc:
             array[row] = 0
-            hint = _SEVERAL if isinstance(value, (list, tuple)) or getattr(value, "ndim", False) else ""
-            said = f"{name}: expected a number, got {value!r:.200}{hint}"
+            said = f"{name}: expected a number, got {value!r:.200}"
             if isinstance(exc, (TypeError, ValueError)):  # numpy's words and frames tell nobody anything
                 out.failures.append((row, (ValueError if isinstance(exc, ValueError) else TypeError)(said)))
             else:

@@ -49,6 +49,7 @@ class EnvService(EnvResume, SlotService):
         by_camera: see `find_source`.
         looks: when to look for edits of models (see `RenderConfig.edits`).
         with_spec: whether to describe the spec of the first env.
+        lenient, numerics: see `Autoreset`.
     """
 
     def __init__(
@@ -61,6 +62,8 @@ class EnvService(EnvResume, SlotService):
         by_camera: bool = False,
         looks: Looks = "each reset",
         with_spec: bool = False,
+        lenient: bool = False,
+        numerics: bool = False,
     ) -> None:
         self._envs: list[Env[Any, Any]] = []
         self._cast = cast
@@ -76,7 +79,7 @@ class EnvService(EnvResume, SlotService):
                 self.close()
                 raise StartFailed(describe_failure(exc, row)) from exc
         self._bases: list[Any] = [env.unwrapped for env in self._envs]
-        self._stepper = Autoreset(self._envs, mode, running.cell())
+        self._stepper = Autoreset(self._envs, mode, running.cell(), lenient=lenient, numerics=numerics)
         self._row_checkpoints = [RowCheckpoint(env) for env in self._envs] if checkpoints else []
         self._checkpoints: Checkpoints | None = None
         self._all_rows = range(len(self._envs))

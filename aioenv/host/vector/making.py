@@ -12,12 +12,13 @@ from gymnasium import logger
 from gymnasium.envs.registration import EnvSpec, find_highest_version, get_env_id, parse_env_id
 from gymnasium.vector import AutoresetMode, VectorEnv
 
+from aioenv.host.making import what_is_no_env
 from aioenv.host.mujoco_gl import check_mujoco_gl
 from aioenv.host.native_tasks import TASKS, is_native_task
 from aioenv.host.vector.specs import made_plain
 from aioenv.requirements import require_batch
 
-__all__ = ["AnyVectorEnv", "make_registered", "make_vector_env", "versioned"]
+__all__ = ["AnyVectorEnv", "make_registered", "make_vector_env", "vector_entry_point", "versioned"]
 
 AnyVectorEnv = VectorEnv[Any, Any, Any]
 
@@ -43,12 +44,13 @@ def make_vector_env(factory: Callable[..., Any], num_envs: int) -> AnyVectorEnv:
                 'makes single envs goes with backend="workers" (aioenv.AsyncVectorEnv)'
             )
         raise
+    if problem := what_is_no_env(env, "gymnasium.vector.VectorEnv"):
+        raise TypeError(f"expected a function that makes a gymnasium.vector.VectorEnv, got {problem}")
     if not isinstance(env, VectorEnv):
         raise TypeError(
             f"expected a function that makes a gymnasium.vector.VectorEnv, got {type(env).__name__} from it; "
             'for single envs use backend="workers" (aioenv.AsyncVectorEnv)'
         )
-    problem = None
     if env.num_envs != num_envs:
         problem = f"it was called with num_envs={num_envs} and made a vector env of {env.num_envs} slots"
     for name in ("single_observation_space", "observation_space", "single_action_space", "action_space"):
@@ -56,7 +58,7 @@ def make_vector_env(factory: Callable[..., Any], num_envs: int) -> AnyVectorEnv:
             native = name.endswith("observation_space") and hasattr(env, "set_observation_size")
             hint = ": call set_observation_size at the end of its __init__" * native
             problem = f"the vector env that it made has no {name}{hint}"
-    if problem is not None:
+    if problem:
         env.close()
         raise ValueError(f"{factory!r}: {problem}")
     return env
@@ -73,12 +75,18 @@ def make_registered(env: str | EnvSpec, env_kwargs: dict[str, Any], *, num_envs:
         env_kwargs.setdefault("autoreset_mode", AutoresetMode.NEXT_STEP)
         if env_kwargs.get("max_episode_steps") is None:
             env_kwargs["max_episode_steps"] = env.max_episode_steps
-    elif isinstance(env.vector_entry_point, str):
-        env.vector_entry_point = _FASTER.get(env.vector_entry_point, env.vector_entry_point)
+    else:
+        env.vector_entry_point = vector_entry_point(env)
     made = gymnasium.make_vec(env, num_envs, vectorization_mode="vector_entry_point", **env_kwargs)
     if made.unwrapped.spec is not None:
         made.unwrapped.spec = made_plain(made.unwrapped.spec)
     return made
+
+
+def vector_entry_point(spec: EnvSpec) -> Any:
+    """What makes the vector env of a spec: what is registered, or ours in its place; None if nothing does."""
+    entry_point: Any = spec.vector_entry_point
+    return _FASTER.get(entry_point, entry_point) if isinstance(entry_point, str) else entry_point
 
 
 def versioned(env_id: str) -> str:

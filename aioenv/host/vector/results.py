@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from numbers import Real
 from typing import Any
 
 import numpy as np
 
-__all__ = ["reset_result", "step_result"]
+__all__ = ["check_numbers", "reset_result", "step_result"]
 
 _STEP = ("obs", "reward", "terminated", "truncated", "info")
 _RESET = ("obs", "info")
@@ -35,6 +36,16 @@ def reset_result(result: Any) -> Any:
         TypeError, ValueError: as `step_result`.
     """
     return _checked("reset", result, _RESET)
+
+
+def check_numbers(name: str, values: Any) -> None:
+    """Raise a TypeError if rewards or flags are not numbers, but something that numpy makes numbers of: None, say."""
+    array = values if isinstance(values, np.ndarray) else np.asarray(values)
+    if array.dtype.kind in "biuf":
+        return
+    if array.dtype.kind != "O" or not all(isinstance(value, (Real, np.bool_)) for value in array.ravel().tolist()):
+        what = "numbers" if name == "reward" else "bools"
+        raise TypeError(f"{name}: expected {what}, got {values!r:.200}")
 
 
 def _checked(method: str, result: Any, names: Sequence[str]) -> Any:

@@ -26,8 +26,9 @@ from aioenv.host.vector.anew import Anew, Infos
 from aioenv.host.vector.calls import VectorCalls
 from aioenv.host.vector.checkpoint import VectorCheckpoints
 from aioenv.host.vector.making import make_vector_env
+from aioenv.host.vector.numerics import CheckedNumerics
 from aioenv.host.vector.replies import VectorReplies
-from aioenv.host.vector.results import step_result
+from aioenv.host.vector.results import check_numbers, step_result
 from aioenv.host.worker import StartFailed, describe_failure
 from aioenv.wire.frames import Frame
 from aioenv.wire.messages import Failure, LostRow, ResetRequest, dump, load, load_step
@@ -46,6 +47,7 @@ class VectorService(SlotService):
         find_source: whether to look for a MuJoCo model, so that images can be drawn elsewhere.
         checkpoints: whether to find out what it takes to resume it elsewhere.
         with_spec: whether to describe its spec.
+        numerics_from: the slot of its first row, if NaN and infinite numbers are errors, which name slots; else None.
     """
 
     def __init__(
@@ -55,9 +57,12 @@ class VectorService(SlotService):
         find_source: bool = False,
         checkpoints: bool = False,
         with_spec: bool = False,
+        numerics_from: int | None = None,
     ) -> None:
         try:
             self._env = make_vector_env(factories[0], num_envs)
+            if numerics_from is not None:
+                self._env = CheckedNumerics(self._env, numerics_from)
             self._physics = find_physics(self._env) if find_source else None
             self._checkpoints = VectorCheckpoints(self._env) if checkpoints else None
         except SystemExit:
@@ -309,6 +314,7 @@ def _dumped(values: Sequence[Any]) -> tuple[list[bytes], list[Failure]]:
 
 
 def _column(name: str, values: Any, dtype: Any, n: int) -> npt.NDArray[Any]:
+    check_numbers(name, values)
     array = np.ascontiguousarray(values, dtype)
     if array.shape != (n,) or np.ndim(values) != 1:
         raise ValueError(f"{name}: expected shape {(n,)}, got {np.shape(values)}")

@@ -30,7 +30,7 @@ class Stateful(Protocol):
 
 
 # Wrappers that remember nothing; a subclass is another wrapper.
-_STATELESS = {"aioenv.rendering.pixel_states.PixelStates"} | {
+_STATELESS = {"aioenv.host.vector.numerics.CheckedNumerics", "aioenv.rendering.pixel_states.PixelStates"} | {
     f"gymnasium.wrappers.vector.{name}"
     for name in (
         "dict_info_to_list.DictInfoToList",
