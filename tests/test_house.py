@@ -158,8 +158,8 @@ def test_circles_are_found():
 
 
 def test_files_stay_readable():
-    """Near 300 lines."""
-    assert [file for file, path in FILES.items() if len(path.read_text(encoding="utf-8").splitlines()) > 480] == []
+    """Files are as long as their topic, up to 800 lines."""
+    assert [file for file, path in FILES.items() if len(path.read_text(encoding="utf-8").splitlines()) > 800] == []
 
 
 def test_the_hall_opens_no_door_by_itself():

@@ -8,7 +8,7 @@ from functools import partial
 import mujoco
 import numpy as np
 import pytest
-from edits_kit import EDITS, MODELS, SIZE, Edited, compiled, truth, wrong
+from edits_kit import EDITS, MODELS, SIZE, Edited, compiled, hills, truth, wrong
 from snapshot_kit import Bench, record
 
 import aioenv
@@ -236,6 +236,9 @@ async def test_a_state_has_the_hills_that_it_is_of_or_is_refused():
 
 class Uncounted(Edited):
     """Remembers nothing but its model and what is simulated."""
+
+    def _edit(self):
+        hills(self.model, self.np_random)
 
     def step(self, action):
         mujoco.mj_step(self.model, self.data)
