@@ -255,7 +255,7 @@ VARIABLES = {
     "SDL_VIDEODRIVER": "dummy",
     "MPLBACKEND": "agg",
     "PYGLET_HEADLESS": "1",
-    "PYGAME_HIDE_SUPPORT_PROMPT": "1",
+    "PYGLFW_LIBRARY_VARIANT": "x11",
     "OPENCV_LOG_LEVEL": "ERROR",
     "QT_QPA_PLATFORM": "offscreen",
     "WAYLAND_DISPLAY": "wayland-7",

@@ -10,7 +10,7 @@ from typing import Any
 
 from aioenv.errors import RenderError
 
-__all__ = ["check_mujoco_gl", "choose_backend_here", "choose_backend_late", "note_missing_opengl"]
+__all__ = ["check_mujoco_gl", "choose_backend_here", "choose_backend_late", "import_undecided", "note_missing_opengl"]
 
 # What MuJoCo can be imported with, and what there is to choose.
 _SWITCHES = ("", "glfw", "enable", "enabled", "on", "true", "1", "disable", "disabled", "off", "false", "0")
@@ -71,11 +71,28 @@ def choose_backend_here(backend: str) -> None:
 def choose_backend_late() -> None:
     """Let MuJoCo choose by this process's MUJOCO_GL, when it is first asked for a context.
 
-    It chooses when it is imported, and a fork server imports it without MUJOCO_GL: loading EGL there would start
-    Mesa's threads. Does nothing where MuJoCo has not been imported, or nothing is chosen.
+    It chooses when it is imported, and a worker's fork server may have had another MUJOCO_GL. Does nothing where MuJoCo
+    has not been imported, or nothing is chosen.
     """
     if "mujoco.rendering.classic.gl_context" in sys.modules and (backend := os.environ.get("MUJOCO_GL")):
         _choose_on_demand(backend)
+
+
+def import_undecided() -> None:
+    """Import MuJoCo so that it chooses a backend when it is first asked for a context.
+
+    Its fork server loads no OpenGL for workers that never draw, and one that starts threads when it is loaded for none.
+
+    Raises:
+        ImportError: if it can't be imported.
+    """
+    before = os.environ.pop("MUJOCO_GL", None)
+    try:
+        importlib.import_module("mujoco")
+    finally:
+        if before is not None:
+            os.environ["MUJOCO_GL"] = before
+    choose_backend_late()
 
 
 def _choose_on_demand(backend: str) -> None:
@@ -88,6 +105,8 @@ def _choose_on_demand(backend: str) -> None:
         with _choosing:  # workers may be threads of one process
             if "GLContext" not in vars(modules[0]):
                 _reload(backends, backend)
+                if "GLContext" not in vars(backends):
+                    raise AttributeError(f"MuJoCo has no GLContext with MUJOCO_GL={backend!r}")
                 modules[0].GLContext = backends.GLContext
         return modules[0].GLContext
 
