@@ -8,6 +8,7 @@ from functools import partial
 import gymnasium as gym
 import numpy as np
 import pytest
+from process_kit import environment, run_alone
 
 import aioenv
 import aioenv.sync
@@ -152,7 +153,7 @@ def factories(n=3, **kwargs):
     return [partial(Drawn, number, **kwargs) for number in range(n)]
 
 
-def run(envs, resets=3):
+def run(envs, resets=2):
     """All pictures of a few short episodes."""
     pictures = []
     for _ in range(resets):
@@ -168,17 +169,21 @@ def differing(one, other):
     return [round(float((one[:, slot] != other[:, slot]).any(axis=-1).mean()), 3) for slot in range(one.shape[1])]
 
 
-@pytest.fixture(params=["egl", "osmesa"])
-def backend(request, monkeypatch):
-    monkeypatch.setenv("MUJOCO_GL", request.param)
-    return request.param
+CASES = [
+    ("egl", "ByGymnasium", False),
+    ("egl", "ByHand", True),
+    ("osmesa", "ByGymnasium", True),
+    *(
+        pytest.param(*case, marks=pytest.mark.stress)
+        for case in [("egl", "ByHand", False), ("egl", "ByMuJoCo", True), ("osmesa", "ByHand", True)]
+    ),
+]
 
 
-@pytest.mark.usefixtures("backend")
-@pytest.mark.parametrize("way", WAYS_TO_DRAW)
-@pytest.mark.parametrize("anew", [False, True], ids=["same", "anew"])
-def test_each_draws_in_its_own(way, anew):
+@pytest.mark.parametrize(("backend", "way", "anew"), CASES)
+def test_each_draws_in_its_own(monkeypatch, backend, way, anew):
     """Equal to what a process each draws."""
+    monkeypatch.setenv("MUJOCO_GL", backend)
     of = factories(way=way, anew=anew)
     with aioenv.sync.AsyncVectorEnv(of, num_workers=3) as envs:
         alone = run(envs)
@@ -188,7 +193,7 @@ def test_each_draws_in_its_own(way, anew):
 
 
 @pytest.mark.asyncio
-async def test_in_the_async_api_and_for_debugging(monkeypatch):
+async def test_in_the_async_api(monkeypatch):
     monkeypatch.setenv("MUJOCO_GL", "egl")
     pictures = []
     for kwargs in ({"num_workers": 3}, {"num_workers": 1}, {"num_workers": 1, "render": aioenv.RenderConfig()}):
@@ -220,3 +225,18 @@ def test_one_that_is_closed_takes_nothing_of_the_others(monkeypatch):
         with aioenv.sync.AsyncVectorEnv(of, num_workers=workers) as envs:
             pictures.append(run(envs))
     assert differing(*pictures) == [0, 0, 0]
+
+
+def test_for_debugging():
+    """Slots of one thread."""
+    code = """
+    import numpy as np
+    from test_own_contexts import factories, run
+    from aioenv.sync import VectorEnv
+    runs = []
+    for kwargs in ({"num_workers": 3}, {"num_workers": 1, "debug": True}, {"num_workers": 2, "debug": True}):
+        with VectorEnv(factories(way="ByHand", anew=True), **kwargs) as envs:
+            runs.append(run(envs))
+    assert np.array_equal(runs[0], runs[1]) and np.array_equal(runs[0], runs[2])
+    """
+    run_alone(code, env={**environment(), "MUJOCO_GL": "egl"})
