@@ -1,4 +1,4 @@
-"""`pixels=` over envs that draw themselves: the same from the same seeds, in the size that was asked for; and videos."""
+"""`pixels=` over envs that draw themselves: the same from equal seeds, in the size that was asked for; and videos."""
 
 from __future__ import annotations
 

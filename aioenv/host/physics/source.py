@@ -68,8 +68,13 @@ class MujocoSource:
 _MIN_GEOM = 10_000
 
 
-# Wrappers of Gymnasium's whose `render` gives the picture of the env within.
-_PASS_ON = ("gymnasium.core", "gymnasium.wrappers.common", "gymnasium.wrappers.array_conversion")
+# Wrappers of Gymnasium's, and ours, whose `render` gives the picture of the env within.
+_PASS_ON = (
+    "gymnasium.core",
+    "gymnasium.wrappers.common",
+    "gymnasium.wrappers.array_conversion",
+    "aioenv.rendering.pixels",
+)
 
 
 # Classes whose `render` gives the picture that `MujocoRenderer` draws, or none.
