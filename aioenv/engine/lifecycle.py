@@ -204,7 +204,8 @@ class Lifecycle(Traces, Startable):
     def render_mode(self) -> str | None:
         """The render mode of the first env; "rgb_array" if it has none, and `render=` or `pixels=` draw."""
         mode = self._started.render_mode
-        draws = self._render_config is not None or self._pixels_config is not None
+        pixels = self._pixels_config if not self._config.vectorized else None
+        draws = self._render_config is not None or pixels is not None
         return "rgb_array" if mode is None and draws else mode
 
     @property
