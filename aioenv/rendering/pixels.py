@@ -17,7 +17,7 @@ import numpy.typing as npt
 from gymnasium import Env, Space, Wrapper, spaces
 from gymnasium.utils import RecordConstructorArgs
 
-from aioenv.host.physics.source import MujocoSource, find_source, read_state
+from aioenv.host.physics.source import MujocoSource, find_source, has_source, read_state
 from aioenv.rendering.config import RenderConfig
 from aioenv.rendering.drawing import Images
 from aioenv.rendering.tiles import side_by_side
@@ -320,7 +320,7 @@ class _Factory:
     def __call__(self) -> Env[Any, Any]:
         env = self._factory()
         try:
-            if find_source(env, by_camera=self._config.by_camera) is None:
+            if not has_source(env, by_camera=self._config.by_camera):
                 env = self._settle(env)
             return PixelObservation(env, self._config, self._own_shape)
         except BaseException:
