@@ -240,10 +240,10 @@ class NativeVectorEnv(AsyncVectorEnv):
         return self._solo.fit(actions)
 
     @overload
-    async def render(self, mode: None = None) -> Any: ...
+    async def render(self, mode: Literal["arrays"] | None = None) -> Any: ...
     @overload
     async def render(self, mode: Literal["grid"]) -> npt.NDArray[np.uint8]: ...
-    async def render(self, mode: Literal["grid"] | None = None) -> Any:
+    async def render(self, mode: Literal["arrays", "grid"] | None = None) -> Any:
         """Images, one a slot; see `AsyncVectorEnv.render`. Without `render=` they are what the env itself draws.
 
         Raises:

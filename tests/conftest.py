@@ -33,7 +33,7 @@ from aioenv.host import running  # noqa: E402
 from aioenv.workers import channel as channels  # noqa: E402
 from aioenv.workers import launch  # noqa: E402
 from aioenv.workers.channel import CHANNELS  # noqa: E402
-from aioenv.workers.environment import server_environment, worker_environment  # noqa: E402
+from aioenv.workers.environment import worker_environment  # noqa: E402
 from aioenv.workers.forkserver import AVAILABLE, ForkServer  # noqa: E402
 
 uvloop.new_event_loop().close()  # libuv opens a pipe for signals, once for the process
@@ -115,7 +115,7 @@ class KeptServer:
             return
         self.end()
         if AVAILABLE:
-            self._server = ForkServer.acquire(server_environment(worker_environment(None)))
+            self._server = ForkServer.acquire(worker_environment(None), chooses=False)
 
     def end(self) -> None:
         """Let go of it."""

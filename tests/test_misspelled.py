@@ -42,7 +42,9 @@ class Slotted(Plain):
 # ---------------------------------------------------------------- arguments
 
 
-@pytest.mark.parametrize("env", ["CartPole-v1", Plain, open_to_all, aioenv.EnvCreator(Plain)], ids=["id", "class", "function", "creator"])
+@pytest.mark.parametrize(
+    "env", ["CartPole-v1", Plain, open_to_all, aioenv.EnvCreator(Plain)], ids=["id", "class", "function", "creator"]
+)
 @pytest.mark.parametrize(
     ("name", "meant"),
     [

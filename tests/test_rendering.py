@@ -326,7 +326,9 @@ async def test_ve_tiling_gives_one_picture_of_all():
         assert grid.shape == (64, 64, 3) and grid.any(axis=(0, 1)).all()
         assert np.array_equal(grid[:32, 32:], images[1]) and np.array_equal(grid[32:, :32], images[2])
         assert not grid[32:, 32:].any()
-        with pytest.raises(ValueError, match='expected None or "grid", got "human"'.replace('"human"', "'human'")):
+        with pytest.raises(
+            ValueError, match='expected None, "arrays" or "grid", got "human"'.replace('"human"', "'human'")
+        ):
             await envs.render("human")
 
 

@@ -136,7 +136,8 @@ class Painted(HalfCheetahEnv):
 @pytest.mark.parametrize("kind", ["render", "pixels"])
 def test_what_an_env_draws_itself_and_what_its_cameras_see(kind):
     def images_of(camera):
-        kwargs = {kind: aioenv.RenderConfig(width=24, height=16, camera=camera, quality="fast")}
+        size = {"width": 24, "height": 16} if camera else {}
+        kwargs = {kind: aioenv.RenderConfig(camera=camera, quality="fast", **size)}
         with aioenv.sync.make_vec(partial(Painted, render_mode="rgb_array"), 2, num_workers=1, **kwargs) as envs:
             obs, _ = envs.reset(seed=0)
             return np.stack(envs.render()) if kind == "render" else obs

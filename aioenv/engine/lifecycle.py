@@ -202,9 +202,11 @@ class Lifecycle(Traces, Startable):
 
     @property
     def render_mode(self) -> str | None:
-        """The render mode of the first env; "rgb_array" if it has none, and `render=` says what is drawn."""
+        """The render mode of the first env; "rgb_array" if it has none, and `render=` or `pixels=` draw."""
         mode = self._started.render_mode
-        return "rgb_array" if mode is None and self._render_config is not None else mode
+        pixels = self._pixels_config if not self._config.vectorized else None
+        draws = self._render_config is not None or pixels is not None
+        return "rgb_array" if mode is None and draws else mode
 
     @property
     def workers(self) -> tuple[WorkerInfo, ...]:

@@ -14,7 +14,7 @@ from aioenv.engine.schedule import Schedule
 from aioenv.errors import ClosedError, RenderError, SpaceMismatchError, WorkerStartError
 from aioenv.host.mujoco_gl import choose_backend_here
 from aioenv.rendering.backends import candidates, environment, no_backend_works, warn_of_software
-from aioenv.rendering.config import check_devices
+from aioenv.rendering.config import BACKENDS, check_devices
 from aioenv.rendering.pixels import PixelsRefused, in_place
 from aioenv.workers.tasks import together
 
@@ -84,7 +84,7 @@ class Session:
     ) -> None:
         if render is not None and pixels is None and not config.vectorized:
             # for envs that draw themselves
-            config = _on_backend(config, candidates(render.backend)[0], render)
+            config = _on_backend(config, candidates(_backend(config, render))[0], render)
         self.fleet = Fleet(config)
         self.schedule: Schedule | None = None
         self.images: Images | None = None
@@ -142,7 +142,7 @@ class Session:
         """Start the workers where they draw themselves, on the first OpenGL backend that works."""
         reasons: list[str] = []
         last: WorkerStartError | None = None
-        backends = candidates(pixels.backend, check_devices(pixels.devices))
+        backends = candidates(_backend(self._config, pixels), check_devices(pixels.devices))
         for backend in backends:
             if self._config.debug:
                 choose_backend_here(backend)
@@ -259,11 +259,21 @@ class Session:
             pool.abandon()
 
 
+def _backend(config: FleetConfig, drawing: RenderConfig) -> str | None:
+    """The OpenGL backend that was asked for: by what is drawn, or by the variables that were given for all workers."""
+    given = {(variables or {}).get("MUJOCO_GL", "").lower() for variables in config.worker_env}
+    if drawing.backend is None and len(given) == 1 and given <= {*BACKENDS}:
+        return given.pop()
+    return drawing.backend
+
+
 def _on_backend(config: FleetConfig, backend: str, drawing: RenderConfig) -> FleetConfig:
     """The same, with workers that can draw; what the user has said of their environment comes first."""
     devices = check_devices(drawing.devices)
-    variables = [
-        {**environment(backend, devices[index % len(devices)] if devices else None), **(given or {})}
-        for index, given in enumerate(config.worker_env)
-    ]
+    variables = []
+    for index, given in enumerate(config.worker_env):
+        chosen = environment(backend, devices[index % len(devices)] if devices else None)
+        if given and "MUJOCO_GL" in given:
+            del chosen["PYOPENGL_PLATFORM"]  # which goes with it
+        variables.append({**chosen, **(given or {})})
     return config._replace(worker_env=variables)

@@ -49,7 +49,7 @@ _WATCH_S = 0.5
 # So many bytes of what modules print are told: the parent's stream takes them before there is a worker to read of.
 _MAX_SAID = 1 << 15
 # What links in /proc/self/fd of open connections begin with.
-_CONNECTIONS = ("socket:", "/dev/dri/", "/dev/nvidia")
+_CONNECTIONS = ("socket:", "/dev/dri/", "/dev/nvidia", "/dev/dxg", "/dev/kfd")
 
 
 class Ends(NamedTuple):
@@ -160,6 +160,8 @@ class Server:
             connections = _connections()
             # whoever needs it will be told why it can't be imported
             with contextlib.suppress(BaseException), self._watching():
+                if module == "mujoco":
+                    importlib.import_module("aioenv.host.mujoco_gl").import_undecided()
                 importlib.import_module(module)
             if _count_threads() > before or not _connections() <= connections:
                 self._unfit = Unfit(module)

@@ -14,6 +14,7 @@ __all__ = [
     "check_mujoco_gl",
     "choose_backend_here",
     "choose_backend_late",
+    "import_undecided",
     "note_missing_opengl",
     "without_mujoco_gl",
 ]
@@ -90,8 +91,8 @@ def choose_backend_here(backend: str) -> None:
 def choose_backend_late() -> None:
     """Let MuJoCo choose by this process's MUJOCO_GL, when it is first asked for a context.
 
-    It chooses when it is imported, and a fork server imports it without MUJOCO_GL: loading EGL there would start
-    Mesa's threads. Does nothing where MuJoCo has not been imported, or nothing is chosen.
+    It chooses when it is imported, and a worker's fork server may have had another MUJOCO_GL. Does nothing where MuJoCo
+    has not been imported, or nothing is chosen.
     """
     if _backends() is not None and (backend := os.environ.get("MUJOCO_GL")):
         _choose_on_demand(backend)
@@ -100,6 +101,23 @@ def choose_backend_late() -> None:
 def _backends() -> Any:
     """MuJoCo's module that has chosen a backend, if it has been imported."""
     return next((sys.modules[name] for name in _CHOOSERS if name in sys.modules), None)
+
+
+def import_undecided() -> None:
+    """Import MuJoCo so that it chooses a backend when it is first asked for a context.
+
+    Its fork server loads no OpenGL for workers that never draw, and one that starts threads when it is loaded for none.
+
+    Raises:
+        ImportError: if it can't be imported.
+    """
+    before = os.environ.pop("MUJOCO_GL", None)
+    try:
+        importlib.import_module("mujoco")
+    finally:
+        if before is not None:
+            os.environ["MUJOCO_GL"] = before
+    choose_backend_late()
 
 
 def _choose_on_demand(backend: str) -> None:
@@ -112,6 +130,8 @@ def _choose_on_demand(backend: str) -> None:
         with _choosing:  # workers may be threads of one process
             if "GLContext" not in vars(modules[0]):
                 _reload(backends, backend)
+                if "GLContext" not in vars(backends):
+                    raise AttributeError(f"MuJoCo has no GLContext with MUJOCO_GL={backend!r}")
                 modules[0].GLContext = backends.GLContext
         return modules[0].GLContext
 

@@ -1,7 +1,7 @@
 """What a worker does once MuJoCo is imported.
 
-Warnings go where all that envs print goes, instead of into MUJOCO_LOG.TXT in the working directory; and the profiler's
-clock stands still.
+Warnings go where all that envs print goes, instead of into MUJOCO_LOG.TXT in the working directory; the profiler's
+clock stands still; and envs that draw themselves do so each in an OpenGL context of its own.
 """
 
 from __future__ import annotations
@@ -9,11 +9,13 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-__all__ = ["prepare_mujoco"]
+from aioenv.host.gl_contexts import CONTEXT_MODULES, keep_contexts_apart, note_contexts
+
+__all__ = ["prepare_contexts", "prepare_mujoco"]
 
 
 def prepare_mujoco() -> None:
@@ -23,11 +25,23 @@ def prepare_mujoco() -> None:
     (`mujoco.set_mjcb_time`), before or after, keeps it. Errors are not warnings: they stay exceptions
     (`mujoco.FatalError`).
     """
-    module = sys.modules.get("mujoco")
-    if module is not None:
-        _install(module)
-    elif not any(isinstance(finder, _Finder) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Finder())
+    _when_imported("mujoco", _install)
+    prepare_contexts()
+
+
+def prepare_contexts() -> None:
+    """Have envs that draw themselves in this process do so each in an OpenGL context of its own. Idempotent."""
+    for name in CONTEXT_MODULES:  # before MuJoCo, which may make one of them
+        _when_imported(name, note_contexts)
+    _when_imported("mujoco", keep_contexts_apart)
+
+
+def _when_imported(name: str, prepare: Callable[[ModuleType], None]) -> None:
+    """Have a module prepared: now, or at the end of its import."""
+    finder = next((finder for finder in sys.meta_path if isinstance(finder, _Finder)), None)
+    if finder is None:
+        sys.meta_path.insert(0, finder := _Finder())
+    finder.prepare(name, prepare)
 
 
 def _install(module: ModuleType) -> None:
@@ -48,16 +62,32 @@ def _tell(text: str) -> None:
 
 
 class _Finder:
-    """Lets others find MuJoCo, and has its loader call `_install` at the end.
+    """Lets others find modules, and has the loaders of some prepare them at the end."""
 
-    It stays until MuJoCo has been imported: whoever only asks whether there is one (`importlib.util.find_spec`) gets
-    here too.
-    """
+    def __init__(self) -> None:
+        self._known: dict[str, list[Callable[[ModuleType], None]]] = {}
+        self._done: set[tuple[str, Callable[[ModuleType], None]]] = set()
+
+    def prepare(self, name: str, prepare: Callable[[ModuleType], None]) -> None:
+        """Call this once, with a module that has been imported or when it will be."""
+        steps = self._known.setdefault(name, [])
+        if prepare in steps:
+            return
+        steps.append(prepare)
+        module = sys.modules.get(name)
+        if module is not None and not getattr(module.__spec__, "_initializing", False):
+            self._prepare(module, [prepare])
+
+    def _prepare(self, module: ModuleType, steps: Sequence[Callable[[ModuleType], None]]) -> None:
+        for step in steps:
+            if (module.__name__, step) not in self._done:
+                self._done.add((module.__name__, step))
+                step(module)
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname != "mujoco":
+        if fullname not in self._known:
             return None
         finders = (finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec"))
         others = (finder.find_spec(fullname, path, target) for finder in finders)
@@ -67,8 +97,7 @@ class _Finder:
 
             def exec_module(module: ModuleType) -> None:
                 execute(module)
-                sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not self]
-                _install(module)
+                self._prepare(module, self._known[fullname])
 
             spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec

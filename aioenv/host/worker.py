@@ -17,7 +17,7 @@ from aioenv.host import running, shared
 from aioenv.host.link import Link
 from aioenv.host.log_records import tell_records
 from aioenv.host.mujoco_gl import choose_backend_late, note_missing_opengl
-from aioenv.host.mujoco_import import prepare_mujoco
+from aioenv.host.mujoco_import import prepare_contexts, prepare_mujoco
 from aioenv.host.nested_processes import keep_script_from_children
 from aioenv.host.registry import register_specs, restore_registry
 from aioenv.host.service import Begun, Reply, Service
@@ -239,6 +239,7 @@ def run_here(fd: int, mark: memoryview, memory_fd: int | None) -> None:
     """
     running.share_here(mark)
     shared.keep(memory_fd)
+    prepare_contexts()
     try:
         _Loop(fd, fd, {}).run()
     except ConnectionError:

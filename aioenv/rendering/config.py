@@ -22,6 +22,12 @@ _MAX_WORKERS = 1024
 CameraChoice: TypeAlias = "str | int | None"
 
 
+class _Default(int):
+    """A size that was not asked for."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True)
 class RenderConfig:
     """How a vector env draws its states: `render=` draws those that it returns, `pixels=` makes images observations.
@@ -33,8 +39,10 @@ class RenderConfig:
     alone, MuJoCo envs with a `render` of their own are drawn by the pool, too.
 
     `pixels=`: each worker draws its own MuJoCo envs as it steps them, in one OpenGL context for each model; with
-    `workers` given, that many render workers do, each state as soon as it arrives. Any other env draws itself. Of
-    vector envs (`backend="native"`) render workers always draw the states.
+    `workers` given, that many render workers do, each state as soon as it arrives. Any other env draws itself, in its
+    own size: another one that is asked for is refused, unless the env draws with Gymnasium's `MujocoRenderer`. To know
+    its images, each worker makes one more of such envs, and closes it. Of vector envs (`backend="native"`) render
+    workers always draw the states.
 
     Args:
         width: of an image, in pixels.
@@ -73,8 +81,8 @@ class RenderConfig:
             is none of the values that it may have.
     """
 
-    width: int = 256
-    height: int = 256
+    width: int = _Default(256)
+    height: int = _Default(256)
     camera: CameraChoice | Sequence[CameraChoice] = None
     quality: Quality = "exact"
     workers: int | None = None
@@ -127,8 +135,22 @@ class RenderConfig:
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of one env's images without the channels: `(height, width)`, or `(C, height, width)`."""
-        several = (len(self.cameras),) if isinstance(self.camera, (list, tuple)) else ()
-        return (*several, self.height, self.width)
+        return (*((len(self.cameras),) if self.several else ()), self.height, self.width)
+
+    @property
+    def several(self) -> bool:
+        """Whether a list of cameras was given: images have an axis for them."""
+        return isinstance(self.camera, (list, tuple))
+
+    @property
+    def gives_arrays(self) -> bool:
+        """Whether there is more than colours."""
+        return self.depth or self.segmentation
+
+    @property
+    def sized(self) -> bool:
+        """Whether a size was asked for."""
+        return not (isinstance(self.width, _Default) and isinstance(self.height, _Default))
 
     @property
     def refused_by_envs(self) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 import mujoco
 
+from aioenv.host.gl_contexts import plain_context
 from aioenv.rendering.quality import RenderQuality
 
 __all__ = ["functions", "make_contexts", "make_planes", "opengl_name", "set_top_first"]
@@ -57,7 +58,9 @@ def make_contexts(model: mujoco.MjModel, quality: RenderQuality) -> list[mujoco.
 
 
 def _make(model: mujoco.MjModel) -> mujoco.MjrContext:
-    return mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_150.value)
+    # whoever draws with it makes its OpenGL context current
+    context: mujoco.MjrContext = plain_context(mujoco)(model, mujoco.mjtFontScale.mjFONTSCALE_150.value)
+    return context
 
 
 def _shapes(stacks: int, slices: int) -> mujoco.MjrContext:

@@ -8,9 +8,9 @@ the same model draw in one OpenGL context, which is made when the first env is, 
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,11 +21,12 @@ from gymnasium.utils import RecordConstructorArgs
 from aioenv.host import running
 from aioenv.host.making import what_is_no_env
 from aioenv.host.physics.assets import LATE
-from aioenv.host.physics.source import MujocoSource, find_source
+from aioenv.host.physics.source import MujocoSource, find_source, has_source
 from aioenv.host.physics.subject import Subject
 from aioenv.rendering.config import RenderConfig
 from aioenv.rendering.drawing import Images
 from aioenv.rendering.image_wrappers import PixelsRefused, of_images, put_around, warn_of_replaced
+from aioenv.rendering.tiles import side_by_side
 
 if TYPE_CHECKING:
     from aioenv.rendering.batch_renderer import SourceRenderer
@@ -41,16 +42,18 @@ class PixelObservation(Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
     the image, until the parent has it drawn.
 
     Args:
-        env: the env; it is reset once, if it draws itself, to know its images.
+        env: the env.
         config: what to draw.
+        own_shape: of the images of an env that draws itself; without it, it is reset once, to know.
 
     Raises:
-        PixelsRefused: if it has no such camera, no render mode, or the key of the image already.
+        PixelsRefused: if it has no such camera, no render mode, another size than was asked for, or the key of the
+            image already.
         RenderError: if there is no OpenGL context to be had.
     """
 
-    def __init__(self, env: Env[Any, Any], config: RenderConfig) -> None:
-        RecordConstructorArgs.__init__(self, config=config, _disable_deepcopy=True)
+    def __init__(self, env: Env[Any, Any], config: RenderConfig, own_shape: tuple[int, ...] | None = None) -> None:
+        RecordConstructorArgs.__init__(self, config=config, own_shape=own_shape, _disable_deepcopy=True)
         Wrapper.__init__(self, env)
         self._config = config
         self._base: Any = env.unwrapped
@@ -62,12 +65,7 @@ class PixelObservation(Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
             self._subject = Subject(env, source, by_camera=config.by_camera, looks=config.edits)
         shape: tuple[int, ...] = (*config.shape, 3)
         if source is None:
-            if wants := config.refused_by_envs:
-                raise PixelsRefused(
-                    "pixels: this env is no MuJoCo env, or it or a wrapper has a render of its own, so it draws "
-                    f"itself, as it sees fit: not with {wants}"
-                )
-            shape = _shape_of_own_images(env)
+            shape = own_shape if own_shape is not None else _shape_of_own_images(env, config)
         elif config.workers is None:
             self._take_renderer(source)
         else:
@@ -99,6 +97,19 @@ class PixelObservation(Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
         obs = beside(obs, self._draw(), self._config, merges=self._merges)
         return obs, reward, terminated, truncated, info
 
+    def render(self) -> Any:
+        """The image that the latest observation holds, several cameras side by side."""
+        subject = self._subject
+        if subject is None:
+            return self.env.render()
+        if self._state_size:  # render workers draw what is observed, and this is drawn here
+            if self._renderer is None or not self._renderer.draws(subject.source):
+                self._change_renderer(subject.source)
+            image = self._draw_model()
+        else:
+            image = self._draw()
+        return side_by_side(image) if self._config.several else image
+
     @property
     def drawn_by(self) -> str:
         """The name of the OpenGL implementation that draws here; empty if none does."""
@@ -114,15 +125,13 @@ class PixelObservation(Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
             subject.read(state)
             return state
         if subject.look() or self._renderer is None:  # (none is left of one that could not be drawn)
-            before, self._renderer = self._renderer, None
-            try:
-                self._take_renderer(subject.source)
-            finally:
-                if before is not None:  # not before: the next one may draw in the same OpenGL context
-                    before.let_go()
+            self._change_renderer(subject.source)
             if subject.late:
                 subject.told()
                 logging.getLogger(None if running.alone() else "aioenv.workers").warning(LATE)
+        return self._draw_model()
+
+    def _draw_model(self) -> npt.NDArray[np.uint8]:
         assert self._renderer is not None
         return self._renderer.draw(self._base.model, self._base.data, self._shape)
 
@@ -133,6 +142,14 @@ class PixelObservation(Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
 
     def _take_renderer(self, source: MujocoSource) -> None:
         self._renderer = _Shared.take(source, self._config)
+
+    def _change_renderer(self, source: MujocoSource) -> None:
+        before, self._renderer = self._renderer, None
+        try:
+            self._take_renderer(source)
+        finally:
+            if before is not None:  # not before: the next one may draw in the same OpenGL context
+                before.let_go()
 
     def _let_go(self) -> None:
         renderer, self._renderer = self._renderer, None
@@ -182,6 +199,10 @@ class _Shared:
         known._users += 1
         return known
 
+    def draws(self, source: MujocoSource) -> bool:
+        """Whether it draws this model and view."""
+        return self._source == source
+
     def let_go(self) -> None:
         """One env less draws with it; the last one frees the OpenGL context."""
         self._users -= 1
@@ -207,12 +228,17 @@ def _base_of(source: MujocoSource, config: RenderConfig) -> SourceRenderer | Non
     return None
 
 
-def _shape_of_own_images(env: Env[Any, Any]) -> tuple[int, ...]:
-    """What an env that draws itself will draw.
+def _shape_of_own_images(env: Env[Any, Any], config: RenderConfig) -> tuple[int, ...]:
+    """What an env that draws itself will draw. It is reset and drawn for that.
 
     Raises:
-        PixelsRefused: if that is no image.
+        PixelsRefused: if that is no image, or none as it was asked for.
     """
+    if wants := config.refused_by_envs:
+        raise PixelsRefused(
+            "pixels: this env is no MuJoCo env, or it or a wrapper has a render of its own, so it draws "
+            f"itself, as it sees fit: not with {wants}"
+        )
     if env.render_mode in (None, "human"):
         raise PixelsRefused(
             "pixels: this env is no MuJoCo env, or has a render of its own, so it draws itself, which takes an env "
@@ -220,12 +246,41 @@ def _shape_of_own_images(env: Env[Any, Any]) -> tuple[int, ...]:
             "model that are named, RenderConfig(camera=…), are drawn in any case, unless a wrapper has a "
             "render of its own)"
         )
-    env.reset()
+    env.reset(seed=0)
     image = env.render()
     if not isinstance(image, np.ndarray) or image.dtype != np.uint8:
         got = f"an array of {image.dtype}" if isinstance(image, np.ndarray) else type(image).__name__
         raise PixelsRefused(f"pixels: expected env.render() to return an array of uint8, got {got}")
+    if config.sized and image.shape[:2] != config.shape:
+        height, width = image.shape[:2]
+        raise PixelsRefused(
+            f"pixels: this env draws itself, {width} x {height} pixels, and RenderConfig asked for "
+            f"width={config.width}, height={config.height}. Make the env draw in that size (make_vec(…, width=…, "
+            "height=…), where it takes them), or leave the size out of RenderConfig: it is the env's then"
+        )
     return image.shape
+
+
+def _set_size(env: Env[Any, Any], config: RenderConfig) -> None:
+    """Have Gymnasium's renderer of an env, or of one that it holds, draw in the size that was asked for.
+
+    One that has drawn already goes on in its own.
+    """
+    module = sys.modules.get("gymnasium.envs.mujoco.mujoco_rendering")
+    if module is None or not config.sized:
+        return
+    seen = {id(env.unwrapped)}
+    envs: list[Any] = [env.unwrapped]
+    for one in envs:  # which grows
+        for value in list(getattr(one, "__dict__", {}).values()):
+            if isinstance(value, module.MujocoRenderer) and not value._viewers:
+                value.width, value.height = int(config.width), int(config.height)
+                buffer = value.model.vis.global_
+                buffer.offwidth = max(buffer.offwidth, value.width)
+                buffer.offheight = max(buffer.offheight, value.height)
+            elif isinstance(value, Env) and id(value.unwrapped) not in seen:
+                seen.add(id(value.unwrapped))
+                envs.append(value.unwrapped)
 
 
 def space_beside(own: Space[Any], image: Space[Any], config: RenderConfig) -> Space[Any]:
@@ -292,20 +347,51 @@ def _dict_like(space: spaces.Dict, parts: dict[str, Space[Any]]) -> spaces.Dict:
 def with_pixels(factories: Sequence[Callable[[], Any]], config: RenderConfig) -> list[Callable[[], Any]]:
     """Factories of the same envs, with images as observations."""
     config.check_pixels()
-    known = {id(factory): partial(_make, factory, config) for factory in factories}
+    known = {id(factory): _Factory(factory, config) for factory in factories}
     return [known[id(factory)] for factory in factories]
 
 
-def _make(factory: Callable[[], Env[Any, Any]], config: RenderConfig) -> Env[Any, Any]:
-    env = factory()
-    if what_is_no_env(env):
-        return env  # it is said what it is
-    made = env
-    try:
-        wrappers = of_images(env, config)
-        made = PixelObservation(env, config)
-        warn_of_replaced(env, config)
-        return put_around(made, wrappers)
-    except BaseException:
-        made.close()
-        raise
+class _Factory:
+    """A factory of the same envs, with images as observations."""
+
+    def __init__(self, factory: Callable[[], Any], config: RenderConfig) -> None:
+        self._factory = factory
+        self._config = config
+        self._own_shape: tuple[int, ...] | None = None  # of images of envs that draw themselves
+
+    def __call__(self) -> Env[Any, Any]:
+        made: Env[Any, Any] = self._factory()
+        env = made
+        if what_is_no_env(env):
+            return env  # it is said what it is
+        try:
+            wrappers = of_images(env, self._config)
+            if not has_source(env, by_camera=self._config.by_camera):
+                made = env = self._settle(env)
+            made = PixelObservation(env, self._config, self._own_shape)
+            warn_of_replaced(env, self._config)
+            return put_around(made, wrappers)
+        except BaseException:
+            made.close()
+            raise
+
+    def _settle(self, env: Env[Any, Any]) -> Env[Any, Any]:
+        """Find out once what envs that draw themselves will draw; returns one that nobody has used yet.
+
+        What an env has drawn first may stay with it for good (where its camera looks, say), and an image takes a reset:
+        so another env is drawn, and closed.
+        """
+        _set_size(env, self._config)
+        if self._own_shape is not None:
+            return env
+        self._own_shape = _shape_of_own_images(env, self._config)
+        try:
+            another: Env[Any, Any] = self._factory()
+        except Exception:  # some can't be twice at a time: they have a port, or a device
+            env.close()
+            another = self._factory()
+        else:
+            if another.unwrapped is not env.unwrapped:  # the factory may have but one to give
+                env.close()
+        _set_size(another, self._config)
+        return another

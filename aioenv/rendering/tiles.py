@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["parse_grid", "tile"]
+__all__ = ["parse_grid", "side_by_side", "tile"]
 
 
 def tile(images: npt.NDArray[Any], grid: tuple[int, int] | None = None) -> npt.NDArray[Any]:
@@ -23,8 +23,7 @@ def tile(images: npt.NDArray[Any], grid: tuple[int, int] | None = None) -> npt.N
         An array of shape `(rows * height, columns * width, channels)`; cells without an image are zero.
     """
     if images.ndim == 5:
-        n, cameras, height, width, channels = images.shape
-        images = images.swapaxes(1, 2).reshape(n, height, cameras * width, channels)
+        images = side_by_side(images)
     n, height, width, channels = images.shape
     if grid is None:
         columns = math.ceil(math.sqrt(n))
@@ -36,6 +35,14 @@ def tile(images: npt.NDArray[Any], grid: tuple[int, int] | None = None) -> npt.N
     cells[:shown] = images[:shown]
     cells = cells.reshape(rows, columns, height, width, channels).swapaxes(1, 2)
     return np.ascontiguousarray(cells.reshape(rows * height, columns * width, channels))
+
+
+def side_by_side(images: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Images of C cameras, of shape `(…, C, height, width, channels)`, as one picture of shape `(…, height, C * width,
+    channels)`.
+    """
+    *others, cameras, height, width, channels = images.shape
+    return images.swapaxes(-4, -3).reshape(*others, height, cameras * width, channels)
 
 
 def parse_grid(text: str) -> tuple[int, int]:

@@ -21,6 +21,7 @@ from aioenv.engine.snapshot import EnvState
 from aioenv.envs.actors import ActorID
 from aioenv.errors import ClosedError
 from aioenv.native_vector_env import NativeVectorEnv
+from aioenv.rendering.tiles import side_by_side
 from aioenv.stats.episodes import EpisodeStats
 from aioenv.sync.facade import Facade
 from aioenv.sync.portal import Portal, Postponed
@@ -93,16 +94,24 @@ class VectorEnv(Facade, gymnasium.vector.VectorEnv[Any, Any, Any]):  # named, fo
         return Postponed(partial(self.step, self._native._fit_here(actions)))
 
     @overload
-    def render(self, mode: None = None) -> Any: ...
+    def render(self, mode: Literal["arrays"] | None = None) -> Any: ...
     @overload
     def render(self, mode: Literal["grid"]) -> npt.NDArray[np.uint8]: ...
-    def render(self, mode: Literal["grid"] | None = None) -> Any:
+    def render(self, mode: Literal["arrays", "grid"] | None = None) -> Any:
         """A tuple of one image a slot, of the states that were returned last (see `AsyncVectorEnv.render`).
 
-        With `depth` or `segmentation` it is the tuple of arrays that the async API gives, with "grid" one array.
+        As Gymnasium's wrappers take them, they are colours alone, several cameras side by side. With "arrays" they are
+        what the async API gives, with `depth` and `segmentation`; with "grid" it is one array.
         """
         images = self._portal.call(self._envs.render, mode)
-        return images if mode is not None else tuple(images)
+        if mode is not None:
+            return images
+        config = self._envs._render_config
+        if config is not None and config.gives_arrays:
+            images = images[0]
+        if config is not None and config.several and isinstance(images, np.ndarray):
+            images = side_by_side(images)
+        return tuple(images)
 
     def render_stream(self, buffer: int = 8) -> Iterator[tuple[int, Any]]:
         """Iterate over the images of all results from now on (see `AsyncVectorEnv.render_stream`).

@@ -11,7 +11,7 @@ from pathlib import Path
 from aioenv.errors import WorkerStartError
 from aioenv.trace.timeline import VARIABLE as TRACE_VARIABLE
 
-__all__ = ["bootstrap", "identity", "import_path", "server_environment", "worker_environment"]
+__all__ = ["bootstrap", "graphics", "identity", "import_path", "worker_environment"]
 
 # Several envs step in several workers: threads inside each would only fight for the same CPUs.
 _THREAD_LIMITS = dict.fromkeys(
@@ -26,12 +26,14 @@ _THREAD_LIMITS = dict.fromkeys(
     "1",
 )
 
-# Variables that libraries read when they are loaded: a fork server has one set of them. (MUJOCO_GL would be one,
-# but a worker makes MuJoCo choose again: `host/mujoco_gl.py`.)
-_IMPORT_TIME = (
-    "PYTHON LD_ OMP_ OPENBLAS_ MKL_ BLIS_ VECLIB_ NUMEXPR_ NUMBA_ CUDA_ DISPLAY MALLOC_ GLIBC_ XLA_ JAX_ TF_ TORCH_"
-).split()
-_CHOSEN_LATE = ("MUJOCO_GL", "PYOPENGL_PLATFORM")
+# Variables that libraries read when they are loaded: a fork server has one set of them.
+_IMPORT_TIME = tuple(
+    "PYTHON LD_ OMP_ OPENBLAS_ MKL_ BLIS_ VECLIB_ NUMEXPR_ NUMBA_ CUDA_ DISPLAY MALLOC_ GLIBC_ XLA_ JAX_ TF_ TORCH_ "
+    "WAYLAND_DISPLAY XDG_SESSION_TYPE PYGLFW_ PYGLET_ PYGAME_ SDL_VIDEODRIVER SDL_AUDIODRIVER MPLBACKEND "
+    "QT_QPA_PLATFORM OPENCV_".split()
+)
+# And those that choose an OpenGL: dm_control reads them when it is imported, MuJoCo when a worker first draws.
+_GRAPHICS = tuple("MUJOCO_ PYOPENGL_ EGL_ __EGL_ __GLX_ LIBGL_ MESA_ GALLIUM_ LP_".split())
 
 # The hash seed of workers whose parent has none that could be repeated. A set of strings is iterated in an order that
 # depends on it, and so is what an env does in that order.
@@ -86,6 +88,8 @@ def _is_root(entry: str) -> bool:
 def worker_environment(extra: Mapping[str, str] | None) -> dict[str, str]:
     """The environment of a worker: the parent's, one thread a numeric library, one hash seed, and `extra` over all.
 
+    PyOpenGL's platform is MuJoCo's backend, unless `extra` has one.
+
     An interpreter that ignores its environment (`-E`, `-I`) ignores PYTHONHASHSEED, too, and Python has no option in
     its place: the workers of one fork server share a random seed then, and each spawned worker draws its own.
     """
@@ -93,14 +97,23 @@ def worker_environment(extra: Mapping[str, str] | None) -> dict[str, str]:
     if not environ.get("PYTHONHASHSEED", "").isdecimal():  # "random", or nothing
         environ["PYTHONHASHSEED"] = _HASH_SEED
     environ.pop(TRACE_VARIABLE, None)  # what an env starts itself must not write to the parent's file
-    return {**environ, **(extra or {})}
-
-
-def server_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment of the fork server for workers that have `environ`: nothing in it loads OpenGL."""
-    return {name: value for name, value in environ.items() if name not in _CHOSEN_LATE}
+    environ.update(extra or {})
+    backend = environ.get("MUJOCO_GL", "").lower().strip()
+    if backend in ("egl", "osmesa") and "PYOPENGL_PLATFORM" not in (extra or {}):
+        # as MuJoCo does where it is imported; this process may have drawn on another backend, and have that one's
+        environ["PYOPENGL_PLATFORM"] = backend
+    return environ
 
 
 def identity(environ: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    """What must be the same for two workers to come from one fork server."""
-    return tuple(sorted((n, v) for n, v in environ.items() if n.startswith(tuple(_IMPORT_TIME))))
+    """The variables that must be the same for two workers to come from one fork server."""
+    return _those_with(_IMPORT_TIME, environ)
+
+
+def graphics(environ: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """The variables that must be the same, too, once the fork server has imported a module that may read them."""
+    return _those_with(_GRAPHICS, environ)
+
+
+def _those_with(prefixes: tuple[str, ...], environ: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    return tuple(sorted((name, value) for name, value in environ.items() if name.startswith(prefixes)))

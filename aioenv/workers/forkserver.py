@@ -1,5 +1,7 @@
 """The parent's handle of fork servers: one for each set of variables that matter at import, shared, counted.
 
+Variables that choose an OpenGL don't matter to a server as long as nothing that it has imported chooses.
+
 What runs in such a process is `host/forkserver.py`. A server without a set of variables of its own only guards
 workers that were spawned.
 """
@@ -21,7 +23,7 @@ from aioenv.errors import WorkerStartError
 from aioenv.wire.log_lines import readable
 from aioenv.wire.orders import Guard, Release, pack
 from aioenv.workers.child import PIDFDS, Child
-from aioenv.workers.environment import bootstrap, identity
+from aioenv.workers.environment import bootstrap, graphics, identity
 from aioenv.workers.reloads import Loaded
 
 __all__ = ["AVAILABLE", "ForkServer"]
@@ -63,6 +65,7 @@ class ForkServer:
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._key: Any = None
         self._users = 0
+        self._chooses = False  # whether a module that it has imported may have chosen an OpenGL
         self._loaded = Loaded()
         self.importing: str | None = None
         self._control, theirs = socket.socketpair()
@@ -92,8 +95,13 @@ class ForkServer:
             theirs.close()
 
     @classmethod
-    def acquire(cls, environ: Mapping[str, str] | None) -> ForkServer:
+    def acquire(cls, environ: Mapping[str, str] | None, *, chooses: bool = True) -> ForkServer:
         """Get the server for workers with these variables, or for None any one that guards; it may be new.
+
+        Args:
+            environ: the variables of a worker.
+            chooses: whether it is to import modules that may choose an OpenGL at their import. A server that has none
+                takes workers with any backend.
 
         Raises:
             OSError: if no process can be started.
@@ -101,15 +109,21 @@ class ForkServer:
         with cls._lock:
             cls._servers = {key: server for key, server in cls._servers.items() if server.serves}
             if environ is None:
-                key: Any = next(iter(cls._servers), None)
+                key: Any = next(iter(cls._servers), (None, ()))
             else:
-                key = identity(environ)
-                if key in cls._servers and cls._servers[key]._loaded.outdated():
-                    cls._servers[key].retire()  # its workers would have the code of before
-            server = cls._servers.get(key)
-            if server is None:
-                server = cls._servers[key] = cls(os.environ if environ is None else environ)
-                server._key = key
+                same = identity(environ)
+                for (other, _), server in list(cls._servers.items()):
+                    if other == same and server._loaded.outdated():
+                        server.retire()  # its workers would have the code of before
+                key = same, graphics(environ)
+                if key not in cls._servers and not chooses:
+                    others = (known for known, server in cls._servers.items() if known[0] == same)
+                    key = next((known for known in others if not cls._servers[known]._chooses), key)
+            if key not in cls._servers:
+                cls._servers[key] = cls(os.environ if environ is None else environ)
+                cls._servers[key]._key = key
+            server = cls._servers[key]
+            server._chooses |= chooses and environ is not None
             server._users += 1
             return server
 

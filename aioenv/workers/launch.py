@@ -23,7 +23,7 @@ from aioenv.memory import Marker
 from aioenv.wire.orders import SIZE, Fork, Forked, Importing, Refused, Unfit, unpack
 from aioenv.workers import forkserver
 from aioenv.workers.child import Child, kill_group
-from aioenv.workers.environment import bootstrap, import_path, server_environment
+from aioenv.workers.environment import bootstrap, import_path
 from aioenv.workers.faults import not_started, oom_kills_before
 from aioenv.workers.forkserver import ForkServer
 from aioenv.workers.held import Held
@@ -38,6 +38,9 @@ START_METHODS = ("spawn", "forkserver") if forkserver.AVAILABLE else ("spawn",)
 
 # What every worker needs, whatever its envs import besides.
 _PRELOAD = ("numpy", "gymnasium", "mujoco", "aioenv.host.worker", "aioenv.host.single.service")
+
+# Packages that choose an OpenGL when they draw. (MuJoCo is made to: see `host/mujoco_gl.py`.)
+_CHOOSE_LATE = ("numpy", "gymnasium", "mujoco", "aioenv")
 
 # How much the stream reader holds before it stops reading; one step's reply should fit.
 _STREAM_LIMIT = 4 << 20
@@ -174,7 +177,8 @@ async def _spawn(channel: str, environ: Mapping[str, str], memory: int | None, h
 async def _fork(
     channel: str, environ: Mapping[str, str], preload: Sequence[str], memory: int | None, held: Held
 ) -> Process | Unfit:
-    server = held.server = ForkServer.acquire(server_environment(environ))
+    needed = tuple(name for name in (*_PRELOAD, *preload) if name.partition(":")[0] not in _unfit_modules)
+    server = held.server = ForkServer.acquire(environ, chooses=any(map(_may_choose, needed)))
     wires, theirs = _wires(channel, held)
     status, other = socket.socketpair(type=socket.SOCK_SEQPACKET)  # its few messages keep their bounds
     status.setblocking(False)
@@ -185,7 +189,6 @@ async def _fork(
         fds.append(theirs.marker)
     if memory is not None:
         fds.append(held.theirs(os.dup(memory)))
-    needed = tuple(name for name in (*_PRELOAD, *preload) if name.partition(":")[0] not in _unfit_modules)
     level = LOG.getEffectiveLevel()
     try:
         await server.order(Fork(needed, import_path(), theirs.marker is not None, memory is not None, level), fds)
@@ -199,6 +202,11 @@ async def _fork(
         server.retire()
         return message
     return ForkedProcess(message.pid, fds[0], status, wires, server, held.hand_over())
+
+
+def _may_choose(name: str) -> bool:
+    """Whether importing a module, or the module of a class, may choose an OpenGL for good."""
+    return name.partition(":")[0].partition(".")[0] not in _CHOOSE_LATE
 
 
 class _Theirs(NamedTuple):

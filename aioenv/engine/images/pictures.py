@@ -45,20 +45,22 @@ class Pictures:
         return self._session is not None and self._session.images is not None
 
     @overload
-    async def render(self, mode: None = None) -> Any: ...
+    async def render(self, mode: Literal["arrays"] | None = None) -> Any: ...
     @overload
     async def render(self, mode: Literal["grid"]) -> npt.NDArray[np.uint8]: ...
-    async def render(self, mode: Literal["grid"] | None = None) -> Any:
+    async def render(self, mode: Literal["arrays", "grid"] | None = None) -> Any:
         """Images of the states that `reset` and `step` (or `recv`) returned last.
 
         With `render=` given to the constructor they are already on their way, drawn from the very state that was
-        returned, and a step may be in flight meanwhile. Without, this is `call("render")`: None, unless the envs were
-        made with a `render_mode`, "rgb_array" say.
+        returned, and a step may be in flight meanwhile. Without, this is `call("render")`: with `pixels=` the images
+        that observations hold, several cameras side by side; else None, unless the envs were made with a `render_mode`,
+        "rgb_array" say.
 
         If this is cancelled, the images are drawn all the same.
 
         Args:
-            mode: None for one image a slot; "grid" for one picture of all, as square a grid as it gets.
+            mode: None or "arrays" for one image a slot (the blocking API tells these two apart); "grid" for one picture
+                of all, as square a grid as it gets.
 
         Returns:
             uint8 of shape `(num_envs, height, width, 3)`, row by row from the top; a tuple where the images of
@@ -85,7 +87,7 @@ class Pictures:
                 images = stack_images(await self._drawn_by_envs(schedule))
         finally:
             wait.end()
-        return images if mode is None else as_grid(images)
+        return as_grid(images) if mode == "grid" else images
 
     async def _drawn_by_envs(self, schedule: Schedule) -> tuple[Any, ...]:
         try:
@@ -131,8 +133,8 @@ class Pictures:
 
 def check_mode(mode: str | None) -> None:
     """Raise a ValueError unless it is a mode of `render`."""
-    if mode not in (None, "grid"):
-        raise ValueError(f'render: mode: expected None or "grid", got {mode!r}')
+    if mode not in (None, "arrays", "grid"):
+        raise ValueError(f'render: mode: expected None, "arrays" or "grid", got {mode!r}')
 
 
 def colours(images: Any) -> npt.NDArray[np.uint8]:

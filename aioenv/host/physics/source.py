@@ -23,6 +23,7 @@ __all__ = [
     "MujocoSource",
     "dump_model",
     "find_source",
+    "has_source",
     "load_model",
     "patch_model",
     "read_state",
@@ -74,8 +75,13 @@ class MujocoSource:
 _MIN_GEOM = 10_000
 
 
-# Wrappers of Gymnasium's whose `render` gives the picture of the env within.
-_PASS_ON = ("gymnasium.core", "gymnasium.wrappers.common", "gymnasium.wrappers.array_conversion")
+# Wrappers of Gymnasium's, and ours, whose `render` gives the picture of the env within.
+_PASS_ON = (
+    "gymnasium.core",
+    "gymnasium.wrappers.common",
+    "gymnasium.wrappers.array_conversion",
+    "aioenv.rendering.pixels",
+)
 
 
 # Classes whose `render` gives the picture that `MujocoRenderer` draws, or none.
@@ -92,22 +98,29 @@ def find_source(env: Any, *, by_camera: bool = False) -> MujocoSource | None:
         by_camera: whether only cameras of the model are asked for, by name or number. These can be drawn whatever the
             `render` of the innermost env shows.
     """
+    if not has_source(env, by_camera=by_camera):
+        return None
+    base = env.unwrapped
+    model = base.model
+    edits = may_edit(env)
+    fields = seen_fields(model) if edits else ()
+    return source_of(model, getattr(base, "mujoco_renderer", None), fields, numbered=edits)
+
+
+def has_source(env: Any, *, by_camera: bool = False) -> bool:
+    """Whether `find_source` finds one."""
     wrapper = env
     while wrapper is not env.unwrapped:
         render = type(wrapper).render
         if getattr(render, "__module__", None) not in _PASS_ON and render.__qualname__ != "RecordVideo.render":
-            return None
+            return False
         wrapper = wrapper.env
     mujoco = sys.modules.get("mujoco")
     base = env.unwrapped
     model, data = getattr(base, "model", None), getattr(base, "data", None)
     if mujoco is None or not isinstance(model, mujoco.MjModel) or not isinstance(data, mujoco.MjData):
-        return None
-    if not by_camera and getattr(getattr(type(base), "render", None), "__module__", _PLAIN[0]) not in _PLAIN:
-        return None
-    edits = may_edit(env)
-    fields = seen_fields(model) if edits else ()
-    return source_of(model, getattr(base, "mujoco_renderer", None), fields, numbered=edits)
+        return False
+    return by_camera or getattr(getattr(type(base), "render", None), "__module__", _PLAIN[0]) in _PLAIN
 
 
 def source_of(
