@@ -36,8 +36,8 @@ def set_up(name: str) -> Path:
     stamp = home / "requirements.txt"
     if not stamp.exists() or stamp.read_text(encoding="utf-8") != wanted:
         venv.create(home, with_pip=True, clear=True)
-        pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        subprocess.run([*pip, "--editable", ROOT, *TOOLS, *ENVIRONMENTS[name].requirements], check=True)
+        pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        subprocess.run([*pip, "--editable", str(ROOT), *TOOLS, *ENVIRONMENTS[name].requirements], check=True)
         stamp.write_text(wanted, encoding="utf-8")
     return python
 
@@ -47,7 +47,7 @@ def run(name: str, python: Path) -> tuple[int, dict[str, Counter[str]]]:
     report = VENVS / f"{name}.xml"
     environment = os.environ | {"AIOENV_ECOSYSTEM": name, "PYTHONWARNINGS": "ignore"}
     environment.setdefault("MUJOCO_GL", "egl")
-    command = [python, "-m", "pytest", "tests/ecosystem", "-q", f"--junitxml={report}"]
+    command = [str(python), "-m", "pytest", "tests/ecosystem", "-q", f"--junitxml={report}"]
     status = subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
     outcomes: dict[str, Counter[str]] = {task.label: Counter() for task in ENVIRONMENTS[name].tasks}
     for case in ElementTree.parse(report).iter("testcase"):
@@ -66,7 +66,7 @@ def _outcome(case: ElementTree.Element) -> str:
 def versions(name: str, python: Path) -> str:
     """The installed versions of the environment's packages."""
     code = "import sys, importlib.metadata as m; print(*(f'{p} {m.version(p)}' for p in sys.argv[1:]), sep=', ')"
-    command = [python, "-c", code, *ENVIRONMENTS[name].packages]
+    command = [str(python), "-c", code, *ENVIRONMENTS[name].packages]
     return subprocess.run(command, check=True, capture_output=True, encoding="utf-8").stdout.strip()
 
 

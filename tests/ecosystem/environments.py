@@ -1,4 +1,4 @@
-"""Which packages are tested together, on which versions: `make ecosystem` makes a virtual environment for each entry."""
+"""Packages that are tested together, and their versions: `make ecosystem` has a virtual environment for each entry."""
 
 from __future__ import annotations
 

@@ -159,8 +159,7 @@ async def test_pixels_repeat_from_the_seed(task):
         async with aioenv.AsyncVectorEnv(factories, num_workers=2, pixels=pixels) as envs:
             obs, _ = await envs.reset(seed=3)
             seen = [obs]
-            for actions in as_batch(envs, 5)[:12]:
-                seen.append((await envs.step(actions)).obs)
+            seen += [(await envs.step(actions)).obs for actions in as_batch(envs, 5)[:12]]
             runs.append(np.stack(seen))
     assert np.array_equal(*runs)
     if task.images == "model":
