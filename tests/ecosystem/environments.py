@@ -79,10 +79,10 @@ ENVIRONMENTS = {
         [
             "mujoco>=4.0",
             "gymnasium>=1.4",
-            "minigrid",
-            "ale-py",
+            "minigrid==3.2.0",
+            "ale-py==0.12.1",
             "opencv-python-headless",
-            "highway-env",
+            "highway-env==1.12.1",
             "gymnasium-robotics==1.4.2",
         ],
         ["gymnasium", "mujoco", "minigrid", "ale-py", "highway-env", "gymnasium-robotics"],
