@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from aioenv.errors import StartTimeout as StartTimeout
     from aioenv.errors import StepTimeout as StepTimeout
     from aioenv.errors import UnsendableError as UnsendableError
+    from aioenv.errors import VersionError as VersionError
     from aioenv.errors import WireError as WireError
     from aioenv.errors import WorkerDied as WorkerDied
     from aioenv.errors import WorkerStartError as WorkerStartError
@@ -94,7 +95,7 @@ _ERRORS = (
     "NestedProcessError", "NoAsyncCallError",
     "OutOfStepError", "PausedError", "PendingCallError", "RenderError", "RenderTimeout", "ResetNeededError",
     "ResumeError", "SlotError", "SlotErrorGroup", "SoftwareRenderWarning", "SpaceMismatchError", "StaleViewWarning",
-    "StartTimeout", "StepTimeout", "UnsendableError", "WireError", "WorkerDied", "WorkerStartError",
+    "StartTimeout", "StepTimeout", "UnsendableError", "VersionError", "WireError", "WorkerDied", "WorkerStartError",
 )  # fmt: skip
 
 _HOME = {
@@ -139,13 +140,12 @@ if not TYPE_CHECKING:  # else type checkers would take every name for one that i
             return importlib.import_module(f"aioenv.{name}")
         if name not in _HOME:
             raise AttributeError(f"module 'aioenv' has no attribute {name!r}")
+        if _HOME[name] != "aioenv.errors":
+            importlib.import_module("aioenv.requirements").check_requirements()
         try:
             value = getattr(importlib.import_module(_HOME[name]), name)
         except RuntimeError:  # of MuJoCo's import, which says less
             importlib.import_module("aioenv.host.mujoco_gl").check_mujoco_gl()
-            raise
-        except ImportError as exc:
-            importlib.import_module("aioenv.requirements").note_old_libraries(exc)
             raise
         globals()[name] = value
         return value

@@ -42,6 +42,7 @@ __all__ = [
     "StartTimeout",
     "StepTimeout",
     "UnsendableError",
+    "VersionError",
     "WireError",
     "WorkerDied",
     "WorkerStartError",
@@ -144,6 +145,10 @@ class OutOfStepError(AioenvError, RuntimeError):
 
 class SpaceMismatchError(AioenvError, RuntimeError):
     """The spaces of two slots can't be batched together; the message names both."""
+
+
+class VersionError(AioenvError, ImportError):
+    """A library is too old, for aioenv or for what was asked of it; the message names the least version."""
 
 
 class UnsendableError(AioenvError, TypeError):

@@ -22,6 +22,7 @@ from aioenv.engine.arguments import check_num_envs
 from aioenv.host.making import make_env, make_noted
 from aioenv.host.native_tasks import is_native_task
 from aioenv.host.vector.making import versioned
+from aioenv.host.vector.specs import refuse_wrappers, take_apart
 from aioenv.native_vector_env import NativeVectorEnv, vector_env_factory
 from aioenv.vector_env import AsyncVectorEnv
 
@@ -41,7 +42,7 @@ _HINT = "; a list of functions goes to aioenv.AsyncVectorEnv"
 
 def make_vec(
     env: str | EnvSpec | Callable[..., Env[Any, Any]] | Callable[..., VectorEnv[Any, Any, Any]],
-    num_envs: int = 1,
+    num_envs: int | None = None,
     *,
     backend: Literal["workers", "native"] = "workers",
     num_workers: int | None = None,
@@ -72,9 +73,9 @@ def make_vec(
     """Make a vector env of copies of one env.
 
     Args:
-        env: an id of Gymnasium's registry, an `EnvSpec`, a function that makes an env, or an `EnvCreator`, which each
-            slot gets as its own.
-        num_envs: how many copies.
+        env: an id of Gymnasium's registry, an `EnvSpec`, be it a vector env's own, a function that makes an env, or an
+            `EnvCreator`, which each slot gets as its own.
+        num_envs: how many copies; None: as many as the vector env had whose spec this is, else one.
         backend: "workers" steps single envs in worker processes. "native" takes the env's own vectorized version: ours,
             for Gymnasium's MuJoCo tasks (v5), with the same results; else what Gymnasium has registered as its
             `vector_entry_point`, or, as `env`, a function that is called with `num_envs` and makes a
@@ -96,13 +97,26 @@ def make_vec(
         gymnasium.error.Error: if the id is malformed or not registered.
         TypeError: if `env` or `wrappers` is none of what it may be, or an argument is `gymnasium.make_vec`'s alone.
     """
-    if theirs := [name for name in ("vectorization_mode", "vector_kwargs") if name in env_kwargs]:
+    if wrong := [name for name in ("vectorization_mode", "vector_kwargs") if name in env_kwargs]:
         raise TypeError(
-            f'{", ".join(theirs)}: gymnasium.make_vec has that. Here envs step in workers, or with backend="native" as '
+            f'{", ".join(wrong)}: gymnasium.make_vec has that. Here envs step in workers, or with backend="native" as '
             "one vector env, and what is about the vector env is an argument by itself, autoreset_mode=… say"
         )
     if isinstance(env, str) and ":" not in env:  # "module:id" is imported in the worker
         env = versioned(env)
+    if isinstance(env, EnvSpec):
+        theirs = take_apart(env)
+        env = theirs.spec
+        num_envs = theirs.num_envs if num_envs is None else num_envs
+        if backend == "native":
+            refuse_wrappers(env, theirs.wrappers)
+        wrappers = (*theirs.wrappers, *wrappers) if theirs.wrappers else wrappers
+        copy = copy and theirs.settings.get("copy", True)
+        if observation_mode == "same":
+            observation_mode = theirs.settings.get("observation_mode", "same")
+        if autoreset_mode in (AutoresetMode.NEXT_STEP, AutoresetMode.NEXT_STEP.value):
+            autoreset_mode = theirs.settings.get("autoreset_mode", autoreset_mode)
+    num_envs = 1 if num_envs is None else num_envs
     if backend not in BACKENDS:
         raise ValueError(f"backend: expected one of {', '.join(map(repr, BACKENDS))}, got {backend!r}")
     if backend == "native":

@@ -43,7 +43,9 @@ from aioenv.errors import RenderError
 from aioenv.host.native_tasks import is_native_task
 from aioenv.host.vector.access import refuse_some
 from aioenv.host.vector.making import make_registered
+from aioenv.host.vector.specs import of_so_many, refuse_wrappers
 from aioenv.rendering.pixel_states import with_pixel_states
+from aioenv.requirements import require_batch
 from aioenv.stats.episodes import EpisodeStats
 from aioenv.vector_env import AsyncVectorEnv
 from aioenv.workers.channel import check_channel
@@ -206,6 +208,9 @@ class NativeVectorEnv(AsyncVectorEnv):
 
     async def _ensure_started(self) -> Self:
         await super()._ensure_started()
+        if self._config.num_workers:
+            fleet = self._running.fleet
+            fleet.spec = of_so_many(fleet.spec, self.num_envs)
         self.autoreset_mode = self.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP)
         return self
 
@@ -400,7 +405,10 @@ def vector_env_factory(
     """
     if isinstance(env, EnvSpec) or (isinstance(env, str) and ":" not in env):
         spec = gymnasium.spec(env) if isinstance(env, str) else env
-        if spec.vector_entry_point is None and not is_native_task(spec):
+        refuse_wrappers(spec)
+        if is_native_task(spec):
+            require_batch()
+        elif spec.vector_entry_point is None:
             raise ValueError(
                 f'backend="native": {spec.id} has no vector_entry_point, nobody has written it as one vector env; use '
                 'backend="workers", or pass a function that makes a gymnasium.vector.VectorEnv'

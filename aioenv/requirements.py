@@ -1,26 +1,101 @@
-"""Whether the libraries that this one is written for are there: another package may have had older ones installed."""
+"""Versions of the libraries that this one is written for: another package may have had older ones installed.
+
+Only their metadata is looked at: what is too old may fail to be imported, with an error that says less.
+"""
 
 from __future__ import annotations
 
+import re
 from importlib import metadata
 
-__all__ = ["LEAST", "note_old_libraries"]
+__all__ = ["LEAST", "check_requirements", "has_batch", "installed", "problem_of", "require", "require_batch"]
 
 # as in pyproject.toml
-LEAST = {"numpy": (2, 0), "gymnasium": (1, 4), "mujoco": (4, 0)}
+LEAST = {"numpy": "2.0", "gymnasium": "1.2", "mujoco": "3.3"}
+
+# The first MuJoCo that has `mujoco.batch`.
+_BATCH = "3.17"
+
+_checked = False
 
 
-def note_old_libraries(exc: ImportError) -> None:
-    """Add to an import that failed which library is too old, if one is."""
-    for name, least in LEAST.items():
-        try:
-            found = metadata.version(name)
-            too_old = tuple(map(int, found.split(".")[:2])) < least
-        except (metadata.PackageNotFoundError, ValueError):
-            continue  # it is missing, which the error says; or it counts in another way
-        if too_old:
-            wanted = ".".join(map(str, least))
-            exc.add_note(
-                f"aioenv takes {name} {wanted} or later, and {name} {found} is installed; another package may have "
-                f"asked for that (pip check). pip install '{name}>={wanted}', or use a virtual environment of its own"
-            )
+def check_requirements() -> None:
+    """See that no library is too old. It is done once a process.
+
+    Raises:
+        VersionError: if one is; an ImportError if that can't be had without the library.
+    """
+    global _checked
+    if _checked:
+        return
+    problems = [problem for name in LEAST if (problem := problem_of(name)) is not None]
+    if problems:
+        raise _error(
+            "\n".join(problems) + "\nIf another package asks for the old version (`pip check` says which), give "
+            "aioenv a virtual environment of its own"
+        )
+    _checked = True
+
+
+def problem_of(name: str) -> str | None:
+    """Say what is wrong with the version of a library; None if nothing is, or it is not installed."""
+    found, least = installed(name), LEAST.get(name)
+    if found is None or least is None or not _is_older(found, least):
+        return None
+    return f"aioenv needs {name} >= {least}, found {found}: pip install -U {name}"
+
+
+def require(name: str, least: str, feature: str) -> None:
+    """See that a library is new enough for one feature.
+
+    Args:
+        name: of the library.
+        least: the first version that will do.
+        feature: what needs it, as the subject of a sentence.
+
+    Raises:
+        VersionError: if the library is older.
+    """
+    found = installed(name)
+    if found is not None and _is_older(found, least):
+        raise _error(f"{feature} needs {name} >= {least}, this is {found}: pip install -U {name}")
+
+
+def has_batch() -> bool:
+    """Tell whether the installed MuJoCo can step many simulations as one batch."""
+    found = installed("mujoco")
+    return found is None or not _is_older(found, _BATCH)
+
+
+def require_batch() -> None:
+    """See that MuJoCo can step many simulations as one batch.
+
+    Raises:
+        VersionError: if it is too old for that.
+    """
+    require("mujoco", _BATCH, 'backend="native" of MuJoCo tasks (NativeMujocoEnv, SimPool: by mujoco.batch)')
+
+
+def installed(name: str) -> str | None:
+    """Get the version of a distribution; None if it is not installed, or its metadata is broken."""
+    try:
+        version: str | None = metadata.version(name)
+    except Exception:  # a broken installation may raise anything
+        return None
+    return version
+
+
+def _is_older(found: str, least: str) -> bool:
+    """Whether a version is older than another; what counts in another way is not."""
+    numbers = re.match(r"v?(\d+)(?:\.(\d+))?", found)
+    if numbers is None:
+        return False
+    return (int(numbers[1]), int(numbers[2] or 0)) < tuple(map(int, least.split(".")))
+
+
+def _error(text: str) -> ImportError:
+    try:
+        from aioenv.errors import VersionError
+    except Exception:  # it imports Gymnasium
+        return ImportError(text)
+    return VersionError(text)

@@ -9,8 +9,10 @@ import gymnasium as gym
 import mujoco
 import numpy as np
 from gymnasium import spaces
+from version_kit import NoTask
 
 import aioenv
+from aioenv.requirements import has_batch
 
 RAISE, EXIT = 1.0, -1.0  # in an action's last place
 XML = """
@@ -119,7 +121,7 @@ class Painted(Ball):
         self._data.qpos[:], self._data.qvel[:], self.count = state[:3], state[3:6], int(state[6])
 
 
-class Balls(aioenv.NativeMujocoEnv):
+class Balls(aioenv.NativeMujocoEnv if has_batch() else NoTask):
     """Many of them as one batch."""
 
     def __init__(self, num_envs: int, **kwargs: Any) -> None:

@@ -25,6 +25,8 @@ for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
 # workers, and scripts that tests start, find the package and the tests whatever directory they run in
 sys.path.insert(0, str(Path(__file__).parent))
 
+from version_kit import NO_BATCH, lacks_batch  # noqa: E402
+
 from aioenv.batching import plane  # noqa: E402
 from aioenv.engine import dispatch  # noqa: E402
 from aioenv.host import running  # noqa: E402
@@ -71,6 +73,23 @@ def a_worker_within(monkeypatch):
     """Whatever runs as a worker in this process is not alone in it: nothing is settled or frozen."""
     monkeypatch.setattr(running, "_worker", running._Worker())
     running.share_here(memoryview(bytearray(4)).cast("I"))
+
+
+def _skipped(report, path):
+    """Have a test, or a module, whose native tasks an old MuJoCo does not have, count as skipped."""
+    if lacks_batch(report):
+        report.outcome, report.longrepr = "skipped", (str(path), 0, f"Skipped: {NO_BATCH}")
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item):
+    return _skipped((yield), item.path)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector):
+    return _skipped((yield), getattr(collector, "path", ""))
 
 
 def pytest_collection_finish():

@@ -24,9 +24,10 @@ from aioenv.errors import (
     SlotError,
     StepTimeout,
 )
+from aioenv.requirements import has_batch
 
 REFUSED = SlotError, PausedError, PendingCallError, ResetNeededError
-WAYS = ["render", "self", "pixels", "pixels of workers", "native", "native pixels"]
+WAYS = ["render", "self", "pixels", "pixels of workers", *["native", "native pixels"] * has_batch()]
 
 
 class Pictures:

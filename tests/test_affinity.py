@@ -8,10 +8,10 @@ import signal
 
 import gymnasium as gym
 import pytest
+from version_kit import native_task
 
 import aioenv
 from aioenv import sync
-from aioenv.native.tasks.runners import Hopper
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this platform pins no process")
 
@@ -69,7 +69,7 @@ async def test_a_worker_that_is_started_again_is_pinned_again():
         assert envs.workers[1].cpus == tiled(2)[1]
 
 
-class Threads(Hopper):
+class Threads(native_task("runners", "Hopper")):
     """Tells how many of them compute."""
 
     def count(self) -> int:

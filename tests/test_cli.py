@@ -134,7 +134,7 @@ def test_doctor_reports_what_is_here(capfd):
 
 
 def test_doctor_goes_on_where_mujoco_could_not_be_imported(capfd, monkeypatch):
-    monkeypatch.setattr("aioenv.cli.doctor.probe_all", lambda: [probe_opengl("osmesa")])
+    monkeypatch.setattr("aioenv.cli.opengl.probe_all", lambda: [probe_opengl("osmesa")])
     monkeypatch.setenv("MUJOCO_GL", "nonsense")
     assert main(["doctor"]) == 1
     output = capfd.readouterr().out

@@ -109,7 +109,7 @@ def test_ctrl_c_while_modules_are_imported(monkeypatch, capfd):
     monkeypatch.delattr(aioenv.cli, "tune")
     monkeypatch.delitem(sys.modules, "aioenv.cli.tune")
     monkeypatch.setattr(sys, "meta_path", [_Interrupted(), *sys.meta_path])
-    assert main(["doctor"]) == 130
+    assert main(["trace", "--help"]) == 130
     assert capfd.readouterr().err.strip() == "interrupted"
 
 
@@ -214,7 +214,7 @@ def test_doctor_misses_all_that_is_needed(monkeypatch, capfd):
     project = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())["project"]
     needed = [re.match(r"[\w-]+", entry)[0] for entry in project["dependencies"]]
     monkeypatch.setattr("aioenv.cli.doctor.installed", lambda name: None)
-    monkeypatch.setattr("aioenv.cli.doctor.probe_all", lambda: [])
+    monkeypatch.setattr("aioenv.cli.opengl.probe_all", lambda: [])
     monkeypatch.setattr("aioenv.cli.doctor._report_opengl", lambda probes, gpus: None)
     assert main(["doctor"]) == 1
     told = capfd.readouterr().out.strip().splitlines()[-1]

@@ -167,12 +167,13 @@ def test_what_a_model_is_made_of_besides_its_file_is_not_looked_for():
         load("warns.xml")
         mujoco.set_mju_user_warning(more.append)
         load("warns.xml")
-        assert seen == more and "settotalmass" in seen[0] and models._models._text is not None
+        assert seen == more and models._models._text is not None
         mujoco.set_mju_user_warning(None)
-        load("warns.xml")
-        assert seen == more and models._models._text is None
-        with open("MUJOCO_LOG.TXT") as file:
-            assert file.read().count("settotalmass") == 1
+        if seen:  # older versions have nothing against it
+            load("warns.xml")
+            assert seen == more and "settotalmass" in seen[0] and models._models._text is None
+            with open("MUJOCO_LOG.TXT") as file:
+                assert file.read().count("settotalmass") == 1
     """
     assert run_alone(code).stdout == "ValueError\nTypeError\nTypeError\n"
 

@@ -6,15 +6,13 @@ import asyncio
 import re
 import threading
 import traceback
-from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
 import pytest
 
 import aioenv
-from aioenv import requirements, sync
-from aioenv.requirements import note_old_libraries
+from aioenv import sync
 
 
 class Plain(gym.Env):
@@ -302,20 +300,3 @@ def test_an_env_without_metadata():
         envs.reset(seed=0)
     with sync.AsyncVectorEnv([NoMetadata] * 2) as envs:
         envs.reset(seed=0)
-
-
-def test_libraries_that_are_too_old(monkeypatch):
-    """Other packages pin older ones, which pip then installs over what was there."""
-    versions = {"numpy": "2.0.0", "gymnasium": "0.29.1", "mujoco": "4.0.0"}
-    monkeypatch.setattr("importlib.metadata.version", versions.__getitem__)
-    error = ImportError("cannot import name 'AutoresetMode'")
-    note_old_libraries(error)
-    (note,) = error.__notes__
-    assert note.startswith("aioenv takes gymnasium 1.4 or later, and gymnasium 0.29.1 is installed")
-    monkeypatch.setitem(versions, "gymnasium", "1.10.0.dev1")
-    error = ImportError("no such module")
-    note_old_libraries(error)
-    assert not hasattr(error, "__notes__")
-    wanted = (Path(__file__).parents[1] / "pyproject.toml").read_text()
-    for name, least in requirements.LEAST.items():
-        assert f'"{name}>={".".join(map(str, least))}"' in wanted

@@ -21,6 +21,7 @@ import aioenv
 from aioenv.cli import main
 from aioenv.loops.video import TiledVideo, fps_of
 from aioenv.rendering.tiles import parse_grid, tile
+from aioenv.requirements import has_batch
 
 SMALL = aioenv.RenderConfig(32, 24, quality="fast")
 
@@ -41,14 +42,14 @@ def test_the_command(tmp_path, capfd, monkeypatch):
     monkeypatch.setattr(sys, "path", ["", *sys.path])
     command = "record HalfCheetah-v5 --steps 6 --grid 1x2 --size 32x24 --camera track --policy my_policy:still".split()
     videos = []
-    for backend in ([], ["--backend", "native"]):
+    for backend in ([], *[["--backend", "native"]] * has_batch()):
         out = tmp_path / f"new{len(videos)}" / "x.mp4"
         assert main([*command, *backend, "--out", str(out)]) == 0
         output = capfd.readouterr().out
         assert "7 pictures" in output and str(out) in output
         videos.append(pictures(out, 24, 64))
         assert len(videos[-1]) == 7 and all(picture.std() > 10 for picture in videos[-1])
-    assert np.array_equal(*videos)
+    assert all(np.array_equal(video, videos[0]) for video in videos)
     assert main(["record", "MountainCar-v0", "--backend", "native", "--out", str(tmp_path / "none.mp4")]) == 1
     assert "MountainCar-v0 has no vector_entry_point" in capfd.readouterr().err
     assert not (tmp_path / "none.mp4").exists()

@@ -11,8 +11,8 @@ SHADOWS = """
 <mujoco>
   <visual><quality shadowsize="512"/></visual>
   <worldbody>
-    <light type="spot" pos="1 0 3" dir="-.3 0 -1" cutoff="50"/>
-    <light type="directional" pos="0 0 4" dir=".3 .5 -1" diffuse=".4 .4 .3"/>
+    <light pos="1 0 3" dir="-.3 0 -1" cutoff="50"/>
+    <light directional="true" pos="0 0 4" dir=".3 .5 -1" diffuse=".4 .4 .3"/>
     <geom type="plane" size="3 3 .1"/>
     <geom type="box" size=".5 .1 .4" pos="-.6 0 .4"/>
     <body pos="0 0 .8"><freejoint/><geom type="capsule" size=".15 .4" rgba=".9 .4 .2 1"/></body>
@@ -87,8 +87,8 @@ def test_the_shadow_map_of_llvmpipe_has_no_stencil_and_the_same_depths(env):
     assert (found["differ"], found["shadows"], found["error"]) == (0, 20, 0)
 
 
-SUN = '<light type="directional" pos="0 0 4" dir=".3 .5 -1"/>'
-LAMP = '<light type="spot" pos="1 0 3" dir="-.3 0 -1" cutoff="50"/>'
+SUN = '<light directional="true" pos="0 0 4" dir=".3 .5 -1"/>'
+LAMP = '<light pos="1 0 3" dir="-.3 0 -1" cutoff="50"/>'
 SCENE = """
 <mujoco>
   <visual><map fogstart="1" fogend="3"/></visual>

@@ -16,6 +16,7 @@ from test_render_pool import PLAIN, SMALL, pool_of, some_states
 import aioenv
 from aioenv.rendering.asking import check_out, take_states
 from aioenv.rendering.cameras import find_camera
+from aioenv.requirements import has_batch
 
 
 @pytest.mark.parametrize(
@@ -211,6 +212,7 @@ def test_a_mujoco_gl_that_is_none_is_told_with_those_that_are():
         """
         import asyncio
         import aioenv
+        from aioenv.requirements import has_batch
 
         async def native():
             await aioenv.make_vec("Hopper-v5", 1, backend="native")
@@ -219,8 +221,7 @@ def test_a_mujoco_gl_that_is_none_is_told_with_those_that_are():
             lambda: aioenv.RenderConfig(),
             lambda: aioenv.RenderPool,
             lambda: aioenv.sync.RenderPool,
-            lambda: aioenv.SimPool,
-            lambda: asyncio.run(native()),
+            *[lambda: aioenv.SimPool, lambda: asyncio.run(native())] * has_batch(),
         ):
             try:
                 ask()
@@ -229,7 +230,7 @@ def test_a_mujoco_gl_that_is_none_is_told_with_those_that_are():
         """,
         env={**environment(), "MUJOCO_GL": "nonsense"},
     ).stdout.splitlines()
-    assert len(told) == 5
+    assert len(told) == 3 + 2 * has_batch()
     assert all("'osmesa'" in line and "got 'nonsense'" in line for line in told)
 
 

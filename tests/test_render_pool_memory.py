@@ -190,7 +190,7 @@ for count in (20, 180):
 @pytest.mark.parametrize("backend", ["egl", "osmesa"])
 def test_two_hundred_contexts_leave_nothing(backend):
     env = {**environment(), "MUJOCO_GL": backend, "PYOPENGL_PLATFORM": backend, "LP_NUM_THREADS": "0"}
-    sunny = PLAIN.replace("<light ", '<light type="directional" ')  # for which a second context of MuJoCo's is made
+    sunny = PLAIN.replace("<light ", '<light directional="true" ')  # for which a second context of MuJoCo's is made
     done = run_alone(CONTEXTS, stdin=sunny, env=env, timeout_s=600)
     (size, *before), (later, *after) = (map(int, line.split()) for line in done.stdout.splitlines())
     print(backend, "MiB before, after:", round(size / 2**20, 1), round(later / 2**20, 1), before, after)

@@ -19,14 +19,14 @@ FLOOR = """
 <mujoco>
   <asset><material name="wet" rgba=".5 .5 .6 1" specular="1" shininess=".3"/></asset>
   <worldbody>
-    <light type="{light}" pos="0 0 2" dir=".4 .3 -1" specular="1 1 1"/>
+    <light directional="{light}" pos="0 0 2" dir=".4 .3 -1" specular="1 1 1"/>
     <geom type="plane" size="10 10 {patch}" material="wet"/>
     <geom type="capsule" pos="0 0 .6" size=".3 .5" euler="0 60 20"/>
   </worldbody>
 </mujoco>
 """
-SUNNY, SUNNY_COARSE = (FLOOR.format(light="directional", patch=patch) for patch in (0.1, 20))
-LAMP, LAMP_COARSE = (FLOOR.format(light="spot", patch=patch) for patch in (0.1, 20))
+SUNNY, SUNNY_COARSE = (FLOOR.format(light="true", patch=patch) for patch in (0.1, 20))
+LAMP, LAMP_COARSE = (FLOOR.format(light="false", patch=patch) for patch in (0.1, 20))
 
 
 async def draw(*drawn) -> list[np.ndarray]:

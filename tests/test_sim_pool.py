@@ -8,8 +8,11 @@ import sys
 import mujoco
 import numpy as np
 import pytest
+from version_kit import needs_mujoco_batch
 
 import aioenv
+
+pytestmark = needs_mujoco_batch
 
 ODD = """<mujoco><option timestep="0.002" integrator="implicitfast"/><size nuserdata="3"/><worldbody>
 <geom type="plane" size="5 5 .1"/>

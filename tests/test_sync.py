@@ -83,6 +83,7 @@ def test_twins_have_the_same_methods_and_arguments(theirs, ours):
             assert arguments(getattr(ours, name)) == arguments(method), name
 
 
+@pytest.mark.skipif(not hasattr(gym.wrappers.vector, "RecordVideo"), reason="Gymnasium has it from 1.2.1 on")
 def test_gymnasiums_vector_wrappers(tmp_path):
     envs = sync.make_vec("CartPole-v1", 2, render_mode="rgb_array", num_workers=1)
     video = gym.wrappers.vector.RecordVideo(

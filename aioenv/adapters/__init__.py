@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from aioenv.requirements import check_requirements
+
 if TYPE_CHECKING:
     from aioenv.adapters import sb3 as sb3
 
@@ -15,5 +17,6 @@ if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
         if name in __all__:
+            check_requirements()
             return importlib.import_module(f"aioenv.adapters.{name}")
         raise AttributeError(f"module 'aioenv.adapters' has no attribute {name!r}")

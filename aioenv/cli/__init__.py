@@ -7,10 +7,10 @@ import contextlib
 import os
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import aioenv
 from aioenv.cli.ending import Ended, raised
-from aioenv.errors import AioenvError, RenderError
 
 __all__ = ["main"]
 
@@ -51,7 +51,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         with contextlib.suppress(OSError, ValueError):  # what is left is flushed at exit
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
-    except (AioenvError, OSError) as exc:
+    except Exception as exc:
+        if not _our_error(exc):
+            raise
         print(f"aioenv: {exc}", file=sys.stderr)
         return 1
     return status
@@ -59,37 +61,38 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(argv: Sequence[str] | None) -> int:
     # imported here, since that takes a while, in which Ctrl-C shall be one, too
-    from aioenv.host.mujoco_gl import check_mujoco_gl
+    from aioenv.cli import doctor
 
-    wrong: RenderError | None = None
-    try:
-        check_mujoco_gl()
-    except RenderError as exc:  # for whoever draws; `doctor` says it beside what it finds
-        wrong = exc
-        del os.environ["MUJOCO_GL"]  # or MuJoCo could not be imported
+    modules: dict[str, Any] = {"doctor": doctor}
+    wrong: Exception | None = None
+    asked = list(sys.argv[1:] if argv is None else argv)
+    if asked[:1] != ["doctor"]:  # which imports nothing that may be broken, and says what is
+        from aioenv.requirements import check_requirements
 
-    from aioenv.cli import bench, demo, doctor, record, trace_view, tune
+        check_requirements()
+        from aioenv.host.mujoco_gl import without_mujoco_gl
 
+        wrong = without_mujoco_gl()  # for whoever draws
+        from aioenv.cli import bench, demo, record, trace_view, tune
+
+        modules = {"demo": demo, "record": record, "bench": bench, "tune": tune, **modules, "trace": trace_view}
     parser = argparse.ArgumentParser(prog="aioenv", description="Step many RL envs at once, from asyncio.")
     parser.add_argument("--version", action="version", version=f"aioenv {aioenv.__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    modules = {
-        "demo": demo,
-        "record": record,
-        "bench": bench,
-        "tune": tune,
-        "doctor": doctor,
-        "trace": trace_view,
-    }
     for name, module in modules.items():
         command = commands.add_parser(name, help=module.HELP, description=module.__doc__)
         module.add_arguments(command)
         command.set_defaults(run=module.run)
     args = parser.parse_args(argv)
-    if wrong is not None and args.run is not doctor.run:
+    if wrong is not None:
         raise wrong
     status: int = args.run(args)
-    if wrong is not None:
-        print(f"\n{wrong}")
-        return 1
     return status
+
+
+def _our_error(exc: Exception) -> bool:
+    """Whether an exception is for the user to read, rather than a fault."""
+    if isinstance(exc, OSError):
+        return True
+    errors = sys.modules.get("aioenv.errors")  # which imports Gymnasium
+    return errors is not None and isinstance(exc, errors.AioenvError)

@@ -1,4 +1,7 @@
-"""Say what aioenv finds on this machine, and what to install for the rest."""
+"""Say what aioenv finds on this machine, and what to install for the rest.
+
+Nothing that may be missing, too old or broken is imported with this module: that is what it reports.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +10,16 @@ import importlib.metadata
 import importlib.util
 import os
 import platform
+import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
-from aioenv import speedups
-from aioenv.cli.opengl import Probe, probe_all
 from aioenv.machine import cpu_quota, usable_cpus
-from aioenv.make import new_event_loop
-from aioenv.rendering.backends import candidates, find_gpus, how_to_get, how_to_get_any, why_software
-from aioenv.workers.channel import CHANNELS, check_channel
-from aioenv.workers.launch import START_METHODS, check_start
+from aioenv.requirements import problem_of
+
+if TYPE_CHECKING:
+    from aioenv.cli.opengl import Probe
 
 __all__ = ["HELP", "add_arguments", "run"]
 
@@ -31,6 +34,9 @@ OPTIONAL = {
     "tianshou": "a bench contender: pip install tianshou",
     "envpool": "a bench contender: pip install envpool",
 }
+# Without these no module of aioenv's can be imported that has more to say.
+_NEEDED_HERE = {"numpy", "gymnasium", "cloudpickle"}
+_IMPORT_TIMEOUT_S = 60.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,35 +44,131 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the report; 1 if something required is missing, else 0 (without OpenGL all but images works)."""
+    """Print the report; 1 if something required is missing or broken, else 0 (without OpenGL all but images works)."""
     print(f"Python {platform.python_version()}, {platform.platform()}")
     cpus = usable_cpus()
     quota = cpu_quota()
     limit = "" if quota is None else f" (a quota of {quota:g})"
     print(f"CPUs: {cpus} usable of {os.cpu_count()}{limit}; so many workers are the default")
+    versions = {name: installed(name) for name in REQUIRED}
+    problems = _problems(versions)
+    works = not _NEEDED_HERE & problems.keys()
+    wrong: list[Exception] = []
+    parts = [("Event loop", _report_loop), ("Workers", _report_workers), ("Steps", _report_steps)]
+    told = [_told(title, part, works) for title, part in parts]
+    print("\nPackages")
+    for name, version in versions.items():
+        print(f"  {name:<18}{version or 'MISSING'}")
+        if version is not None and name in problems:
+            print(f"  {'':<18}{problems[name]}")
+    for name, use in OPTIONAL.items():
+        print(f"  {name:<18}{installed(name) or f'not installed ({use})'}")
+    told.append(_told("\nOpenGL", lambda: wrong.extend(_report_images()), works))
+    missing = [name for name in problems if versions[name] is None]
+    if missing:
+        print(f"\nMissing: pip install {' '.join(missing)}")
+    elif problems or not all(told):
+        print("\naioenv does not work here: see the lines above")
+    for exc in wrong:
+        print(f"\n{exc}")
+    return int(bool(problems or wrong) or not all(told))
+
+
+def _problems(versions: dict[str, str | None]) -> dict[str, str]:
+    """What is wrong with which of the required packages: missing, too old, or it can't be imported."""
+    problems: dict[str, str] = {}
+    trials: dict[str, subprocess.Popen[str]] = {}
+    environment = {key: value for key, value in os.environ.items() if key != "MUJOCO_GL"}  # OpenGL's part tells of it
+    for name, version in versions.items():
+        if version is None:
+            if not (name == "uvloop" and sys.platform == "win32"):
+                problems[name] = "missing"
+        elif (problem := problem_of(name)) is not None:
+            problems[name] = problem
+        elif name != "aioenv":
+            trials[name] = subprocess.Popen(
+                [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!a}; import {name}"],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+                errors="replace",
+            )
+    try:
+        for name, trial in trials.items():
+            if (why := _outcome(trial)) is not None:
+                problems[name] = f"it can't be imported: {why}"
+    finally:
+        for trial in trials.values():  # Ctrl-C
+            if trial.poll() is None:
+                trial.kill()
+                trial.communicate()
+    return problems
+
+
+def _outcome(trial: subprocess.Popen[str]) -> str | None:
+    """Why an import failed, in a line; None if it did not."""
+    try:
+        said = trial.communicate(timeout=_IMPORT_TIMEOUT_S)[1]
+    except subprocess.TimeoutExpired:
+        return f"it is not done after {_IMPORT_TIMEOUT_S:g} s"
+    if trial.returncode == 0:
+        return None
+    lines = [line for line in said.splitlines() if line and not line.startswith(" ")]
+    how = f"signal {-trial.returncode}" if trial.returncode < 0 else f"status {trial.returncode}"
+    return lines[-1] if lines and trial.returncode == 1 else f"the process ended with {how}"
+
+
+def _told(title: str, report: Callable[[], None], works: bool) -> bool:
+    """Print a part of the report, or why there is none; whether there is one."""
+    if not works:
+        print(f"{title}: not known, see Packages")
+        return False
+    try:
+        report()
+    except Exception as exc:  # whatever it is, the rest of the report is worth having
+        print(f"{title}: not known ({type(exc).__name__}: {exc})")
+        return False
+    return True
+
+
+def _report_loop() -> None:
+    from aioenv.make import new_event_loop
+
     loop = new_event_loop()
     print(f"Event loop: {type(loop).__module__.partition('.')[0]}")
     loop.close()
+
+
+def _report_workers() -> None:
+    from aioenv.workers.channel import CHANNELS, check_channel
+    from aioenv.workers.launch import START_METHODS, check_start
+
     print(f"Workers: {_choice(START_METHODS, check_start(None))}; channel: {_choice(CHANNELS, check_channel('auto'))}")
+
+
+def _report_steps() -> None:
+    from aioenv import speedups
+
     print(f"Steps: in {'C' if speedups.compiled else f'Python ({speedups.why_not}); slower, otherwise the same'}")
-    missing = []
-    print("\nPackages")
-    for name in REQUIRED:
-        version = installed(name)
-        print(f"  {name:<18}{version or 'MISSING'}")
-        if version is None and not (name == "uvloop" and sys.platform == "win32"):
-            missing.append(name)
-    for name, use in OPTIONAL.items():
-        print(f"  {name:<18}{installed(name) or f'not installed ({use})'}")
+
+
+def _report_images() -> list[Exception]:
+    """Tell what draws; gives what is wrong besides."""
+    from aioenv.cli.opengl import probe_all
+    from aioenv.host.mujoco_gl import without_mujoco_gl
+    from aioenv.rendering.backends import find_gpus
+
+    wrong = without_mujoco_gl()
     _report_opengl(probe_all(), find_gpus())
-    if missing:
-        print(f"\nMissing: pip install {' '.join(missing)}")
-        return 1
-    return 0
+    return [] if wrong is None else [wrong]
 
 
 def _report_opengl(probes: Sequence[Probe], gpus: Sequence[str]) -> None:
     """A line for each backend and device; what is used; what to install."""
+    from aioenv.rendering.backends import candidates, how_to_get, how_to_get_any, why_software
+
     print(f"\nGPUs that the kernel knows of: {', '.join(gpus) or 'none'}")
     print("\nOpenGL, images of 84x84 a second and process")
     width = max(len(probe.renderer) for probe in probes)
@@ -106,7 +208,7 @@ def _choice(known: Sequence[str], default: str) -> str:
 def installed(name: str) -> str | None:
     """The version of a distribution; None if it is not installed."""
     try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
+        return importlib.metadata.version(name) or "of an unknown version"
+    except Exception:  # not only PackageNotFoundError: what is half removed has broken metadata
         # a source tree on the path is no distribution, but works
         return "from source" if importlib.util.find_spec(name.replace("-", "_")) is not None else None

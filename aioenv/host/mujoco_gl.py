@@ -10,11 +10,20 @@ from typing import Any
 
 from aioenv.errors import RenderError
 
-__all__ = ["check_mujoco_gl", "choose_backend_here", "choose_backend_late", "note_missing_opengl"]
+__all__ = [
+    "check_mujoco_gl",
+    "choose_backend_here",
+    "choose_backend_late",
+    "note_missing_opengl",
+    "without_mujoco_gl",
+]
 
 # What MuJoCo can be imported with, and what there is to choose.
 _SWITCHES = ("", "glfw", "enable", "enabled", "on", "true", "1", "disable", "disabled", "off", "false", "0")
 _OTHERS = {"linux": ("egl", "osmesa", "glx"), "win32": ("wgl",), "darwin": ("cgl",)}
+
+# MuJoCo's modules that choose, the newer one first: since 3.10 the older one only takes its names from it.
+_CHOOSERS = ("mujoco.rendering.classic.gl_context", "mujoco.gl_context")
 
 # What MuJoCo says where an env draws without a context.
 _NO_OPENGL = "an OpenGL platform library has not been loaded"
@@ -36,6 +45,16 @@ def check_mujoco_gl() -> None:
             f"MUJOCO_GL (an environment variable): expected one of {names}, or that it is not set (then the best that "
             f"works draws), got {value!r}; MuJoCo can't be imported with it. `aioenv doctor` shows what works"
         )
+
+
+def without_mujoco_gl() -> RenderError | None:
+    """Take MUJOCO_GL out of the environment if MuJoCo could not be imported with it; gives the error that says so."""
+    try:
+        check_mujoco_gl()
+    except RenderError as exc:
+        del os.environ["MUJOCO_GL"]
+        return exc
+    return None
 
 
 def note_missing_opengl(exc: BaseException) -> None:
@@ -64,7 +83,7 @@ def choose_backend_here(backend: str) -> None:
     MUJOCO_GL stays what it is, for it tells other vector envs what the user wants.
     """
     if os.environ.get("MUJOCO_GL", "").lower() != backend:
-        importlib.import_module("mujoco.rendering.classic.gl_context")
+        importlib.import_module("mujoco")
         _choose_on_demand(backend)
 
 
@@ -74,12 +93,17 @@ def choose_backend_late() -> None:
     It chooses when it is imported, and a fork server imports it without MUJOCO_GL: loading EGL there would start
     Mesa's threads. Does nothing where MuJoCo has not been imported, or nothing is chosen.
     """
-    if "mujoco.rendering.classic.gl_context" in sys.modules and (backend := os.environ.get("MUJOCO_GL")):
+    if _backends() is not None and (backend := os.environ.get("MUJOCO_GL")):
         _choose_on_demand(backend)
 
 
+def _backends() -> Any:
+    """MuJoCo's module that has chosen a backend, if it has been imported."""
+    return next((sys.modules[name] for name in _CHOOSERS if name in sys.modules), None)
+
+
 def _choose_on_demand(backend: str) -> None:
-    backends = sys.modules["mujoco.rendering.classic.gl_context"]
+    backends = _backends()
     modules: tuple[Any, Any] = (sys.modules["mujoco"], backends)
 
     def choose(name: str) -> Any:

@@ -18,11 +18,15 @@ from typing import Any, Protocol
 import mujoco
 import numpy as np
 import numpy.typing as npt
-from mujoco import batch
 
 from aioenv.native.team import AT_WORK, Team
+from aioenv.requirements import require_batch
 
-__all__ = ["BatchEngine", "Engine", "LoopEngine", "field_value"]
+require_batch()
+
+from mujoco import batch  # noqa: E402
+
+__all__ = ["BatchEngine", "Engine", "LoopEngine", "batch", "field_value"]
 
 Array = npt.NDArray[Any]
 Slots = npt.NDArray[np.int64]

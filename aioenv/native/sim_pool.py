@@ -10,12 +10,11 @@ from typing import Any, Self
 import mujoco
 import numpy as np
 import numpy.typing as npt
-from mujoco.batch import MODEL_FIELDS
 
 from aioenv.errors import ClosedError
 from aioenv.machine import usable_cpus
 from aioenv.mujoco_clock import stop_clock
-from aioenv.native.engines import STATE, BatchEngine, Engine, LoopEngine, field_value
+from aioenv.native.engines import STATE, BatchEngine, Engine, LoopEngine, batch, field_value
 from aioenv.native.loading import Model, take_model
 
 __all__ = ["SimPool"]
@@ -235,7 +234,7 @@ class SimPool:
         """
         if name in self._fields:
             raise ValueError(f"model_field: {name!r} was taken by the env itself, which has another array of it")
-        if name not in MODEL_FIELDS:
+        if name not in batch.MODEL_FIELDS:
             raise ValueError(f"model_field: {name!r} is no field of MjModel that can differ between simulations")
         value = field_value(self.model, name)
         if array.shape != (self.num_sims, *value.shape) or array.dtype != value.dtype:
@@ -245,7 +244,7 @@ class SimPool:
 
     def unchanged_fields(self) -> dict[str, Array]:
         """What the model says of all fields that `model_field` can give, but for those that it has given."""
-        return {name: field_value(self.model, name) for name in MODEL_FIELDS if name not in self._fields}
+        return {name: field_value(self.model, name) for name in batch.MODEL_FIELDS if name not in self._fields}
 
     def changed_field(self, name: str) -> Array | None:
         """The array of `model_field`, if that was called for this field."""

@@ -11,7 +11,7 @@ import mujoco
 import numpy as np
 import numpy.typing as npt
 
-from aioenv.host.physics.edits import SEEN, check_edit, field_of
+from aioenv.host.physics.edits import SEEN, check_edit, field_of, has_field
 from aioenv.rendering.cameras import Camera
 from aioenv.rendering.config import MAX_SIDE, check_devices, check_int
 from aioenv.rendering.drawing import Images, kinds_of
@@ -214,8 +214,9 @@ def check_edits(
         raise ValueError(f"edits: expected a dict of fields, of one row for each state, got {edits!r}")
     checked = {}
     for name, values in edits.items():
-        if name not in SEEN:
-            raise ValueError(f"edits: expected fields that a picture shows, of {', '.join(SEEN)}; got {name!r}")
+        if name not in SEEN or not has_field(model, name):
+            seen = ", ".join(each for each in SEEN if has_field(model, each))
+            raise ValueError(f"edits: expected fields that a picture shows, of {seen}; got {name!r}")
         field = np.asarray(field_of(model, name))
         array = np.array(values)
         if array.shape != (count, *field.shape):

@@ -49,7 +49,7 @@ class DrawingService:
         """
         if isinstance(frame, Begun) or frame.kind is not Kind.RENDER:
             raise ValueError(f"a render worker has no answer to {frame.kind.name}")
-        data = b"".join(frame.fixed)
+        data = bytearray().join(frame.fixed)  # MuJoCo 3 takes no state that is read-only
         states = np.frombuffer(data, np.float64).reshape(len(data) // (8 * self._state_size), self._state_size)
         return self._render(states, frame.tail)
 

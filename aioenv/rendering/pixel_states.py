@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -26,8 +26,13 @@ __all__ = ["PixelStates", "with_pixel_states"]
 
 AnyVectorEnv = VectorEnv[Any, Any, Any]
 
+if TYPE_CHECKING:
+    AnyVectorWrapper: TypeAlias = VectorWrapper[Any, Any, Any, Any, Any]
+else:
+    AnyVectorWrapper = VectorWrapper  # which is generic from Gymnasium 1.4 on
 
-class PixelStates(VectorWrapper[Any, Any, Any, Any, Any]):
+
+class PixelStates(AnyVectorWrapper):
     """A vector env whose observations are the states that images are drawn from, alone or beside its own.
 
     Args:

@@ -220,7 +220,7 @@ def space_beside(own: Space[Any], image: Space[Any], config: RenderConfig) -> Sp
         return spaces.Dict({config.obs_key: own, key: image})
     if key in own.spaces:
         raise PixelsRefused(f"pixels: render_key={key!r} is a key of the observation space already: {own}")
-    return spaces.Dict({key: image, **own.spaces}, sort_keys=own.sort_keys)
+    return _dict_like(own, {key: image, **own.spaces})
 
 
 def beside(own: Any, image: Any, config: RenderConfig, *, merges: bool) -> Any:
@@ -253,7 +253,14 @@ def in_place(space: Space[Any], config: RenderConfig) -> tuple[str | None, Space
     assert isinstance(space, spaces.Dict)
     key = config.render_key
     parts = {name: image if name == key else part for name, part in space.spaces.items()}
-    return key, spaces.Dict(parts, sort_keys=space.sort_keys)
+    return key, _dict_like(space, parts)
+
+
+def _dict_like(space: spaces.Dict, parts: dict[str, Space[Any]]) -> spaces.Dict:
+    """Make a space of parts, in an order as in another one; before Gymnasium 1.4 they are always sorted."""
+    if hasattr(space, "sort_keys"):
+        return spaces.Dict(parts, sort_keys=space.sort_keys)
+    return spaces.Dict(parts)
 
 
 def with_pixels(factories: Sequence[Callable[[], Any]], config: RenderConfig) -> list[Callable[[], Any]]:

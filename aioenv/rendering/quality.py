@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
+from aioenv.host.physics.old_mujoco import is_sunny
+
 if TYPE_CHECKING:
     import mujoco
 
@@ -99,7 +101,7 @@ class RenderQuality:
         """Around the making of the OpenGL context, which is when planes are cut into patches."""
         import mujoco
 
-        if self.plane_patches is None or not _is_sunny(model):
+        if self.plane_patches is None or not is_sunny(model):
             yield
             return
         sizes = model.geom_size
@@ -116,7 +118,7 @@ class RenderQuality:
     def side_stacks_of(self, model: mujoco.MjModel) -> int | None:
         """How many rings a model's straight sides are cut into; None: as many as whatever else is round."""
         few = self.side_stacks
-        return few if few is not None and few < model.vis.quality.numstacks and _is_sunny(model) else None
+        return few if few is not None and few < model.vis.quality.numstacks and is_sunny(model) else None
 
     def prepare_scene(self, scene: mujoco.MjvScene) -> None:
         """Set a scene's flags."""
@@ -126,13 +128,6 @@ class RenderQuality:
             scene.flags[mujoco.mjtRndFlag.mjRND_SHADOW] = False
         if not self.reflections:
             scene.flags[mujoco.mjtRndFlag.mjRND_REFLECTION] = False
-
-
-def _is_sunny(model: mujoco.MjModel) -> bool:
-    """Whether all lights are directional: along what is straight they are much the same then."""
-    import mujoco
-
-    return bool((model.light_type == mujoco.mjtLightType.mjLIGHT_DIRECTIONAL).all())
 
 
 EXACT = RenderQuality()

@@ -8,17 +8,15 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from aioenv.host.mujoco_gl import check_mujoco_gl
-from aioenv.requirements import note_old_libraries
+from aioenv.requirements import check_requirements
 
-try:
-    from aioenv.sync.creator import env_metadata
-    from aioenv.sync.evaluate import evaluate
-    from aioenv.sync.gymnasium import AsyncVectorEnv
-    from aioenv.sync.vector_env import VectorEnv, make_vec
-except ImportError as exc:
-    note_old_libraries(exc)
-    raise
+check_requirements()
+
+from aioenv.host.mujoco_gl import check_mujoco_gl  # noqa: E402
+from aioenv.sync.creator import env_metadata  # noqa: E402
+from aioenv.sync.evaluate import evaluate  # noqa: E402
+from aioenv.sync.gymnasium import AsyncVectorEnv  # noqa: E402
+from aioenv.sync.vector_env import VectorEnv, make_vec  # noqa: E402
 
 if TYPE_CHECKING:
     from aioenv.sync.recording import record as record

@@ -22,6 +22,7 @@ from aioenv.cli.ending import Ended
 from aioenv.cli.options import import_here
 from aioenv.host.native_tasks import is_native_task
 from aioenv.machine import usable_cpus
+from aioenv.requirements import has_batch
 
 __all__ = [
     "aioenv_asyncio",
@@ -217,7 +218,7 @@ def has_native(env: str) -> bool:
     if env in SYNTHETIC or "backend" not in inspect.signature(aioenv.make_vec).parameters:
         return False
     spec = registered(env)
-    return spec.vector_entry_point is not None or is_native_task(spec)
+    return spec.vector_entry_point is not None or (is_native_task(spec) and has_batch())
 
 
 def registered(env: str) -> EnvSpec:

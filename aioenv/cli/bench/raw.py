@@ -50,10 +50,14 @@ def _raw(task: Task, *, post_constraint: bool, still: bool = False) -> Measured:
     from aioenv.host.native_tasks import is_native_task
     from aioenv.host.vector.making import make_registered
     from aioenv.mujoco_clock import stop_clock
-    from aioenv.native.sim_pool import SimPool
+    from aioenv.requirements import has_batch
 
     if task.env in SYNTHETIC or not is_native_task(task.env):
         raise NotApplicable(f"{task.env} is no MuJoCo task")
+    if not has_batch():
+        raise NotApplicable("this MuJoCo has no mujoco.batch")
+    from aioenv.native.sim_pool import SimPool
+
     env: Any = make_registered(task.env, {}, num_envs=task.num_envs)
 
     def begin(pool: SimPool) -> Callable[[Any], Any]:

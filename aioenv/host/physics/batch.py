@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aioenv.host.physics.edits import SHOWN
+from aioenv.host.physics.old_mujoco import columns_of
 from aioenv.host.physics.source import MujocoSource, source_of
 
 if TYPE_CHECKING:
@@ -84,9 +85,7 @@ class PhysicsReader:
                 f"physics_states of {type(env).__name__}: expected float64 {expected}, as mj_getState gives "
                 f"mjSTATE_INTEGRATION of its model, got {got}"
             )
-        columns = np.empty(mujoco.mj_stateSize(model, self.source.state_spec))
-        mujoco.mj_extractState(model, np.arange(expected[1], dtype=np.float64), whole, columns, self.source.state_spec)
-        self._columns = columns.astype(np.int64)
+        self._columns = columns_of(model, whole, self.source.state_spec)
 
     @property
     def has_finals(self) -> bool:

@@ -15,6 +15,8 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium import Env
 
+from aioenv.host.physics.old_mujoco import array_names
+
 if TYPE_CHECKING:
     import mujoco
 
@@ -26,6 +28,7 @@ __all__ = [
     "editable_fields",
     "field_of",
     "flat_fields",
+    "has_field",
     "loosened",
     "may_edit",
     "seen_fields",
@@ -42,17 +45,17 @@ SEEN = (
     "mat_roughness mat_texrepeat mat_texuniform mat_texid tendon_rgba tendon_width tendon_matid tendon_group "
     "tendon_limited tendon_range tendon_stiffness tendon_stiffnesspoly tendon_damping tendon_dampingpoly "
     "tendon_frictionloss opt.gravity actuator_group skin_rgba skin_matid skin_group skin_inflate flex_rgba flex_matid "
-    "flex_group flex_radius light_type light_softness light_pos light_pos0 light_poscom0 light_dir light_dir0 "
-    "light_ambient light_diffuse light_specular light_active light_castshadow light_attenuation light_cutoff "
-    "light_exponent light_intensity light_range light_bulbradius vis.headlight.ambient vis.headlight.diffuse "
-    "vis.headlight.specular vis.headlight.active cam_pos cam_pos0 cam_poscom0 cam_quat cam_mat0 cam_fovy cam_intrinsic "
-    "cam_sensorsize cam_resolution vis.global_.fovy vis.map.znear vis.map.zfar"
+    "flex_group flex_radius light_type light_directional light_softness light_pos light_pos0 light_poscom0 light_dir "
+    "light_dir0 light_ambient light_diffuse light_specular light_active light_castshadow light_attenuation "
+    "light_cutoff light_exponent light_intensity light_range light_bulbradius vis.headlight.ambient "
+    "vis.headlight.diffuse vis.headlight.specular vis.headlight.active cam_pos cam_pos0 cam_poscom0 cam_quat cam_mat0 "
+    "cam_fovy cam_intrinsic cam_sensorsize cam_resolution vis.global_.fovy vis.map.znear vis.map.zfar"
 ).split()
 
 # And those in which another model of the same sizes may differ, which an env has compiled anew. MuJoCo trusts in them.
 _SHAPES = (
     "geom_type geom_dataid geom_sameframe site_type site_sameframe body_sameframe cam_mode cam_bodyid "
-    "cam_targetbodyid cam_projection light_mode light_bodyid light_targetbodyid"
+    "cam_targetbodyid cam_projection cam_orthographic light_mode light_bodyid light_targetbodyid"
 ).split()
 SHOWN = frozenset((*SEEN, *_SHAPES))
 
@@ -86,6 +89,15 @@ def may_edit(env: Env[Any, Any]) -> bool:
 def field_of(model: mujoco.MjModel, name: str) -> Any:
     """A field by its name, as "geom_rgba" or "opt.gravity": the live array, or a number."""
     return _getter(name)(model)
+
+
+def has_field(model: mujoco.MjModel, name: str) -> bool:
+    """Tell whether there is such a field in the installed version of MuJoCo."""
+    try:
+        field_of(model, name)
+    except AttributeError:
+        return False
+    return True
 
 
 def flat_fields(model: mujoco.MjModel, names: tuple[str, ...]) -> list[npt.ArrayLike]:
@@ -171,7 +183,7 @@ _flat: WeakKeyDictionary[Any, dict[tuple[str, ...], list[npt.NDArray[Any] | str]
 
 def seen_fields(model: mujoco.MjModel) -> tuple[str, ...]:
     """The fields that this model has of those that a picture shows."""
-    return tuple(name for name in (*SEEN, *_SHAPES) if np.size(field_of(model, name)))
+    return tuple(name for name in (*SEEN, *_SHAPES) if has_field(model, name) and np.size(field_of(model, name)))
 
 
 def write_fields(model: mujoco.MjModel, names: tuple[str, ...], row: npt.NDArray[np.float64]) -> None:
@@ -186,9 +198,9 @@ def write_fields(model: mujoco.MjModel, names: tuple[str, ...], row: npt.NDArray
 def editable_fields(model: mujoco.MjModel) -> dict[str, npt.NDArray[Any]]:
     """The live arrays of a model that an env may edit, by name: all numbers but assets, up to 64 KiB each."""
     fields: dict[str, npt.NDArray[Any]] = {}
-    for name in model._all_fields:
+    for name in array_names(model):
         field = getattr(model, name)
-        if not isinstance(field, np.ndarray) or not 0 < field.nbytes <= _LARGEST or name.startswith(_ASSETS):
+        if not 0 < field.nbytes <= _LARGEST or name.startswith(_ASSETS):
             continue
         if field.dtype.kind == "f" or name in _SETTINGS:
             fields[name] = field

@@ -23,6 +23,7 @@ from gymnasium import Env
 
 from aioenv.batching.generators import generator_of, raw_state, seed_of, seed_words, state_words
 from aioenv.host.physics.edits import ModelEdits, may_edit
+from aioenv.host.physics.old_mujoco import lets_sleep
 from aioenv.host.states.stack import KINDS, REMEDY, examine, python_values, settle
 from aioenv.wire.messages import dump
 
@@ -88,7 +89,7 @@ class RowCheckpoint:
             import mujoco
 
             model = self._base.model
-            if model.opt.enableflags & int(mujoco.mjtEnableBit.mjENBL_SLEEP):
+            if lets_sleep(model):
                 self.obstacle = f"the model of {type(self._base).__name__} lets bodies sleep, which no state tells"
                 return
             self._signature = int(mujoco.mjtState.mjSTATE_INTEGRATION)

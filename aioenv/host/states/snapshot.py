@@ -12,6 +12,7 @@ import numpy as np
 from gymnasium import Env
 
 from aioenv.host.physics.edits import editable_fields, may_edit
+from aioenv.host.physics.old_mujoco import array_names, signature_of
 from aioenv.host.states.plain_values import Arrays, decode, encode, is_pickled
 from aioenv.host.states.stack import KINDS, Stack, examine, python_values, settle
 
@@ -128,7 +129,7 @@ def _id(env: Env[Any, Any]) -> str:
 
 
 def _fields(data: Any) -> list[str]:
-    return [name for name in data._all_fields if name not in _ADDRESSES and isinstance(getattr(data, name), np.ndarray)]
+    return [name for name in array_names(data) if name not in _ADDRESSES]
 
 
 def read_data(data: Any, arrays: Arrays) -> dict[str, Any]:
@@ -161,7 +162,7 @@ def check_data(name: str, data: Any, arrays: Arrays) -> None:
 def fingerprint(model: Any) -> dict[str, int]:
     """What tells models apart."""
     sizes = ("nq", "nv", "na", "nu", "nbody", "ngeom", "nmocap", "nsensordata", "nuserdata")
-    return {"signature": int(model.signature), **{size: int(getattr(model, size)) for size in sizes}}
+    return {"signature": signature_of(model), **{size: int(getattr(model, size)) for size in sizes}}
 
 
 def differences(expected: dict[str, int] | None, got: dict[str, int] | None) -> str:

@@ -14,6 +14,8 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 from aioenv.host.mujoco_gl import check_mujoco_gl
 from aioenv.host.native_tasks import TASKS, is_native_task
+from aioenv.host.vector.specs import made_plain
+from aioenv.requirements import require_batch
 
 __all__ = ["AnyVectorEnv", "make_registered", "make_vector_env", "versioned"]
 
@@ -64,6 +66,7 @@ def make_registered(env: str | EnvSpec, env_kwargs: dict[str, Any], *, num_envs:
     """Make what is registered for an id, "module:id" or spec as a vector env, or ours with the same results."""
     env = copy.deepcopy(_spec(env))
     if is_native_task(env):
+        require_batch()
         check_mujoco_gl()
         env.vector_entry_point = TASKS[str(env.entry_point)]
         env_kwargs = {name: value for name, value in env_kwargs.items() if name != "disable_env_checker"}
@@ -72,7 +75,10 @@ def make_registered(env: str | EnvSpec, env_kwargs: dict[str, Any], *, num_envs:
             env_kwargs["max_episode_steps"] = env.max_episode_steps
     elif isinstance(env.vector_entry_point, str):
         env.vector_entry_point = _FASTER.get(env.vector_entry_point, env.vector_entry_point)
-    return gymnasium.make_vec(env, num_envs, vectorization_mode="vector_entry_point", **env_kwargs)
+    made = gymnasium.make_vec(env, num_envs, vectorization_mode="vector_entry_point", **env_kwargs)
+    if made.unwrapped.spec is not None:
+        made.unwrapped.spec = made_plain(made.unwrapped.spec)
+    return made
 
 
 def versioned(env_id: str) -> str:
