@@ -47,6 +47,7 @@ def run(name: str, python: Path) -> tuple[int, dict[str, Counter[str]]]:
     report = VENVS / f"{name}.xml"
     environment = os.environ | {"AIOENV_ECOSYSTEM": name, "PYTHONWARNINGS": "ignore"}
     environment.setdefault("MUJOCO_GL", "egl")
+    environment["PYTHONHASHSEED"] = "0"  # as in workers: some envs list the members of sets
     command = [str(python), "-m", "pytest", "tests/ecosystem", "-q", f"--junitxml={report}"]
     status = subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
     outcomes: dict[str, Counter[str]] = {task.label: Counter() for task in ENVIRONMENTS[name].tasks}

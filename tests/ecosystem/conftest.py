@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+from multiprocessing import resource_tracker
 
 import pytest
 
 from ecosystem.environments import ENVIRONMENTS
 
 HERE = os.environ.get("AIOENV_ECOSYSTEM", "")
+
+resource_tracker.ensure_running()  # Gymnasium's AsyncVectorEnv starts it, and it stays
 
 
 def pytest_generate_tests(metafunc):

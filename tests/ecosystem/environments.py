@@ -42,7 +42,7 @@ class Environment:
 
 
 def _meta_world(name: str) -> Task:
-    return Task("Meta-World/MT1", "metaworld", {"env_name": name}, name=f"Meta-World {name}")
+    return Task("Meta-World/MT1", "metaworld", {"env_name": name, "seed": 42}, name=f"Meta-World {name}")
 
 
 _robotics = functools.partial(Task, module="gymnasium_robotics")

@@ -28,8 +28,11 @@ def as_batch(envs, seeds):
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("start", ["forkserver", "spawn"])
-@pytest.mark.parametrize("mode", list(AutoresetMode), ids=lambda mode: mode.value)
+@pytest.mark.parametrize(
+    ("mode", "start"),
+    zip(AutoresetMode, ["forkserver", "spawn", "forkserver"], strict=True),
+    ids=lambda value: getattr(value, "value", value),
+)
 async def test_steps_are_those_of_sync_vector_env(task, mode, start):
     def assert_equal(got, expected, where):
         for result in (got, expected):  # infos that the package draws from a generator that no seed reaches
