@@ -30,7 +30,7 @@ def as_batch(envs, seeds):
 @pytest.mark.asyncio
 @pytest.mark.parametrize(
     ("mode", "start"),
-    zip(AutoresetMode, ["forkserver", "spawn", "forkserver"], strict=True),
+    list(zip(AutoresetMode, ["forkserver", "spawn", "forkserver"], strict=True)),
     ids=lambda value: getattr(value, "value", value),
 )
 async def test_steps_are_those_of_sync_vector_env(task, mode, start):
