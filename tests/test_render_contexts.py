@@ -82,7 +82,7 @@ def env(request):
 
 def test_the_shadow_map_of_llvmpipe_has_no_stencil_and_the_same_depths(env):
     found = json.loads(run_alone(STENCIL, stdin=SHADOWS, env=env).stdout)
-    assert found["theirs"] == [24, 8, 512]
+    assert found["theirs"] in ([24, 8, 512], [24, 0, 512])  # older versions of MuJoCo ask for no stencil
     assert found["ours"] == ([24, 0, 512] if found["drawn_by"].startswith("llvmpipe") else found["theirs"])
     assert (found["differ"], found["shadows"], found["error"]) == (0, 20, 0)
 

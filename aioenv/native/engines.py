@@ -32,23 +32,26 @@ Array = npt.NDArray[Any]
 Slots = npt.NDArray[np.int64]
 
 STATE = int(mujoco.mjtState.mjSTATE_INTEGRATION)
-# fields of MjData that are parts of the state: what is written to their arrays counts
+# fields of MjData that are parts of the state: what is written to their arrays counts; MuJoCo 3 has not all of them
+_NAMES = {
+    "time": "mjSTATE_TIME",
+    "qpos": "mjSTATE_QPOS",
+    "qvel": "mjSTATE_QVEL",
+    "act": "mjSTATE_ACT",
+    "history": "mjSTATE_HISTORY",
+    "qacc_warmstart": "mjSTATE_WARMSTART",
+    "ctrl": "mjSTATE_CTRL",
+    "qfrc_applied": "mjSTATE_QFRC_APPLIED",
+    "xfrc_applied": "mjSTATE_XFRC_APPLIED",
+    "eq_active": "mjSTATE_EQ_ACTIVE",
+    "mocap_pos": "mjSTATE_MOCAP_POS",
+    "mocap_quat": "mjSTATE_MOCAP_QUAT",
+    "userdata": "mjSTATE_USERDATA",
+    "plugin_state": "mjSTATE_PLUGIN",
+    "plastic": "mjSTATE_PLASTIC",
+}
 _PARTS = {
-    "time": mujoco.mjtState.mjSTATE_TIME,
-    "qpos": mujoco.mjtState.mjSTATE_QPOS,
-    "qvel": mujoco.mjtState.mjSTATE_QVEL,
-    "act": mujoco.mjtState.mjSTATE_ACT,
-    "history": mujoco.mjtState.mjSTATE_HISTORY,
-    "qacc_warmstart": mujoco.mjtState.mjSTATE_WARMSTART,
-    "ctrl": mujoco.mjtState.mjSTATE_CTRL,
-    "qfrc_applied": mujoco.mjtState.mjSTATE_QFRC_APPLIED,
-    "xfrc_applied": mujoco.mjtState.mjSTATE_XFRC_APPLIED,
-    "eq_active": mujoco.mjtState.mjSTATE_EQ_ACTIVE,
-    "mocap_pos": mujoco.mjtState.mjSTATE_MOCAP_POS,
-    "mocap_quat": mujoco.mjtState.mjSTATE_MOCAP_QUAT,
-    "userdata": mujoco.mjtState.mjSTATE_USERDATA,
-    "plugin_state": mujoco.mjtState.mjSTATE_PLUGIN,
-    "plastic": mujoco.mjtState.mjSTATE_PLASTIC,
+    name: mujoco.mjtState.__members__[part] for name, part in _NAMES.items() if part in mujoco.mjtState.__members__
 }
 # what only `mj_rnePostConstraint` computes; `mj_forward` calls it where a sensor needs it
 POST_CONSTRAINT = frozenset(("cacc", "cfrc_int", "cfrc_ext"))
