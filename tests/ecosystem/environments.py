@@ -21,6 +21,7 @@ class Task:
     module: str = ""  # registers the env
     kwargs: dict[str, Any] = field(default_factory=dict)
     images: Images = "model"
+    camera: str = ""  # of the model, which images are compared with `mujoco.Renderer`'s; without one the env's own view
     frame_stack: int = 0
     unseeded_infos: tuple[str, ...] = ()  # that differ between two runs with the same seeds in Gymnasium, too
     name: str = ""
@@ -55,9 +56,9 @@ ENVIRONMENTS = {
         [
             _meta_world("reach-v3"),
             _meta_world("drawer-open-v3"),
-            _robotics("FetchReach-v4"),
-            _robotics("FetchPickAndPlace-v4"),
-            _robotics("FrankaKitchen-v1"),
+            _robotics("FetchReach-v4", images="own", camera="external_camera_0"),
+            _robotics("FetchPickAndPlace-v4", images="own", camera="gripper_camera_rgb"),
+            _robotics("FrankaKitchen-v1", images="own", camera="left_cap"),
             _dm_control("dm_control/cartpole-swingup-v0"),
             _dm_control("dm_control/walker-walk-v0"),
             Task("HalfCheetah-v5"),
@@ -90,7 +91,7 @@ ENVIRONMENTS = {
             Task("MiniGrid-DoorKey-5x5-v0", "minigrid", images="own"),
             Task("ALE/Pong-v5", "ale_py", {"frameskip": 1}, images="own", frame_stack=4),
             Task("highway-fast-v0", "highway_env", images="own", unseeded_infos=("action",)),
-            _robotics("AntMaze_UMaze-v5", images="own"),
+            _robotics("AntMaze_UMaze-v5", images="own", camera="track"),
             _robotics("PointMaze_UMaze-v3", images="own"),
             _robotics("AdroitHandDoor-v1"),
             _robotics("AdroitHandHammer-v1"),
