@@ -4,7 +4,13 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS)
 
-.PHONY: demo test oldest uncompiled parity faults stress soak gymnasium-suite lint types bench docs opengl opengl-all clean
+QUICK := 'not parity and not faults and not stress and not soak and not ecosystem'
+# what depends on the version of Python: starting workers, code of scripts, C, asyncio's loops
+SAMPLE := tests/contract tests/test_closed_loops.py tests/test_definitions.py tests/test_drop_in.py tests/test_first_hour.py \
+	tests/test_forkserver.py tests/test_native.py tests/test_rendering.py tests/test_rollout.py tests/test_script_code_kinds.py \
+	tests/test_speedups.py tests/test_sync.py tests/test_vector_env.py tests/test_workers.py
+
+.PHONY: demo test oldest uncompiled parity faults stress soak ecosystem adapters second-python gymnasium-suite lint types bench docs opengl opengl-all clean
 
 # a stamp a set of extras, so that nothing is installed twice
 $(VENV)/.base: pyproject.toml $(wildcard aioenv/speedups/*.[ch])
@@ -18,6 +24,11 @@ $(VENV)/.dev: $(VENV)/.base
 
 $(VENV)/.suite: $(VENV)/.dev
 	$(PIP_INSTALL) --editable '.[suite]'
+	@touch $@
+
+# torch: one version, since each is a large download, and any will do
+$(VENV)/.adapters: $(VENV)/.dev
+	$(PIP_INSTALL) --editable '.[adapters]' 'torch==2.13.0'
 	@touch $@
 
 $(VENV)/.bench: $(VENV)/.base
@@ -40,7 +51,7 @@ demo: $(VENV)/.base opengl
 
 test: $(VENV)/.dev opengl-all
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal --durations=30 \
-		-m 'not parity and not faults and not stress and not soak' $(ARGS)
+		-m $(QUICK) $(ARGS)
 
 # the same on the oldest libraries that pyproject.toml allows
 oldest:
@@ -66,6 +77,18 @@ stress: $(VENV)/.dev opengl-all
 soak: $(VENV)/.dev opengl-all
 	$(BIN)/python -m pytest -m soak -p no:logging -o faulthandler_timeout=0 $(ARGS)
 
+# envs of other packages, each set of versions in a virtual environment of its own: make ecosystem ARGS="mujoco-3.3"
+ecosystem: $(VENV)/.base opengl-all
+	$(BIN)/python scripts/ecosystem.py $(ARGS)
+
+# the tests of the adapters, which `make test` skips where the other libraries are missing
+adapters: $(VENV)/.adapters opengl-all
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal -m $(QUICK) tests/test_sb3*.py tests/*first_hour.py $(ARGS)
+
+# a sample of the tests on another Python: make second-python PYTHON=python3.13 VENV=.venv-313
+second-python: $(VENV)/.dev opengl-all
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal -m $(QUICK) $(SAMPLE) $(ARGS)
+
 # Gymnasium's own tests, on the drop-in; from a checkout of its repository: make gymnasium-suite ARGS="--source PATH"
 gymnasium-suite: $(VENV)/.suite opengl-all
 	$(BIN)/python scripts/gymnasium_suite.py $(ARGS)
@@ -84,4 +107,4 @@ docs: $(VENV)/.docs
 	$(BIN)/mkdocs build --strict
 
 clean:
-	rm -rf $(VENV) build aioenv/speedups/*.so .venv-oldest .oldest.txt .mypy_cache .pytest_cache .ruff_cache site
+	rm -rf $(VENV) build aioenv/speedups/*.so .venv-oldest .venv-ecosystem .oldest.txt .mypy_cache .pytest_cache .ruff_cache site
