@@ -227,7 +227,7 @@ class RenderService(DrawingService):
             for number, key in later.keys.items():
                 which[number], of_each[number] = key, states[number]
             for number, row in later.rows.items():
-                of_each[number] = np.frombuffer(row, np.float64)
+                of_each[number] = np.frombuffer(bytearray(row), np.float64)  # MuJoCo 3 takes no state that is read-only
         config = self._config
         a_state = (len(config.cameras), config.height, config.width)
         kinds = {"depth": config.depth, "segmentation": config.segmentation}

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aioenv.host.physics.edits import SHOWN
+from aioenv.host.physics.old_mujoco import array_names
 from aioenv.wire.frames import crc32
 
 if TYPE_CHECKING:
@@ -210,10 +211,9 @@ def _frame_of(model: mujoco.MjModel) -> bytes:
 
 def _flexes(model: mujoco.MjModel) -> Iterator[str]:
     """The arrays by which a scene is laid out when it is made."""
-    for name in model._all_fields:
-        if name.startswith(("flex", "skin_")) and isinstance(getattr(model, name), np.ndarray):
-            if getattr(model, name).dtype.kind in "iub":
-                yield name
+    for name in array_names(model):
+        if name.startswith(("flex", "skin_")) and getattr(model, name).dtype.kind in "iub":
+            yield name
 
 
 def part_of(model: mujoco.MjModel, part: Part) -> bytes:
