@@ -18,7 +18,7 @@ from conftest import LOOPS, run_on
 import aioenv
 from aioenv import sync
 from aioenv.cli import main
-from aioenv.workers import forkserver
+from aioenv.workers import child, forkserver
 
 PROGRAM = """
 import aioenv, sys
@@ -260,6 +260,7 @@ def test_a_platform_without_pidfds_says_how_a_worker_ended(loop, monkeypatch):
     """MacOS, say."""
     monkeypatch.delattr(os, "pidfd_open")
     monkeypatch.setattr(forkserver, "AVAILABLE", False)
+    monkeypatch.setattr(child, "PIDFDS", False)
 
     async def main() -> None:
         async with aioenv.make_vec("CartPole-v1", 2, num_workers=2, start="spawn") as envs:

@@ -87,7 +87,7 @@ def _problems(versions: dict[str, str | None]) -> dict[str, str]:
             problems[name] = problem
         elif name != "aioenv":
             trials[name] = subprocess.Popen(
-                [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!a}; import {name}"],
+                [sys.executable, "-W", "ignore", "-c", f"import sys; sys.path[:] = {sys.path!a}; import {name}"],
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,

@@ -152,7 +152,7 @@ class Subject:
 def subject_of(env: Any) -> Subject | None:
     """The subject of the wrapper that makes images the observations, if there is one."""
     while isinstance(env, Wrapper):
-        if isinstance(subject := getattr(env, "subject", None), Subject):
+        if isinstance(subject := vars(env).get("_subject"), Subject):
             return subject
-        env = env.env
+        env = vars(env).get("env")  # not the attribute: a wrapper may have a property in its place
     return None
