@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import signal
 from functools import partial
 
 import mujoco
@@ -232,6 +234,29 @@ async def test_a_state_has_the_hills_that_it_is_of_or_is_refused():
             await envs.reset(seed=4)
             with pytest.raises(aioenv.AioenvError, match="height fields or meshes are others"):
                 await envs.set_state(states)
+
+
+class Mortal(Edited):
+    def pid(self):
+        return os.getpid()
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("resets", [1, 2])
+@pytest.mark.parametrize("names", [("hills", "recompiled"), ("more", "hills")], ids="-".join)
+async def test_the_last_observation_before_a_restart_is_of_the_old_model(names, resets):
+    """The worker that takes over numbers its models by itself."""
+    config = aioenv.RenderConfig(**SIZE, camera="side", backend="egl", workers=1)
+    factories = [partial(Mortal, name) for name in names]
+    options = {"autoreset_mode": "SameStep", "restart": aioenv.RestartPolicy()}
+    async with aioenv.AsyncVectorEnv(factories, num_workers=1, pixels=config, **options) as envs:
+        for seed in range(resets):
+            await envs.reset(seed=seed)
+        last = (await envs.step(ZEROS((2, 1)))).obs.copy()
+        os.kill((await envs.call("pid"))[0], signal.SIGKILL)
+        result = await envs.step(ZEROS((2, 1)))
+    assert result.truncated.all()
+    assert np.array_equal(np.stack(result.info["final_obs"]), last)
 
 
 class Uncounted(Edited):

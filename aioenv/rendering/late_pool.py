@@ -87,7 +87,7 @@ class LatePool(WithCrew):
         self._numbered = any(source.numbered for source in sources)
         self._is_numbered = np.array([source.numbered for source in sources])[self._slot_source]
         self._parcels: dict[int, dict[int, Parcel]] = {}  # by slot and number
-        self._newest: dict[int, int] = {}  # of each slot, the number of its last model
+        self._newest: dict[int, tuple[int, int]] = {}  # of each slot, the numbers of its last model and last long row
         self._known: dict[Worker, _Known] = {}
         default = min(usable_cpus(), MAX_DEFAULT_WORKERS)
         count = min(config.workers or default, len(slot_source))
@@ -180,10 +180,13 @@ class LatePool(WithCrew):
             if parcel.late:
                 _log.warning("slot %d: %s", slot, LATE)
         for slot, each in came.items():
-            before, newest = self._parcels.get(slot, {}), self._newest.get(slot, 0)
-            kept = {newest: before[newest]} if newest in before else {}  # terminal observations may be of it
+            before, newest = self._parcels.get(slot, {}), self._newest.get(slot, (0, 0))
+            # terminal observations may be of these
+            kept = {number: before[number] for number in newest if number in before}
             self._parcels[slot] = {**kept, **{parcel.number: parcel for parcel in each}}
-            self._newest[slot] = max((parcel.number for parcel in each if parcel.key), default=newest)
+            model = max((parcel.number for parcel in each if parcel.key), default=newest[0])
+            row = min((parcel.number for parcel in each if not parcel.key), default=newest[1])
+            self._newest[slot] = model, row
 
     def beside(self, slots: Sequence[int], states: npt.NDArray[np.float64]) -> Beside:
         """What states that have come now are drawn with: fields that are shown, and models that came later.

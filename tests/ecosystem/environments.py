@@ -24,6 +24,7 @@ class Task:
     camera: str = ""  # of the model, which images are compared with `mujoco.Renderer`'s; without one the env's own view
     frame_stack: int = 0
     unseeded_infos: tuple[str, ...] = ()  # that differ between two runs with the same seeds in Gymnasium, too
+    seeded: bool = True  # whether the episodes after the first follow from the first one's seed, in Gymnasium, too
     name: str = ""
 
     @property
@@ -100,13 +101,13 @@ ENVIRONMENTS = {
     "gym-aloha": Environment(
         ["gym-aloha==0.1.5"],
         ["gymnasium", "mujoco", "dm_control", "gym-aloha"],
-        [Task("gym_aloha/AlohaTransferCube-v0", "gym_aloha", images="own")],
+        [Task("gym_aloha/AlohaTransferCube-v0", "gym_aloha", images="own", seeded=False)],
     ),
 }
 
 
 def make(task: Task, limit: int = 10, **kwargs: Any) -> Any:
-    """Make an env of the task, truncated after `limit` steps: a factory, for our vector envs and for Gymnasium's."""
+    """Make an env of the task, truncated after `limit` steps if that is reproducible: a factory of vector envs."""
     import gymnasium as gym
 
     if task.module:
@@ -114,4 +115,4 @@ def make(task: Task, limit: int = 10, **kwargs: Any) -> Any:
     env = gym.make(task.id, **task.kwargs, **kwargs)
     if task.frame_stack:
         env = gym.wrappers.FrameStackObservation(gym.wrappers.AtariPreprocessing(env), task.frame_stack)
-    return gym.wrappers.TimeLimit(env, limit)
+    return gym.wrappers.TimeLimit(env, limit if task.seeded else 100)

@@ -1,6 +1,6 @@
 """What images of one env are drawn from while it runs: its states, and each other model that it makes of its own.
 
-A row begins with the number of its model: 0 for that of the start, then 1, 2, … as others come. A model goes to the
+A row begins with the number of its model: 0 for that of the start, others as they come. A model goes to the
 parent once, beside the row that shows it first. So do whole rows that are longer than the parent has room for, which
 have a negative number in their place.
 """
@@ -8,6 +8,7 @@ have a negative number in their place.
 from __future__ import annotations
 
 import dataclasses
+import os
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
@@ -60,7 +61,9 @@ class Subject:
         self._by_camera = by_camera
         self._model = self._base.model
         self._watch = AssetWatch(self._model, looks) if source.fields else None
-        self._number = self._count = 0
+        self._number = 0
+        # so high that the numbers of a worker and of the one that takes its place differ; float64 holds them exactly
+        self._count = int.from_bytes(os.urandom(4)) << 20
 
     def look(self) -> bool:
         """Whether `source` is another one from now on, as the model is.
