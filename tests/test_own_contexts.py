@@ -240,3 +240,23 @@ def test_for_debugging():
     assert np.array_equal(runs[0], runs[1]) and np.array_equal(runs[0], runs[2])
     """
     run_alone(code, env={**environment(), "MUJOCO_GL": "egl"})
+
+
+def test_renderers_that_are_never_closed_say_nothing_at_the_end():
+    """Those of a program that had an env in its own process, of before and after that."""
+    code = """
+    import mujoco
+    from aioenv import sync
+
+    model = mujoco.MjModel.from_xml_string("<mujoco><worldbody><geom size='1'/></worldbody></mujoco>")
+    data = mujoco.MjData(model)
+    first = mujoco.Renderer(model, 16, 16)
+    envs = sync.make_vec("CartPole-v1", 1, debug=True)
+    envs.reset(seed=0)
+    envs.close()
+    second = mujoco.Renderer(model, 16, 16)
+    for renderer in (first, second, first):
+        renderer.update_scene(data)
+        renderer.render()
+    """
+    assert run_alone(code, env={**environment(), "MUJOCO_GL": "egl"}).stderr == ""

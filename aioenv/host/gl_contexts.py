@@ -48,6 +48,9 @@ def note_contexts(module: ModuleType) -> None:
 
     @functools.wraps(free)
     def free_all(self: Any) -> None:
+        if sys.is_finalizing():  # modules that this needs may be gone
+            free(self)
+            return
         if drawn_with := list(getattr(self, "_drawn_with", ())):
             self._drawn_with.clear()
             self.make_current()
@@ -64,7 +67,8 @@ def note_contexts(module: ModuleType) -> None:
 def _current() -> tuple[str, int]:
     """Which context this thread would draw in: its module and pointer; ("", 0): none, or none that is known."""
     for name in _makers:
-        if pointer := _pointer(_CURRENT[name](sys.modules[name])):
+        module = sys.modules.get(name)  # gone when the interpreter ends
+        if module is not None and (pointer := _pointer(_CURRENT[name](module))):
             return name, pointer
     return "", 0
 
@@ -116,6 +120,9 @@ def _own_context(plain: Any) -> Any:
 
         def free(self) -> None:
             """As MuJoCo's, in its own OpenGL context; the one that is current stays so."""
+            if sys.is_finalizing():
+                super().free()
+                return
             gl = self._gl() if self._gl is not None else None
             before = _contexts.get(_current()) if gl is not None else None
             self.make_current()
