@@ -71,10 +71,11 @@ def versions(name: str, python: Path) -> str:
     return subprocess.run(command, check=True, capture_output=True, encoding="utf-8").stdout.strip()
 
 
-def write(rows: list[str]) -> None:
+def write(installed: dict[str, str], rows: list[str]) -> None:
     """Replace the table in the docs."""
     page = PAGE.read_text(encoding="utf-8")
-    table = "\n".join(["| versions | env | tests |", "|---|---|---|", *rows])
+    table = "\n".join(["| environment | env | tests |", "|---|---|---|", *rows, ""])
+    table += "".join(f"\n- `{name}`: {those}" for name, those in installed.items())
     PAGE.write_text(re.sub(f"{BEGIN}.*{END}", f"{BEGIN}\n{table}\n{END}", page, flags=re.DOTALL), encoding="utf-8")
 
 
@@ -89,20 +90,20 @@ def main() -> int:
         parser.error(f"no such environment: {', '.join(sorted(unknown))}; there are {', '.join(ENVIRONMENTS)}")
     if asked.write and set(names) != set(ENVIRONMENTS):
         parser.error("--write takes all environments")
-    rows, failed = [], False
+    rows, installed, failed = [], {}, False
     for name in names:
         print(f"== {name}", flush=True)
         python = set_up(name)
         status, outcomes = run(name, python)
         failed |= status != 0
-        installed = versions(name, python)
+        installed[name] = versions(name, python)
         for label, counts in outcomes.items():
             failed |= not counts["passed"]
             tests = ", ".join(f"{counts[kind]} {kind}" for kind in ("passed", "failed") if counts[kind])
-            rows.append(f"| {installed} | {label} | {tests or 'none ran'} |")
-    print("\n".join(rows))
+            rows.append(f"| `{name}` | {label} | {tests or 'none ran'} |")
+    print("\n".join([*rows, *(f"{name}: {those}" for name, those in installed.items())]))
     if asked.write:
-        write(rows)
+        write(installed, rows)
     return int(failed)
 
 
