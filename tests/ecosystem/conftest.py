@@ -11,7 +11,8 @@ from ecosystem.environments import ENVIRONMENTS
 
 HERE = os.environ.get("AIOENV_ECOSYSTEM", "")
 
-resource_tracker.ensure_running()  # Gymnasium's AsyncVectorEnv starts it, and it stays
+if HERE:
+    resource_tracker.ensure_running()  # Gymnasium's AsyncVectorEnv starts it, and it stays
 
 
 def pytest_generate_tests(metafunc):
