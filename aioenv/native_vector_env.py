@@ -12,7 +12,7 @@ import numpy.typing as npt
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from aioenv.engine.arguments import (
+from aioenv.core.arguments import (
     check_cpu_affinity,
     check_num_envs,
     check_num_workers,
@@ -23,37 +23,37 @@ from aioenv.engine.arguments import (
     check_timeout,
     check_worker_env,
 )
-from aioenv.engine.episodes import check_episode_stats
-from aioenv.engine.fleet import FleetConfig
-from aioenv.engine.images.pictures import check_mode
-from aioenv.engine.imports import needed_by
-from aioenv.engine.programs import make_program
-from aioenv.engine.results import ResetResult, SlotStep, StepResult
-from aioenv.engine.runs.numbered import Episode
-from aioenv.engine.runs.one_slot import check_no_mask
-from aioenv.engine.runs.pausing import several
-from aioenv.engine.runs.rollout import Policy
-from aioenv.engine.runs.worker_road import Remembered
-from aioenv.engine.session import Session
-from aioenv.engine.solo.inline import RUN_IN
-from aioenv.engine.solo.road import SoloRoad
-from aioenv.engine.solo.some import SoloLive, SoloWalk, SomeSolo
-from aioenv.engine.waits import Clock
+from aioenv.core.episodes import check_episode_stats
+from aioenv.core.images.pictures import check_mode
+from aioenv.core.imports import needed_by
+from aioenv.core.programs import make_program
+from aioenv.core.results import ResetResult, SlotStep, StepResult
+from aioenv.core.session import Session
+from aioenv.core.waits import Clock
+from aioenv.core.worker_pool import WorkerPoolConfig
 from aioenv.errors import RenderError
-from aioenv.host.native_tasks import is_native_task
-from aioenv.host.vector.access import refuse_some
-from aioenv.host.vector.making import make_registered
-from aioenv.host.vector.specs import of_so_many, refuse_wrappers
+from aioenv.inprocess.inline import RUN_IN
+from aioenv.inprocess.rollout import InProcessRollout
+from aioenv.inprocess.some import InProcessActiveSlots, InProcessEpisodeStepper, SomeSolo
+from aioenv.process.channel import check_channel
+from aioenv.process.launch import check_start
 from aioenv.rendering.pixel_states import with_pixel_states
 from aioenv.requirements import require_batch
+from aioenv.rollout.episodes import Episode
+from aioenv.rollout.one_slot import check_no_mask
+from aioenv.rollout.pausing import several
+from aioenv.rollout.rollout import Policy
+from aioenv.rollout.worker_backend import RememberedState
 from aioenv.stats.episodes import EpisodeStats
 from aioenv.vector_env import AsyncVectorEnv
-from aioenv.workers.channel import check_channel
-from aioenv.workers.launch import check_start
+from aioenv.worker.native_tasks import is_native_task
+from aioenv.worker.vector.access import refuse_some
+from aioenv.worker.vector.making import make_registered
+from aioenv.worker.vector.specs import of_so_many, refuse_wrappers
 
 if TYPE_CHECKING:
+    from aioenv.process.restart import RestartPolicy
     from aioenv.rendering.config import RenderConfig
-    from aioenv.workers.restart import RestartPolicy
 
 __all__ = ["NativeVectorEnv", "vector_env_factory"]
 
@@ -99,7 +99,7 @@ class NativeVectorEnv(AsyncVectorEnv):
             as if nothing had happened, if the vector env tells its state.
         start_timeout_s: how long it may take to make it, in seconds.
         render: draw images of every returned state while the next steps run, of a vector env that has a MuJoCo `model`
-            and `physics_states()` (see `PhysicsBatch` in `aioenv/host/physics/batch.py`).
+            and `physics_states()` (see `PhysicsBatch` in `aioenv/state/physics_batch.py`).
         pixels: make such images the observations, or one key of them.
         episode_stats, stats_prefix, check_numerics: see `AsyncVectorEnv`.
 
@@ -168,9 +168,9 @@ class NativeVectorEnv(AsyncVectorEnv):
         self._render_config, self._pixels_config = render, pixels
         self._must_reset = False
         self._clock = Clock()
-        self._remembered = Remembered()
+        self._remembered = RememberedState()
         workers = check_num_workers(num_workers, self.num_envs) if split else 0
-        self._config = FleetConfig(
+        self._config = WorkerPoolConfig(
             code=make_program([make_vector_env] * self.num_envs, workers) if split else None,
             num_workers=workers,
             start=check_start(start),
@@ -388,13 +388,13 @@ class NativeVectorEnv(AsyncVectorEnv):
         return super().episodes(policy, n, seed=seed)
 
     def _live_of(self, schedule: Any) -> Any:
-        return super()._live_of(schedule) if self._solo is None else SoloLive(self._solo)
+        return super()._live_of(schedule) if self._solo is None else InProcessActiveSlots(self._solo)
 
     def _road(self, schedule: Any) -> Any:
-        return super()._road(schedule) if self._solo is None else SoloRoad(self._solo)
+        return super()._road(schedule) if self._solo is None else InProcessRollout(self._solo)
 
     def _walk(self, schedule: Any) -> Any:
-        return super()._walk(schedule) if self._solo is None else SoloWalk(self._solo)
+        return super()._walk(schedule) if self._solo is None else InProcessEpisodeStepper(self._solo)
 
 
 def vector_env_factory(

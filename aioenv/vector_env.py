@@ -9,11 +9,8 @@ import numpy as np
 from gymnasium import Env, Space
 from gymnasium.vector import AutoresetMode
 
-from aioenv.batching.autoreset import parse_mode
-from aioenv.batching.seeds import check_options, split_reset_options
-from aioenv.creator import place_creators
-from aioenv.engine.actors import Actors
-from aioenv.engine.arguments import (
+from aioenv.core.actors import Actors
+from aioenv.core.arguments import (
     check_cpu_affinity,
     check_factories,
     check_num_workers,
@@ -29,32 +26,35 @@ from aioenv.engine.arguments import (
     check_worker_env,
     listed_factories,
 )
-from aioenv.engine.batch import KEPT, TURNS
-from aioenv.engine.calls import Calls
-from aioenv.engine.episodes import Episodes, check_episode_stats
-from aioenv.engine.fleet import FleetConfig
-from aioenv.engine.images.pictures import Pictures
-from aioenv.engine.imports import needed_by
-from aioenv.engine.lifecycle import Lifecycle
-from aioenv.engine.programs import make_program
-from aioenv.engine.results import Ready, ResetResult, StepResult, WorkerInfo
-from aioenv.engine.runs.numbered import Numbered
-from aioenv.engine.runs.one_slot import OneSlot
-from aioenv.engine.runs.pausing import Pausing
-from aioenv.engine.runs.rollout import Rollouts
-from aioenv.engine.runs.worker_road import Remembered
-from aioenv.engine.states import States
-from aioenv.engine.waits import Clock
-from aioenv.host.boot import IGNORABLE
+from aioenv.core.calls import Calls
+from aioenv.core.episodes import Episodes, check_episode_stats
+from aioenv.core.images.pictures import Pictures
+from aioenv.core.imports import needed_by
+from aioenv.core.lifecycle import Lifecycle
+from aioenv.core.programs import make_program
+from aioenv.core.requests import KEPT, TURNS
+from aioenv.core.results import Ready, ResetResult, StepResult, WorkerInfo
+from aioenv.core.states import States
+from aioenv.core.waits import Clock
+from aioenv.core.worker_pool import WorkerPoolConfig
+from aioenv.creator import place_creators
+from aioenv.process.channel import check_channel
+from aioenv.process.launch import check_start
 from aioenv.rendering.pixels import with_pixels
+from aioenv.rollout.episodes import Numbered
+from aioenv.rollout.one_slot import OneSlot
+from aioenv.rollout.pausing import Pausing
+from aioenv.rollout.rollout import Rollouts
+from aioenv.rollout.worker_backend import RememberedState
+from aioenv.spaces.autoreset import parse_mode
+from aioenv.spaces.seeds import check_options, split_reset_options
 from aioenv.stats.episodes import EpisodeStats
 from aioenv.stats.here import collected
-from aioenv.workers.channel import check_channel
-from aioenv.workers.launch import check_start
+from aioenv.worker.boot import IGNORABLE
 
 if TYPE_CHECKING:
+    from aioenv.process.restart import RestartPolicy
     from aioenv.rendering.config import RenderConfig
-    from aioenv.workers.restart import RestartPolicy
 
 __all__ = ["AsyncVectorEnv", "WorkerInfo"]
 
@@ -188,10 +188,10 @@ class AsyncVectorEnv(Pictures, Rollouts, Numbered, Pausing, OneSlot, Calls, Stat
         self._on_timeout = check_on_timeout(on_timeout, restart)
         workers = check_num_workers(1 if debug and num_workers is None else num_workers, self.num_envs)
         self._clock = Clock()
-        self._remembered = Remembered()
+        self._remembered = RememberedState()
         with collected() as stats:
             code = make_program(env_fns, workers, live=debug)
-        self._config = FleetConfig(
+        self._config = WorkerPoolConfig(
             code=code,
             num_workers=workers,
             start=check_start(start),

@@ -27,7 +27,7 @@ What each file of `aioenv/` is for, room by room, top to bottom ([Architecture](
 
 
 def rooms() -> list[str]:
-    """The rooms of the table in docs/architecture.md, top to bottom: `engine/`, `errors.py`."""
+    """The rooms of the table in docs/architecture.md, top to bottom: `core/`, `errors.py`."""
     table = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8").split("## Rooms")[1].split("\n\n[Files]")[0]
     return re.findall(r"^\| `([\w/.]+)` \|", table, re.MULTILINE)
 

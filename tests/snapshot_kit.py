@@ -8,12 +8,12 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
-from aioenv.batching.layout import Layout, byte_view
-from aioenv.batching.merge import SchemaTable, merge
-from aioenv.engine.tails import load_reply
-from aioenv.host.single.service import EnvService
-from aioenv.wire.frames import Frame, Kind
-from aioenv.wire.messages import ResetRequest, StepRequest, dump, load
+from aioenv.core.payloads import load_reply
+from aioenv.ipc.frames import Frame, Kind
+from aioenv.ipc.messages import ResetRequest, StepRequest, dump, load
+from aioenv.spaces.layout import Layout, byte_view
+from aioenv.spaces.merge import SchemaTable, merge
+from aioenv.worker.single.service import EnvService
 
 
 class Bench:

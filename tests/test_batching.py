@@ -15,14 +15,14 @@ from parity.compare import assert_same
 from zoo import SPACES
 
 from aioenv.assign import spread
-from aioenv.batching.autoreset import parse_mode
-from aioenv.batching.gather import Gatherer
-from aioenv.batching.infos import MAX_SCHEMAS, Group
-from aioenv.batching.layout import Layout, byte_view
-from aioenv.batching.merge import SchemaTable, merge
 from aioenv.errors import ActionError, WireError
+from aioenv.ipc.messages import dump, dump_columns, load, load_columns
 from aioenv.native.infos import merge_infos
-from aioenv.wire.messages import dump, dump_columns, load, load_columns
+from aioenv.spaces.autoreset import parse_mode
+from aioenv.spaces.gather import Gatherer
+from aioenv.spaces.infos import MAX_SCHEMAS, ColumnGroup
+from aioenv.spaces.layout import Layout, byte_view
+from aioenv.spaces.merge import SchemaTable, merge
 
 
 class Holder(VectorEnv):
@@ -51,7 +51,7 @@ def by_workers(steps: list[list[dict]], workers: int) -> list[dict]:
             if any(group.objects for group in groups):
                 groups = load(dump(groups))
             else:
-                groups = [Group(*group, []) for group in load_columns(memoryview(dump_columns(groups)))]
+                groups = [ColumnGroup(*group, []) for group in load_columns(memoryview(dump_columns(groups)))]
             for group in groups:
                 rows = range(stop - start) if group.rows is None else group.rows
                 whole = group.rows is None
@@ -155,9 +155,9 @@ def test_last_observations_are_arrays_of_their_own():
 
 
 def test_columns_that_are_cut_short_are_an_error_of_the_wire():
-    groups = [Group(3, (0, 2), b"12345678", []), Group(4, None, b"", [])]
+    groups = [ColumnGroup(3, (0, 2), b"12345678", []), ColumnGroup(4, None, b"", [])]
     tail = dump_columns(groups)
-    assert [Group(*group, []) for group in load_columns(memoryview(tail))] == groups
+    assert [ColumnGroup(*group, []) for group in load_columns(memoryview(tail))] == groups
     for wrong in (*(tail[:i] for i in range(1, len(tail))), tail + b"x"):
         with pytest.raises(WireError):
             load_columns(memoryview(wrong))
@@ -197,7 +197,7 @@ def test_dicts_of_the_usual_sort_are_looked_at_together_and_others_are_not_taken
 )
 def test_usual_parts_are_joined_as_a_whole(infos, monkeypatch):
     expected = by_gymnasium(infos)
-    monkeypatch.delattr("aioenv.batching.merge._assign")  # one row after the other
+    monkeypatch.delattr("aioenv.spaces.merge._assign")  # one row after the other
     assert_same(by_workers([infos, infos], 2)[1], expected)
 
 

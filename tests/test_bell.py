@@ -16,9 +16,9 @@ from gymnasium import spaces
 
 import aioenv
 from aioenv import EnvError, StepTimeout, WorkerDied, speedups
-from aioenv.engine import bell as bells
-from aioenv.engine import dispatch
-from aioenv.engine.bell import Bell
+from aioenv.core import dispatcher
+from aioenv.core import wakeups as bells
+from aioenv.core.wakeups import WakeupCoalescer
 
 compiled = pytest.mark.skipif(not speedups.compiled, reason="there was no C compiler")
 
@@ -55,7 +55,7 @@ class Gated(gym.Env):
 @pytest.fixture
 def gates(tmp_path, monkeypatch):
     """A gate for each of two slots, on a machine with a CPU for each of two workers."""
-    monkeypatch.setattr(dispatch, "usable_cpus", lambda: 2)
+    monkeypatch.setattr(dispatcher, "usable_cpus", lambda: 2)
     paths = [str(tmp_path / f"gate {slot}") for slot in range(2)]
     for path in paths:
         os.mkfifo(path)
@@ -315,7 +315,7 @@ async def test_a_resting_worker_is_closed_as_any(gates):
 @pytest.mark.parametrize("cpus", [1, 2, 3])
 @pytest.mark.parametrize("more", [{}, {"episode_stats": True}, {"restart": aioenv.RestartPolicy()}])
 async def test_workers_rest_only_where_each_has_a_cpu_and_the_parent_none(gates, monkeypatch, cpus, more):
-    monkeypatch.setattr(dispatch, "usable_cpus", lambda: cpus)
+    monkeypatch.setattr(dispatcher, "usable_cpus", lambda: cpus)
     async with make(gates, **more) as envs:
         assert (envs._schedule.dispatch._bell is not None) == (cpus == 2)
 
@@ -407,7 +407,7 @@ class Two:
 
     def __init__(self) -> None:
         self.channels = self.first, self.second = Channel(), Channel()
-        self.bell = Bell(self.channels)
+        self.bell = WakeupCoalescer(self.channels)
 
     def begin(self):
         """A step is sent to both."""

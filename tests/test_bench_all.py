@@ -22,7 +22,7 @@ from aioenv.cli.bench.policies import TwoLayers
 from aioenv.cli.bench.rounds import run_contender
 from aioenv.cli.bench.suite import ROWS, estimate_s
 from aioenv.cli.bench.tasks import SYNTHETIC, Task
-from aioenv.machine import usable_cpus
+from aioenv.platform import usable_cpus
 
 SMALL = ["bench", "--all", "--rounds", "1", "--seconds", "0.05"]
 

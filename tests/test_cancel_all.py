@@ -14,7 +14,7 @@ import pytest
 from conftest import LOOPS
 
 import aioenv
-from aioenv.workers.launch import START_METHODS
+from aioenv.process.launch import START_METHODS
 
 ACTIONS = np.array([0, 1, 1, 0])
 SMALL = aioenv.RenderConfig(8, 8, quality="fast", workers=1)

@@ -13,7 +13,7 @@ from aioenv.cli import children, options
 from aioenv.cli.bench.rounds import run_contender
 from aioenv.cli.bench.tasks import Task
 from aioenv.cli.opengl import probe_opengl
-from aioenv.workers.launch import START_METHODS
+from aioenv.process.launch import START_METHODS
 
 MINE = """
 import random, sys

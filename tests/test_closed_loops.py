@@ -16,10 +16,10 @@ import pytest
 from conftest import LOOPS
 
 import aioenv
+from aioenv.process.channel import CHANNELS
+from aioenv.process.launch import START_METHODS, launch
+from aioenv.process.launch_resources import LaunchResources
 from aioenv.testing import leak_check
-from aioenv.workers.channel import CHANNELS
-from aioenv.workers.held import Held
-from aioenv.workers.launch import START_METHODS, launch
 
 
 def turn(loop):
@@ -38,7 +38,7 @@ def forgetting():
 
 
 async def held():
-    return Held()
+    return LaunchResources()
 
 
 @pytest.mark.parametrize("loop", LOOPS)

@@ -18,7 +18,7 @@ from process_kit import environment
 
 import aioenv
 from aioenv.definitions import payload, program
-from aioenv.definitions.program import Program
+from aioenv.definitions.program import CodeSnapshot
 from aioenv.definitions.restore import Code
 
 ACTIONS = np.zeros(4, np.int64)
@@ -174,7 +174,7 @@ async def test_a_start_that_fails_lets_go_of_the_memory():
 
 def code_of(factories: list[Any], workers: int) -> list[Code]:
     spans = np.array_split(np.arange(len(factories)), workers)
-    made = Program(factories, [(int(span[0]), int(span[-1]) + 1) for span in spans])
+    made = CodeSnapshot(factories, [(int(span[0]), int(span[-1]) + 1) for span in spans])
     codes = [made.code(worker) for worker in range(workers)]
     return codes
 

@@ -23,9 +23,9 @@ from process_kit import run_alone
 from test_vector_env import Counter, counters
 
 import aioenv
-from aioenv.machine import usable_cpus
+from aioenv.platform import usable_cpus
+from aioenv.process.launch import START_METHODS
 from aioenv.sync import AsyncVectorEnv
-from aioenv.workers.launch import START_METHODS
 
 gate = test_vector_env.gate
 

@@ -11,9 +11,9 @@ from functools import partial
 
 import pytest
 
-from aioenv.engine.solo import threads
-from aioenv.engine.solo.threads import EnvThread
 from aioenv.errors import ClosedError
+from aioenv.inprocess import env_thread
+from aioenv.inprocess.env_thread import EnvThread
 
 pytestmark = pytest.mark.asyncio
 
@@ -146,7 +146,7 @@ async def test_interrupted_before_it_has_claimed_its_pipes(monkeypatch):
         patched.setattr(threading.Thread, "start", interrupted)
         EnvThread()
     assert unclaimed == [[]]
-    threads._work(deque(), deque(), unclaimed[0], lambda: None)  # one that comes late leaves what is not its own
+    env_thread._work(deque(), deque(), unclaimed[0], lambda: None)  # one that comes late leaves what is not its own
 
 
 async def test_what_is_asked_after_its_last_job_is_refused():
@@ -201,8 +201,8 @@ async def test_nothing_is_written_where_its_pipe_was():
 @needs_affinity
 async def test_jobs_have_all_cpus_wherever_the_thread_was_woken(monkeypatch):
     woken_on = []
-    real = threads._this_cpu
-    monkeypatch.setattr(threads, "_this_cpu", lambda: woken_on.append(real()) or woken_on[-1])
+    real = env_thread._this_cpu
+    monkeypatch.setattr(env_thread, "_this_cpu", lambda: woken_on.append(real()) or woken_on[-1])
     thread, everywhere = EnvThread(), os.sched_getaffinity(0)
     for _ in range(5):
         assert await thread.ask(partial(os.sched_getaffinity, 0)) == everywhere

@@ -16,8 +16,8 @@ from conftest import run_on
 from gymnasium.vector import AutoresetMode
 
 import aioenv
-from aioenv.engine.runs.numbered import Episode
 from aioenv.loops.evaluate import counted
+from aioenv.rollout.episodes import Episode
 from aioenv.testing.faulty_env import FaultyEnv, faulty_envs
 
 

@@ -15,8 +15,8 @@ from gymnasium import spaces
 from gymnasium.vector.utils import batch_space
 
 import aioenv
-from aioenv.host.description import dumped_space
-from aioenv.wire.messages import load
+from aioenv.ipc.messages import load
+from aioenv.worker.description import dumped_space
 
 SHAPE = (8, 1000, 1000)
 MIB = 1 << 20
@@ -94,7 +94,7 @@ class Has(gym.Env):
 
 @pytest.mark.parametrize("space", SPACES, ids=lambda space: f"{type(space).__name__}")
 def test_spaces_arrive_and_batch_as_gymnasiums(space):
-    from aioenv.batching.large_boxes import batch
+    from aioenv.spaces.large_boxes import batch
 
     space.seed(5)
     back = load(dumped_space(Has(space), "observation_space"))

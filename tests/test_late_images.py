@@ -19,9 +19,10 @@ from render_pool_kit import ASSETS, differ
 from test_rendering import STATE, MocapEnv, make
 
 import aioenv
-from aioenv import memory, sync
-from aioenv.engine.slots import SlotState
-from aioenv.rendering.late_pool import LatePool
+from aioenv import sync
+from aioenv.core.slots import SlotState
+from aioenv.ipc import memory
+from aioenv.rendering.step_pool import StepRenderPool
 
 N = 3
 CONFIG = aioenv.RenderConfig(32, 24, quality="fast", workers=1, max_in_flight=1)
@@ -372,7 +373,7 @@ class Counted(MocapEnv):
 @pytest.mark.parametrize("way", ["render", "pixels"])
 async def test_states_are_drawn_as_they_arrive_while_other_workers_still_step(way, tmp_path, monkeypatch):
     """Slot 1's step ends when slot 0's image of the same step is there."""
-    gate, submit = tmp_path / "gate", LatePool.submit
+    gate, submit = tmp_path / "gate", StepRenderPool.submit
 
     def open_the_gate(pool, slots, states, sheet, first, on_done, edits=None):
         def done(error):
@@ -386,7 +387,7 @@ async def test_states_are_drawn_as_they_arrive_while_other_workers_still_step(wa
     config = aioenv.RenderConfig(16, 12, quality="fast", workers=1)
     async with aioenv.AsyncVectorEnv(factories, num_workers=2, timeout_s=30, **{way: config}) as envs:
         await envs.reset(seed=0)
-        monkeypatch.setattr(LatePool, "submit", open_the_gate)
+        monkeypatch.setattr(StepRenderPool, "submit", open_the_gate)
         await envs.step(np.zeros((2, 3)))
         assert gate.exists()
 

@@ -19,10 +19,10 @@ from zoo import SPACES, Sampler
 
 import aioenv
 from aioenv import sync
-from aioenv.batching.merge import SchemaTable, merge
-from aioenv.host.vector.infos import InfoPacker
+from aioenv.ipc.messages import dump, load
 from aioenv.native import cartpole as cartpole_module
-from aioenv.wire.messages import dump, load
+from aioenv.spaces.merge import SchemaTable, merge
+from aioenv.worker.vector.infos import InfoPacker
 
 pytestmark = pytest.mark.asyncio
 

@@ -15,7 +15,7 @@ import pytest
 from native_kit import BAD, OK, Batch, Gate, everywhere, fail, here
 
 import aioenv
-from aioenv.engine.solo.pace import Pace
+from aioenv.inprocess.durations import RunTimes
 
 pytestmark = pytest.mark.asyncio
 
@@ -42,7 +42,7 @@ async def test_short_steps_come_to_the_loop_and_long_ones_leave_it():
 
 
 async def test_the_pace():
-    pace = Pace(100e-6, None)
+    pace = RunTimes(100e-6, None)
     steps = 0
     while not pace.inline:
         pace.note(60e-6)
@@ -63,7 +63,7 @@ async def test_the_pace():
         pace.note(150e-6)
     assert not pace.inline
     for fixed in (True, False):
-        pace = Pace(100e-6, fixed)
+        pace = RunTimes(100e-6, fixed)
         for seconds in (1e-6, 1.0):
             pace.note(seconds)
             assert pace.inline is fixed

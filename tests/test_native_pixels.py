@@ -16,7 +16,7 @@ from test_pixels import same
 
 import aioenv
 from aioenv import sync
-from aioenv.rendering.late_pool import LatePool
+from aioenv.rendering.step_pool import StepRenderPool
 
 TASK = "HalfCheetah-v5"
 FAST = aioenv.RenderConfig(24, 20, quality="fast", workers=2)
@@ -326,7 +326,7 @@ async def test_states_that_episodes_ended_in():
 @pytest.mark.asyncio
 async def test_groups_draw_their_own_slots_while_some_are_paused(monkeypatch):
     asked = []
-    submit = LatePool.submit
+    submit = StepRenderPool.submit
 
     def note(pool, slots, *rest):
         asked.append(list(slots))
@@ -335,7 +335,7 @@ async def test_groups_draw_their_own_slots_while_some_are_paused(monkeypatch):
     def policy(obs, slots):
         return np.zeros((len(slots), 1), np.float32)
 
-    monkeypatch.setattr(LatePool, "submit", note)
+    monkeypatch.setattr(StepRenderPool, "submit", note)
     async with aioenv.make_vec("InvertedPendulum-v5", 5, backend="native", pixels=FAST) as envs:
         await envs.reset(seed=0)
         envs.pause([0])

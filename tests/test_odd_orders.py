@@ -15,7 +15,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 import aioenv
-from aioenv.engine.slots import SlotState
+from aioenv.core.slots import SlotState
 
 
 def native(n: int = 3, cls: type = PatientChains, mode: str = "NextStep", **kwargs):

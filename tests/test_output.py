@@ -14,11 +14,11 @@ import pytest
 from conftest import run_on
 
 import aioenv
+from aioenv.ipc.log_lines import LogLine, pack, unpack
+from aioenv.process.launch import START_METHODS
+from aioenv.process.output import MAX_LINE_CHARS, TAIL_LINES, OutputLog
+from aioenv.process.process import Output
 from aioenv.testing import FaultyEnv
-from aioenv.wire.log_lines import LogLine, pack, unpack
-from aioenv.workers.launch import START_METHODS
-from aioenv.workers.output import MAX_LINE_CHARS, TAIL_LINES, OutputLog
-from aioenv.workers.process import Output
 
 
 class SlowLog(logging.Handler):

@@ -20,10 +20,10 @@ from parity.compare import assert_same
 from process_kit import run_alone
 
 import aioenv
-from aioenv.batching.layout import Layout
-from aioenv.batching.plane import SHARED_BYTES, choose_plane
-from aioenv.memory import Shared, map_shared
-from aioenv.workers.launch import START_METHODS
+from aioenv.ipc.memory import Shared, map_shared
+from aioenv.process.launch import START_METHODS
+from aioenv.spaces.layout import Layout
+from aioenv.spaces.shared_layout import SHARED_BYTES, choose_plane
 
 IMAGE = spaces.Box(0, 255, (40, 30, 3), np.uint8)
 ACTIONS = spaces.Dict(picture=spaces.Box(-1, 1, (50, 7), np.float32), button=spaces.Discrete(5))

@@ -25,7 +25,7 @@ KIT = """
 import json, sys
 import mujoco, numpy as np
 from OpenGL import GL
-from aioenv.rendering import canvas, contexts
+from aioenv.rendering import offscreen, contexts
 from aioenv.rendering.quality import FAST, RenderQuality
 
 def canvas_of(xml, quality):

@@ -15,7 +15,7 @@ from process_kit import environment, run_alone
 from test_render_pool import PLAIN, SMALL, pool_of, some_states
 
 import aioenv
-from aioenv.rendering.asking import check_out, take_states
+from aioenv.rendering.arguments import check_out, take_states
 from aioenv.rendering.cameras import find_camera
 from aioenv.requirements import has_batch
 

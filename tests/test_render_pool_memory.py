@@ -14,10 +14,10 @@ from process_kit import environment, run_alone
 from render_pool_kit import PLAIN, SMALL, differ, held, pool_of, some_states
 
 import aioenv
-from aioenv import memory
-from aioenv.memory import Shared
-from aioenv.rendering import blocks, lanes
-from aioenv.rendering.drawing import Drawing
+from aioenv.ipc import memory
+from aioenv.ipc.memory import Shared
+from aioenv.rendering import image_memory, queue
+from aioenv.rendering.draw_requests import DrawSettings
 
 
 @pytest.mark.asyncio
@@ -40,7 +40,7 @@ async def test_the_memory_of_images_is_used_again_once_nobody_has_them(monkeypat
             assert not np.shares_memory(other, kept) and not np.shares_memory(other, row)
         assert np.array_equal(kept, expected) and np.array_equal(row, expected[2, 3:])
         # what is too large to be kept, the system has back with the images
-        monkeypatch.setattr(blocks, "KEPT_BYTES", 1 << 20)
+        monkeypatch.setattr(image_memory, "KEPT_BYTES", 1 << 20)
         many = await pool.render(np.tile(states, (50, 1)), width=200, height=200)
         assert held(pool) > many.nbytes
         del many
@@ -51,16 +51,16 @@ async def test_the_memory_of_images_is_used_again_once_nobody_has_them(monkeypat
 
 
 def rows_of_a_piece(
-    side: int, sheets: blocks.Blocks, state_s: float | None, *, out: bool = False, size: int = 40
+    side: int, sheets: image_memory.Blocks, state_s: float | None, *, out: bool = False, size: int = 40
 ) -> int:
     """How many of a thousand states, of so many numbers, a worker gets at once that takes so long over each."""
-    shape, pace = (1000, side, side), lanes.Pace(60.0)
+    shape, pace = (1000, side, side), queue.Pace(60.0)
     pace.state_s = state_s
     sheet = sheets.sheet(shape, depth=False, segmentation=False)
-    drawing, future = Drawing(side, side, (None,), False, False), asyncio.get_running_loop().create_future()
+    drawing, future = DrawSettings(side, side, (None,), False, False), asyncio.get_running_loop().create_future()
     drawn = (None, sheet.images) if out else (sheet, None)
     states = np.zeros((1000, size))
-    call = lanes.RenderCall(states, drawing, pace, None, None, drawn[0], sheets, drawn[1], future, lambda: None)
+    call = queue.RenderCall(states, drawing, pace, None, None, drawn[0], sheets, drawn[1], future, lambda: None)
     return call.piece_rows
 
 
@@ -68,20 +68,20 @@ def rows_of_a_piece(
 async def test_a_piece_is_drawn_in_a_moment_and_takes_the_loop_no_longer_than_one_that_travels():
     memory = Shared.create()
     assert memory is not None
-    shared, travelling = blocks.Blocks(memory), blocks.Blocks(None)
+    shared, travelling = image_memory.Blocks(memory), image_memory.Blocks(None)
     for sheets in (shared, travelling):
         assert rows_of_a_piece(84, sheets, None) == 1  # who knows how long it takes
         assert rows_of_a_piece(8, sheets, 3600.0) == 1
         assert rows_of_a_piece(8, sheets, 0.03) == 3
-        assert rows_of_a_piece(8, sheets, 1e-6) == lanes.PIECE_ROWS
-        assert rows_of_a_piece(8, sheets, 1e-6, size=1000) == lanes.SENT_BYTES // 8000
-    assert rows_of_a_piece(84, shared, 0.001) == rows_of_a_piece(512, shared, 0.001) == lanes.PIECE_ROWS
+        assert rows_of_a_piece(8, sheets, 1e-6) == queue.PIECE_ROWS
+        assert rows_of_a_piece(8, sheets, 1e-6, size=1000) == queue.SENT_BYTES // 8000
+    assert rows_of_a_piece(84, shared, 0.001) == rows_of_a_piece(512, shared, 0.001) == queue.PIECE_ROWS
     for sheets, out in ((travelling, False), (travelling, True), (shared, True)):
-        assert rows_of_a_piece(84, sheets, 0.001, out=out) == lanes.PIECE_BYTES // (84 * 84 * 3)
+        assert rows_of_a_piece(84, sheets, 0.001, out=out) == queue.PIECE_BYTES // (84 * 84 * 3)
         assert rows_of_a_piece(512, sheets, 0.001, out=out) == 1
     memory.close()
     for timeout_s, rows in ((None, 100), (1.0, 100), (0.2, 50), (0.001, 1)):
-        pace = lanes.Pace(timeout_s)
+        pace = queue.Pace(timeout_s)
         pace.state_s = 0.001
         assert pace.rows == rows
 
@@ -166,7 +166,7 @@ async def test_memory_stays_flat_over_two_hundred_pools():
 CONTEXTS = """
 import os, sys
 import mujoco, numpy as np
-from aioenv.rendering.canvas import Canvas
+from aioenv.rendering.offscreen import Canvas
 from aioenv.rendering.quality import FAST
 def held():
     size = int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -21,11 +21,11 @@ from hypothesis import strategies as st
 
 import aioenv
 from aioenv import speedups
-from aioenv.batching import merge as merging
-from aioenv.batching.infos import Columns, Schema
-from aioenv.batching.merge import merge
-from aioenv.engine.batch import Part
-from aioenv.engine.tails import read_tail
+from aioenv.core.payloads import read_tail
+from aioenv.core.requests import WorkerRequest
+from aioenv.spaces import merge as merging
+from aioenv.spaces.infos import Columns, Schema
+from aioenv.spaces.merge import merge
 
 pytestmark = compiled
 
@@ -194,7 +194,7 @@ def test_a_row_that_the_part_has_not_is_pythons():
 # ------------------------------------------------------------ tails that are not what they were
 
 
-def three_groups() -> tuple[Part, bytes]:
+def three_groups() -> tuple[WorkerRequest, bytes]:
     """Of a worker whose slots are not the first, and of which not all step."""
     ends = Ends(4, 12, {})
     infos = [HOPPER, BEGUN, MORE, HOPPER, BEGUN]
@@ -204,7 +204,7 @@ def three_groups() -> tuple[Part, bytes]:
     return part, tail
 
 
-def check(part: Part, tail: bytes) -> Any:
+def check(part: WorkerRequest, tail: bytes) -> Any:
     """C has the same as Python, or nothing; and with C in its place, what is read is what it is without."""
     got, expected = in_c(part, view(tail)), in_python(part, view(tail))
     if got is not None:

@@ -12,12 +12,12 @@ from process_kit import environment, run_alone
 from stats_kit import SHAPE, Walker, Writer, close_to, needs_sharing, same, samples
 
 import aioenv
+from aioenv.process.launch import START_METHODS
 from aioenv.stats import (
     NormalizeObservation,
     NormalizeReward,
     SharedRunningStats,
 )
-from aioenv.workers.launch import START_METHODS
 
 pytestmark = needs_sharing
 

@@ -10,7 +10,7 @@ import pytest
 import aioenv
 from aioenv.cli import main, tune
 from aioenv.cli.bench import rounds
-from aioenv.machine import usable_cpus
+from aioenv.platform import usable_cpus
 from aioenv.requirements import has_batch
 
 

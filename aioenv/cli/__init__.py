@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import aioenv
-from aioenv.cli.ending import Ended, raised
+from aioenv.cli.ending import CommandEnded, raised
 
 __all__ = ["main"]
 
@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with raised():
             status = _run(argv)
             sys.stdout.flush()
-    except Ended as exc:
+    except CommandEnded as exc:
         with contextlib.suppress(OSError):  # the terminal may be gone
             print(f"\n{exc}", file=sys.stderr)
         return 128 + exc.signum
@@ -70,7 +70,7 @@ def _run(argv: Sequence[str] | None) -> int:
         from aioenv.requirements import check_requirements
 
         check_requirements()
-        from aioenv.host.mujoco_gl import without_mujoco_gl
+        from aioenv.worker.mujoco_gl import without_mujoco_gl
 
         wrong = without_mujoco_gl()  # for whoever draws
         from aioenv.cli import bench, demo, record, trace_view, tune

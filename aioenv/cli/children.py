@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import aioenv
-from aioenv.workers.environment import import_path
+from aioenv.process.environment import import_path
 
 __all__ = ["after_standard_library", "python"]
 

@@ -18,11 +18,11 @@ import numpy.typing as npt
 
 import aioenv
 from aioenv.cli.options import out_file, positive_int, size
-from aioenv.host.physics.source import MujocoSource, find_source, read_state
 from aioenv.loops.progress import progress_bar
 from aioenv.loops.video import TiledVideo, check_name, fps_of
-from aioenv.machine import usable_cpus
-from aioenv.rendering.late_pool import LatePool
+from aioenv.platform import usable_cpus
+from aioenv.rendering.step_pool import StepRenderPool
+from aioenv.state.source import MujocoSource, find_source, read_state
 
 __all__ = ["HELP", "add_arguments", "run"]
 
@@ -196,7 +196,7 @@ async def images_alone(plan: Plan, stack: contextlib.AsyncExitStack) -> Run:
     n = plan.num_envs
     slots = np.arange(n)
     ahead = slots * max(1, len(states) // n)
-    pool = LatePool([source], [0] * n, plan.render)
+    pool = StepRenderPool([source], [0] * n, plan.render)
     await pool.start()
     stack.push_async_callback(pool.close)
 
@@ -238,7 +238,7 @@ async def overlapped(plan: Plan, stack: contextlib.AsyncExitStack, video: TiledV
     return Run("both overlapped", chunk, physics=True, images=True, after=encode)
 
 
-async def draw_states(pool: LatePool, slots: list[int], states: npt.NDArray[np.float64]) -> None:
+async def draw_states(pool: StepRenderPool, slots: list[int], states: npt.NDArray[np.float64]) -> None:
     """Have the pool draw one state a slot.
 
     Raises:

@@ -9,14 +9,14 @@ import time
 from collections.abc import Iterator
 from types import FrameType
 
-__all__ = ["Ended", "raised"]
+__all__ = ["CommandEnded", "raised"]
 
 # For so long after the first, others are not heard: a terminal that is closed sends more than one.
 CLEANUP_S = 3.0
 _SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
 
 
-class Ended(SystemExit):
+class CommandEnded(SystemExit):
     """A signal is to end this process: a SystemExit, which alone, with a KeyboardInterrupt, gets through event loops.
 
     Attributes:
@@ -33,7 +33,7 @@ class Ended(SystemExit):
 
 @contextlib.contextmanager
 def raised() -> Iterator[None]:
-    """Have SIGTERM and SIGHUP raise `Ended` in this block, but where they are ignored (`nohup`) or handled already.
+    """Have SIGTERM and SIGHUP raise `CommandEnded` in this block, unless ignored (`nohup`) or handled already.
 
     Outside of the main thread, which alone may say what signals do, nothing changes.
     """
@@ -47,7 +47,7 @@ def raised() -> Iterator[None]:
         nonlocal heard
         if (now := time.monotonic()) >= heard + CLEANUP_S:
             heard = now
-            raise Ended(signum)
+            raise CommandEnded(signum)
 
     for signum in ours:
         signal.signal(signum, end)

@@ -59,10 +59,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def dimensions(env: str, num_envs: int) -> list[Dimension]:
     """What there is to choose, in the order in which it is tried."""
     from aioenv.cli.bench.ours import has_groups, has_native, registered
-    from aioenv.host.native_tasks import is_native_task
-    from aioenv.machine import usable_cpus
-    from aioenv.memory import AVAILABLE
-    from aioenv.workers.channel import CHANNELS, check_channel
+    from aioenv.ipc.memory import AVAILABLE
+    from aioenv.platform import usable_cpus
+    from aioenv.process.channel import CHANNELS, check_channel
+    from aioenv.worker.native_tasks import is_native_task
 
     cpus = usable_cpus()
     workers = [min(cpus, num_envs), *(n for n in (1, 2 * cpus, 4 * cpus) if n <= num_envs), min(num_envs, MAX_WORKERS)]

@@ -27,16 +27,16 @@ from aioenv.definitions.inspection import (
     submodules,
 )
 from aioenv.definitions.pickling import DefinitionPickler
-from aioenv.definitions.table import Table
+from aioenv.definitions.table import DefinitionTable
 from aioenv.definitions.unsendable import Unsendable
 
-__all__ = ["Collector"]
+__all__ = ["DefinitionCollector"]
 
 
 _Step = tuple[str, Entry]
 
 
-class Collector:
+class DefinitionCollector:
     """Finds what some objects reach.
 
     Args:
@@ -47,7 +47,7 @@ class Collector:
         imports: names of modules that the receiver will import.
     """
 
-    def __init__(self, known: Table | None = None) -> None:
+    def __init__(self, known: DefinitionTable | None = None) -> None:
         self.known = known
         self.namespaces: dict[int, Namespace] = {}
         self.imports: dict[str, None] = {}
@@ -422,7 +422,7 @@ class _Sink:
 class _Trial(DefinitionPickler):
     """Pickles to nowhere, to see what is in a value."""
 
-    def __init__(self, collector: Collector) -> None:
+    def __init__(self, collector: DefinitionCollector) -> None:
         super().__init__(_Sink(), protocol=5, buffer_callback=lambda _: False)
         self._collector = collector
         self.found: list[Any] = []

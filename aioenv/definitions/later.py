@@ -7,18 +7,18 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from aioenv.definitions.collect import Collector
-from aioenv.definitions.emit import Emitter
+from aioenv.definitions.collect import DefinitionCollector
+from aioenv.definitions.emit import DefinitionEmitter
 from aioenv.definitions.entries import Entry, Namespace, Selection, name_of
 from aioenv.definitions.inspection import MAIN_NAMES
 from aioenv.definitions.restore import late, make_transient, worker_global
-from aioenv.definitions.table import Table
+from aioenv.definitions.table import DefinitionTable
 from aioenv.errors import warn_caller
 
 __all__ = ["ParentTable"]
 
 
-class ParentTable(Table):
+class ParentTable(DefinitionTable):
     """The definitions of a snapshot, and those that messages mention later."""
 
     def __init__(self, token: bytes) -> None:
@@ -62,7 +62,7 @@ class ParentTable(Table):
         self._globals = values if known is None else {name: known[name] for name in values if name in known}
 
     def refer(self, value: Any) -> Any:
-        """As `Table`; a definition that only some workers have travels with its code."""
+        """As `DefinitionTable`; a definition that only some workers have travels with its code."""
         number = self.number_of(value)
         if number is None:
             return None
@@ -71,7 +71,7 @@ class ParentTable(Table):
         return self._late.get(number)
 
     def refer_global(self, value: Any, name: str) -> Any:
-        """As `Table`."""
+        """As `DefinitionTable`."""
         known = self._globals or {}
         return (worker_global, (name,)) if name in known and _is_held(known[name], value) else None
 
@@ -98,12 +98,14 @@ class ParentTable(Table):
             self._late[number] = late, (self.token, number, code)
         return self.refer(value)
 
-    def _collect(self, value: Any) -> tuple[Collector, Selection]:
-        collector = Collector(self)
+    def _collect(self, value: Any) -> tuple[DefinitionCollector, Selection]:
+        collector = DefinitionCollector(self)
         collector.imports.update(self._imports)
         return collector, collector.select([collector.reach(value)])
 
-    def _emit(self, collector: Collector, selection: Selection, number: Callable[[Any], int]) -> tuple[bytes, Any]:
+    def _emit(
+        self, collector: DefinitionCollector, selection: Selection, number: Callable[[Any], int]
+    ) -> tuple[bytes, Any]:
         """The pickles of definitions, and the descriptions of their entries."""
         definitions, entries = selection
         for name in map(name_of, filter(self._is_anew, definitions)):
@@ -123,7 +125,7 @@ class ParentTable(Table):
                 entry.target = collector.namespaces[id(entry.target.values)]
                 if entry.target.kind == "main":
                     self._late_globals[entry.name] = _held(entry.value)
-        emitter = Emitter(collector, None)
+        emitter = DefinitionEmitter(collector, None)
         told = emitter.emit_definitions(Selection(definitions, entries), number)
         return emitter.file.getvalue(), told
 

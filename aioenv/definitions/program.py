@@ -14,23 +14,23 @@ from typing import Any, Self
 
 import cloudpickle
 
-from aioenv.definitions.collect import Collector
-from aioenv.definitions.emit import Emitter, source_lines
+from aioenv.definitions.collect import DefinitionCollector
+from aioenv.definitions.emit import DefinitionEmitter, source_lines
 from aioenv.definitions.entries import Root
 from aioenv.definitions.inspection import main_module
 from aioenv.definitions.later import ParentTable
 from aioenv.definitions.payload import CAN_SHARE, Payload
-from aioenv.definitions.restore import HEAD, Code, Located, MainModule, Part
-from aioenv.definitions.table import LiveTable, Table
+from aioenv.definitions.restore import HEAD, Code, CodePart, Located, MainModule
+from aioenv.definitions.table import DefinitionTable, LiveTable
 
-__all__ = ["Program"]
+__all__ = ["CodeSnapshot"]
 
 # Buffers of so many bytes lie in memory that workers map, as do pickles of so many.
 _LARGE_BUFFER = 1 << 16
 _LARGE_PICKLE = 1 << 20
 
 
-class Program:
+class CodeSnapshot:
     """A snapshot of the factories of a vector env, and of all that they reach.
 
     It is taken by the constructor; later changes in the script do not affect it.
@@ -65,7 +65,7 @@ class Program:
         self._spans, self._names, self._specs = spans, tuple(names), tuple(specs)
         token = secrets.token_bytes(HEAD)
         if live:
-            self.table: Table = LiveTable(token, factories)
+            self.table: DefinitionTable = LiveTable(token, factories)
             _look_through(factories)
             return
         self.table = table = ParentTable(token)
@@ -91,7 +91,7 @@ class Program:
 
 def _look_through(factories: Sequence[Any]) -> None:
     """Pickle live factories for trial: shared statistics among their arguments make themselves known then."""
-    collector = Collector()
+    collector = DefinitionCollector()
     for factory in {id(f): f for f in factories}.values():
         with contextlib.suppress(Exception):
             collector.reach(factory)
@@ -103,7 +103,7 @@ class _Writer:
     Args:
         table: for the definitions.
         memory: for large pickles and buffers.
-        names, specs: see `Program`.
+        names, specs: see `CodeSnapshot`.
     """
 
     def __init__(
@@ -111,9 +111,9 @@ class _Writer:
     ) -> None:
         self._table, self._memory = table, memory
         self._main = _main()
-        self._collector = Collector()
-        self._collected: dict[tuple[int, ...], _Collected] = {}
-        self._factory_parts: dict[tuple[int, ...], Part] = {}
+        self._collector = DefinitionCollector()
+        self._collected: dict[tuple[int, ...], _CollectedDefinitions] = {}
+        self._factory_parts: dict[tuple[int, ...], CodePart] = {}
         self._registered, self._specs = self._reach_registered(names, specs)
 
     def write(self, factories: Sequence[Any], spans: Sequence[tuple[int, int]]) -> list[Code]:
@@ -174,7 +174,7 @@ class _Writer:
             part = self._factory_parts[tuple(distinct)] = self._memory_part(emitter, large)
         return collected.code._replace(factories=part, pattern=tuple(number[id(factory)] for factory in mine))
 
-    def _collect(self, roots: Sequence[Root]) -> _Collected:
+    def _collect(self, roots: Sequence[Root]) -> _CollectedDefinitions:
         """The definitions that some factories need: once for all workers whose factories name the same."""
         collector = self._collector
         key = tuple(sorted({*chain(*map(collector.direct, roots))}))
@@ -195,15 +195,15 @@ class _Writer:
             definitions=part,
             specs=[(env_id, self._spec_part(emitter, spec)) for env_id, spec in self._specs],
         )
-        found = self._collected[key] = _Collected(emitter, code)
+        found = self._collected[key] = _CollectedDefinitions(emitter, code)
         return found
 
-    def _spec_part(self, after: Emitter, spec: Any) -> Part:
+    def _spec_part(self, after: DefinitionEmitter, spec: Any) -> CodePart:
         emitter, large = self._emitter(after=after)
         emitter.dump(spec)
         return self._memory_part(emitter, large)
 
-    def _emitter(self, after: Emitter | None = None) -> tuple[Emitter, list[pickle.PickleBuffer]]:
+    def _emitter(self, after: DefinitionEmitter | None = None) -> tuple[DefinitionEmitter, list[pickle.PickleBuffer]]:
         large: list[pickle.PickleBuffer] = []
 
         def on_buffer(buffer: pickle.PickleBuffer) -> bool:
@@ -212,13 +212,13 @@ class _Writer:
             large.append(buffer)
             return False
 
-        return Emitter(self._collector, on_buffer, after), large
+        return DefinitionEmitter(self._collector, on_buffer, after), large
 
-    def _memory_part(self, emitter: Emitter, large: list[pickle.PickleBuffer]) -> Part:
+    def _memory_part(self, emitter: DefinitionEmitter, large: list[pickle.PickleBuffer]) -> CodePart:
         memory = self._memory
         data = emitter.file.getvalue()
         buffers = [memory.add(buffer.raw()) for buffer in large]
-        return Part(memory.append(data) if CAN_SHARE and len(data) >= _LARGE_PICKLE else data, buffers)
+        return CodePart(memory.append(data) if CAN_SHARE and len(data) >= _LARGE_PICKLE else data, buffers)
 
 
 def _dump_by_value(value: Any) -> bytes:
@@ -226,15 +226,15 @@ def _dump_by_value(value: Any) -> bytes:
     return data
 
 
-def _made_anew(data: bytes) -> Program:
+def _made_anew(data: bytes) -> CodeSnapshot:
     factories, spans, names, specs, live = pickle.loads(data)
-    return Program(factories, spans, names=names, specs=specs, live=live)
+    return CodeSnapshot(factories, spans, names=names, specs=specs, live=live)
 
 
-class _Collected:
+class _CollectedDefinitions:
     """Definitions that some workers have in common."""
 
-    def __init__(self, emitter: Emitter, code: Code) -> None:
+    def __init__(self, emitter: DefinitionEmitter, code: Code) -> None:
         self.emitter, self.code = emitter, code
 
 

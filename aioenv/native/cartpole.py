@@ -10,9 +10,9 @@ from gymnasium.envs.classic_control import cartpole, utils
 from gymnasium.utils import seeding
 from gymnasium.vector import AutoresetMode
 
-from aioenv.batching.generators import RNG_WORDS, SEED_WORDS, Generators, generator_of, seed_of, seed_words
 from aioenv.errors import ResetNeededError
 from aioenv.native.infos import final_info
+from aioenv.spaces.generators import RNG_WORDS, SEED_WORDS, Generators, generator_of, seed_of, seed_words
 from aioenv.speedups import within
 
 __all__ = ["CartPoleVectorEnv"]

@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 import mujoco
 
-from aioenv.wire.log_lines import is_new
+from aioenv.ipc.log_lines import is_new
 
 __all__ = ["Model", "log_warnings", "take_model", "tell_warnings"]
 

@@ -12,10 +12,10 @@ from gymnasium.spaces import Box
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 
-from aioenv.batching.autoreset import parse_mode
 from aioenv.native.loading import Model, take_model
 from aioenv.native.sim_pool import SimPool
 from aioenv.native.stepping import Stepping
+from aioenv.spaces.autoreset import parse_mode
 
 __all__ = ["NativeMujocoEnv"]
 

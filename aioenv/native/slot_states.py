@@ -10,7 +10,7 @@ import numpy.typing as npt
 from gymnasium.utils import seeding
 from gymnasium.vector import AutoresetMode
 
-from aioenv.batching.generators import RNG_WORDS, SEED_WORDS, Generators, generator_of, seed_of, seed_words
+from aioenv.spaces.generators import RNG_WORDS, SEED_WORDS, Generators, generator_of, seed_of, seed_words
 
 if TYPE_CHECKING:
     from aioenv.native.sim_pool import SimPool

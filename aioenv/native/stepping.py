@@ -9,11 +9,11 @@ import numpy.typing as npt
 from gymnasium.utils import seeding
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from aioenv.batching.seeds import spread_seeds
 from aioenv.errors import ClosedError, ResetNeededError
 from aioenv.native.hooks import check_columns, check_controls, check_obs, check_outcome, check_start
 from aioenv.native.infos import final_info, leave_out, merge_infos, own, whole
 from aioenv.native.task import Array, Slots, Task
+from aioenv.spaces.seeds import spread_seeds
 
 __all__ = ["Stepping"]
 

@@ -10,19 +10,19 @@ import mujoco
 import numpy as np
 import numpy.typing as npt
 
-from aioenv.host.physics.assets import Assets
-from aioenv.host.physics.edits import set_field, write_fields
-from aioenv.host.physics.source import MujocoSource, load_model, patch_model, read_state
-from aioenv.host.service import Reply
-from aioenv.rendering import shelf
-from aioenv.rendering.cameras import Eye, of_source
-from aioenv.rendering.canvas import Canvas
+from aioenv.ipc.messages import load
+from aioenv.rendering import context_pool
+from aioenv.rendering.cameras import ResolvedCamera, of_source
 from aioenv.rendering.config import RenderConfig
 from aioenv.rendering.contexts import opengl_name
-from aioenv.rendering.drawing import Edits, Images, load_sources
+from aioenv.rendering.draw_requests import Edits, ImageArrays, load_sources
 from aioenv.rendering.drawing_service import DrawingService
+from aioenv.rendering.offscreen import OffscreenRenderer
 from aioenv.rendering.quality import parse_quality
-from aioenv.wire.messages import load
+from aioenv.state.assets import Assets
+from aioenv.state.model_edits import set_field, write_fields
+from aioenv.state.source import MujocoSource, load_model, patch_model, read_state
+from aioenv.worker.service import Reply
 
 __all__ = ["BatchRenderer", "RenderService", "SourceRenderer"]
 
@@ -52,7 +52,7 @@ class SourceRenderer:
         self._assets: Assets = Assets(self._model, None if base is None else base._assets, kinds)
         quality = parse_quality(config.quality)
         quality.prepare_model(self._model)
-        self._eyes = [Eye(of_source(self._model, source.view, camera)) for camera in config.cameras]
+        self._eyes = [ResolvedCamera(of_source(self._model, source.view, camera)) for camera in config.cameras]
         self._option = mujoco.MjvOption()
         for flag, value in source.visual_options:
             self._option.flags[flag] = value
@@ -61,16 +61,16 @@ class SourceRenderer:
         self._own = np.empty(mujoco.mj_stateSize(self._model, self._spec))
         self._more = source.state_size - self._first - len(self._own)
         self._worn = np.empty(0)  # what the fields were set to last
-        self._canvas = shelf.take(self._model, self._assets, quality, source.max_geom)
+        self._canvas = context_pool.take(self._model, self._assets, quality, source.max_geom)
         self._canvas.make_current()
         self.drawn_by = opengl_name()
 
     @property
-    def canvas(self) -> Canvas:
+    def canvas(self) -> OffscreenRenderer:
         """What it draws in, maybe with others; `draw` takes it to be current."""
         return self._canvas
 
-    def draw(self, state: npt.NDArray[np.float64], edits: dict[str, Any], out: Images) -> None:
+    def draw(self, state: npt.NDArray[np.float64], edits: dict[str, Any], out: ImageArrays) -> None:
         """Draw one state into `out`, of shape (cameras, height, width), in the context that is current.
 
         Args:
@@ -90,7 +90,7 @@ class SourceRenderer:
             set_field(self._model, name, value)
         self._draw(self._model, out)
 
-    def draw_env(self, model: mujoco.MjModel, data: mujoco.MjData, out: Images) -> None:
+    def draw_env(self, model: mujoco.MjModel, data: mujoco.MjData, out: ImageArrays) -> None:
         """Draw the state of an env, whose data are left as they are.
 
         Args:
@@ -103,7 +103,7 @@ class SourceRenderer:
         self._canvas.make_current()  # the env may draw, too
         self._draw(model, out)
 
-    def _draw(self, model: mujoco.MjModel, out: Images) -> None:
+    def _draw(self, model: mujoco.MjModel, out: ImageArrays) -> None:
         data, canvas = self._data, self._canvas
         try:
             # all derived quantities, tendons, flexes and lights included; a tenth of the cost of the smallest image
@@ -123,7 +123,7 @@ class SourceRenderer:
 
     def close(self) -> None:
         """Free the OpenGL context, unless others draw in it."""
-        shelf.give_back(self._canvas)
+        context_pool.give_back(self._canvas)
 
 
 class BatchRenderer:
@@ -178,7 +178,7 @@ class BatchRenderer:
         which: Sequence[int | bytes],
         states: Sequence[npt.NDArray[np.float64]],
         edits: Edits,
-        images: Images,
+        images: ImageArrays,
         rows: Sequence[int],
     ) -> None:
         """Draw k states.

@@ -7,9 +7,9 @@ from typing import Any, TypeAlias
 import mujoco
 import numpy as np
 
-from aioenv.host.physics.source import CameraView
+from aioenv.state.source import CameraView
 
-__all__ = ["Camera", "Eye", "View", "find_camera", "make_camera", "of_source"]
+__all__ = ["Camera", "ResolvedCamera", "View", "find_camera", "make_camera", "of_source"]
 
 # What users write: a camera of the model by name or number (-1 or None: the free one), or one of their own.
 Camera: TypeAlias = "str | int | mujoco.MjvCamera | None"
@@ -85,7 +85,7 @@ def of_source(model: mujoco.MjModel, view: CameraView, asked: str | int | None) 
     return _fixed(view.fixed) if view.fixed >= 0 else _free(view.settings)
 
 
-class Eye:
+class ResolvedCamera:
     """What a view is drawn from, again and again."""
 
     def __init__(self, view: View) -> None:

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from aioenv.host.service import Begun, Reply
+from aioenv.ipc.frames import Frame, Header, Kind
+from aioenv.rendering.buffer_mapper import BufferMapper
 from aioenv.rendering.contexts import opengl_name
-from aioenv.rendering.easel import Easel
-from aioenv.wire.frames import Frame, Header, Kind
+from aioenv.worker.service import PartialStep, Reply
 
 __all__ = ["DrawingService"]
 
@@ -25,7 +25,7 @@ class DrawingService:
 
     def __init__(self, state_size: int) -> None:
         self._state_size = state_size
-        self._easel = Easel()
+        self._easel = BufferMapper()
 
     def describe(self) -> str:
         """The name of the OpenGL implementation, if it can be had."""
@@ -41,13 +41,13 @@ class DrawingService:
     def express(self) -> None:
         """None: nothing is stepped."""
 
-    def handle(self, frame: Frame | Begun) -> Reply:
+    def handle(self, frame: Frame | PartialStep) -> Reply:
         """Answer a RENDER.
 
         Raises:
             ValueError: if it is another request.
         """
-        if isinstance(frame, Begun) or frame.kind is not Kind.RENDER:
+        if isinstance(frame, PartialStep) or frame.kind is not Kind.RENDER:
             raise ValueError(f"a render worker has no answer to {frame.kind.name}")
         data = bytearray().join(frame.fixed)  # MuJoCo 3 takes no state that is read-only
         states = np.frombuffer(data, np.float64).reshape(len(data) // (8 * self._state_size), self._state_size)

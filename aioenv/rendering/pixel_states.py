@@ -14,13 +14,13 @@ import numpy.typing as npt
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 
-from aioenv.batching.large_boxes import batch
-from aioenv.host.physics.batch import find_physics
-from aioenv.host.vector.access import steps_some
-from aioenv.host.vector.making import make_vector_env
-from aioenv.host.vector.results import reset_result, step_result
 from aioenv.rendering.config import RenderConfig
 from aioenv.rendering.pixels import PixelsRefused, beside, space_beside
+from aioenv.spaces.large_boxes import batch
+from aioenv.state.physics_batch import find_physics
+from aioenv.worker.vector.access import steps_some
+from aioenv.worker.vector.making import make_vector_env
+from aioenv.worker.vector.results import reset_result, step_result
 
 __all__ = ["PixelStates", "with_pixel_states"]
 

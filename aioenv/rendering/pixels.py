@@ -18,15 +18,15 @@ import numpy.typing as npt
 from gymnasium import Env, Space, Wrapper, spaces
 from gymnasium.utils import RecordConstructorArgs
 
-from aioenv.host import running
-from aioenv.host.making import what_is_no_env
-from aioenv.host.physics.assets import LATE
-from aioenv.host.physics.source import MujocoSource, find_source, has_source
-from aioenv.host.physics.subject import Subject
 from aioenv.rendering.config import RenderConfig
-from aioenv.rendering.drawing import Images
+from aioenv.rendering.draw_requests import ImageArrays
 from aioenv.rendering.image_wrappers import PixelsRefused, of_images, put_around, warn_of_replaced
 from aioenv.rendering.tiles import side_by_side
+from aioenv.state.assets import LATE
+from aioenv.state.env_renderable import EnvRenderable
+from aioenv.state.source import MujocoSource, find_source, has_source
+from aioenv.worker import current_row
+from aioenv.worker.making import what_is_no_env
 
 if TYPE_CHECKING:
     from aioenv.rendering.batch_renderer import SourceRenderer
@@ -60,9 +60,9 @@ class PixelObservation(Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
         self._renderer: _Shared | None = None
         source = find_source(env, by_camera=config.by_camera)
         self._state_size = 0
-        self._subject: Subject | None = None
+        self._subject: EnvRenderable | None = None
         if source is not None:
-            self._subject = Subject(env, source, by_camera=config.by_camera, looks=config.edits)
+            self._subject = EnvRenderable(env, source, by_camera=config.by_camera, looks=config.edits)
         shape: tuple[int, ...] = (*config.shape, 3)
         if source is None:
             shape = own_shape if own_shape is not None else _shape_of_own_images(env, config)
@@ -128,7 +128,7 @@ class PixelObservation(Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
             self._change_renderer(subject.source)
             if subject.late:
                 subject.told()
-                logging.getLogger(None if running.alone() else "aioenv.workers").warning(LATE)
+                logging.getLogger(None if current_row.alone() else "aioenv.workers").warning(LATE)
         return self._draw_model()
 
     def _draw_model(self) -> npt.NDArray[np.uint8]:
@@ -136,7 +136,7 @@ class PixelObservation(Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
         return self._renderer.draw(self._base.model, self._base.data, self._shape)
 
     @property
-    def subject(self) -> Subject | None:
+    def subject(self) -> EnvRenderable | None:
         """What it is drawn from; None if the env draws itself."""
         return self._subject
 
@@ -162,14 +162,14 @@ class PixelObservation(Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
         super().close()
 
 
-class _Known(threading.local):
+class _KnownShapes(threading.local):
     """Those of this thread, which alone may draw with them: a worker may be one of its parent's."""
 
     def __init__(self) -> None:
         self.all: list[_Shared] = []
 
 
-_known = _Known()
+_known = _KnownShapes()
 
 
 class _Shared:
@@ -214,7 +214,7 @@ class _Shared:
         """A new image of an env's state."""
         image: npt.NDArray[np.uint8] = np.empty(shape, np.uint8)
         views = image if image.ndim == 4 else image[None]
-        self._renderer.draw_env(model, data, Images(views, None, None))
+        self._renderer.draw_env(model, data, ImageArrays(views, None, None))
         return image
 
 

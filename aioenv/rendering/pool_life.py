@@ -9,20 +9,20 @@ from itertools import count
 from typing import Self
 
 from aioenv.errors import ClosedError
-from aioenv.rendering.crew import Crew, WithCrew
-from aioenv.rendering.lanes import Lane
-from aioenv.trace.timeline import Trace, Traced, wanted
-from aioenv.workers.startable import Startable
+from aioenv.process.async_resource import AsyncResource
+from aioenv.rendering.queue import RenderQueue
+from aioenv.rendering.workers import HasRenderWorkers, RenderWorkers
+from aioenv.tracing.timeline import Trace, Traced, wanted
 
 __all__ = ["PoolLife"]
 
 
-class PoolLife(Startable, Traced, WithCrew):
+class PoolLife(AsyncResource, Traced, HasRenderWorkers):
     """The workers of a pool, as something that is started and closed.
 
     Args:
         crew: the workers.
-        timeout_s, retry: see `Lane`.
+        timeout_s, retry: see `RenderQueue`.
 
     Attributes:
         closed: whether `close` has been called.
@@ -30,11 +30,11 @@ class PoolLife(Startable, Traced, WithCrew):
 
     _noun = "render pool"
 
-    def __init__(self, crew: Crew, timeout_s: float | None, retry: bool) -> None:
+    def __init__(self, crew: RenderWorkers, timeout_s: float | None, retry: bool) -> None:
         self._crew = crew
         self._timeout_s = timeout_s
         self._retry = retry
-        self._lanes: list[Lane] = []
+        self._lanes: list[RenderQueue] = []
         self._number: Callable[[], int] = count(1).__next__  # of the next call, in a timeline
 
     def __repr__(self) -> str:
@@ -56,7 +56,7 @@ class PoolLife(Startable, Traced, WithCrew):
         crew = self._crew
         path = wanted()
         await crew.start()
-        lanes = [Lane(worker, crew.restarter, self._timeout_s, self._retry) for worker in crew.workers]
+        lanes = [RenderQueue(worker, crew.restarter, self._timeout_s, self._retry) for worker in crew.workers]
         crew.on_death = lambda worker: lanes[worker.index].on_death(worker)
         self._lanes = lanes
         if path is not None:

@@ -11,20 +11,20 @@ import mujoco
 import numpy as np
 import numpy.typing as npt
 
-from aioenv.host.physics.edits import field_of, loosened, set_field
-from aioenv.host.physics.source import load_model
-from aioenv.host.service import Reply
-from aioenv.rendering.cameras import Eye
-from aioenv.rendering.canvas import TEXTURED, Canvas
-from aioenv.rendering.drawing import Drawing, Images, dump_time, load_request
+from aioenv.rendering.cameras import ResolvedCamera
+from aioenv.rendering.draw_requests import DrawSettings, ImageArrays, dump_time, load_request
 from aioenv.rendering.drawing_service import DrawingService
+from aioenv.rendering.offscreen import TEXTURED, OffscreenRenderer
 from aioenv.rendering.quality import RenderQuality
 from aioenv.rendering.scene_option import make_option
+from aioenv.state.model_edits import field_of, loosened, set_field
+from aioenv.state.source import load_model
+from aioenv.worker.service import Reply
 
-__all__ = ["PoolService", "Wardrobe"]
+__all__ = ["ModderStack", "PoolService"]
 
 
-class Wardrobe:
+class ModderStack:
     """The looks that modders give a model, one at a time.
 
     A look is a function of the pool's seed, the slot and how often the slot was randomised: it depends neither on what
@@ -36,7 +36,7 @@ class Wardrobe:
         seed: the pool's.
     """
 
-    def __init__(self, modders: Sequence[Callable[..., Any]], canvas: Canvas, seed: int) -> None:
+    def __init__(self, modders: Sequence[Callable[..., Any]], canvas: OffscreenRenderer, seed: int) -> None:
         self._seed = seed
         self._canvas = canvas
         self._edited: set[int] = set()  # textures that OpenGL does not know of yet
@@ -102,9 +102,9 @@ class PoolService(DrawingService):
         super().__init__(mujoco.mj_stateSize(self._model, state_spec))
         self._data = mujoco.MjData(self._model)
         self._spec = state_spec
-        self._canvas = Canvas(self._model, quality)
+        self._canvas = OffscreenRenderer(self._model, quality)
         try:
-            self._wardrobe = Wardrobe(modders, self._canvas, seed)
+            self._wardrobe = ModderStack(modders, self._canvas, seed)
         except BaseException:
             self._canvas.close()
             raise
@@ -115,7 +115,7 @@ class PoolService(DrawingService):
         a_state = (len(drawing.views), drawing.height, drawing.width)
         kinds = {"depth": drawing.depth, "segmentation": drawing.segmentation}
         images, rows = self._easel.put_up(rest.where, len(states), a_state, **kinds)
-        eyes = [Eye(view) for view in drawing.views]
+        eyes = [ResolvedCamera(view) for view in drawing.views]
         option = make_option(drawing.option)
         for number, (state, row) in enumerate(zip(states, rows, strict=True)):
             if rest.looks is not None:
@@ -130,10 +130,10 @@ class PoolService(DrawingService):
     def _draw(
         self,
         state: npt.NDArray[np.float64],
-        drawing: Drawing,
+        drawing: DrawSettings,
         option: mujoco.MjvOption,
-        eyes: Sequence[Eye],
-        images: Images,
+        eyes: Sequence[ResolvedCamera],
+        images: ImageArrays,
     ) -> None:
         mujoco.mj_setState(self._model, self._data, state, self._spec)
         try:

@@ -13,12 +13,12 @@ import mujoco
 import numpy as np
 import numpy.typing as npt
 
-from aioenv.host.physics.source import dump_model
-from aioenv.memory import check_transport
+from aioenv.ipc.memory import check_transport
 from aioenv.native.loading import Model, take_model
-from aioenv.rendering.asking import (
+from aioenv.process.restart import RestartPolicy
+from aioenv.rendering.arguments import (
     MAX_SLOTS,
-    How,
+    DrawOptions,
     States,
     check_data,
     check_devices,
@@ -34,17 +34,17 @@ from aioenv.rendering.asking import (
     take_states,
 )
 from aioenv.rendering.backends import candidates
-from aioenv.rendering.blocks import Blocks
 from aioenv.rendering.cameras import Camera, find_camera
 from aioenv.rendering.config import check_int
-from aioenv.rendering.crew import Crew
-from aioenv.rendering.drawing import Drawing, Sheet
-from aioenv.rendering.lanes import Pace, RenderCall
+from aioenv.rendering.draw_requests import DrawSettings, ImageBuffer
+from aioenv.rendering.image_memory import ImageMemory
 from aioenv.rendering.pool_life import PoolLife
 from aioenv.rendering.pool_service import PoolService
 from aioenv.rendering.quality import Quality, parse_quality
+from aioenv.rendering.queue import DrawRate, RenderCall
 from aioenv.rendering.scene_option import describe_option
-from aioenv.workers.restart import RestartPolicy
+from aioenv.rendering.workers import RenderWorkers
+from aioenv.state.source import dump_model
 
 __all__ = ["RenderPool"]
 
@@ -58,7 +58,7 @@ class _Turn(NamedTuple):
     """The sheet of a call with copy=False."""
 
     key: Any  # what they suit
-    sheet: Sheet
+    sheet: ImageBuffer
     call: RenderCall
 
 
@@ -158,7 +158,7 @@ class RenderPool(PoolLife):
         self._last = np.empty((0, self.state_size))  # the state that was given last for each slot
         entropy = secrets.randbits(63) if seed is None else int(seed)
         try:
-            crew = Crew(
+            crew = RenderWorkers(
                 partial(PoolService, dump_model(self.model), self.state_spec, parse_quality(quality), modders, entropy),
                 self.num_workers,
                 backends=candidates(backend, chosen),
@@ -179,14 +179,14 @@ class RenderPool(PoolLife):
                 f"modder: it can't be sent to a worker, something of it does not pickle: {exc.__cause__}"
             ) from exc
         super().__init__(crew, timeout_s, retry)
-        self._blocks = Blocks(None)
-        self._pace = lru_cache(MAX_PACES)(lambda *kind: Pace(timeout_s))
+        self._blocks = ImageMemory(None)
+        self._pace = lru_cache(MAX_PACES)(lambda *kind: DrawRate(timeout_s))
         self._turns: deque[_Turn] = deque(maxlen=TURNS)  # what copy=False hands out
         self.closed = False
 
     async def _start(self) -> None:
         await super()._start()
-        self._blocks = Blocks(self._crew.memory)
+        self._blocks = ImageMemory(self._crew.memory)
 
     async def _close(self) -> None:
         try:
@@ -204,11 +204,16 @@ class RenderPool(PoolLife):
         *,
         depth: Literal[False] = False,
         segmentation: Literal[False] = False,
-        **how: Unpack[How],
+        **how: Unpack[DrawOptions],
     ) -> npt.NDArray[np.uint8]: ...
     @overload
     async def render(
-        self, states: States | None = None, *, depth: bool = False, segmentation: bool = False, **how: Unpack[How]
+        self,
+        states: States | None = None,
+        *,
+        depth: bool = False,
+        segmentation: bool = False,
+        **how: Unpack[DrawOptions],
     ) -> Any: ...
     async def render(
         self,
@@ -283,11 +288,16 @@ class RenderPool(PoolLife):
         *,
         depth: Literal[False] = False,
         segmentation: Literal[False] = False,
-        **how: Unpack[How],
+        **how: Unpack[DrawOptions],
     ) -> asyncio.Future[npt.NDArray[np.uint8]]: ...
     @overload
     def submit(
-        self, states: States | None = None, *, depth: bool = False, segmentation: bool = False, **how: Unpack[How]
+        self,
+        states: States | None = None,
+        *,
+        depth: bool = False,
+        segmentation: bool = False,
+        **how: Unpack[DrawOptions],
     ) -> asyncio.Future[Any]: ...
     def submit(
         self,
@@ -337,7 +347,7 @@ class RenderPool(PoolLife):
         if self._randomises:
             self._randomised[numbers] += randomize
             looks = np.stack([numbers, self._randomised[numbers]], axis=1)
-        drawing = Drawing(width, height, views, depth, segmentation, option)
+        drawing = DrawSettings(width, height, views, depth, segmentation, option)
         turn = None if copy or filled is not None else self._take_turn((shape, depth, segmentation))
         sheet = None if filled is not None else turn or self._blocks.sheet(shape, **kinds)
         arrays = (filled if sheet is None else sheet.images).arrays  # type: ignore[union-attr]
@@ -386,7 +396,7 @@ class RenderPool(PoolLife):
             self._last = np.concatenate([self._last, np.broadcast_to(initial, (more, self.state_size))])
             self._randomised = np.concatenate([self._randomised, np.zeros(more, np.int64)])
 
-    def _take_turn(self, key: Any) -> Sheet | None:
+    def _take_turn(self, key: Any) -> ImageBuffer | None:
         """The sheet of the call before the last one, if it suits and nothing is drawn on it any more."""
         if len(self._turns) == TURNS:
             turn = self._turns[0]

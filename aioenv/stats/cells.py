@@ -13,7 +13,7 @@ from numpy import add, multiply, subtract
 from aioenv.stats.block import SharedBlock
 from aioenv.stats.moments import Floats, Moments, combine, moments_of
 
-__all__ = ["Cell", "Table"]
+__all__ = ["Cell", "MomentsTable"]
 
 _HEAD = 3  # count, weight, epoch
 # Where stores are seen in the order in which they were made, a reader needs no lock.
@@ -213,7 +213,7 @@ def _bits(size: int) -> int:
     return 5 if size <= 128 else 3 if size <= 1024 else 1
 
 
-class Table:
+class MomentsTable:
     """The layout of a block: a flag, one cell for all, one for each slot."""
 
     def __init__(self, shape: tuple[int, ...], num_slots: int, block: SharedBlock) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from aioenv.stats import here
 from aioenv.stats.block import SharedBlock, can_share
-from aioenv.stats.cells import Table
+from aioenv.stats.cells import MomentsTable
 from aioenv.stats.moments import Floats, Moments, combine, merge, moments_of
 
 __all__ = ["SharedRunningStats", "SlotStats"]
@@ -76,7 +76,7 @@ class SharedRunningStats:
         if live and not shared:
             raise RuntimeError("live=True takes shared memory: use slots, and `exchange` once a step")
         lengths = tuple(map(int, lengths))
-        block = SharedBlock(Table.size(lengths, num_slots or 0), shared=shared)
+        block = SharedBlock(MomentsTable.size(lengths, num_slots or 0), shared=shared)
         self._set_up(lengths, num_slots or 0, live, float(decay), block)
         if not shared:
             here.copies[self.key] = self
@@ -88,7 +88,7 @@ class SharedRunningStats:
         self.decay = decay
         self.shared = block.shared
         self.key = block.key
-        self._table = Table(shape, num_slots, block)
+        self._table = MomentsTable(shape, num_slots, block)
 
     def __repr__(self) -> str:
         kind = "live" if self.live else f"{self.num_slots} slots"
@@ -326,8 +326,8 @@ class SharedRunningStats:
         old = self._table
         if self.closed:
             return
-        block = SharedBlock(Table.size(self.shape, self.num_slots), shared=False)
-        self._table = Table(self.shape, self.num_slots, block)
+        block = SharedBlock(MomentsTable.size(self.shape, self.num_slots), shared=False)
+        self._table = MomentsTable(self.shape, self.num_slots, block)
         self._table.whole.write(old.whole.read()[0], 0)
         self._table.flag[0] = old.flag[0]
         block.close()
@@ -361,7 +361,7 @@ def _rebuild(
         return known
     stats = SharedRunningStats.__new__(SharedRunningStats)
     if block is None:
-        block = SharedBlock(Table.size(shape, num_slots), shared=False)
+        block = SharedBlock(MomentsTable.size(shape, num_slots), shared=False)
     stats._set_up(shape, num_slots, live, decay, block)
     if state is not None:
         stats.load_state_dict(state)

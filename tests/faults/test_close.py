@@ -16,7 +16,7 @@ from gymnasium import spaces
 from process_kit import run_alone
 
 import aioenv
-from aioenv.workers.launch import START_METHODS
+from aioenv.process.launch import START_METHODS
 
 
 class Sleeper(gym.Env):

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import aioenv
-from aioenv.rendering.watch import Watch
+from aioenv.rendering.watchdog import Watchdog
 from faults.play import within
 
 TIMEOUT_S = 2.5
@@ -164,7 +164,7 @@ async def test_of_images_that_are_observations(on_timeout):
 async def test_who_is_late_and_who_is_not():
     loop = asyncio.get_running_loop()
     late: asyncio.Queue[float] = asyncio.Queue()
-    watch = Watch(0.05, lambda: late.put_nowait(loop.time()))
+    watch = Watchdog(0.05, lambda: late.put_nowait(loop.time()))
     watch.sent()
     watch.came(died=False)  # else its first answer may take longer
     watch.sent()

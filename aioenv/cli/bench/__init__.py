@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aioenv.cli.options import out_file, picture_file, positive_float, positive_int
-from aioenv.workers.channel import CHANNELS
-from aioenv.workers.launch import START_METHODS
+from aioenv.process.channel import CHANNELS
+from aioenv.process.launch import START_METHODS
 
 if TYPE_CHECKING:
     from aioenv.cli.bench.figures import Figure

@@ -14,7 +14,7 @@ from gymnasium.vector.utils import batch_space, iterate
 
 from aioenv.cli.bench.common import NotApplicable
 from aioenv.cli.bench.tasks import Measured, Task, clock_blocking
-from aioenv.machine import usable_cpus
+from aioenv.platform import usable_cpus
 
 __all__ = ["bare_lockstep", "bare_loop", "bare_loops"]
 

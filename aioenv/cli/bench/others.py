@@ -10,7 +10,7 @@ import numpy as np
 
 from aioenv.cli.bench.common import NotApplicable, refuse_many_processes
 from aioenv.cli.bench.tasks import SYNTHETIC, Measured, Task, clock_blocking
-from aioenv.machine import usable_cpus
+from aioenv.platform import usable_cpus
 
 __all__ = ["envpool", "pufferlib", "sb3_aioenv", "sb3_dummy", "sb3_subproc", "tianshou_subproc", "torchrl_parallel"]
 

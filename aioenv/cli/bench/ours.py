@@ -18,11 +18,11 @@ import aioenv
 from aioenv.cli.bench.common import NotApplicable, stepped
 from aioenv.cli.bench.policies import TwoLayers
 from aioenv.cli.bench.tasks import ACTION_BATCHES, SYNTHETIC, Measured, Passes, Task, clock_async, part
-from aioenv.cli.ending import Ended
+from aioenv.cli.ending import CommandEnded
 from aioenv.cli.options import import_here
-from aioenv.host.native_tasks import is_native_task
-from aioenv.machine import usable_cpus
+from aioenv.platform import usable_cpus
 from aioenv.requirements import has_batch
+from aioenv.worker.native_tasks import is_native_task
 
 __all__ = [
     "aioenv_asyncio",
@@ -234,7 +234,7 @@ def registered(env: str) -> EnvSpec:
     if colon:
         try:
             import_here(module)
-        except (ImportError, Ended):
+        except (ImportError, CommandEnded):
             raise
         except (Exception, SystemExit) as exc:
             raise ImportError(f"importing {module}: {type(exc).__name__}: {exc}") from exc

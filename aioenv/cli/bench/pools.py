@@ -16,7 +16,7 @@ import aioenv
 from aioenv.cli.bench.common import NotApplicable
 from aioenv.cli.bench.tasks import Passes, Task
 from aioenv.cli.children import python
-from aioenv.machine import usable_cpus
+from aioenv.platform import usable_cpus
 from aioenv.rendering.backends import candidates, environment
 from aioenv.rendering.quality import parse_quality
 
@@ -103,7 +103,7 @@ def bare_images(quality: QualityName, count: int | None, alike: bool, task: Task
         alike: whether they draw with what the pool draws with; else with MuJoCo's own.
     """
     pool, states = _states(task)
-    from aioenv.host.physics.source import dump_model
+    from aioenv.state.source import dump_model
 
     how = parse_quality(quality), SIDE, task.warm_up_s, task.seconds, alike
     what = (dump_model(pool.model), pool.state_spec, states, *how)

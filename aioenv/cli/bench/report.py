@@ -12,7 +12,7 @@ import aioenv
 from aioenv.cli.bench.contenders import CONTENDERS
 from aioenv.cli.bench.figures import Figure
 from aioenv.cli.bench.rounds import Outcomes
-from aioenv.machine import usable_cpus
+from aioenv.platform import usable_cpus
 
 __all__ = [
     "BASELINES",
