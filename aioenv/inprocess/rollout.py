@@ -18,7 +18,7 @@ from aioenv.rollout.backend import InitialState, StepOutcome
 from aioenv.spaces.infos import Columns
 from aioenv.spaces.layout import Arrays
 from aioenv.spaces.merge import merge
-from aioenv.worker.vector.access import with_rows
+from aioenv.worker.vector_access import with_rows
 
 __all__ = ["InProcessGroup", "InProcessRollout"]
 
