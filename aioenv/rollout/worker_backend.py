@@ -14,8 +14,7 @@ from aioenv.process.life import LIVING, WorkerState
 from aioenv.process.supervisor import Worker
 from aioenv.rollout.backend import InitialState
 from aioenv.rollout.groups import Group, of_slots
-from aioenv.spaces.infos import Columns
-from aioenv.spaces.merge import merge
+from aioenv.spaces.infos import Columns, merge
 
 if TYPE_CHECKING:
     from aioenv.core.scheduler import RequestScheduler
