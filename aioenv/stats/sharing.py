@@ -38,7 +38,7 @@ __all__ = [
     "uncounted",
 ]
 
-PATIENCE_S = 5.0
+LOCK_TIMEOUT_S = 5.0
 _PAUSE_S = 20e-6
 HEADER = 64  # bytes before the data: who made this
 _MAGIC = struct.Struct("<16s16sQ")  # a name, a random key, the size of the data
@@ -140,9 +140,9 @@ class SharedBlock:
                 try:
                     return flock(self._fd, self._how)
                 except BlockingIOError:
-                    if time.monotonic() - began > PATIENCE_S:
+                    if time.monotonic() - began > LOCK_TIMEOUT_S:
                         raise TimeoutError(
-                            f"another process has held the lock of shared statistics for {PATIENCE_S} s: it hangs or "
+                            f"another process has held the lock of shared statistics for {LOCK_TIMEOUT_S} s: it hangs or "
                             "is stopped, and the lock is free when it ends"
                         ) from None
         except BaseException:
