@@ -142,8 +142,8 @@ class SharedBlock:
                 except BlockingIOError:
                     if time.monotonic() - began > LOCK_TIMEOUT_S:
                         raise TimeoutError(
-                            f"another process has held the lock of shared statistics for {LOCK_TIMEOUT_S} s: it hangs or "
-                            "is stopped, and the lock is free when it ends"
+                            f"another process has held the lock of shared statistics for {LOCK_TIMEOUT_S} s: it hangs "
+                            "or is stopped, and the lock is free when it ends"
                         ) from None
         except BaseException:
             self.release()
