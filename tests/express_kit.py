@@ -62,7 +62,7 @@ class Peer:
         self.on_death: Any = None
         self.encoder, self.decoder = Encoder(), Decoder()
         self.skip = 0  # bytes that come before the first request
-        self._identity = failures.Identity("peer", None, slots, "")
+        self._identity = failures.WorkerIdentity("peer", None, slots, "")
         self.receiving = asyncio.create_task(self.channel.receive(self._on_frame))
 
     def failure(self, failure: Failure) -> SlotError:
