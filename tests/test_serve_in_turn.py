@@ -30,8 +30,7 @@ from aioenv.ipc.messages import (
     load_columns,
     load_step,
 )
-from aioenv.spaces.infos import MAX_SCHEMAS, ColumnGroup
-from aioenv.spaces.merge import SchemaTable, merge
+from aioenv.spaces.infos import MAX_SCHEMAS, ColumnGroup, SchemaTable, merge
 from aioenv.worker import env_service
 from aioenv.worker.env_service import EnvService
 from aioenv.worker.service import PartialStep

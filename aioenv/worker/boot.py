@@ -48,10 +48,10 @@ def run_worker(
     wait for threads that envs have left running.
     """
     fds = secure_descriptors(read_fd, write_fd)
-    from aioenv import nested
+    from aioenv.platform import declare_worker_process
     from aioenv.worker.loop import run
 
-    nested.declare()
+    declare_worker_process()
     run(*fds, row_mark_fd, memory_fd, variables_before)
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):

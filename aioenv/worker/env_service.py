@@ -17,7 +17,7 @@ from gymnasium.vector import AutoresetMode
 from aioenv.ipc.frames import MAX_FIXED_BYTES, Frame, new_tuple
 from aioenv.ipc.messages import Failure, LostRow, ResetRequest, StepReply, dump, dump_columns, load, load_step
 from aioenv.spaces.autoreset import Autoreset, Stepped
-from aioenv.spaces.gather import Gatherer
+from aioenv.spaces.infos import Gatherer
 from aioenv.spaces.layout import Layout
 from aioenv.spaces.shared_layout import SharedBatch, SharedLayout
 from aioenv.state.assets import Looks
@@ -25,9 +25,8 @@ from aioenv.state.checkpoint import Checkpoints, RowCheckpoint
 from aioenv.state.render_source import EnvRenderable, MujocoSource, subject_of
 from aioenv.state.snapshot import Misfit, RawState, read_snapshot, write_snapshot
 from aioenv.state.wrapper_stack import REMEDY
-from aioenv.stats import here
-from aioenv.stats.here import uncounted
-from aioenv.stats.seed_plan import SeedPlan
+from aioenv.stats.counters import SeedPlan
+from aioenv.stats.sharing import copies, uncounted
 from aioenv.worker import worker_context
 from aioenv.worker.description import EnvDescription, FirstCheckpoints, checked, describe_envs
 from aioenv.worker.row_buffers import Actions, ResultRows
@@ -452,12 +451,12 @@ class EnvService(SlotService):
 
     def take_stats(self) -> dict[bytes, dict[int, Any]]:
         """Of statistics that are copies here: what slots have seen since the last time, by key and slot."""
-        return {key: taken for key, stats in list(here.copies.items()) if (taken := stats.take())}
+        return {key: taken for key, stats in list(copies.items()) if (taken := stats.take())}
 
     def load_stats(self, states: dict[bytes, dict[str, Any]]) -> None:
         """Bring those copies to what their parent knows."""
         for key, state in states.items():
-            stats = here.copies.get(key)
+            stats = copies.get(key)
             if stats is not None:
                 stats.load_state_dict(state)
 

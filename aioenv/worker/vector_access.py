@@ -13,7 +13,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 
 from aioenv.errors import ActionError
 from aioenv.spaces.layout import Layout
-from aioenv.spaces.numerics import first_bad, refuse
+from aioenv.spaces.outcomes import first_bad, refuse
 from aioenv.state.snapshot import Misfit, RawState
 from aioenv.worker.making import AnyVectorEnv
 from aioenv.worker.vector_states import read_vector_states, write_vector_states
