@@ -22,7 +22,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from aioenv import nested
-from aioenv.ipc.descriptors import receive
 from aioenv.ipc.forkserver_messages import (
     SIZE,
     ExitedNotice,
@@ -36,6 +35,7 @@ from aioenv.ipc.forkserver_messages import (
     pack,
     unpack,
 )
+from aioenv.ipc.frame_io import receive
 from aioenv.worker import boot
 from aioenv.worker.boot import IGNORABLE
 from aioenv.worker.descriptors import expect_pipes
