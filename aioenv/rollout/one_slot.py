@@ -53,7 +53,7 @@ class OneSlot:
         taken = one_action(schedule.fleet.actions, action)
         with self._clock.envs:
             await schedule.drain()
-            group.send_apart(*taken, "step_at")
+            group.send_arrays(*taken, "step_at")
             return await schedule.outcome(group.take(), lambda exchange: _result(schedule, group, exchange), None)
 
     async def reset_at(

@@ -140,7 +140,7 @@ class ActiveSlots:
             return self._all_paused()
         slots = group.slots
         chosen = [[column[slot] for slot in slots.tolist()] for column in objects]
-        group.send_apart([array[slots] for array in arrays], chosen, "step")
+        group.send_arrays([array[slots] for array in arrays], chosen, "step")
         return await self._outcome(group, timeout_s)
 
     async def reset(
