@@ -17,7 +17,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import NamedTuple
 
-from aioenv import nested
 from aioenv.errors import WorkerStartError
 from aioenv.ipc.forkserver_messages import (
     SIZE,
@@ -30,6 +29,7 @@ from aioenv.ipc.forkserver_messages import (
 )
 from aioenv.ipc.frame_io import receive
 from aioenv.ipc.memory import CurrentRow
+from aioenv.platform import check_nested_start
 from aioenv.process import forkserver
 from aioenv.process.channel import PipeReader, PipeWriter
 from aioenv.process.child import Child, kill_group
@@ -133,7 +133,7 @@ async def launch(
     Raises:
         WorkerStartError: if it can't be started.
     """
-    nested.check()
+    check_nested_start()
     if not hasattr(os, "readv"):
         raise WorkerStartError(_NO_READV)
     oom_kills_before()

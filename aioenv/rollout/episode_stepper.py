@@ -11,8 +11,8 @@ import numpy.typing as npt
 from aioenv.rollout.groups import Group
 from aioenv.rollout.one_slot import info_of
 from aioenv.rollout.pausing import put_part
+from aioenv.spaces.infos import merge
 from aioenv.spaces.layout import Arrays
-from aioenv.spaces.merge import merge
 
 if TYPE_CHECKING:
     from aioenv.core.requests import BatchRequest

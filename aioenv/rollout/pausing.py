@@ -16,10 +16,9 @@ from aioenv.errors import SlotError, StepTimeout
 from aioenv.ipc.frames import Kind
 from aioenv.process.supervisor import LIVING
 from aioenv.rollout.groups import Group
-from aioenv.spaces.infos import Columns
+from aioenv.spaces.infos import Columns, merge
 from aioenv.spaces.layout import Arrays
-from aioenv.spaces.merge import merge
-from aioenv.spaces.seeds import is_listed
+from aioenv.spaces.seeding import is_listed
 
 if TYPE_CHECKING:
     from aioenv.core.images.image_requests import ImageRequest
