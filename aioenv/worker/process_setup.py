@@ -15,8 +15,7 @@ from types import FunctionType
 from typing import Any
 
 from aioenv.errors import NestedProcessError
-from aioenv.ipc.log_lines import LogLine, pack
-from aioenv.ipc.messages import WHERE, Start
+from aioenv.ipc.messages import WHERE, LogLine, Start, pack_log_line
 from aioenv.worker.mujoco_gl import choose_backend_late
 
 __all__ = ["adopt_parent_environment", "enable_fault_handler", "keep_script_from_children", "tell_records"]
@@ -28,7 +27,7 @@ class _Teller(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Tell of a record; what is wrong with it is told as usual."""
         try:
-            os.write(2, pack(LogLine(record.levelno, record.name, self.format(record))))
+            os.write(2, pack_log_line(LogLine(record.levelno, record.name, self.format(record))))
         except Exception:
             self.handleError(record)
 
