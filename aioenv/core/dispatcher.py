@@ -127,7 +127,7 @@ class Dispatcher:
 
     def _make_bell(self) -> WakeupCoalescer | None:
         members, layout = self._fleet.members, self._fleet.observations
-        channels = [m.worker.express for m in members if m.worker.express is not None]
+        channels = [m.worker.fast_channel for m in members if m.worker.fast_channel is not None]
         shared = self._fleet.lanes[COPIED].observations if self._fleet.lanes else ()
         framed = [leaf for number, leaf in enumerate(layout.leaves) if number not in shared]
         size = sum(leaf.dtype.itemsize * prod(leaf.shape) for leaf in framed)
@@ -243,7 +243,7 @@ class Dispatcher:
         except SlotError as error:
             on_reply(error)
         except WireError as exc:
-            on_reply(part.member.worker.failure_here(str(exc), part.slots.tolist()))
+            on_reply(part.member.worker.parent_env_error(str(exc), part.slots.tolist()))
         else:
             if exchange.images is not None and self._images is not None:
                 self._images.expect(part.member.worker, part.request, exchange.images, part.slots)
@@ -251,7 +251,7 @@ class Dispatcher:
     def _number(self, exchange: BatchRequest, part: WorkerRequest, *, again: bool) -> None:
         """Tell the timeline of which step the request is that is about to be sent, and what is drawn of it."""
         assert self.trace is not None
-        step = self.trace.sending(part.slots.tolist(), stepped=exchange.stepped, again=again)
+        step = self.trace.note_sent(part.slots.tolist(), stepped=exchange.stepped, again=again)
         if exchange.images is not None:
             exchange.images.step = step
 
@@ -261,7 +261,7 @@ class Dispatcher:
             return False
         again = partial(self.submit, exchange, part, part.sent)
         on_reply = part.on_reply or partial(self._on_reply, exchange, part)
-        return self.restarter.hold(part.member.worker, error, again, on_reply)
+        return self.restarter.queue_request(part.member.worker, error, again, on_reply)
 
     def _on_reply(self, exchange: BatchRequest, part: WorkerRequest, outcome: Frame | SlotError) -> None:
         worker = part.member.worker
@@ -274,9 +274,9 @@ class Dispatcher:
         if isinstance(outcome, SlotError):
             exchange.fail(part, self._fleet.observations, outcome)
         elif outcome.kind is Kind.FAILURE:
-            exchange.fail(part, self._fleet.observations, worker.failure(load(outcome.tail)))
+            exchange.fail(part, self._fleet.observations, worker.env_error(load(outcome.payload)))
         else:
-            self._put_down(exchange, part, outcome.tail)
+            self._put_down(exchange, part, outcome.payload)
         if part.parcels:
             self._receive(part)
         if exchange.images is not None and self._images is not None:
@@ -293,7 +293,7 @@ class Dispatcher:
         if self._painter is not None and isinstance(outcome, Frame) and outcome.kind is not Kind.FAILURE:
             part.arrived = False  # not before it is drawn
             if self.trace is not None:
-                self.trace.at(part.slots.tolist())
+                self.trace.set_step(part.slots.tolist())
             self._painter.paint(exchange.batch, part, partial(self._on_painted, exchange, part))
             return
         self._arrive(exchange, part)
@@ -308,7 +308,7 @@ class Dispatcher:
     def _on_painted(self, exchange: BatchRequest, part: WorkerRequest, error: RenderError | None) -> None:
         part.arrived = True
         if error is not None:  # of slots that have all else
-            failure = part.member.worker.failure_here(
+            failure = part.member.worker.parent_env_error(
                 f"it could not be drawn: {error}", error.slots or part.slots.tolist()
             )
             failure.__cause__ = error
@@ -350,7 +350,9 @@ class Dispatcher:
             except Exception:
                 over = read_what_can_be(part, tail)
         except Exception as exc:
-            error = worker.failure_here(f"its reply can't be read: {type(exc).__name__}: {exc}", part.slots.tolist())
+            error = worker.parent_env_error(
+                f"its reply can't be read: {type(exc).__name__}: {exc}", part.slots.tolist()
+            )
             exchange.fail(part, self._fleet.observations, error)
             return
         if over:
@@ -365,10 +367,10 @@ class Dispatcher:
         """A worker has ended: it is started again, or its slots can't be used any more."""
         self.listen()
         self._stale_bell = True
-        error = worker.death()
+        error = worker.death_error()
         if self._images is not None:
             self._images.lose(worker, error)
-        if self.restarter is None or not self.restarter.begin(worker, error):
+        if self.restarter is None or not self.restarter.start_restart(worker, error):
             self._fail(error)
 
     def _fail(self, error: WorkerDied) -> None:

@@ -16,7 +16,7 @@ from aioenv.core.session import CLOSE_GRACE_S, Session
 from aioenv.core.tracing import Traces
 from aioenv.core.worker_pool import WorkerPool, WorkerPoolConfig
 from aioenv.process.async_resource import AsyncResource
-from aioenv.tracing.timeline import wanted
+from aioenv.tracing.timeline import path_from_environment
 
 if TYPE_CHECKING:
     from aioenv.rendering.config import RenderConfig
@@ -66,7 +66,7 @@ class Lifecycle(Traces, AsyncResource):
         return self._start_session(self._session)
 
     async def _start_session(self, session: Session) -> None:
-        path = wanted()
+        path = path_from_environment()
         try:
             await session.start()
         except BaseException:
@@ -108,14 +108,14 @@ class Lifecycle(Traces, AsyncResource):
         try:
             await self._session.close(grace_s)
         finally:
-            self._end_trace()
+            self._stop_trace()
 
     def _abandon(self) -> None:
         """Kill every process without waiting."""
         if self._session is not None:
             self._session.abandon()
         self._forget_code()
-        self._end_trace()
+        self._stop_trace()
 
     def _forget_code(self) -> None:
         """Let go of the snapshot of the factories, and its memory: no worker is started from it any more."""

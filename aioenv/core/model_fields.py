@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from aioenv.errors import WireError, WorkerDied
 from aioenv.ipc.frames import Kind
-from aioenv.ipc.memory import Shared
+from aioenv.ipc.memory import SharedMemory
 from aioenv.ipc.messages import CallRequest, dump, load
 from aioenv.state.model_edits import FieldPlace
 
@@ -40,7 +40,7 @@ class ModelFields:
         self._pickled = defaults
         self._defaults: list[dict[str, Array]] = []  # as soon as a field is wanted
         self._workers = workers
-        self._memory: Shared | None = None
+        self._memory: SharedMemory | None = None
         self._arrays: dict[str, tuple[Array, FieldPlace]] = {}
 
     def field(self, name: str) -> Array:
@@ -74,7 +74,7 @@ class ModelFields:
 
     def _make(self, values: list[Array]) -> tuple[Array, FieldPlace]:
         if self._memory is None:
-            self._memory = Shared.create() if os.path.exists("/proc/self/fd") else None
+            self._memory = SharedMemory.create() if os.path.exists("/proc/self/fd") else None
             if self._memory is None:
                 raise ValueError(
                     "model_field: this platform has no memory without a name to share; leave out num_workers="

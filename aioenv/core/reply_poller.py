@@ -27,7 +27,7 @@ class ReplyPoller:
 
     def suffices(self) -> bool:
         """Whether the loop has nothing to do, like sending what a socket has not taken, or starting a worker again."""
-        return all(worker.waitable is not None for worker in self._workers)
+        return all(worker.poll_fd is not None for worker in self._workers)
 
     def wait(self, enough: Callable[[], bool], seconds: float) -> bool:
         """Take in replies until there are enough; blocks.
@@ -39,7 +39,7 @@ class ReplyPoller:
         Returns:
             Whether there are enough. False, maybe at once, if that takes longer, or the loop has to do something first.
         """
-        by_descriptor = {worker.waitable: worker for worker in self._workers}
+        by_descriptor = {worker.poll_fd: worker for worker in self._workers}
         if None in by_descriptor:
             return enough()
         if by_descriptor != self._by_descriptor:
@@ -51,7 +51,7 @@ class ReplyPoller:
             for descriptor, _ in self._poll().poll(max(0, math.ceil(left * 1e3))):
                 worker = self._by_descriptor[descriptor]
                 worker.poll()
-                if worker.waitable is None:  # it has ended: the loop finds out how
+                if worker.poll_fd is None:  # it has ended: the loop finds out how
                     return enough()
             if left <= 0:
                 return enough()
@@ -59,7 +59,7 @@ class ReplyPoller:
 
     def _poll(self) -> select.poll:
         """What to sleep on: those that don't rest (see `WakeupCoalescer`)."""
-        descriptors = tuple(fd for fd, worker in self._by_descriptor.items() if not worker.rests)
+        descriptors = tuple(fd for fd, worker in self._by_descriptor.items() if not worker.reader_disabled)
         poll = self._polls.get(descriptors)
         if poll is None:
             poll = self._polls[descriptors] = select.poll()

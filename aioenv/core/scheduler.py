@@ -119,7 +119,7 @@ class RequestScheduler(SomeSlots):
         self.restarter = self.dispatch.restarter
         self.episodes = self.dispatch.episodes
         self.merger = self.dispatch.merger
-        waitable = all(member.worker.waitable is not None for member in fleet.members)
+        waitable = all(member.worker.poll_fd is not None for member in fleet.members)
         self.needs_replies_only = waitable and not (images or painter or self.merger)
         self._cuts = _cuts(fleet, self.dispatch.shared_actions)
         self._exchanges = BatchRequestPool(self.dispatch.whole, in_turn=not copy)

@@ -22,7 +22,7 @@ from aioenv.core.timeouts import ReplyTimeouts
 from aioenv.core.worker_pool import WorkerPool, WorkerSlots
 from aioenv.errors import ClosedError, NoAsyncCallError, SlotError, StepTimeout
 from aioenv.ipc.frames import Kind
-from aioenv.process.supervisor import LIVING
+from aioenv.process.supervisor import ACCEPTS_REQUESTS
 from aioenv.spaces.layout import byte_view
 from aioenv.spaces.seeding import is_listed
 
@@ -123,13 +123,17 @@ class SomeSlots:
     def _free_unasked(self, exchange: BatchRequest) -> None:
         """Something was raised while this was being sent, Ctrl-C most of all: who was not asked is free again."""
         for part in exchange.parts:
-            held = part.sent is not None and part.member.worker.state not in LIVING  # until that is started again
-            if held or part.arrived or part.member.worker.awaits(part.into[0 if exchange.stepped else 1]):
+            held = (
+                part.sent is not None and part.member.worker.state not in ACCEPTS_REQUESTS
+            )  # until that is started again
+            if held or part.arrived or part.member.worker.receives_into(part.into[0 if exchange.stepped else 1]):
                 continue
             part.arrived = True
             exchange.open -= 1
             if exchange.images is not None and self.images is not None:
-                error = part.member.worker.failure_here("it was interrupted before it was asked", part.slots.tolist())
+                error = part.member.worker.parent_env_error(
+                    "it was interrupted before it was asked", part.slots.tolist()
+                )
                 self.images.give_up(None, None, exchange.images, part.slots, error)
             self.free_slots(part.slots)
         if not exchange.open and not exchange.done.done():

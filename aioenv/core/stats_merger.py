@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from aioenv.core.timeouts import ReplyTimeouts
 from aioenv.core.worker_pool import WorkerPool
-from aioenv.process.async_resource import own_task
+from aioenv.process.async_resource import internal_task
 from aioenv.process.supervisor import Worker
 
 __all__ = ["StatsMerger"]
@@ -59,7 +59,7 @@ class StatsMerger:
         if not all(stats.closed for stats in self._copied.values()):
             if self._exchanging is not None and not self._exchanging.done():
                 await asyncio.wait([self._exchanging])  # a merge was cancelled: what it fetched must not be lost
-            self._exchanging = own_task(self._exchange())
+            self._exchanging = internal_task(self._exchange())
             await asyncio.shield(self._exchanging)
 
     async def _exchange(self) -> None:
@@ -75,7 +75,7 @@ class StatsMerger:
 
     async def _call(self, workers: Sequence[Worker], method: str, *args: Any) -> list[Any]:
         """What workers answer; of those that have died nothing: what they had seen is lost with them."""
-        tasks = [own_task(worker.call(method, *args)) for worker in workers]
+        tasks = [internal_task(worker.call(method, *args)) for worker in workers]
         try:
             replies = await self.patience.gather("merge", tasks)
         finally:

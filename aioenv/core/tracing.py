@@ -70,7 +70,7 @@ class Traces(Traced):
             for index, worker in enumerate((*workers, *drawing)):
                 worker.trace(trace.tracks[index] if trace is not None else None)
 
-        return self._begin_trace(path, names, attach)
+        return self._start_trace(path, names, attach)
 
 
 def _slots(slots: tuple[int, ...]) -> str:

@@ -46,7 +46,7 @@ class WakeupCoalescer:
         if self._times >= _TIMES and not self._resting and self._owe_nothing_else():
             self._resting = [channel for channel in self._channels if channel is not self._last]
             for channel in self._resting:
-                channel.rest()
+                channel.disable_reader()
 
     def _owe_nothing_else(self) -> bool:
         """Whether all but the last one have nothing to answer but these steps."""
@@ -92,7 +92,7 @@ class WakeupCoalescer:
         resting, self._resting = self._resting, ()
         self._last, self._times = None, 0
         for channel in resting:
-            channel.listen()
+            channel.enable_reader()
 
     def forget(self) -> None:
         """Let go of the last steps."""

@@ -61,20 +61,20 @@ async def call_workers(
         if isinstance(reply, BaseException):
             raise reply
         if reply.kind is Kind.FAILURE:
-            error = member.worker.failure(load(reply.tail))
+            error = member.worker.env_error(load(reply.payload))
             error.concern(tuple(mine))
             errors.append(error)
             continue
-        values, failures = load(reply.tail)
+        values, failures = load(reply.payload)
         for slot, data in zip(mine, values, strict=True):
             try:
                 results[slot] = load(data) if data else None
             except WireError as exc:
                 message = f"the result of {what} pickled in the worker, but here {exc}"
-                error = member.worker.failure_here(message, [slot])
+                error = member.worker.parent_env_error(message, [slot])
                 error.__cause__ = exc.__cause__
                 errors.append(error)
-        errors += [member.worker.failure(failure) for failure in failures]
+        errors += [member.worker.env_error(failure) for failure in failures]
     partial = tuple(results.get(slot) for slot in numbers.tolist())
     if errors:
         raise SlotError.join(errors, partial)

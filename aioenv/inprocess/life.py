@@ -25,7 +25,7 @@ from aioenv.inprocess.env_thread import EnvThread
 from aioenv.inprocess.last_results import LastResults
 from aioenv.inprocess.requests import InProcessRequests
 from aioenv.ipc.messages import reason_of, traceback_of
-from aioenv.process.async_resource import together
+from aioenv.process.async_resource import gather_internal
 from aioenv.rendering.pixel_states import PixelStates
 from aioenv.rendering.pixels import PixelsRefused, in_place
 from aioenv.spaces.large_boxes import batch
@@ -287,7 +287,7 @@ class SoloLife:
         try:
             self._finish()
         finally:
-            await together(*(pool.close() for pool in self.pools))
+            await gather_internal(*(pool.close() for pool in self.pools))
         if self._thread is not None and not await self._thread.gone(grace_s):
             _log.warning(
                 "the vector env has not ended within grace_s=%s: a thread can't be killed, so it is left to itself "

@@ -51,7 +51,7 @@ class DrawingService:
             raise ValueError(f"a render worker has no answer to {frame.kind.name}")
         data = bytearray().join(frame.fixed)  # MuJoCo 3 takes no state that is read-only
         states = np.frombuffer(data, np.float64).reshape(len(data) // (8 * self._state_size), self._state_size)
-        return self._render(states, frame.tail)
+        return self._render(states, frame.payload)
 
     def _render(self, states: npt.NDArray[np.float64], tail: Any) -> Reply:
         raise NotImplementedError

@@ -7,7 +7,7 @@ import sys
 from sys import getrefcount
 from typing import Any
 
-from aioenv.ipc.memory import Shared
+from aioenv.ipc.memory import SharedMemory
 from aioenv.rendering.draw_requests import ImageBuffer, Where, allocate, lay_out, size_of
 
 __all__ = ["KEPT", "ImageMemory"]
@@ -48,7 +48,7 @@ class ImageMemory:
         shared: the memory, which grows; None: there is none, and images travel.
     """
 
-    def __init__(self, shared: Shared | None) -> None:
+    def __init__(self, shared: SharedMemory | None) -> None:
         self._shared = shared
         self._kept: list[_Block] = []  # those taken last at the end
 

@@ -12,7 +12,7 @@ from aioenv.errors import ClosedError
 from aioenv.process.async_resource import AsyncResource
 from aioenv.rendering.queue import RenderQueue
 from aioenv.rendering.workers import HasRenderWorkers, RenderWorkers
-from aioenv.tracing.timeline import Trace, Traced, wanted
+from aioenv.tracing.timeline import Trace, Traced, path_from_environment
 
 __all__ = ["PoolLife"]
 
@@ -54,7 +54,7 @@ class PoolLife(AsyncResource, Traced, HasRenderWorkers):
 
     async def _start(self) -> None:
         crew = self._crew
-        path = wanted()
+        path = path_from_environment()
         await crew.start()
         lanes = [RenderQueue(worker, crew.restarter, self._timeout_s, self._retry) for worker in crew.workers]
         crew.on_death = lambda worker: lanes[worker.index].on_death(worker)
@@ -77,11 +77,11 @@ class PoolLife(AsyncResource, Traced, HasRenderWorkers):
             try:
                 await self._crew.close()
             finally:
-                self._end_trace()
+                self._stop_trace()
 
     def _abandon(self) -> None:
         self._crew.abandon()
-        self._end_trace()
+        self._stop_trace()
 
     def trace(self, path: str | os.PathLike[str]) -> Trace:
         """Collect a timeline of the workers, from now until the end of a `with` block over it, its `stop()` or `close`.
@@ -104,7 +104,7 @@ class PoolLife(AsyncResource, Traced, HasRenderWorkers):
                 lane.trace = trace
                 worker.trace(trace.tracks[worker.index] if trace is not None else None)
 
-        return self._begin_trace(path, [f"render worker {worker.index}" for worker in self._crew.workers], attach)
+        return self._start_trace(path, [f"render worker {worker.index}" for worker in self._crew.workers], attach)
 
     def _check_running(self) -> asyncio.AbstractEventLoop:
         """The loop, if this is started, open, and used from it."""

@@ -125,7 +125,7 @@ class PoolService(DrawingService):
                 continue
             with self._edited(rest.edits, number):
                 self._draw(state, drawing, option, eyes, images.row(row))
-        return self._easel.reply(rest.where, images)._replace(tail=dump_time(perf_counter() - began))
+        return self._easel.reply(rest.where, images)._replace(payload=dump_time(perf_counter() - began))
 
     def _draw(
         self,

@@ -273,7 +273,7 @@ class RenderQueue:
         else:
             try:
                 assert isinstance(outcome, Frame)
-                call.land(piece.rows, staged, load_time(outcome.tail))
+                call.land(piece.rows, staged, load_time(outcome.payload))
             except Exception as exc:  # `out` is the user's: it may be read-only by now, say
                 call.fail(exc)
         self._pump()
@@ -313,7 +313,7 @@ class RenderQueue:
         piece = self._flying[0]
         if not self._retry or piece.deaths:
             piece.call.fail(self._late_error())  # now, not when the process is gone
-        self._worker.strike(f"it finished no image for timeout_s={self._timeout_s}")
+        self._worker.kill(f"it finished no image for timeout_s={self._timeout_s}")
 
     def _late_error(self) -> RenderTimeout:
         again = "" if self._restarter is None else "; it is replaced"
@@ -328,8 +328,8 @@ class RenderQueue:
         """The worker has died; its requests have failed."""
         self._down = self._fresh = True
         self._watch()
-        death = worker.death()
-        if self._restarter is None or not self._restarter.hold(worker, death, self._on_back, self._on_lost):
+        death = worker.death_error()
+        if self._restarter is None or not self._restarter.queue_request(worker, death, self._on_back, self._on_lost):
             self._on_lost(death)
 
     def _on_back(self) -> None:

@@ -133,8 +133,8 @@ class StepRenderPool(HasRenderWorkers):
         """A worker has finished nothing for too long."""
         self.replaced += 1
         if self._forsakes and self._crew.restarter is not None:
-            self._crew.restarter.forsake(worker)
-        worker.strike(f"it finished no image for timeout_s={self._timeout_s}")
+            self._crew.restarter.disable_restart(worker)
+        worker.kill(f"it finished no image for timeout_s={self._timeout_s}")
 
     @property
     def recovering(self) -> list[Worker]:
@@ -143,7 +143,7 @@ class StepRenderPool(HasRenderWorkers):
         return [
             w
             for w in self._crew.workers
-            if (restarter is not None and restarter.restarts(w)) or (w.busy and w in watches and watches[w].fresh)
+            if (restarter is not None and restarter.is_restarting(w)) or (w.busy and w in watches and watches[w].fresh)
         ]
 
     @property
@@ -287,7 +287,7 @@ class StepRenderPool(HasRenderWorkers):
                 watch.came(died=isinstance(outcome, WorkerDied))
             restarter = self._crew.restarter
             if restarter is not None and isinstance(outcome, WorkerDied):
-                if restarter.hold(worker, outcome, again, on_reply):
+                if restarter.queue_request(worker, outcome, again, on_reply):
                     return
             on_reply(outcome)
 

@@ -9,9 +9,9 @@ from aioenv.definitions.restore import Shipped
 from aioenv.definitions.snapshot import CodeSnapshot
 from aioenv.errors import RenderError, SlotError, StartTimeout, WorkerStartError
 from aioenv.ipc.frames import Frame, Kind
-from aioenv.ipc.memory import Shared
+from aioenv.ipc.memory import SharedMemory
 from aioenv.ipc.messages import dump_code, load
-from aioenv.process.async_resource import to_the_end, together
+from aioenv.process.async_resource import gather_internal, wait_through_cancel
 from aioenv.process.channel import check_channel
 from aioenv.process.launch import check_start
 from aioenv.process.restart import Restarter, RestartPolicy
@@ -66,7 +66,7 @@ class RenderWorkers:
         share: bool = False,
     ) -> None:
         self.workers: list[Worker] = []
-        self.memory: Shared | None = None
+        self.memory: SharedMemory | None = None
         self.restarter: Restarter | None = None
         self.backend = ""
         self.renderer = ""
@@ -99,7 +99,7 @@ class RenderWorkers:
             WorkerStartError: if a worker did not come up for a reason that is not OpenGL's; it has the traceback.
             StartTimeout: if none came up in time, on any backend.
         """
-        self.memory = Shared.create() if self._share else None
+        self.memory = SharedMemory.create() if self._share else None
         try:
             await self._start_any()
         except BaseException:
@@ -130,7 +130,7 @@ class RenderWorkers:
     async def _start_all(self, backend: str) -> None:
         """Start the first worker, to see whether the backend works, and then the others."""
         assert self._program is not None
-        said: set[str] = set()
+        seen_warnings: set[str] = set()
         workers = [
             Worker(
                 dump_code(Shipped(0)),
@@ -142,7 +142,7 @@ class RenderWorkers:
                 channel=self._channel,
                 env=environment(backend, self._devices[index] if self._devices is not None else None),
                 log_prefix=self._log_prefix,
-                said=said,
+                seen_warnings=seen_warnings,
                 needed=self._needed,
                 start_timeout_s=self._start_timeout_s,
             )
@@ -153,12 +153,12 @@ class RenderWorkers:
             worker.memory = self.memory
         try:
             await workers[0].start()
-            await together(*(worker.start() for worker in workers[1:]))
+            await gather_internal(*(worker.start() for worker in workers[1:]))
         except GeneratorExit:  # its loop was closed
             self.abandon()
             raise
         except BaseException:
-            await to_the_end(together(*(worker.kill() for worker in workers)))
+            await wait_through_cancel(gather_internal(*(worker.close_now() for worker in workers)))
             self.workers = []
             raise
         if self._restart is None:
@@ -173,7 +173,7 @@ class RenderWorkers:
     def bring_back(self, worker: Worker) -> None:
         """Start a worker again that has died, if that is to be done."""
         if self.restarter is not None:
-            self.restarter.begin(worker, worker.death())
+            self.restarter.start_restart(worker, worker.death_error())
 
     async def close(self) -> None:
         """End the workers. Idempotent; if this is cancelled, they are killed at once."""
@@ -182,7 +182,7 @@ class RenderWorkers:
                 await self.restarter.close()
         finally:
             try:
-                await together(*(worker.close() for worker in self.workers))
+                await gather_internal(*(worker.close() for worker in self.workers))
             finally:
                 self._let_go()
 
@@ -244,7 +244,7 @@ def error_of(worker: Worker, outcome: Frame | SlotError) -> RenderError | None:
             error.add_note(note)
         return error
     if outcome.kind is Kind.FAILURE:
-        failure = load(outcome.tail)
+        failure = load(outcome.payload)
         text = f"{failure.type_name}: {failure.message}\n{failure.traceback}"
         return RenderError(f"render worker {worker.index} failed: {text}")
     return None

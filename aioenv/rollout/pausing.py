@@ -14,7 +14,7 @@ from aioenv.core.requests import BatchRequest, SentRequest, WorkerRequest
 from aioenv.core.results import ResetResult, StepResult
 from aioenv.errors import SlotError, StepTimeout
 from aioenv.ipc.frames import Kind
-from aioenv.process.supervisor import LIVING
+from aioenv.process.supervisor import ACCEPTS_REQUESTS
 from aioenv.rollout.groups import Group
 from aioenv.spaces.infos import Columns, merge
 from aioenv.spaces.layout import Arrays
@@ -215,7 +215,7 @@ class ActiveSlots:
             return
         numbers = np.flatnonzero(wanted)
         shares = [(member, numbers[order]) for member, order in schedule.fleet.shares(numbers)]
-        shares = [(m, mine) for m, mine in shares if m.worker.state in LIVING and not m.worker.busy]
+        shares = [(m, mine) for m, mine in shares if m.worker.state in ACCEPTS_REQUESTS and not m.worker.busy]
         if not shares:
             return
         exchange = schedule.dispatch.some(shares, stepped=False)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from aioenv.assign import spread
 from aioenv.core.backend import InitialState
 from aioenv.core.slots import SlotState
-from aioenv.process.supervisor import LIVING, Worker, WorkerState
+from aioenv.process.supervisor import ACCEPTS_REQUESTS, Worker, WorkerState
 from aioenv.rollout.groups import Group, of_slots
 from aioenv.spaces.infos import Columns, merge
 
@@ -53,7 +53,7 @@ class RememberedState:
 
 
 def _asked(schedule: RequestScheduler) -> Asked:
-    return [(member.worker, member.worker.asked) for member in schedule.fleet.members]
+    return [(member.worker, member.worker.next_request) for member in schedule.fleet.members]
 
 
 class WorkerRolloutBackend:
@@ -113,7 +113,7 @@ class WorkerRolloutBackend:
         def can_answer(member: WorkerSlots) -> bool:
             mine = range(member.start, member.stop)
             idle = all(table.state(slot) is SlotState.IDLE and slot not in unseen for slot in mine)
-            return idle and member.worker.state in LIVING and not member.worker.busy
+            return idle and member.worker.state in ACCEPTS_REQUESTS and not member.worker.busy
 
         asked = [member for member in schedule.fleet.members if member in stepped or can_answer(member)]
         slots = np.concatenate([np.arange(member.start, member.stop) for member in asked])

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Self
 
 from aioenv.sync.portal import Portal
-from aioenv.tracing.timeline import Trace, logged_beside
+from aioenv.tracing.timeline import Trace, raise_or_log
 
 __all__ = ["BlockingTrace"]
 
@@ -45,7 +45,7 @@ class BlockingTrace:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        with logged_beside(error):
+        with raise_or_log(error):
             self.stop()
 
     def __repr__(self) -> str:

@@ -194,7 +194,7 @@ class EnvService(SlotService):
 
     def _step(self, frame: Frame) -> Reply:
         rows: Sequence[int] = self._all_rows
-        chosen, action_objects, given = load_step(frame.tail)
+        chosen, action_objects, given = load_step(frame.payload)
         lane, data = self._actions.open(frame)
         if given is not None:
             actions = given
@@ -253,7 +253,7 @@ class EnvService(SlotService):
         return self._reply(rows, True, out.infos, failures, rows, out.over, out.lost)
 
     def _reset(self, frame: Frame) -> Reply:
-        request: ResetRequest = load(frame.tail)
+        request: ResetRequest = load(frame.payload)
         lane, _ = self._actions.open(frame)
         infos: list[tuple[int, dict[str, Any]]] = []
         failures: list[Failure] = []
@@ -271,9 +271,9 @@ class EnvService(SlotService):
                     over.append(row)
                 else:
                     failures.append(describe_failure(exc, row))
-        rows: Sequence[int] = self._all_rows if request.whole else request.rows
-        if request.shown is not None:
-            rows = request.shown
+        rows: Sequence[int] = self._all_rows if request.reply_all_rows else request.rows
+        if request.reply_rows is not None:
+            rows = request.reply_rows
         reset = set(request.rows).difference(over, (failure.row for failure in failures))
         self._rows.show(lane, [row for row in rows if row not in reset])
         return self._reply(rows, False, infos, failures, request.rows, over)

@@ -85,16 +85,16 @@ class _Loop:
             link.write(Kind.FAILURE, request, generation, (), dump(failure))
             return kind is not Kind.START
         try:
-            link.write(Kind.RESULT, request, generation, reply.fixed, reply.tail)
+            link.write(Kind.RESULT, request, generation, reply.fixed, reply.payload)
         except WireError as exc:  # too large, found before anything was written
             link.write(Kind.FAILURE, request, generation, (), dump(describe_failure(exc)))
         late = self._service.afterwards()
         if late is not None:
-            link.write(Kind.IMAGES, request, generation, late.fixed, late.tail)
+            link.write(Kind.IMAGES, request, generation, late.fixed, late.payload)
         return True
 
     def _start(self, frame: Frame) -> bytes:
-        start: Start = load(frame.tail)
+        start: Start = load(frame.payload)
         if worker_context.owns_process():
             if start.cpus is not None:
                 os.sched_setaffinity(0, start.cpus)
@@ -120,7 +120,7 @@ class _Loop:
         return dump(service.describe())
 
     def _call(self, frame: Frame) -> Reply:
-        call: CallRequest = load(frame.tail)
+        call: CallRequest = load(frame.payload)
         if call.method == TRACE:
             self._trace(*call.args)
             return Reply((), dump(None))

@@ -108,7 +108,7 @@ class WorkerEnd:
 
     def aim(self, service: Service) -> None:
         """From now on, ask a service where the fixed part of a frame goes, and how C answers by itself."""
-        self._decoder.place, self._decoder.expect = service.place, service.expect
+        self._decoder.buffers_for, self._decoder.predict_buffers = service.place, service.expect
         self._express = service.express
 
     def poll(self, poll_s: float) -> None:
@@ -135,7 +135,7 @@ class WorkerEnd:
             if got is None:
                 got = frame_io.read(self._read_fd, decoder)
             elif got:
-                frame_io.look(decoder, got)
+                frame_io.decode_external_read(decoder, got)
             if not got:
                 return None
         return decoder.frames.popleft()
@@ -173,7 +173,7 @@ class WorkerEnd:
         """
         rest = frame_io.write(self._write_fd, self._encoder, kind, request, generation, fixed, tail)
         while rest:
-            rest = frame_io.write_rest(self._write_fd, rest)
+            rest = frame_io.write_remaining(self._write_fd, rest)
 
 
 def _nowhere() -> None:

@@ -15,7 +15,7 @@ from aioenv.cli.bench.goals import print_goals
 from aioenv.cli.bench.rounds import Outcomes, foreign_load, play
 from aioenv.cli.bench.suite import ROWS, Row, estimate_s
 from aioenv.cli.bench.tasks import Task
-from aioenv.tracing.timeline import replacing
+from aioenv.tracing.timeline import atomic_write
 
 __all__ = ["Unusable", "contender_names", "print_rows", "run_all"]
 
@@ -195,7 +195,7 @@ def _measure(args: argparse.Namespace, row: Row, content: dict[str, Any], progre
 
 def _write(path: Path, content: dict[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as file:  # so that it is never half written
+    with atomic_write(path) as file:  # so that it is never half written
         file.write(json.dumps(content, indent=1) + "\n")
 
 

@@ -12,7 +12,7 @@ from aioenv.cli.bench.figures import FIGURES
 from aioenv.cli.bench.goals import judged
 from aioenv.cli.bench.report import NOISY_CPUS, load_mark
 from aioenv.cli.bench.suite import COST_ENVS, POLICY
-from aioenv.tracing.timeline import replacing
+from aioenv.tracing.timeline import atomic_write
 
 __all__ = ["BEGIN", "END", "check", "render", "write"]
 
@@ -49,7 +49,7 @@ def write(path: Path, content: dict[str, Any], images: Iterable[Path]) -> None:
     tail = rest.split(END)[1]
     text = "\n\n".join([render(content), *shown])
     path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as file:
+    with atomic_write(path) as file:
         file.write(f"{head}{BEGIN}\n\n{text}\n\n{END}{tail}")
 
 

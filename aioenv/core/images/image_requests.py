@@ -23,7 +23,7 @@ from aioenv.core.timeouts import ReplyTimeouts
 from aioenv.errors import RenderError, WireError
 from aioenv.ipc.frames import Frame
 from aioenv.ipc.messages import Failure, load, reason_of
-from aioenv.ipc.partial_unpickling import find_unreadable, salvage
+from aioenv.ipc.partial_unpickling import find_unreadable, load_partially
 from aioenv.process.supervisor import Worker
 
 if TYPE_CHECKING:
@@ -266,7 +266,7 @@ class StepImages:
             return
         shot, slots = known
         try:
-            error = self._take_images(worker, shot, slots, frame.tail)
+            error = self._take_images(worker, shot, slots, frame.payload)
         except Exception as exc:
             error = RenderError(f"what slots {slots.tolist()} have drawn can't be read: {reason_of(exc)}")
             error.slots = tuple(slots.tolist())
@@ -278,8 +278,8 @@ class StepImages:
         try:
             rows, images, failed = load(tail)
         except WireError:  # images that don't unpickle are errors of their slots
-            rows, images, failed = salvage(tail, ())
-        errors = [worker.failure(failure) for failure in failed]
+            rows, images, failed = load_partially(tail, ())
+        errors = [worker.env_error(failure) for failure in failed]
         drawn = {worker.slots[row] for row in rows}
         for row, image in zip(rows, images, strict=True):
             slot = worker.slots[row]
@@ -287,14 +287,14 @@ class StepImages:
             self._latest[slot] = image
             if found is not None:
                 why = f"its image does not unpickle in this process: {reason_of(found.exc)}"
-                errors.append(worker.failure_here(why, [slot]))
+                errors.append(worker.parent_env_error(why, [slot]))
         for error in errors:
             self._latest[error.slot] = _NoImage(f"its last image could not be drawn: {error}")
         # slots that a reset left as they were look as before
         for slot, row in zip(slots.tolist(), shot.rows(slots), strict=True):
             shot.images[row] = latest = self._latest[slot]
             if isinstance(latest, _NoImage) and slot not in drawn:
-                errors.append(worker.failure_here(latest.why, [slot]))
+                errors.append(worker.parent_env_error(latest.why, [slot]))
         if not errors:
             return None
         first = min(errors, key=lambda error: error.slot)
