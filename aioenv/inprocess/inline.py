@@ -18,7 +18,6 @@ import numpy as np
 import numpy.typing as npt
 
 from aioenv.core.held_signals import HeldSignals
-from aioenv.core.images.image_requests import ImageRequest
 from aioenv.core.results import Ready, ResetResult, StepResult
 from aioenv.core.slots import SlotState
 from aioenv.errors import EnvError, NoAsyncCallError, StepTimeout
@@ -27,6 +26,7 @@ from aioenv.inprocess.durations import TURN_S, RunTimes, yield_to_loop
 from aioenv.inprocess.life import ends_program
 from aioenv.inprocess.pieces import only, own, own_info
 from aioenv.inprocess.requests import InProcessRequest
+from aioenv.rendering.step_images import ImageRequest
 from aioenv.spaces.seeds import checked_seed
 from aioenv.speedups import within
 from aioenv.worker.vector.access import refuse_some, reset_vector_env, take_observations

@@ -14,8 +14,7 @@ from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 from gymnasium.vector import AutoresetMode
 
 from aioenv.core.episodes import InProcessEpisodeTracker
-from aioenv.core.images.image_requests import ImageRequest, StepImages
-from aioenv.core.images.pixel_renderer import ResultPixelRenderer
+from aioenv.core.pixel_renderer import ResultPixelRenderer
 from aioenv.core.session import NO_PHYSICS, late_pool
 from aioenv.core.slots import SlotTable
 from aioenv.core.worker_pool import WorkerPoolConfig
@@ -28,6 +27,7 @@ from aioenv.ipc.messages import reason_of, traceback_of
 from aioenv.process.async_tasks import together
 from aioenv.rendering.pixel_states import PixelStates
 from aioenv.rendering.pixels import PixelsRefused, in_place
+from aioenv.rendering.step_images import ImageRequest, StepImages
 from aioenv.spaces.large_boxes import batch
 from aioenv.spaces.layout import Layout
 from aioenv.state.physics_batch import PhysicsReader, find_physics

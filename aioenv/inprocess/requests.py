@@ -12,12 +12,12 @@ import numpy.typing as npt
 from gymnasium import Space
 
 from aioenv.core.episodes import InProcessEpisodeTracker
-from aioenv.core.images.image_requests import ImageRequest, StepImages
-from aioenv.core.images.pixel_renderer import ResultPixelRenderer
+from aioenv.core.pixel_renderer import ResultPixelRenderer
 from aioenv.core.results import Ready, ResetResult, StepResult
 from aioenv.core.slots import SlotState, SlotTable
 from aioenv.errors import ClosedError, EnvError
 from aioenv.inprocess.pieces import gather_infos, gather_obs
+from aioenv.rendering.step_images import ImageRequest, StepImages
 
 __all__ = ["InProcessRequest", "InProcessRequests"]
 
@@ -101,11 +101,11 @@ class InProcessRequests:
         self._table.move(_ALL if len(slots) == self._n else slots, SlotState.IN_FLIGHT)
         self._open.add(flight)
         if self.images is not None and len(slots):
-            flight.shot = self.images.begin(slots)
+            flight.shot = self.images.new_request(slots)
         if shows_all:
             flight.drawn = self._all
             if self.images is not None:
-                flight.beside = self.images.newest(np.setdiff1d(self._all, slots))
+                flight.beside = self.images.newest_requests(np.setdiff1d(self._all, slots))
         return flight
 
     def arrive(self, flight: InProcessRequest, value: Any) -> None:
@@ -128,11 +128,11 @@ class InProcessRequests:
         if images is not None and shot is not None:
             if shot.states is None:
                 assert isinstance(value, EnvError)
-                images.give_up(None, None, shot, shot.slots, value)
+                images.fail(None, None, shot, shot.slots, value)
             else:
                 images.draw(shot, shot.slots, shot.states)
         if self.painter is not None and not isinstance(value, EnvError):
-            self.painter.paint(value, flight.drawn, partial(self._land, flight))
+            self.painter.draw(value, flight.drawn, partial(self._land, flight))
         else:
             self._land(flight, value)
 
@@ -151,7 +151,9 @@ class InProcessRequests:
         self.release(_ALL if len(flight.slots) == self._n else flight.slots)
         if self.images is not None:
             # (one without states is of a step that has failed)
-            self.images.show_again({slot: shot for slot, shot in flight.beside.items() if shot.states is not None})
+            self.images.set_current_of_each(
+                {slot: shot for slot, shot in flight.beside.items() if shot.states is not None}
+            )
             self._show([(flight, flight.slots)])
 
     def _show(self, taken: list[tuple[InProcessRequest, Slots]]) -> None:
@@ -160,9 +162,9 @@ class InProcessRequests:
             return
         shots = [(flight.shot, slots) for flight, slots in taken if flight.shot is not None]
         for shot, slots in shots:
-            self.images.show(shot, slots)
+            self.images.set_current(shot, slots)
         if shots:
-            self.images.publish()
+            self.images.end_result()
 
     def release(self, slots: Slots | slice) -> None:
         """These slots are free again."""

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from aioenv.core.images.image_requests import ImageRequest
 from aioenv.core.results import ResetResult, SlotStep, StepResult
 from aioenv.errors import EnvError
 from aioenv.inprocess.inline import Solo
 from aioenv.inprocess.pieces import own
 from aioenv.inprocess.requests import InProcessRequest
+from aioenv.rendering.step_images import ImageRequest
 from aioenv.rollout.episode_stepper import SteppedSlots
 from aioenv.rollout.one_slot import info_of, one_action
 from aioenv.spaces.layout import Arrays
