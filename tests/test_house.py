@@ -17,7 +17,7 @@ PACKAGE = Path(aioenv.__file__).parent
 # top to bottom
 LAYERS = (
     "cli testing adapters sync loops make native_vector_env vector_env creator inprocess rollout core rendering "
-    "modders process worker state native envs stats assign spaces ipc definitions tracing nested platform mujoco_clock "
+    "modders process worker state native envs stats assign spaces ipc definitions tracing platform mujoco_clock "
     "requirements speedups errors"
 ).split()
 INDEPENDENT = {"process", "worker"}
@@ -31,7 +31,7 @@ FORBIDDEN = {
     "stats": {"asyncio"},
 }
 # files of ipc/ that read or write descriptors; the others are sans-IO
-DOES_IO = ("ipc/descriptors.py", "ipc/frame_io.py", "ipc/memory.py")
+DOES_IO = ("ipc/frame_io.py", "ipc/memory.py")
 IO = {"os", "socket", "subprocess"}
 FILES = {str(path.relative_to(PACKAGE)): path for path in sorted(PACKAGE.rglob("*.py"))}
 

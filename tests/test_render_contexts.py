@@ -146,7 +146,7 @@ def all_of(drawn):
     strided, row = out[..., ::2], np.zeros((48, 64, 3), np.uint8)
     drawn.draw(strided)
     drawn.draw(row)
-    drawn.measure(depth, segmentation)
+    drawn.draw_depth(depth, segmentation)
     return [strided.tobytes(), row.tobytes(), depth.tobytes(), segmentation.tobytes()]
 
 xml = sys.stdin.read()

@@ -27,7 +27,7 @@ from aioenv.inprocess.life import ends_program
 from aioenv.inprocess.pieces import only, own, own_info
 from aioenv.inprocess.requests import InProcessRequest
 from aioenv.rendering.step_images import ImageRequest
-from aioenv.spaces.seeds import checked_seed
+from aioenv.spaces.seeding import checked_seed
 from aioenv.speedups import within
 from aioenv.worker.vector.access import refuse_some, reset_vector_env, take_observations
 from aioenv.worker.vector.results import check_numbers, step_result

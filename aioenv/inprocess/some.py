@@ -19,7 +19,7 @@ from aioenv.rendering.step_images import ImageRequest
 from aioenv.rollout.episode_stepper import SteppedSlots
 from aioenv.rollout.one_slot import info_of, one_action
 from aioenv.spaces.layout import Arrays
-from aioenv.spaces.seeds import checked_seed, one_seed
+from aioenv.spaces.seeding import checked_seed, one_seed
 from aioenv.worker.vector.access import refuse_some, take_observations, with_rows
 
 __all__ = ["InProcessActiveSlots", "InProcessEpisodeStepper", "SomeSolo"]

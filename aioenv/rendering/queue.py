@@ -20,7 +20,7 @@ import numpy.typing as npt
 from aioenv.errors import RenderError, SlotError, WorkerDied
 from aioenv.ipc.frames import Frame, Kind
 from aioenv.ipc.messages import load
-from aioenv.process.restarter import Restarter
+from aioenv.process.restart import Restarter
 from aioenv.process.supervisor import Worker
 from aioenv.rendering.draw_requests import load_seconds
 from aioenv.rendering.images import ImageArrays

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from aioenv import make
 from aioenv.core.results import Ready, ResetResult, SlotStep, StepResult
 from aioenv.core.session import CLOSE_GRACE_S
-from aioenv.envs.actors import ActorID
+from aioenv.envs import ActorID
 from aioenv.errors import ClosedError
 from aioenv.native_vector_env import NativeVectorEnv
 from aioenv.rendering.images import side_by_side
