@@ -18,7 +18,7 @@ from aioenv.errors import EnvError, RenderError
 if TYPE_CHECKING:
     from aioenv.rendering.image_memory import ImageBuffer
     from aioenv.rendering.step_pool import StepRenderPool
-    from aioenv.state.env_renderable import RenderUpdate
+    from aioenv.state.render_source import RenderUpdate
 
 __all__ = ["PixelRenderer", "ResultPixelRenderer"]
 

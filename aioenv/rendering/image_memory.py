@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from aioenv.ipc.memory import Shared
 from aioenv.rendering.images import ImageArrays, allocate, map_arrays, shared_size
 from aioenv.spaces.layout import byte_view
-from aioenv.worker.shared_memory import mapped_part
+from aioenv.worker.worker_context import map_memory_part
 
 __all__ = ["BufferMapper", "ImageBuffer", "ImageLocation", "ImageMemory"]
 
@@ -165,7 +165,7 @@ class BufferMapper:
     def _map(self, offset: int, size: int) -> Any:
         mapped, key = self._mapped, (offset, size)
         if key not in mapped:
-            mapped[key] = mapped_part(offset, size)
+            mapped[key] = map_memory_part(offset, size)
             if len(mapped) > KEPT:
                 mapped.popitem(last=False)
         mapped.move_to_end(key)

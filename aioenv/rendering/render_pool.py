@@ -48,7 +48,7 @@ from aioenv.rendering.queue import DrawJob, PackedRequest, QueuePolicy, Rows
 from aioenv.rendering.render_service import pool_service
 from aioenv.rendering.workers import RenderWorkers
 from aioenv.spaces.layout import byte_view
-from aioenv.state.source import dump_model
+from aioenv.state.render_source import dump_model
 from aioenv.tracing.timeline import Trace, Traced, wanted
 
 __all__ = ["DrawRate", "RenderCall", "RenderPool"]

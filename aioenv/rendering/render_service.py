@@ -22,7 +22,7 @@ from aioenv.worker.service import PartialStep, Reply
 if TYPE_CHECKING:
     from aioenv.rendering.config import RenderConfig
     from aioenv.rendering.quality import RenderQuality
-    from aioenv.state.source import MujocoSource
+    from aioenv.state.render_source import MujocoSource
 
 __all__ = ["RenderService", "Renderer", "pool_service", "step_service"]
 

@@ -25,7 +25,7 @@ from aioenv.rendering.offscreen import TEXTURED, OffscreenRenderer, acquire_offs
 from aioenv.rendering.quality import RenderQuality, parse_quality
 from aioenv.state.assets import Assets
 from aioenv.state.model_edits import field_of, loosened, set_field, write_fields
-from aioenv.state.source import MujocoSource, load_model, patch_model, read_state
+from aioenv.state.render_source import MujocoSource, load_model, patch_model, read_state
 
 __all__ = ["ModderStack", "PoolRenderer", "SourceRenderer", "StepRenderer"]
 

@@ -30,7 +30,7 @@ from aioenv.rendering.images import stack_images
 if TYPE_CHECKING:
     from aioenv.rendering.image_memory import ImageBuffer
     from aioenv.rendering.step_pool import RenderContext, StepRenderPool
-    from aioenv.state.env_renderable import RenderUpdate
+    from aioenv.state.render_source import RenderUpdate
     from aioenv.tracing.timeline import Trace
 
 __all__ = ["ImageRequest", "ImageStream", "StepImages"]

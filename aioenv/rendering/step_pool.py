@@ -26,9 +26,8 @@ from aioenv.rendering.render_service import step_service
 from aioenv.rendering.workers import RenderWorkers
 from aioenv.spaces.layout import byte_view
 from aioenv.state.assets import LATE
-from aioenv.state.env_renderable import RenderUpdate
 from aioenv.state.model_edits import SHOWN
-from aioenv.state.source import MujocoSource
+from aioenv.state.render_source import MujocoSource, RenderUpdate
 
 __all__ = ["RenderContext", "StepRenderPool"]
 
