@@ -33,7 +33,7 @@ from aioenv.core.waits import Clock
 from aioenv.core.worker_pool import WorkerPoolConfig
 from aioenv.errors import RenderError
 from aioenv.inprocess.backend import RUN_IN, InProcessBackend
-from aioenv.inprocess.rollout import InProcessEpisodeStepper
+from aioenv.inprocess.rollout import InProcessEpisodeStepper, reset_at, step_at
 from aioenv.process.channel import check_channel
 from aioenv.process.launch import check_start
 from aioenv.rendering.pixel_states import with_pixel_states
@@ -355,7 +355,7 @@ class NativeVectorEnv(AsyncVectorEnv):
         if self._inprocess is None:
             return await super().step_at(slot, action)
         with self._clock.envs:
-            return await self._inprocess.step_at(slot, action)
+            return await step_at(self._inprocess, slot, action)
 
     async def reset_at(
         self, slot: int, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -369,7 +369,7 @@ class NativeVectorEnv(AsyncVectorEnv):
         self._running  # noqa: B018 (checks who calls, and when)
         check_no_mask(options)
         with self._clock.envs:
-            return await self._inprocess.reset_at(slot, seed, options)
+            return await reset_at(self._inprocess, slot, seed, options)
 
     def episodes(
         self, policy: Policy, n: int, *, seed: int | Sequence[int | None] | None = None

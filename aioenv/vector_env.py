@@ -47,9 +47,9 @@ from aioenv.rollout.pausing import Pausing
 from aioenv.rollout.rollout import Rollouts
 from aioenv.rollout.worker_backend import RememberedState
 from aioenv.spaces.autoreset import parse_mode
-from aioenv.spaces.seeds import check_options, split_reset_options
+from aioenv.spaces.seeding import check_options, split_reset_options
 from aioenv.stats.episodes import EpisodeStats
-from aioenv.stats.here import collected
+from aioenv.stats.sharing import collected
 from aioenv.worker.boot import IGNORABLE
 
 if TYPE_CHECKING:

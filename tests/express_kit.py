@@ -28,9 +28,8 @@ from aioenv.process import failures
 from aioenv.process.channel import ScatterChannel
 from aioenv.process.connection import Connection
 from aioenv.process.requests import Requests
-from aioenv.spaces.gather import Gatherer
+from aioenv.spaces.infos import Gatherer, SchemaTable
 from aioenv.spaces.layout import Layout, byte_view
-from aioenv.spaces.merge import SchemaTable
 
 compiled = pytest.mark.skipif(not speedups.compiled, reason=f"not compiled: {speedups.why_not}")
 

@@ -26,7 +26,7 @@ from aioenv.errors import ActionError, EnvError, NoAsyncCallError, PendingCallEr
 from aioenv.make import takes_mode
 from aioenv.native_vector_env import NativeVectorEnv
 from aioenv.rollout.one_slot import infos_of
-from aioenv.spaces.merge import merge_or_rows
+from aioenv.spaces.infos import merge_or_rows
 from aioenv.sync.portal import PostponedCall
 from aioenv.sync.stepping import BlockingStep
 from aioenv.vector_env import AsyncVectorEnv

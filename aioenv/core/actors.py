@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from aioenv.envs.actors import ActorID
+from aioenv.envs import ActorID
 from aioenv.errors import OutOfStepError
 
 if TYPE_CHECKING:

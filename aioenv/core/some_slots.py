@@ -24,7 +24,7 @@ from aioenv.errors import ClosedError, NoAsyncCallError, SlotError, StepTimeout
 from aioenv.ipc.frames import Kind
 from aioenv.process.life import LIVING
 from aioenv.spaces.layout import byte_view
-from aioenv.spaces.seeds import is_listed
+from aioenv.spaces.seeding import is_listed
 
 __all__ = ["Seeds", "Slots", "SomeSlots"]
 

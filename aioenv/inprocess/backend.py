@@ -24,7 +24,7 @@ from aioenv.core.episodes import InProcessEpisodeTracker
 from aioenv.core.held_signals import HeldSignals
 from aioenv.core.images.image_requests import StepImages
 from aioenv.core.images.pixel_renderer import ResultPixelRenderer
-from aioenv.core.results import Ready, ResetResult, SlotStep, StepResult
+from aioenv.core.results import Ready, ResetResult, StepResult
 from aioenv.core.session import NO_PHYSICS, late_pool
 from aioenv.core.slots import SlotState, SlotTable
 from aioenv.core.timeouts import images_late
@@ -47,10 +47,9 @@ from aioenv.ipc.messages import reason_of, traceback_of
 from aioenv.process.async_tasks import together
 from aioenv.rendering.pixel_states import PixelStates
 from aioenv.rendering.pixels import PixelsRefused, in_place
-from aioenv.rollout.one_slot import info_of, one_action
 from aioenv.spaces.large_boxes import batch
 from aioenv.spaces.layout import Arrays, Layout
-from aioenv.spaces.seeds import checked_seed, one_seed
+from aioenv.spaces.seeding import checked_seed
 from aioenv.speedups import within
 from aioenv.state.physics_batch import find_physics
 from aioenv.worker.vector.access import (
@@ -114,12 +113,6 @@ class InProcessBackend:
     observation_space: Space[Any]
     single_action_space: Space[Any]
     action_space: Space[Any]
-    actions: Layout
-    observations: Layout
-    steps_some: bool
-    any_thread: bool
-    kind: str
-    splits: bool
     metadata: dict[str, Any]
     spec: Any
     render_mode: str | None
@@ -212,10 +205,9 @@ class InProcessBackend:
         # an env that draws is tied to its thread, and only a thread can be waited for with a timeout
         adaptive = self._run_in == "auto" and self.render_mode is None and self._timeout_s is None
         self.any_thread = adaptive and not self.draws and getattr(env, "any_thread", False) is True
-        inner = env
-        while isinstance(inner, (CheckedNumerics, PixelStates)):
-            inner = inner.env
-        self.kind = type(inner).__name__
+        while isinstance(env, (CheckedNumerics, PixelStates)):
+            env = env.env
+        self.kind = type(env).__name__
         if self._config.episodes is not None:
             self.episodes = InProcessEpisodeTracker(self._config.episodes, mode, self.num_envs)
             self._requests.episodes = self.episodes
@@ -244,7 +236,9 @@ class InProcessBackend:
         key, space = in_place(self.single_observation_space, pixels)
         self.single_observation_space, self.observation_space = space, batch(space, self.num_envs)
         self.observations = Layout(space)
-        self._requests.pixel_renderer = ResultPixelRenderer(self._pixels_pool, key, self._draw_error)
+        self._requests.pixel_renderer = ResultPixelRenderer(
+            self._pixels_pool, key, lambda exc: self._error(exc, f"it could not be drawn: {exc}")
+        )
 
     @property
     def pools(self) -> list[StepRenderPool]:
@@ -314,7 +308,7 @@ class InProcessBackend:
             return await self._step_live(actions, timeout_s)
         checked = self.checked_actions(actions)
         if self._requests.abandoned:
-            await self._drain(timeout_s)
+            await self.drain(timeout_s)
         self.table.check_send(_ALL, "step", reset=False)
         inline = self._runs_inline(self._env.step_times, timeout_s)
         if inline and not self.draws:
@@ -377,7 +371,7 @@ class InProcessBackend:
         if self.table.paused is not None:
             return await self._reset_live(seed, mask, options, timeout_s)
         if self._requests.abandoned:
-            await self._drain(timeout_s)
+            await self.drain(timeout_s)
         self.table.check_send(_ALL, "reset", reset=True)
         resets = self._all_slots if mask is None else np.flatnonzero(mask)
         self.table.note_reset(resets)
@@ -392,17 +386,17 @@ class InProcessBackend:
         await self.drain(timeout_s)
         if not len(self.table.live):
             await asyncio.sleep(0)  # a loop of steps must let others run; later, the images would be shown already
-        paused, live = self._paused(), self.table.live
+        paused, live = self.table.paused, self.table.live
         request = self.start_step(whole, live, "step", shows_all=True, timeout_s=timeout_s)
         value: StepResult = await self.result(request, timeout_s)
-        return value._replace(info={**value.info, "_active": ~paused}) if paused.any() else value
+        return value if paused is None else value._replace(info={**value.info, "_active": ~paused})
 
     async def _reset_live(
         self, seed: Any, mask: Bools | None, options: dict[str, Any] | None, timeout_s: float | None
     ) -> ResetResult:
         """Reset the slots that are not paused, or those of a mask."""
         await self.drain(timeout_s)
-        paused, live = self._paused(), self.table.live
+        paused, live = self.table.paused, self.table.live
         slots = live if mask is None else live[mask[live]]
         if len(slots):
             request = self.start_reset(slots, seed, options, "reset", asked=live, shows_all=True, timeout_s=timeout_s)
@@ -411,11 +405,7 @@ class InProcessBackend:
             nothing = self.actions.assemble(self.actions.zeros(self.num_envs), self.actions.no_objects(self.num_envs))
             request = self.start_step(nothing, slots, "reset", shows_all=True, timeout_s=timeout_s)
         value = await self.result(request, timeout_s)
-        return ResetResult(value.obs, {**value.info, "_active": ~paused} if paused.any() else value.info)
-
-    def _paused(self) -> Bools:
-        paused = self.table.paused
-        return np.zeros(self.num_envs, np.bool_) if paused is None else paused
+        return ResetResult(value.obs, value.info if paused is None else {**value.info, "_active": ~paused})
 
     # ------------------------------------------------------------ requests to some slots
 
@@ -430,15 +420,6 @@ class InProcessBackend:
     def last_ended(self) -> Bools:
         """Return, as bool `(num_envs,)`, the slots whose last step ended an episode, with no reset since."""
         return self._env.last_results.ended()
-
-    def check_steps_some(self, name: str) -> None:
-        """Raise if the env can't step some of its slots.
-
-        Raises:
-            ValueError: if it steps all of its slots at once.
-        """
-        if not self.steps_some:
-            raise refuse_some(name, self.kind)
 
     def start_step(
         self,
@@ -462,8 +443,8 @@ class InProcessBackend:
                 the thread can end early.
         """
         some = None if len(slots) == self.num_envs else slots
-        if some is not None:
-            self.check_steps_some(name)
+        if some is not None and not self.steps_some:
+            raise refuse_some(name, self.kind)
         self.table.check_send(slots, name, reset=False)
         inline = self._runs_inline(self._env.step_times, timeout_s)
         request = self._requests.start(slots, awaited=awaited, shows_all=shows_all)
@@ -485,12 +466,10 @@ class InProcessBackend:
 
         Args:
             slots: the slots that are reset, ascending.
-            seed: passed to the env's `reset`; likewise `options`.
-            options: passed to the env's `reset`.
+            seed, options: passed to the env's `reset`.
             name: the user's call, for errors.
             asked: the slots whose results are asked for, ascending; None for those that are reset.
-            shows_all: see `start_step`.
-            timeout_s: see `start_step`.
+            shows_all, timeout_s: see `start_step`.
         """
         asked = slots if asked is None else asked
         self.table.check_send(asked, name, reset=True)
@@ -548,10 +527,8 @@ class InProcessBackend:
 
     async def drain(self, timeout_s: float | None = None) -> None:
         """Wait for abandoned requests, then discard the results that were not taken."""
-        if self._requests.abandoned:
-            await self._drain(timeout_s)
-
-    async def _drain(self, timeout_s: float | None) -> None:
+        if not self._requests.abandoned:
+            return
         # searched again after each wait: other tasks take and abandon some meanwhile
         while (request := next((r for r in self._requests.abandoned if not r.done.done()), None)) is not None:
             await self._within_timeout(asyncio.shield(request.done), timeout_s, _NOTHING_LOST)
@@ -568,31 +545,21 @@ class InProcessBackend:
     def send(self, actions: Any, slots: Iterable[int] | None) -> None:
         """Send actions to some slots; blocks for at most as long as the loop may be blocked."""
         numbers, paused = self.table.named(slots), self.table.paused
-        if not self.steps_some or (slots is None and paused is None):
-            self._send_whole(actions, numbers)
-            return
         used = None if paused is None else np.flatnonzero(~paused[numbers])
         arrays, objects = self.actions.take_apart(actions, len(numbers), used)
-        keep = self.table.leave_out_paused(numbers, "send", by_name=slots is not None)
-        keep = keep[np.argsort(numbers[keep])]
-        if len(keep):
-            chosen = [[column[i] for i in keep.tolist()] for column in objects]
-            rows = numbers[keep]
-            whole = with_rows(self.actions, self.num_envs, rows.tolist(), [array[keep] for array in arrays], chosen)
-            self.start_step(whole, rows, "send", awaited=False)
-
-    def _send_whole(self, actions: Any, numbers: Slots) -> None:
-        """Send actions to all slots, in any order; refuse if some are missing."""
-        arrays, objects = self.actions.take_apart(actions, len(numbers))
-        if len(numbers) < self.num_envs:
+        if not self.steps_some and len(numbers) < self.num_envs:
             raise refuse_some(f"send: slots {numbers.tolist()}", self.kind)
-        self.table.check_send(_ALL, "send", reset=False)
-        order = np.argsort(numbers)
-        chosen = [[column[i] for i in order.tolist()] for column in objects]
-        whole = self.actions.assemble([array[order] for array in arrays], chosen)
-        request = self._requests.start(self._all_slots, awaited=False)
-        inline = self._runs_inline(self._env.step_times, None)
-        self._run(request, inline, partial(self._env.step, whole, True, request.images))
+        keep = self.table.leave_out_paused(numbers, "send", by_name=slots is not None)
+        if not len(keep):
+            return
+        keep = keep[np.argsort(numbers[keep])]
+        rows, arrays = numbers[keep], [array[keep] for array in arrays]
+        objects = [[column[i] for i in keep.tolist()] for column in objects]
+        if len(rows) == self.num_envs:
+            whole = self.actions.assemble(arrays, objects)
+        else:
+            whole = with_rows(self.actions, self.num_envs, rows.tolist(), arrays, objects)
+        self.start_step(whole, rows, "send", awaited=False)
 
     def send_reset(
         self, slots: Iterable[int] | None, seed: int | Sequence[int | None] | None, options: dict[str, Any] | None
@@ -649,45 +616,6 @@ class InProcessBackend:
         """Whether a request is in flight or a result is ready."""
         return self._requests.outstanding
 
-    # ------------------------------------------------------------ one slot
-
-    async def step_at(self, slot: int, action: Any) -> SlotStep:
-        """Step one slot (see `AsyncVectorEnv.step_at`)."""
-        number = self._one_slot(slot, "step_at")
-        arrays, objects = one_action(self.actions, action)
-        await self.drain()
-        whole = with_rows(self.actions, self.num_envs, number.tolist(), arrays, objects)
-        value = await self.result(self.start_step(whole, number, "step_at"))
-        row = int(number[0])
-        return SlotStep(
-            self._obs_of(value.obs, row),
-            float(value.reward[row]),
-            bool(value.terminated[row]),
-            bool(value.truncated[row]),
-            info_of(value.info, row),
-        )
-
-    async def reset_at(self, slot: int, seed: int | None, options: dict[str, Any] | None) -> ResetResult:
-        """Begin an episode in one slot (see `AsyncVectorEnv.reset_at`)."""
-        number = self._one_slot(slot, "reset_at")
-        seed = one_seed(seed)
-        await self.drain()
-        seeds = None if seed is None else self.seeds_of({int(number[0]): seed})
-        value = await self.result(self.start_reset(number, seeds, options, "reset_at"))
-        row = int(number[0])
-        return ResetResult(self._obs_of(value.obs, row), info_of(value.info, row))
-
-    def _one_slot(self, slot: int, name: str) -> Slots:
-        number = self.table.named([slot])
-        self.table.leave_out_paused(number, name, by_name=True)
-        return number
-
-    def _obs_of(self, obs: Any, row: int) -> Any:
-        """Return one row of a batch of observations."""
-        arrays, objects = self.split_obs(obs)
-        rows = slice(row, row + 1)
-        return self.observations.rows([array[rows] for array in arrays], [column[rows] for column in objects])[0]
-
     def split_obs(self, obs: Any) -> tuple[Arrays, Any]:
         """Return the arrays and the objects of a batch of observations."""
         arrays, objects = take_observations(self.observations, obs, self.num_envs)
@@ -717,8 +645,8 @@ class InProcessBackend:
         thread = self._env.thread
         if thread is None:
             return tuple(work())
-        result = asyncio.shield(thread.run(work))
-        return tuple(await self._within_timeout(result, None, f"{what} goes on, but its result is dropped"))
+        dropped = f"{what} goes on, but its result is dropped"
+        return tuple(await self._within_timeout(asyncio.shield(thread.run(work)), None, dropped))
 
     def _call(self, method: str, *args: Any) -> Any:
         try:
@@ -741,11 +669,9 @@ class InProcessBackend:
             raise PendingCallError(
                 "model_field: the vector env is still busy with a step that was cancelled", "model_field"
             )
-        find = getattr(env.unwrapped, "model_field", None)
-        if find is None:
+        if not hasattr(env.unwrapped, "model_field"):
             raise ValueError(f"model_field: {type(env.unwrapped).__name__} is no NativeMujocoEnv")
-        array: npt.NDArray[Any] = find(name)
-        return array
+        return env.unwrapped.model_field(name)  # type: ignore[no-any-return]
 
     @property
     def patience(self) -> Self:
@@ -854,9 +780,6 @@ class InProcessBackend:
             self.table.fail(error)
             raise exc
         return error
-
-    def _draw_error(self, exc: Exception) -> EnvError:
-        return self._error(exc, f"it could not be drawn: {exc}")
 
     def _error(self, exc: BaseException, reason: str | None = None) -> EnvError:
         """Return the error of all slots for an exception."""

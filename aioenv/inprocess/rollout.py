@@ -9,22 +9,22 @@ import numpy as np
 import numpy.typing as npt
 
 from aioenv.assign import spread
-from aioenv.core.results import StepResult
+from aioenv.core.backend import InitialState, StepOutcome
+from aioenv.core.results import ResetResult, SlotStep, StepResult
 from aioenv.errors import EnvError
 from aioenv.inprocess.arrays import gather_infos
 from aioenv.inprocess.requests import InProcessRequest
-from aioenv.rollout.backend import InitialState, StepOutcome
 from aioenv.rollout.episode_stepper import SteppedSlots
-from aioenv.rollout.one_slot import info_of
-from aioenv.spaces.infos import Columns
+from aioenv.rollout.one_slot import info_of, one_action
+from aioenv.spaces.infos import Columns, merge
 from aioenv.spaces.layout import Arrays
-from aioenv.spaces.merge import merge
+from aioenv.spaces.seeding import one_seed
 from aioenv.worker.vector.access import with_rows
 
 if TYPE_CHECKING:
     from aioenv.inprocess.backend import InProcessBackend
 
-__all__ = ["InProcessEpisodeStepper", "InProcessGroup", "InProcessRollout"]
+__all__ = ["InProcessEpisodeStepper", "InProcessGroup", "InProcessRollout", "reset_at", "step_at"]
 
 Slots = npt.NDArray[np.int64]
 Objects = list[list[Any]]
@@ -50,13 +50,13 @@ class InProcessRollout:
         groups = min(groups, len(live)) if self._backend.splits else 1
         return [self._backend.group(live[start:stop]) for start, stop in spread(len(live), groups)]
 
-    async def look(self, *, due: bool) -> InitialState:
+    async def look(self, *, pending_reset: bool) -> InitialState:
         """Get the latest observations from the env (see `RolloutBackend.look`)."""
         backend = self._backend
         await backend.drain()
         value = await backend.result(backend.start_read_obs("rollout"))
         slots = np.arange(backend.num_envs)
-        resets = backend.last_ended() if due else np.zeros(len(slots), np.bool_)
+        resets = backend.last_ended() if pending_reset else np.zeros(len(slots), np.bool_)
         return InitialState(slots, *backend.split_obs(value.obs), resets)
 
     def sent(self) -> None:
@@ -200,3 +200,46 @@ class InProcessEpisodeStepper:
         for column, items in zip(self.objects, objects, strict=True):
             for slot in slots.tolist():
                 column[slot] = items[slot]
+
+
+# ---------------------------------------------------------------- one slot
+
+
+async def step_at(backend: InProcessBackend, slot: int, action: Any) -> SlotStep:
+    """Step one slot (see `AsyncVectorEnv.step_at`)."""
+    group = _one_slot(backend, slot, "step_at")
+    arrays, objects = one_action(backend.actions, action)
+    await backend.drain()
+    group.send_arrays(arrays, objects, "step_at")
+    result = await group.recv()
+    if result.error is not None:
+        raise result.error
+    info = info_of(result.infos[0][0], int(group.slots[0]))
+    return SlotStep(
+        backend.observations.rows(result.obs, result.objects)[0],
+        float(result.reward[0]),
+        bool(result.terminated[0]),
+        bool(result.truncated[0]),
+        info,
+    )
+
+
+async def reset_at(
+    backend: InProcessBackend, slot: int, seed: int | None, options: dict[str, Any] | None
+) -> ResetResult:
+    """Begin an episode in one slot (see `AsyncVectorEnv.reset_at`)."""
+    group = _one_slot(backend, slot, "reset_at")
+    number = int(group.slots[0])
+    seed = one_seed(seed)
+    await backend.drain()
+    group.send_reset(group.slots, {number: seed}, options, "reset_at")
+    result = await group.recv()
+    if result.error is not None:
+        raise result.error
+    return ResetResult(backend.observations.rows(result.obs, result.objects)[0], info_of(result.infos[0][0], number))
+
+
+def _one_slot(backend: InProcessBackend, slot: int, name: str) -> InProcessGroup:
+    number = backend.table.named([slot])
+    backend.table.leave_out_paused(number, name, by_name=True)
+    return backend.group(number)

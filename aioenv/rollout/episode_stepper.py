@@ -11,8 +11,8 @@ import numpy.typing as npt
 from aioenv.rollout.groups import Group
 from aioenv.rollout.one_slot import info_of
 from aioenv.rollout.pausing import put_part
+from aioenv.spaces.infos import merge
 from aioenv.spaces.layout import Arrays
-from aioenv.spaces.merge import merge
 
 if TYPE_CHECKING:
     from aioenv.core.requests import BatchRequest
@@ -85,7 +85,7 @@ class GroupEpisodeStepper:
             if stepped:
                 group = self._group(list(stepped), stepped=True)
                 chosen = [[column[slot] for slot in stepped] for column in objects]
-                group.send_apart([array[list(stepped)] for array in arrays], chosen, "episodes")
+                group.send_arrays([array[list(stepped)] for array in arrays], chosen, "episodes")
                 flights.append((group, group.take()))
             if seeds:
                 group = self._group(sorted(seeds), stepped=False)

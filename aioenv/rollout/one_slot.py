@@ -11,9 +11,9 @@ from aioenv.core.requests import BatchRequest
 from aioenv.core.results import ResetResult, SlotStep
 from aioenv.errors import ActionError
 from aioenv.rollout.groups import Group, objects_of
+from aioenv.spaces.infos import RowDicts, merge
 from aioenv.spaces.layout import Arrays, Layout
-from aioenv.spaces.merge import RowDicts, merge
-from aioenv.spaces.seeds import check_options, one_seed
+from aioenv.spaces.seeding import check_options, one_seed
 
 if TYPE_CHECKING:
     from aioenv.core.scheduler import RequestScheduler
@@ -53,7 +53,7 @@ class OneSlot:
         taken = one_action(schedule.fleet.actions, action)
         with self._clock.envs:
             await schedule.drain()
-            group.send_apart(*taken, "step_at")
+            group.send_arrays(*taken, "step_at")
             return await schedule.outcome(group.take(), lambda exchange: _result(schedule, group, exchange), None)
 
     async def reset_at(

@@ -16,10 +16,9 @@ from aioenv.errors import SlotError, StepTimeout
 from aioenv.ipc.frames import Kind
 from aioenv.process.life import LIVING
 from aioenv.rollout.groups import Group
-from aioenv.spaces.infos import Columns
+from aioenv.spaces.infos import Columns, merge
 from aioenv.spaces.layout import Arrays
-from aioenv.spaces.merge import merge
-from aioenv.spaces.seeds import is_listed
+from aioenv.spaces.seeding import is_listed
 
 if TYPE_CHECKING:
     from aioenv.core.images.image_requests import ImageRequest
@@ -140,7 +139,7 @@ class ActiveSlots:
             return self._all_paused()
         slots = group.slots
         chosen = [[column[slot] for slot in slots.tolist()] for column in objects]
-        group.send_apart([array[slots] for array in arrays], chosen, "step")
+        group.send_arrays([array[slots] for array in arrays], chosen, "step")
         return await self._outcome(group, timeout_s)
 
     async def reset(
