@@ -44,24 +44,24 @@ from aioenv.inprocess.owned_env import END_S, SINGLE_ARRAY, OwnedEnv, ends_progr
 from aioenv.inprocess.requests import InProcessRequest, InProcessRequests
 from aioenv.inprocess.rollout import InProcessGroup, InProcessRollout
 from aioenv.ipc.messages import reason_of, traceback_of
-from aioenv.process.async_tasks import together
+from aioenv.process.async_resource import together
 from aioenv.rendering.pixel_states import PixelStates
 from aioenv.rendering.pixels import PixelsRefused, in_place
 from aioenv.spaces.large_boxes import batch
 from aioenv.spaces.layout import Arrays, Layout
 from aioenv.spaces.seeding import checked_seed
 from aioenv.speedups import within
-from aioenv.state.physics_batch import find_physics
-from aioenv.worker.vector.access import (
+from aioenv.state.render_source import find_physics
+from aioenv.worker.making import make_vector_env
+from aioenv.worker.vector_access import (
+    CheckedNumerics,
+    VectorCalls,
     has_one_generator,
     refuse_some,
     steps_some,
     take_observations,
     with_rows,
 )
-from aioenv.worker.vector.calls import VectorCalls
-from aioenv.worker.vector.making import make_vector_env
-from aioenv.worker.vector.numerics import CheckedNumerics
 
 if TYPE_CHECKING:
     from aioenv.rendering.config import RenderConfig

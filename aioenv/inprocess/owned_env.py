@@ -22,11 +22,10 @@ from aioenv.inprocess.env_thread import INLINE_LIMIT_S, EnvThread, RunTimes
 from aioenv.inprocess.requests import LastResults
 from aioenv.ipc.messages import reason_of, traceback_of
 from aioenv.spaces.layout import Layout
-from aioenv.worker.vector.access import reset_vector_env, steps_some, take_observations
-from aioenv.worker.vector.results import check_numbers, step_result
+from aioenv.worker.vector_access import check_numbers, reset_vector_env, step_result, steps_some, take_observations
 
 if TYPE_CHECKING:
-    from aioenv.state.physics_batch import PhysicsReader
+    from aioenv.state.render_source import PhysicsReader
 
 __all__ = ["END_S", "SINGLE_ARRAY", "OwnedEnv", "ends_program"]
 

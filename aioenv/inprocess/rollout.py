@@ -19,7 +19,7 @@ from aioenv.rollout.one_slot import info_of, one_action
 from aioenv.spaces.infos import Columns, merge
 from aioenv.spaces.layout import Arrays
 from aioenv.spaces.seeding import one_seed
-from aioenv.worker.vector.access import with_rows
+from aioenv.worker.vector_access import with_rows
 
 if TYPE_CHECKING:
     from aioenv.inprocess.backend import InProcessBackend
