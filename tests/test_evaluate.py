@@ -17,7 +17,7 @@ from gymnasium.vector import AutoresetMode
 
 import aioenv
 from aioenv.loops.evaluate import counted
-from aioenv.rollout.episodes import Episode
+from aioenv.rollout.numbered_episodes import Episode
 from aioenv.testing.faulty_env import FaultyEnv, faulty_envs
 
 

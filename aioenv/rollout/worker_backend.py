@@ -20,7 +20,7 @@ from aioenv.spaces.merge import merge
 if TYPE_CHECKING:
     from aioenv.core.scheduler import RequestScheduler
     from aioenv.core.worker_pool import WorkerSlots
-    from aioenv.rollout.pausing import ActiveSlots
+    from aioenv.rollout.subset import ActiveSlots
 
 __all__ = ["RememberedState", "WorkerRolloutBackend"]
 
