@@ -52,7 +52,6 @@ from aioenv.process.async_resource import AsyncResource
 from aioenv.process.channel import check_channel
 from aioenv.process.launch import check_start
 from aioenv.rendering.pixels import with_pixels
-from aioenv.rollout.backend import RolloutBackend
 from aioenv.rollout.episode_stepper import EpisodeStepper, GroupEpisodeStepper
 from aioenv.rollout.numbered_episodes import Episode, NumberedEpisodes
 from aioenv.rollout.recorder import Rollout
@@ -87,7 +86,7 @@ class SubsetBackend(NamedTuple):
 
     single_slot: Any
     make_active: Callable[[], Any]
-    make_rollout: Callable[[ActiveSlots | None], RolloutBackend]
+    make_rollout: Callable[[ActiveSlots | None], Any]
     make_stepper: Callable[[], EpisodeStepper]
 
 

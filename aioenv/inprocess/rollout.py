@@ -9,12 +9,12 @@ import numpy as np
 import numpy.typing as npt
 
 from aioenv.assign import spread
+from aioenv.core.backend import InitialState, StepOutcome
 from aioenv.core.results import StepResult
 from aioenv.errors import EnvError
 from aioenv.inprocess.pieces import gather_infos
 from aioenv.inprocess.requests import InProcessRequest
 from aioenv.inprocess.some import SomeSolo
-from aioenv.rollout.backend import InitialState, StepOutcome
 from aioenv.spaces.infos import Columns
 from aioenv.spaces.layout import Arrays
 from aioenv.spaces.merge import merge
@@ -45,14 +45,14 @@ class InProcessRollout:
         groups = min(groups, len(live)) if solo.splits else 1
         return [InProcessGroup(solo, live[start:stop]) for start, stop in spread(len(live), groups)]
 
-    async def look(self, *, due: bool) -> InitialState:
+    async def look(self, *, pending_reset: bool) -> InitialState:
         """Ask the env (see `RolloutBackend.look`)."""
         solo = self._solo
         await solo.drain()
         value = await solo.outcome(solo.begin_look("rollout"))
         slots = np.arange(solo.num_envs)
         return InitialState(
-            slots, *solo.take_apart(value.obs), solo.last.over() if due else np.zeros(len(slots), np.bool_)
+            slots, *solo.take_apart(value.obs), solo.last.over() if pending_reset else np.zeros(len(slots), np.bool_)
         )
 
     def sent(self) -> None:

@@ -84,7 +84,7 @@ class GroupEpisodeStepper:
             if stepped:
                 group = self._group(list(stepped), stepped=True)
                 chosen = [[column[slot] for slot in stepped] for column in objects]
-                group.send_apart([array[list(stepped)] for array in arrays], chosen, "episodes")
+                group.send_arrays([array[list(stepped)] for array in arrays], chosen, "episodes")
                 flights.append((group, group.take()))
             if seeds:
                 group = self._group(sorted(seeds), stepped=False)

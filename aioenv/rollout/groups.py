@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from aioenv.core.backend import StepOutcome
 from aioenv.core.payloads import compact, reset_tail, step_tail
 from aioenv.core.requests import BatchRequest, BatchRequestPool, SentRequest, WorkerRequest
 from aioenv.core.results import StepResult
@@ -22,7 +23,6 @@ from aioenv.core.slots import SlotState
 from aioenv.core.worker_pool import WorkerSlots
 from aioenv.errors import SlotError
 from aioenv.ipc.frames import Kind
-from aioenv.rollout.backend import StepOutcome
 from aioenv.spaces.infos import Columns
 from aioenv.spaces.layout import Arrays, Layout, byte_view
 from aioenv.spaces.shared_layout import COPIED
@@ -72,10 +72,10 @@ class Group:
             ActionError, PendingCallError, ResetNeededError, EnvError, WorkerDied: as `AsyncVectorEnv.send`.
         """
         arrays, objects = self._schedule.fleet.actions.take_apart(actions, len(self.slots))
-        self.send_apart(arrays, objects, "rollout")
+        self.send_arrays(arrays, objects, "rollout")
         return arrays, objects
 
-    def send_apart(self, arrays: Arrays, objects: Sequence[Sequence[Any]], name: str) -> None:
+    def send_arrays(self, arrays: Arrays, objects: Sequence[Sequence[Any]], name: str) -> None:
         """Step all slots, with actions taken apart; otherwise as `send`."""
         schedule, n = self._schedule, len(self.slots)
         schedule.table.check_send(self._at, name, reset=False)
@@ -133,12 +133,22 @@ class Group:
         schedule.note_reset(slots, {slot: seeds[slot] for slot in slots.tolist()})
         self._begin(self._make(COPIED), requests, stepped=False)
 
-    def send_reset(self, slots: Slots) -> None:
-        """Reset some of the slots, without a seed."""
-        shares = [(member, slots[order]) for member, order in self._schedule.fleet.shares(slots)]
-        tails = [reset_tail(m, mine.tolist(), [None] * len(mine), None, whole=False) for m, mine in shares]
-        self._schedule.table.check_send(slots, "rollout", reset=True)
-        self._schedule.table.note_reset(slots)
+    def send_reset(
+        self,
+        slots: Slots,
+        seeds: Mapping[int, int | None] | None = None,
+        options: dict[str, Any] | None = None,
+        name: str = "rollout",
+    ) -> None:
+        """Reset some of the slots (see `SlotGroup.send_reset`)."""
+        schedule, seeds = self._schedule, seeds or {}
+        shares = [(member, slots[order]) for member, order in schedule.fleet.shares(slots)]
+        tails = [
+            reset_tail(m, mine.tolist(), [seeds.get(slot) for slot in mine.tolist()], options, whole=False, each=True)
+            for m, mine in shares
+        ]
+        schedule.table.check_send(slots, name, reset=True)
+        schedule.note_reset(slots, seeds)
         exchange = self._make(COPIED, shares)
         sent = [SentRequest(Kind.RESET, (), tail, part.slots) for part, tail in zip(exchange.parts, tails, strict=True)]
         self._begin(exchange, sent, stepped=False)
@@ -225,7 +235,7 @@ class Group:
 
     @staticmethod
     def _counts(exchange: BatchRequest) -> npt.NDArray[np.bool_]:
-        """See `StepOutcome.counts`."""
+        """See `StepOutcome.valid`."""
         slots = exchange.slots
         counts: npt.NDArray[np.bool_] = ~np.isin(slots, [slot for one in exchange.errors() for slot in one.slots])
         for columns in (c for part in exchange.parts for c in part.columns):

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, overload
 import numpy as np
 import numpy.typing as npt
 
+from aioenv.core.backend import InitialState, SlotGroup, StepOutcome
 from aioenv.errors import ActionError
-from aioenv.rollout.backend import InitialState, SlotGroup, StepOutcome
 from aioenv.spaces.fit import as_array
 from aioenv.spaces.layout import Arrays, Layout, _ObjectNode
 

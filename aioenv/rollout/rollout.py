@@ -11,8 +11,8 @@ import numpy.typing as npt
 from gymnasium import Space, spaces
 from gymnasium.vector import AutoresetMode
 
+from aioenv.core.backend import RolloutBackend, SlotGroup
 from aioenv.errors import ActionError, PausedError, ResetNeededError, SlotError, StepTimeout
-from aioenv.rollout.backend import RolloutBackend, SlotGroup
 from aioenv.rollout.recorder import RecordedTurn, Rollout, RolloutRecorder
 from aioenv.spaces.infos import Column, Columns, Schema
 
@@ -136,14 +136,14 @@ class _RolloutRun:
         table = self._scheduler.table
         wait = self._clock.envs.begin()
         try:
-            seen = await self._backend.look(due=self._mode is AutoresetMode.NEXT_STEP)
+            seen = await self._backend.look(pending_reset=self._mode is AutoresetMode.NEXT_STEP)
         finally:
             wait.end()
         for turn in self._turns:
             rows = np.searchsorted(seen.slots, turn.slots)
             turn.obs = [array[rows] for array in seen.obs]
             turn.objects = [[column[row] for row in rows.tolist()] for column in seen.objects]
-            turn.due = seen.due[rows]
+            turn.due = seen.pending_reset[rows]
             over = table.over(turn.slots)
             turn.over = over if over.any() else None
             self._record.saw(turn)
@@ -201,8 +201,8 @@ class _RolloutRun:
         turn.obs, turn.objects = came.obs, came.objects
         self._record.saw(turn)
         self._record.received(turn, came)
-        if came.counts is not None:
-            self._record.invalidate(turn, ~came.counts)
+        if came.valid is not None:
+            self._record.invalidate(turn, ~came.valid)
         if exhausted := self._scheduler.table.exhausted:
             self._record.invalidate(turn, np.isin(turn.slots, list(exhausted)) & ~(came.terminated | came.truncated))
         turn.taken += 1

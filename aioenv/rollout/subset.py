@@ -142,7 +142,7 @@ class ActiveSlots:
             return self._all_paused()
         slots = group.slots
         chosen = [[column[slot] for slot in slots.tolist()] for column in objects]
-        group.send_apart([array[slots] for array in arrays], chosen, "step")
+        group.send_arrays([array[slots] for array in arrays], chosen, "step")
         return await self._outcome(group, timeout_s)
 
     async def reset(
@@ -309,7 +309,7 @@ class SingleSlot:
         group = self._group(slot, "step_at")
         taken = one_action(scheduler.fleet.actions, action)
         await scheduler.drain()
-        group.send_apart(*taken, "step_at")
+        group.send_arrays(*taken, "step_at")
         return await scheduler.outcome(group.take(), lambda exchange: self._result(group, exchange), None)
 
     async def reset_at(self, slot: int, seed: int | None, options: dict[str, Any] | None) -> ResetResult:

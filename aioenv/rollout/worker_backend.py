@@ -9,10 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from aioenv.assign import spread
+from aioenv.core.backend import InitialState
 from aioenv.core.slots import SlotState
 from aioenv.process.life import LIVING, WorkerState
 from aioenv.process.supervisor import Worker
-from aioenv.rollout.backend import InitialState
 from aioenv.rollout.groups import Group, of_slots
 from aioenv.spaces.infos import Columns
 from aioenv.spaces.merge import merge
@@ -98,7 +98,7 @@ class WorkerRolloutBackend:
                 mine.append(slots[start:stop])
         return [Group(schedule, np.concatenate(mine)) for mine in runs]
 
-    async def look(self, *, due: bool) -> InitialState:
+    async def look(self, *, pending_reset: bool) -> InitialState:
         """Ask the workers (see `RolloutBackend.look`); of those in no group only who can answer now.
 
         Other tasks pause and resume while this drains: what counts is what was split.
@@ -125,7 +125,7 @@ class WorkerRolloutBackend:
         if came.error is not None:
             raise came.error
         resets: Any = np.zeros(len(slots), np.bool_)
-        if due:
+        if pending_reset:
             resets = np.array(await schedule.for_each(slots, "rollout", "resets_due", lambda _: ()), np.bool_)
         return InitialState(slots, came.obs, came.objects, resets)
 
