@@ -11,11 +11,11 @@ from gymnasium import Env
 from gymnasium.envs.registration import EnvSpec
 
 from aioenv.ipc.messages import dump_code, load_code
-from aioenv.stats.counter import EpisodeCounter, SlotCounter
+from aioenv.stats.counters import EpisodeCounter, SlotCounter
 from aioenv.stats.running import SharedRunningStats, SlotStats
 
 if TYPE_CHECKING:
-    from aioenv.worker.metadata import EnvMetadata
+    from aioenv.worker.description import EnvMetadata
 
 __all__ = ["EnvCreator", "Stateful", "place_creators"]
 

@@ -47,7 +47,7 @@ from aioenv.core.session import CLOSE_GRACE_S, Session
 from aioenv.core.waits import Clock, Stats
 from aioenv.core.worker_pool import WorkerPool, WorkerPoolConfig
 from aioenv.creator import place_creators
-from aioenv.envs.actors import ActorID
+from aioenv.envs import ActorID
 from aioenv.process.async_resource import AsyncResource
 from aioenv.process.channel import check_channel
 from aioenv.process.launch import check_start
@@ -59,10 +59,10 @@ from aioenv.rollout.rollout import Policy, Rollouts
 from aioenv.rollout.subset import ActiveSlots, Pausing, SingleSlot, check_steps_some
 from aioenv.rollout.worker_backend import RememberedState, WorkerRolloutBackend
 from aioenv.spaces.autoreset import parse_mode
-from aioenv.spaces.seeds import check_options, split_reset_options
+from aioenv.spaces.seeding import check_options, split_reset_options
 from aioenv.state.env_state import EnvState
 from aioenv.stats.episodes import EpisodeStats
-from aioenv.stats.here import collected
+from aioenv.stats.sharing import collected
 from aioenv.tracing.timeline import Trace, Traced, wanted
 from aioenv.worker.boot import IGNORABLE
 

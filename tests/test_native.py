@@ -21,8 +21,8 @@ import aioenv
 from aioenv import sync
 from aioenv.ipc.messages import dump, load
 from aioenv.native import cartpole as cartpole_module
-from aioenv.spaces.merge import SchemaTable, merge
-from aioenv.worker.vector.infos import InfoPacker
+from aioenv.spaces.infos import SchemaTable, merge
+from aioenv.worker.vector_service import InfoPacker
 
 pytestmark = pytest.mark.asyncio
 

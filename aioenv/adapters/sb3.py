@@ -26,11 +26,11 @@ from aioenv.errors import ActionError, EnvError, NoAsyncCallError, PendingCallEr
 from aioenv.make import takes_mode
 from aioenv.native_vector_env import NativeVectorEnv
 from aioenv.rollout.subset import infos_of
-from aioenv.spaces.merge import merge_or_rows
+from aioenv.spaces.infos import merge_or_rows
 from aioenv.sync.portal import PostponedCall
 from aioenv.sync.stepping import BlockingStep
 from aioenv.vector_env import AsyncVectorEnv
-from aioenv.worker.native_tasks import is_native_task
+from aioenv.worker.making import is_native_task
 
 __all__ = ["VecEnv", "make_vec"]
 

@@ -10,9 +10,8 @@ import numpy as np
 from aioenv.core.requests import BatchRequest, WorkerRequest
 from aioenv.core.results import Ready, ResetResult, StepResult
 from aioenv.errors import SlotError
-from aioenv.spaces.infos import Columns
+from aioenv.spaces.infos import Columns, merge
 from aioenv.spaces.layout import Layout
-from aioenv.spaces.merge import merge
 
 __all__ = ["Merge", "harvest", "so_far"]
 

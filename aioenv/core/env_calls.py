@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium.vector import AutoresetMode
 
-from aioenv.envs.actors import ActorID
+from aioenv.envs import ActorID
 from aioenv.errors import OutOfStepError, ResumeError
 from aioenv.state.env_state import EnvState
-from aioenv.worker.native_states import awaits_reset
+from aioenv.worker.vector_states import awaits_reset
 
 if TYPE_CHECKING:
     from aioenv.core.scheduler import RequestScheduler

@@ -10,8 +10,7 @@ import numpy.typing as npt
 from gymnasium.vector import AutoresetMode
 
 from aioenv.core.results import ResetResult, StepResult
-from aioenv.spaces.infos import NO_RESULT, Column, Columns, Schema
-from aioenv.spaces.merge import merge
+from aioenv.spaces.infos import NO_RESULT, Column, Columns, Schema, merge
 from aioenv.stats.episodes import Ended, EpisodeStats
 
 if TYPE_CHECKING:

@@ -31,10 +31,9 @@ from aioenv.core.worker_pool import WorkerPool, WorkerSlots
 from aioenv.errors import NoAsyncCallError, SlotError, StaleViewWarning, warn_caller
 from aioenv.ipc.frames import Kind, new_tuple
 from aioenv.process.restart import RestartPolicy
-from aioenv.spaces.infos import Columns
+from aioenv.spaces.infos import Columns, merge
 from aioenv.spaces.layout import byte_view
-from aioenv.spaces.merge import merge
-from aioenv.spaces.seeds import is_listed
+from aioenv.spaces.seeding import is_listed
 
 __all__ = ["RequestScheduler"]
 

@@ -15,10 +15,9 @@ from aioenv.errors import EnvError
 from aioenv.inprocess.pieces import gather_infos
 from aioenv.inprocess.requests import InProcessRequest
 from aioenv.inprocess.some import SomeSolo
-from aioenv.spaces.infos import Columns
+from aioenv.spaces.infos import Columns, merge
 from aioenv.spaces.layout import Arrays
-from aioenv.spaces.merge import merge
-from aioenv.worker.vector.access import with_rows
+from aioenv.worker.vector_access import with_rows
 
 __all__ = ["InProcessGroup", "InProcessRollout"]
 

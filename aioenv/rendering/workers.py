@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from aioenv.definitions.program import CodeSnapshot
 from aioenv.definitions.restore import Shipped
+from aioenv.definitions.snapshot import CodeSnapshot
 from aioenv.errors import RenderError, SlotError, StartTimeout, WorkerStartError
 from aioenv.ipc.frames import Frame, Kind
 from aioenv.ipc.memory import Shared
 from aioenv.ipc.messages import dump_code, load
-from aioenv.process.async_tasks import to_the_end, together
+from aioenv.process.async_resource import to_the_end, together
 from aioenv.process.channel import check_channel
 from aioenv.process.launch import check_start
-from aioenv.process.restart import RestartPolicy
-from aioenv.process.restarter import Restarter
+from aioenv.process.restart import Restarter, RestartPolicy
 from aioenv.process.supervisor import Worker
 from aioenv.rendering.backends import environment, no_backend_works, warn_of_software
 

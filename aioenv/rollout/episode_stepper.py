@@ -10,8 +10,8 @@ import numpy.typing as npt
 
 from aioenv.rollout.groups import Group
 from aioenv.rollout.subset import info_of, put_part
+from aioenv.spaces.infos import merge
 from aioenv.spaces.layout import Arrays
-from aioenv.spaces.merge import merge
 
 if TYPE_CHECKING:
     from aioenv.core.requests import BatchRequest

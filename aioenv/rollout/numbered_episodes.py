@@ -20,7 +20,7 @@ from aioenv.errors import ActionError, EpisodesDone, PausedError, PendingCallErr
 from aioenv.rollout.episode_stepper import EpisodeStepper, SteppedSlots
 from aioenv.rollout.rollout import Policy, are_pairs, hint_for, split_answer, takes
 from aioenv.rollout.subset import Pausing, check_steps_some
-from aioenv.spaces.seeds import listed_seeds
+from aioenv.spaces.seeding import listed_seeds
 
 if TYPE_CHECKING:
     from aioenv.core.scheduler import RequestScheduler

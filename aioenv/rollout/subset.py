@@ -14,13 +14,12 @@ from aioenv.core.requests import BatchRequest, SentRequest, WorkerRequest
 from aioenv.core.results import ResetResult, SlotStep, StepResult
 from aioenv.errors import ActionError, SlotError, StepTimeout
 from aioenv.ipc.frames import Kind
-from aioenv.process.life import LIVING
+from aioenv.process.supervisor import LIVING
 from aioenv.rollout.groups import Group, objects_of
-from aioenv.spaces.infos import Columns
+from aioenv.spaces.infos import Columns, RowDicts, merge
 from aioenv.spaces.layout import Arrays, Layout
-from aioenv.spaces.merge import RowDicts, merge
-from aioenv.spaces.seeds import is_listed, one_seed
-from aioenv.worker.vector.access import refuse_some
+from aioenv.spaces.seeding import is_listed, one_seed
+from aioenv.worker.vector_access import refuse_some
 
 if TYPE_CHECKING:
     from aioenv.core.images.image_requests import ImageRequest

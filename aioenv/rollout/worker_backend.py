@@ -11,11 +11,9 @@ import numpy.typing as npt
 from aioenv.assign import spread
 from aioenv.core.backend import InitialState
 from aioenv.core.slots import SlotState
-from aioenv.process.life import LIVING, WorkerState
-from aioenv.process.supervisor import Worker
+from aioenv.process.supervisor import LIVING, Worker, WorkerState
 from aioenv.rollout.groups import Group, of_slots
-from aioenv.spaces.infos import Columns
-from aioenv.spaces.merge import merge
+from aioenv.spaces.infos import Columns, merge
 
 if TYPE_CHECKING:
     from aioenv.core.scheduler import RequestScheduler
