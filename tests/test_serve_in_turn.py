@@ -30,7 +30,7 @@ from aioenv.ipc.messages import (
     load_columns,
     load_step,
 )
-from aioenv.spaces.infos import MAX_SCHEMAS, ColumnGroup, SchemaTable, merge
+from aioenv.spaces.infos import MAX_SCHEMAS, ColumnGroup, SchemaTable, merge_infos
 from aioenv.worker.service import PartialStep
 from aioenv.worker.single import service as service_of_envs
 from aioenv.worker.single.service import EnvService
@@ -271,7 +271,7 @@ VANDALISM: dict[str, Callable[[EnvService], Any]] = {
     "resets": lambda service: service._stepper._resets.clear(),
     "last": lambda service: service._rows._last.clear(),
     "more of last": lambda service: service._rows._last.append(1),
-    "sorts": lambda service: service._gatherer.sorts.clear(),
+    "sorts": lambda service: service._gatherer.c_schemas.clear(),
     "seeds": lambda service: service._stepper._seeds.update({1: 2}),
     "garbage": lambda service: gc.collect(),
 }
@@ -431,9 +431,9 @@ def merged_by(table: SchemaTable, tail: memoryview) -> dict[str, Any]:
     """What a parent makes of a tail."""
     columns = load_columns(tail)
     reply = load(tail) if columns is None else StepReply([], [ColumnGroup(*each, []) for each in columns], [], [])
-    table.learn(reply.schemas)
+    table.update(reply.schemas)
     rows = [np.arange(4) if group.rows is None else np.array(group.rows) for group in reply.infos]
-    return merge([table.unpack(group, of, len(of)) for group, of in zip(reply.infos, rows, strict=True)], 4)
+    return merge_infos([table.unpack(group, of, len(of)) for group, of in zip(reply.infos, rows, strict=True)], 4)
 
 
 @compiled

@@ -27,7 +27,7 @@ from aioenv.inprocess.durations import TURN_S, RunTimes, yield_to_loop
 from aioenv.inprocess.life import ends_program
 from aioenv.inprocess.pieces import only, own, own_info
 from aioenv.inprocess.requests import InProcessRequest
-from aioenv.spaces.seeding import checked_seed
+from aioenv.spaces.seeding import normalize_seed
 from aioenv.speedups import within
 from aioenv.worker.vector.access import refuse_some, reset_vector_env, take_observations
 from aioenv.worker.vector.results import check_numbers, step_result
@@ -56,7 +56,7 @@ class Solo(SoloCalls):
         """
         if type(actions) is np.ndarray and actions.shape == self._shape and actions.dtype == self._dtype:
             layout, batch = self.actions, actions.copy()
-            if layout.ranges and not (layout.quick and within(batch, *layout.quick)):  # type: ignore[misc]
+            if layout.ranges and not (layout.fast_range and within(batch, *layout.fast_range)):  # type: ignore[misc]
                 layout.check_ranges([batch])
             return batch
         return self.actions.assemble(*self.actions.take_apart(actions, self.num_envs))
@@ -116,7 +116,7 @@ class Solo(SoloCalls):
         timeout_s: float | None = None,
     ) -> ResetResult:
         """Reset all slots, or those of a mask, in the env's own way; seed and options are passed on as they are."""
-        seed = checked_seed(seed, self.num_envs, self.num_envs)
+        seed = normalize_seed(seed, self.num_envs, self.num_envs)
         if self._flights.abandoned:
             await self._drain(timeout_s)
         self.table.check_send(_ALL, "reset", reset=True)
@@ -297,7 +297,7 @@ class Solo(SoloCalls):
     ) -> None:
         """Begin episodes in some slots; never blocks for longer than the loop may be kept."""
         numbers = self.table.named(slots)
-        seed = checked_seed(seed, len(numbers), self.num_envs)
+        seed = normalize_seed(seed, len(numbers), self.num_envs)
         if isinstance(seed, list):
             by_slot = dict(zip(numbers.tolist(), seed, strict=True))
             seed = [by_slot.get(slot) for slot in range(self.num_envs)]

@@ -28,7 +28,7 @@ from aioenv.ipc.messages import reason_of, traceback_of
 from aioenv.process.async_tasks import together
 from aioenv.rendering.pixel_states import PixelStates
 from aioenv.rendering.pixels import PixelsRefused, in_place
-from aioenv.spaces.large_boxes import batch
+from aioenv.spaces.large_boxes import batch_space
 from aioenv.spaces.layout import Layout
 from aioenv.state.physics_batch import PhysicsReader, find_physics
 from aioenv.worker.vector.access import has_one_generator, steps_some
@@ -247,7 +247,7 @@ class SoloLife:
         self._pixels_pool = late_pool([self._physics.source] * self.num_envs, pixels, self._config, self._timeout_s)
         await self._pixels_pool.start()
         key, space = in_place(self.single_observation_space, pixels)
-        self.single_observation_space, self.observation_space = space, batch(space, self.num_envs)
+        self.single_observation_space, self.observation_space = space, batch_space(space, self.num_envs)
         self.observations = Layout(space)
         self._flights.painter = ResultPixelRenderer(self._pixels_pool, key, self._not_drawn)
 

@@ -15,7 +15,7 @@ from aioenv.errors import EnvError
 from aioenv.inprocess.pieces import gather_infos
 from aioenv.inprocess.requests import InProcessRequest
 from aioenv.inprocess.some import SomeSolo
-from aioenv.spaces.infos import Columns, merge
+from aioenv.spaces.infos import Columns, merge_infos
 from aioenv.spaces.layout import Arrays
 from aioenv.worker.vector.access import with_rows
 
@@ -68,7 +68,7 @@ class InProcessRollout:
             info = dict(said[0][0])
         else:
             info = gather_infos(said, n, [slots for _, slots in said], n)
-        return {**info, **merge([piece for piece in infos if isinstance(piece, Columns)], n)}
+        return {**info, **merge_infos([piece for piece in infos if isinstance(piece, Columns)], n)}
 
 
 class InProcessGroup:

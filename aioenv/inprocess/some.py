@@ -19,7 +19,7 @@ from aioenv.inprocess.requests import InProcessRequest
 from aioenv.rollout.episode_stepper import SteppedSlots
 from aioenv.rollout.one_slot import info_of, one_action
 from aioenv.spaces.layout import Arrays
-from aioenv.spaces.seeding import checked_seed, one_seed
+from aioenv.spaces.seeding import normalize_seed, normalize_slot_seed
 from aioenv.worker.vector.access import refuse_some, take_observations, with_rows
 
 __all__ = ["InProcessActiveSlots", "InProcessEpisodeStepper", "SomeSolo"]
@@ -144,7 +144,7 @@ class SomeSolo(Solo):
             return
         numbers = self.table.named(slots)
         keep = self.table.leave_out_paused(numbers, "send_reset", by_name=slots is not None)
-        seed = checked_seed(seed, len(numbers), self.num_envs)
+        seed = normalize_seed(seed, len(numbers), self.num_envs)
         if isinstance(seed, list):
             seed = [seed[i] for i in keep.tolist()]
         if len(keep):
@@ -171,7 +171,7 @@ class SomeSolo(Solo):
     async def reset_at(self, slot: int, seed: int | None, options: dict[str, Any] | None) -> ResetResult:
         """Begin an episode in one slot (see `AsyncVectorEnv.reset_at`)."""
         number = self._one(slot, "reset_at")
-        own = one_seed(seed)
+        own = normalize_slot_seed(seed)
         await self.drain()
         seeds = None if own is None else self.seeds_of({int(number[0]): own})
         value = await self.outcome(self.begin_reset(number, seeds, options, "reset_at"))
@@ -227,7 +227,7 @@ class InProcessActiveSlots:
     ) -> ResetResult:
         """Reset the slots that are not paused, or those of a mask (see `AsyncVectorEnv.reset`)."""
         solo = self._solo
-        seed = checked_seed(seed, solo.num_envs, solo.num_envs)
+        seed = normalize_seed(seed, solo.num_envs, solo.num_envs)
         await solo.drain(timeout_s)
         paused, live = self._paused, solo.table.live
         slots = live if mask is None else live[mask[live]]

@@ -11,9 +11,9 @@ from aioenv.core.requests import BatchRequest
 from aioenv.core.results import ResetResult, SlotStep
 from aioenv.errors import ActionError
 from aioenv.rollout.groups import Group, objects_of
-from aioenv.spaces.infos import RowDicts, merge
+from aioenv.spaces.infos import RowDicts, merge_infos
 from aioenv.spaces.layout import Arrays, Layout
-from aioenv.spaces.seeding import check_options, one_seed
+from aioenv.spaces.seeding import check_options, normalize_slot_seed
 
 if TYPE_CHECKING:
     from aioenv.core.scheduler import RequestScheduler
@@ -73,7 +73,7 @@ class OneSlot:
         schedule = self._running
         group = _group(schedule, slot, "reset_at")
         check_no_mask(options)
-        own = one_seed(seed)
+        own = normalize_slot_seed(seed)
 
         def result(exchange: BatchRequest) -> ResetResult:
             step = _result(schedule, group, exchange)
@@ -121,7 +121,7 @@ def _result(schedule: RequestScheduler, group: Group, exchange: BatchRequest) ->
     layout = schedule.fleet.observations
     (obs,) = layout.rows(batch.obs, objects_of(layout, exchange))
     columns = [c for part in exchange.parts for c in part.columns]
-    info = info_of(merge(columns, 1), 0)
+    info = info_of(merge_infos(columns, 1), 0)
     return SlotStep(obs, float(batch.reward[0]), bool(batch.terminated[0]), bool(batch.truncated[0]), info)
 
 

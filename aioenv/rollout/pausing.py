@@ -16,9 +16,9 @@ from aioenv.errors import SlotError, StepTimeout
 from aioenv.ipc.frames import Kind
 from aioenv.process.life import LIVING
 from aioenv.rollout.groups import Group
-from aioenv.spaces.infos import Columns, merge
+from aioenv.spaces.infos import Columns, merge_infos
 from aioenv.spaces.layout import Arrays
-from aioenv.spaces.seeding import is_listed
+from aioenv.spaces.seeding import is_seed_list
 
 if TYPE_CHECKING:
     from aioenv.core.images.image_requests import ImageRequest
@@ -156,7 +156,7 @@ class ActiveSlots:
             whole = self._all_paused()
         else:
             slots = group.slots if mask is None else group.slots[mask[group.slots]]
-            group.send_whole_reset(slots, dict(enumerate(seeds)), options, "reset", each=is_listed(seed))
+            group.send_whole_reset(slots, dict(enumerate(seeds)), options, "reset", each=is_seed_list(seed))
             whole = await self._outcome(group, timeout_s)
         return ResetResult(whole.obs, whole.info)
 
@@ -272,7 +272,7 @@ class ActiveSlots:
             reward[part.slots], terminated[part.slots] = batch.reward[rows], batch.terminated[rows]
             truncated[part.slots] = batch.truncated[rows]
             columns += [c._replace(positions=slots[c.positions]) for c in part.columns]
-        info = merge(columns, n)
+        info = merge_infos(columns, n)
         if resting.any():
             info["_active"] = ~resting & info.get("_active", True)
         return StepResult(layout.assemble(obs, objects), reward, terminated, truncated, info)

@@ -62,11 +62,11 @@ class EnvCalls:
 
     def resets_due(self, rows: Sequence[int]) -> tuple[list[bytes], list[Failure]]:
         """For each row whether its next step will be a reset instead."""
-        return self._for_each(rows, [lambda _, row=row: self._stepper.due[row] == 1 for row in rows])  # type: ignore[misc]
+        return self._for_each(rows, [lambda _, row=row: self._stepper.pending_reset[row] == 1 for row in rows])  # type: ignore[misc]
 
     def get_states(self, rows: Sequence[int]) -> tuple[list[bytes], list[Failure]]:
         """The state of each env, or, as a text, why it can't be had."""
-        due = self._stepper.due
+        due = self._stepper.pending_reset
         return self._for_each(rows, [lambda env, row=row: _or_text(read_snapshot, env, due[row] == 1) for row in rows])  # type: ignore[misc]
 
     def set_states(self, rows: Sequence[int], states: Sequence[RawState]) -> tuple[list[bytes], list[Failure]]:
@@ -90,7 +90,7 @@ class EnvCalls:
             state = as_single(self._envs[row], state, self._stepper.mode)
         if state[1].get("due") and not self._stepper.resets_next_step:
             raise Misfit(AWAITS_RESET)
-        self._stepper.go_on(row, write_snapshot(self._envs[row], state))
+        self._stepper.continue_from(row, write_snapshot(self._envs[row], state))
         if self._checkpoints is None:
             return None
         self._checkpoints.capture([row])

@@ -74,7 +74,7 @@ class EnvResume(EnvCalls):
     ) -> str | None:
         assert self._checkpoints is not None
         checkpoint = self._row_checkpoints[row]
-        due = self._stepper.due
+        due = self._stepper.pending_reset
         match operation:
             case None:
                 due[row] = checkpoint.restore(after, beyond[1])
@@ -105,7 +105,7 @@ class EnvResume(EnvCalls):
                 self._rows.keep(0, row, obs)  # a reset of other rows tells it once more
             if state is not None:
                 self._state[row] = state  # and what images of it are drawn from
-            self._stepper.begin_anew(row, seed, None if over else obs)
+            self._stepper.replace_lost_env(row, seed, None if over else obs)
 
     def show_again(self, rows: Sequence[tuple[int, Any]]) -> None:
         """What rows of another process that must be reset observed last: a reset of other rows tells it once more."""

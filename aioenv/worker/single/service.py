@@ -155,22 +155,22 @@ class EnvService(EnvResume, SlotService):
             riding.append(self._checkpoints.array)
         lanes = [SharedBatch({}, {})]
         if plane is not None:
-            lanes = plane.lanes(mapped(plane.size(observations, layout)), observations, layout)
+            lanes = plane.batches(mapped(plane.size(observations, layout)), observations, layout)
         mine = slice(start, start + n)
         shared = [{i: a[mine] for i, a in lane.observations.items()} for lane in lanes]
         self._rows = ResultRows(observations, n, shared, riding, self._cast)
         actions = [{i: array[mine] for i, array in lane.actions.items()} for lane in lanes]
         self._actions = Actions(layout, n, actions, laned=plane is not None)
         self._action_views = self._actions.views
-        simple = layout.plain and observations.numeric and not (plane and plane.actions)
+        simple = layout.is_single_array and observations.is_numeric and not (plane and plane.actions)
         small = sum(map(len, self._rows.stepped_run(0, n))) <= MAX_FIXED_BYTES  # else Python says that it is not
         self._tells_no_more = simple and small and not draws_late
         self._rides = self._let_ride if riding or self._editing else None
         if seed_plan is not None:
-            self._stepper.follow(seed_plan, start)
+            self._stepper.use_seed_plan(seed_plan, start)
         for row, what, subject in self._editing:
             if what == "render":
-                self._stepper.around_resets(row, subject.end, subject.begin)
+                self._stepper.wrap_reset(row, subject.end, subject.begin)
         # what is here now stays: full collections need not look at it again
         if current_row.alone():
             gc.collect()
@@ -183,7 +183,7 @@ class EnvService(EnvResume, SlotService):
             if not 0 < needed <= size:
                 why = f"it needs {needed}" if needed else "it can't be resumed"
                 raise ValueError(f"row {row} has no checkpoint of {size} words: {why}")
-        checkpoints = Checkpoints(self._row_checkpoints, size, self._stepper.due)
+        checkpoints = Checkpoints(self._row_checkpoints, size, self._stepper.pending_reset)
         checkpoints.capture(self._all_rows)
         return checkpoints
 
@@ -208,9 +208,18 @@ class EnvService(EnvResume, SlotService):
         into = self._rows.lanes if self._tells_no_more else None
         if into is None or (self._checkpoints is not None and self._checkpoints.beyond):
             return None  # a state that is too long now may be so in the next step, and need not be written twice then
-        rows, sorts = self._rows.stepped_run, self._gatherer.sorts
+        rows, sorts = self._rows.stepped_run, self._gatherer.c_schemas
         fixed = rows(0, len(self._envs))
-        return self._action_views, self._actions.array, *self._stepper.express, into, rows, sorts, fixed, self._rides
+        return (
+            self._action_views,
+            self._actions.array,
+            *self._stepper.c_arguments,
+            into,
+            rows,
+            sorts,
+            fixed,
+            self._rides,
+        )
 
     def _let_ride(self, first: int, count: int) -> bool:
         """Write states and checkpoints of so many rows from one on, stepped in C; False: there is more to tell."""
@@ -247,7 +256,7 @@ class EnvService(EnvResume, SlotService):
         if out.rows:
             self._rows.store(lane, out)
         failures = [describe_failure(exc, row) for row, exc in out.failures] if out.failures else []
-        return self._reply(rows, True, out.infos, failures, rows, out.over, out.lost)
+        return self._reply(rows, True, out.infos, failures, rows, out.exhausted, out.lost)
 
     def _reset(self, frame: Frame) -> Reply:
         request: ResetRequest = load(frame.tail)
@@ -264,7 +273,7 @@ class EnvService(EnvResume, SlotService):
             except SystemExit:
                 raise
             except BaseException as exc:
-                if self._stepper.is_end(row, exc):
+                if self._stepper.note_exhausted(row, exc):
                     over.append(row)
                 else:
                     failures.append(describe_failure(exc, row))
@@ -313,7 +322,7 @@ class EnvService(EnvResume, SlotService):
             return new_tuple(Reply, (fixed, b""))
         try:
             groups = self._gatherer.gather(infos, rows) if infos else []
-            news = self._gatherer.take_news()
+            news = self._gatherer.take_new_schemas()
             more = news or failures or objects or over or beyond or parcels
             if not (more or any(group.objects for group in groups)):
                 return Reply(fixed, dump_columns(groups))
@@ -366,7 +375,7 @@ class EnvService(EnvResume, SlotService):
                     column[index] = None
         self._gatherer = Gatherer()  # what it believes to have sent, it has not
         groups = self._gatherer.gather(good, rows)
-        return dump(StepReply(self._gatherer.take_news(), groups, objects, failures, over, beyond, parcels))
+        return dump(StepReply(self._gatherer.take_new_schemas(), groups, objects, failures, over, beyond, parcels))
 
     def afterwards(self) -> Reply | None:
         """Render the rows that were just stepped, if the parent wants images and nobody else can draw them."""

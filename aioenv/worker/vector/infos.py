@@ -22,7 +22,7 @@ class InfoPacker:
     def __init__(self, num_envs: int) -> None:
         self._n = num_envs
         self._ids: dict[Schema, int] = {}
-        self._news: list[tuple[int, Schema]] = []
+        self._new_schemas: list[tuple[int, Schema]] = []
 
     def pack(self, info: Mapping[Any, Any], rows: Sequence[int]) -> list[ColumnGroup]:
         """The groups of what an info dict says of some rows; keys whose masks are equal go together."""
@@ -43,10 +43,10 @@ class InfoPacker:
             run.append((column, values))
         return groups + self._group(run, mask & chosen) if run else groups
 
-    def take_news(self) -> list[tuple[int, Schema]]:
+    def take_new_schemas(self) -> list[tuple[int, Schema]]:
         """The schemas that the parent has not been told of yet."""
-        news, self._news = self._news, []
-        return news
+        new, self._new_schemas = self._new_schemas, []
+        return new
 
     def _columns(self, info: Mapping[Any, Any], path: Path) -> list[tuple[Column, Any, npt.NDArray[np.bool_]]]:
         columns: list[tuple[Column, Any, npt.NDArray[np.bool_]]] = []
@@ -86,11 +86,11 @@ class InfoPacker:
         number = self._ids.get(schema)
         if number is None:
             number = self._ids[schema] = len(self._ids)
-            self._news.append((number, schema))
+            self._new_schemas.append((number, schema))
         data: list[bytes] = []
         objects: list[list[Any]] = []
         for column, values in run:
-            if column.apart:
+            if column.as_objects:
                 data += [values[row].tobytes() for row in rows.tolist()]
             elif column.dtype is not None:
                 data.append(np.ascontiguousarray(values[rows]).tobytes())

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 
-from aioenv.spaces.outcomes import first_bad, refuse
+from aioenv.spaces.outcomes import find_not_finite, raise_not_finite
 from aioenv.worker.vector.access import steps_some
 from aioenv.worker.vector.results import reset_result, step_result
 
@@ -91,8 +91,8 @@ class CheckedNumerics(_Wrapper):
         last: Any = info.get("final_obs")
         for slot in slots.tolist() if last is not None else ():
             obs = {key: part[slot] for key, part in last.items()} if isinstance(last, dict) else last[slot]
-            if (found := first_bad(obs, "final observation")) is not None:
-                self._refuse(slot, *found)
+            if (found := find_not_finite(obs, "final observation")) is not None:
+                self._raise_not_finite(slot, *found)
 
     def _look(self, where: str, batch: Any, slots: npt.NDArray[np.int64]) -> None:
         """Raise if a number is bad in one of these slots' rows of a batch."""
@@ -106,8 +106,8 @@ class CheckedNumerics(_Wrapper):
             if isinstance(batch, np.ndarray) and np.isfinite(batch).all():
                 return
             for slot in slots.tolist() if len(batch) == self.num_envs else ():
-                if (found := first_bad(batch[slot], where)) is not None:
-                    self._refuse(slot, *found)
+                if (found := find_not_finite(batch[slot], where)) is not None:
+                    self._raise_not_finite(slot, *found)
 
-    def _refuse(self, slot: int, where: str, number: Any) -> None:
-        refuse(f"slot {self._first + slot}: {where}", number, int(self._steps[slot]))
+    def _raise_not_finite(self, slot: int, where: str, number: Any) -> None:
+        raise_not_finite(f"slot {self._first + slot}: {where}", number, int(self._steps[slot]))

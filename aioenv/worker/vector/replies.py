@@ -120,7 +120,7 @@ class VectorReplies:
         if not objects and not beyond and not any(info for info, _ in infos):
             return Reply(fixed)
         groups = [group for info, of in infos if info for group in self._packer.pack(info, of)]
-        news = self._packer.take_news()
+        news = self._packer.take_new_schemas()
         if not (news or objects or beyond or any(group.objects for group in groups)):
             return Reply(fixed, dump_columns(groups))
         return Reply(fixed, dump(StepReply(news, groups, [list(o) for o in objects], [], (), beyond)))
