@@ -26,8 +26,7 @@ from aioenv.ipc.frames import Encoder, Frame, Kind
 from aioenv.ipc.messages import Failure, dump_columns
 from aioenv.process import failures
 from aioenv.process.channel import ScatterChannel
-from aioenv.process.connection import Connection
-from aioenv.process.requests import Requests
+from aioenv.process.connection import Connection, Requests
 from aioenv.spaces.infos import Gatherer, SchemaTable
 from aioenv.spaces.layout import Layout, byte_view
 
@@ -62,7 +61,7 @@ class Peer:
         self.on_death: Any = None
         self.encoder, self.decoder = Encoder(), Decoder()
         self.skip = 0  # bytes that come before the first request
-        self._identity = failures.Identity("peer", None, slots, "")
+        self._identity = failures.WorkerIdentity("peer", None, slots, "")
         self.receiving = asyncio.create_task(self.channel.receive(self._on_frame))
 
     def failure(self, failure: Failure) -> SlotError:

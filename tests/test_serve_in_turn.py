@@ -31,9 +31,9 @@ from aioenv.ipc.messages import (
     load_step,
 )
 from aioenv.spaces.infos import MAX_SCHEMAS, ColumnGroup, SchemaTable, merge_infos
+from aioenv.worker import env_service
+from aioenv.worker.env_service import EnvService
 from aioenv.worker.service import PartialStep
-from aioenv.worker.single import service as service_of_envs
-from aioenv.worker.single.service import EnvService
 
 pytestmark = pytest.mark.usefixtures("a_worker_within")
 
@@ -226,7 +226,7 @@ def test_a_reply_that_would_be_over_the_limit_is_python_s(monkeypatch):
     with telling("floats") as desk:
         most = sum(len(view) for view in desk.service.express()[11])
     for limit, answers in ((most, True), (most - 1, False)):
-        monkeypatch.setattr(service_of_envs, "MAX_FIXED_BYTES", limit)
+        monkeypatch.setattr(env_service, "MAX_FIXED_BYTES", limit)
         with telling("floats") as desk:
             assert (desk.service.express() is not None) == answers
 
@@ -265,7 +265,7 @@ class Vandal(Told):
 
 
 VANDALISM: dict[str, Callable[[EnvService], Any]] = {
-    "due": lambda service: service._stepper.due.clear(),
+    "due": lambda service: service._stepper.pending_reset.clear(),
     "steps": lambda service: service._stepper._steps.clear(),
     "more steps": lambda service: service._stepper._steps.append(print),
     "resets": lambda service: service._stepper._resets.clear(),
@@ -301,7 +301,7 @@ def test_an_env_that_takes_its_worker_apart_does_c_no_harm(name):
 @compiled
 def test_a_due_that_is_no_number_is_not_usual():
     with Desk(Vandal, 4) as desk:
-        Vandal.act = staticmethod(lambda: desk.service._stepper.due.__setitem__(2, "x"))  # type: ignore[method-assign]
+        Vandal.act = staticmethod(lambda: desk.service._stepper.pending_reset.__setitem__(2, "x"))  # type: ignore[method-assign]
         desk.step()
         desk.step()
         desk.mine.sendall(desk.encode())

@@ -24,7 +24,7 @@ import aioenv
 from aioenv import speedups
 from aioenv.ipc.decoder import Decoder
 from aioenv.ipc.frames import Encoder, Kind
-from aioenv.worker import current_row
+from aioenv.worker import worker_context
 from aioenv.worker.service import PartialStep
 
 pytestmark = pytest.mark.usefixtures("a_worker_within")
@@ -99,7 +99,7 @@ def lacking_calls() -> Iterator[tuple[str, Callable[[Desk], tuple[Any, ...]]]]:
 
 def print_what_comes_of(calls: Callable[[], Any]) -> None:
     """A line for each: what was given or raised, or the signal that the process ended by. Each has its own."""
-    current_row.share_here(memoryview(bytearray(4)).cast("I"))
+    worker_context.use_row_mark_of_parent(memoryview(bytearray(4)).cast("I"))
     with telling("floats") as desk:
         desk.step()
         for name, make in calls():
@@ -221,7 +221,7 @@ def test_steps_leave_nothing_behind(name, mode):
         plan = desk.service.express()
         assert plan is not None and len(plan[10]) == 3
         serve: Any = speedups.serve_express
-        fd, fixed, due = desk.theirs.fileno(), [bytes(2 * 8)], desk.service._stepper.due
+        fd, fixed, due = desk.theirs.fileno(), [bytes(2 * 8)], desk.service._stepper.pending_reset
         usual = name in ("nothing told", "floats", "two sorts", "arrays", "floats and arrays")
         usual = usual or (name, mode) == ("ends at once", "NextStep")
 

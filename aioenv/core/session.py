@@ -12,7 +12,7 @@ from aioenv.core.images.pixel_renderer import PixelRenderer
 from aioenv.core.scheduler import RequestScheduler
 from aioenv.core.worker_pool import WorkerPool, WorkerPoolConfig
 from aioenv.errors import ClosedError, RenderError, SpaceMismatchError, WorkerStartError
-from aioenv.process.async_tasks import together
+from aioenv.process.async_resource import together
 from aioenv.rendering.backends import candidates, environment, no_backend_works, warn_of_software
 from aioenv.rendering.config import BACKENDS, check_devices
 from aioenv.rendering.pixels import PixelsRefused, in_place
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from aioenv.process.supervisor import Worker
     from aioenv.rendering.config import RenderConfig
     from aioenv.rendering.step_pool import StepRenderPool
-    from aioenv.state.source import MujocoSource
+    from aioenv.state.render_source import MujocoSource
 
 __all__ = ["CLOSE_GRACE_S", "NO_PHYSICS", "Session", "late_pool"]
 

@@ -22,7 +22,7 @@ from aioenv.core.timeouts import ReplyTimeouts
 from aioenv.core.worker_pool import WorkerPool, WorkerSlots
 from aioenv.errors import ClosedError, NoAsyncCallError, SlotError, StepTimeout
 from aioenv.ipc.frames import Kind
-from aioenv.process.life import LIVING
+from aioenv.process.supervisor import LIVING
 from aioenv.spaces.layout import byte_view
 from aioenv.spaces.seeding import is_seed_list
 

@@ -15,7 +15,7 @@ from aioenv.errors import RenderError, SlotError, WorkerDied, WorkerStartError
 from aioenv.ipc.frames import Frame, Kind
 from aioenv.ipc.memory import check_transport
 from aioenv.platform import usable_cpus
-from aioenv.process.requests import OnReply
+from aioenv.process.connection import OnReply
 from aioenv.process.restart import RestartPolicy
 from aioenv.process.supervisor import Worker
 from aioenv.rendering.backends import candidates
@@ -27,9 +27,8 @@ from aioenv.rendering.watchdog import Watchdog
 from aioenv.rendering.workers import MAX_DEFAULT_WORKERS, HasRenderWorkers, RenderWorkers, error_of
 from aioenv.spaces.layout import byte_view
 from aioenv.state.assets import LATE
-from aioenv.state.env_renderable import RenderUpdate
 from aioenv.state.model_edits import SHOWN
-from aioenv.state.source import MujocoSource
+from aioenv.state.render_source import MujocoSource, RenderUpdate
 
 __all__ = ["StepRenderPool"]
 
