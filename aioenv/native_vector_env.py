@@ -32,9 +32,8 @@ from aioenv.core.session import Session
 from aioenv.core.waits import Clock
 from aioenv.core.worker_pool import WorkerPoolConfig
 from aioenv.errors import RenderError
-from aioenv.inprocess.inline import RUN_IN
-from aioenv.inprocess.rollout import InProcessRollout
-from aioenv.inprocess.some import InProcessActiveSlots, InProcessEpisodeStepper, SomeSolo
+from aioenv.inprocess.backend import RUN_IN, InProcessBackend
+from aioenv.inprocess.rollout import InProcessEpisodeStepper, reset_at, step_at
 from aioenv.process.channel import check_channel
 from aioenv.process.launch import check_start
 from aioenv.rendering.pixel_states import with_pixel_states
@@ -110,7 +109,7 @@ class NativeVectorEnv(AsyncVectorEnv):
         TypeError: if `make_vector_env` is not callable; with workers, if it can't be pickled.
     """
 
-    _solo: SomeSolo | None = None
+    _inprocess: InProcessBackend | None = None
 
     def __init__(
         self,
@@ -194,7 +193,7 @@ class NativeVectorEnv(AsyncVectorEnv):
     def _make_session(self) -> Session:
         if self._config.num_workers:
             return super()._make_session()
-        self._solo = SomeSolo(
+        self._inprocess = InProcessBackend(
             self._make_vector_env,
             self.num_envs,
             run_in=self._run_in,
@@ -204,7 +203,7 @@ class NativeVectorEnv(AsyncVectorEnv):
             render=self._render_config,
             pixels=self._pixels_config,
         )
-        return cast(Session, self._solo)  # which it stands in for, as well as for a fleet and a schedule
+        return cast(Session, self._inprocess)  # which it stands in for, as well as for a fleet and a schedule
 
     async def _ensure_started(self) -> Self:
         await super()._ensure_started()
@@ -217,25 +216,25 @@ class NativeVectorEnv(AsyncVectorEnv):
     @property
     def runs(self) -> str:
         """Where the next step will be made: "inline" (on the loop), "thread" or "workers"."""
-        if self._solo is None:
+        if self._inprocess is None:
             return "workers" if self._config.num_workers else self._run_in
-        return "inline" if self._solo.schedule is not None and self._solo.steps.inline else "thread"
+        return "inline" if self._inprocess.schedule is not None and self._inprocess.steps_inline else "thread"
 
     def _step_here(self, actions: Any) -> StepResult | None:
         """`step` on the thread of a blocking caller, whose loop does nothing meanwhile; None: the loop must do it."""
-        solo = self._solo
-        if solo is None or self.closed or not solo.steps_anywhere or solo.table.paused is not None:
+        backend = self._inprocess
+        if backend is None or self.closed or not backend.can_step_inline or backend.table.paused is not None:
             return None
         wait = self._clock.envs.begin()
         try:
-            return solo.step_here(actions)
+            return backend.step_inline(actions)
         finally:
             wait.end()
 
     def _fit_here(self, actions: Any) -> Any:
         """A checked copy of actions, for a vector env in this process whose step is made later."""
-        assert self._solo is not None
-        return self._solo.fit(actions)
+        assert self._inprocess is not None
+        return self._inprocess.checked_actions(actions)
 
     @overload
     async def render(self, mode: Literal["arrays"] | None = None) -> Any: ...
@@ -307,8 +306,8 @@ class NativeVectorEnv(AsyncVectorEnv):
             WorkerDied: if a worker is gone.
         """
         schedule = self._running
-        if self._solo is not None:
-            field = self._solo.model_field(name)
+        if self._inprocess is not None:
+            field = self._inprocess.model_field(name)
         else:
             schedule.table.check_call(np.arange(self.num_envs), "model_field")
             shared = schedule.fleet.model_fields
@@ -316,7 +315,7 @@ class NativeVectorEnv(AsyncVectorEnv):
             field = shared.field(name)
         assert self._session is not None
         for pool in self._session.pools:
-            pool.show(name, field)
+            pool.show_field(name, field)
         return field
 
     # ------------------------------------------------------------ some of its slots
@@ -351,10 +350,10 @@ class NativeVectorEnv(AsyncVectorEnv):
     async def step_at(self, slot: int, action: Any) -> SlotStep:
         """Step one slot, if the vector env has `step_some`; see `AsyncVectorEnv.step_at`."""
         self._check_whole("step_at", self._running.table.named([slot]))
-        if self._solo is None:
+        if self._inprocess is None:
             return await super().step_at(slot, action)
         with self._clock.envs:
-            return await self._solo.step_at(slot, action)
+            return await step_at(self._inprocess, slot, action)
 
     async def reset_at(
         self, slot: int, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -363,12 +362,12 @@ class NativeVectorEnv(AsyncVectorEnv):
 
         The seed stands in a list of one for each slot, None for the others. Otherwise as `AsyncVectorEnv.reset_at`.
         """
-        if self._solo is None:
+        if self._inprocess is None:
             return await super().reset_at(slot, seed=seed, options=options)
         self._running  # noqa: B018 (checks who calls, and when)
         check_no_mask(options)
         with self._clock.envs:
-            return await self._solo.reset_at(slot, seed, options)
+            return await reset_at(self._inprocess, slot, seed, options)
 
     def episodes(
         self, policy: Policy, n: int, *, seed: int | Sequence[int | None] | None = None
@@ -386,13 +385,13 @@ class NativeVectorEnv(AsyncVectorEnv):
         return super().episodes(policy, n, seed=seed)
 
     def _live_of(self, schedule: Any) -> Any:
-        return super()._live_of(schedule) if self._solo is None else InProcessActiveSlots(self._solo)
+        return super()._live_of(schedule) if self._inprocess is None else self._inprocess
 
     def _road(self, schedule: Any) -> Any:
-        return super()._road(schedule) if self._solo is None else InProcessRollout(self._solo)
+        return super()._road(schedule) if self._inprocess is None else self._inprocess.rollout_backend()
 
     def _walk(self, schedule: Any) -> Any:
-        return super()._walk(schedule) if self._solo is None else InProcessEpisodeStepper(self._solo)
+        return super()._walk(schedule) if self._inprocess is None else InProcessEpisodeStepper(self._inprocess)
 
 
 def vector_env_factory(

@@ -258,7 +258,7 @@ async def test_everybody_is_paused_and_the_step_is_cancelled():
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        while envs._solo._thread.jobs:
+        while envs._inprocess._env.thread.jobs:
             await asyncio.sleep(0)
         assert not envs.outstanding
         with pytest.raises(aioenv.NoAsyncCallError):

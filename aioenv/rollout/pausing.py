@@ -21,8 +21,8 @@ from aioenv.spaces.layout import Arrays
 from aioenv.spaces.seeding import is_seed_list
 
 if TYPE_CHECKING:
-    from aioenv.core.images.image_requests import ImageRequest
     from aioenv.core.scheduler import RequestScheduler
+    from aioenv.rendering.step_images import ImageRequest
 
 __all__ = ["ActiveSlots", "Pausing", "put_part", "several"]
 
@@ -240,7 +240,7 @@ class ActiveSlots:
                 put_part(self._obs, self._objects, exchange, part)
                 self._known[part.slots] = True
                 if self._schedule.images is not None:
-                    self._shots.update(self._schedule.images.newest(part.slots))
+                    self._shots.update(self._schedule.images.newest_requests(part.slots))
 
     # ------------------------------------------------------------ after it is back
 
@@ -252,7 +252,9 @@ class ActiveSlots:
     def _show(self, resting: Bools) -> None:
         """The images of slots that are handed out as they are: their last results may have been dropped."""
         if self._schedule.images is not None:
-            self._schedule.images.show_again({slot: shot for slot, shot in self._shots.items() if resting[slot]})
+            self._schedule.images.set_current_of_each(
+                {slot: shot for slot, shot in self._shots.items() if resting[slot]}
+            )
 
     def _spread(self, exchange: BatchRequest | None, resting: Bools) -> StepResult:
         """Results of the group in their rows of a whole batch; the rows of slots without a reply are zero."""

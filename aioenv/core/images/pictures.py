@@ -8,11 +8,10 @@ import numpy as np
 import numpy.typing as npt
 
 from aioenv.core.calls import call_envs
-from aioenv.core.images.image_requests import stack_images
-from aioenv.core.images.stream import ImageStream
 from aioenv.errors import EnvError, RenderError
 from aioenv.rendering.config import check_int
-from aioenv.rendering.tiles import tile
+from aioenv.rendering.images import stack_images, tile
+from aioenv.rendering.step_images import ImageStream
 
 if TYPE_CHECKING:
     from aioenv.core.scheduler import RequestScheduler
@@ -82,7 +81,7 @@ class Pictures:
         wait = self._clock.images.begin()
         try:
             if self._session.images is not None:
-                images = await self._session.images.render(schedule.patience)
+                images = await self._session.images.render(schedule.patience.wait_for_images)
             else:
                 images = stack_images(await self._drawn_by_envs(schedule))
         finally:
@@ -128,7 +127,7 @@ class Pictures:
         assert self._session is not None
         if self._session.images is None:
             raise RenderError("render_stream: nothing is drawn; pass render=aioenv.RenderConfig(...) when you make it")
-        return ImageStream(self._session.images, buffer, schedule.patience)
+        return ImageStream(self._session.images, buffer, schedule.patience.wait_for_images)
 
 
 def check_mode(mode: str | None) -> None:
