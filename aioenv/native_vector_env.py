@@ -280,7 +280,7 @@ class NativeVectorEnv(AsyncVectorEnv):
             field = shared.field(name)
         assert self._session is not None
         for pool in self._session.pools:
-            pool.show(name, field)
+            pool.show_field(name, field)
         return field
 
 

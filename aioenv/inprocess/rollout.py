@@ -16,9 +16,9 @@ from aioenv.inprocess.arrays import gather_infos
 from aioenv.inprocess.requests import InProcessRequest
 from aioenv.rollout.episode_stepper import SteppedSlots
 from aioenv.rollout.subset import info_of, one_action
-from aioenv.spaces.infos import Columns, merge
+from aioenv.spaces.infos import Columns, merge_infos
 from aioenv.spaces.layout import Arrays
-from aioenv.spaces.seeding import one_seed
+from aioenv.spaces.seeding import normalize_slot_seed
 from aioenv.worker.vector_access import with_rows
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class InProcessRollout:
     def ended(self, seen: InitialState | None) -> None:
         """Do nothing (see `RolloutBackend.ended`): asking this env is as fast as finding out whether to ask."""
 
-    def merge(self, infos: Sequence[Any]) -> dict[str, Any]:
+    def merge_infos(self, infos: Sequence[Any]) -> dict[str, Any]:
         """Merge infos of groups (see `RolloutBackend.merge`); an info of all slots is given as it is."""
         n = self._backend.num_envs
         pieces = [piece for piece in infos if not isinstance(piece, Columns)]
@@ -73,7 +73,7 @@ class InProcessRollout:
             info = dict(pieces[0][0])
         else:
             info = gather_infos(pieces, n, [slots for _, slots in pieces], n)
-        return {**info, **merge([piece for piece in infos if isinstance(piece, Columns)], n)}
+        return {**info, **merge_infos([piece for piece in infos if isinstance(piece, Columns)], n)}
 
 
 class InProcessGroup:
@@ -237,7 +237,7 @@ class InProcessSingleSlot:
         """Begin an episode in one slot (see `AsyncVectorEnv.reset_at`)."""
         group = self._group(slot, "reset_at")
         number = int(group.slots[0])
-        seed = one_seed(seed)
+        seed = normalize_slot_seed(seed)
         await self._backend.drain()
         group.send_reset(group.slots, {number: seed}, options, "reset_at")
         result = await group.recv()

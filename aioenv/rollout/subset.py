@@ -16,14 +16,14 @@ from aioenv.errors import ActionError, SlotError, StepTimeout
 from aioenv.ipc.frames import Kind
 from aioenv.process.supervisor import LIVING
 from aioenv.rollout.groups import Group, objects_of
-from aioenv.spaces.infos import Columns, RowDicts, merge
+from aioenv.spaces.infos import Columns, RowDicts, merge_infos
 from aioenv.spaces.layout import Arrays, Layout
-from aioenv.spaces.seeding import is_listed, one_seed
+from aioenv.spaces.seeding import is_seed_list, normalize_slot_seed
 from aioenv.worker.vector_access import refuse_some
 
 if TYPE_CHECKING:
-    from aioenv.core.images.image_requests import ImageRequest
     from aioenv.core.scheduler import RequestScheduler
+    from aioenv.rendering.step_images import ImageRequest
 
 __all__ = ["ActiveSlots", "Pausing", "SingleSlot", "check_steps_some", "info_of", "infos_of", "one_action", "put_part"]
 
@@ -158,7 +158,7 @@ class ActiveSlots:
             whole = self._all_paused()
         else:
             slots = group.slots if mask is None else group.slots[mask[group.slots]]
-            group.send_whole_reset(slots, dict(enumerate(seeds)), options, "reset", each=is_listed(seed))
+            group.send_whole_reset(slots, dict(enumerate(seeds)), options, "reset", each=is_seed_list(seed))
             whole = await self._outcome(group, timeout_s)
         return ResetResult(whole.obs, whole.info)
 
@@ -242,7 +242,7 @@ class ActiveSlots:
                 put_part(self._obs, self._objects, exchange, part)
                 self._known[part.slots] = True
                 if self._scheduler.images is not None:
-                    self._shots.update(self._scheduler.images.newest(part.slots))
+                    self._shots.update(self._scheduler.images.newest_requests(part.slots))
 
     # ------------------------------------------------------------ after it is back
 
@@ -254,7 +254,9 @@ class ActiveSlots:
     def _show(self, resting: Bools) -> None:
         """The images of slots that are handed out as they are: their last results may have been dropped."""
         if self._scheduler.images is not None:
-            self._scheduler.images.show_again({slot: shot for slot, shot in self._shots.items() if resting[slot]})
+            self._scheduler.images.set_current_of_each(
+                {slot: shot for slot, shot in self._shots.items() if resting[slot]}
+            )
 
     def _spread(self, exchange: BatchRequest | None, resting: Bools) -> StepResult:
         """Results of the group in their rows of a whole batch; the rows of slots without a reply are zero."""
@@ -274,7 +276,7 @@ class ActiveSlots:
             reward[part.slots], terminated[part.slots] = batch.reward[rows], batch.terminated[rows]
             truncated[part.slots] = batch.truncated[rows]
             columns += [c._replace(positions=slots[c.positions]) for c in part.columns]
-        info = merge(columns, n)
+        info = merge_infos(columns, n)
         if resting.any():
             info["_active"] = ~resting & info.get("_active", True)
         return StepResult(layout.assemble(obs, objects), reward, terminated, truncated, info)
@@ -315,7 +317,7 @@ class SingleSlot:
         """Begin an episode in one slot (see `AsyncVectorEnv.reset_at`)."""
         scheduler = self._scheduler
         group = self._group(slot, "reset_at")
-        own = one_seed(seed)
+        own = normalize_slot_seed(seed)
 
         def result(exchange: BatchRequest) -> ResetResult:
             step = self._result(group, exchange)
@@ -337,7 +339,7 @@ class SingleSlot:
         layout = self._scheduler.fleet.observations
         (obs,) = layout.rows(batch.obs, objects_of(layout, exchange))
         columns = [c for part in exchange.parts for c in part.columns]
-        info = info_of(merge(columns, 1), 0)
+        info = info_of(merge_infos(columns, 1), 0)
         return SlotStep(obs, float(batch.reward[0]), bool(batch.terminated[0]), bool(batch.truncated[0]), info)
 
 
