@@ -14,7 +14,7 @@ import numpy.typing as npt
 from gymnasium.vector import AutoresetMode
 
 from aioenv import speedups
-from aioenv.core.episodes import EpisodeTracker
+from aioenv.core.episode_tracker import EpisodeTracker
 from aioenv.core.history import SlotHistory
 from aioenv.core.payloads import read_tail, read_what_can_be
 from aioenv.core.pixel_renderer import PixelRenderer
@@ -33,7 +33,7 @@ from aioenv.process.restart import Restarter, RestartPolicy
 from aioenv.process.supervisor import Worker
 from aioenv.rendering.step_images import StepImages
 from aioenv.spaces.infos import NO_RESULT, Columns
-from aioenv.spaces.shared_layout import COPIED, LANE_BYTES
+from aioenv.spaces.shared_layout import BATCH_INDEX_BYTES, COPIED
 from aioenv.worker.worker_end import SpinPoller
 
 if TYPE_CHECKING:
@@ -221,7 +221,7 @@ class Dispatcher:
         """What travels with a step: a lane of shared memory, if there are any, and actions."""
         if not self._fleet.lanes:
             return views, cuts
-        return [memoryview(LANE_BYTES[exchange.batch.lane]), *views], [[_LANE, *mine] for mine in cuts]
+        return [memoryview(BATCH_INDEX_BYTES[exchange.batch.lane]), *views], [[_LANE, *mine] for mine in cuts]
 
     def submit(self, exchange: BatchRequest, part: WorkerRequest, sent: SentRequest) -> None:
         """Send a part's request; what becomes of it the exchange is told, whatever happens."""
@@ -236,7 +236,7 @@ class Dispatcher:
         fixed = sent.fixed
         if lanes := self._fleet.lanes:
             lane = exchange.batch.lane
-            fixed = [LANE_BYTES[lane], *fixed]
+            fixed = [BATCH_INDEX_BYTES[lane], *fixed]
             for number, actions in (sent.shared or {}).items():
                 lanes[lane].actions[number][sent.slots] = actions
         into = part.into[0 if exchange.stepped else 1]

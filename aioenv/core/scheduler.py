@@ -31,9 +31,9 @@ from aioenv.errors import NoAsyncCallError, SlotError, StaleViewWarning, warn_ca
 from aioenv.ipc.frames import Kind, new_tuple
 from aioenv.process.restart import RestartPolicy
 from aioenv.rendering.step_images import StepImages
-from aioenv.spaces.infos import Columns, merge
+from aioenv.spaces.infos import Columns, merge_infos
 from aioenv.spaces.layout import byte_view
-from aioenv.spaces.seeding import is_listed
+from aioenv.spaces.seeding import is_seed_list
 
 __all__ = ["RequestScheduler"]
 
@@ -100,7 +100,7 @@ class RequestScheduler(SomeSlots):
         self._arrival = asyncio.Event()
         self._wanted = []
         self.closing = False
-        self.merge_infos = merge
+        self.merge_infos = merge_infos
         self._all_slots = np.arange(self.num_envs)
         self._must_reset = must_reset
         self._last_turn = 0.0  # when the loop could last do something else, by `perf_counter`
@@ -227,7 +227,7 @@ class RequestScheduler(SomeSlots):
             mine = slots[(slots >= member.start) & (slots < member.stop)]
             chosen = mine.tolist()
             own = [seeds[slot] for slot in chosen]
-            tail = reset_tail(member, chosen, own, options, whole=True, each=is_listed(seed))
+            tail = reset_tail(member, chosen, own, options, whole=True, each=is_seed_list(seed))
             requests.append(SentRequest(Kind.RESET, (), tail, mine))
         exchange = self._next
         try:

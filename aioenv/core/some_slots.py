@@ -24,7 +24,7 @@ from aioenv.ipc.frames import Kind
 from aioenv.process.supervisor import LIVING
 from aioenv.rendering.step_images import StepImages
 from aioenv.spaces.layout import byte_view
-from aioenv.spaces.seeding import is_listed
+from aioenv.spaces.seeding import is_seed_list
 
 __all__ = ["Seeds", "Slots", "SomeSlots"]
 
@@ -95,7 +95,7 @@ class SomeSlots:
         for member, order in shares:
             chosen = numbers[order].tolist()
             own = [by_slot[slot] for slot in chosen]
-            tails.append(reset_tail(member, chosen, own, options, whole=False, each=is_listed(seed)))
+            tails.append(reset_tail(member, chosen, own, options, whole=False, each=is_seed_list(seed)))
         self.note_reset(numbers, {slot: by_slot[slot] for slot in numbers.tolist()})
         parts = self._begin(shares, numbers, stepped=False)
         try:
