@@ -45,7 +45,7 @@ from aioenv.core.scheduler import RequestScheduler
 from aioenv.core.session import CLOSE_GRACE_S, Session
 from aioenv.core.waits import Clock, Stats
 from aioenv.core.worker_pool import WorkerPool, WorkerPoolConfig
-from aioenv.creator import place_creators
+from aioenv.creator import bind_to_slots
 from aioenv.envs import ActorID
 from aioenv.process.async_resource import AsyncResource
 from aioenv.process.channel import check_channel
@@ -213,7 +213,7 @@ class AsyncVectorEnv(Traced, AsyncResource):
         seed_plan: Sequence[int] | None = None,
         check_numerics: bool = False,
     ) -> None:
-        env_fns = place_creators(listed_factories(env_fns))
+        env_fns = bind_to_slots(listed_factories(env_fns))
         check_factories(env_fns)
         needed = needed_by(env_fns)
         check_render(render, pixels)
