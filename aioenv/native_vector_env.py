@@ -46,7 +46,7 @@ from aioenv.rollout.rollout import Policy
 from aioenv.rollout.worker_backend import RememberedState
 from aioenv.stats.episodes import EpisodeStats
 from aioenv.vector_env import AsyncVectorEnv
-from aioenv.worker.making import is_native_task, make_registered, of_so_many, refuse_wrappers
+from aioenv.worker.making import is_native_task, make_registered, refuse_wrappers, with_num_envs
 from aioenv.worker.vector_access import refuse_some
 
 if TYPE_CHECKING:
@@ -210,7 +210,7 @@ class NativeVectorEnv(AsyncVectorEnv):
         await super()._ensure_started()
         if self._config.num_workers:
             fleet = self._running.fleet
-            fleet.spec = of_so_many(fleet.spec, self.num_envs)
+            fleet.spec = with_num_envs(fleet.spec, self.num_envs)
         self.autoreset_mode = self.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP)
         return self
 

@@ -31,14 +31,14 @@ class DrawingService:
         """The name of the OpenGL implementation, if it can be had."""
         return opengl_name()
 
-    def place(self, header: Header) -> Sequence[memoryview] | None:
+    def request_buffers(self, header: Header) -> Sequence[memoryview] | None:
         """States may be read anywhere."""
         return None
 
-    def expect(self) -> None:
+    def expected_buffers(self) -> None:
         """Nothing: how many states come differs."""
 
-    def express(self) -> None:
+    def fast_path(self) -> None:
         """None: nothing is stepped."""
 
     def handle(self, frame: Frame | PartialStep) -> Reply:
@@ -56,7 +56,7 @@ class DrawingService:
     def _render(self, states: npt.NDArray[np.float64], tail: Any) -> Reply:
         raise NotImplementedError
 
-    def afterwards(self) -> None:
+    def after_reply(self) -> None:
         """Nothing waits."""
 
     def close(self) -> None:

@@ -17,7 +17,7 @@ from aioenv.rendering.drawing_service import DrawingService
 from aioenv.rendering.offscreen import TEXTURED, OffscreenRenderer
 from aioenv.rendering.quality import RenderQuality
 from aioenv.rendering.scene_option import make_option
-from aioenv.state.model_edits import field_of, loosened, set_field
+from aioenv.state.model_edits import field_of, implied_edits, set_field
 from aioenv.state.render_source import load_model
 from aioenv.worker.service import Reply
 
@@ -157,7 +157,7 @@ class PoolService(DrawingService):
         """The model with the edits of one state, taken back afterwards."""
         changes: dict[str, Any] = {name: rows[row] for name, rows in edits.items()}
         for name in list(changes):
-            for frame, values in loosened(self._model, name).items():
+            for frame, values in implied_edits(self._model, name).items():
                 # two fields may loosen the same frames: what either does (0 is mjSAMEFRAME_NONE) is loose
                 changes[frame] = np.minimum(changes[frame], values) if frame in changes else values
         before = {name: np.array(field_of(self._model, name)) for name in changes}

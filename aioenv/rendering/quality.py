@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from aioenv.state.mujoco_versions import is_sunny
+from aioenv.state.mujoco_versions import has_only_directional_lights
 
 if TYPE_CHECKING:
     import mujoco
@@ -101,7 +101,7 @@ class RenderQuality:
         """Around the making of the OpenGL context, which is when planes are cut into patches."""
         import mujoco
 
-        if self.plane_patches is None or not is_sunny(model):
+        if self.plane_patches is None or not has_only_directional_lights(model):
             yield
             return
         sizes = model.geom_size
@@ -118,7 +118,11 @@ class RenderQuality:
     def side_stacks_of(self, model: mujoco.MjModel) -> int | None:
         """How many rings a model's straight sides are cut into; None: as many as whatever else is round."""
         few = self.side_stacks
-        return few if few is not None and few < model.vis.quality.numstacks and is_sunny(model) else None
+        return (
+            few
+            if few is not None and few < model.vis.quality.numstacks and has_only_directional_lights(model)
+            else None
+        )
 
     def prepare_scene(self, scene: mujoco.MjvScene) -> None:
         """Set a scene's flags."""
