@@ -92,9 +92,8 @@ class EnvService(SlotService):
         self._rows_to_draw: list[int] | None = None
         self._sources: list[MujocoSource | None] = [None] * len(self._envs)
         self._renderables: list[EnvRenderable] = []  # of all rows, if replies carry physics states
-        self._editable: list[
-            tuple[int, str, EnvRenderable]
-        ] = []  # (row, "render" or "pixels", …): the model may change
+        # (row, "render" or "pixels", …) of envs whose models may change
+        self._editable: list[tuple[int, str, EnvRenderable]] = []
 
     def describe(self) -> list[EnvDescription]:
         """Return one description for each row."""

@@ -326,7 +326,7 @@ def _column(name: str, values: Any, dtype: Any, n: int) -> npt.NDArray[Any]:
 
 
 def _seed(rows: Sequence[int], seeds: Sequence[int | None], num_envs: int, each: bool) -> Any:
-    """Return the `seed` for a vector env's `reset`: None, an int if slot i has that plus i, else (or if `each`) a list."""
+    """Return the `seed` for `reset`: None, an int if slot i has that plus i, else (or if `each`) a list."""
     if all(seed is None for seed in seeds):
         return None
     bases = {None if seed is None else seed - row for row, seed in zip(rows, seeds, strict=True)}
