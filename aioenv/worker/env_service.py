@@ -151,22 +151,22 @@ class EnvService(SlotService):
         batches = [SharedBatch({}, {})]
         if shared_layout is not None:
             memory = map_memory(shared_layout.size(observations, layout))
-            batches = shared_layout.lanes(memory, observations, layout)
+            batches = shared_layout.batches(memory, observations, layout)
         mine = slice(start, start + n)
         shared = [{i: array[mine] for i, array in batch.observations.items()} for batch in batches]
         self._rows = ResultRows(observations, n, shared, extras, self._cast)
         actions = [{i: array[mine] for i, array in batch.actions.items()} for batch in batches]
         self._actions = ActionRows(layout, n, actions, named=shared_layout is not None)
         self._action_views = self._actions.views
-        simple = layout.plain and observations.numeric and not (shared_layout and shared_layout.actions)
+        simple = layout.is_single_array and observations.is_numeric and not (shared_layout and shared_layout.actions)
         small = sum(map(len, self._rows.step_buffers(0, n))) <= MAX_FIXED_BYTES  # else Python raises the error
         self._has_fast_path = simple and small and not draws_late
         self._write_extras = self._write_extras_of if extras or self._editable else None
         if seed_plan is not None:
-            self._stepper.follow(seed_plan, start)
+            self._stepper.use_seed_plan(seed_plan, start)
         for row, use, renderable in self._editable:
             if use == "render":
-                self._stepper.around_resets(row, renderable.note_episode_end, renderable.expect_edit)
+                self._stepper.wrap_reset(row, renderable.note_episode_end, renderable.expect_edit)
         if worker_context.owns_process():  # all objects that live now stay: spare full collections the look at them
             gc.collect()
             gc.freeze()
@@ -178,7 +178,7 @@ class EnvService(SlotService):
             if not 0 < needed <= size:
                 why = f"it needs {needed}" if needed else "it can't be resumed"
                 raise ValueError(f"row {row} has no checkpoint of {size} words: {why}")
-        checkpoints = Checkpoints(self._row_checkpoints, size, self._stepper.due)
+        checkpoints = Checkpoints(self._row_checkpoints, size, self._stepper.pending_reset)
         checkpoints.capture(self._all_rows)
         return checkpoints
 
@@ -221,16 +221,25 @@ class EnvService(SlotService):
         if out.rows:
             self._rows.store(batch, out)
         failures = [describe_failure(exc, row) for row, exc in out.failures] if out.failures else []
-        return self._reply(rows, True, out.infos, failures, rows, out.over, out.lost)
+        return self._reply(rows, True, out.infos, failures, rows, out.exhausted, out.lost)
 
     def fast_path(self) -> FastPath | None:
         """Return what C needs for steps of envs whose observations and actions are arrays."""
         direct = self._rows.direct if self._has_fast_path else None
         if direct is None or (self._checkpoints is not None and self._checkpoints.overflow):
             return None  # a state that overflows may do so in the next step, too: don't write it twice
-        buffers, schemas = self._rows.step_buffers, self._gatherer.sorts
+        buffers, schemas = self._rows.step_buffers, self._gatherer.c_schemas
         fixed, extras = buffers(0, len(self._envs)), self._write_extras
-        return self._action_views, self._actions.array, *self._stepper.express, direct, buffers, schemas, fixed, extras
+        return (
+            self._action_views,
+            self._actions.array,
+            *self._stepper.c_arguments,
+            direct,
+            buffers,
+            schemas,
+            fixed,
+            extras,
+        )
 
     def _write_extras_of(self, first: int, count: int) -> bool:
         """Write states and checkpoints of successive rows that C has stepped; return False if Python must reply."""
@@ -273,7 +282,7 @@ class EnvService(SlotService):
             except SystemExit:
                 raise
             except BaseException as exc:
-                if self._stepper.is_end(row, exc):
+                if self._stepper.note_exhausted(row, exc):
                     exhausted.append(row)
                 else:
                     failures.append(describe_failure(exc, row))
@@ -326,7 +335,7 @@ class EnvService(SlotService):
             return new_tuple(Reply, (fixed, b""))
         try:
             groups = self._gatherer.gather(infos, rows) if infos else []
-            news = self._gatherer.take_news()
+            news = self._gatherer.take_new_schemas()
             more = news or failures or objects or exhausted or overflow or updates
             if not (more or any(group.objects for group in groups)):
                 return Reply(fixed, dump_columns(groups))
@@ -379,7 +388,9 @@ class EnvService(SlotService):
                     column[index] = None
         self._gatherer = Gatherer()  # the old one believes that its news were sent
         groups = self._gatherer.gather(good, rows)
-        return dump(StepReply(self._gatherer.take_news(), groups, objects, failures, exhausted, overflow, updates))
+        return dump(
+            StepReply(self._gatherer.take_new_schemas(), groups, objects, failures, exhausted, overflow, updates)
+        )
 
     def after_reply(self) -> Reply | None:
         """Render the rows that were just stepped, if the parent wants images that only the envs can draw."""
@@ -447,11 +458,11 @@ class EnvService(SlotService):
 
     def pending_resets(self, rows: Sequence[int]) -> tuple[list[bytes], list[Failure]]:
         """Return for each row whether its next step will be a reset instead."""
-        return self._for_each(rows, [lambda _, row=row: self._stepper.due[row] == 1 for row in rows])  # type: ignore[misc]
+        return self._for_each(rows, [lambda _, row=row: self._stepper.pending_reset[row] == 1 for row in rows])  # type: ignore[misc]
 
     def get_states(self, rows: Sequence[int]) -> tuple[list[bytes], list[Failure]]:
         """Return the state of each env or, as a string, why there is none."""
-        due = self._stepper.due
+        due = self._stepper.pending_reset
         return self._for_each(rows, [lambda env, row=row: _or_text(read_snapshot, env, due[row] == 1) for row in rows])  # type: ignore[misc]
 
     def set_states(self, rows: Sequence[int], states: Sequence[RawState]) -> tuple[list[bytes], list[Failure]]:
@@ -475,7 +486,7 @@ class EnvService(SlotService):
             state = as_single(self._envs[row], state, self._stepper.mode)
         if state[1].get("due") and not self._stepper.resets_next_step:
             raise Misfit(AWAITS_RESET)
-        self._stepper.go_on(row, write_snapshot(self._envs[row], state))
+        self._stepper.continue_from(row, write_snapshot(self._envs[row], state))
         if self._checkpoints is None:
             return None
         self._checkpoints.capture([row])
@@ -551,7 +562,7 @@ class EnvService(SlotService):
     ) -> str | None:
         assert self._checkpoints is not None
         checkpoint = self._row_checkpoints[row]
-        due = self._stepper.due
+        due = self._stepper.pending_reset
         match operation:
             case None:
                 due[row] = checkpoint.restore(after, overflow[1])
@@ -582,7 +593,7 @@ class EnvService(SlotService):
                 self._rows.write_observation(0, row, obs)  # a reset of other rows shows it once more
             if state is not None:
                 self._state[row] = state  # what images of that observation are drawn from
-            self._stepper.begin_anew(row, seed, None if over else obs)
+            self._stepper.replace_lost_env(row, seed, None if over else obs)
 
     def keep_observations(self, rows: Sequence[tuple[int, Any]]) -> None:
         """Keep the last observations of rows that must be reset: a reset of other rows shows them once more."""

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from aioenv.ipc.frames import Buffer, Frame
-from aioenv.spaces.autoreset import Into, Stepped
+from aioenv.spaces.autoreset import ResultArrays, Stepped
 from aioenv.spaces.layout import Arrays, Layout, byte_view
 from aioenv.speedups import compiled
 
@@ -104,23 +104,23 @@ class ResultRows:
         # observations as the envs returned them: a shared batch may hold those of another step
         self._last: list[Any] = [None] * n
         self._views: dict[tuple[bool, int, int], Sequence[Buffer]] = {}
-        self.direct: list[Into] | None = None
-        if compiled and layout.numeric and not cast:
+        self.direct: list[ResultArrays] | None = None
+        if compiled and layout.is_numeric and not cast:
             flags = self._terminated, self._truncated
             trees = [layout.assemble([batch.get(i, array) for i, array in enumerate(own)], ()) for batch in shared]
             self.direct = [(tree, self._reward, *flags, self._last) for tree in trees]
 
-    def direct_into(self, batch: int) -> Into | None:
+    def direct_into(self, batch: int) -> ResultArrays | None:
         """Return the arrays of `direct` for a shared batch, if there are any."""
         return self.direct[batch] if self.direct is not None else None
 
     def store(self, batch: int, out: Stepped) -> None:
         """Store the results of a step; add a row whose values don't fit to `out.failures`."""
-        if out.odd:
+        if out.nonstandard:
             self.direct = None
         rows = out.rows
         start = start_of_run(rows)
-        nonstandard = out.failures or out.over
+        nonstandard = out.failures or out.exhausted
         if not nonstandard and start is not None:
             try:
                 self._writers[batch].write_run(start, out.observations)
@@ -145,12 +145,12 @@ class ResultRows:
     def _store_one_by_one(self, batch: int, out: Stepped) -> None:
         failed = {row for row, _ in out.failures}
         for index, row in enumerate(out.rows):
-            if row not in failed and not (out.observations[index] is None and row in out.over):
+            if row not in failed and not (out.observations[index] is None and row in out.exhausted):
                 try:
                     self.write_observation(batch, row, out.observations[index])
                     continue
                 except Exception as exc:
-                    out.spoil(index, row, exc)
+                    out.mark_failed(index, row, exc)
             self.rewrite_last(batch, [row])
 
     def write_observation(self, batch: int, row: int, obs: Any) -> None:
