@@ -329,7 +329,7 @@ def test_a_result_that_is_there_needs_no_time(visits):
     with AsyncVectorEnv(counters(2, length=99), num_workers=1) as envs:
         envs.reset(seed=0)
         if not visits:
-            envs._portal.may_park = None
+            envs._portal.may_pause = None
         for timeout in (0, -1, 1e-6):
             for _ in range(3):
                 envs.step_async([0, 0])
