@@ -18,7 +18,7 @@ from gymnasium.vector.async_vector_env import AsyncState
 from gymnasium.vector.utils import create_shared_memory, iterate
 
 from aioenv import vector_env
-from aioenv.core import calls
+from aioenv.core import env_calls
 from aioenv.core.arguments import check_num_workers
 from aioenv.core.results import ResetResult, StepResult
 from aioenv.errors import (
@@ -388,15 +388,15 @@ async def _call_envs(
 ) -> tuple[Any, ...]:
     if name in _NOT_CALLABLE:
         raise ValueError(f"Trying to call function `{name}` with `call`, use `{name}` directly instead.")
-    scheduler = envs._running
+    scheduler = envs._check_running()
     await scheduler.drain()  # results that a timeout or an interrupt has left
-    return await calls.call_envs(scheduler, None, name, args, kwargs)
+    return await env_calls.call_envs(scheduler, None, name, args, kwargs)
 
 
 async def _set_attr(envs: vector_env.AsyncVectorEnv, name: str, values: Any) -> None:
-    scheduler = envs._running
+    scheduler = envs._check_running()
     await scheduler.drain()
-    await calls.set_attr(scheduler, name, values)
+    await env_calls.set_attr(scheduler, name, values)
 
 
 # ---------------------------------------------------------------- Gymnasium's checks and errors

@@ -16,7 +16,7 @@ from aioenv.loops.evaluate import Evaluation, Progress, counted, set_partial, su
 from aioenv.loops.record import Recording
 from aioenv.loops.record import record as record_async
 from aioenv.rendering.config import RenderConfig
-from aioenv.rollout.episodes import Episode, episode_seeds
+from aioenv.rollout.numbered_episodes import Episode, episode_seeds
 from aioenv.rollout.rollout import Policy
 from aioenv.sync.portal import Portal
 from aioenv.sync.vector_env import VectorEnv

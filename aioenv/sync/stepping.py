@@ -33,7 +33,7 @@ class BlockingStepper:
     def __init__(self, portal: Portal, envs: AsyncVectorEnv) -> None:
         self.portal = portal
         self.envs = envs
-        scheduler = envs._schedule
+        scheduler = envs._scheduler
         inline = isinstance(scheduler, RequestScheduler) and scheduler.needs_replies_only
         self.poller = ReplyPoller(scheduler.fleet.members if scheduler is not None and inline else ())
         portal.may_pause = self.poller.suffices if inline else None
@@ -82,7 +82,7 @@ class BlockingStepper:
 
     def _recv_inline(self, signals: list[Any], ready: list[Ready], min_slots: int, max_slots: int | None) -> None:
         """Take results into `ready`, if they arrive soon."""
-        scheduler, clock = self.envs._schedule, self.envs._clock
+        scheduler, clock = self.envs._scheduler, self.envs._clock
         if scheduler is None or scheduler.closing or not scheduler.outstanding:
             return
         wanted = min_slots if max_slots is None else min(min_slots, max_slots)
@@ -128,7 +128,7 @@ class BlockingStep:
             self._call.wait_started()
 
     def _send_inline(self, signals: list[Any], actions: Any, finish: bool) -> None:
-        scheduler = self._envs._schedule
+        scheduler = self._envs._scheduler
         if scheduler is None or not scheduler.steps_here or self._envs.closed:
             return
         request = scheduler.begin_step(actions, given=self._given)
@@ -139,7 +139,7 @@ class BlockingStep:
                 self._portal.request_turn()
 
     def _wait_inline(self, signals: list[Any], timeout_s: float | None) -> None:
-        scheduler, request = self._envs._schedule, self._request
+        scheduler, request = self._envs._scheduler, self._request
         if scheduler is None or request is None or scheduler.closing:
             return
         try:
@@ -227,7 +227,7 @@ def _inline_limit(scheduler: RequestScheduler, timeout_s: float | None) -> float
 
 async def _step(envs: AsyncVectorEnv, actions: Any, given: bool, timeout_s: float | None) -> StepResult:
     if given:
-        return await envs._running.step(actions, given=True, timeout_s=timeout_s)
+        return await envs._check_running().step(actions, given=True, timeout_s=timeout_s)
     return await envs.step(actions, timeout_s=timeout_s)
 
 
@@ -235,7 +235,7 @@ async def _send_step(
     envs: AsyncVectorEnv, actions: Any, given: bool
 ) -> tuple[BatchRequest, asyncio.Future[None]] | None:
     """Send a step, and leave it to `recv`. If slots are paused, send nothing, and return None."""
-    scheduler = envs._running
+    scheduler = envs._check_running()
     if scheduler.table.paused is not None:
         return None
     request = await scheduler.send_step(actions, given=given)
@@ -246,7 +246,7 @@ async def _send_step(
 async def _result(
     envs: AsyncVectorEnv, request: BatchRequest, future: asyncio.Future[None], timeout_s: float | None
 ) -> StepResult:
-    scheduler, wait = envs._running, envs._clock.envs.begin()
+    scheduler, wait = envs._check_running(), envs._clock.envs.begin()
     try:
         scheduler.take_up(request, future)
         return await scheduler.step_outcome(request, timeout_s)
