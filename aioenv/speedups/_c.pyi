@@ -60,8 +60,8 @@ def send_express(parts: list[Any], views: list[memoryview], cuts: list[list[slic
     sends on.
 
     Args:
-        parts: `core.requests.WorkerRequest`s: their `express` is what will await the reply, and their `member.worker.fast_channel` the
-            channel. `request` is set.
+        parts: `core.requests.WorkerRequest`s: their `express` is what will await the reply, and their
+            `member.worker.fast_channel` the channel. `request` is set.
         views: arrays of actions, of all parts, as bytes.
         cuts: for each part, where its bytes are in each of these.
         tails: for each part, what is not arrays.
