@@ -14,13 +14,13 @@ from aioenv.spaces.infos import Columns
 from aioenv.spaces.layout import Layout
 from aioenv.spaces.merge import merge
 
-__all__ = ["Merge", "harvest", "so_far"]
+__all__ = ["Merge", "collect_ready", "partial_result"]
 
 Parts = list[tuple[BatchRequest, WorkerRequest]]
 Merge: TypeAlias = Callable[[Sequence[Columns], int], dict[str, Any]]
 
 
-def so_far(layout: Layout, exchange: BatchRequest) -> StepResult | ResetResult:
+def partial_result(layout: Layout, exchange: BatchRequest) -> StepResult | ResetResult:
     """What there is of a whole batch of which some parts are missing: zeros there; in arrays of its own."""
     batch = exchange.batch
     n = len(batch.reward)
@@ -43,7 +43,7 @@ def so_far(layout: Layout, exchange: BatchRequest) -> StepResult | ResetResult:
     return StepResult(layout.assemble(obs, objects), reward, terminated, truncated, merge(columns, n))
 
 
-def harvest(
+def collect_ready(
     layout: Layout, parts: Parts, max_slots: int | None, merge_infos: Merge
 ) -> tuple[Ready, list[tuple[BatchRequest, Any]], list[tuple[SlotError, set[int]]], Parts]:
     """Take the results of up to `max_slots` slots, of the oldest parts first; `merge_infos` makes their info dict.

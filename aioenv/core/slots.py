@@ -80,7 +80,7 @@ class SlotTable:
         return self._states.tobytes().count(int(state))
 
     def check_send(self, slots: Slots | slice, name: str, *, reset: bool) -> None:
-        """Raise unless a request may be sent to all these slots, as it is then: steps count from here.
+        """Raise if any slot can't accept a request.
 
         Raises:
             PendingCallError: if one has a request in flight, or a result that nobody has taken.
@@ -99,10 +99,12 @@ class SlotTable:
                 f"{name}: the episodes of slots {over} are over and autoreset is disabled; reset them first, with "
                 'reset(options={"reset_mask": mask})'
             )
-        if not reset:
-            self.steps += len(states)
-            if self._any_unseen:
-                self._see(slots)
+
+    def note_steps(self, slots: Slots | slice) -> None:
+        """Note that a step of these slots is being sent."""
+        self.steps += len(self._states[slots])
+        if self._any_unseen:
+            self._see(slots)
 
     def check_call(self, slots: Slots, name: str) -> None:
         """Raise unless the envs of all these slots can be called; that a slot has failed does not matter.
