@@ -11,7 +11,7 @@ from gymnasium import Env
 from gymnasium.envs.registration import EnvSpec
 
 from aioenv.ipc.messages import dump_code, load_code
-from aioenv.stats.counter import EpisodeCounter, SlotCounter
+from aioenv.stats.counters import EpisodeCounter, SlotCounter
 from aioenv.stats.running import SharedRunningStats, SlotStats
 
 if TYPE_CHECKING:

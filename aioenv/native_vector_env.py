@@ -206,13 +206,13 @@ class NativeVectorEnv(AsyncVectorEnv):
             render=self._render_config,
             pixels=self._pixels_config,
         )
-        return cast(Session, self._solo)  # which it stands in for, as well as for a fleet and a schedule
+        return cast(Session, self._solo)  # which it stands in for, as well as for a worker_pool and a schedule
 
     async def _ensure_started(self) -> Self:
         await super()._ensure_started()
         if self._config.num_workers:
-            fleet = self._running.fleet
-            fleet.spec = of_so_many(fleet.spec, self.num_envs)
+            worker_pool = self._running.worker_pool
+            worker_pool.spec = of_so_many(worker_pool.spec, self.num_envs)
         self.autoreset_mode = self.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP)
         return self
 
@@ -221,7 +221,7 @@ class NativeVectorEnv(AsyncVectorEnv):
         """Where the next step will be made: "inline" (on the loop), "thread" or "workers"."""
         if self._solo is None:
             return "workers" if self._config.num_workers else self._run_in
-        return "inline" if self._solo.schedule is not None and self._solo.steps.inline else "thread"
+        return "inline" if self._solo.backend is not None and self._solo.steps.inline else "thread"
 
     def _step_here(self, actions: Any) -> StepResult | None:
         """`step` on the thread of a blocking caller, whose loop does nothing meanwhile; None: the loop must do it."""
@@ -269,18 +269,18 @@ class NativeVectorEnv(AsyncVectorEnv):
             ActionError, PendingCallError, EnvError, WorkerDied: as for `step`. Nothing was sent.
         """
         if slots is not None and self._config.num_workers:
-            slots = self._running.table.named(slots)
+            slots = self._running.table.slot_numbers(slots)
             self._check_whole("send", slots)
         super().send(actions, slots)
 
     def _check_whole(self, name: str, slots: npt.NDArray[np.int64]) -> None:
         """Raise if an env is to step some of its slots, and can't."""
-        fleet = self._running.fleet
-        if fleet.steps_some or not len(slots):
+        worker_pool = self._running.worker_pool
+        if worker_pool.steps_some or not len(slots):
             return
         if not self._config.num_workers:
-            raise refuse_some(name, self._running.fleet.kind)  # type: ignore[attr-defined]
-        for member, order in fleet.shares(slots):
+            raise refuse_some(name, self._running.worker_pool.kind)  # type: ignore[attr-defined]
+        for member, order in worker_pool.shares(slots):
             if len(order) < member.stop - member.start:
                 raise refuse_some(
                     f"{name}: slots {np.sort(slots[order]).tolist()}",
@@ -313,7 +313,7 @@ class NativeVectorEnv(AsyncVectorEnv):
             field = self._solo.model_field(name)
         else:
             schedule.table.check_call(np.arange(self.num_envs), "model_field")
-            shared = schedule.fleet.model_fields
+            shared = schedule.worker_pool.model_fields
             assert shared is not None  # it was started
             field = shared.field(name)
         assert self._session is not None
@@ -334,7 +334,7 @@ class NativeVectorEnv(AsyncVectorEnv):
                 paused.
         """
         table = self._running.table
-        left = np.setdiff1d(table.live, table.named(several(slots), maybe_none=True))
+        left = np.setdiff1d(table.active, table.slot_numbers(several(slots), maybe_none=True))
         self._check_whole("pause", np.setdiff1d(np.arange(self.num_envs), left))
         super().pause(slots)
 
@@ -345,14 +345,14 @@ class NativeVectorEnv(AsyncVectorEnv):
             IndexError, ValueError: as `pause`. Nothing is resumed.
         """
         table = self._running.table
-        named = table.named(None if slots is None else several(slots), maybe_none=True)
-        paused = np.setdiff1d(np.arange(self.num_envs), np.union1d(table.live, named))
+        named = table.slot_numbers(None if slots is None else several(slots), maybe_none=True)
+        paused = np.setdiff1d(np.arange(self.num_envs), np.union1d(table.active, named))
         self._check_whole("resume", paused)
         super().resume(slots)
 
     async def step_at(self, slot: int, action: Any) -> SlotStep:
         """Step one slot, if the vector env has `step_some`; see `AsyncVectorEnv.step_at`."""
-        self._check_whole("step_at", self._running.table.named([slot]))
+        self._check_whole("step_at", self._running.table.slot_numbers([slot]))
         if self._solo is None:
             return await super().step_at(slot, action)
         with self._clock.envs:

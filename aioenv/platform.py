@@ -1,14 +1,24 @@
-"""What of this machine the process may use: its CPUs, and whether the kernel has killed for memory."""
+"""Limits of this process: the CPUs that it may use, kills for memory, and whether it may start workers."""
 
 from __future__ import annotations
 
 import contextlib
 import math
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["cpu_quota", "leave_cpus_to_others", "oom_kills", "usable_cpus"]
+from aioenv.errors import WorkerStartError
+
+__all__ = [
+    "check_nested_start",
+    "cpu_quota",
+    "declare_worker_process",
+    "leave_cpus_to_others",
+    "oom_kills",
+    "usable_cpus",
+]
 
 _MOUNT = Path("/sys/fs/cgroup")
 _MEMBERSHIP = Path("/proc/self/cgroup")
@@ -96,3 +106,38 @@ def _groups(mount: Path, membership: Path, controller: str) -> Iterator[Path]:
                 continue
             own = root / path.lstrip("/")
             yield from (group for group in (own, *own.parents) if group == root or root in group.parents)
+
+
+_declared = False
+
+
+def declare_worker_process() -> None:
+    """Remember that this process is a worker or a fork server (see `check_nested_start`)."""
+    global _declared
+    _declared = True
+
+
+def check_nested_start() -> None:
+    """See that nothing is about to be started without end.
+
+    Raises:
+        WorkerStartError: if this is a worker or a fork server, in the middle of an import.
+    """
+    if not _declared:
+        return
+    # what `import` itself goes by to tell that a module is half done
+    half_done = [name for name, module in list(sys.modules.items()) if _is_half_done(module)]
+    if half_done:
+        raise WorkerStartError(
+            f"module {half_done[-1]} starts envs when it is imported, and their workers import it again, so that there "
+            "would be no end of them. What only the main program shall do belongs under "
+            "`if __name__ == '__main__':`"
+        )
+
+
+def _is_half_done(module: object) -> bool:
+    try:
+        spec = object.__getattribute__(module, "__spec__")  # a lazy module would load itself to answer `getattr`
+    except AttributeError:
+        return False
+    return bool(getattr(spec, "_initializing", False))

@@ -32,7 +32,7 @@ from aioenv.core.images.pictures import Pictures
 from aioenv.core.imports import needed_by
 from aioenv.core.lifecycle import Lifecycle
 from aioenv.core.programs import make_program
-from aioenv.core.requests import KEPT, TURNS
+from aioenv.core.requests import BATCHES_IN_TURN, BATCHES_KEPT
 from aioenv.core.results import Ready, ResetResult, StepResult, WorkerInfo
 from aioenv.core.states import States
 from aioenv.core.waits import Clock
@@ -47,9 +47,9 @@ from aioenv.rollout.pausing import Pausing
 from aioenv.rollout.rollout import Rollouts
 from aioenv.rollout.worker_backend import RememberedState
 from aioenv.spaces.autoreset import parse_mode
-from aioenv.spaces.seeds import check_options, split_reset_options
+from aioenv.spaces.seeding import check_options, split_reset_options
 from aioenv.stats.episodes import EpisodeStats
-from aioenv.stats.here import collected
+from aioenv.stats.sharing import collected
 from aioenv.worker.boot import IGNORABLE
 
 if TYPE_CHECKING:
@@ -197,7 +197,7 @@ class AsyncVectorEnv(Pictures, Rollouts, Numbered, Pausing, OneSlot, Calls, Stat
             start=check_start(start),
             channel=check_channel(channel),
             transport=check_transport(transport),
-            num_lanes=1 + (KEPT if copy else TURNS),
+            num_shared_batches=1 + (BATCHES_KEPT if copy else BATCHES_IN_TURN),
             preload=check_preload(preload),
             needed=needed,
             observation_mode=observation_mode,

@@ -14,10 +14,8 @@ from aioenv.core.payloads import read_tail
 from aioenv.core.requests import WorkerRequest
 from aioenv.core.worker_pool import WorkerSlots
 from aioenv.ipc.messages import dump, dump_columns, load
-from aioenv.spaces import merge as merging
-from aioenv.spaces.gather import Gatherer
-from aioenv.spaces.infos import Columns, Schema
-from aioenv.spaces.merge import SchemaTable, merge
+from aioenv.spaces import infos as merging
+from aioenv.spaces.infos import Columns, Gatherer, Schema, SchemaTable, merge
 
 compiled = pytest.mark.skipif(not speedups.compiled, reason=f"not compiled: {speedups.why_not}")
 

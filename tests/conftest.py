@@ -71,7 +71,7 @@ def no_bell(monkeypatch):
 @pytest.fixture
 def a_worker_within(monkeypatch):
     """Whatever runs as a worker in this process is not alone in it: nothing is settled or frozen."""
-    monkeypatch.setattr(current_row, "_worker", current_row._Worker())
+    monkeypatch.setattr(current_row, "_worker", current_row._WorkerRow())
     current_row.share_here(memoryview(bytearray(4)).cast("I"))
 
 

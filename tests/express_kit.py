@@ -28,9 +28,8 @@ from aioenv.process import failures
 from aioenv.process.channel import ScatterChannel
 from aioenv.process.connection import Connection
 from aioenv.process.requests import Requests
-from aioenv.spaces.gather import Gatherer
+from aioenv.spaces.infos import Gatherer, SchemaTable
 from aioenv.spaces.layout import Layout, byte_view
-from aioenv.spaces.merge import SchemaTable
 
 compiled = pytest.mark.skipif(not speedups.compiled, reason=f"not compiled: {speedups.why_not}")
 
@@ -63,7 +62,7 @@ class Peer:
         self.on_death: Any = None
         self.encoder, self.decoder = Encoder(), Decoder()
         self.skip = 0  # bytes that come before the first request
-        self._identity = failures.Identity("peer", None, slots, "")
+        self._identity = failures.WorkerIdentity("peer", None, slots, "")
         self.receiving = asyncio.create_task(self.channel.receive(self._on_frame))
 
     def failure(self, failure: Failure) -> SlotError:
@@ -117,7 +116,7 @@ class World:
             WorkerSlots(peer, slots[0], slots[-1] + 1, SchemaTable({}))  # type: ignore[arg-type]
             for peer, slots in zip(self.peers, rows, strict=True)
         ]
-        fleet: Any = SimpleNamespace(
+        worker_pool: Any = SimpleNamespace(
             members=members,
             lanes=(),
             episodes=None,
@@ -128,8 +127,8 @@ class World:
         )
         self.over: list[int] = []
         table: Any = SimpleNamespace(exhaust=self.over.extend)
-        self.dispatch = Dispatcher(
-            fleet,
+        self.dispatcher = Dispatcher(
+            worker_pool,
             None,
             table,
             state_size=0,
@@ -138,7 +137,7 @@ class World:
             painter=None,
             offer=lambda _, part: self.offered.append(part),
         )
-        self.exchanges = [self.dispatch.whole(lane) for lane in (1, 2)]
+        self.exchanges = [self.dispatcher.whole(lane) for lane in (1, 2)]
         self.turn = 0
         for exchange in self.exchanges:
             exchange.begin(stepped=True, waiting=True)
@@ -163,7 +162,7 @@ class World:
         exchange = self.exchanges[self.turn]
         self.turn = 1 - self.turn
         exchange.begin(stepped=True, waiting=True)
-        self.dispatch.submit_steps(exchange, *split(exchange, actions))
+        self.dispatcher.submit_steps(exchange, *split(exchange, actions))
         return exchange
 
     def state(self) -> Any:

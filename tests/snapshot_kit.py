@@ -11,8 +11,8 @@ from gymnasium.vector import AutoresetMode
 from aioenv.core.payloads import load_reply
 from aioenv.ipc.frames import Frame, Kind
 from aioenv.ipc.messages import ResetRequest, StepRequest, dump, load
+from aioenv.spaces.infos import SchemaTable, merge
 from aioenv.spaces.layout import Layout, byte_view
-from aioenv.spaces.merge import SchemaTable, merge
 from aioenv.worker.single.service import EnvService
 
 

@@ -17,12 +17,10 @@ from zoo import SPACES
 from aioenv.assign import spread
 from aioenv.errors import ActionError, WireError
 from aioenv.ipc.messages import dump, dump_columns, load, load_columns
-from aioenv.native.infos import merge_infos
+from aioenv.native.hook_results import merge_infos
 from aioenv.spaces.autoreset import parse_mode
-from aioenv.spaces.gather import Gatherer
-from aioenv.spaces.infos import MAX_SCHEMAS, ColumnGroup
+from aioenv.spaces.infos import MAX_SCHEMAS, ColumnGroup, Gatherer, SchemaTable, merge
 from aioenv.spaces.layout import Layout, byte_view
-from aioenv.spaces.merge import SchemaTable, merge
 
 
 class Holder(VectorEnv):
@@ -197,7 +195,7 @@ def test_dicts_of_the_usual_sort_are_looked_at_together_and_others_are_not_taken
 )
 def test_usual_parts_are_joined_as_a_whole(infos, monkeypatch):
     expected = by_gymnasium(infos)
-    monkeypatch.delattr("aioenv.spaces.merge._assign")  # one row after the other
+    monkeypatch.delattr("aioenv.spaces.infos._assign")  # one row after the other
     assert_same(by_workers([infos, infos], 2)[1], expected)
 
 

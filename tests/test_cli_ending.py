@@ -94,7 +94,7 @@ def test_an_event_loop_lets_the_end_through(run, monkeypatch, capfd):
 def test_what_nohup_ignores_stays_ignored_and_one_signal_is_enough(monkeypatch):
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN), signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
-        with pytest.raises(ending.Ended, match="SIGTERM"), ending.raised():
+        with pytest.raises(ending.CommandEnded, match="SIGTERM"), ending.raised():
             os.kill(os.getpid(), signal.SIGHUP)
             try:
                 os.kill(os.getpid(), signal.SIGTERM)
@@ -110,7 +110,7 @@ def test_what_nohup_ignores_stays_ignored_and_one_signal_is_enough(monkeypatch):
     try:
         with ending.raised():  # one that got lost on its way is not the last that is heard
             for _ in range(2):
-                with pytest.raises(ending.Ended):
+                with pytest.raises(ending.CommandEnded):
                     os.kill(os.getpid(), signal.SIGTERM)
     finally:
         signal.signal(signal.SIGTERM, before)

@@ -18,7 +18,7 @@ from aioenv.core.imports import needed_by
 from aioenv.creator import place_creators
 from aioenv.process.launch import START_METHODS
 from aioenv.stats import CountEpisodes, NormalizeObservation, NormalizeReward
-from aioenv.stats.block import can_share
+from aioenv.stats.sharing import can_share
 
 pytestmark = pytest.mark.skipif(not can_share(), reason="no memory without a name here")
 

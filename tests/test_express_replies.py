@@ -121,11 +121,11 @@ async def test_as_many_replies_as_come_in_one_read_are_counted_in_order(monkeypa
     async with World(2) as world:
         (peer,) = world.peers
         told: list[Any] = []
-        made = [world.dispatch.whole(1) for _ in range(4)]
+        made = [world.dispatcher.whole(1) for _ in range(4)]
         for exchange in made:
             exchange.begin(stepped=True, waiting=True)
             let_tell(exchange, told)
-            world.dispatch.submit_steps(exchange, [], [[]])
+            world.dispatcher.submit_steps(exchange, [], [[]])
         called: list[Any] = []
         request = peer.submit(Kind.CALL, (), b"call", None, called.append) if behind == "an answer to a call" else None
         tails = [b"", b"one", b"x" * 900, b""]
@@ -279,9 +279,9 @@ async def with_reply(name: str, behind: bool = False) -> Any:
         (peer,) = world.peers
         before_it = b""
         if behind:
-            plain = world.dispatch.whole(1)
+            plain = world.dispatcher.whole(1)
             plain.begin(stepped=True, waiting=True)
-            world.dispatch.submit_steps(plain, [], [[]])
+            world.dispatcher.submit_steps(plain, [], [[]])
             before_it = reply(peer, plain)
         first, second = world.send(), world.send()
         peer.socket.sendall(before_it + make(peer, first))
@@ -384,14 +384,14 @@ async def conversation(steps: int, data: bytes, pieces: list[int]) -> Any:
     """All that is seen of steps that are answered by a stream in pieces of these sizes."""
     async with World(2) as world:
         (peer,) = world.peers
-        made = [world.dispatch.whole(1) for _ in range(steps)]
+        made = [world.dispatcher.whole(1) for _ in range(steps)]
         tails: list[Any] = []
         for exchange in made:
             exchange.begin(stepped=True, waiting=True)
             for array in exchange.batch._arrays:
                 array.fill(0)
             let_tell(exchange, tails)
-            world.dispatch.submit_steps(exchange, [], [[]])
+            world.dispatcher.submit_steps(exchange, [], [[]])
         seen_so_far = []
         for size in itertools.cycle(pieces):
             if not data:

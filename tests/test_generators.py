@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from aioenv.spaces.generators import RNG_WORDS, Generators, generator_of, seed_of, seed_words, state_words
+from aioenv.spaces.seeding import RNG_WORDS, Generators, generator_of, seed_of, seed_words, state_words
 
 
 def test_the_states_of_many_are_read_as_they_are():

@@ -17,7 +17,7 @@ PACKAGE = Path(aioenv.__file__).parent
 # top to bottom
 LAYERS = (
     "cli testing adapters sync loops make native_vector_env vector_env creator inprocess rollout core rendering "
-    "modders process worker state native envs stats assign spaces ipc definitions tracing nested platform mujoco_clock "
+    "modders process worker state native envs stats assign spaces ipc definitions tracing platform mujoco_clock "
     "requirements speedups errors"
 ).split()
 INDEPENDENT = {"process", "worker"}

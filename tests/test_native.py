@@ -21,7 +21,7 @@ import aioenv
 from aioenv import sync
 from aioenv.ipc.messages import dump, load
 from aioenv.native import cartpole as cartpole_module
-from aioenv.spaces.merge import SchemaTable, merge
+from aioenv.spaces.infos import SchemaTable, merge
 from aioenv.worker.vector.infos import InfoPacker
 
 pytestmark = pytest.mark.asyncio

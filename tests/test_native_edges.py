@@ -19,7 +19,7 @@ from test_native_hooks import Good
 
 from aioenv import sync
 from aioenv.inprocess.pieces import own_info
-from aioenv.native.arithmetic import clamp, less, norm, side_by_side
+from aioenv.native.tasks.common import clamp, less, norm, side_by_side
 from aioenv.native.thread_pool import ThreadPool
 from aioenv.worker.vector.making import make_registered
 

@@ -29,7 +29,7 @@ from aioenv.rendering import offscreen, contexts
 from aioenv.rendering.quality import FAST, RenderQuality
 
 def canvas_of(xml, quality):
-    return canvas.Canvas(mujoco.MjModel.from_xml_string(xml), quality)
+    return offscreen.OffscreenRenderer(mujoco.MjModel.from_xml_string(xml), quality)
 
 def images(drawn, count=20, width=64, height=48):
     model = drawn.model
@@ -152,7 +152,7 @@ def all_of(drawn):
 xml = sys.stdin.read()
 straight = canvas_of(xml, FAST)
 inverts = straight._top_first
-canvas.set_top_first = lambda: False
+offscreen.set_top_first = lambda: False
 flipped = canvas_of(xml, FAST)
 a, b = all_of(straight), all_of(flipped)
 wrong = 0
@@ -216,7 +216,7 @@ def broken(model):
 contexts._make = broken
 try:
     canvas_of(xml, FAST)
-except canvas.RenderError as exc:
+except offscreen.RenderError as exc:
     told = str(exc)
 other.make_current()
 lists = made[0].baseBuiltin  # 0 once it is freed

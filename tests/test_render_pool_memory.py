@@ -51,10 +51,10 @@ async def test_the_memory_of_images_is_used_again_once_nobody_has_them(monkeypat
 
 
 def rows_of_a_piece(
-    side: int, sheets: image_memory.Blocks, state_s: float | None, *, out: bool = False, size: int = 40
+    side: int, sheets: image_memory.ImageMemory, state_s: float | None, *, out: bool = False, size: int = 40
 ) -> int:
     """How many of a thousand states, of so many numbers, a worker gets at once that takes so long over each."""
-    shape, pace = (1000, side, side), queue.Pace(60.0)
+    shape, pace = (1000, side, side), queue.DrawRate(60.0)
     pace.state_s = state_s
     sheet = sheets.sheet(shape, depth=False, segmentation=False)
     drawing, future = DrawSettings(side, side, (None,), False, False), asyncio.get_running_loop().create_future()
@@ -68,7 +68,7 @@ def rows_of_a_piece(
 async def test_a_piece_is_drawn_in_a_moment_and_takes_the_loop_no_longer_than_one_that_travels():
     memory = Shared.create()
     assert memory is not None
-    shared, travelling = image_memory.Blocks(memory), image_memory.Blocks(None)
+    shared, travelling = image_memory.ImageMemory(memory), image_memory.ImageMemory(None)
     for sheets in (shared, travelling):
         assert rows_of_a_piece(84, sheets, None) == 1  # who knows how long it takes
         assert rows_of_a_piece(8, sheets, 3600.0) == 1
@@ -81,7 +81,7 @@ async def test_a_piece_is_drawn_in_a_moment_and_takes_the_loop_no_longer_than_on
         assert rows_of_a_piece(512, sheets, 0.001, out=out) == 1
     memory.close()
     for timeout_s, rows in ((None, 100), (1.0, 100), (0.2, 50), (0.001, 1)):
-        pace = queue.Pace(timeout_s)
+        pace = queue.DrawRate(timeout_s)
         pace.state_s = 0.001
         assert pace.rows == rows
 
@@ -166,7 +166,7 @@ async def test_memory_stays_flat_over_two_hundred_pools():
 CONTEXTS = """
 import os, sys
 import mujoco, numpy as np
-from aioenv.rendering.offscreen import Canvas
+from aioenv.rendering.offscreen import OffscreenRenderer
 from aioenv.rendering.quality import FAST
 def held():
     size = int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -177,7 +177,7 @@ mujoco.mj_forward(model, data)
 image = np.empty((18, 24, 3), np.uint8)
 for count in (20, 180):
     for _ in range(count):
-        canvas = Canvas(model, FAST)
+        canvas = OffscreenRenderer(model, FAST)
         canvas.look(data, mujoco.MjvCamera(), mujoco.MjvOption(), 24, 18)
         canvas.draw(image)
         canvas.close()

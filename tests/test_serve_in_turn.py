@@ -30,8 +30,7 @@ from aioenv.ipc.messages import (
     load_columns,
     load_step,
 )
-from aioenv.spaces.infos import MAX_SCHEMAS, ColumnGroup
-from aioenv.spaces.merge import SchemaTable, merge
+from aioenv.spaces.infos import MAX_SCHEMAS, ColumnGroup, SchemaTable, merge
 from aioenv.worker.service import PartialStep
 from aioenv.worker.single import service as service_of_envs
 from aioenv.worker.single.service import EnvService

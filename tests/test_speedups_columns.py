@@ -23,9 +23,8 @@ import aioenv
 from aioenv import speedups
 from aioenv.core.payloads import read_tail
 from aioenv.core.requests import WorkerRequest
-from aioenv.spaces import merge as merging
-from aioenv.spaces.infos import Columns, Schema
-from aioenv.spaces.merge import merge
+from aioenv.spaces import infos as merging
+from aioenv.spaces.infos import Columns, Schema, merge
 
 pytestmark = compiled
 

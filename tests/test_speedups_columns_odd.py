@@ -17,9 +17,8 @@ from columns_kit import a_step, compiled, in_c, in_python, merged_in_c, merged_i
 from growth_kit import check_nothing_grows
 
 from aioenv import speedups
-from aioenv.spaces import merge as merging
-from aioenv.spaces.infos import NO_RESULT, Columns, Schema
-from aioenv.spaces.merge import merge
+from aioenv.spaces import infos as merging
+from aioenv.spaces.infos import NO_RESULT, Columns, Schema, merge
 
 pytestmark = compiled
 

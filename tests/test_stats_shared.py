@@ -269,8 +269,8 @@ os.kill(int(text.replace(b"x", b"")), signal.SIGKILL)
 def test_a_parent_does_not_wait_for_ever_for_who_is_stopped():
     code = """
 import os, signal
-from aioenv.stats import SharedRunningStats, block
-block.PATIENCE_S = 0.2
+from aioenv.stats import SharedRunningStats, sharing
+sharing.LOCK_TIMEOUT_S = 0.2
 stats = SharedRunningStats((), 1)
 stats.at(0).update(1.0)
 child = os.fork()

@@ -206,7 +206,7 @@ def test_frames_of_ours_are_left_out_wherever_the_package_is(tmp_path):
             while True:
                 pass
 
-    patience._ASK_FROM_S = 0.0
+    timeouts._ASK_FROM_S = 0.0
     with sync.make_vec(Hanging, 1, timeout_s=0.5) as envs:
         envs.reset(timeout_s=30)
         try:

@@ -26,7 +26,7 @@ from aioenv.errors import ActionError, EnvError, NoAsyncCallError, PendingCallEr
 from aioenv.make import takes_mode
 from aioenv.native_vector_env import NativeVectorEnv
 from aioenv.rollout.one_slot import infos_of
-from aioenv.spaces.merge import merge_or_rows
+from aioenv.spaces.infos import merge_or_rows
 from aioenv.sync.portal import PostponedCall
 from aioenv.sync.stepping import BlockingStep
 from aioenv.vector_env import AsyncVectorEnv
@@ -284,9 +284,9 @@ async def _ask(
     """What some slots answer, in the order in which they are named."""
     schedule = envs._running
     function = question.rows if isinstance(envs, NativeVectorEnv) else question.single
-    numbers = schedule.table.named(slots)
+    numbers = schedule.table.slot_numbers(slots)
     with envs._clock.envs:
-        return in_order(numbers, await schedule.for_each(numbers, what, "apply", lambda _: (function, args)))
+        return in_order(numbers, await schedule.call_service(numbers, what, "apply", lambda _: (function, args)))
 
 
 async def _reset_each(envs: AsyncVectorEnv, seeds: list[int | None], options: list[dict[str, Any]]) -> Ready:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from aioenv.envs.actors import ActorID
+from aioenv.envs import ActorID
 from aioenv.errors import OutOfStepError
 
 if TYPE_CHECKING:
@@ -96,4 +96,4 @@ class Actors:
     async def _ask(self, name: str) -> tuple[Any, ...]:
         schedule = self._running
         with self._clock.envs:
-            return await schedule.for_each(None, f"{name}()", "call_if_any", lambda _: (name,))
+            return await schedule.call_service(None, f"{name}()", "call_if_any", lambda _: (name,))

@@ -72,7 +72,7 @@ class Calls:
         if slots is None or isinstance(slots, bool):  # not all, nor 0 or 1
             raise ValueError(f"slots: expected one or more slot numbers, got {slots!r}")
         one = [int(slots)] if isinstance(slots, (int, np.integer)) else None
-        numbers = schedule.table.named(slots if one is None else one)  # type: ignore[arg-type]
+        numbers = schedule.table.slot_numbers(slots if one is None else one)  # type: ignore[arg-type]
         with self._clock.envs:
             results = await call_envs(schedule, numbers, name, args, kwargs)
         return results[0] if one else in_order(numbers, results)
@@ -140,7 +140,7 @@ async def call_envs(
         TypeError: if the name is no string.
     """
     check_name(what, name)
-    return await schedule.for_each(slots, f"{what}({name!r})", "call_envs", lambda _: (name, args, kwargs))
+    return await schedule.call_service(slots, f"{what}({name!r})", "call_envs", lambda _: (name, args, kwargs))
 
 
 async def set_attr(schedule: RequestScheduler, name: str, values: Any) -> None:
@@ -163,4 +163,4 @@ async def set_attr(schedule: RequestScheduler, name: str, values: Any) -> None:
     def arguments(numbers: list[int]) -> tuple[Any, ...]:
         return name, [values[number] for number in numbers]
 
-    await schedule.for_each(None, f"set_attr({name!r})", "set_attr", arguments)
+    await schedule.call_service(None, f"set_attr({name!r})", "set_attr", arguments)

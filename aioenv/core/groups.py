@@ -24,9 +24,8 @@ from aioenv.errors import SlotError
 from aioenv.ipc.frames import Kind
 from aioenv.process.life import LIVING, WorkerState
 from aioenv.process.supervisor import Worker
-from aioenv.spaces.infos import Columns
+from aioenv.spaces.infos import Columns, merge
 from aioenv.spaces.layout import Arrays, byte_view
-from aioenv.spaces.merge import merge
 from aioenv.spaces.shared_layout import COPIED
 
 if TYPE_CHECKING:
@@ -346,7 +345,7 @@ class WorkerRolloutBackend:
     def __init__(self, scheduler: RequestScheduler) -> None:
         self._scheduler = scheduler
         self._asked: list[tuple[Worker, tuple[int, int]]] = []
-        self._stepped = scheduler.table.live  # the slots that were split
+        self._stepped = scheduler.table.active  # the slots that were split
 
     def split(self, groups: int, *, whole_workers: bool) -> list[WorkerGroup]:
         """Split the slots of every worker evenly into so many groups, or as many as its smallest worker has slots.
@@ -360,7 +359,7 @@ class WorkerRolloutBackend:
                 one vector env, which steps all its slots at once.
         """
         scheduler = self._scheduler
-        self._stepped = live = scheduler.table.live
+        self._stepped = live = scheduler.table.active
         shares = [live[order] for _, order in scheduler.worker_pool.shares(live)]
         if whole_workers or scheduler.worker_pool.vectorized:
             spans = spread(len(shares), min(groups, len(shares)))

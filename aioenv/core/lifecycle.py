@@ -58,7 +58,7 @@ class Lifecycle(Traces, AsyncResource):
         """
         await super()._ensure_started()
         assert self._session is not None
-        self._schedule = self._session.schedule
+        self._schedule = self._session.backend
         return self
 
     def _start(self) -> Coroutine[Any, Any, None]:
@@ -75,8 +75,8 @@ class Lifecycle(Traces, AsyncResource):
         if self._config.restart is None:
             self._forget_code()
         if path is not None:
-            assert session.schedule is not None
-            self._trace_all(session.schedule, path)
+            assert session.backend is not None
+            self._trace_all(session.backend, path)
 
     def _make_session(self) -> Session:
         return Session(
@@ -159,7 +159,7 @@ class Lifecycle(Traces, AsyncResource):
             raise RuntimeError(
                 f"{self!r}: start it first, with `async with envs:` or `await envs`; spaces come from the workers"
             )
-        return self._session.fleet
+        return self._session.worker_pool
 
     # ------------------------------------------------------------ attributes
 
@@ -211,5 +211,5 @@ class Lifecycle(Traces, AsyncResource):
     @property
     def workers(self) -> tuple[WorkerInfo, ...]:
         """The worker processes: pid, state ("ready", "busy", "dead", …), slots, CPUs and memory."""
-        members = self._session.fleet.members if self._session is not None else []
+        members = self._session.worker_pool.members if self._session is not None else []
         return tuple(WorkerInfo(m.worker.pid, m.worker.state.value, m.worker.slots, m.worker.cpus) for m in members)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from aioenv.core.requests import WorkerRequest
     from aioenv.core.worker_pool import WorkerSlots
 
-__all__ = ["compact", "load_reply", "read_payload", "read_partial_payload", "reset_payload", "step_payload"]
+__all__ = ["compact", "load_reply", "read_partial_payload", "read_payload", "reset_payload", "step_payload"]
 
 # Those of requests are made before anything is sent or marked: what they carry may not pickle.
 
@@ -113,8 +113,8 @@ def _take(part: WorkerRequest, reply: StepReply) -> list[int]:
     member.schemas.learn(reply.schemas)
     part.objects = reply.objects
     part.errors = [member.worker.failure(failure) for failure in reply.failures]
-    part.beyond = reply.beyond
-    part.parcels = reply.parcels
+    part.overflow = reply.beyond
+    part.render_updates = reply.parcels
     part.columns = _unpack(part, reply.infos)
     return [member.start + row for row in reply.over]
 

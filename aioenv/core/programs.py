@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from aioenv.assign import spread
-from aioenv.definitions.program import CodeSnapshot
+from aioenv.definitions.snapshot import CodeSnapshot
 from aioenv.worker.registry import capture_registry
 
 __all__ = ["WorkerCode", "make_program"]

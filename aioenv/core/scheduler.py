@@ -32,8 +32,8 @@ from aioenv.errors import ClosedError, NoAsyncCallError, SlotError, StaleViewWar
 from aioenv.ipc.frames import new_tuple
 from aioenv.process.life import LIVING
 from aioenv.process.restart import RestartPolicy
-from aioenv.spaces.merge import merge
-from aioenv.spaces.seeds import is_listed
+from aioenv.spaces.infos import merge
+from aioenv.spaces.seeding import is_listed
 from aioenv.spaces.shared_layout import COPIED
 
 if TYPE_CHECKING:

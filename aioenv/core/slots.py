@@ -238,7 +238,7 @@ class SlotTable:
         self.exhausted.update(slots)
 
     @property
-    def live(self) -> Slots:
+    def active(self) -> Slots:
         """The slots that are not paused."""
         return np.arange(len(self._states)) if self.paused is None else np.flatnonzero(~self.paused)
 
@@ -255,7 +255,7 @@ class SlotTable:
 
     # ------------------------------------------------------------ names
 
-    def named(self, slots: Iterable[int] | None, *, maybe_none: bool = False) -> Slots:
+    def slot_numbers(self, slots: Iterable[int] | None, *, maybe_none: bool = False) -> Slots:
         """Slots as the caller names them, checked and as an array; None stands for all.
 
         Args:

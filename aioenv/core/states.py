@@ -49,9 +49,9 @@ class States:
             PendingCallError, EnvError, WorkerDied: as for `call`.
         """
         schedule = self._running
-        numbers = schedule.table.named(slots)
+        numbers = schedule.table.slot_numbers(slots)
         with self._clock.envs:
-            replies = await schedule.for_each(numbers, "get_state", "get_states", lambda _: ())
+            replies = await schedule.call_service(numbers, "get_state", "get_states", lambda _: ())
         by_slot = dict(zip(np.sort(numbers).tolist(), replies, strict=True))
         _refuse_misfits(by_slot)
         return [EnvState(*by_slot[slot]) for slot in numbers.tolist()]
@@ -74,7 +74,7 @@ class States:
             PendingCallError, EnvError, WorkerDied: as for `call`.
         """
         schedule = self._running
-        numbers = schedule.table.named(slots)
+        numbers = schedule.table.slot_numbers(slots)
         states = list(states) if isinstance(states, Iterable) else [states]
         if strange := [state for state in states if not isinstance(state, EnvState)]:
             raise TypeError(f"set_state: expected EnvStates, as get_state gives them, got {strange[0]!r}")
@@ -82,7 +82,7 @@ class States:
             raise ValueError(f"set_state: got {len(states)} states for {len(numbers)} slots")
         raw = {slot: (s.env_id, s.values, s.arrays) for slot, s in zip(numbers.tolist(), states, strict=True)}
         with self._clock.envs:
-            replies = await schedule.for_each(
+            replies = await schedule.call_service(
                 numbers, "set_state", "set_states", lambda mine: ([raw[s] for s in mine],)
             )
         by_slot = dict(zip(np.sort(numbers).tolist(), replies, strict=True))

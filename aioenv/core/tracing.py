@@ -55,7 +55,7 @@ class Traces(Traced):
     def _trace_all(self, schedule: RequestScheduler, path: str | os.PathLike[str]) -> Trace:
         """Trace whoever takes part: the schedule, its workers, and those that draw."""
         assert self._session is not None
-        workers: list[Worker] = [member.worker for member in self._session.fleet.members]
+        workers: list[Worker] = [member.worker for member in self._session.worker_pool.members]
         drawing: list[Worker] = list(getattr(self._session, "render_workers", ()))
         names = [f"worker {w.index}: {_slots(w.slots)}" for w in workers]
         names += [f"render worker {w.index}" for w in drawing]

@@ -19,12 +19,10 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from aioenv.definitions import rebuild
-from aioenv.definitions.collect import DefinitionCollector
-from aioenv.definitions.entries import Entry, Namespace, Selection
-from aioenv.definitions.inspection import LruCached, is_importable
-from aioenv.definitions.pickling import DefinitionPickler
+from aioenv.definitions.collect import DefinitionCollector, Entry, Namespace, Selection
+from aioenv.definitions.pickling import DefinitionPickler, LruCached, is_importable
+from aioenv.definitions.rebuild import Unsendable
 from aioenv.definitions.restore import namespace_module, namespace_values
-from aioenv.definitions.unsendable import Unsendable
 
 __all__ = ["DefinitionEmitter", "source_lines"]
 

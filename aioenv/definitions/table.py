@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 
 import cloudpickle
 
-from aioenv.definitions.inspection import LruCached, is_definition, is_importable
+from aioenv.definitions.pickling import LruCached, is_definition, is_importable
 from aioenv.definitions.rebuild import member_of, reduce_code
 
 __all__ = ["DefinitionTable", "LiveTable", "current", "dump_by_reference", "find", "use"]

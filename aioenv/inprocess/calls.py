@@ -21,11 +21,11 @@ __all__ = ["SoloCalls"]
 class SoloCalls(SoloLife):
     """What `Solo` has beside steps and resets. It always goes to the env's own thread, if there is one."""
 
-    async def for_each(
+    async def call_service(
         self, slots: Iterable[int] | None, what: str, method: str, arguments: Callable[[list[int]], tuple[Any, ...]]
     ) -> tuple[Any, ...]:
-        """Call a method of `VectorCalls` (see `RequestScheduler.for_each`); the env must have nothing in flight."""
-        rows = np.sort(self.table.named(slots)).tolist()
+        """Call a method of `VectorCalls` (see `RequestScheduler.call_service`); the env must have nothing in flight."""
+        rows = np.sort(self.table.slot_numbers(slots)).tolist()
         self.table.check_call(self._all, what)
         work = partial(self._call, method, rows, *arguments(rows))
         if self._thread is None:
@@ -60,7 +60,7 @@ class SoloCalls(SoloLife):
         return array
 
     @property
-    def patience(self) -> SoloCalls:
+    def timeouts(self) -> SoloCalls:
         """What waits for images."""
         return self
 

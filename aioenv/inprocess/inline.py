@@ -27,7 +27,7 @@ from aioenv.inprocess.durations import TURN_S, RunTimes, yield_to_loop
 from aioenv.inprocess.life import ends_program
 from aioenv.inprocess.pieces import only, own, own_info
 from aioenv.inprocess.requests import InProcessRequest
-from aioenv.spaces.seeds import checked_seed
+from aioenv.spaces.seeding import checked_seed
 from aioenv.speedups import within
 from aioenv.worker.vector.access import refuse_some, reset_vector_env, take_observations
 from aioenv.worker.vector.results import check_numbers, step_result
@@ -281,7 +281,7 @@ class Solo(SoloCalls):
 
     def send(self, actions: Any, slots: Iterable[int] | None) -> None:
         """Send actions to all slots; never blocks for longer than the loop may be kept."""
-        numbers = self.table.named(slots)
+        numbers = self.table.slot_numbers(slots)
         arrays, objects = self.actions.take_apart(actions, len(numbers))
         if len(numbers) < self.num_envs:
             raise refuse_some(f"send: slots {numbers.tolist()}", self.kind)
@@ -296,7 +296,7 @@ class Solo(SoloCalls):
         self, slots: Iterable[int] | None, seed: int | Sequence[int | None] | None, options: dict[str, Any] | None
     ) -> None:
         """Begin episodes in some slots; never blocks for longer than the loop may be kept."""
-        numbers = self.table.named(slots)
+        numbers = self.table.slot_numbers(slots)
         seed = checked_seed(seed, len(numbers), self.num_envs)
         if isinstance(seed, list):
             by_slot = dict(zip(numbers.tolist(), seed, strict=True))

@@ -132,10 +132,10 @@ class SoloLife:
         self._flights = InProcessRequests(self.table, num_envs, self._error)
         self._closing = False
         self.episodes: InProcessEpisodeTracker | None = None
-        self.schedule: SoloLife | None = None  # itself, once it is started
+        self.backend: SoloLife | None = None  # itself, once it is started
 
     @property
-    def fleet(self) -> Self:
+    def worker_pool(self) -> Self:
         """What knows the spaces."""
         return self
 
@@ -166,7 +166,7 @@ class SoloLife:
         except BaseException:
             await self.close(_END_S)
             raise
-        self.schedule = self
+        self.backend = self
 
     @property
     def pools(self) -> list[StepRenderPool]:

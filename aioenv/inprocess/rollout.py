@@ -15,9 +15,8 @@ from aioenv.errors import EnvError
 from aioenv.inprocess.pieces import gather_infos
 from aioenv.inprocess.requests import InProcessRequest
 from aioenv.inprocess.some import SomeSolo
-from aioenv.spaces.infos import Columns
+from aioenv.spaces.infos import Columns, merge
 from aioenv.spaces.layout import Arrays
-from aioenv.spaces.merge import merge
 from aioenv.worker.vector.access import with_rows
 
 __all__ = ["InProcessGroup", "InProcessRollout"]
@@ -41,7 +40,7 @@ class InProcessRollout:
         All are one group if the env steps all slots at once, or if what they draw depends on who steps with whom.
         """
         solo = self._solo
-        live = solo.table.live
+        live = solo.table.active
         groups = min(groups, len(live)) if solo.splits else 1
         return [InProcessGroup(solo, live[start:stop]) for start, stop in spread(len(live), groups)]
 

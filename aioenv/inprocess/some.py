@@ -19,7 +19,7 @@ from aioenv.inprocess.requests import InProcessRequest
 from aioenv.rollout.episode_stepper import SteppedSlots
 from aioenv.rollout.one_slot import info_of, one_action
 from aioenv.spaces.layout import Arrays
-from aioenv.spaces.seeds import checked_seed, one_seed
+from aioenv.spaces.seeding import checked_seed, one_seed
 from aioenv.worker.vector.access import refuse_some, take_observations, with_rows
 
 __all__ = ["InProcessActiveSlots", "InProcessEpisodeStepper", "SomeSolo"]
@@ -123,7 +123,7 @@ class SomeSolo(Solo):
         if (slots is None and self.table.paused is None) or not self.steps_some:
             super().send(actions, slots)
             return
-        numbers = self.table.named(slots)
+        numbers = self.table.slot_numbers(slots)
         paused = self.table.paused
         used = None if paused is None else np.flatnonzero(~paused[numbers])
         arrays, objects = self.actions.take_apart(actions, len(numbers), used)
@@ -142,7 +142,7 @@ class SomeSolo(Solo):
         if self.table.paused is None:
             super().send_reset(slots, seed, options)
             return
-        numbers = self.table.named(slots)
+        numbers = self.table.slot_numbers(slots)
         keep = self.table.leave_out_paused(numbers, "send_reset", by_name=slots is not None)
         seed = checked_seed(seed, len(numbers), self.num_envs)
         if isinstance(seed, list):
@@ -179,7 +179,7 @@ class SomeSolo(Solo):
         return ResetResult(self._obs_of(value.obs, row), info_of(value.info, row))
 
     def _one(self, slot: int, name: str) -> Slots:
-        number = self.table.named([slot])
+        number = self.table.slot_numbers([slot])
         self.table.leave_out_paused(number, name, by_name=True)
         return number
 
@@ -213,11 +213,11 @@ class InProcessActiveSlots:
     async def step(self, actions: Any, timeout_s: float | None) -> StepResult:
         """Step the slots that are not paused (see `AsyncVectorEnv.step`)."""
         solo = self._solo
-        batch = solo.actions.assemble(*solo.actions.take_apart(actions, solo.num_envs, solo.table.live))
+        batch = solo.actions.assemble(*solo.actions.take_apart(actions, solo.num_envs, solo.table.active))
         await solo.drain(timeout_s)
-        if not len(solo.table.live):
+        if not len(solo.table.active):
             await asyncio.sleep(0)  # whoever steps in a loop lets others run; not later, when images are shown already
-        paused, live = self._paused, solo.table.live
+        paused, live = self._paused, solo.table.active
         flight = solo.begin_step(batch, live, "step", shows_all=True, timeout_s=timeout_s)
         value: StepResult = await solo.outcome(flight, timeout_s)
         return value._replace(info={**value.info, "_active": ~paused}) if paused.any() else value
@@ -229,7 +229,7 @@ class InProcessActiveSlots:
         solo = self._solo
         seed = checked_seed(seed, solo.num_envs, solo.num_envs)
         await solo.drain(timeout_s)
-        paused, live = self._paused, solo.table.live
+        paused, live = self._paused, solo.table.active
         slots = live if mask is None else live[mask[live]]
         if len(slots):
             flight = solo.begin_reset(slots, seed, options, "reset", shown=live, shows_all=True, timeout_s=timeout_s)

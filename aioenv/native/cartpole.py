@@ -11,8 +11,8 @@ from gymnasium.utils import seeding
 from gymnasium.vector import AutoresetMode
 
 from aioenv.errors import ResetNeededError
-from aioenv.native.infos import final_info
-from aioenv.spaces.generators import RNG_WORDS, SEED_WORDS, Generators, generator_of, seed_of, seed_words
+from aioenv.native.hook_results import final_info
+from aioenv.spaces.seeding import RNG_WORDS, SEED_WORDS, Generators, generator_of, seed_of, seed_words
 from aioenv.speedups import within
 
 __all__ = ["CartPoleVectorEnv"]

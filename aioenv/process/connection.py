@@ -35,7 +35,7 @@ _WHERE_S = 0.25
 _STACK, _FRAME, _OUTERMOST = "Stack (most recent call first)", '  File "', '  File "<string>", line 1 in <module>'
 # as it writes paths: what is not ASCII is escaped, and links are not followed
 _PACKAGE = str(Path(__file__).absolute().parents[1]).encode("ascii", "backslashreplace").decode()
-_OURS = tuple(f"{_FRAME}{_PACKAGE}/{room}/" for room in ("batching", "host"))
+_OURS = tuple(f"{_FRAME}{_PACKAGE}/{layer}/" for layer in ("spaces", "state", "worker"))
 
 
 class Connection:

@@ -16,7 +16,6 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from aioenv import nested
 from aioenv.errors import WorkerStartError
 from aioenv.ipc.descriptors import receive
 from aioenv.ipc.forkserver_messages import (
@@ -29,6 +28,7 @@ from aioenv.ipc.forkserver_messages import (
     unpack,
 )
 from aioenv.ipc.memory import CurrentRow
+from aioenv.platform import check_nested_start
 from aioenv.process import forkserver
 from aioenv.process.child import Child, kill_group
 from aioenv.process.environment import bootstrap, import_path
@@ -133,7 +133,7 @@ async def launch(
     Raises:
         WorkerStartError: if it can't be started.
     """
-    nested.check()
+    check_nested_start()
     if not hasattr(os, "readv"):
         raise WorkerStartError(_NO_READV)
     oom_kills_before()

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from aioenv.definitions.program import CodeSnapshot
 from aioenv.definitions.restore import Shipped
+from aioenv.definitions.snapshot import CodeSnapshot
 from aioenv.errors import RenderError, SlotError, StartTimeout, WorkerStartError
 from aioenv.ipc.frames import Frame, Kind
 from aioenv.ipc.memory import Shared

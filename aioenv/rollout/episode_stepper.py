@@ -11,8 +11,8 @@ import numpy.typing as npt
 from aioenv.rollout.groups import Group
 from aioenv.rollout.one_slot import info_of
 from aioenv.rollout.pausing import put_part
+from aioenv.spaces.infos import merge
 from aioenv.spaces.layout import Arrays
-from aioenv.spaces.merge import merge
 
 if TYPE_CHECKING:
     from aioenv.core.requests import BatchRequest
@@ -71,7 +71,7 @@ class GroupEpisodeStepper:
 
     def __init__(self, schedule: RequestScheduler) -> None:
         self._schedule = schedule
-        layout = schedule.fleet.observations
+        layout = schedule.observations
         self.obs = layout.zeros(schedule.num_envs)
         self.objects = layout.no_objects(schedule.num_envs)
         self._groups: dict[bool, Group] = {}  # the one that was reset last, and the one that was stepped last

@@ -20,7 +20,7 @@ from aioenv.errors import ActionError, EpisodesDone, PausedError, PendingCallErr
 from aioenv.rollout.episode_stepper import EpisodeStepper, GroupEpisodeStepper, SteppedSlots
 from aioenv.rollout.pausing import ActiveSlots
 from aioenv.rollout.rollout import Policy, are_pairs, hint_for, split_answer, takes
-from aioenv.spaces.seeds import listed_seeds
+from aioenv.spaces.seeding import listed_seeds
 
 if TYPE_CHECKING:
     from aioenv.core.scheduler import RequestScheduler
@@ -221,14 +221,14 @@ class _EpisodesRun:
         seeds: Sequence[int | None],
     ) -> None:
         table, n = schedule.table, schedule.num_envs
-        if not len(table.live):
+        if not len(table.active):
             raise PausedError("episodes: all slots are paused; resume() some first")
         self._schedule = schedule
         self._walk = walk
         self._clock = clock
         self._policy = policy
         self._wanted = [name for name in ("slots", "episodes", "started") if takes(policy, name)]
-        self._pairs = are_pairs(schedule.fleet.single_action_space)
+        self._pairs = are_pairs(schedule.single_action_space)
         self._seeds = seeds
         self._queue = deque(range(len(seeds)))
         self._running: dict[int, _Attempt] = {}  # by slot
@@ -237,7 +237,7 @@ class _EpisodesRun:
         self._paused: list[int] = []
         self._over = False
         self._counted = self._count()
-        for slot in table.live.tolist():
+        for slot in table.active.tolist():
             self._next(slot)
 
     @property
@@ -303,7 +303,7 @@ class _EpisodesRun:
 
     async def _ask(self) -> tuple[Any, Any]:
         """What the policy would have all slots do, taken apart."""
-        n, fleet = self._schedule.num_envs, self._schedule.fleet
+        n, worker_pool = self._schedule.num_envs, self._schedule.worker_pool
         given: dict[str, Any] = {}
         if "slots" in self._wanted:
             given["slots"] = np.arange(n)
@@ -311,7 +311,7 @@ class _EpisodesRun:
             given["started"] = self._started.copy()
         if "episodes" in self._wanted:
             given["episodes"] = np.array([self._running[i].number if i in self._running else -1 for i in range(n)])
-        obs = fleet.observations.assemble(
+        obs = worker_pool.observations.assemble(
             [array.copy() for array in self._walk.obs], [list(c) for c in self._walk.objects]
         )
         answer = self._policy(obs, **given)
@@ -319,9 +319,9 @@ class _EpisodesRun:
             answer = await answer
         actions = split_answer(answer, self._pairs)[0]
         try:
-            return fleet.actions.take_apart(actions, n)
+            return worker_pool.actions.take_apart(actions, n)
         except ActionError as exc:
-            if hint := hint_for(actions, fleet.single_action_space):
+            if hint := hint_for(actions, worker_pool.single_action_space):
                 raise ActionError(f"{exc}{hint}") from exc
             raise
 

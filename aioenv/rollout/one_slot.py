@@ -11,9 +11,9 @@ from aioenv.core.requests import BatchRequest
 from aioenv.core.results import ResetResult, SlotStep
 from aioenv.errors import ActionError
 from aioenv.rollout.groups import Group, objects_of
+from aioenv.spaces.infos import RowDicts, merge
 from aioenv.spaces.layout import Arrays, Layout
-from aioenv.spaces.merge import RowDicts, merge
-from aioenv.spaces.seeds import check_options, one_seed
+from aioenv.spaces.seeding import check_options, one_seed
 
 if TYPE_CHECKING:
     from aioenv.core.scheduler import RequestScheduler
@@ -50,7 +50,7 @@ class OneSlot:
         """
         schedule = self._running
         group = _group(schedule, slot, "step_at")
-        taken = one_action(schedule.fleet.actions, action)
+        taken = one_action(schedule.actions, action)
         with self._clock.envs:
             await schedule.drain()
             group.send_arrays(*taken, "step_at")
@@ -110,7 +110,7 @@ def check_no_mask(options: dict[str, Any] | None) -> None:
 
 
 def _group(schedule: RequestScheduler, slot: int, name: str) -> Group:
-    numbers = schedule.table.named([slot])
+    numbers = schedule.table.slot_numbers([slot])
     schedule.table.leave_out_paused(numbers, name, by_name=True)
     return Group(schedule, numbers)
 
@@ -118,7 +118,7 @@ def _group(schedule: RequestScheduler, slot: int, name: str) -> Group:
 def _result(schedule: RequestScheduler, group: Group, exchange: BatchRequest) -> SlotStep:
     group.settle(exchange)
     batch = exchange.batch
-    layout = schedule.fleet.observations
+    layout = schedule.observations
     (obs,) = layout.rows(batch.obs, objects_of(layout, exchange))
     columns = [c for part in exchange.parts for c in part.columns]
     info = info_of(merge(columns, 1), 0)

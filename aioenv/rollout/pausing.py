@@ -16,10 +16,9 @@ from aioenv.errors import SlotError, StepTimeout
 from aioenv.ipc.frames import Kind
 from aioenv.process.life import LIVING
 from aioenv.rollout.groups import Group
-from aioenv.spaces.infos import Columns
+from aioenv.spaces.infos import Columns, merge
 from aioenv.spaces.layout import Arrays
-from aioenv.spaces.merge import merge
-from aioenv.spaces.seeds import is_listed
+from aioenv.spaces.seeding import is_listed
 
 if TYPE_CHECKING:
     from aioenv.core.images.image_requests import ImageRequest
@@ -64,7 +63,7 @@ class Pausing:
             IndexError, ValueError: if they are no slot numbers. Nothing is paused.
         """
         table = self._running.table
-        table.pause(table.named(several(slots), maybe_none=True))
+        table.pause(table.slot_numbers(several(slots), maybe_none=True))
 
     def resume(self, slots: int | Iterable[int] | None = None) -> None:
         """Take slots into whole batches again, where they are. One that is not paused stays as it is.
@@ -77,7 +76,7 @@ class Pausing:
             IndexError, ValueError: if they are no slot numbers.
         """
         table = self._running.table
-        table.resume(table.named(None if slots is None else several(slots), maybe_none=True))
+        table.resume(table.slot_numbers(None if slots is None else several(slots), maybe_none=True))
         self._live = None  # what it knows of their observations is out of date
 
     def resume_all(self) -> None:
@@ -87,7 +86,7 @@ class Pausing:
     @property
     def active_slots(self) -> Slots:
         """The slots that are not paused, int64, ascending."""
-        return self._running.table.live
+        return self._running.table.active
 
     @property
     def exhausted(self) -> tuple[int, ...]:
@@ -122,7 +121,7 @@ class ActiveSlots:
 
     def __init__(self, schedule: RequestScheduler) -> None:
         self._schedule = schedule
-        self._layout = schedule.fleet.observations
+        self._layout = schedule.observations
         self._paused: Bools | None = None  # those that the group is without
         self._group: Group | None = None
         self._known = np.zeros(schedule.num_envs, np.bool_)  # whose last observations are here
@@ -134,7 +133,7 @@ class ActiveSlots:
     async def step(self, actions: Any, timeout_s: float | None) -> StepResult:
         """Step the slots that are not paused (see `AsyncVectorEnv.step`)."""
         schedule = self._schedule
-        arrays, objects = schedule.fleet.actions.take_apart(actions, schedule.num_envs, schedule.table.live)
+        arrays, objects = schedule.actions.take_apart(actions, schedule.num_envs, schedule.table.active)
         group = await self._prepare(timeout_s)
         if group is None:
             return self._all_paused()
@@ -151,7 +150,7 @@ class ActiveSlots:
         timeout_s: float | None,
     ) -> ResetResult:
         """Reset the slots that are not paused, or those of a mask (see `AsyncVectorEnv.reset`)."""
-        seeds = self._schedule.fleet.seeds(seed, np.arange(self._schedule.num_envs), anew=mask is None)
+        seeds = self._schedule.worker_pool.seeds(seed, np.arange(self._schedule.num_envs), restarts_plan=mask is None)
         group = await self._prepare(timeout_s)
         if group is None:
             whole = self._all_paused()
@@ -215,16 +214,16 @@ class ActiveSlots:
         if not wanted.any():
             return
         numbers = np.flatnonzero(wanted)
-        shares = [(member, numbers[order]) for member, order in schedule.fleet.shares(numbers)]
+        shares = [(member, numbers[order]) for member, order in schedule.worker_pool.shares(numbers)]
         shares = [(m, mine) for m, mine in shares if m.worker.state in LIVING and not m.worker.busy]
         if not shares:
             return
-        exchange = schedule.dispatch.some(shares, stepped=False)
+        exchange = schedule.dispatcher.some(shares, stepped=False)
         exchange.waiting = True
         for part in exchange.parts:
             rows = (part.slots - part.member.start).tolist()
             tail = reset_tail(part.member, [], [], None, whole=True, shown=rows)
-            schedule.dispatch.submit(exchange, part, SentRequest(Kind.RESET, (), tail, part.slots[:0]))
+            schedule.dispatcher.submit(exchange, part, SentRequest(Kind.RESET, (), tail, part.slots[:0]))
         self._looking = exchange
         await self.take_in(timeout_s)
 
@@ -233,7 +232,7 @@ class ActiveSlots:
         exchange = self._looking
         if exchange is None:
             return
-        await self._schedule.patience.wait_for(exchange, timeout_s, shielded=True)
+        await self._schedule.timeouts.wait_for(exchange, timeout_s, shielded=True)
         self._schedule.check_open()
         self._looking = None
         for part in exchange.parts:

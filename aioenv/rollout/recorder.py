@@ -13,7 +13,7 @@ import numpy.typing as npt
 from aioenv.core.backend import InitialState, SlotGroup, StepOutcome
 from aioenv.errors import ActionError
 from aioenv.rollout.next_obs import next_observations
-from aioenv.spaces.fit import as_array
+from aioenv.spaces.action_checks import as_array
 from aioenv.spaces.layout import Arrays, Layout, _ObjectNode
 
 if TYPE_CHECKING:
@@ -181,8 +181,8 @@ class RolloutRecorder:
         self._num_envs = n = schedule.num_envs
         self._steps = steps
         self._resets_next_step = resets_next_step
-        self._observations = _Stacked(schedule.fleet.observations.space)
-        self._action_layout = _Stacked(schedule.fleet.actions.space)
+        self._observations = _Stacked(schedule.observations.space)
+        self._action_layout = _Stacked(schedule.actions.space)
         # one step more: what the last one gave
         self._obs, self._obs_objects = self._observations.history(steps + 1, n)
         for array in self._obs:  # of whom nothing comes

@@ -125,7 +125,7 @@ def _check(schedule: RequestScheduler, policy: Policy, steps: int, groups: int, 
         raise ValueError(f"rollout: split: expected one of {_SPLITS}, got {split!r}")
     if not callable(policy):
         raise TypeError(f"rollout: policy: expected a function of observations, got {policy!r}")
-    if not len(live := schedule.table.live):
+    if not len(live := schedule.table.active):
         raise PausedError("rollout: all slots are paused; resume() some first")
     if len(unseen := np.intersect1d(schedule.table.unseen(), live)):
         raise ResetNeededError(
@@ -154,13 +154,13 @@ class _RolloutRun:
         self._policy = policy
         self._takes_slots = takes_slots(policy)
         self._steps = steps
-        self._observations = schedule.fleet.observations
+        self._observations = schedule.observations
         self._turns = [
             RecordedTurn(group, f"group {i} of {len(groups)} ({len(group.slots)} slots)")
             for i, group in enumerate(groups)
         ]
         self._record = RolloutRecorder(schedule, steps, road.merge, resets_next_step=mode is AutoresetMode.NEXT_STEP)
-        self._actions_are_pairs = are_pairs(schedule.fleet.single_action_space)
+        self._actions_are_pairs = are_pairs(schedule.single_action_space)
 
     async def run(self) -> Rollout:
         try:
@@ -230,7 +230,7 @@ class _RolloutRun:
         try:
             arrays, objects = turn.group.send(actions)
         except ActionError as exc:
-            hint = hint_for(actions, self._schedule.fleet.single_action_space)
+            hint = hint_for(actions, self._schedule.single_action_space)
             raise ActionError(f"rollout, {turn.name}, step {turn.acted}: {exc}{hint}") from exc
         finally:
             wait.end()

@@ -14,8 +14,7 @@ from aioenv.core.slots import SlotState
 from aioenv.process.life import LIVING, WorkerState
 from aioenv.process.supervisor import Worker
 from aioenv.rollout.groups import Group, of_slots
-from aioenv.spaces.infos import Columns
-from aioenv.spaces.merge import merge
+from aioenv.spaces.infos import Columns, merge
 
 if TYPE_CHECKING:
     from aioenv.core.scheduler import RequestScheduler
@@ -55,7 +54,7 @@ class RememberedState:
 
 
 def _asked(schedule: RequestScheduler) -> Asked:
-    return [(member.worker, member.worker.asked) for member in schedule.fleet.members]
+    return [(member.worker, member.worker.asked) for member in schedule.worker_pool.members]
 
 
 class WorkerRolloutBackend:
@@ -72,7 +71,7 @@ class WorkerRolloutBackend:
         self._live = live
         self._remembered = remembered
         self._asked: Asked = []
-        self._stepped = schedule.table.live  # what was split
+        self._stepped = schedule.table.active  # what was split
 
     def split(self, groups: int, *, whole_workers: bool) -> list[Group]:
         """Split the slots of every worker evenly into so many groups, or as many as its smallest worker has slots.
@@ -86,9 +85,9 @@ class WorkerRolloutBackend:
                 then it is always so.
         """
         schedule = self._schedule
-        self._stepped = live = schedule.table.live
-        shares = [live[order] for _, order in schedule.fleet.shares(live)]
-        if whole_workers or schedule.fleet.vectorized:
+        self._stepped = live = schedule.table.active
+        shares = [live[order] for _, order in schedule.worker_pool.shares(live)]
+        if whole_workers or schedule.worker_pool.vectorized:
             groups = min(groups, len(shares))
             return [Group(schedule, np.concatenate(shares[start:stop])) for start, stop in spread(len(shares), groups)]
         groups = min([groups, *map(len, shares)])
@@ -109,7 +108,7 @@ class WorkerRolloutBackend:
         await schedule.drain()
         if self._live is not None:
             await self._live.take_in(None)
-        stepped = {member for member, _ in schedule.fleet.shares(self._stepped)}
+        stepped = {member for member, _ in schedule.worker_pool.shares(self._stepped)}
         unseen = set(table.unseen().tolist())
 
         def can_answer(member: WorkerSlots) -> bool:
@@ -117,7 +116,7 @@ class WorkerRolloutBackend:
             idle = all(table.state(slot) is SlotState.IDLE and slot not in unseen for slot in mine)
             return idle and member.worker.state in LIVING and not member.worker.busy
 
-        asked = [member for member in schedule.fleet.members if member in stepped or can_answer(member)]
+        asked = [member for member in schedule.worker_pool.members if member in stepped or can_answer(member)]
         slots = np.concatenate([np.arange(member.start, member.stop) for member in asked])
         everyone = Group(schedule, slots)
         everyone.send_look()
@@ -126,7 +125,7 @@ class WorkerRolloutBackend:
             raise came.error
         resets: Any = np.zeros(len(slots), np.bool_)
         if pending_reset:
-            resets = np.array(await schedule.for_each(slots, "rollout", "resets_due", lambda _: ()), np.bool_)
+            resets = np.array(await schedule.call_service(slots, "rollout", "resets_due", lambda _: ()), np.bool_)
         return InitialState(slots, came.obs, came.objects, resets)
 
     def sent(self) -> None:

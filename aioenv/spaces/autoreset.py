@@ -15,8 +15,7 @@ from gymnasium import Env
 from gymnasium.vector import AutoresetMode
 
 from aioenv.errors import EpisodesDone
-from aioenv.spaces.numerics import checked
-from aioenv.spaces.outcomes import BOOLS, NUMBERS, briefly, check_info, flag_of, number_of
+from aioenv.spaces.outcomes import BOOLS, NUMBERS, briefly, check_info, checked, flag_of, number_of
 from aioenv.speedups import step_rows
 
 __all__ = ["Autoreset", "Into", "Seeds", "Stepped", "parse_mode"]

@@ -23,8 +23,7 @@ from gymnasium import Space, spaces
 from gymnasium.vector.utils import concatenate, create_empty_array
 
 from aioenv.errors import ActionError
-from aioenv.spaces.fit import fit
-from aioenv.spaces.ranges import Range, check_range, is_quick, range_of
+from aioenv.spaces.action_checks import Range, check_range, fit, is_quick, range_of
 from aioenv.speedups import within
 
 __all__ = ["Arrays", "Layout", "Leaf", "Writer", "byte_view"]

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from gymnasium import Env
 
 from aioenv.ipc.messages import dump
-from aioenv.spaces.generators import generator_of, raw_state, seed_of, seed_words, state_words
+from aioenv.spaces.seeding import generator_of, raw_state, seed_of, seed_words, state_words
 from aioenv.state.model_edits import ModelEdits, may_edit
 from aioenv.state.mujoco_versions import lets_sleep
 from aioenv.state.wrapper_stack import KINDS, REMEDY, examine, python_values, settle

@@ -36,7 +36,7 @@ class BlockingStepper:
         self.envs = envs
         schedule = envs._schedule
         visits = isinstance(schedule, RequestScheduler) and schedule.needs_replies_only
-        self.here = ReplyPoller(schedule.fleet.members if schedule is not None and visits else ())
+        self.here = ReplyPoller(schedule.worker_pool.members if schedule is not None and visits else ())
         portal.may_park = self.here.suffices if visits else None
 
     def step(self, actions: Any, *, given: bool = False, timeout_s: float | None = None) -> StepResult:
@@ -76,7 +76,7 @@ class BlockingStepper:
         try:
             enough = self.here.wait(lambda: schedule.has_ready(wanted), _limit(schedule, None))
             if enough and not signals:
-                ready.append(schedule.take(max_slots))
+                ready.append(schedule.take_ready(max_slots))
         finally:
             wait.end()
 
@@ -129,9 +129,9 @@ class BlockingStep:
 
     def _begin_here(self, signals: list[Any], actions: Any, go_on: bool) -> None:
         schedule = self._envs._schedule
-        if schedule is None or not schedule.steps_here or self._envs.closed:
+        if schedule is None or not schedule.can_submit_step or self._envs.closed:
             return
-        exchange = schedule.begin_step(actions, given=self._given)
+        exchange = schedule.submit_step(actions, given=self._given)
         self._exchange, self._done = exchange, exchange.done
         if not go_on or not self._finish_here(schedule, exchange, signals):
             schedule.leave(exchange)
@@ -157,7 +157,7 @@ class BlockingStep:
         self._late = True
         wait = self._envs._clock.envs.begin()
         try:
-            schedule.dispatch.poll(exchange)
+            schedule.dispatcher.poll(exchange)
             limit = _limit(schedule, self._timeout_s)
             limit = limit if timeout_s is None else min(limit, timeout_s)
             all_in = self._here.wait(lambda: not exchange.open, limit)
@@ -218,7 +218,7 @@ class BlockingStep:
 
 def _limit(schedule: RequestScheduler, timeout_s: float | None) -> float:
     """How long a visitor waits, in seconds, if that was said of the wait."""
-    whole = schedule.patience.limit(timeout_s)
+    whole = schedule.timeouts.limit(timeout_s)
     return PARK_S if whole is None else min(PARK_S, whole)
 
 

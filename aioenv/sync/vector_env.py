@@ -14,7 +14,7 @@ from aioenv import make
 from aioenv.core.images.stream import ImageStream
 from aioenv.core.results import Ready, ResetResult, SlotStep, StepResult
 from aioenv.core.session import CLOSE_GRACE_S
-from aioenv.envs.actors import ActorID
+from aioenv.envs import ActorID
 from aioenv.errors import ClosedError
 from aioenv.native_vector_env import NativeVectorEnv
 from aioenv.rendering.tiles import side_by_side

@@ -69,10 +69,10 @@ def work(
     shares, and wait for threads that envs have left behind.
     """
     fds = secure_descriptors(read_fd, write_fd)
-    from aioenv import nested
+    from aioenv.platform import declare_worker_process
     from aioenv.worker.loop import run
 
-    nested.declare()
+    declare_worker_process()
     run(*fds, marker_fd, memory_fd, variables_before)
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):

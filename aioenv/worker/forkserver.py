@@ -21,7 +21,6 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from aioenv import nested
 from aioenv.ipc.descriptors import receive
 from aioenv.ipc.forkserver_messages import (
     SIZE,
@@ -36,6 +35,7 @@ from aioenv.ipc.forkserver_messages import (
     pack,
     unpack,
 )
+from aioenv.platform import declare_worker_process
 from aioenv.worker import boot
 from aioenv.worker.boot import IGNORABLE
 from aioenv.worker.descriptors import expect_pipes
@@ -344,7 +344,7 @@ def _draw_anew() -> None:
 
 def main(parent_pid: int, control_fd: int) -> None:
     """Be a fork server until the control socket ends or the parent does; or the worker that was forked."""
-    nested.declare()
+    declare_worker_process()
     variables = dict(os.environ)
     for name in ("SIGINT", *IGNORABLE):  # what is told to every process of a job, say: it ends with its parent
         signal.signal(getattr(signal, name), signal.SIG_IGN)

@@ -15,17 +15,17 @@ __all__ = ["TASKS", "is_native_task"]
 TASKS = {
     f"gymnasium.envs.mujoco.{module}_v5:{name}Env": f"aioenv.native.tasks.{ours}:{name}"
     for module, name, ours in (
-        ("ant", "Ant", "ant"),
-        ("half_cheetah", "HalfCheetah", "runners"),
-        ("hopper", "Hopper", "runners"),
-        ("humanoid", "Humanoid", "humanoid"),
-        ("humanoidstandup", "HumanoidStandup", "humanoid"),
-        ("inverted_double_pendulum", "InvertedDoublePendulum", "pendulums"),
-        ("inverted_pendulum", "InvertedPendulum", "pendulums"),
-        ("pusher", "Pusher", "arms"),
-        ("reacher", "Reacher", "arms"),
-        ("swimmer", "Swimmer", "runners"),
-        ("walker2d", "Walker2d", "runners"),
+        ("ant", "Ant", "locomotion_3d"),
+        ("half_cheetah", "HalfCheetah", "locomotion_2d"),
+        ("hopper", "Hopper", "locomotion_2d"),
+        ("humanoid", "Humanoid", "locomotion_3d"),
+        ("humanoidstandup", "HumanoidStandup", "locomotion_3d"),
+        ("inverted_double_pendulum", "InvertedDoublePendulum", "arms_and_pendulums"),
+        ("inverted_pendulum", "InvertedPendulum", "arms_and_pendulums"),
+        ("pusher", "Pusher", "arms_and_pendulums"),
+        ("reacher", "Reacher", "arms_and_pendulums"),
+        ("swimmer", "Swimmer", "locomotion_2d"),
+        ("walker2d", "Walker2d", "locomotion_2d"),
     )
 }
 

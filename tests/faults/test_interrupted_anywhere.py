@@ -21,7 +21,7 @@ from aioenv.sync import loop_handoff, stepping
 
 N = 2
 ACTIONS = np.zeros(N, np.int64)
-ROOMS = tuple(str(Path(aioenv.__file__).parent / room) for room in ("sync", "engine"))
+LAYERS = tuple(str(Path(aioenv.__file__).parent / layer) for layer in ("sync", "core", "rollout", "inprocess"))
 # Handlers run after these.
 CHECKED = [opcode.opmap[name] for name in ("CALL", "CALL_FUNCTION_EX", "JUMP_BACKWARD", "RESUME")]
 
@@ -72,7 +72,7 @@ class Instants:
         raise Interrupted
 
     def _enter(self, frame, event, arg):
-        if not frame.f_code.co_filename.startswith(ROOMS):
+        if not frame.f_code.co_filename.startswith(LAYERS):
             return None
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
         return self._go

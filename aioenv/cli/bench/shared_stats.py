@@ -11,8 +11,8 @@ import numpy as np
 
 from aioenv.cli.bench.common import NotApplicable
 from aioenv.cli.bench.tasks import Task
-from aioenv.stats.block import can_share
 from aioenv.stats.running import SharedRunningStats
+from aioenv.stats.sharing import can_share
 
 __all__ = ["SHAPE", "stats_gymnasium", "stats_live", "stats_slots"]
 

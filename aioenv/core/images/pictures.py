@@ -82,7 +82,7 @@ class Pictures:
         wait = self._clock.images.begin()
         try:
             if self._session.images is not None:
-                images = await self._session.images.render(schedule.patience)
+                images = await self._session.images.render(schedule.timeouts)
             else:
                 images = stack_images(await self._drawn_by_envs(schedule))
         finally:
@@ -128,7 +128,7 @@ class Pictures:
         assert self._session is not None
         if self._session.images is None:
             raise RenderError("render_stream: nothing is drawn; pass render=aioenv.RenderConfig(...) when you make it")
-        return ImageStream(self._session.images, buffer, schedule.patience)
+        return ImageStream(self._session.images, buffer, schedule.timeouts)
 
 
 def check_mode(mode: str | None) -> None:

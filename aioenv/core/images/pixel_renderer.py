@@ -54,10 +54,10 @@ class PixelRenderer:
             part: with the terminal observations in its infos, which are drawn too.
             done: called once, when all are drawn or can't be.
         """
-        assert batch.sheet is not None
+        assert batch.image_buffer is not None
         states = batch.received[self._leaf][part.start : part.stop]
         finals = list(self._finals(part))
-        _draw(self._pool, self._key, part.slots.tolist(), states, batch.sheet, part.start, finals, done)
+        _draw(self._pool, self._key, part.slots.tolist(), states, batch.image_buffer, part.start, finals, done)
 
     def _finals(self, part: WorkerRequest) -> Iterator[Final]:
         """The terminal observations of a part."""

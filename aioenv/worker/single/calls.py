@@ -14,7 +14,7 @@ from aioenv.spaces.autoreset import Autoreset
 from aioenv.state.checkpoint import Checkpoints, RowCheckpoint
 from aioenv.state.env_renderable import EnvRenderable
 from aioenv.state.snapshot import Misfit, RawState, read_snapshot, write_snapshot
-from aioenv.stats import here
+from aioenv.stats.sharing import copies
 from aioenv.worker import current_row
 from aioenv.worker.loop import describe_failure
 from aioenv.worker.native_states import AWAITS_RESET, as_single
@@ -76,12 +76,12 @@ class EnvCalls:
 
     def take_stats(self) -> dict[bytes, dict[int, Any]]:
         """Of statistics that are copies here: what slots have seen since the last time, by key and slot."""
-        return {key: taken for key, stats in list(here.copies.items()) if (taken := stats.take())}
+        return {key: taken for key, stats in list(copies.items()) if (taken := stats.take())}
 
     def load_stats(self, states: dict[bytes, dict[str, Any]]) -> None:
         """Bring those copies to what their parent knows."""
         for key, state in states.items():
-            stats = here.copies.get(key)
+            stats = copies.get(key)
             if stats is not None:
                 stats.load_state_dict(state)
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from aioenv.ipc.messages import LostRow
 from aioenv.state.wrapper_stack import REMEDY
-from aioenv.stats.here import uncounted
+from aioenv.stats.sharing import uncounted
 from aioenv.worker.single.calls import EnvCalls
 from aioenv.worker.single.rows import ResultRows
 

@@ -16,14 +16,14 @@ from gymnasium.vector import AutoresetMode
 from aioenv.ipc.frames import MAX_FIXED_BYTES, Frame, new_tuple
 from aioenv.ipc.messages import Failure, ResetRequest, StepReply, dump, dump_columns, load, load_step
 from aioenv.spaces.autoreset import Autoreset, Stepped
-from aioenv.spaces.gather import Gatherer
+from aioenv.spaces.infos import Gatherer
 from aioenv.spaces.layout import Layout
 from aioenv.spaces.shared_layout import SharedBatch, SharedLayout
 from aioenv.state.assets import Looks
 from aioenv.state.checkpoint import Checkpoints, RowCheckpoint
 from aioenv.state.env_renderable import EnvRenderable, subject_of
 from aioenv.state.source import MujocoSource
-from aioenv.stats.seed_plan import SeedPlan
+from aioenv.stats.counters import SeedPlan
 from aioenv.worker import current_row
 from aioenv.worker.closing import close_envs
 from aioenv.worker.description import EnvDescription, FirstCheckpoints, checked, describe_envs

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 
-from aioenv.spaces.numerics import first_bad, refuse
+from aioenv.spaces.outcomes import first_bad, refuse
 from aioenv.worker.vector.access import steps_some
 from aioenv.worker.vector.results import reset_result, step_result
 

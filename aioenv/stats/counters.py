@@ -1,17 +1,19 @@
-"""`EpisodeCounter`: numbers for episodes, no two of which are equal in any process."""
+"""Counters for each slot in shared memory: `EpisodeCounter` numbers episodes, `SeedPlan` seeds them."""
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterable
 from typing import Any, SupportsFloat
 
 import numpy as np
+import numpy.typing as npt
 from gymnasium import Env, Wrapper
 
 from aioenv.errors import ResetNeededError
-from aioenv.stats.block import SharedBlock, can_share
+from aioenv.stats.sharing import SharedBlock, can_share
 
-__all__ = ["CountEpisodes", "EpisodeCounter", "SlotCounter"]
+__all__ = ["CountEpisodes", "EpisodeCounter", "SeedPlan", "SlotCounter"]
 
 
 class EpisodeCounter:
@@ -122,10 +124,10 @@ class EpisodeCounter:
         self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (self.num_slots, self._block)
+        return _rebuild_counter, (self.num_slots, self._block)
 
 
-def _rebuild(num_slots: int | None, block: SharedBlock) -> EpisodeCounter:
+def _rebuild_counter(num_slots: int | None, block: SharedBlock) -> EpisodeCounter:
     counter = EpisodeCounter.__new__(EpisodeCounter)
     counter._set_up(num_slots, block)
     return counter
@@ -191,3 +193,54 @@ class CountEpisodes(Wrapper[Any, Any, Any, Any]):
     def set_state(self, state: dict[str, Any]) -> None:
         """Go on with a state of `get_state`."""
         self._id = None if state["episode_id"] < 0 else int(state["episode_id"])
+
+
+class SeedPlan:
+    """A list of seeds, of which slot i's episode k gets number `i + k * num_envs`, and from the start again at its end.
+
+    How many episodes a slot has begun is in memory that all processes share, so that a worker that is started again
+    goes on. Where memory can't be shared it begins anew.
+
+    Args:
+        seeds: int64.
+        num_envs: how many slots there are.
+    """
+
+    def __init__(self, seeds: npt.NDArray[np.int64], num_envs: int) -> None:
+        self._set_up(seeds, num_envs, SharedBlock(8 * num_envs, shared=can_share()))
+
+    def _set_up(self, seeds: npt.NDArray[np.int64], num_envs: int, block: SharedBlock) -> None:
+        self._seeds = seeds
+        self._num_envs = num_envs
+        self._block = block
+        self._begun: Any = block.data.cast("q")  # by slot; each is written by one worker alone, so without a lock
+
+    def first(self, slots: Iterable[int]) -> list[int | None]:
+        """The seeds that slots begin with."""
+        return [int(self._seeds[slot]) for slot in slots]
+
+    def next(self, slot: int) -> int:
+        """The seed of a slot's next episode."""
+        begun = self._begun[slot]
+        self._begun[slot] = begun + 1
+        return int(self._seeds[(slot + begun * self._num_envs) % len(self._seeds)])
+
+    def begin(self, slot: int) -> None:
+        """A slot has been given a seed, in place of its first one."""
+        self._begun[slot] = 1
+
+    def close(self) -> None:
+        """Let go of the memory in this process. Idempotent."""
+        if not self._block.closed:
+            self._begun.release()
+            self._block.close()
+            self._block.data.release()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild_plan, (self._seeds, self._num_envs, self._block if self._block.shared else None)
+
+
+def _rebuild_plan(seeds: npt.NDArray[np.int64], num_envs: int, block: SharedBlock | None) -> SeedPlan:
+    plan = SeedPlan.__new__(SeedPlan)
+    plan._set_up(seeds, num_envs, block or SharedBlock(8 * num_envs, shared=False))
+    return plan

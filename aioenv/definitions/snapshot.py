@@ -1,4 +1,4 @@
-"""In the parent: the snapshot of the code of one vector env, for its workers."""
+"""`CodeSnapshot`: the code of one vector env, taken in the parent for its workers."""
 
 from __future__ import annotations
 
@@ -8,22 +8,79 @@ import pickle
 import secrets
 import sys
 import types
+import weakref
 from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Any, Self
 
 import cloudpickle
+import numpy as np
 
-from aioenv.definitions.collect import DefinitionCollector
+from aioenv.definitions.collect import DefinitionCollector, Root
 from aioenv.definitions.emit import DefinitionEmitter, source_lines
-from aioenv.definitions.entries import Root
-from aioenv.definitions.inspection import main_module
-from aioenv.definitions.later import ParentTable
-from aioenv.definitions.payload import CAN_SHARE, Payload
-from aioenv.definitions.restore import HEAD, Code, CodePart, Located, MainModule
+from aioenv.definitions.parent_table import ParentTable
+from aioenv.definitions.pickling import main_module
+from aioenv.definitions.restore import HEAD, Code, CodePart, Located, MainModule, Place
 from aioenv.definitions.table import DefinitionTable, LiveTable
 
-__all__ = ["CodeSnapshot"]
+__all__ = ["CAN_SHARE", "CodeSnapshot", "Payload"]
+
+CAN_SHARE = hasattr(os, "memfd_create") and os.path.exists("/proc/self/fd")
+_ALIGN = 4096
+
+
+class Payload:
+    """Memory for large pickles and buffers; each buffer is in it once. The mappings of workers outlive it.
+
+    Args:
+        token: what it begins with.
+    """
+
+    def __init__(self, token: bytes) -> None:
+        self._token = token
+        self._pieces: list[tuple[int, Any]] = []  # offset and bytes, until they are written
+        self._known: dict[tuple[int, int], tuple[int, int, bool]] = {}
+        self._size = HEAD
+
+    def add(self, view: memoryview) -> tuple[int, int, bool]:
+        """Take in a buffer; gives its offset, its size, and whether it is read-only."""
+        address = np.frombuffer(view, np.uint8).__array_interface__["data"][0]
+        key = address, view.nbytes
+        if key not in self._known:
+            self._known[key] = (*self.append(view), view.readonly)
+        offset, size, _ = self._known[key]
+        return offset, size, view.readonly
+
+    def append(self, data: Any) -> tuple[int, int]:
+        """Take in bytes; gives their offset and their size."""
+        offset = -(-self._size // _ALIGN) * _ALIGN
+        self._pieces.append((offset, data))
+        self._size = offset + len(data)
+        return offset, len(data)
+
+    def finish(self) -> Place | None:
+        """Write everything; None if there is nothing.
+
+        Raises:
+            OSError: if there is not so much memory.
+        """
+        if not self._pieces:
+            return None
+        fd = os.memfd_create("aioenv-code", os.MFD_CLOEXEC)
+        weakref.finalize(self, os.close, fd)
+        os.ftruncate(fd, self._size)
+        for offset, data in ((0, self._token), *self._pieces):
+            _write(fd, data, offset)
+        self._pieces, self._known = [], {}
+        return Place(f"/proc/{os.getpid()}/fd/{fd}", self._size)
+
+
+def _write(fd: int, data: Any, offset: int) -> None:
+    view = memoryview(data).cast("B")
+    while len(view):
+        written = os.pwrite(fd, view[: 1 << 30], offset)
+        view, offset = view[written:], offset + written
+
 
 # Buffers of so many bytes lie in memory that workers map, as do pickles of so many.
 _LARGE_BUFFER = 1 << 16

@@ -7,10 +7,9 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from aioenv.definitions.collect import DefinitionCollector
+from aioenv.definitions.collect import DefinitionCollector, Entry, Namespace, Selection, name_of
 from aioenv.definitions.emit import DefinitionEmitter
-from aioenv.definitions.entries import Entry, Namespace, Selection, name_of
-from aioenv.definitions.inspection import MAIN_NAMES
+from aioenv.definitions.pickling import MAIN_NAMES
 from aioenv.definitions.restore import late, make_transient, worker_global
 from aioenv.definitions.table import DefinitionTable
 from aioenv.errors import warn_caller

@@ -1,4 +1,6 @@
-"""A block of anonymous memory that processes share by pickling its handle, with a lock that outlives its holder.
+"""How processes share statistics: a block of anonymous memory, and this process's registry of statistics.
+
+A block is shared by pickling its handle; its lock is released when the process that holds it dies.
 
 A pickled handle says whose descriptor it is; who unpickles it opens `/proc/PID/fd/N`. (A descriptor's number means
 nothing in a worker, one sent beside the handle would have to go through every way to start a worker, and
@@ -25,9 +27,18 @@ from aioenv.errors import ClosedError
 if sys.platform != "win32":
     from fcntl import LOCK_EX, LOCK_NB, LOCK_UN, flock
 
-__all__ = ["HEADER", "SharedBlock", "can_share"]
+__all__ = [
+    "HEADER",
+    "SharedBlock",
+    "can_share",
+    "collected",
+    "copies",
+    "counting",
+    "note_pickled",
+    "uncounted",
+]
 
-PATIENCE_S = 5.0
+LOCK_TIMEOUT_S = 5.0
 _PAUSE_S = 20e-6
 HEADER = 64  # bytes before the data: who made this
 _MAGIC = struct.Struct("<16s16sQ")  # a name, a random key, the size of the data
@@ -129,10 +140,10 @@ class SharedBlock:
                 try:
                     return flock(self._fd, self._how)
                 except BlockingIOError:
-                    if time.monotonic() - began > PATIENCE_S:
+                    if time.monotonic() - began > LOCK_TIMEOUT_S:
                         raise TimeoutError(
-                            f"another process has held the lock of shared statistics for {PATIENCE_S} s: it hangs or "
-                            "is stopped, and the lock is free when it ends"
+                            f"another process has held the lock of shared statistics for {LOCK_TIMEOUT_S} s: it hangs "
+                            "or is stopped, and the lock is free when it ends"
                         ) from None
         except BaseException:
             self.release()
@@ -222,3 +233,41 @@ def _after_fork() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
+
+
+# Statistics that are not in shared memory: a process has one of each, however often it is unpickled.
+copies: weakref.WeakValueDictionary[bytes, Any] = weakref.WeakValueDictionary()
+# Whether samples count.
+counting = True
+
+_local = threading.local()  # `found`: what is being pickled in a thread
+
+
+def note_pickled(stats: Any) -> None:
+    """These are being pickled."""
+    found: dict[int, Any] | None = getattr(_local, "found", None)
+    if found is not None:
+        found[id(stats)] = stats
+
+
+@contextlib.contextmanager
+def collected() -> Iterator[list[Any]]:
+    """A list which at the end of the block has all statistics that this thread has pickled in it."""
+    listed: list[Any] = []
+    _local.found = {}
+    try:
+        yield listed
+    finally:
+        listed.extend(_local.found.values())
+        _local.found = None
+
+
+@contextlib.contextmanager
+def uncounted() -> Iterator[None]:
+    """What this process sees meanwhile does not count: it was seen before."""
+    global counting
+    counting = False
+    try:
+        yield
+    finally:
+        counting = True

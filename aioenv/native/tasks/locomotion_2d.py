@@ -1,4 +1,4 @@
-"""HalfCheetah, Hopper, Walker2d, Swimmer: planar bodies that are paid for speed along x."""
+"""HalfCheetah, Hopper, Walker2d and Swimmer: planar bodies that are rewarded for speed along x."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from aioenv.native.arithmetic import clamp, less, side_by_side, square_sum
-from aioenv.native.tasks.noisy_start import NoisyStart, limits
+from aioenv.native.tasks.common import NoisyStart, clamp, less, limits, side_by_side, square_sum
 
 __all__ = ["HalfCheetah", "Hopper", "Swimmer", "Walker2d"]
 
