@@ -26,8 +26,7 @@ from aioenv.ipc.frames import Encoder, Frame, Kind
 from aioenv.ipc.messages import Failure, dump_columns
 from aioenv.process import failures
 from aioenv.process.channel import ScatterChannel
-from aioenv.process.connection import Connection
-from aioenv.process.requests import Requests
+from aioenv.process.connection import Connection, Requests
 from aioenv.spaces.infos import Gatherer, SchemaTable
 from aioenv.spaces.layout import Layout, byte_view
 

@@ -21,7 +21,7 @@ from aioenv.errors import WireError, WorkerDied
 from aioenv.ipc.frames import Kind
 from aioenv.ipc.messages import CallRequest, dump_code
 from aioenv.process.channel import ScatterChannel
-from aioenv.process.requests import Requests
+from aioenv.process.connection import Requests
 from aioenv.process.supervisor import Worker
 from aioenv.worker.service import Service
 

@@ -17,8 +17,7 @@ from conftest import LOOPS
 
 import aioenv
 from aioenv.process.channel import CHANNELS
-from aioenv.process.launch import START_METHODS, launch
-from aioenv.process.launch_resources import LaunchResources
+from aioenv.process.launch import START_METHODS, LaunchResources, launch
 from aioenv.testing import leak_check
 
 

@@ -21,7 +21,7 @@ from aioenv.errors import WireError
 from aioenv.ipc.decoder import SPILL_BYTES
 from aioenv.ipc.frames import Encoder, Kind
 from aioenv.ipc.messages import Failure, StepReply, dump, dump_columns
-from aioenv.process.requests import PendingReply
+from aioenv.process.connection import PendingReply
 from aioenv.spaces.layout import byte_view
 
 pytestmark = pytest.mark.usefixtures("no_bell")

@@ -329,7 +329,7 @@ async def test_threads_that_are_there_from_the_start_are_no_modules_fault(tmp_pa
     (tmp_path / "sitecustomize.py").write_text(
         "import sys, threading\n"
         "threading.Thread(target=threading.Event().wait, daemon=True).start()\n"
-        "if 'host.forkserver' in sys.orig_argv[-1]:\n"
+        "if 'worker.forkserver' in sys.orig_argv[-1]:\n"
         "    with open(__file__ + '.servers', 'a') as file: file.write('x')\n"
     )
     environ = environment()

@@ -28,7 +28,7 @@ from aioenv.testing import leak_check
 from aioenv.tracing import ring as rings
 from aioenv.tracing import timeline as timelines
 from aioenv.tracing import track as tracks
-from aioenv.tracing.whole_files import replacing
+from aioenv.tracing.timeline import replacing
 
 BALL = "<mujoco><worldbody><light pos='0 0 3'/><body><freejoint/><geom size='1'/></body></worldbody></mujoco>"
 

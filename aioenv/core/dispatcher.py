@@ -29,9 +29,8 @@ from aioenv.errors import RenderError, SlotError, WireError, WorkerDied
 from aioenv.ipc.frames import Frame, Kind
 from aioenv.ipc.messages import load
 from aioenv.platform import usable_cpus
-from aioenv.process.requests import PendingReply
-from aioenv.process.restart import RestartPolicy
-from aioenv.process.restarter import Restarter
+from aioenv.process.connection import PendingReply
+from aioenv.process.restart import Restarter, RestartPolicy
 from aioenv.process.supervisor import Worker
 from aioenv.spaces.infos import NO_RESULT, Columns
 from aioenv.spaces.shared_layout import COPIED, LANE_BYTES

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from aioenv.errors import SlotError
 from aioenv.ipc.frames import Buffer, Kind
-from aioenv.process.requests import OnReply, PendingReply
+from aioenv.process.connection import OnReply, PendingReply
 from aioenv.spaces.infos import Columns
 from aioenv.spaces.layout import Layout, Leaf, byte_view
 from aioenv.spaces.shared_layout import COPIED

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from aioenv.process.process_memory import ProcessMemory, process_memory
+from aioenv.process.child import ProcessMemory, process_memory
 
 __all__ = ["Ready", "ResetResult", "SlotStep", "StepResult", "WorkerInfo"]
 

@@ -12,7 +12,7 @@ from aioenv.core.images.pixel_renderer import PixelRenderer
 from aioenv.core.scheduler import RequestScheduler
 from aioenv.core.worker_pool import WorkerPool, WorkerPoolConfig
 from aioenv.errors import ClosedError, RenderError, SpaceMismatchError, WorkerStartError
-from aioenv.process.async_tasks import together
+from aioenv.process.async_resource import together
 from aioenv.rendering.backends import candidates, environment, no_backend_works, warn_of_software
 from aioenv.rendering.config import BACKENDS, check_devices
 from aioenv.rendering.pixels import PixelsRefused, in_place

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from aioenv.core.timeouts import ReplyTimeouts
 from aioenv.core.worker_pool import WorkerPool
-from aioenv.process.async_tasks import own_task
+from aioenv.process.async_resource import own_task
 from aioenv.process.supervisor import Worker
 
 __all__ = ["StatsMerger"]

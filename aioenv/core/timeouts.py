@@ -11,7 +11,7 @@ from aioenv.core.collect import partial_result
 from aioenv.core.requests import BatchRequest
 from aioenv.core.worker_pool import WorkerPool, WorkerSlots
 from aioenv.errors import StepTimeout
-from aioenv.process.restarter import Restarter
+from aioenv.process.restart import Restarter
 from aioenv.process.supervisor import Worker
 
 __all__ = ["ON_TIMEOUT", "ReplyTimeouts", "images_late"]

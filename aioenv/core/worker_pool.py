@@ -24,7 +24,7 @@ from aioenv.errors import ResumeError, SpaceMismatchError, WorkerStartError
 from aioenv.ipc.memory import Shared
 from aioenv.ipc.messages import dump_code, load
 from aioenv.platform import usable_cpus
-from aioenv.process.async_tasks import own_task, to_the_end, together
+from aioenv.process.async_resource import own_task, to_the_end, together
 from aioenv.process.failures import not_started
 from aioenv.process.restart import RestartPolicy
 from aioenv.process.supervisor import Worker

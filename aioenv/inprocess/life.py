@@ -25,7 +25,7 @@ from aioenv.inprocess.env_thread import EnvThread
 from aioenv.inprocess.last_results import LastResults
 from aioenv.inprocess.requests import InProcessRequests
 from aioenv.ipc.messages import reason_of, traceback_of
-from aioenv.process.async_tasks import together
+from aioenv.process.async_resource import together
 from aioenv.rendering.pixel_states import PixelStates
 from aioenv.rendering.pixels import PixelsRefused, in_place
 from aioenv.spaces.large_boxes import batch

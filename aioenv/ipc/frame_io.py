@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import array
 import os
+import socket
 from collections.abc import Sequence
 
 from aioenv import speedups
 from aioenv.ipc.decoder import Decoder
 from aioenv.ipc.frames import Buffer, Encoder, Kind
 
-__all__ = ["after", "look", "read", "write", "write_rest"]
+__all__ = ["after", "look", "read", "receive", "write", "write_rest"]
 
 _IOV_MAX = 1024  # buffers that one readv or writev takes, on Linux
 
@@ -103,3 +105,23 @@ def after(buffers: Sequence[Buffer], count: int) -> list[memoryview]:
             return [memoryview(buffer)[count:], *(memoryview(later) for later in buffers[index + 1 :])]
         count -= len(buffer)
     return []
+
+
+def receive(sock: socket.socket, size: int, most: int) -> tuple[bytes, list[int], bool]:
+    """Read once, with the descriptors that come along: processes that others start here don't inherit these.
+
+    Args:
+        sock: where from.
+        size: how many bytes at most.
+        most: how many descriptors at most.
+
+    Returns:
+        The bytes, the descriptors, and whether those are all that were sent.
+    """
+    fds = array.array("i")
+    # not `socket.recv_fds`, which passes no flags on: another thread may start a process at any moment
+    data, beside, flags, _ = sock.recvmsg(size, socket.CMSG_LEN(most * fds.itemsize), socket.MSG_CMSG_CLOEXEC)
+    for level, kind, sent in beside:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            fds.frombytes(sent[: len(sent) - len(sent) % fds.itemsize])
+    return data, list(fds), not flags & socket.MSG_CTRUNC

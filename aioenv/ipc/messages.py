@@ -6,7 +6,9 @@ ends of a private pipe; nothing here is fit for bytes from strangers.
 
 from __future__ import annotations
 
+import logging
 import pickle
+import re
 import signal
 import struct
 import sys
@@ -26,6 +28,7 @@ __all__ = [
     "WHERE",
     "CallRequest",
     "Failure",
+    "LogLine",
     "LostRow",
     "ResetRequest",
     "Start",
@@ -36,14 +39,18 @@ __all__ = [
     "dump_columns",
     "dump_state",
     "dump_step",
+    "is_new_warning",
     "load",
     "load_code",
     "load_columns",
     "load_step",
     "message_of",
+    "pack_log_line",
+    "readable_log_line",
     "reason_of",
     "traceback_of",
     "tried",
+    "unpack_log_line",
 ]
 
 # The signal that asks a worker to print where it is; None where there is none that nobody else uses.
@@ -317,3 +324,58 @@ def traceback_of(exc: BaseException) -> str:
 def load_code(data: Buffer) -> Any:
     """Unpickle a factory or a service; what its modules raise when they are imported comes out as it is."""
     return pickle.loads(data)
+
+
+# ------------------------------------------------------------ log records
+
+# Of ASCII's separators, which nobody prints: one before a record and between its parts, one in place of line ends.
+_PART, _LINE = "\x1e", "\x1d"
+
+_MAX_SAID = 100  # who has something new to warn of in every step is not heard for ever
+_MAX_CHARS = 8000  # as the parent cuts longer lines
+
+
+class LogLine(NamedTuple):
+    """A log record: what travels of it."""
+
+    level: int
+    logger: str
+    text: str  # the message, and the traceback if there is one
+
+
+def pack_log_line(record: LogLine) -> bytes:
+    """A record as a line."""
+    text = record.text.replace("\r", "").replace("\n", _LINE)
+    half = _MAX_CHARS // 2
+    if len(text) > _MAX_CHARS:
+        text = f"{text[:half]} [...] {text[-half:]}"
+    line = f"{_PART}{record.level}{_PART}{record.logger.replace(chr(10), ' ')}{_PART}{text}\n"
+    return line.encode("utf-8", "replace")
+
+
+def unpack_log_line(line: str) -> LogLine | None:
+    """The record of a line, without its end; None if it is none."""
+    if not line.startswith(_PART):
+        return None
+    try:
+        _, level, logger, text = line.split(_PART, 3)
+        return LogLine(int(level), logger, text.replace(_LINE, "\n"))
+    except ValueError:
+        return None
+
+
+def readable_log_line(line: str) -> str:
+    """A line as people read it."""
+    match unpack_log_line(line):
+        case LogLine(level, logger, text):
+            return f"{logging.getLevelName(level)}:{logger}:{text}"
+    return line
+
+
+def is_new_warning(line: str, said: set[str]) -> bool:
+    """Whether this has not been said yet, numbers aside; from now on it has."""
+    text = re.sub(r"\d+", "", line)
+    if text in said or len(said) >= _MAX_SAID:
+        return False
+    said.add(text)
+    return True

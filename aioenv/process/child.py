@@ -18,8 +18,10 @@ import sys
 import time
 from collections.abc import Iterator
 from functools import cache
+from pathlib import Path
+from typing import NamedTuple
 
-__all__ = ["KERNEL_TELLS", "PIDFDS", "Child", "kill_group", "reap_orphans"]
+__all__ = ["KERNEL_TELLS", "PIDFDS", "Child", "ProcessMemory", "kill_group", "process_memory", "reap_orphans"]
 
 _REAP_S = 2.0  # how long a killed process may take to be gone: a driver may hold it
 _ORPHANS_S = 0.25  # the same for those that it has started
@@ -222,3 +224,44 @@ def _children_of(session: int) -> Iterator[int]:
                         # after the name, which may have parentheses: the state, the parent, the group, the session
                         if int(file.read().rpartition(b")")[2].split()[3]) == session:
                             yield pid
+
+
+_FIELDS = {"Rss": "rss", "Pss": "pss", "Private_Dirty": "private_dirty", "Private_Clean": "private_clean"}
+
+
+class ProcessMemory(NamedTuple):
+    """The memory of one process, in bytes.
+
+    Attributes:
+        rss: all that is mapped and in memory.
+        pss: the same, with pages that n processes share counted as 1/n.
+        private_dirty: what it alone has and has written to: what one more process like it costs.
+        private_clean: what it alone has mapped of files.
+    """
+
+    rss: int
+    pss: int
+    private_dirty: int
+    private_clean: int
+
+    @property
+    def uss(self) -> int:
+        """All that it alone has. A file that a lone process has mapped counts, and no longer once others have too."""
+        return self.private_dirty + self.private_clean
+
+
+def process_memory(pid: int) -> ProcessMemory | None:
+    """The memory of a process, as the kernel sums it up in /proc; None if it is gone, or there is no /proc.
+
+    The kernel walks all its pages for that: 2 to 10 ms for one with MuJoCo.
+    """
+    try:
+        text = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="utf-8")
+    except OSError:
+        return None
+    sizes = dict.fromkeys(_FIELDS.values(), 0)
+    for line in text.splitlines():
+        name, _, rest = line.partition(":")
+        if name in _FIELDS:
+            sizes[_FIELDS[name]] = int(rest.split()[0]) * 1024
+    return ProcessMemory(**sizes)

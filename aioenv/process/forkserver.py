@@ -14,20 +14,22 @@ import errno
 import os
 import socket
 import subprocess
+import sys
+import sysconfig
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 from typing import IO, Any, ClassVar
 
 from aioenv.errors import WorkerStartError
 from aioenv.ipc.forkserver_messages import GuardRequest, ReleaseRequest, pack
-from aioenv.ipc.log_lines import readable
+from aioenv.ipc.messages import readable_log_line
 from aioenv.process.child import PIDFDS, Child
 from aioenv.process.environment import bootstrap, graphics, identity
-from aioenv.process.reloads import LoadedModules
 
-__all__ = ["AVAILABLE", "ForkServer"]
-
+__all__ = ["AVAILABLE", "ForkServer", "LoadedModules"]
 
 # It takes pidfds, and a fork that is safe after much was imported: not so on macOS.
 AVAILABLE = PIDFDS
@@ -152,7 +154,7 @@ class ForkServer:
         """What it has printed, and logged."""
         size = os.fstat(self._output.fileno()).st_size  # read in its place: where it writes is shared
         text = os.pread(self._output.fileno(), size, 0).decode("utf-8", "replace")
-        return "\n".join(map(readable, text.strip().split("\n")))
+        return "\n".join(map(readable_log_line, text.strip().split("\n")))
 
     def ended(self) -> WorkerStartError:
         """What to raise when the server has ended unasked."""
@@ -244,3 +246,57 @@ class ForkServer:
         finally:
             loop.remove_reader(pidfd)
             self._bury()
+
+
+# IPython's extension puts new code into functions as they are: nothing but the file's time tells.
+_PATCHER = "IPython.extensions.autoreload"
+
+
+class LoadedModules:
+    """The modules of this process as they are now, but for those of installed packages, and of main scripts."""
+
+    def __init__(self) -> None:
+        self._looked_at = {"__main__", "__mp_main__"}
+        self._specs: dict[str, tuple[ModuleSpec, int | None]] = {}  # with the time of the file
+        self._add_new()
+
+    def outdated(self) -> bool:
+        """Whether one of them has been loaded anew since: by `importlib.reload`, IPython's `%autoreload`, …"""
+        patches = _PATCHER in sys.modules
+        for name, (spec, changed) in self._specs.items():
+            now = _spec(name)
+            if now is None:  # it is gone; the next import says what it has become
+                continue
+            if now is not spec or (patches and _changed(spec) != changed):
+                return True
+        self._add_new()
+        return False
+
+    def _add_new(self) -> None:
+        new = sys.modules.keys() - self._looked_at
+        self._looked_at |= new
+        for name in new:
+            spec = _spec(name)
+            if spec is not None and spec.has_location and spec.origin and not spec.origin.startswith(_INSTALLED):
+                self._specs[name] = spec, _changed(spec)
+
+
+def _spec(name: str) -> ModuleSpec | None:
+    module = sys.modules.get(name)
+    if not issubclass(type(module), ModuleType):  # what stands in for one may import it if it is asked
+        return None
+    with contextlib.suppress(AttributeError):
+        spec = ModuleType.__getattribute__(module, "__spec__")  # which loads no lazy one
+        return spec if isinstance(spec, ModuleSpec) else None
+    return None
+
+
+def _changed(spec: ModuleSpec) -> int | None:
+    with contextlib.suppress(OSError, TypeError, ValueError):
+        return os.stat(spec.origin or "").st_mtime_ns
+    return None
+
+
+_INSTALLED = tuple(
+    {os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+)

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from time import perf_counter
 
-from aioenv.ipc.log_lines import is_new, readable, unpack
+from aioenv.ipc.messages import is_new_warning, readable_log_line, unpack_log_line
 from aioenv.process.process import Output
 
 __all__ = ["LOG", "OutputLog"]
@@ -75,7 +75,7 @@ class OutputLog:
                 rest = rest[whole:]
             pieces = list(_pieces(lines))
             # all of them first: an error that is about to be raised wants them
-            self._tail.extend(map(readable, pieces))
+            self._tail.extend(map(readable_log_line, pieces))
             if self.listener is not None:
                 self.listener(pieces)
             for piece in pieces:
@@ -85,7 +85,7 @@ class OutputLog:
                     turn = perf_counter() + _TURN_S
         rest += decode(b"", True)
         if rest:
-            self._tail.append(readable(rest))
+            self._tail.append(readable_log_line(rest))
             self._log(rest)
 
     def _log(self, line: str) -> None:
@@ -99,9 +99,9 @@ class OutputLog:
                     asyncio.get_running_loop().call_exception_handler({"message": message, "exception": exc})
 
     def _hand_on(self, line: str) -> None:
-        record = unpack(line)
+        record = unpack_log_line(line)
         if record is None:
-            level = logging.WARNING if _WARNS.match(line) and is_new(line, self._said) else logging.INFO
+            level = logging.WARNING if _WARNS.match(line) and is_new_warning(line, self._said) else logging.INFO
             LOG.log(level, "%s (pid %d): %s", self._label, self._pid, line, extra=self._extra)
         else:
             log = LOG if record.logger == "root" else LOG.getChild(record.logger)

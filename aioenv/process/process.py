@@ -9,7 +9,7 @@ import signal
 import socket
 import threading
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from aioenv.ipc.forkserver_messages import SIZE, ExitedNotice, unpack
 from aioenv.ipc.memory import CurrentRow
@@ -17,7 +17,9 @@ from aioenv.ipc.messages import WHERE
 from aioenv.process.channel import Channel, ScatterChannel, StreamsChannel
 from aioenv.process.child import Child, exit_code, kill_group
 from aioenv.process.forkserver import ForkServer
-from aioenv.process.requests import Requests
+
+if TYPE_CHECKING:
+    from aioenv.process.connection import Requests
 
 __all__ = ["ForkedProcess", "Output", "PipeEnds", "Process", "SpawnedProcess", "Streams"]
 

@@ -8,36 +8,80 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from enum import Enum
 from functools import partial
 from multiprocessing.process import current_process
 from typing import Any, TypeVar
 
 from aioenv.definitions.restore import Code
 from aioenv.definitions.table import DefinitionTable
-from aioenv.errors import EnvError, StartTimeout, WireError, WorkerDied, WorkerStartError, describe_exit
-from aioenv.ipc.frames import Frame, Kind
+from aioenv.errors import EnvError, SlotError, StartTimeout, WireError, WorkerDied, WorkerStartError, describe_exit
+from aioenv.ipc.frames import Buffer, Frame, Kind
 from aioenv.ipc.memory import Shared
-from aioenv.ipc.messages import Failure, Start, dump_code, load
+from aioenv.ipc.messages import CallRequest, Failure, Start, dump, dump_code, load
 from aioenv.process import failures
 from aioenv.process.channel import ScatterChannel, check_channel
-from aioenv.process.connection import Connection
+from aioenv.process.connection import Connection, OnReply
 from aioenv.process.environment import worker_environment
-from aioenv.process.launch import check_start, launch, launch_here
-from aioenv.process.launch_resources import LaunchResources
-from aioenv.process.life import NEXT, Event, WorkerState
+from aioenv.process.launch import LaunchResources, check_start, launch, launch_here
 from aioenv.process.output import LOG, OutputLog
-from aioenv.process.talk import Talk, into_future
 from aioenv.process.thread_process import RunHere
+from aioenv.tracing.ring import TRACE
 from aioenv.tracing.track import Track
 
-__all__ = ["Worker", "WorkerState"]
+__all__ = ["LIVING", "NEXT", "Event", "Worker", "WorkerState", "into_future"]
+
+
+class WorkerState(Enum):
+    """Where a worker is in its life."""
+
+    NEW = "new"
+    STARTING = "starting"
+    READY = "ready"
+    BUSY = "busy"  # ready, and owes replies
+    DRAINING = "draining"  # ready, and owes replies that nobody waits for any more
+    RESTARTING = "restarting"  # its process died, and a new one comes up
+    DEAD = "dead"  # its process died
+    CLOSING = "closing"
+    CLOSED = "closed"
+
+
+class Event(Enum):
+    """What can happen to a worker."""
+
+    START = "start"  # its process is being started
+    READY = "ready"  # its service is up
+    EXIT = "exit"  # its process has ended, and all that it wrote has been read
+    RESTART = "restart"  # a new process is being started
+    CLOSE = "close"  # it is told to end
+
+
+def _table() -> dict[WorkerState, dict[Event, WorkerState]]:
+    S, E = WorkerState, Event
+    ends = {E.EXIT: S.DEAD, E.CLOSE: S.CLOSING}
+    return {
+        S.NEW: {E.START: S.STARTING, E.CLOSE: S.CLOSED, E.EXIT: S.DEAD},
+        S.STARTING: {E.READY: S.READY, **ends},
+        S.READY: {**ends},
+        S.RESTARTING: {E.READY: S.READY, **ends},
+        S.DEAD: {E.RESTART: S.RESTARTING, E.CLOSE: S.CLOSED, E.EXIT: S.DEAD},
+        S.CLOSING: {E.CLOSE: S.CLOSING, E.EXIT: S.CLOSED},
+        S.CLOSED: {E.CLOSE: S.CLOSED, E.EXIT: S.CLOSED},
+    }
+
+
+# What comes next; what is not in it can't happen.
+NEXT = _table()
+# States in which a request may be sent.
+LIVING = frozenset({WorkerState.READY, WorkerState.BUSY, WorkerState.DRAINING})
+
 
 _log = logging.getLogger("aioenv")
 
 T = TypeVar("T")
 
 
-class Worker(Talk):
+class Worker:
     """The parent's handle of one worker process.
 
     Args:
@@ -293,6 +337,119 @@ class Worker(Talk):
         if self.on_images is not None:
             self.on_images(frame)
 
+    # ------------------------------------------------------------ requests
+
+    def submit(
+        self,
+        kind: Kind,
+        fixed: Sequence[Buffer] = (),
+        tail: Buffer = b"",
+        *,
+        into: Sequence[memoryview] | None = None,
+        on_reply: OnReply,
+    ) -> int:
+        """Send a request; never blocks.
+
+        Args:
+            kind: what is asked.
+            fixed: raw buffers; they must stay as they are until the reply.
+            tail: what varies in length.
+            into: where the fixed part of the reply shall be read into, if its length is the same.
+            on_reply: called once, on the loop: with the RESULT or READY or FAILURE frame, or with a WorkerDied.
+
+        Returns:
+            The request's id.
+
+        Raises:
+            WorkerDied: if the worker is not there any more; `on_reply` is not called then.
+            WireError: if the request is too large.
+        """
+        if self._state is not WorkerState.READY:
+            raise self.death()
+        assert self._connection is not None
+        if self._track is not None:
+            submit = self._connection.submit
+            return self._track.follow(
+                self.generation, kind.name.lower(), submit, kind, fixed, tail, into, on_reply=on_reply
+            )
+        return self._connection.submit(kind, fixed, tail, into, on_reply)
+
+    def trace(self, track: Track | None) -> None:
+        """Have all that its processes do written to this line, from now on; None: no longer. Never blocks."""
+        self._track = track
+        self._note_express()
+        if self._state is WorkerState.READY:
+            self._tell_of(track)
+
+    def _tell_of(self, track: Track | None) -> None:
+        call = CallRequest(TRACE, (track.handle if track is not None else None,), {})
+        with contextlib.suppress(WorkerDied, WireError, RuntimeError):  # it ends, or its loop has
+            self.submit(Kind.CALL, (), dump(call, self.definitions), on_reply=lambda _: None)
+
+    def awaits(self, into: Sequence[memoryview]) -> bool:
+        """Whether a request was sent whose reply is to be read into this very list of buffers, and has not come."""
+        connection = self._connection
+        return connection is not None and any(one.into is into for one in connection.requests.pending.values())
+
+    def abandon_requests(self) -> None:
+        """Nobody waits for the replies to what is in flight any more."""
+        if self._connection is not None:
+            self._connection.requests.abandoned = True
+
+    async def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        """Call a method of the service.
+
+        If this is cancelled, the worker still runs the method; the result is dropped.
+
+        Raises:
+            WorkerDied: if the worker ended before it answered.
+            EnvError: if the method raised.
+        """
+        reply: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
+        self.submit(
+            Kind.CALL, (), dump(CallRequest(method, args, kwargs), self.definitions), on_reply=into_future(reply)
+        )
+        frame = await reply
+        if frame.kind is Kind.FAILURE:
+            raise self.failure(load(frame.tail))
+        return load(frame.tail)
+
+    def poll(self) -> None:
+        """Take replies that have come already, without waiting for the loop."""
+        if self._connection is not None:
+            self._connection.poll()
+
+    @property
+    def waitable(self) -> int | None:
+        """A descriptor to wait on for replies; None if the loop has to do something first."""
+        return self._connection.waitable if self._connection is not None else None
+
+    @property
+    def rests(self) -> bool:
+        """Whether the loop does not look for replies, until `listen`: those of others are enough."""
+        return self._connection is not None and self._connection.channel.rests
+
+    def listen(self) -> None:
+        """Have the loop look for replies, if it did not."""
+        if self._connection is not None:
+            self._connection.listen()
+
+    async def where(self) -> str:
+        """The Python frames that its process is in, the innermost first; "" if it does not say within a moment."""
+        connection = self._connection
+        return await connection.where() if self._state is WorkerState.READY and connection is not None else ""
+
+    @property
+    def busy(self) -> bool:
+        """Whether any request has not been answered yet."""
+        return self._connection is not None and bool(self._connection.requests.pending)
+
+    def _note_express(self) -> None:
+        self.express = None
+        if self._state is WorkerState.READY and self._track is None and self._connection is not None:
+            channel = self._connection.channel
+            self.express = channel if isinstance(channel, ScatterChannel) else None
+
     # ------------------------------------------------------------ what went wrong
 
     def failure(self, failure: Failure) -> EnvError:
@@ -379,6 +536,20 @@ class Worker(Talk):
         it = self._connection or self._held
         if it is not None and self._state not in (WorkerState.DEAD, WorkerState.CLOSED):
             it.abandon()
+
+
+def into_future(future: asyncio.Future[Frame]) -> OnReply:
+    """Puts what comes of a request into a future, unless it is done already."""
+
+    def on_reply(outcome: Frame | SlotError) -> None:
+        if future.done():
+            return
+        if isinstance(outcome, Frame):
+            future.set_result(outcome)
+        else:
+            future.set_exception(outcome)
+
+    return on_reply
 
 
 def _directory() -> str | None:

@@ -10,11 +10,14 @@ import signal
 import socket
 import threading
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from aioenv.ipc.memory import CurrentRow
 from aioenv.process.channel import Channel, ScatterChannel
 from aioenv.process.process import Output
-from aioenv.process.requests import Requests
+
+if TYPE_CHECKING:
+    from aioenv.process.connection import Requests
 
 __all__ = ["RunHere", "ThreadProcess"]
 

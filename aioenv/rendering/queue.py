@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from aioenv.errors import RenderTimeout, SlotError, WorkerDied
 from aioenv.ipc.frames import Frame, Kind
-from aioenv.process.restarter import Restarter
+from aioenv.process.restart import Restarter
 from aioenv.process.supervisor import Worker
 from aioenv.rendering.draw_requests import (
     DrawSettings,

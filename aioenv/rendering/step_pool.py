@@ -15,7 +15,7 @@ from aioenv.errors import RenderError, SlotError, WorkerDied, WorkerStartError
 from aioenv.ipc.frames import Frame, Kind
 from aioenv.ipc.memory import check_transport
 from aioenv.platform import usable_cpus
-from aioenv.process.requests import OnReply
+from aioenv.process.connection import OnReply
 from aioenv.process.restart import RestartPolicy
 from aioenv.process.supervisor import Worker
 from aioenv.rendering.backends import candidates

@@ -11,11 +11,10 @@ from aioenv.errors import RenderError, SlotError, StartTimeout, WorkerStartError
 from aioenv.ipc.frames import Frame, Kind
 from aioenv.ipc.memory import Shared
 from aioenv.ipc.messages import dump_code, load
-from aioenv.process.async_tasks import to_the_end, together
+from aioenv.process.async_resource import to_the_end, together
 from aioenv.process.channel import check_channel
 from aioenv.process.launch import check_start
-from aioenv.process.restart import RestartPolicy
-from aioenv.process.restarter import Restarter
+from aioenv.process.restart import Restarter, RestartPolicy
 from aioenv.process.supervisor import Worker
 from aioenv.rendering.backends import environment, no_backend_works, warn_of_software
 

@@ -14,7 +14,7 @@ from aioenv.core.requests import BatchRequest, SentRequest, WorkerRequest
 from aioenv.core.results import ResetResult, StepResult
 from aioenv.errors import SlotError, StepTimeout
 from aioenv.ipc.frames import Kind
-from aioenv.process.life import LIVING
+from aioenv.process.supervisor import LIVING
 from aioenv.rollout.groups import Group
 from aioenv.spaces.infos import Columns, merge
 from aioenv.spaces.layout import Arrays

@@ -11,8 +11,7 @@ import numpy.typing as npt
 from aioenv.assign import spread
 from aioenv.core.backend import InitialState
 from aioenv.core.slots import SlotState
-from aioenv.process.life import LIVING, WorkerState
-from aioenv.process.supervisor import Worker
+from aioenv.process.supervisor import LIVING, Worker, WorkerState
 from aioenv.rollout.groups import Group, of_slots
 from aioenv.spaces.infos import Columns, merge
 

@@ -6,9 +6,12 @@ import itertools
 from array import array
 from collections.abc import Callable, Iterator
 from time import perf_counter
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from aioenv.tracing.ring import CAPACITY, KINDS, Handle, Ring
+
+if TYPE_CHECKING:
+    from aioenv.tracing.timeline import Trace
 
 __all__ = ["LOOK_EVERY", "UNANSWERED", "Spans", "Track"]
 
@@ -38,20 +41,6 @@ class Spans:
         return len(self.numbers)
 
 
-class Whole(Protocol):
-    """What a line needs of the timeline that it is part of: a `Trace`."""
-
-    @property
-    def step(self) -> int | None:
-        """Of which step what is being sent now is; None: of none."""
-
-    def loop(self, name: str, begin: float, end: float, step: int | None = None) -> None:
-        """The parent did this."""
-
-    def look(self) -> None:
-        """Take what all workers have written."""
-
-
 class Track:
     """One worker's line: what it did, and what the parent did for it.
 
@@ -60,7 +49,7 @@ class Track:
         handle: what the worker is to be told; None if there is no memory for it.
     """
 
-    def __init__(self, trace: Whole, name: str, handle: Handle | None, ring: Ring | None) -> None:
+    def __init__(self, trace: Trace, name: str, handle: Handle | None, ring: Ring | None) -> None:
         self.name = name
         self.handle = handle
         self.ring = ring

@@ -21,7 +21,6 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from aioenv.ipc.descriptors import receive
 from aioenv.ipc.forkserver_messages import (
     SIZE,
     ExitedNotice,
@@ -35,6 +34,7 @@ from aioenv.ipc.forkserver_messages import (
     pack,
     unpack,
 )
+from aioenv.ipc.frame_io import receive
 from aioenv.platform import declare_worker_process
 from aioenv.worker import boot
 from aioenv.worker.boot import IGNORABLE

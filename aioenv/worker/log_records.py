@@ -6,7 +6,7 @@ import logging
 import os
 from typing import Any
 
-from aioenv.ipc.log_lines import LogLine, pack
+from aioenv.ipc.messages import LogLine, pack_log_line
 
 __all__ = ["tell_records"]
 
@@ -17,7 +17,7 @@ class _Teller(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Tell of a record; what is wrong with it is told as usual."""
         try:
-            os.write(2, pack(LogLine(record.levelno, record.name, self.format(record))))
+            os.write(2, pack_log_line(LogLine(record.levelno, record.name, self.format(record))))
         except Exception:
             self.handleError(record)
 

@@ -23,9 +23,8 @@ from aioenv.ipc.frames import Encoder, Frame, Kind
 from aioenv.ipc.messages import dump
 from aioenv.process import supervisor as supervisor_module
 from aioenv.process.channel import ScatterChannel
-from aioenv.process.life import LIVING, NEXT, Event, WorkerState
 from aioenv.process.process import Output
-from aioenv.process.supervisor import Worker
+from aioenv.process.supervisor import LIVING, NEXT, Event, Worker, WorkerState
 
 
 class StandIn:

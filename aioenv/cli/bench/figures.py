@@ -25,8 +25,8 @@ from aioenv.cli.bench.pools import IMAGES_PER_S, QUALITIES, bare_images, pool_im
 from aioenv.cli.bench.shared_stats import stats_gymnasium, stats_live, stats_slots
 from aioenv.cli.bench.tasks import ACTION_BATCHES, Passes, Task
 from aioenv.cli.bench.uneven import uneven_gymnasium, uneven_recv, uneven_step
+from aioenv.process.child import process_memory
 from aioenv.process.launch import START_METHODS
-from aioenv.process.process_memory import process_memory
 
 __all__ = ["FIGURES", "Figure"]
 

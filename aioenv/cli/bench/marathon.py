@@ -15,7 +15,7 @@ from aioenv.cli.bench.goals import print_goals
 from aioenv.cli.bench.rounds import Outcomes, foreign_load, play
 from aioenv.cli.bench.suite import ROWS, Row, estimate_s
 from aioenv.cli.bench.tasks import Task
-from aioenv.tracing.whole_files import replacing
+from aioenv.tracing.timeline import replacing
 
 __all__ = ["Unusable", "contender_names", "print_rows", "run_all"]
 

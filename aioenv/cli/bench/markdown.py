@@ -12,7 +12,7 @@ from aioenv.cli.bench.figures import FIGURES
 from aioenv.cli.bench.goals import judged
 from aioenv.cli.bench.report import NOISY_CPUS, load_mark
 from aioenv.cli.bench.suite import COST_ENVS, POLICY
-from aioenv.tracing.whole_files import replacing
+from aioenv.tracing.timeline import replacing
 
 __all__ = ["BEGIN", "END", "check", "render", "write"]
 
