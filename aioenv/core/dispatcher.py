@@ -14,7 +14,7 @@ import numpy.typing as npt
 from gymnasium.vector import AutoresetMode
 
 from aioenv import speedups
-from aioenv.core.episodes import EpisodeTracker
+from aioenv.core.episode_tracker import EpisodeTracker
 from aioenv.core.history import SlotHistory
 from aioenv.core.images.image_requests import StepImages
 from aioenv.core.images.pixel_renderer import PixelRenderer

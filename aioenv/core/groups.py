@@ -22,8 +22,7 @@ from aioenv.core.requests import BatchRequest, BatchRequestPool, SentRequest, as
 from aioenv.core.slots import SlotState
 from aioenv.errors import SlotError
 from aioenv.ipc.frames import Kind
-from aioenv.process.life import LIVING, WorkerState
-from aioenv.process.supervisor import Worker
+from aioenv.process.supervisor import LIVING, Worker, WorkerState
 from aioenv.spaces.infos import Columns, merge
 from aioenv.spaces.layout import Arrays, byte_view
 from aioenv.spaces.shared_layout import COPIED
@@ -184,7 +183,7 @@ class WorkerGroup:
                 member, numbers, own, options, whole=whole, shown=shown if whole else None, each=each
             )
             sent.append(SentRequest(Kind.RESET, (), payload, chosen))
-        scheduler.note_reset(slots, seeds)
+        scheduler.note_reset(slots, {slot: seeds.get(slot) for slot in slots.tolist()})
         return self._submit(sent, stepped=False, waiting=waiting)
 
     def look(self) -> BatchRequest:
@@ -380,6 +379,7 @@ class WorkerRolloutBackend:
         if (state := scheduler.remembered.recall(scheduler)) is not None:
             return state
         await scheduler.drain()
+        await scheduler.wait_for_observations()
         stepped = {member for member, _ in scheduler.worker_pool.shares(self._stepped)}
         unseen = set(table.unseen().tolist())
 

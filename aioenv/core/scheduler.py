@@ -21,7 +21,8 @@ from aioenv.core.dispatcher import Dispatcher
 from aioenv.core.groups import RememberedState, WorkerGroup, WorkerRolloutBackend
 from aioenv.core.images.image_requests import StepImages
 from aioenv.core.images.pixel_renderer import PixelRenderer
-from aioenv.core.requests import BatchRequest, WorkerRequest
+from aioenv.core.payloads import reset_payload
+from aioenv.core.requests import BatchRequest, SentRequest, WorkerRequest
 from aioenv.core.results import Ready, ResetResult, StepResult
 from aioenv.core.slots import SlotState, SlotTable
 from aioenv.core.stats_merger import StatsMerger
@@ -29,17 +30,17 @@ from aioenv.core.timeouts import ReplyTimeouts
 from aioenv.core.worker_calls import call_workers
 from aioenv.core.worker_pool import WorkerPool
 from aioenv.errors import ClosedError, NoAsyncCallError, SlotError, StaleViewWarning, StepTimeout, warn_caller
-from aioenv.ipc.frames import new_tuple
-from aioenv.process.life import LIVING
+from aioenv.ipc.frames import Kind, new_tuple
 from aioenv.process.restart import RestartPolicy
+from aioenv.process.supervisor import LIVING
 from aioenv.spaces.infos import merge
 from aioenv.spaces.seeding import is_listed
 from aioenv.spaces.shared_layout import COPIED
 
 if TYPE_CHECKING:
-    from aioenv.core.episodes import EpisodeTracker
+    from aioenv.core.episode_tracker import EpisodeTracker
     from aioenv.core.history import SlotHistory
-    from aioenv.process.restarter import Restarter
+    from aioenv.process.restart import Restarter
     from aioenv.tracing.timeline import Trace
 
 __all__ = ["RequestScheduler", "Seeds"]
@@ -119,6 +120,7 @@ class RequestScheduler:
         self._ready: list[tuple[BatchRequest, WorkerRequest]] = []
         self._arrival = asyncio.Event()
         self._wanted: list[int] = []  # the numbers of ready slots that calls of `recv` wait for
+        self._observing: BatchRequest | None = None  # the last request of `ask_observations`
         self._all_slots = np.arange(self.num_envs)
         self._last_turn = 0.0  # when the loop could last do something else, by `perf_counter`
         self.table = SlotTable(self.num_envs, must_reset=must_reset)
@@ -450,6 +452,32 @@ class RequestScheduler:
     def group(self, slots: Slots) -> WorkerGroup:
         """Make a group of some slots (see `Backend.group`)."""
         return WorkerGroup(self, slots)
+
+    def ask_observations(self, slots: Slots) -> BatchRequest | None:
+        """Ask for the last observations of slots, in whatever state they are.
+
+        Returns:
+            The request, for the slots whose workers are free; None if there are none.
+        """
+        shares = [(member, slots[order]) for member, order in self.worker_pool.shares(slots)]
+        shares = [(m, mine) for m, mine in shares if m.worker.state in LIVING and not m.worker.busy]
+        if not shares:
+            return None
+        request = self.dispatcher.make_request(shares, COPIED, reused=False)
+        request.stepped, request.waiting = False, True
+        for part in request.parts:
+            rows = (part.slots - part.member.start).tolist()
+            payload = reset_payload(part.member, [], [], None, whole=True, shown=rows)
+            self.dispatcher.submit(request, part, SentRequest(Kind.RESET, (), payload, part.slots[:0]))
+        self._observing = request
+        return request
+
+    async def wait_for_observations(self) -> None:
+        """Wait for the reply to `ask_observations`, if that is in flight: so its workers are free."""
+        if self._observing is not None:
+            await self.timeouts.wait_for(self._observing, shielded=True)
+            self.check_open()
+            self._observing = None
 
     def rollout_backend(self) -> WorkerRolloutBackend:
         """Make the backend of one rollout."""

@@ -13,7 +13,7 @@ from gymnasium import Space
 from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 from gymnasium.vector import AutoresetMode
 
-from aioenv.core.episodes import InProcessEpisodeTracker
+from aioenv.core.episode_tracker import InProcessEpisodeTracker
 from aioenv.core.images.image_requests import ImageRequest, StepImages
 from aioenv.core.images.pixel_renderer import ResultPixelRenderer
 from aioenv.core.session import NO_PHYSICS, late_pool

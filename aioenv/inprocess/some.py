@@ -17,7 +17,7 @@ from aioenv.inprocess.inline import Solo
 from aioenv.inprocess.pieces import own
 from aioenv.inprocess.requests import InProcessRequest
 from aioenv.rollout.episode_stepper import SteppedSlots
-from aioenv.rollout.one_slot import info_of, one_action
+from aioenv.rollout.subset import info_of, one_action
 from aioenv.spaces.layout import Arrays
 from aioenv.spaces.seeding import checked_seed, one_seed
 from aioenv.worker.vector.access import refuse_some, take_observations, with_rows

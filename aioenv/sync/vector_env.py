@@ -18,7 +18,7 @@ from aioenv.envs import ActorID
 from aioenv.errors import ClosedError
 from aioenv.native_vector_env import NativeVectorEnv
 from aioenv.rendering.tiles import side_by_side
-from aioenv.rollout.episodes import Episode
+from aioenv.rollout.numbered_episodes import Episode
 from aioenv.rollout.recorder import Rollout
 from aioenv.rollout.rollout import Policy
 from aioenv.state.env_state import EnvState
