@@ -15,7 +15,7 @@ from aioenv.stats.counters import EpisodeCounter, SlotCounter
 from aioenv.stats.running import SharedRunningStats, SlotStats
 
 if TYPE_CHECKING:
-    from aioenv.worker.metadata import EnvMetadata
+    from aioenv.worker.description import EnvMetadata
 
 __all__ = ["EnvCreator", "Stateful", "place_creators"]
 

@@ -22,10 +22,15 @@ from aioenv.creator import EnvCreator
 from aioenv.native_vector_env import NativeVectorEnv, vector_env_factory
 from aioenv.spaces.autoreset import parse_mode
 from aioenv.vector_env import AsyncVectorEnv
-from aioenv.worker.making import make_env, make_noted
-from aioenv.worker.native_tasks import is_native_task
-from aioenv.worker.vector.making import vector_entry_point, versioned
-from aioenv.worker.vector.specs import refuse_wrappers, take_apart
+from aioenv.worker.making import (
+    is_native_task,
+    make_env,
+    make_noted,
+    refuse_wrappers,
+    take_apart,
+    vector_entry_point,
+    versioned,
+)
 
 if TYPE_CHECKING:
     from aioenv.process.restart import RestartPolicy

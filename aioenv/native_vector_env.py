@@ -40,9 +40,7 @@ from aioenv.rendering.pixel_states import with_pixel_states
 from aioenv.requirements import require_batch
 from aioenv.stats.episodes import EpisodeStats
 from aioenv.vector_env import AsyncVectorEnv, SubsetBackend
-from aioenv.worker.native_tasks import is_native_task
-from aioenv.worker.vector.making import make_registered
-from aioenv.worker.vector.specs import of_so_many, refuse_wrappers
+from aioenv.worker.making import is_native_task, make_registered, of_so_many, refuse_wrappers
 
 if TYPE_CHECKING:
     from aioenv.process.restart import RestartPolicy
@@ -104,7 +102,7 @@ class NativeVectorEnv(AsyncVectorEnv):
             as if nothing had happened, if the vector env tells its state.
         start_timeout_s: how long it may take to make it, in seconds.
         render: draw images of every returned state while the next steps run, of a vector env that has a MuJoCo `model`
-            and `physics_states()` (see `PhysicsBatch` in `aioenv/state/physics_batch.py`).
+            and `physics_states()` (see `PhysicsBatch` in `aioenv/state/render_source.py`).
         pixels: make such images the observations, or one key of them.
         episode_stats, stats_prefix, check_numerics: see `AsyncVectorEnv`.
 

@@ -34,8 +34,8 @@ from aioenv.ipc.frames import Encoder, Frame, Kind
 from aioenv.ipc.messages import ResetRequest, dump, load
 from aioenv.process.channel import ScatterChannel
 from aioenv.spaces.layout import Layout, byte_view
+from aioenv.worker.env_service import EnvService
 from aioenv.worker.service import PartialStep
-from aioenv.worker.single.service import EnvService
 from aioenv.worker.worker_end import WorkerEnd
 
 WORKERS = 2

@@ -34,7 +34,7 @@ from aioenv.process.channel import CHANNELS  # noqa: E402
 from aioenv.process.environment import worker_environment  # noqa: E402
 from aioenv.process.forkserver import AVAILABLE, ForkServer  # noqa: E402
 from aioenv.spaces import shared_layout  # noqa: E402
-from aioenv.worker import current_row  # noqa: E402
+from aioenv.worker import worker_context  # noqa: E402
 
 uvloop.new_event_loop().close()  # libuv opens a pipe for signals, once for the process
 
@@ -71,8 +71,8 @@ def no_bell(monkeypatch):
 @pytest.fixture
 def a_worker_within(monkeypatch):
     """Whatever runs as a worker in this process is not alone in it: nothing is settled or frozen."""
-    monkeypatch.setattr(current_row, "_worker", current_row._WorkerRow())
-    current_row.share_here(memoryview(bytearray(4)).cast("I"))
+    monkeypatch.setattr(worker_context, "_context", worker_context._WorkerContext())
+    worker_context.use_row_mark_of_parent(memoryview(bytearray(4)).cast("I"))
 
 
 def pytest_configure(config):

@@ -37,11 +37,10 @@ from aioenv.ipc.messages import (
 )
 from aioenv.spaces import autoreset
 from aioenv.spaces.layout import Layout
-from aioenv.worker import current_row
+from aioenv.worker import row_buffers, worker_context
+from aioenv.worker.env_service import EnvService
 from aioenv.worker.loop import _Loop
 from aioenv.worker.service import PartialStep
-from aioenv.worker.single import rows as rows_of_worker
-from aioenv.worker.single.service import EnvService
 
 compiled = pytest.mark.skipif(not speedups.compiled, reason=f"not compiled: {speedups.why_not}")
 
@@ -59,7 +58,7 @@ def python_answers(monkeypatch: pytest.MonkeyPatch) -> None:
 def all_in_python(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("serve_express", "read_frame", "write_frame", "spin"):
         monkeypatch.setattr(speedups, name, None)
-    monkeypatch.setattr(rows_of_worker, "compiled", False)
+    monkeypatch.setattr(row_buffers, "compiled", False)
     monkeypatch.setattr(autoreset, "step_rows", None)
 
 
@@ -379,7 +378,7 @@ class Session:
         self.raw.clear()
 
     def _serve(self) -> None:
-        current_row.share_here(self.mark)
+        worker_context.use_row_mark_of_parent(self.mark)
         try:
             loop = _Loop(self.theirs.fileno(), self.theirs.fileno(), {})
             loop._link.poll(self._poll_s)

@@ -13,7 +13,7 @@ from aioenv.ipc.frames import Frame, Kind
 from aioenv.ipc.messages import ResetRequest, StepRequest, dump, load
 from aioenv.spaces.infos import SchemaTable, merge
 from aioenv.spaces.layout import Layout, byte_view
-from aioenv.worker.single.service import EnvService
+from aioenv.worker.env_service import EnvService
 
 
 class Bench:

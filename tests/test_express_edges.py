@@ -35,7 +35,7 @@ from serve_kit import STORIES, Desk, Session, Story, Told, all_in_python, plain,
 from aioenv import speedups
 from aioenv.core.requests import BatchRequest
 from aioenv.ipc.frames import HEADER_BYTES, Kind
-from aioenv.worker import current_row
+from aioenv.worker import worker_context
 
 pytestmark = pytest.mark.usefixtures("no_bell", "a_worker_within")
 
@@ -283,7 +283,7 @@ def test_a_spoilt_request_for_a_run_ends_the_worker_as_in_python(monkeypatch, pl
 
 def serve_nobody() -> None:
     """Answer a request for a run with a plan of no envs."""
-    current_row.share_here(memoryview(bytearray(4)).cast("I"))
+    worker_context.use_row_mark_of_parent(memoryview(bytearray(4)).cast("I"))
     with telling("floats") as desk:
         plan = list(desk.service.express() or ())
         plan[2] = []

@@ -466,7 +466,7 @@ async def test_the_end_of_a_worker_is_heard_while_the_server_imports_a_module(mo
 
 
 async def test_what_a_worker_allocates_does_not_go_into_the_servers_holes():
-    fill = "__import__('aioenv.worker.heap', fromlist=['fill_holes']).fill_holes()"
+    fill = "__import__('aioenv.worker.forkserver_warmup', fromlist=['fill_holes']).fill_holes()"
     async with tellers(2) as envs:  # its own are a tenth of those that imports leave, some 1 MB
         assert max(await envs.call("ask", fill)) < 4e5
 
@@ -475,7 +475,7 @@ async def test_all_holes_are_filled():
     code = """
         import ctypes
         from aioenv.worker.boot import libc
-        from aioenv.worker.heap import fill_holes
+        from aioenv.worker.forkserver_warmup import fill_holes
 
         c = libc()
         if not hasattr(c, "mallinfo2"):

@@ -21,8 +21,6 @@ LAYERS = (
     "requirements speedups errors"
 ).split()
 INDEPENDENT = {"process", "worker"}
-# packages of a layer that stand above the rest of it
-UPPER = ("worker/single/", "worker/vector/")
 # modules that a layer has no business with, in any function of it
 FORBIDDEN = {
     "ipc": {"asyncio", "gymnasium", "mujoco"},
@@ -81,11 +79,6 @@ def complaints(file: str, source: str) -> list[str]:
     for line, name in imported(ast.parse(source), package):
         other = home(name)
         where = f"{file}:{line}: {name}"
-        found += [
-            f"{where}: {upper} is above the rest of {layer}"
-            for upper in UPPER
-            if name.startswith(f"aioenv.{upper.replace('/', '.')}") and other == layer and not file.startswith(upper)
-        ]
         forbidden = FORBIDDEN.get(layer, set()) | (IO if layer == "ipc" and file not in DOES_IO else set())
         if name.split(".")[0] in forbidden:
             found.append(f"{where} is not for {layer}")
@@ -185,9 +178,7 @@ def test_the_hall_opens_no_door_by_itself():
         ("core/slots.py", "if TYPE_CHECKING:\n    import x\nelse:\n    from aioenv.make import run", "lies above core"),
         ("core/slots.py", "from aioenv import attic", "is no layer"),
         ("core/slots.py", "from aioenv.rollout.rollout import Rollouts", "lies above core"),
-        ("worker/loop.py", "from aioenv.worker.vector.making import versioned", "is above the rest of worker"),
-        ("worker/single/calls.py", "from aioenv.worker.vector.making import versioned", "is above the rest of worker"),
-        ("state/wrapper_stack.py", "from aioenv.worker.current_row import row", "lies above state"),
+        ("state/wrapper_stack.py", "from aioenv.worker.worker_context import row", "lies above state"),
         ("attic.py", "", "not in the plan"),
     ],
 )
@@ -216,8 +207,8 @@ def test_the_check_finds_nothing_where_nothing_is(file, source):
         "aioenv",
         "aioenv.worker.boot",
         "aioenv.worker.loop",
-        "aioenv.worker.single.service",
-        "aioenv.worker.vector.service",
+        "aioenv.worker.env_service",
+        "aioenv.worker.vector_service",
         "aioenv.stats",
         "aioenv.creator",
     ],
@@ -249,7 +240,7 @@ def _without_encoding(tree: ast.AST) -> Iterator[int]:
             yield node.lineno
 
 
-OPENS_OTHERS = {"tracing/ring.py", "worker/single/service.py", "worker/loop.py"}  # their `open` opens no file
+OPENS_OTHERS = {"tracing/ring.py", "worker/env_service.py", "worker/loop.py"}  # their `open` opens no file
 
 
 def test_text_is_read_and_written_in_an_encoding_that_is_said():

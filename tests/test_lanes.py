@@ -20,8 +20,8 @@ from aioenv.ipc.frames import Frame, Kind
 from aioenv.ipc.messages import StepRequest, dump_step
 from aioenv.spaces.layout import Layout
 from aioenv.spaces.shared_layout import SHARED_BYTES, SharedLayout
+from aioenv.worker import env_service
 from aioenv.worker.service import PartialStep
-from aioenv.worker.single import service as service_of_envs
 
 ROWS, LANES = 4, 3
 WIDE = spaces.Box(-1e6, 1e6, (SHARED_BYTES // 4 // 2,), np.float32)  # two of them are enough to be shared
@@ -70,7 +70,7 @@ def laned(monkeypatch: pytest.MonkeyPatch, odd: int = 0) -> tuple[Desk, list[Any
     plane = SharedLayout(ROWS + 3, LANES, (0,), ())
     layouts = Layout(WIDE), Layout(Wide.action_space)
     memory = bytearray(plane.size(*layouts))
-    monkeypatch.setattr(service_of_envs, "mapped", lambda size: memory)
+    monkeypatch.setattr(env_service, "map_memory", lambda size: memory)
     desk = Desk(lambda row: Wide(row, odd), ROWS)
     desk.service.configure(None, None, 0, False, plane=plane, start=2)
     desk.service.handle(Frame(Kind.RESET, 0, GENERATION, (b"\0",), memoryview(desk.reset())))

@@ -22,7 +22,7 @@ from aioenv import sync
 from aioenv.ipc.messages import dump, load
 from aioenv.native import cartpole as cartpole_module
 from aioenv.spaces.infos import SchemaTable, merge
-from aioenv.worker.vector.infos import InfoPacker
+from aioenv.worker.vector_service import InfoPacker
 
 pytestmark = pytest.mark.asyncio
 

@@ -21,7 +21,7 @@ from aioenv import sync
 from aioenv.inprocess.pieces import own_info
 from aioenv.native.tasks.common import clamp, less, norm, side_by_side
 from aioenv.native.thread_pool import ThreadPool
-from aioenv.worker.vector.making import make_registered
+from aioenv.worker.making import make_registered
 
 
 def test_ctrl_c_while_another_thread_is_at_work():

@@ -23,8 +23,7 @@ from parity.compare import assert_same
 
 import aioenv
 from aioenv.native.thread_pool import ThreadPool
-from aioenv.worker.native_tasks import is_native_task
-from aioenv.worker.vector.making import make_registered
+from aioenv.worker.making import is_native_task, make_registered
 
 MODES = list(AutoresetMode)
 _ASSETS = Path(gym.__file__).parent / "envs" / "mujoco" / "assets"

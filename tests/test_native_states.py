@@ -14,7 +14,7 @@ from parity.compare import assert_same
 import aioenv
 from aioenv import sync
 from aioenv.ipc.messages import LostRow
-from aioenv.worker.vector.lost_env_reset import LostEnvReset
+from aioenv.worker.vector_recovery import LostEnvReset
 
 pytestmark = pytest.mark.asyncio
 

@@ -44,7 +44,7 @@ class Gives(gym.Env):
 
 def refused(told, said, monkeypatch, compiled, mode=AutoresetMode.NEXT_STEP):
     if not compiled:
-        monkeypatch.setattr("aioenv.worker.single.rows.compiled", False)
+        monkeypatch.setattr("aioenv.worker.row_buffers.compiled", False)
     makers = [lambda i=i: Gives(i, told) for i in range(3)]
     with sync.VectorEnv(makers, debug=True, autoreset_mode=mode) as envs:
         envs.reset()
@@ -114,7 +114,7 @@ def test_in_every_mode(name, mode, compiled, monkeypatch):
 def test_the_reward_of_a_last_step(mode, compiled, monkeypatch):
     """No episode may begin after it: the slot has failed."""
     if not compiled:
-        monkeypatch.setattr("aioenv.worker.single.rows.compiled", False)
+        monkeypatch.setattr("aioenv.worker.row_buffers.compiled", False)
     makers = [lambda i=i: Gives(i, {"reward": None, "terminated": True}) for i in range(2)]
     with sync.VectorEnv(makers, debug=True, autoreset_mode=mode) as envs:
         envs.reset()
@@ -132,7 +132,7 @@ def test_the_reward_of_a_last_step(mode, compiled, monkeypatch):
 def test_the_info_of_a_reset(first, said, mode, compiled, monkeypatch):
     """By itself, and when asked."""
     if not compiled:
-        monkeypatch.setattr("aioenv.worker.single.rows.compiled", False)
+        monkeypatch.setattr("aioenv.worker.row_buffers.compiled", False)
     makers = [lambda i=i: Gives(i, {"first": first, "terminated": True}) for i in range(2)]
     with sync.VectorEnv(makers, debug=True, autoreset_mode=mode or "Disabled") as envs:
         envs.reset()
@@ -147,7 +147,7 @@ def test_the_info_of_a_reset(first, said, mode, compiled, monkeypatch):
 @pytest.mark.parametrize("given", [1, np.int64(1), np.float32(1), True, np.bool_(True), np.array(True), np.array(1.0)])
 def test_what_counts_as_numbers_and_flags(given, compiled, monkeypatch):
     if not compiled:
-        monkeypatch.setattr("aioenv.worker.single.rows.compiled", False)
+        monkeypatch.setattr("aioenv.worker.row_buffers.compiled", False)
     makers = [lambda i=i: Gives(i, {"reward": given, "truncated": given}) for i in range(2)]
     with sync.VectorEnv(makers, debug=True) as envs:
         envs.reset()

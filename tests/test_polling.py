@@ -9,8 +9,8 @@ import pytest
 
 import aioenv
 from aioenv.core import dispatcher
-from aioenv.worker import spin_poller
-from aioenv.worker.spin_poller import SpinPoller
+from aioenv.worker import worker_end
+from aioenv.worker.worker_end import SpinPoller
 
 
 class Clock:
@@ -26,21 +26,21 @@ class Clock:
 
 def test_it_stops_at_its_deadline(monkeypatch):
     clock = Clock(1e-6)
-    monkeypatch.setattr(spin_poller, "perf_counter", clock)
+    monkeypatch.setattr(worker_end, "perf_counter", clock)
     asked = []
     assert not SpinPoller(50e-6).wait(lambda: asked.append(1))
     assert 45 <= len(asked) <= 52 and clock.now <= 53e-6
 
 
 def test_a_hit_ends_the_wait_at_once(monkeypatch):
-    monkeypatch.setattr(spin_poller, "perf_counter", Clock(1e-6))
+    monkeypatch.setattr(worker_end, "perf_counter", Clock(1e-6))
     answers = iter([False, False, True])
     assert SpinPoller(50e-6).wait(lambda: next(answers))
     assert next(answers, None) is None
 
 
 def test_misses_make_it_rest_ever_longer_and_a_hit_makes_it_as_at_the_start(monkeypatch):
-    monkeypatch.setattr(spin_poller, "perf_counter", Clock(100e-6))
+    monkeypatch.setattr(worker_end, "perf_counter", Clock(100e-6))
     poller, asked = SpinPoller(50e-6), []
 
     def polls(waits: int, answer: bool) -> list[bool]:

@@ -305,7 +305,7 @@ DRAWS = """
 import sys
 import mujoco, numpy as np
 import aioenv
-from aioenv.state.source import read_state, source_of
+from aioenv.state.render_source import read_state, source_of
 from aioenv.rendering.batch_renderer import SourceRenderer
 from aioenv.rendering.draw_requests import allocate
 

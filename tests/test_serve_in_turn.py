@@ -31,9 +31,9 @@ from aioenv.ipc.messages import (
     load_step,
 )
 from aioenv.spaces.infos import MAX_SCHEMAS, ColumnGroup, SchemaTable, merge
+from aioenv.worker import env_service
+from aioenv.worker.env_service import EnvService
 from aioenv.worker.service import PartialStep
-from aioenv.worker.single import service as service_of_envs
-from aioenv.worker.single.service import EnvService
 
 pytestmark = pytest.mark.usefixtures("a_worker_within")
 
@@ -226,7 +226,7 @@ def test_a_reply_that_would_be_over_the_limit_is_python_s(monkeypatch):
     with telling("floats") as desk:
         most = sum(len(view) for view in desk.service.express()[11])
     for limit, answers in ((most, True), (most - 1, False)):
-        monkeypatch.setattr(service_of_envs, "MAX_FIXED_BYTES", limit)
+        monkeypatch.setattr(env_service, "MAX_FIXED_BYTES", limit)
         with telling("floats") as desk:
             assert (desk.service.express() is not None) == answers
 

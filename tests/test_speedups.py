@@ -26,8 +26,8 @@ from aioenv.ipc.frames import Encoder, Kind
 from aioenv.spaces import autoreset
 from aioenv.spaces.autoreset import Autoreset
 from aioenv.spaces.layout import Layout
-from aioenv.worker.single import rows as rows_of_worker
-from aioenv.worker.single.rows import ResultRows
+from aioenv.worker import row_buffers
+from aioenv.worker.row_buffers import ResultRows
 
 compiled = pytest.mark.skipif(not speedups.compiled, reason=f"not compiled: {speedups.why_not}")
 N = 5
@@ -151,7 +151,7 @@ def run(name: str, mode: AutoresetMode) -> tuple[list[Any], bool]:
 def test_steps_in_c_are_those_in_python(monkeypatch, name, mode):
     in_c, goes_on = run(name, mode)
     assert goes_on == STORIES[name][3]
-    monkeypatch.setattr(rows_of_worker, "compiled", False)
+    monkeypatch.setattr(row_buffers, "compiled", False)
     monkeypatch.setattr(autoreset, "step_rows", None)
     in_python, never = run(name, mode)
     assert not never and in_c == in_python

@@ -15,7 +15,7 @@ from snapshot_kit import Bench, record
 
 import aioenv
 from aioenv.rendering import contexts, uploads
-from aioenv.state.source import read_state
+from aioenv.state.render_source import read_state
 
 STRESS = pytest.mark.stress
 # both backends for each way would take long, and what draws is the same

@@ -30,7 +30,7 @@ from aioenv.spaces.infos import merge_or_rows
 from aioenv.sync.portal import PostponedCall
 from aioenv.sync.stepping import BlockingStep
 from aioenv.vector_env import AsyncVectorEnv
-from aioenv.worker.native_tasks import is_native_task
+from aioenv.worker.making import is_native_task
 
 __all__ = ["VecEnv", "make_vec"]
 

@@ -13,7 +13,7 @@ from gymnasium import Env
 from gymnasium.vector import VectorEnv
 
 from aioenv.ipc.messages import dump
-from aioenv.worker.vector.attributes import call_vector_env, set_vector_attr
+from aioenv.worker.vector_access import call_vector_env, set_vector_attr
 
 __all__ = ["ASSIGN", "CALL", "HAS", "IS_WRAPPED", "READ", "Absent", "Question", "Refused"]
 

@@ -22,7 +22,7 @@ from aioenv.loops.progress import progress_bar
 from aioenv.loops.video import TiledVideo, check_name, fps_of
 from aioenv.platform import usable_cpus
 from aioenv.rendering.step_pool import StepRenderPool
-from aioenv.state.source import MujocoSource, find_source, read_state
+from aioenv.state.render_source import MujocoSource, find_source, read_state
 
 __all__ = ["HELP", "add_arguments", "run"]
 

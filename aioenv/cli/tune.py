@@ -62,7 +62,7 @@ def dimensions(env: str, num_envs: int) -> list[Dimension]:
     from aioenv.ipc.memory import AVAILABLE
     from aioenv.platform import usable_cpus
     from aioenv.process.channel import CHANNELS, check_channel
-    from aioenv.worker.native_tasks import is_native_task
+    from aioenv.worker.making import is_native_task
 
     cpus = usable_cpus()
     workers = [min(cpus, num_envs), *(n for n in (1, 2 * cpus, 4 * cpus) if n <= num_envs), min(num_envs, MAX_WORKERS)]

@@ -15,7 +15,7 @@ from aioenv.definitions.restore import Shipped
 from aioenv.ipc.messages import dump_code
 from aioenv.process.launch import check_start
 from aioenv.process.supervisor import Worker
-from aioenv.worker.metadata import Describer, EnvMetadata
+from aioenv.worker.description import Describer, EnvMetadata
 from aioenv.worker.specs import restore_values
 
 __all__ = ["describe_env"]

@@ -34,7 +34,7 @@ from aioenv.process.restart import Restarter, RestartPolicy
 from aioenv.process.supervisor import Worker
 from aioenv.spaces.infos import NO_RESULT, Columns
 from aioenv.spaces.shared_layout import COPIED, LANE_BYTES
-from aioenv.worker.spin_poller import SpinPoller
+from aioenv.worker.worker_end import SpinPoller
 
 if TYPE_CHECKING:
     from aioenv.tracing.timeline import Trace

@@ -11,8 +11,7 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec, load_env_creator
 
 from aioenv.errors import ArgumentError
-from aioenv.worker.native_tasks import TASKS
-from aioenv.worker.vector.making import vector_entry_point
+from aioenv.worker.making import TASKS, vector_entry_point
 
 __all__ = ["refuse_misspelled"]
 

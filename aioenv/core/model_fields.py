@@ -15,7 +15,7 @@ from aioenv.errors import WireError, WorkerDied
 from aioenv.ipc.frames import Kind
 from aioenv.ipc.memory import Shared
 from aioenv.ipc.messages import CallRequest, dump, load
-from aioenv.state.shared_fields import FieldPlace
+from aioenv.state.model_edits import FieldPlace
 
 if TYPE_CHECKING:
     from aioenv.process.supervisor import Worker

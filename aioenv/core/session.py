@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from aioenv.process.supervisor import Worker
     from aioenv.rendering.config import RenderConfig
     from aioenv.rendering.step_pool import StepRenderPool
-    from aioenv.state.source import MujocoSource
+    from aioenv.state.render_source import MujocoSource
 
 __all__ = ["CLOSE_GRACE_S", "NO_PHYSICS", "Session", "late_pool"]
 

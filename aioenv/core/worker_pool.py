@@ -34,16 +34,16 @@ from aioenv.spaces.layout import Layout, Leaf
 from aioenv.spaces.seeding import spread_seeds
 from aioenv.spaces.shared_layout import SharedBatch, SharedLayout, choose_plane
 from aioenv.state.assets import Looks
-from aioenv.state.source import MujocoSource
+from aioenv.state.render_source import MujocoSource
 from aioenv.stats.counters import SeedPlan
 from aioenv.stats.episodes import EpisodeStats
 from aioenv.stats.running import SharedRunningStats
 from aioenv.worker.description import EnvDescription
+from aioenv.worker.env_service import EnvService
 from aioenv.worker.loop import run_here
-from aioenv.worker.single.service import EnvService
 from aioenv.worker.specs import restore_values
-from aioenv.worker.spin_poller import MAX_POLL_S
-from aioenv.worker.vector.service import VectorService
+from aioenv.worker.vector_service import VectorService
+from aioenv.worker.worker_end import MAX_POLL_S
 
 __all__ = ["WorkerPool", "WorkerPoolConfig", "WorkerSlots"]
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from aioenv.core.timeouts import images_late
 from aioenv.errors import PendingCallError
 from aioenv.inprocess.life import SoloLife, ends_program
-from aioenv.worker.vector.calls import VectorCalls
+from aioenv.worker.vector_access import VectorCalls
 
 __all__ = ["SoloCalls"]
 

@@ -29,8 +29,7 @@ from aioenv.inprocess.pieces import only, own, own_info
 from aioenv.inprocess.requests import InProcessRequest
 from aioenv.spaces.seeding import checked_seed
 from aioenv.speedups import within
-from aioenv.worker.vector.access import refuse_some, reset_vector_env, take_observations
-from aioenv.worker.vector.results import check_numbers, step_result
+from aioenv.worker.vector_access import check_numbers, refuse_some, reset_vector_env, step_result, take_observations
 
 __all__ = ["RUN_IN", "Solo"]
 

@@ -30,10 +30,9 @@ from aioenv.rendering.pixel_states import PixelStates
 from aioenv.rendering.pixels import PixelsRefused, in_place
 from aioenv.spaces.large_boxes import batch
 from aioenv.spaces.layout import Layout
-from aioenv.state.physics_batch import PhysicsReader, find_physics
-from aioenv.worker.vector.access import has_one_generator, steps_some
-from aioenv.worker.vector.making import make_vector_env
-from aioenv.worker.vector.numerics import CheckedNumerics
+from aioenv.state.render_source import PhysicsReader, find_physics
+from aioenv.worker.making import make_vector_env
+from aioenv.worker.vector_access import CheckedNumerics, has_one_generator, steps_some
 
 if TYPE_CHECKING:
     from aioenv.rendering.config import RenderConfig

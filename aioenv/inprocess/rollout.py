@@ -17,7 +17,7 @@ from aioenv.inprocess.requests import InProcessRequest
 from aioenv.inprocess.some import SomeSolo
 from aioenv.spaces.infos import Columns, merge
 from aioenv.spaces.layout import Arrays
-from aioenv.worker.vector.access import with_rows
+from aioenv.worker.vector_access import with_rows
 
 __all__ = ["InProcessGroup", "InProcessRollout"]
 

@@ -20,7 +20,7 @@ from aioenv.rollout.episode_stepper import SteppedSlots
 from aioenv.rollout.subset import info_of, one_action
 from aioenv.spaces.layout import Arrays
 from aioenv.spaces.seeding import checked_seed, one_seed
-from aioenv.worker.vector.access import refuse_some, take_observations, with_rows
+from aioenv.worker.vector_access import refuse_some, take_observations, with_rows
 
 __all__ = ["InProcessActiveSlots", "InProcessEpisodeStepper", "SomeSolo"]
 

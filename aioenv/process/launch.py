@@ -45,7 +45,7 @@ __all__ = ["START_METHODS", "LaunchResources", "check_start", "launch", "launch_
 START_METHODS = ("spawn", "forkserver") if forkserver.AVAILABLE else ("spawn",)
 
 # What every worker needs, whatever its envs import besides.
-_PRELOAD = ("numpy", "gymnasium", "mujoco", "aioenv.worker.loop", "aioenv.worker.single.service")
+_PRELOAD = ("numpy", "gymnasium", "mujoco", "aioenv.worker.loop", "aioenv.worker.env_service")
 
 # Packages that choose an OpenGL when they draw. (MuJoCo is made to: see `worker/mujoco_gl.py`.)
 _CHOOSE_LATE = ("numpy", "gymnasium", "mujoco", "aioenv")

@@ -21,7 +21,7 @@ from aioenv.rendering.offscreen import OffscreenRenderer
 from aioenv.rendering.quality import parse_quality
 from aioenv.state.assets import Assets
 from aioenv.state.model_edits import set_field, write_fields
-from aioenv.state.source import MujocoSource, load_model, patch_model, read_state
+from aioenv.state.render_source import MujocoSource, load_model, patch_model, read_state
 from aioenv.worker.service import Reply
 
 __all__ = ["BatchRenderer", "RenderService", "SourceRenderer"]

@@ -10,7 +10,7 @@ from aioenv.rendering.draw_requests import ImageArrays, Where, allocate, lay_out
 from aioenv.rendering.image_memory import KEPT
 from aioenv.spaces.layout import byte_view
 from aioenv.worker.service import Reply
-from aioenv.worker.shared_memory import mapped_part
+from aioenv.worker.worker_context import map_memory_part
 
 __all__ = ["BufferMapper"]
 
@@ -44,7 +44,7 @@ class BufferMapper:
     def _find(self, offset: int, size: int) -> Any:
         known, key = self._known, (offset, size)
         if key not in known:
-            known[key] = mapped_part(offset, size)
+            known[key] = map_memory_part(offset, size)
             if len(known) > KEPT:
                 known.popitem(last=False)
         known.move_to_end(key)

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 import mujoco
 import numpy as np
 
-from aioenv.state.source import CameraView
+from aioenv.state.render_source import CameraView
 
 __all__ = ["Camera", "ResolvedCamera", "View", "find_camera", "make_camera", "of_source"]
 

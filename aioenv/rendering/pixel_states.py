@@ -17,10 +17,9 @@ from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 from aioenv.rendering.config import RenderConfig
 from aioenv.rendering.pixels import PixelsRefused, beside, space_beside
 from aioenv.spaces.large_boxes import batch
-from aioenv.state.physics_batch import find_physics
-from aioenv.worker.vector.access import steps_some
-from aioenv.worker.vector.making import make_vector_env
-from aioenv.worker.vector.results import reset_result, step_result
+from aioenv.state.render_source import find_physics
+from aioenv.worker.making import make_vector_env
+from aioenv.worker.vector_access import reset_result, step_result, steps_some
 
 __all__ = ["PixelStates", "with_pixel_states"]
 

@@ -23,9 +23,8 @@ from aioenv.rendering.draw_requests import ImageArrays
 from aioenv.rendering.image_wrappers import PixelsRefused, of_images, put_around, warn_of_replaced
 from aioenv.rendering.tiles import side_by_side
 from aioenv.state.assets import LATE
-from aioenv.state.env_renderable import EnvRenderable
-from aioenv.state.source import MujocoSource, find_source, has_source
-from aioenv.worker import current_row
+from aioenv.state.render_source import EnvRenderable, MujocoSource, find_source, has_source
+from aioenv.worker import worker_context
 from aioenv.worker.making import what_is_no_env
 
 if TYPE_CHECKING:
@@ -128,7 +127,7 @@ class PixelObservation(Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
             self._change_renderer(subject.source)
             if subject.late:
                 subject.told()
-                logging.getLogger(None if current_row.alone() else "aioenv.workers").warning(LATE)
+                logging.getLogger(None if worker_context.owns_process() else "aioenv.workers").warning(LATE)
         return self._draw_model()
 
     def _draw_model(self) -> npt.NDArray[np.uint8]:

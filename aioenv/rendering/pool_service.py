@@ -18,7 +18,7 @@ from aioenv.rendering.offscreen import TEXTURED, OffscreenRenderer
 from aioenv.rendering.quality import RenderQuality
 from aioenv.rendering.scene_option import make_option
 from aioenv.state.model_edits import field_of, loosened, set_field
-from aioenv.state.source import load_model
+from aioenv.state.render_source import load_model
 from aioenv.worker.service import Reply
 
 __all__ = ["ModderStack", "PoolService"]

@@ -44,7 +44,7 @@ from aioenv.rendering.quality import Quality, parse_quality
 from aioenv.rendering.queue import DrawRate, RenderCall
 from aioenv.rendering.scene_option import describe_option
 from aioenv.rendering.workers import RenderWorkers
-from aioenv.state.source import dump_model
+from aioenv.state.render_source import dump_model
 
 __all__ = ["RenderPool"]
 

@@ -27,9 +27,8 @@ from aioenv.rendering.watchdog import Watchdog
 from aioenv.rendering.workers import MAX_DEFAULT_WORKERS, HasRenderWorkers, RenderWorkers, error_of
 from aioenv.spaces.layout import byte_view
 from aioenv.state.assets import LATE
-from aioenv.state.env_renderable import RenderUpdate
 from aioenv.state.model_edits import SHOWN
-from aioenv.state.source import MujocoSource
+from aioenv.state.render_source import MujocoSource, RenderUpdate
 
 __all__ = ["StepRenderPool"]
 

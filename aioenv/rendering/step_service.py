@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from aioenv.rendering.batch_renderer import RenderService
     from aioenv.rendering.config import RenderConfig
-    from aioenv.state.source import MujocoSource
+    from aioenv.state.render_source import MujocoSource
 
 __all__ = ["render_service"]
 

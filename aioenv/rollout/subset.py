@@ -16,7 +16,7 @@ from aioenv.errors import ActionError, SlotError, StepTimeout
 from aioenv.spaces.infos import Columns, RowDicts, merge
 from aioenv.spaces.layout import Arrays, Layout
 from aioenv.spaces.seeding import is_listed, one_seed
-from aioenv.worker.vector.access import refuse_some
+from aioenv.worker.vector_access import refuse_some
 
 if TYPE_CHECKING:
     from aioenv.core.images.image_requests import ImageRequest

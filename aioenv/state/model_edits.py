@@ -5,16 +5,20 @@ None of it is part of MuJoCo's state, so it goes beside the state where an env m
 
 from __future__ import annotations
 
+import os
 import zlib
 from functools import cache
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
 from gymnasium import Env
+from gymnasium.vector import VectorEnv
 
+from aioenv.ipc.memory import map_shared
+from aioenv.ipc.messages import dump
 from aioenv.state.mujoco_versions import array_names
 
 if TYPE_CHECKING:
@@ -23,7 +27,9 @@ if TYPE_CHECKING:
 __all__ = [
     "SEEN",
     "SHOWN",
+    "FieldPlace",
     "ModelEdits",
+    "SharedFields",
     "check_edit",
     "editable_fields",
     "field_of",
@@ -33,6 +39,7 @@ __all__ = [
     "may_edit",
     "seen_fields",
     "set_field",
+    "unchanged_fields",
     "write_fields",
 ]
 
@@ -218,3 +225,72 @@ class ModelEdits:
                 self._fields.append(model.hfield_data)
         numbers = [getattr(model.opt, name) for name in _NUMBERS]
         return zlib.crc32(b"".join([*self._fields, np.array(numbers).tobytes()]))  # at once: 0.2 µs a field
+
+
+# ------------------------------------------------------------ fields in shared memory
+
+
+class FieldPlace(NamedTuple):
+    """Where the values of a field lie, `shape` with all slots first.
+
+    Attributes:
+        path: of the memory, as a descriptor of the parent's.
+        offset, size: of the part that is mapped, in bytes.
+    """
+
+    path: str
+    offset: int
+    size: int
+    shape: tuple[int, ...]
+    dtype: str
+
+
+class SharedFields:
+    """The fields of one worker's vector env.
+
+    Args:
+        env: the vector env, with its wrappers.
+        num_envs: how many slots it has.
+        start: the number of the first of them among all workers' slots.
+
+    Attributes:
+        error: why a field is not live, for the next step to say: nobody waits for `share`.
+    """
+
+    def __init__(self, env: VectorEnv[Any, Any, Any], num_envs: int, start: int) -> None:
+        self._pool: Any = getattr(env.unwrapped, "pool", None)
+        self._slots = slice(start, start + num_envs)
+        self._shared: set[str] = set()
+        self.error: Exception | None = None
+
+    def share(self, name: str, place: FieldPlace) -> None:
+        """From now on a field is what its parent writes; sharing it again does nothing.
+
+        Args:
+            name: of the field.
+            place: where its values lie.
+        """
+        if name in self._shared:
+            return
+        try:
+            assert self._pool is not None
+            fd = os.open(place.path, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                memory = map_shared(fd, place.size, place.offset)
+            finally:
+                os.close(fd)
+            array = np.frombuffer(memory, place.dtype, int(np.prod(place.shape))).reshape(place.shape)
+            self._pool.share_model_field(name, array[self._slots])
+        except Exception as exc:
+            self.error = exc
+            raise
+        self._shared.add(name)
+
+
+def unchanged_fields(env: VectorEnv[Any, Any, Any]) -> bytes | None:
+    """What the model says of the fields that can be shared; None if the env is no `NativeMujocoEnv`.
+
+    It is a pickle of a dict of arrays, since few ask for it.
+    """
+    pool: Any = getattr(env.unwrapped, "pool", None)
+    return dump(pool.unchanged_fields()) if hasattr(pool, "unchanged_fields") else None

@@ -37,9 +37,8 @@ from aioenv.ipc.forkserver_messages import (
 from aioenv.ipc.frame_io import receive
 from aioenv.platform import declare_worker_process
 from aioenv.worker import boot
-from aioenv.worker.boot import IGNORABLE
-from aioenv.worker.descriptors import expect_pipes
-from aioenv.worker.mujoco_import import prepare_mujoco
+from aioenv.worker.boot import IGNORABLE, prepare_streams_for_pipes
+from aioenv.worker.mujoco_setup import prepare_mujoco
 
 __all__ = ["main"]
 
@@ -149,7 +148,7 @@ class Server:
         news = [name for name in needed if name not in self._imported]
         if news:
             prepare_mujoco()  # of models that a module loads when it is imported
-            importlib.import_module("aioenv.worker.log_records").tell_records(log_level)
+            importlib.import_module("aioenv.worker.process_setup").tell_records(log_level)
         for name in news:
             if self._unfit is not None:
                 return
@@ -168,11 +167,11 @@ class Server:
         # once here, so that no worker has to
         self._compile([name for name in needed if ":" in name], anew=bool(news))
         if news:
-            boot.adopt_orphans()
+            boot.become_subreaper()
             if "gymnasium" in sys.modules:
                 importlib.import_module("aioenv.worker.registry").read_registry()
             gc.collect()
-            importlib.import_module("aioenv.worker.heap").fill_holes()
+            importlib.import_module("aioenv.worker.forkserver_warmup").fill_holes()
             gc.freeze()  # or the first full collection of each worker copies all of it
 
     def _compile(self, envs: list[str], *, anew: bool) -> None:
@@ -184,7 +183,7 @@ class Server:
         if envs and envs != self._envs:
             self._envs = envs
             with self._watching():
-                importlib.import_module("aioenv.worker.models").compile_models(envs)
+                importlib.import_module("aioenv.worker.forkserver_warmup").compile_models(envs)
 
     @contextlib.contextmanager
     def _watching(self) -> Iterator[None]:
@@ -348,7 +347,7 @@ def main(parent_pid: int, control_fd: int) -> None:
     variables = dict(os.environ)
     for name in ("SIGINT", *IGNORABLE):  # what is told to every process of a job, say: it ends with its parent
         signal.signal(getattr(signal, name), signal.SIG_IGN)
-    expect_pipes()
+    prepare_streams_for_pipes()
     os.set_inheritable(control_fd, False)  # it was, to get here
     server = Server(socket.socket(fileno=control_fd), parent_pid)
     ends = server.serve()
@@ -357,4 +356,4 @@ def main(parent_pid: int, control_fd: int) -> None:
         os._exit(0)
     os.dup2(ends.output, 2)
     os.close(ends.output)
-    boot.work(ends.read, ends.write, ends.marker, ends.memory, variables)
+    boot.run_worker(ends.read, ends.write, ends.marker, ends.memory, variables)

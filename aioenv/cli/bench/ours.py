@@ -22,7 +22,7 @@ from aioenv.cli.ending import CommandEnded
 from aioenv.cli.options import import_here
 from aioenv.platform import usable_cpus
 from aioenv.requirements import has_batch
-from aioenv.worker.native_tasks import is_native_task
+from aioenv.worker.making import is_native_task
 
 __all__ = [
     "aioenv_asyncio",

@@ -103,7 +103,7 @@ def bare_images(quality: QualityName, count: int | None, alike: bool, task: Task
         alike: whether they draw with what the pool draws with; else with MuJoCo's own.
     """
     pool, states = _states(task)
-    from aioenv.state.source import dump_model
+    from aioenv.state.render_source import dump_model
 
     how = parse_quality(quality), SIDE, task.warm_up_s, task.seconds, alike
     what = (dump_model(pool.model), pool.state_spec, states, *how)

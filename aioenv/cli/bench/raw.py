@@ -49,8 +49,7 @@ def _raw(task: Task, *, post_constraint: bool, still: bool = False) -> Measured:
 
     from aioenv.mujoco_clock import stop_clock
     from aioenv.requirements import has_batch
-    from aioenv.worker.native_tasks import is_native_task
-    from aioenv.worker.vector.making import make_registered
+    from aioenv.worker.making import is_native_task, make_registered
 
     if task.env in SYNTHETIC or not is_native_task(task.env):
         raise NotApplicable(f"{task.env} is no MuJoCo task")

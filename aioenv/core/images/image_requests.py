@@ -28,7 +28,7 @@ from aioenv.process.supervisor import Worker
 
 if TYPE_CHECKING:
     from aioenv.rendering.draw_requests import ImageBuffer, RenderContext
-    from aioenv.state.env_renderable import RenderUpdate
+    from aioenv.state.render_source import RenderUpdate
     from aioenv.tracing.timeline import Trace
 
 __all__ = ["ImageRequest", "StepImages"]

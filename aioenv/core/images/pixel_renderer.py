@@ -15,7 +15,7 @@ from aioenv.errors import EnvError, RenderError
 
 if TYPE_CHECKING:
     from aioenv.rendering.draw_requests import ImageBuffer
-    from aioenv.state.env_renderable import RenderUpdate
+    from aioenv.state.render_source import RenderUpdate
 
 __all__ = ["PixelRenderer", "ResultPixelRenderer"]
 

@@ -12,7 +12,7 @@ from aioenv.errors import RenderError
 
 if TYPE_CHECKING:
     from aioenv.rendering.draw_requests import ImageBuffer, RenderContext
-    from aioenv.state.env_renderable import RenderUpdate
+    from aioenv.state.render_source import RenderUpdate
 
 __all__ = ["Pool", "States"]
 

@@ -7,37 +7,40 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 from gymnasium import Env, Space
 from gymnasium.vector import AutoresetMode
 
 from aioenv.ipc.frames import MAX_FIXED_BYTES, Frame, new_tuple
-from aioenv.ipc.messages import Failure, ResetRequest, StepReply, dump, dump_columns, load, load_step
+from aioenv.ipc.messages import Failure, LostRow, ResetRequest, StepReply, dump, dump_columns, load, load_step
 from aioenv.spaces.autoreset import Autoreset, Stepped
 from aioenv.spaces.infos import Gatherer
 from aioenv.spaces.layout import Layout
 from aioenv.spaces.shared_layout import SharedBatch, SharedLayout
 from aioenv.state.assets import Looks
 from aioenv.state.checkpoint import Checkpoints, RowCheckpoint
-from aioenv.state.env_renderable import EnvRenderable, subject_of
-from aioenv.state.source import MujocoSource
+from aioenv.state.render_source import EnvRenderable, MujocoSource, subject_of
+from aioenv.state.snapshot import Misfit, RawState, read_snapshot, write_snapshot
+from aioenv.state.wrapper_stack import REMEDY
 from aioenv.stats.counters import SeedPlan
-from aioenv.worker import current_row
-from aioenv.worker.closing import close_envs
+from aioenv.stats.sharing import copies, uncounted
+from aioenv.worker import worker_context
 from aioenv.worker.description import EnvDescription, FirstCheckpoints, checked, describe_envs
-from aioenv.worker.loop import StartFailed, describe_failure
-from aioenv.worker.service import PartialStep, Plan, Reply, SlotService
-from aioenv.worker.shared_memory import mapped
-from aioenv.worker.single.actions import Actions
-from aioenv.worker.single.resume import EnvResume
-from aioenv.worker.single.rows import ResultRows
+from aioenv.worker.row_buffers import Actions, ResultRows
+from aioenv.worker.service import PartialStep, Plan, Reply, SlotService, StartFailed, close_envs, describe_failure
+from aioenv.worker.vector_states import AWAITS_RESET, as_single
+from aioenv.worker.worker_context import map_memory
 
-__all__ = ["EnvService", "FirstCheckpoints"]
+__all__ = ["Beyond", "EnvService", "FirstCheckpoints"]
+
+# Of a row, what did not fit into its checkpoint before an operation, and after it.
+Beyond: TypeAlias = "tuple[bytes | None, bytes | None]"
 
 
-class EnvService(EnvResume, SlotService):
+class EnvService(SlotService):
     """Envs, stepped one after the other.
 
     Args:
@@ -71,7 +74,7 @@ class EnvService(EnvResume, SlotService):
         self._looks = looks
         for row in range(len(factories)):
             try:
-                with current_row.row(row):
+                with worker_context.running_row(row):
                     self._envs.append(checked(factories[row]()))
             except SystemExit:
                 raise
@@ -79,7 +82,7 @@ class EnvService(EnvResume, SlotService):
                 self.close()
                 raise StartFailed(describe_failure(exc, row)) from exc
         self._bases: list[Any] = [env.unwrapped for env in self._envs]
-        self._stepper = Autoreset(self._envs, mode, current_row.cell(), lenient=lenient, numerics=numerics)
+        self._stepper = Autoreset(self._envs, mode, worker_context.row_mark(), lenient=lenient, numerics=numerics)
         self._row_checkpoints = [RowCheckpoint(env) for env in self._envs] if checkpoints else []
         self._checkpoints: Checkpoints | None = None
         self._all_rows = range(len(self._envs))
@@ -155,7 +158,7 @@ class EnvService(EnvResume, SlotService):
             riding.append(self._checkpoints.array)
         lanes = [SharedBatch({}, {})]
         if plane is not None:
-            lanes = plane.lanes(mapped(plane.size(observations, layout)), observations, layout)
+            lanes = plane.lanes(map_memory(plane.size(observations, layout)), observations, layout)
         mine = slice(start, start + n)
         shared = [{i: a[mine] for i, a in lane.observations.items()} for lane in lanes]
         self._rows = ResultRows(observations, n, shared, riding, self._cast)
@@ -172,7 +175,7 @@ class EnvService(EnvResume, SlotService):
             if what == "render":
                 self._stepper.around_resets(row, subject.end, subject.begin)
         # what is here now stays: full collections need not look at it again
-        if current_row.alone():
+        if worker_context.owns_process():
             gc.collect()
             gc.freeze()
         return (self._checkpoints.array.copy(), self._checkpoints.beyond) if self._checkpoints is not None else None
@@ -377,7 +380,7 @@ class EnvService(EnvResume, SlotService):
         failures: list[Failure] = []
         for row in rows:
             try:
-                with current_row.row(row):
+                with worker_context.running_row(row):
                     images.append(self._envs[row].render())
             except SystemExit:
                 raise
@@ -400,3 +403,185 @@ class EnvService(EnvResume, SlotService):
         """Close every env; what one of them raises is told, and does not keep the others open."""
         envs, self._envs = self._envs, []
         close_envs(envs, "an env")
+
+    # ------------------------------------------------------------ calls and states
+
+    def call_envs(
+        self, rows: Sequence[int], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[list[bytes], list[Failure]]:
+        """Call a method of envs, or read an attribute, wherever in the stack of wrappers it is."""
+
+        def call(env: Env[Any, Any]) -> Any:
+            value = env.get_wrapper_attr(name)
+            return value(*args, **kwargs) if callable(value) else value
+
+        return self._for_each(rows, [call] * len(rows))
+
+    def call_if_any(self, rows: Sequence[int], name: str) -> tuple[list[bytes], list[Failure]]:
+        """Call a method of envs without arguments; None for those that have no such method."""
+
+        def call(env: Env[Any, Any]) -> Any:
+            return env.get_wrapper_attr(name)() if env.has_wrapper_attr(name) else None
+
+        return self._for_each(rows, [call] * len(rows))
+
+    def apply(
+        self, rows: Sequence[int], function: Callable[..., Any], args: tuple[Any, ...]
+    ) -> tuple[list[bytes], list[Failure]]:
+        """Call a function with each env and some arguments: a question that no method of the env answers."""
+        return self._for_each(rows, [lambda env: function(env, *args)] * len(rows))
+
+    def set_attr(self, rows: Sequence[int], name: str, values: Sequence[Any]) -> tuple[list[bytes], list[Failure]]:
+        """Set an attribute of envs, where it exists in the stack of wrappers, else on the env itself."""
+        return self._for_each(rows, [lambda env, v=v: env.set_wrapper_attr(name, v) for v in values])  # type: ignore[misc]
+
+    def resets_due(self, rows: Sequence[int]) -> tuple[list[bytes], list[Failure]]:
+        """For each row whether its next step will be a reset instead."""
+        return self._for_each(rows, [lambda _, row=row: self._stepper.due[row] == 1 for row in rows])  # type: ignore[misc]
+
+    def get_states(self, rows: Sequence[int]) -> tuple[list[bytes], list[Failure]]:
+        """The state of each env, or, as a text, why it can't be had."""
+        due = self._stepper.due
+        return self._for_each(rows, [lambda env, row=row: _or_text(read_snapshot, env, due[row] == 1) for row in rows])  # type: ignore[misc]
+
+    def set_states(self, rows: Sequence[int], states: Sequence[RawState]) -> tuple[list[bytes], list[Failure]]:
+        """Bring each env into a state; gives its checkpoint and what did not fit in, or why nothing was done."""
+        each = zip(rows, states, strict=True)
+        return self._for_each(rows, [lambda _, r=r, s=s: _or_text(self._set_state, r, s) for r, s in each])  # type: ignore[misc]
+
+    def take_stats(self) -> dict[bytes, dict[int, Any]]:
+        """Of statistics that are copies here: what slots have seen since the last time, by key and slot."""
+        return {key: taken for key, stats in list(copies.items()) if (taken := stats.take())}
+
+    def load_stats(self, states: dict[bytes, dict[str, Any]]) -> None:
+        """Bring those copies to what their parent knows."""
+        for key, state in states.items():
+            stats = copies.get(key)
+            if stats is not None:
+                stats.load_state_dict(state)
+
+    def _set_state(self, row: int, state: RawState) -> tuple[npt.NDArray[np.float64], bytes | None] | None:
+        if "vector" in state[1]:
+            state = as_single(self._envs[row], state, self._stepper.mode)
+        if state[1].get("due") and not self._stepper.resets_next_step:
+            raise Misfit(AWAITS_RESET)
+        self._stepper.go_on(row, write_snapshot(self._envs[row], state))
+        if self._checkpoints is None:
+            return None
+        self._checkpoints.capture([row])
+        return self._checkpoints.array[row], self._row_checkpoints[row].beyond
+
+    def _for_each(
+        self, rows: Sequence[int], functions: Sequence[Callable[[Env[Any, Any]], Any]]
+    ) -> tuple[list[bytes], list[Failure]]:
+        """Results, each pickled by itself, so that one that can't be is its own row's failure alone."""
+        results: list[bytes] = []
+        failures: list[Failure] = []
+        for row, function in zip(rows, functions, strict=True):
+            try:
+                with worker_context.running_row(row):
+                    results.append(dump(function(self._envs[row])))
+            except SystemExit:
+                raise
+            except BaseException as exc:
+                results.append(b"")
+                failures.append(describe_failure(exc, row))
+            for other, _, subject in self._editing:
+                if other == row:
+                    subject.begin()
+        return results, failures
+
+    # ------------------------------------------------------------ in the place of a worker that died
+
+    def resume(
+        self,
+        rows: Sequence[int],
+        before: npt.NDArray[np.float64],
+        operations: Sequence[tuple[Any, ...] | None],
+        after: npt.NDArray[np.float64],
+        beyond: Sequence[Beyond] = (),
+        states: npt.NDArray[np.float64] | None = None,
+    ) -> list[str | None]:
+        """Bring new envs to where others were: go to the state before their last operation, and replay it.
+
+        Args:
+            rows: whose.
+            before: checkpoints before the operations, float64 of shape `(len(rows), checkpoint_size)`. Zeros before
+                a reset mean that there was nothing.
+            operations: `("step", action)`, an action as its env takes it, `("reset", seed, options)`, or
+                `("set_state", state)`; None if there was no operation yet: then `after` is restored.
+            after: checkpoints after the operations.
+            beyond: for each row what did not fit into these two; empty if all did.
+            states: what images of the rows were drawn from last, float64 `(len(rows), state_size)`.
+
+        Returns:
+            For each row None if it is where the other was, else what differs; such an env must be reset.
+        """
+        if self._checkpoints is None:
+            raise ValueError("configure this service with a checkpoint_size first")
+        outcomes: list[str | None] = []
+        if states is not None:
+            self._state[list(rows)] = states
+        beyond = beyond or [(None, None)] * len(rows)
+        for row, start, operation, end, rest in zip(rows, before, operations, after, beyond, strict=True):
+            try:
+                with uncounted():  # what statistics have seen, they have seen
+                    outcomes.append(self._resume(row, start, operation, end, rest))
+            except Exception as exc:
+                outcomes.append(f"{type(exc).__name__}: {exc}")
+        return outcomes
+
+    def _resume(
+        self,
+        row: int,
+        before: npt.NDArray[np.float64],
+        operation: Any,
+        after: npt.NDArray[np.float64],
+        beyond: Beyond,
+    ) -> str | None:
+        assert self._checkpoints is not None
+        checkpoint = self._row_checkpoints[row]
+        due = self._stepper.due
+        match operation:
+            case None:
+                due[row] = checkpoint.restore(after, beyond[1])
+            case ("set_state", state):
+                self._set_state(row, state)
+            case ("reset", seed, options):
+                if np.array(before).view(np.uint64).any():  # as bits: small integers are subnormal floats
+                    due[row] = checkpoint.restore(before, beyond[0])
+                obs, _ = self._stepper.reset(row, seed, options)
+                self._rows.keep(0, row, obs)
+            case ("step", action):
+                due[row] = checkpoint.restore(before, beyond[0])
+                out = self._stepper.step([row], [action])
+                self._rows.store(0, out)
+                if out.failures:
+                    exc = out.failures[0][1]
+                    raised = f"{type(exc).__name__}: {exc}" if str(exc) else type(exc).__name__
+                    return f"{raised}, when its last step was made again; if it remembers more than MuJoCo, {REMEDY}"
+        if not checkpoint.replays:
+            due[row] = checkpoint.restore(after, beyond[1])
+        self._checkpoints.capture([row])
+        return checkpoint.difference(self._checkpoints.array[row], after)
+
+    def begin_anew(self, rows: Sequence[LostRow]) -> None:
+        """Another process had these rows and died: say so in their next step, and reset them then as the mode wants."""
+        for row, seed, obs, over, state in rows:
+            if obs is not None:
+                self._rows.keep(0, row, obs)  # a reset of other rows tells it once more
+            if state is not None:
+                self._state[row] = state  # and what images of it are drawn from
+            self._stepper.begin_anew(row, seed, None if over else obs)
+
+    def show_again(self, rows: Sequence[tuple[int, Any]]) -> None:
+        """What rows of another process that must be reset observed last: a reset of other rows tells it once more."""
+        for row, obs in rows:
+            self._rows.keep(0, row, obs)
+
+
+def _or_text(function: Callable[..., Any], *args: Any) -> Any:
+    try:
+        return function(*args)
+    except Misfit as exc:
+        return str(exc)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,27 +13,31 @@ from gymnasium import Space
 from gymnasium.vector import AutoresetMode
 
 from aioenv.ipc.frames import Frame
-from aioenv.ipc.messages import Failure, LostRow, ResetRequest, dump, load, load_step
+from aioenv.ipc.messages import Failure, LostRow, ResetRequest, StepReply, dump, dump_columns, load, load_step
+from aioenv.spaces.infos import MAX_SCHEMAS, Column, ColumnGroup, Path, Schema, column_of_objects
 from aioenv.spaces.layout import Layout, byte_view
 from aioenv.spaces.shared_layout import SharedLayout
-from aioenv.state.physics_batch import find_physics
-from aioenv.state.shared_fields import SharedFields, unchanged_fields
-from aioenv.worker import current_row
-from aioenv.worker.closing import close_envs
+from aioenv.state.model_edits import SharedFields, unchanged_fields
+from aioenv.state.render_source import PhysicsReader, find_physics
+from aioenv.worker import worker_context
 from aioenv.worker.description import EnvDescription, FirstCheckpoints, dumped, dumped_space, picklable_items
-from aioenv.worker.loop import StartFailed, describe_failure
-from aioenv.worker.service import Reply, SlotService
+from aioenv.worker.making import make_vector_env
+from aioenv.worker.service import Reply, SlotService, StartFailed, close_envs, describe_failure
 from aioenv.worker.specs import spec_without_values
-from aioenv.worker.vector.access import refuse_some, reset_vector_env, steps_some, with_rows
-from aioenv.worker.vector.calls import VectorCalls
-from aioenv.worker.vector.checkpoint import VectorCheckpoints
-from aioenv.worker.vector.lost_env_reset import Infos, LostEnvReset
-from aioenv.worker.vector.making import make_vector_env
-from aioenv.worker.vector.numerics import CheckedNumerics
-from aioenv.worker.vector.replies import VectorReplies
-from aioenv.worker.vector.results import check_numbers, step_result
+from aioenv.worker.vector_access import (
+    CheckedNumerics,
+    VectorCalls,
+    check_numbers,
+    refuse_some,
+    reset_vector_env,
+    step_result,
+    steps_some,
+    take_observations,
+    with_rows,
+)
+from aioenv.worker.vector_recovery import Infos, LostEnvReset, VectorCheckpoints
 
-__all__ = ["VectorService"]
+__all__ = ["InfoPacker", "VectorReplies", "VectorService"]
 
 
 class VectorService(SlotService):
@@ -127,7 +131,7 @@ class VectorService(SlotService):
         self._actions = Layout(env.single_action_space if action_space is None else action_space)
         self._action_arrays = self._actions.zeros(self._n)
         self._action_views = [byte_view(array) for array in self._action_arrays]
-        if current_row.alone():
+        if worker_context.owns_process():
             gc.collect()
             gc.freeze()
         return (self._checkpoints.array.copy(), self._checkpoints.beyond) if self._checkpoints is not None else None
@@ -334,3 +338,206 @@ def _seed(rows: Sequence[int], seeds: Sequence[int | None], num_envs: int, each:
     for row, seed in zip(rows, seeds, strict=True):
         by_row[row] = seed
     return by_row
+
+
+# ------------------------------------------------------------ replies
+
+
+class VectorReplies:
+    """Remembers what was seen of all rows last, and tells it of those that a request asks for.
+
+    Args:
+        observations: the layout of what is seen.
+        num_envs: how many rows there are.
+        state_size: how many float64 of physics state ride on each row; 0 for none.
+        physics: where these are read.
+        checkpoints: what rides behind them; None: nothing.
+    """
+
+    def __init__(
+        self,
+        observations: Layout,
+        num_envs: int,
+        state_size: int,
+        physics: PhysicsReader | None,
+        checkpoints: VectorCheckpoints | None,
+    ) -> None:
+        self._observations = observations
+        self._n = num_envs
+        self._state = np.zeros((num_envs, state_size), np.float64)
+        self._physics = physics if state_size else None  # else only its source was asked for: images are observations
+        self._checkpoints = checkpoints
+        self._packer = InfoPacker(num_envs)
+        self._latest: Any = observations.zeros(num_envs), observations.no_objects(num_envs)
+
+    def keep(self, obs: Any, seen: npt.NDArray[np.bool_] | None = None) -> None:
+        """A batch of observations is the latest.
+
+        Args:
+            obs: as the env gave it.
+            seen: the rows of which it tells: the others' are what they were. None: all.
+        """
+        arrays, objects = take_observations(self._observations, obs, self._n)
+        if seen is not None:  # an env that was put into a state need not know what was seen of it, before it steps
+            last_arrays, last_objects = self._latest
+            arrays = [np.where(_wide(seen, new), new, old) for new, old in zip(arrays, last_arrays, strict=True)]
+            pairs = zip(objects, last_objects, strict=True)
+            objects = [[n if s else o for s, n, o in zip(seen, new, old, strict=True)] for new, old in pairs]
+        self._latest = arrays, objects
+
+    def restore(self, observations: Sequence[npt.NDArray[Any]], objects: Sequence[Sequence[Any]]) -> None:
+        """The env is where another was, of which this was seen last."""
+        self._latest = [array.copy() for array in observations], [list(column) for column in objects]
+        if self._physics is not None:
+            self._physics.read(None, self._state)
+
+    def keep_states(self, states: Mapping[int, npt.NDArray[np.float64]]) -> None:
+        """What images of some rows are drawn from, until the env has begun in them."""
+        for row, state in states.items():
+            self._state[row] = state
+
+    def again(self, rows: Sequence[int]) -> Reply:
+        """What was seen of rows last, and their states as they were told then: nothing has happened."""
+        arrays, objects = self._latest
+        looked = list(rows)
+        tail = dump(StepReply([], [], [[column[row] for row in looked] for column in objects], []))
+        riding = [self._state] if self._state.shape[1] else []
+        if self._checkpoints is not None:
+            riding.append(self._checkpoints.array)
+        return Reply([byte_view(array[looked]) for array in (*arrays, *riding)], tail if objects else b"")
+
+    def make(
+        self,
+        flags: Sequence[npt.NDArray[Any]],
+        infos: Infos,
+        rows: Sequence[int],
+        begun: npt.NDArray[np.bool_] | None = None,
+    ) -> Reply:
+        """What stands in some rows now.
+
+        Args:
+            flags: rewards, terminations and truncations of these rows; after a reset none.
+            infos: what the env has told, and of which rows.
+            rows: these.
+            begun: the rows that the env shows as they are told; None: all.
+        """
+        arrays, objects = self._latest
+        riding = []
+        beyond: Sequence[tuple[int, bytes]] = ()
+        if self._physics is not None:
+            before = None if begun is None else self._state[~begun]
+            self._physics.read(None, self._state)
+            if begun is not None:
+                self._state[~begun] = before
+            riding.append(self._state)
+        if self._checkpoints is not None:
+            riding.append(self._checkpoints.array)
+            beyond = self._checkpoints.beyond
+        if len(rows) < self._n:
+            index = list(rows)
+            arrays = [array[index] for array in arrays]
+            objects = [[column[row] for row in index] for column in objects]
+            riding = [array[index] for array in riding]
+            beyond = [(row, data) for row, data in beyond if row in rows]
+        fixed = [byte_view(array) for array in (*arrays, *flags, *riding)]
+        if not objects and not beyond and not any(info for info, _ in infos):
+            return Reply(fixed)
+        groups = [group for info, of in infos if info for group in self._packer.pack(info, of)]
+        news = self._packer.take_news()
+        if not (news or objects or beyond or any(group.objects for group in groups)):
+            return Reply(fixed, dump_columns(groups))
+        return Reply(fixed, dump(StepReply(news, groups, [list(o) for o in objects], [], (), beyond)))
+
+
+def _wide(mask: npt.NDArray[np.bool_], array: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """A mask of rows that goes with an array of more axes."""
+    return mask.reshape(-1, *[1] * (array.ndim - 1))
+
+
+# ------------------------------------------------------------ infos
+
+
+class InfoPacker:
+    """Takes the merged infos of a vector env apart into columns, so that those of all workers can be merged.
+
+    What has no element for each slot is every slot's.
+    """
+
+    def __init__(self, num_envs: int) -> None:
+        self._n = num_envs
+        self._ids: dict[Schema, int] = {}
+        self._news: list[tuple[int, Schema]] = []
+
+    def pack(self, info: Mapping[Any, Any], rows: Sequence[int]) -> list[ColumnGroup]:
+        """The groups of what an info dict says of some rows; keys whose masks are equal go together."""
+        if len(self._ids) >= MAX_SCHEMAS:
+            self._ids.clear()
+        chosen = np.zeros(self._n, np.bool_)
+        chosen[list(rows)] = True
+        groups: list[ColumnGroup] = []
+        run: list[tuple[Column, Any]] = []
+        mask: Any = None
+        for column, values, has in self._columns(info, ()):
+            if mask is not None and (has != mask).any():
+                groups += self._group(run, mask & chosen)
+                run = []
+            if not run:  # the dicts that it is in must be in its group
+                run = [(Column(column.path[:i], None, (), is_dict=True), None) for i in range(1, len(column.path))]
+            mask = has
+            run.append((column, values))
+        return groups + self._group(run, mask & chosen) if run else groups
+
+    def take_news(self) -> list[tuple[int, Schema]]:
+        """The schemas that the parent has not been told of yet."""
+        news, self._news = self._news, []
+        return news
+
+    def _columns(self, info: Mapping[Any, Any], path: Path) -> list[tuple[Column, Any, npt.NDArray[np.bool_]]]:
+        columns: list[tuple[Column, Any, npt.NDArray[np.bool_]]] = []
+        for key, value in info.items():
+            if isinstance(key, str) and key.startswith("_") and key[1:] in info:
+                continue  # the mask of another
+            mask = info.get(f"_{key}")
+            if not (isinstance(mask, np.ndarray) and mask.dtype == np.bool_ and mask.shape == (self._n,)):
+                mask = np.ones(self._n, np.bool_)
+            here = (*path, key)
+            if isinstance(value, Mapping):
+                columns.append((Column(here, None, (), is_dict=True), None, mask))
+                columns += self._columns(value, here)
+                continue
+            if isinstance(value, (int, float, np.number)) and not isinstance(value, np.timedelta64):
+                value = np.full(self._n, value)
+            if not (isinstance(value, np.ndarray) and value.ndim and len(value) == self._n):
+                each = value if isinstance(value, (list, tuple)) and len(value) == self._n else [value] * self._n
+                columns.append((Column(here, None, ()), each, mask))
+            elif value.dtype.hasobject:
+                columns.append((column_of_objects(here, value[mask].tolist()), list(value), mask))
+            else:
+                # as Gymnasium merges them, an array of bool was made of Python's own
+                python = value.dtype == np.bool_ and value.ndim == 1
+                columns.append((Column(here, value.dtype, value.shape[1:], is_python=python), value, mask))
+        return columns
+
+    def _group(self, run: list[tuple[Column, Any]], mask: npt.NDArray[np.bool_]) -> list[ColumnGroup]:
+        rows = np.flatnonzero(mask)
+        if not len(rows):
+            return []
+        columns = tuple(column for column, _ in run)
+        floats = all(
+            c.dtype == np.float64 and c.shape == () and len(c.path) == 1 for c in columns
+        )  # dicts have no dtype
+        schema = Schema(columns, floats, by_row=False)
+        number = self._ids.get(schema)
+        if number is None:
+            number = self._ids[schema] = len(self._ids)
+            self._news.append((number, schema))
+        data: list[bytes] = []
+        objects: list[list[Any]] = []
+        for column, values in run:
+            if column.apart:
+                data += [values[row].tobytes() for row in rows.tolist()]
+            elif column.dtype is not None:
+                data.append(np.ascontiguousarray(values[rows]).tobytes())
+            elif not column.is_dict:
+                objects.append([values[row] for row in rows.tolist()])
+        return [ColumnGroup(number, None if len(rows) == self._n else tuple(rows.tolist()), b"".join(data), objects)]

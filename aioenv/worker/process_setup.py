@@ -1,23 +1,63 @@
-"""What multiprocessing does inside a worker: the processes that envs start don't run the user's script again.
-
-A worker's `__main__` has what the user's script defines. Where the start method is spawn or forkserver, multiprocessing
-tells each child to run the file of `__main__`, so that the child can unpickle what that file defines. In a child of
-an env this would start the training once more.
-"""
+"""What envs log, told to the parent with its level, unless they have handlers of their own for it."""
 
 from __future__ import annotations
 
+import contextlib
+import faulthandler
 import functools
 import importlib
-from collections.abc import Callable
+import logging
+import os
+from collections.abc import Callable, Mapping
 from multiprocessing import context, process
 from multiprocessing.reduction import ForkingPickler
 from types import FunctionType
 from typing import Any
 
 from aioenv.errors import NestedProcessError
+from aioenv.ipc.messages import WHERE, LogLine, Start, pack_log_line
+from aioenv.worker.mujoco_gl import choose_backend_late
 
-__all__ = ["keep_script_from_children"]
+__all__ = ["adopt_parent_environment", "enable_fault_handler", "keep_script_from_children", "tell_records"]
+
+
+class _Teller(logging.Handler):
+    """Writes records to the descriptor of what the worker prints: an env may have closed `sys.stderr`."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Tell of a record; what is wrong with it is told as usual."""
+        try:
+            os.write(2, pack_log_line(LogLine(record.levelno, record.name, self.format(record))))
+        except Exception:
+            self.handleError(record)
+
+
+def tell_records(level: int) -> None:
+    """From now on, tell the parent of records that nobody here handles, from this level on.
+
+    This takes the place of what logging does with such records, and adds no handler: `logging.basicConfig(…)` in an env
+    works as ever. (Without arguments, as `logging.error` and its like call it, it would have them printed.)
+
+    Args:
+        level: below it the parent would drop them.
+    """
+    root = logging.getLogger()
+    if root.level != level:  # it takes a page of memory for each logger that there is
+        root.setLevel(level)
+    if isinstance(logging.lastResort, _Teller):  # by the fork server that this was forked by
+        return
+    configure = logging.basicConfig
+
+    def configure_if_asked(**kwargs: Any) -> None:
+        if kwargs:
+            configure(**kwargs)
+
+    logging.basicConfig = configure_if_asked
+    logging.lastResort = _Teller()
+
+
+# ------------------------------------------------------------ child processes of envs
+
 
 _MAIN = ("__main__", "__mp_main__")
 _SPAWNED = ("spawn", "forkserver")
@@ -88,3 +128,41 @@ def _spawning() -> str | None:
     children: Any = vars(process)["_children"]
     methods = [getattr(child, "_start_method", None) for child in list(children)]
     return next((method for method in methods if method in _SPAWNED), None)
+
+
+def adopt_parent_environment(start: Start, before: Mapping[str, str]) -> None:
+    """Take on the parent's environment variables and directory: a forked worker has those of its fork server.
+
+    What modules did to variables when they were imported there stays done, as in a process that imports them itself;
+    but those that the parent has changed since are the parent's.
+
+    Args:
+        start: what the parent says of itself.
+        before: the fork server's variables, before it imported anything.
+    """
+    if start.directory is not None:
+        with contextlib.suppress(OSError):  # it has been removed, or is not for us
+            os.chdir(start.directory)
+    if start.environ is None:
+        return
+    here = dict(os.environ)
+    for name in here.keys() | start.environ.keys():
+        value = start.environ.get(name)
+        if value == here.get(name) or value == before.get(name):
+            continue
+        if value is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = value
+    choose_backend_late()
+
+
+def enable_fault_handler() -> None:
+    """Let a crash print where it happened, and the parent ask where this process is, even in C code with the GIL held.
+
+    To the descriptor: an env may have closed `sys.stderr`. Other threads are left out of what is asked for, since they
+    run on meanwhile.
+    """
+    faulthandler.enable(2)
+    if WHERE is not None:
+        faulthandler.register(WHERE, 2, all_threads=False)
