@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal
 
 import gymnasium
-import numpy as np
 import numpy.typing as npt
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, VectorEnv
@@ -23,23 +22,20 @@ from aioenv.core.arguments import (
     check_timeout,
     check_worker_env,
 )
+from aioenv.core.backend import Backend, Session
 from aioenv.core.episode_tracker import check_episode_stats
 from aioenv.core.imports import needed_by
 from aioenv.core.programs import make_program
 from aioenv.core.results import StepResult
-from aioenv.core.scheduler import RequestScheduler
-from aioenv.core.session import Session
 from aioenv.core.waits import Clock
 from aioenv.core.worker_pool import WorkerPoolConfig
-from aioenv.inprocess.inline import RUN_IN
-from aioenv.inprocess.rollout import InProcessRollout
-from aioenv.inprocess.some import InProcessActiveSlots, InProcessEpisodeStepper, SomeSolo
+from aioenv.inprocess.backend import RUN_IN, InProcessBackend
 from aioenv.process.channel import check_channel
 from aioenv.process.launch import check_start
 from aioenv.rendering.pixel_states import with_pixel_states
 from aioenv.requirements import require_batch
 from aioenv.stats.episodes import EpisodeStats
-from aioenv.vector_env import AsyncVectorEnv, SubsetBackend
+from aioenv.vector_env import AsyncVectorEnv
 from aioenv.worker.making import is_native_task, make_registered, of_so_many, refuse_wrappers
 
 if TYPE_CHECKING:
@@ -115,7 +111,7 @@ class NativeVectorEnv(AsyncVectorEnv):
         TypeError: if `make_vector_env` is not callable; with workers, if it can't be pickled.
     """
 
-    _solo: SomeSolo | None = None
+    _inprocess: InProcessBackend | None = None
 
     def __init__(
         self,
@@ -198,7 +194,7 @@ class NativeVectorEnv(AsyncVectorEnv):
     def _make_session(self) -> Session:
         if self._config.num_workers:
             return super()._make_session()
-        self._solo = SomeSolo(
+        self._inprocess = InProcessBackend(
             self._make_vector_env,
             self.num_envs,
             run_in=self._run_in,
@@ -208,47 +204,37 @@ class NativeVectorEnv(AsyncVectorEnv):
             render=self._render_config,
             pixels=self._pixels_config,
         )
-        return cast(Session, self._solo)  # which it stands in for, as well as for a worker_pool and a schedule
+        return self._inprocess
 
-    def _take_over(self, session: Session, scheduler: RequestScheduler) -> None:
+    def _take_over(self, session: Session, backend: Backend) -> None:
+        info = session.env_info
         if self._config.num_workers:
-            session.worker_pool.spec = of_so_many(session.worker_pool.spec, self.num_envs)
-        self.autoreset_mode = session.worker_pool.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP)
-        super()._take_over(session, scheduler)
-
-    def _subset_backend(self, scheduler: RequestScheduler) -> SubsetBackend:
-        solo = self._solo
-        if solo is None:
-            return super()._subset_backend(scheduler)
-        return SubsetBackend(
-            solo,
-            partial(InProcessActiveSlots, solo),
-            lambda _: InProcessRollout(solo),
-            partial(InProcessEpisodeStepper, solo),
-        )
+            info.spec = of_so_many(info.spec, self.num_envs)
+        self.autoreset_mode = info.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP)
+        super()._take_over(session, backend)
 
     @property
     def runs(self) -> str:
         """Where the next step will be made: "inline" (on the loop), "thread" or "workers"."""
-        if self._solo is None:
+        if self._inprocess is None:
             return "workers" if self._config.num_workers else self._run_in
-        return "inline" if self._solo.backend is not None and self._solo.steps.inline else "thread"
+        return "inline" if self._backend is not None and self._inprocess.steps_inline else "thread"
 
     def _step_here(self, actions: Any) -> StepResult | None:
         """`step` on the thread of a blocking caller, whose loop does nothing meanwhile; None: the loop must do it."""
-        solo = self._solo
-        if solo is None or self.closed or not solo.steps_anywhere or solo.table.paused is not None:
+        backend = self._inprocess
+        if backend is None or self.closed or not backend.can_step_inline or backend.table.paused is not None:
             return None
         wait = self._clock.envs.begin()
         try:
-            return solo.step_here(actions)
+            return backend.step_inline(actions)
         finally:
             wait.end()
 
     def _fit_here(self, actions: Any) -> Any:
         """A checked copy of actions, for a vector env in this process whose step is made later."""
-        assert self._solo is not None
-        return self._solo.fit(actions)
+        assert self._inprocess is not None
+        return self._inprocess.checked_actions(actions)
 
     def model_field(self, name: str) -> npt.NDArray[Any]:
         """A field of MuJoCo's model with values for each slot; write to it to change them.
@@ -271,14 +257,7 @@ class NativeVectorEnv(AsyncVectorEnv):
             PendingCallError: if a slot has a request in flight.
             WorkerDied: if a worker is gone.
         """
-        scheduler = self._check_running()
-        if self._solo is not None:
-            field = self._solo.model_field(name)
-        else:
-            scheduler.table.check_call(np.arange(self.num_envs), "model_field")
-            shared = scheduler.worker_pool.model_fields
-            assert shared is not None  # it was started
-            field = shared.field(name)
+        field = self._check_running().model_field(name)
         assert self._session is not None
         for pool in self._session.pools:
             pool.show(name, field)

@@ -228,7 +228,9 @@ async def test_whoever_reads_a_tail_gets_memory_of_his_own(monkeypatch, c):
         tails: list[memoryview] = []
         for exchange in world.exchanges:
             into, on_reply, _ = exchange.parts[0].fast_reply
-            exchange.parts[0].fast_reply = PendingReply(into, on_reply, (exchange.parts[0], exchange, tails.append, False))
+            exchange.parts[0].fast_reply = PendingReply(
+                into, on_reply, (exchange.parts[0], exchange, tails.append, False)
+            )
             exchange.parts[0].on_reply = lambda frame, part=exchange.parts[0]: (
                 tails.append(frame.tail),
                 setattr(part, "arrived", True),

@@ -137,7 +137,7 @@ async def test_results_are_yours(where):
         async with aioenv.NativeVectorEnv(partial(Batch, width=width), 3, **where) as envs:
             first = await envs.reset()
             second = await envs.step(OK)
-            env = envs._solo._env
+            env = envs._inprocess._env.env
             for array in (first.obs, second.obs, second.info["buffer"], second.terminated):
                 assert not np.shares_memory(array, env.obs) and not np.shares_memory(array, env.flags)
             await envs.step(OK)
@@ -163,9 +163,10 @@ async def test_what_an_env_has_let_go_of_is_not_copied():
 async def test_without_copies_results_are_the_envs():
     async with aioenv.NativeVectorEnv(Batch, 3, run_in="inline", copy=False) as envs:
         await envs.reset()
-        assert (await envs.step(OK)).obs is envs._solo._env.obs
+        assert (await envs.step(OK)).obs is envs._inprocess._env.env.obs
         envs.send(OK)
-        assert not np.shares_memory((await envs.recv()).obs, envs._solo._env.obs), "recv always gives what is yours"
+        own = (await envs.recv()).obs
+        assert not np.shares_memory(own, envs._inprocess._env.env.obs), "recv always gives what is yours"
 
 
 @pytest.mark.parametrize("kwargs", [{}, {"sutton_barto_reward": True}, {"max_episode_steps": 7}], ids=str)
@@ -190,7 +191,7 @@ async def test_our_cartpole_is_gymnasiums(kwargs):
         with pytest.raises(AssertionError):
             ours.step(wrong)
     async with aioenv.make_vec("CartPole-v1", 9, backend="native", **kwargs) as envs:
-        assert type(envs._solo._env) is cartpole_module.CartPoleVectorEnv and envs.spec.id == "CartPole-v1"
+        assert type(envs._inprocess._env.env) is cartpole_module.CartPoleVectorEnv and envs.spec.id == "CartPole-v1"
 
 
 # ---------------------------------------------------------------- some slots, calls

@@ -100,9 +100,9 @@ class VecEnv(_VecEnv):  # type: ignore[misc]  # Stable-Baselines3 need not be in
             super().__init__(envs.num_envs, envs.single_observation_space, envs.single_action_space)
             self.render_mode = envs.render_mode  # theirs is the envs', which know of no `render=`
             self.metadata = {key: value for key, value in envs.metadata.items() if key != "autoreset_mode"}
-            schedule = envs._envs._scheduler
-            if isinstance(schedule, RequestScheduler):  # infos are taken apart again: each env's must be as it was
-                schedule.merge_infos = merge_or_rows
+            backend = envs._envs._backend
+            if isinstance(backend, RequestScheduler):  # infos are taken apart again: each env's must be as it was
+                backend.merge_infos = merge_or_rows
         except BaseException:
             envs.close()
             raise

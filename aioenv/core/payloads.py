@@ -135,7 +135,7 @@ def _positions(part: WorkerRequest, group_rows: Sequence[int] | None) -> tuple[A
 
 
 def read_partial_payload(part: WorkerRequest, payload: memoryview) -> list[int]:
-    """As `read_payload`, which has failed: values that don't unpickle become errors of their slots, which have the rest.
+    """Read a reply of which not all unpickles: such values become errors of their slots, which keep the rest.
 
     Raises:
         Exception: if nothing can be understood.

@@ -25,7 +25,9 @@ class WorkerRecovery:
         resume: whether slots go on where they were, if that can be.
     """
 
-    def __init__(self, worker_pool: WorkerPool, history: SlotHistory, merger: StatsMerger | None, *, resume: bool) -> None:
+    def __init__(
+        self, worker_pool: WorkerPool, history: SlotHistory, merger: StatsMerger | None, *, resume: bool
+    ) -> None:
         self._worker_pool = worker_pool
         self._history = history
         self._merger = merger

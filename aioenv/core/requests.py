@@ -23,7 +23,16 @@ if TYPE_CHECKING:
     from aioenv.core.worker_pool import WorkerSlots
     from aioenv.rendering.draw_requests import ImageBuffer
 
-__all__ = ["BATCHES_IN_TURN", "BATCHES_KEPT", "Batch", "BatchRequest", "BatchRequestPool", "SentRequest", "WorkerRequest"]
+__all__ = [
+    "BATCHES_IN_TURN",
+    "BATCHES_KEPT",
+    "Batch",
+    "BatchRequest",
+    "BatchRequestPool",
+    "SentRequest",
+    "WorkerRequest",
+    "as_index",
+]
 
 # With copy=False two batches are used in turn. Otherwise at most four are kept for reuse: one that the caller has, one
 # in flight, one that is ready for the next step, and one more for a caller that looks back a step.

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium.vector import AutoresetMode
 
+from aioenv.core.active_slots import ActiveSlots
 from aioenv.core.collect import collect_ready
 from aioenv.core.dispatcher import Dispatcher
 from aioenv.core.groups import RememberedState, WorkerGroup, WorkerRolloutBackend
@@ -36,6 +37,7 @@ from aioenv.process.supervisor import LIVING
 from aioenv.spaces.infos import merge
 from aioenv.spaces.seeding import is_listed
 from aioenv.spaces.shared_layout import COPIED
+from aioenv.worker.vector_access import refuse_some
 
 if TYPE_CHECKING:
     from aioenv.core.episode_tracker import EpisodeTracker
@@ -141,6 +143,7 @@ class RequestScheduler:
         if self.merger is not None:
             self.merger.timeouts = self.timeouts
         self.remembered = RememberedState()
+        self._active_slots: ActiveSlots | None = None
         self._everyone = WorkerGroup(self, np.arange(self.num_envs), whole=True)
 
     @property
@@ -161,13 +164,15 @@ class RequestScheduler:
     # ------------------------------------------------------------ whole batches
 
     async def step(self, actions: Any, *, given: bool = False, timeout_s: float | None = None) -> StepResult:
-        """Step all slots (see `AsyncVectorEnv.step`).
+        """Step all slots that are not paused (see `AsyncVectorEnv.step`).
 
         Args:
             actions: a batch of actions.
             given: whether `actions` is a list of one action a slot instead, which its env gets as it is.
             timeout_s: in place of the limit of all calls.
         """
+        if self.table.paused is not None and not given:
+            return await self._active().step(actions, timeout_s)
         request = await self.send_step(actions, given=given, timeout_s=timeout_s)
         return await self.outcome(request, self._step_result, timeout_s)
 
@@ -206,7 +211,9 @@ class RequestScheduler:
         options: dict[str, Any] | None,
         timeout_s: float | None = None,
     ) -> ResetResult:
-        """Reset all slots, or those of a mask; the others keep their last observations."""
+        """Reset all slots that are not paused, or those of a mask; the others keep their last observations."""
+        if self.table.paused is not None:
+            return await self._active().reset(seed, mask, options, timeout_s)
         seeds = self.worker_pool.seeds(seed, self._all_slots, restarts_plan=mask is None)
         if self._abandoned:
             await self.drain(timeout_s)
@@ -214,6 +221,12 @@ class RequestScheduler:
         by_slot = {slot: seeds[slot] for slot in slots.tolist()}
         request = self._everyone.reset(slots, by_slot, options, "reset", each=is_listed(seed))
         return await self.outcome(request, self._reset_result, timeout_s)
+
+    def _active(self) -> ActiveSlots:
+        """Return what steps the slots that are not paused; a new one after slots were resumed."""
+        if self._active_slots is None or self._active_slots.resumes != self.table.resumes:
+            self._active_slots = ActiveSlots(self)
+        return self._active_slots
 
     def _step_result(self, request: BatchRequest) -> StepResult:
         batch = request.batch
@@ -334,6 +347,8 @@ class RequestScheduler:
     def send(self, actions: Any, slots: Iterable[int] | None) -> None:
         """Send actions to some slots; never blocks (see `AsyncVectorEnv.send`)."""
         numbers = self.table.slot_numbers(slots)
+        if slots is not None:
+            self.check_steps_some("send", numbers)
         paused = self.table.paused
         used = None if paused is None else np.flatnonzero(~paused[numbers])
         arrays, objects = self.actions.take_apart(actions, len(numbers), used)
@@ -482,6 +497,23 @@ class RequestScheduler:
     def rollout_backend(self) -> WorkerRolloutBackend:
         """Make the backend of one rollout."""
         return WorkerRolloutBackend(self)
+
+    def check_steps_some(self, name: str, slots: Slots) -> None:
+        """Raise if these slots can't be stepped without the others of their worker (see `Backend.check_steps_some`)."""
+        if self.worker_pool.steps_some:
+            return
+        for member, order in self.worker_pool.shares(slots):
+            if len(order) < member.stop - member.start:
+                raise refuse_some(
+                    f"{name}: slots {np.sort(slots[order]).tolist()}",
+                    f"the vector env of slots {member.start} to {member.stop - 1}",
+                )
+
+    def model_field(self, name: str) -> npt.NDArray[Any]:
+        """Return a live field of the models of native slots (see `NativeVectorEnv.model_field`)."""
+        self.table.check_call(self._all_slots, "model_field")
+        assert self.worker_pool.model_fields is not None  # it was started
+        return self.worker_pool.model_fields.field(name)
 
     async def call_service(
         self, slots: Iterable[int] | None, what: str, method: str, arguments: Callable[[list[int]], tuple[Any, ...]]

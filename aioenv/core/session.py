@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from aioenv.rendering.step_pool import StepRenderPool
     from aioenv.state.render_source import MujocoSource
 
-__all__ = ["CLOSE_GRACE_S", "NO_PHYSICS", "Session", "late_pool"]
+__all__ = ["CLOSE_GRACE_S", "NO_PHYSICS", "WorkerSession", "late_pool"]
 
 NO_PHYSICS = (
     "render: this vector env has no model and physics_states, from which images could be drawn; "
@@ -62,7 +62,7 @@ def late_pool(
     )
 
 
-class Session:
+class WorkerSession:
     """All that lives between the start and the close of a vector env.
 
     Attributes:
@@ -137,6 +137,16 @@ class Session:
             pixel_renderer=pixel_renderer,
         )
         self.backend.timeouts.pools = self.pools
+
+    @property
+    def env_info(self) -> WorkerPool:
+        """The spaces and metadata of the envs."""
+        return self.worker_pool
+
+    @property
+    def workers(self) -> Sequence[Worker]:
+        """The worker processes that hold the envs."""
+        return [member.worker for member in self.worker_pool.members]
 
     async def _start_drawing_workers(self, pixels: RenderConfig) -> None:
         """Start the workers where they draw themselves, on the first OpenGL backend that works."""

@@ -50,6 +50,7 @@ class SlotTable:
         exhausted: those of them that are because their envs have no further episode.
         steps: how many steps of single slots were asked for, those of which nobody has taken the results among them.
         resets: how often some were reset, or put into states.
+        resumes: how often some were resumed: observations of paused slots that were kept are out of date then.
     """
 
     def __init__(self, num_envs: int, *, must_reset: bool) -> None:
@@ -67,7 +68,7 @@ class SlotTable:
         self._overtaken: set[int] = set()
         self.paused: npt.NDArray[np.bool_] | None = None
         self.exhausted: set[int] = set()
-        self.steps = self.resets = 0
+        self.steps = self.resets = self.resumes = 0
 
     def state(self, slot: int) -> SlotState:
         """What one slot is doing."""
@@ -225,7 +226,8 @@ class SlotTable:
         self.paused = paused if paused.any() else None
 
     def resume(self, slots: Slots) -> None:
-        """Take these slots in again."""
+        """Take these slots into whole batches again."""
+        self.resumes += 1
         if self.paused is not None:
             paused = self.paused.copy()
             paused[slots] = False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence, Set
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +12,7 @@ from aioenv.core.backend import Backend, SlotGroup, StepOutcome
 from aioenv.rollout.subset import info_of
 from aioenv.spaces.layout import Arrays
 
-__all__ = ["EpisodeStepper", "GroupEpisodeStepper", "SteppedSlots"]
+__all__ = ["EpisodeStepper", "SteppedSlots"]
 
 Objects = list[list[Any]]
 
@@ -33,34 +33,14 @@ class SteppedSlots(NamedTuple):
     lost: Set[int] = frozenset()
 
 
-class EpisodeStepper(Protocol):
-    """Moves slots; `obs` and `objects` hold the last observations of all, one row a slot."""
-
-    obs: Arrays
-    objects: Objects
-
-    async def move(
-        self, stepped: Sequence[int], arrays: Arrays, objects: Objects, seeds: Mapping[int, int | None]
-    ) -> SteppedSlots | None:
-        """Step some slots and reset others.
-
-        If this is cancelled, or something goes wrong, what is in flight is abandoned.
-
-        Args:
-            stepped: slots, ascending.
-            arrays, objects: actions of all slots, taken apart; rows of slots that are not stepped are not used.
-            seeds: of the slots that are reset.
-
-        Returns:
-            What the step gave; None if nothing was stepped.
-        """
-
-
-class GroupEpisodeStepper:
-    """Over groups of a backend: one that is stepped, one that is reset.
+class EpisodeStepper:
+    """Steps some slots and resets others at the same time, as two groups of a backend.
 
     Args:
-        backend: makes the groups.
+        backend: steps the envs.
+
+    Attributes:
+        obs, objects: the last observations of all slots, one row a slot.
     """
 
     def __init__(self, backend: Backend) -> None:
@@ -73,7 +53,18 @@ class GroupEpisodeStepper:
     async def move(
         self, stepped: Sequence[int], arrays: Arrays, objects: Objects, seeds: Mapping[int, int | None]
     ) -> SteppedSlots | None:
-        """See `EpisodeStepper.move`."""
+        """Step some slots and reset others.
+
+        If this is cancelled, or something goes wrong, the requests in flight are abandoned.
+
+        Args:
+            stepped: slots, ascending.
+            arrays, objects: actions of all slots, taken apart; rows of slots that are not stepped are not used.
+            seeds: the seeds of the slots that are reset.
+
+        Returns:
+            The result of the step; None if no slot was stepped.
+        """
         asked: list[SlotGroup] = []
         outcomes = []
         try:

@@ -34,9 +34,10 @@ class BlockingStepper:
     def __init__(self, portal: Portal, envs: AsyncVectorEnv) -> None:
         self.portal = portal
         self.envs = envs
-        schedule = envs._scheduler
-        visits = isinstance(schedule, RequestScheduler) and schedule.needs_replies_only
-        self.here = ReplyPoller(schedule.worker_pool.members if schedule is not None and visits else ())
+        backend = envs._backend
+        self.scheduler = backend if isinstance(backend, RequestScheduler) else None
+        visits = self.scheduler is not None and self.scheduler.needs_replies_only
+        self.here = ReplyPoller(self.scheduler.worker_pool.members if self.scheduler is not None and visits else ())
         portal.may_park = self.here.suffices if visits else None
 
     def step(self, actions: Any, *, given: bool = False, timeout_s: float | None = None) -> StepResult:
@@ -68,15 +69,15 @@ class BlockingStepper:
         return ready[0] if ready else self.portal.call(self.envs.recv, min_slots, max_slots, deadline_s=deadline_s)
 
     def _recv_here(self, signals: list[Any], ready: list[Ready], min_slots: int, max_slots: int | None) -> None:
-        schedule, clock = self.envs._scheduler, self.envs._clock
-        if schedule is None or schedule.closing or not schedule.outstanding:
+        scheduler, clock = self.scheduler, self.envs._clock
+        if scheduler is None or scheduler.closing or not scheduler.outstanding:
             return
         wanted = min_slots if max_slots is None else min(min_slots, max_slots)
         wait = clock.envs.begin()
         try:
-            enough = self.here.wait(lambda: schedule.has_ready(wanted), _limit(schedule, None))
+            enough = self.here.wait(lambda: scheduler.has_ready(wanted), _limit(scheduler, None))
             if enough and not signals:
-                ready.append(schedule.take_ready(max_slots))
+                ready.append(scheduler.take_ready(max_slots))
         finally:
             wait.end()
 
@@ -103,7 +104,7 @@ class BlockingStep:
     """
 
     def __init__(self, by: BlockingStepper, given: bool, timeout_s: float | None) -> None:
-        self._portal, self._envs, self._here = by.portal, by.envs, by.here
+        self._portal, self._envs, self._scheduler, self._here = by.portal, by.envs, by.scheduler, by.here
         self._given = given
         self._timeout_s = timeout_s
         self._exchange: BatchRequest | None = None  # what was sent by a visitor
@@ -128,37 +129,37 @@ class BlockingStep:
             self._call.wait_begun()
 
     def _begin_here(self, signals: list[Any], actions: Any, go_on: bool) -> None:
-        schedule = self._envs._scheduler
-        if schedule is None or not schedule.can_submit_step or self._envs.closed:
+        scheduler = self._scheduler
+        if scheduler is None or not scheduler.can_submit_step or self._envs.closed:
             return
-        exchange = schedule.submit_step(actions, given=self._given)
+        exchange = scheduler.submit_step(actions, given=self._given)
         self._exchange, self._done = exchange, exchange.done
-        if not go_on or not self._finish_here(schedule, exchange, signals):
-            schedule.leave(exchange)
+        if not go_on or not self._finish_here(scheduler, exchange, signals):
+            scheduler.leave(exchange)
             if not self._here.suffices():
                 self._portal.hurry()
 
     def _wait_here(self, signals: list[Any], timeout_s: float | None) -> None:
-        schedule, exchange = self._envs._scheduler, self._exchange
-        if schedule is None or exchange is None or schedule.closing:
+        scheduler, exchange = self._scheduler, self._exchange
+        if scheduler is None or exchange is None or scheduler.closing:
             return
         try:
-            schedule.take_up(exchange, self._done)
+            scheduler.take_up(exchange, self._done)
         except NoAsyncCallError as exc:
             self._end(None, exc)
             return
-        if not self._finish_here(schedule, exchange, signals, timeout_s):
-            schedule.leave(exchange)
+        if not self._finish_here(scheduler, exchange, signals, timeout_s):
+            scheduler.leave(exchange)
 
     def _finish_here(
-        self, schedule: RequestScheduler, exchange: BatchRequest, signals: list[Any], timeout_s: float | None = None
+        self, scheduler: RequestScheduler, exchange: BatchRequest, signals: list[Any], timeout_s: float | None = None
     ) -> bool:
         """Wait for the replies and take the result; whether that was so soon, and no signal has come."""
         self._late = True
         wait = self._envs._clock.envs.begin()
         try:
-            schedule.dispatcher.poll(exchange)
-            limit = _limit(schedule, self._timeout_s)
+            scheduler.dispatcher.poll(exchange)
+            limit = _limit(scheduler, self._timeout_s)
             limit = limit if timeout_s is None else min(limit, timeout_s)
             all_in = self._here.wait(lambda: not exchange.open, limit)
         finally:
@@ -166,7 +167,7 @@ class BlockingStep:
         if not all_in or signals:  # whose handlers may raise
             return False
         try:
-            result = schedule.step_result(exchange)
+            result = scheduler.step_result(exchange)
         except Exception as exc:
             self._end(None, exc)
         else:
@@ -216,34 +217,41 @@ class BlockingStep:
             del error  # its traceback has this frame
 
 
-def _limit(schedule: RequestScheduler, timeout_s: float | None) -> float:
+def _limit(scheduler: RequestScheduler, timeout_s: float | None) -> float:
     """How long a visitor waits, in seconds, if that was said of the wait."""
-    whole = schedule.timeouts.limit(timeout_s)
+    whole = scheduler.timeouts.limit(timeout_s)
     return PARK_S if whole is None else min(PARK_S, whole)
+
+
+def _scheduler_of(envs: AsyncVectorEnv) -> RequestScheduler:
+    """Return the scheduler of a vector env over workers, if it may be used now."""
+    backend = envs._check_running()
+    assert isinstance(backend, RequestScheduler)
+    return backend
 
 
 async def _step(envs: AsyncVectorEnv, actions: Any, given: bool, timeout_s: float | None) -> StepResult:
     if given:
-        return await envs._check_running().step(actions, given=True, timeout_s=timeout_s)
+        return await _scheduler_of(envs).step(actions, given=True, timeout_s=timeout_s)
     return await envs.step(actions, timeout_s=timeout_s)
 
 
 async def _begin(envs: AsyncVectorEnv, actions: Any, given: bool) -> tuple[BatchRequest, asyncio.Future[None]] | None:
     """Send a step, and leave it; None, and nothing was sent, if there are slots that don't take part."""
-    schedule = envs._check_running()
-    if schedule.table.paused is not None:
+    scheduler = _scheduler_of(envs)
+    if scheduler.table.paused is not None:
         return None
-    exchange = await schedule.send_step(actions, given=given)
-    schedule.leave(exchange)
+    exchange = await scheduler.send_step(actions, given=given)
+    scheduler.leave(exchange)
     return exchange, exchange.done
 
 
 async def _outcome(
     envs: AsyncVectorEnv, exchange: BatchRequest, done: asyncio.Future[None], timeout_s: float | None
 ) -> StepResult:
-    schedule, wait = envs._check_running(), envs._clock.envs.begin()
+    scheduler, wait = _scheduler_of(envs), envs._clock.envs.begin()
     try:
-        schedule.take_up(exchange, done)
-        return await schedule.step_outcome(exchange, timeout_s)
+        scheduler.take_up(exchange, done)
+        return await scheduler.step_outcome(exchange, timeout_s)
     finally:
         wait.end()

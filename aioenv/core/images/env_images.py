@@ -15,8 +15,8 @@ from aioenv.rendering.config import check_int
 from aioenv.rendering.tiles import tile
 
 if TYPE_CHECKING:
+    from aioenv.core.backend import Backend
     from aioenv.core.images.image_requests import StepImages
-    from aioenv.core.scheduler import RequestScheduler
     from aioenv.core.waits import Clock
 
 __all__ = ["EnvImages", "colours"]
@@ -28,7 +28,7 @@ class EnvImages:
     """Images of a started vector env; see `AsyncVectorEnv.render` and `AsyncVectorEnv.render_stream`.
 
     Args:
-        scheduler: calls the envs that draw themselves.
+        backend: calls the envs that draw themselves.
         images: the images that are drawn beside the steps; None: the envs draw when they are asked.
         clock: counts how long the caller waits.
         render_mode: see `AsyncVectorEnv.render_mode`.
@@ -37,14 +37,14 @@ class EnvImages:
 
     def __init__(
         self,
-        scheduler: RequestScheduler,
+        backend: Backend,
         images: StepImages | None,
         clock: Clock,
         *,
         render_mode: str | None,
         one_env: bool,
     ) -> None:
-        self._scheduler = scheduler
+        self._backend = backend
         self._images = images
         self._clock = clock
         self._render_mode = render_mode
@@ -62,7 +62,7 @@ class EnvImages:
         wait = self._clock.images.begin()
         try:
             if self._images is not None:
-                images = await self._images.render(self._scheduler.timeouts)
+                images = await self._images.render(self._backend)
             else:
                 images = stack_images(await self._drawn_by_envs())
         finally:
@@ -71,7 +71,7 @@ class EnvImages:
 
     async def _drawn_by_envs(self) -> tuple[Any, ...]:
         try:
-            return await call_envs(self._scheduler, None, "render", (), {})
+            return await call_envs(self._backend, None, "render", (), {})
         except EnvError as error:
             if self._render_mode is None:
                 error.add_note(f"render: these envs were made without a render_mode: {_DRAWN_BY}")
@@ -82,7 +82,7 @@ class EnvImages:
         check_int("buffer", buffer, 1 << 20)
         if self._images is None:
             raise RenderError("render_stream: nothing is drawn; pass render=aioenv.RenderConfig(...) when you make it")
-        return ImageStream(self._images, buffer, self._scheduler.timeouts)
+        return ImageStream(self._images, buffer, self._backend)
 
 
 def colours(images: Any) -> npt.NDArray[np.uint8]:

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from aioenv.core.backend import Backend
 from aioenv.core.images.pool import Pool
-from aioenv.core.timeouts import ReplyTimeouts
 from aioenv.errors import RenderError, WireError
 from aioenv.ipc.frames import Frame
 from aioenv.ipc.messages import Failure, load, reason_of
@@ -304,7 +304,7 @@ class StepImages:
 
     # ------------------------------------------------------------ to the user
 
-    async def render(self, patience: ReplyTimeouts) -> Any:
+    async def render(self, backend: Backend) -> Any:
         """Images of the states that were returned last: an array, or a tuple of what was asked for.
 
         Where the workers draw, it is a tuple of N images if they don't stack.
@@ -322,7 +322,7 @@ class StepImages:
             shot.kept += 1  # claimed: it must not be dropped while we wait
         try:
             if waited_for := [shot.done for shot in shown if not shot.done.done()]:
-                await patience.wait_for_images("render", partial(asyncio.wait, waited_for))
+                await backend.wait_for_images("render", partial(asyncio.wait, waited_for))
         finally:
             for shot in shown:
                 self.let_go(shot)

@@ -9,8 +9,8 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
+    from aioenv.core.backend import Backend
     from aioenv.core.images.image_requests import ImageRequest, StepImages
-    from aioenv.core.timeouts import ReplyTimeouts
 
 __all__ = ["ImageStream"]
 
@@ -21,11 +21,11 @@ class ImageStream:
     Args:
         images: where they come from.
         buffer: how many results may wait here at most.
-        patience: waits for what is being drawn.
+        backend: waits for what is being drawn.
     """
 
-    def __init__(self, images: StepImages, buffer: int, patience: ReplyTimeouts) -> None:
-        self._patience = patience
+    def __init__(self, images: StepImages, buffer: int, backend: Backend) -> None:
+        self._backend = backend
         self._images = images
         self._buffer = buffer
         self._waiting: deque[tuple[int, list[ImageRequest]]] = deque()
@@ -73,7 +73,7 @@ class ImageStream:
                     if not shot.done.done():
                         ends = [shot.done, self._ended]
                         wait = partial(asyncio.wait, ends, return_when=asyncio.FIRST_COMPLETED)
-                        await self._patience.wait_for_images("render_stream", wait)
+                        await self._backend.wait_for_images("render_stream", wait)
             except BaseException:
                 if self._ended.done():
                     self._release(shots)
