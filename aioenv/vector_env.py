@@ -68,7 +68,7 @@ if TYPE_CHECKING:
     from aioenv.process.restart import RestartPolicy
     from aioenv.rendering.config import RenderConfig
 
-__all__ = ["AsyncVectorEnv", "SubsetBackend", "WorkerInfo"]
+__all__ = ["AsyncVectorEnv", "WorkerInfo"]
 
 
 class AsyncVectorEnv(Traced, AsyncResource):

@@ -145,7 +145,7 @@ def test_circles_are_found():
     assert circle({**files, "ipc/c.py": "from aioenv import ipc"}) == []
 
 
-LONG = {"vector_env.py": 1500}  # most of it is the documentation of its public class
+LONG = {"vector_env.py": 1500, "inprocess/backend.py": 850}  # most of it is the documentation of its public class
 
 
 def test_files_stay_readable():
