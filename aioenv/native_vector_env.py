@@ -260,7 +260,7 @@ class NativeVectorEnv(AsyncVectorEnv):
         field = self._check_running().model_field(name)
         assert self._session is not None
         for pool in self._session.pools:
-            pool.show(name, field)
+            pool.show_field(name, field)
         return field
 
 

@@ -36,9 +36,8 @@ from aioenv.core.arguments import (
 )
 from aioenv.core.backend import Backend, EnvInfo, Session
 from aioenv.core.env_calls import EnvCalls
+from aioenv.core.env_images import EnvImages
 from aioenv.core.episode_tracker import check_episode_stats
-from aioenv.core.images.env_images import EnvImages
-from aioenv.core.images.stream import ImageStream
 from aioenv.core.imports import needed_by
 from aioenv.core.programs import make_program
 from aioenv.core.requests import BATCHES_IN_TURN, BATCHES_KEPT
@@ -52,6 +51,7 @@ from aioenv.process.async_resource import AsyncResource
 from aioenv.process.channel import check_channel
 from aioenv.process.launch import check_start
 from aioenv.rendering.pixels import with_pixels
+from aioenv.rendering.step_images import ImageStream
 from aioenv.rollout.numbered_episodes import Episode, NumberedEpisodes
 from aioenv.rollout.recorder import Rollout
 from aioenv.rollout.rollout import Policy, Rollouts

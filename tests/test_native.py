@@ -21,7 +21,7 @@ import aioenv
 from aioenv import sync
 from aioenv.ipc.messages import dump, load
 from aioenv.native import cartpole as cartpole_module
-from aioenv.spaces.infos import SchemaTable, merge
+from aioenv.spaces.infos import SchemaTable, merge_infos
 from aioenv.worker.vector_service import InfoPacker
 
 pytestmark = pytest.mark.asyncio
@@ -109,14 +109,14 @@ async def test_infos_come_apart_and_together_again():
             for key in [k for k in value if not k.startswith("_") and isinstance(value[k], np.ndarray)]:
                 value[key][~value[f"_{key}"]] = None if value[key].dtype == object else 0
         groups = load(dump(packer.pack(info, range(n))))
-        table.learn(packer.take_news())
+        table.update(packer.take_new_schemas())
         counts = [n if group.rows is None else len(group.rows) for group in groups]
         columns = [
             table.unpack(g, slice(0, n) if g.rows is None else np.array(g.rows), count)
             for g, count in zip(groups, counts, strict=True)
         ]
-        assert_same(merge(columns, n), info)
-    assert packer.take_news() == []
+        assert_same(merge_infos(columns, n), info)
+    assert packer.take_new_schemas() == []
     (group,) = packer.pack({"speed": 2.5, "who": "all"}, [1])
     assert group.rows == (1,) and np.frombuffer(group.data) == 2.5 and group.objects == [["all"]]
     # shares that disagree about a type are merged by Gymnasium's own code
@@ -125,9 +125,9 @@ async def test_infos_come_apart_and_together_again():
     for half, info in enumerate(({"x": np.array([1, 2])}, {"x": np.array([1.5, 2.5])})):
         (group,) = halves[half].pack({**info, "flag": np.array([True, False])}, range(2))
         table = SchemaTable({})
-        table.learn(halves[half].take_news())
+        table.update(halves[half].take_new_schemas())
         columns.append(table.unpack(group, slice(2 * half, 2 * half + 2), 2))
-    merged = merge(columns, 4)
+    merged = merge_infos(columns, 4)
     assert merged["x"].tolist() == [1, 2, 1, 2] and merged["flag"].dtype == np.bool_
 
 

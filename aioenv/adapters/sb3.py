@@ -26,7 +26,7 @@ from aioenv.errors import ActionError, EnvError, NoAsyncCallError, PendingCallEr
 from aioenv.make import takes_mode
 from aioenv.native_vector_env import NativeVectorEnv
 from aioenv.rollout.subset import infos_of
-from aioenv.spaces.infos import merge_or_rows
+from aioenv.spaces.infos import merge_infos_or_rows
 from aioenv.sync.portal import PostponedCall
 from aioenv.sync.stepping import BlockingStep
 from aioenv.vector_env import AsyncVectorEnv
@@ -102,7 +102,7 @@ class VecEnv(_VecEnv):  # type: ignore[misc]  # Stable-Baselines3 need not be in
             self.metadata = {key: value for key, value in envs.metadata.items() if key != "autoreset_mode"}
             backend = envs._envs._backend
             if isinstance(backend, RequestScheduler):  # infos are taken apart again: each env's must be as it was
-                backend.merge_infos = merge_or_rows
+                backend.merge_infos = merge_infos_or_rows
         except BaseException:
             envs.close()
             raise

@@ -13,9 +13,9 @@ from aioenv.core.groups import WorkerGroup
 from aioenv.core.requests import BatchRequest, WorkerRequest
 from aioenv.core.results import ResetResult, StepResult
 from aioenv.errors import StepTimeout
-from aioenv.spaces.infos import Columns, merge
+from aioenv.spaces.infos import Columns, merge_infos
 from aioenv.spaces.layout import Arrays
-from aioenv.spaces.seeding import is_listed
+from aioenv.spaces.seeding import is_seed_list
 
 if TYPE_CHECKING:
     from aioenv.core.scheduler import RequestScheduler
@@ -74,7 +74,7 @@ class ActiveSlots:
         if group is None:
             return _as_reset(self._all_paused())
         slots = group.slots if mask is None else group.slots[mask[group.slots]]
-        request = group.reset(slots, dict(enumerate(seeds)), options, "reset", each=is_listed(seed))
+        request = group.reset(slots, dict(enumerate(seeds)), options, "reset", each=is_seed_list(seed))
         whole: ResetResult = await self._outcome(request, timeout_s)
         return whole
 
@@ -140,7 +140,7 @@ class ActiveSlots:
                 _put_part(self._obs, self._objects, request, part)
                 self._known[part.slots] = True
                 if images is not None:
-                    self._images.update(images.newest(part.slots))
+                    self._images.update(images.newest_requests(part.slots))
 
     # ------------------------------------------------------------ after the replies are in
 
@@ -152,7 +152,9 @@ class ActiveSlots:
     def _show_images(self, paused: Bools) -> None:
         """Show the last images of paused slots again: the results that they belong to may have been dropped."""
         if self._scheduler.images is not None:
-            self._scheduler.images.show_again({slot: one for slot, one in self._images.items() if paused[slot]})
+            self._scheduler.images.set_current_of_each(
+                {slot: one for slot, one in self._images.items() if paused[slot]}
+            )
 
     def _spread(self, request: BatchRequest | None, paused: Bools) -> StepResult:
         """Put the results of a request into a whole batch; the rows of slots without a reply are zero."""
@@ -172,7 +174,7 @@ class ActiveSlots:
             reward[part.slots], terminated[part.slots] = batch.reward[rows], batch.terminated[rows]
             truncated[part.slots] = batch.truncated[rows]
             columns += [c._replace(positions=slots[c.positions]) for c in part.columns]
-        info = merge(columns, n)
+        info = merge_infos(columns, n)
         if paused.any():
             info["_active"] = ~paused & info.get("_active", True)
         return StepResult(layout.assemble(obs, objects), reward, terminated, truncated, info)

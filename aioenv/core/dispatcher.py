@@ -16,9 +16,8 @@ from gymnasium.vector import AutoresetMode
 from aioenv import speedups
 from aioenv.core.episode_tracker import EpisodeTracker
 from aioenv.core.history import SlotHistory
-from aioenv.core.images.image_requests import StepImages
-from aioenv.core.images.pixel_renderer import PixelRenderer
 from aioenv.core.payloads import read_partial_payload, read_payload
+from aioenv.core.pixel_renderer import PixelRenderer
 from aioenv.core.recovery import WorkerRecovery
 from aioenv.core.requests import Batch, BatchRequest, SentRequest, WorkerRequest
 from aioenv.core.slots import SlotState, SlotTable
@@ -32,8 +31,9 @@ from aioenv.platform import usable_cpus
 from aioenv.process.connection import PendingReply
 from aioenv.process.restart import Restarter, RestartPolicy
 from aioenv.process.supervisor import Worker
+from aioenv.rendering.step_images import StepImages
 from aioenv.spaces.infos import NO_RESULT, Columns
-from aioenv.spaces.shared_layout import COPIED, LANE_BYTES
+from aioenv.spaces.shared_layout import BATCH_INDEX_BYTES, COPIED
 from aioenv.worker.worker_end import SpinPoller
 
 if TYPE_CHECKING:
@@ -185,7 +185,7 @@ class Dispatcher:
             shared,
             shared_batch,
             pool.replaced,
-            self._pixel_renderer.sheet(n) if self._pixel_renderer is not None else None,
+            self._pixel_renderer.new_buffer(n) if self._pixel_renderer is not None else None,
         )
 
     # ------------------------------------------------------------ sending
@@ -223,7 +223,7 @@ class Dispatcher:
         """Put the number of the shared batch before the actions, if there is shared memory."""
         if not self._worker_pool.shared_batches:
             return views, cuts
-        number = memoryview(LANE_BYTES[request.batch.shared_batch])
+        number = memoryview(BATCH_INDEX_BYTES[request.batch.shared_batch])
         return [number, *views], [[_SHARED_BATCH, *mine] for mine in cuts]
 
     def submit(self, request: BatchRequest, part: WorkerRequest, sent: SentRequest) -> None:
@@ -239,7 +239,7 @@ class Dispatcher:
         fixed = sent.fixed
         if shared_batches := self._worker_pool.shared_batches:
             shared_batch = request.batch.shared_batch
-            fixed = [LANE_BYTES[shared_batch], *fixed]
+            fixed = [BATCH_INDEX_BYTES[shared_batch], *fixed]
             for number, actions in (sent.shared or {}).items():
                 shared_batches[shared_batch].actions[number][sent.slots] = actions
         into = part.into[0 if request.stepped else 1]
@@ -251,7 +251,7 @@ class Dispatcher:
             on_reply(part.member.worker.failure_here(str(exc), part.slots.tolist()))
         else:
             if request.images is not None and self._images is not None:
-                self._images.expect(part.member.worker, part.request_id, request.images, part.slots)
+                self._images.expect_frame(part.member.worker, part.request_id, request.images, part.slots)
 
     def _trace_request(self, request: BatchRequest, part: WorkerRequest, *, again: bool) -> None:
         """Note in the timeline of which step the request is that is about to be sent, and the images of it."""
@@ -274,7 +274,7 @@ class Dispatcher:
         worker = part.member.worker
         if isinstance(outcome, WorkerDied) and self._hold(request, part, outcome):
             if self._images is not None:
-                self._images.forget(worker, part.request_id)
+                self._images.forget_frame(worker, part.request_id)
             part.request_id = None
             return
         part.arrived = True
@@ -288,7 +288,7 @@ class Dispatcher:
             self._pass_on_updates(part)
         if request.images is not None and self._images is not None:
             if not isinstance(outcome, Frame) or outcome.kind is Kind.FAILURE:
-                self._images.give_up(worker, part.request_id, request.images, part.slots, part.errors[0])
+                self._images.fail(worker, part.request_id, request.images, part.slots, part.errors[0])
             elif self._state_size:
                 self._images.draw(request.images, part.slots, request.batch.state[part.start : part.stop])
         if self.episodes is not None:
@@ -301,7 +301,7 @@ class Dispatcher:
             part.arrived = False  # until it is drawn
             if self.trace is not None:
                 self.trace.at(part.slots.tolist())
-            self._pixel_renderer.paint(request.batch, part, partial(self._on_drawn, request, part))
+            self._pixel_renderer.draw(request.batch, part, partial(self._on_drawn, request, part))
             return
         self._arrive(request, part)
 
@@ -310,7 +310,9 @@ class Dispatcher:
         start = part.member.start
         for drawer, use in ((self._images, "render"), (self._pixel_renderer, "pixels")):
             if drawer is not None:
-                drawer.receive([(start + row, update) for row, (where, update) in part.render_updates if where == use])
+                drawer.update_models(
+                    [(start + row, update) for row, (where, update) in part.render_updates if where == use]
+                )
 
     def _on_drawn(self, request: BatchRequest, part: WorkerRequest, error: RenderError | None) -> None:
         part.arrived = True
@@ -374,7 +376,7 @@ class Dispatcher:
         self._stale_wakeups = True
         error = worker.death()
         if self._images is not None:
-            self._images.lose(worker, error)
+            self._images.fail_worker(worker, error)
         if self.restarter is None or not self.restarter.begin(worker, error):
             self._fail(error)
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from gymnasium.vector import AutoresetMode
 
 from aioenv.core.results import ResetResult, StepResult
-from aioenv.spaces.infos import NO_RESULT, Column, Columns, Schema, merge
+from aioenv.spaces.infos import NO_RESULT, Column, Columns, Schema, merge_infos
 from aioenv.stats.episodes import Ended, EpisodeStats
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ class InProcessEpisodeTracker:
         ended = self.stats.step(slots, value.reward[slots], over, values)
         if len(ended.rows) and _KEY not in value.info:
             told = [None, ended.returns, ended.lengths, ended.times_s]
-            value.info.update(merge([Columns(slots[ended.rows], _SCHEMA, told)], self._n))
+            value.info.update(merge_infos([Columns(slots[ended.rows], _SCHEMA, told)], self._n))
 
     def _values(
         self, info: Mapping[Any, Any], slots: npt.NDArray[np.int64], over: npt.NDArray[np.bool_]

@@ -23,7 +23,7 @@ from aioenv.core.slots import SlotState
 from aioenv.errors import SlotError
 from aioenv.ipc.frames import Kind
 from aioenv.process.supervisor import LIVING, Worker, WorkerState
-from aioenv.spaces.infos import Columns, merge
+from aioenv.spaces.infos import Columns, merge_infos
 from aioenv.spaces.layout import Arrays, byte_view
 from aioenv.spaces.shared_layout import COPIED
 
@@ -411,7 +411,7 @@ class WorkerRolloutBackend:
     def merge(self, infos: Sequence[Any]) -> dict[str, Any]:
         """Merge the infos of all groups (see `RolloutBackend.merge`)."""
         columns = [piece if isinstance(piece, Columns) else _at_slots(*piece) for piece in infos]
-        return merge(sorted(columns, key=_first_position), self._scheduler.num_envs)
+        return merge_infos(sorted(columns, key=_first_position), self._scheduler.num_envs)
 
 
 def _at_slots(columns: Columns, slots: Slots) -> Columns:

@@ -21,7 +21,7 @@ from aioenv.spaces.shared_layout import COPIED
 
 if TYPE_CHECKING:
     from aioenv.core.worker_pool import WorkerSlots
-    from aioenv.rendering.draw_requests import ImageBuffer
+    from aioenv.rendering.image_memory import ImageBuffer
 
 __all__ = [
     "BATCHES_IN_TURN",

@@ -20,9 +20,8 @@ from aioenv.core.active_slots import ActiveSlots
 from aioenv.core.collect import collect_ready
 from aioenv.core.dispatcher import Dispatcher
 from aioenv.core.groups import RememberedState, WorkerGroup, WorkerRolloutBackend
-from aioenv.core.images.image_requests import StepImages
-from aioenv.core.images.pixel_renderer import PixelRenderer
 from aioenv.core.payloads import reset_payload
+from aioenv.core.pixel_renderer import PixelRenderer
 from aioenv.core.requests import BatchRequest, SentRequest, WorkerRequest
 from aioenv.core.results import Ready, ResetResult, StepResult
 from aioenv.core.slots import SlotState, SlotTable
@@ -34,8 +33,9 @@ from aioenv.errors import ClosedError, NoAsyncCallError, SlotError, StaleViewWar
 from aioenv.ipc.frames import Kind, new_tuple
 from aioenv.process.restart import RestartPolicy
 from aioenv.process.supervisor import LIVING
-from aioenv.spaces.infos import merge
-from aioenv.spaces.seeding import is_listed
+from aioenv.rendering.step_images import StepImages
+from aioenv.spaces.infos import merge_infos
+from aioenv.spaces.seeding import is_seed_list
 from aioenv.spaces.shared_layout import COPIED
 from aioenv.worker.vector_access import refuse_some
 
@@ -117,7 +117,7 @@ class RequestScheduler:
         self.loop = asyncio.get_running_loop()
         self.copy = copy
         self.closing = False
-        self.merge_infos = merge
+        self.merge_infos = merge_infos
         self._abandoned: list[BatchRequest] = []  # cancelled or timed out: their results wait for `recv`
         self._ready: list[tuple[BatchRequest, WorkerRequest]] = []
         self._arrival = asyncio.Event()
@@ -219,7 +219,7 @@ class RequestScheduler:
             await self.drain(timeout_s)
         slots = self._all_slots if mask is None else np.flatnonzero(mask)
         by_slot = {slot: seeds[slot] for slot in slots.tolist()}
-        request = self._everyone.reset(slots, by_slot, options, "reset", each=is_listed(seed))
+        request = self._everyone.reset(slots, by_slot, options, "reset", each=is_seed_list(seed))
         return await self.outcome(request, self._reset_result, timeout_s)
 
     def _active(self) -> ActiveSlots:
@@ -256,7 +256,7 @@ class RequestScheduler:
         if stepped:
             self.table.note_steps(index)
         if self.images is not None:
-            request.images = self.images.begin(request.slots)
+            request.images = self.images.new_request(request.slots)
 
     def note_reset(self, slots: Slots, seeds: Mapping[int, int | None]) -> None:
         """Note that a reset of these slots is being sent, with these seeds."""
@@ -279,7 +279,7 @@ class RequestScheduler:
             request.open -= 1
             if request.images is not None and self.images is not None:
                 error = part.member.worker.failure_here("it was interrupted before it was asked", part.slots.tolist())
-                self.images.give_up(None, None, request.images, part.slots, error)
+                self.images.fail(None, None, request.images, part.slots, error)
             self.free_slots(part.slots)
         if not request.open and not request.done.done():
             request.done.set_result(None)
@@ -318,7 +318,7 @@ class RequestScheduler:
             self._settle(request)
             value = result(request)
             if request.images is not None and self.images is not None:
-                self.images.publish()
+                self.images.end_result()
                 request.images = None  # or they would be kept until it is used again
         except BaseException:  # Ctrl-C: the results are lost, not the slots
             self.free_slots(request.slots)
@@ -340,7 +340,7 @@ class RequestScheduler:
             for error in part.errors:
                 table.fail(error)
         if request.images is not None and self.images is not None:
-            self.images.show(request.images, request.slots)
+            self.images.set_current(request.images, request.slots)
 
     # ------------------------------------------------------------ some slots
 
@@ -372,7 +372,7 @@ class RequestScheduler:
             return
         own = {slot: seeds[slot] for slot in numbers.tolist()}
         group = WorkerGroup(self, numbers)
-        group.reset(numbers, own, options, "send_reset", each=is_listed(seed), waiting=False, whole=False)
+        group.reset(numbers, own, options, "send_reset", each=is_seed_list(seed), waiting=False, whole=False)
 
     async def recv(self, min_slots: int, max_slots: int | None, deadline_s: float | None) -> Ready:
         """Take results as they come (see `AsyncVectorEnv.recv`)."""
@@ -426,9 +426,9 @@ class RequestScheduler:
         self._arrival.set()  # another call may wait for more than there will be
         for request, slots in taken:
             if request.images is not None and self.images is not None:
-                self.images.show(request.images, slots)
+                self.images.set_current(request.images, slots)
         if self.images is not None and taken:
-            self.images.publish()
+            self.images.end_result()
         for request in self._abandoned:
             request.idle = not request.open and not any(request is other for other, _ in self._ready)
         self._abandoned = [request for request in self._abandoned if not request.idle]

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 
 from gymnasium.vector import AutoresetMode
 
-from aioenv.core.images.image_requests import StepImages
-from aioenv.core.images.pixel_renderer import PixelRenderer
+from aioenv.core.pixel_renderer import PixelRenderer
 from aioenv.core.scheduler import RequestScheduler
 from aioenv.core.worker_pool import WorkerPool, WorkerPoolConfig
 from aioenv.errors import ClosedError, RenderError, SpaceMismatchError, WorkerStartError
 from aioenv.process.async_resource import together
 from aioenv.rendering.backends import candidates, environment, no_backend_works, warn_of_software
 from aioenv.rendering.config import BACKENDS, check_devices
-from aioenv.rendering.pixels import PixelsRefused, in_place
+from aioenv.rendering.pixels import PixelsRefused, replace_states
+from aioenv.rendering.step_images import StepImages
 from aioenv.worker.mujoco_gl import choose_backend_here
 
 if TYPE_CHECKING:
@@ -219,7 +219,7 @@ class WorkerSession:
             return None
         self._pixels_pool = late_pool(sources, config, self._config, self._timeout_s, self._on_timeout)
         await self._pixels_pool.start()
-        key, space = in_place(worker_pool.single_observation_space, config)
+        key, space = replace_states(worker_pool.single_observation_space, config)
         return PixelRenderer(self._pixels_pool, worker_pool.replace_leaf(key, space), key)
 
     @property

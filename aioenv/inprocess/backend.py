@@ -22,8 +22,7 @@ from gymnasium.vector import AutoresetMode
 
 from aioenv.core.episode_tracker import InProcessEpisodeTracker
 from aioenv.core.held_signals import HeldSignals
-from aioenv.core.images.image_requests import StepImages
-from aioenv.core.images.pixel_renderer import ResultPixelRenderer
+from aioenv.core.pixel_renderer import ResultPixelRenderer
 from aioenv.core.results import Ready, ResetResult, StepResult
 from aioenv.core.session import NO_PHYSICS, late_pool
 from aioenv.core.slots import SlotState, SlotTable
@@ -46,10 +45,11 @@ from aioenv.inprocess.rollout import InProcessGroup, InProcessRollout
 from aioenv.ipc.messages import reason_of, traceback_of
 from aioenv.process.async_resource import together
 from aioenv.rendering.pixel_states import PixelStates
-from aioenv.rendering.pixels import PixelsRefused, in_place
-from aioenv.spaces.large_boxes import batch
+from aioenv.rendering.pixels import PixelsRefused, replace_states
+from aioenv.rendering.step_images import StepImages
+from aioenv.spaces.large_boxes import batch_space
 from aioenv.spaces.layout import Arrays, Layout
-from aioenv.spaces.seeding import checked_seed
+from aioenv.spaces.seeding import normalize_seed
 from aioenv.speedups import within
 from aioenv.state.render_source import find_physics
 from aioenv.worker.making import make_vector_env
@@ -239,8 +239,8 @@ class InProcessBackend:
         sources = [self._env.physics.source] * self.num_envs
         self._pixels_pool = late_pool(sources, pixels, self._config, self._timeout_s)
         await self._pixels_pool.start()
-        key, space = in_place(self.single_observation_space, pixels)
-        self.single_observation_space, self.observation_space = space, batch(space, self.num_envs)
+        key, space = replace_states(self.single_observation_space, pixels)
+        self.single_observation_space, self.observation_space = space, batch_space(space, self.num_envs)
         self.observations = Layout(space)
         self._requests.pixel_renderer = ResultPixelRenderer(
             self._pixels_pool, key, lambda exc: self._error(exc, f"it could not be drawn: {exc}")
@@ -299,7 +299,7 @@ class InProcessBackend:
         """
         if type(actions) is np.ndarray and actions.shape == self._action_shape and actions.dtype == self._action_dtype:
             layout, copied = self.actions, actions.copy()
-            if layout.ranges and not (layout.quick and within(copied, *layout.quick)):  # type: ignore[misc]
+            if layout.ranges and not (layout.fast_range and within(copied, *layout.fast_range)):  # type: ignore[misc]
                 layout.check_ranges([copied])
             return copied
         return self.actions.assemble(*self.actions.take_apart(actions, self.num_envs))
@@ -375,7 +375,7 @@ class InProcessBackend:
         timeout_s: float | None = None,
     ) -> ResetResult:
         """Reset all slots that are not paused, or those of a mask; the env gets seed and options as they are."""
-        seed = checked_seed(seed, self.num_envs, self.num_envs)
+        seed = normalize_seed(seed, self.num_envs, self.num_envs)
         if self.table.paused is not None:
             return await self._reset_live(seed, mask, options, timeout_s)
         if self._requests.abandoned:
@@ -581,7 +581,7 @@ class InProcessBackend:
         """Begin episodes in some slots; blocks for at most as long as the loop may be blocked."""
         named = self.table.slot_numbers(slots)
         keep = self.table.leave_out_paused(named, "send_reset", by_name=slots is not None)
-        seed = checked_seed(seed, len(named), self.num_envs)
+        seed = normalize_seed(seed, len(named), self.num_envs)
         if not len(keep):
             return
         numbers = named[keep]

@@ -16,12 +16,12 @@ import numpy.typing as npt
 from gymnasium import Space
 
 from aioenv.core.episode_tracker import InProcessEpisodeTracker
-from aioenv.core.images.image_requests import ImageRequest, StepImages
-from aioenv.core.images.pixel_renderer import ResultPixelRenderer
+from aioenv.core.pixel_renderer import ResultPixelRenderer
 from aioenv.core.results import Ready, ResetResult, StepResult
 from aioenv.core.slots import SlotState, SlotTable
 from aioenv.errors import ClosedError, EnvError
 from aioenv.inprocess.arrays import gather_infos, gather_obs
+from aioenv.rendering.step_images import ImageRequest, StepImages
 
 __all__ = ["InProcessRequest", "InProcessRequests", "LastResults"]
 
@@ -125,11 +125,11 @@ class InProcessRequests:
         self._table.move(_ALL if len(slots) == self._num_envs else slots, SlotState.IN_FLIGHT)
         self._in_flight.add(request)
         if self.images is not None and len(slots):
-            request.images = self.images.begin(slots)
+            request.images = self.images.new_request(slots)
         if shows_all:
             request.drawn_slots = self._all_slots
             if self.images is not None:
-                request.other_images = self.images.newest(np.setdiff1d(self._all_slots, slots))
+                request.other_images = self.images.newest_requests(np.setdiff1d(self._all_slots, slots))
         return request
 
     def complete(self, request: InProcessRequest, value: Any) -> None:
@@ -153,11 +153,11 @@ class InProcessRequests:
         if images is not None and mine is not None:
             if mine.states is None:
                 assert isinstance(value, EnvError)
-                images.give_up(None, None, mine, mine.slots, value)
+                images.fail(None, None, mine, mine.slots, value)
             else:
                 images.draw(mine, mine.slots, mine.states)
         if self.pixel_renderer is not None and not isinstance(value, EnvError):
-            self.pixel_renderer.paint(value, request.drawn_slots, partial(self._resolve, request))
+            self.pixel_renderer.draw(value, request.drawn_slots, partial(self._resolve, request))
         else:
             self._resolve(request, value)
 
@@ -177,7 +177,7 @@ class InProcessRequests:
         if self.images is not None:
             # (a request without states is a step that has failed)
             others = {slot: images for slot, images in request.other_images.items() if images.states is not None}
-            self.images.show_again(others)
+            self.images.set_current_of_each(others)
             self._show_images([(request, request.slots)])
 
     def _show_images(self, taken: list[tuple[InProcessRequest, Slots]]) -> None:
@@ -186,9 +186,9 @@ class InProcessRequests:
             return
         shown = [(request.images, slots) for request, slots in taken if request.images is not None]
         for images, slots in shown:
-            self.images.show(images, slots)
+            self.images.set_current(images, slots)
         if shown:
-            self.images.publish()
+            self.images.end_result()
 
     def free_slots(self, slots: Slots | slice) -> None:
         """Mark slots as idle again."""

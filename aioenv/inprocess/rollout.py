@@ -14,7 +14,7 @@ from aioenv.core.results import StepResult
 from aioenv.errors import EnvError
 from aioenv.inprocess.arrays import gather_infos
 from aioenv.inprocess.requests import InProcessRequest
-from aioenv.spaces.infos import Columns, merge
+from aioenv.spaces.infos import Columns, merge_infos
 from aioenv.spaces.layout import Arrays
 from aioenv.worker.vector_access import with_rows
 
@@ -58,10 +58,10 @@ class InProcessRollout:
     def sent(self) -> None:
         """Do nothing (see `RolloutBackend.sent`)."""
 
-    def ended(self, seen: InitialState | None) -> None:
+    def ended(self, state: InitialState | None) -> None:
         """Do nothing (see `RolloutBackend.ended`): asking this env is as fast as finding out whether to ask."""
 
-    def merge(self, infos: Sequence[Any]) -> dict[str, Any]:
+    def merge_infos(self, infos: Sequence[Any]) -> dict[str, Any]:
         """Merge infos of groups (see `RolloutBackend.merge`); an info of all slots is given as it is."""
         n = self._backend.num_envs
         pieces = [piece for piece in infos if not isinstance(piece, Columns)]
@@ -69,7 +69,7 @@ class InProcessRollout:
             info = dict(pieces[0][0])
         else:
             info = gather_infos(pieces, n, [slots for _, slots in pieces], n)
-        return {**info, **merge([piece for piece in infos if isinstance(piece, Columns)], n)}
+        return {**info, **merge_infos([piece for piece in infos if isinstance(piece, Columns)], n)}
 
 
 class InProcessGroup:

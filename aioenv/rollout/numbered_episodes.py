@@ -19,7 +19,7 @@ from aioenv.assign import draw_seeds
 from aioenv.errors import ActionError, EpisodesDone, PausedError, PendingCallError
 from aioenv.rollout.episode_stepper import EpisodeStepper, SteppedSlots
 from aioenv.rollout.rollout import Policy, are_pairs, hint_for, split_answer, takes
-from aioenv.spaces.seeding import listed_seeds
+from aioenv.spaces.seeding import normalize_seeds
 
 if TYPE_CHECKING:
     from aioenv.core.backend import Backend
@@ -125,7 +125,7 @@ def episode_seeds(n: int, seed: int | Sequence[int | None] | None) -> tuple[int 
     if seed is None or isinstance(seed, (int, np.integer)):
         entropy, drawn = draw_seeds(seed, int(n))
         return entropy, [*drawn]
-    seeds = listed_seeds(seed)
+    seeds = normalize_seeds(seed)
     if len(seeds) != n:
         raise ValueError(f"seed: expected an int, None, or a list of one for each of {n} episodes, got {len(seeds)}")
     return None, seeds

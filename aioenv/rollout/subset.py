@@ -13,7 +13,7 @@ from aioenv.core.results import ResetResult, SlotStep
 from aioenv.errors import ActionError
 from aioenv.spaces.infos import RowDicts
 from aioenv.spaces.layout import Arrays, Layout
-from aioenv.spaces.seeding import one_seed
+from aioenv.spaces.seeding import normalize_slot_seed
 
 __all__ = ["Pausing", "SingleSlot", "info_of", "infos_of", "one_action"]
 
@@ -85,7 +85,7 @@ class SingleSlot:
     async def reset_at(self, slot: int, seed: int | None, options: dict[str, Any] | None) -> ResetResult:
         """Begin an episode in one slot (see `AsyncVectorEnv.reset_at`)."""
         group = self._group(slot, "reset_at")
-        own = one_seed(seed)
+        own = normalize_slot_seed(seed)
         await self._backend.drain()
         group.send_reset(group.slots, {int(group.slots[0]): own}, options, "reset_at")
         return await self._result(group, lambda step: ResetResult(step.obs, step.info))

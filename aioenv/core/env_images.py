@@ -8,16 +8,15 @@ import numpy as np
 import numpy.typing as npt
 
 from aioenv.core.env_calls import call_envs
-from aioenv.core.images.image_requests import stack_images
-from aioenv.core.images.stream import ImageStream
 from aioenv.errors import EnvError, RenderError
 from aioenv.rendering.config import check_int
-from aioenv.rendering.tiles import tile
+from aioenv.rendering.images import stack_images, tile
+from aioenv.rendering.step_images import ImageStream
 
 if TYPE_CHECKING:
     from aioenv.core.backend import Backend
-    from aioenv.core.images.image_requests import StepImages
     from aioenv.core.waits import Clock
+    from aioenv.rendering.step_images import StepImages
 
 __all__ = ["EnvImages", "colours"]
 
@@ -62,7 +61,7 @@ class EnvImages:
         wait = self._clock.images.begin()
         try:
             if self._images is not None:
-                images = await self._images.render(self._backend)
+                images = await self._images.render(self._backend.wait_for_images)
             else:
                 images = stack_images(await self._drawn_by_envs())
         finally:
@@ -82,7 +81,7 @@ class EnvImages:
         check_int("buffer", buffer, 1 << 20)
         if self._images is None:
             raise RenderError("render_stream: nothing is drawn; pass render=aioenv.RenderConfig(...) when you make it")
-        return ImageStream(self._images, buffer, self._backend)
+        return ImageStream(self._images, buffer, self._backend.wait_for_images)
 
 
 def colours(images: Any) -> npt.NDArray[np.uint8]:
