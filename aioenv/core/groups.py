@@ -397,7 +397,7 @@ class WorkerRolloutBackend:
             raise outcome.error
         resets: Any = np.zeros(len(slots), np.bool_)
         if pending_reset:
-            resets = np.array(await scheduler.call_service(slots, "rollout", "resets_due", lambda _: ()), np.bool_)
+            resets = np.array(await scheduler.call_service(slots, "rollout", "pending_resets", lambda _: ()), np.bool_)
         return InitialState(slots, outcome.obs, outcome.objects, resets)
 
     def sent(self) -> None:
