@@ -222,8 +222,8 @@ class CartPoleVectorEnv(cartpole.CartPoleVectorEnv):
         """Begin an episode in every slot, or in those of `options["reset_mask"]`.
 
         Args:
-            seed: an int: as in Gymnasium, one for all slots together; in modes other than NEXT_STEP, slot i is seeded with
-                `seed + i`. Or a list, one for each slot (None: it keeps its generator).
+            seed: an int: as in Gymnasium, one for all slots together; in modes other than NEXT_STEP slot i is seeded
+                with `seed + i`. Or a list, one for each slot (None: it keeps its generator).
             options: may have a "reset_mask", and the bounds "low" and "high".
         """
         mask = None if options is None else options.get("reset_mask")

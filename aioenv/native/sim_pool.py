@@ -39,10 +39,10 @@ class SimPool:
     Args:
         model: an `MjModel`, an `MjSpec`, the path of its XML or MJB file, or XML.
         num_sims: how many simulations.
-        num_threads: how many threads compute, the caller's among them; None: as many as this process may use CPUs; a
-            worker its share of them.
+        num_threads: how many threads compute, the caller's among them; None: as many as CPUs that this process may use,
+            in a worker its share of them.
         post_constraint: whether a step ends with `mj_rnePostConstraint`, which computes `cfrc_ext`, `cfrc_int` and
-            `cacc`. Then Python threads take one simulation each; otherwise MuJoCo's own batch, which is faster, is used.
+            `cacc`. Then Python threads step the simulations; otherwise MuJoCo's own batch does, which is faster.
 
     Attributes:
         model: the model.
