@@ -70,10 +70,10 @@ if TYPE_CHECKING:
     from aioenv.make import make_vec as make_vec
     from aioenv.make import run as run
     from aioenv.modders.base import Modder as Modder
-    from aioenv.modders.camera import CameraModder as CameraModder
-    from aioenv.modders.light import LightModder as LightModder
-    from aioenv.modders.material import MaterialModder as MaterialModder
-    from aioenv.modders.texture import TextureModder as TextureModder
+    from aioenv.modders.lights_and_cameras import CameraModder as CameraModder
+    from aioenv.modders.lights_and_cameras import LightModder as LightModder
+    from aioenv.modders.surfaces import MaterialModder as MaterialModder
+    from aioenv.modders.surfaces import TextureModder as TextureModder
     from aioenv.native.mujoco_env import NativeMujocoEnv as NativeMujocoEnv
     from aioenv.native.sim_pool import SimPool as SimPool
     from aioenv.native_vector_env import NativeVectorEnv as NativeVectorEnv
@@ -81,7 +81,7 @@ if TYPE_CHECKING:
     from aioenv.rendering.config import RenderConfig as RenderConfig
     from aioenv.rendering.quality import RenderQuality as RenderQuality
     from aioenv.rendering.render_pool import RenderPool as RenderPool
-    from aioenv.rollout.episodes import Episode as Episode
+    from aioenv.rollout.numbered_episodes import Episode as Episode
     from aioenv.rollout.recorder import Rollout as Rollout
     from aioenv.state.env_state import EnvState as EnvState
     from aioenv.state.env_state import load as load
@@ -108,20 +108,20 @@ _HOME = {
     **dict.fromkeys(("EpisodeCounter", "EpisodeEvent", "EpisodeStats", "SharedRunningStats"), "aioenv.stats"),
     "AsyncVectorEnv": "aioenv.vector_env",
     "EnvCreator": "aioenv.creator",
-    "Episode": "aioenv.rollout.episodes",
+    "Episode": "aioenv.rollout.numbered_episodes",
     **dict.fromkeys(("Evaluation", "evaluate"), "aioenv.loops.evaluate"),
     "Rollout": "aioenv.rollout.recorder",
     "Stats": "aioenv.core.waits",
     "NativeMujocoEnv": "aioenv.native.mujoco_env",
     "NativeVectorEnv": "aioenv.native_vector_env",
-    "CameraModder": "aioenv.modders.camera",
-    "LightModder": "aioenv.modders.light",
-    "MaterialModder": "aioenv.modders.material",
+    "CameraModder": "aioenv.modders.lights_and_cameras",
+    "LightModder": "aioenv.modders.lights_and_cameras",
+    "MaterialModder": "aioenv.modders.surfaces",
     "Modder": "aioenv.modders.base",
     "RenderConfig": "aioenv.rendering.config",
     "RenderPool": "aioenv.rendering.render_pool",
     "RenderQuality": "aioenv.rendering.quality",
-    "TextureModder": "aioenv.modders.texture",
+    "TextureModder": "aioenv.modders.surfaces",
     "Recording": "aioenv.loops.record",
     "record": "aioenv.loops.record",
     "RestartPolicy": "aioenv.process.restart",

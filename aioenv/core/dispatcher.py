@@ -14,7 +14,7 @@ import numpy.typing as npt
 from gymnasium.vector import AutoresetMode
 
 from aioenv import speedups
-from aioenv.core.episodes import EpisodeTracker
+from aioenv.core.episode_tracker import EpisodeTracker
 from aioenv.core.history import SlotHistory
 from aioenv.core.payloads import read_tail, read_what_can_be
 from aioenv.core.pixel_renderer import PixelRenderer

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium import Space
 
-from aioenv.core.episodes import InProcessEpisodeTracker
+from aioenv.core.episode_tracker import InProcessEpisodeTracker
 from aioenv.core.pixel_renderer import ResultPixelRenderer
 from aioenv.core.results import Ready, ResetResult, StepResult
 from aioenv.core.slots import SlotState, SlotTable

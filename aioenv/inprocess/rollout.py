@@ -15,7 +15,7 @@ from aioenv.errors import EnvError
 from aioenv.inprocess.arrays import gather_infos
 from aioenv.inprocess.requests import InProcessRequest
 from aioenv.rollout.episode_stepper import SteppedSlots
-from aioenv.rollout.one_slot import info_of, one_action
+from aioenv.rollout.subset import info_of, one_action
 from aioenv.spaces.infos import Columns, merge_infos
 from aioenv.spaces.layout import Arrays
 from aioenv.spaces.seeding import normalize_slot_seed
@@ -24,7 +24,7 @@ from aioenv.worker.vector_access import with_rows
 if TYPE_CHECKING:
     from aioenv.inprocess.backend import InProcessBackend
 
-__all__ = ["InProcessEpisodeStepper", "InProcessGroup", "InProcessRollout", "reset_at", "step_at"]
+__all__ = ["InProcessEpisodeStepper", "InProcessGroup", "InProcessRollout", "InProcessSingleSlot"]
 
 Slots = npt.NDArray[np.int64]
 Objects = list[list[Any]]
@@ -205,41 +205,48 @@ class InProcessEpisodeStepper:
 # ---------------------------------------------------------------- one slot
 
 
-async def step_at(backend: InProcessBackend, slot: int, action: Any) -> SlotStep:
-    """Step one slot (see `AsyncVectorEnv.step_at`)."""
-    group = _one_slot(backend, slot, "step_at")
-    arrays, objects = one_action(backend.actions, action)
-    await backend.drain()
-    group.send_arrays(arrays, objects, "step_at")
-    result = await group.recv()
-    if result.error is not None:
-        raise result.error
-    info = info_of(result.infos[0][0], int(group.slots[0]))
-    return SlotStep(
-        backend.observations.rows(result.obs, result.objects)[0],
-        float(result.reward[0]),
-        bool(result.terminated[0]),
-        bool(result.truncated[0]),
-        info,
-    )
+class InProcessSingleSlot:
+    """Step and reset one slot at a time, with results that are no batches.
 
+    Args:
+        backend: the backend of the env.
+    """
 
-async def reset_at(
-    backend: InProcessBackend, slot: int, seed: int | None, options: dict[str, Any] | None
-) -> ResetResult:
-    """Begin an episode in one slot (see `AsyncVectorEnv.reset_at`)."""
-    group = _one_slot(backend, slot, "reset_at")
-    number = int(group.slots[0])
-    seed = normalize_slot_seed(seed)
-    await backend.drain()
-    group.send_reset(group.slots, {number: seed}, options, "reset_at")
-    result = await group.recv()
-    if result.error is not None:
-        raise result.error
-    return ResetResult(backend.observations.rows(result.obs, result.objects)[0], info_of(result.infos[0][0], number))
+    def __init__(self, backend: InProcessBackend) -> None:
+        self._backend = backend
 
+    async def step_at(self, slot: int, action: Any) -> SlotStep:
+        """Step one slot (see `AsyncVectorEnv.step_at`)."""
+        group = self._group(slot, "step_at")
+        arrays, objects = one_action(self._backend.actions, action)
+        await self._backend.drain()
+        group.send_arrays(arrays, objects, "step_at")
+        result = await group.recv()
+        if result.error is not None:
+            raise result.error
+        info = info_of(result.infos[0][0], int(group.slots[0]))
+        return SlotStep(
+            self._backend.observations.rows(result.obs, result.objects)[0],
+            float(result.reward[0]),
+            bool(result.terminated[0]),
+            bool(result.truncated[0]),
+            info,
+        )
 
-def _one_slot(backend: InProcessBackend, slot: int, name: str) -> InProcessGroup:
-    number = backend.table.named([slot])
-    backend.table.leave_out_paused(number, name, by_name=True)
-    return backend.group(number)
+    async def reset_at(self, slot: int, seed: int | None, options: dict[str, Any] | None) -> ResetResult:
+        """Begin an episode in one slot (see `AsyncVectorEnv.reset_at`)."""
+        group = self._group(slot, "reset_at")
+        number = int(group.slots[0])
+        seed = normalize_slot_seed(seed)
+        await self._backend.drain()
+        group.send_reset(group.slots, {number: seed}, options, "reset_at")
+        result = await group.recv()
+        if result.error is not None:
+            raise result.error
+        (obs,) = self._backend.observations.rows(result.obs, result.objects)
+        return ResetResult(obs, info_of(result.infos[0][0], number))
+
+    def _group(self, slot: int, name: str) -> InProcessGroup:
+        number = self._backend.table.named([slot])
+        self._backend.table.leave_out_paused(number, name, by_name=True)
+        return self._backend.group(number)

@@ -9,8 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aioenv.rollout.groups import Group
-from aioenv.rollout.one_slot import info_of
-from aioenv.rollout.pausing import put_part
+from aioenv.rollout.subset import info_of, put_part
 from aioenv.spaces.infos import merge_infos
 from aioenv.spaces.layout import Arrays
 

@@ -18,7 +18,7 @@ from aioenv.spaces.infos import Columns, merge_infos
 if TYPE_CHECKING:
     from aioenv.core.scheduler import RequestScheduler
     from aioenv.core.worker_pool import WorkerSlots
-    from aioenv.rollout.pausing import ActiveSlots
+    from aioenv.rollout.subset import ActiveSlots
 
 __all__ = ["RememberedState", "WorkerRolloutBackend"]
 
