@@ -39,7 +39,7 @@ from aioenv.rendering.pixel_states import with_pixel_states
 from aioenv.requirements import require_batch
 from aioenv.stats.episodes import EpisodeStats
 from aioenv.vector_env import AsyncVectorEnv, SubsetBackend
-from aioenv.worker.making import is_native_task, make_registered, of_so_many, refuse_wrappers
+from aioenv.worker.making import is_native_task, make_registered, refuse_wrappers, with_num_envs
 
 if TYPE_CHECKING:
     from aioenv.process.restart import RestartPolicy
@@ -212,7 +212,7 @@ class NativeVectorEnv(AsyncVectorEnv):
 
     def _take_over(self, session: Session, scheduler: RequestScheduler) -> None:
         if self._config.num_workers:
-            session.fleet.spec = of_so_many(session.fleet.spec, self.num_envs)
+            session.fleet.spec = with_num_envs(session.fleet.spec, self.num_envs)
         self.autoreset_mode = session.fleet.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP)
         super()._take_over(session, scheduler)
 
