@@ -49,7 +49,7 @@ class PendingReply(NamedTuple):
     Attributes:
         into: the buffers for the fixed part of the reply; None: the reply has no fixed part.
         on_reply: called with the reply.
-        fast_reply: lets C process a RESULT without `on_reply`: the `WorkerRequest`, its `BatchRequest`, the function
+        fast_path: lets C process a RESULT without `on_reply`: the `WorkerRequest`, its `BatchRequest`, the function
             that reads the payload, and whether to call it even if the payload is empty. While the `BatchRequest` is
             `waiting`, C marks the `WorkerRequest` as `arrived`, counts `open` down, and resolves `done` at zero. None:
             only `on_reply` can process the reply.
@@ -57,7 +57,7 @@ class PendingReply(NamedTuple):
 
     into: Sequence[memoryview] | None
     on_reply: OnReply
-    fast_reply: tuple[Any, Any, Callable[[memoryview], None], bool] | None = None
+    fast_path: tuple[Any, Any, Callable[[memoryview], None], bool] | None = None
 
 
 class OutstandingRequests:

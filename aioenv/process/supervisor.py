@@ -99,7 +99,7 @@ class Worker:
 
     Args:
         service: a pickled callable that makes the service in the worker (`messages.dump_code`).
-        code: the definitions that the service is made from besides (see `Code`).
+        code: the definitions that the service is made from besides (see `FactoryReference`).
         definitions: the table of the definitions that messages refer to.
         index: its number among the workers of its role.
         slots: the slots that it holds, for errors and logs.
