@@ -381,7 +381,7 @@ class Session:
         worker_context.use_row_mark_of_parent(self.mark)
         try:
             loop = _Loop(self.theirs.fileno(), self.theirs.fileno(), {})
-            loop._link.poll(self._poll_s)
+            loop._channel.poll(self._poll_s)
             loop.run()
         except BaseException as exc:
             self.ended = exc
