@@ -9,11 +9,16 @@ import gymnasium
 import pytest
 from test_cli import needs_opengl
 
-from aioenv.cli import children, options
-from aioenv.cli.bench.rounds import run_contender
-from aioenv.cli.bench.tasks import Task
+from aioenv.cli import env_ids, processes, rounds
 from aioenv.cli.opengl import probe_opengl
+from aioenv.cli.rounds import Workload
 from aioenv.workers.launch import START_METHODS
+from benchmarks.metrics import REGISTRY
+
+
+def run_contender(name, workload):
+    return rounds.run_contender(name, workload, REGISTRY)
+
 
 MINE = """
 import random, sys
@@ -44,7 +49,7 @@ CONTENDERS = ["aioenv", "gymnasium-async", "bare-lockstep", "startup: gymnasium-
 
 @pytest.mark.parametrize("name", [*CONTENDERS, f"startup: aioenv-{START_METHODS[0]}"])
 def test_contenders_find_modules_of_the_working_directory_and_the_standard_library(name, shadowed):
-    result = run_contender(name, Task("spare_of_here:SpareOfHere-v0", 2, 0.01, warm_up_s=0.01))
+    result = run_contender(name, Workload("spare_of_here:SpareOfHere-v0", 2, 0.01, warm_up_s=0.01))
     assert result.get("env_steps") or result["ready s"] > 0
 
 
@@ -52,7 +57,7 @@ def test_a_working_directory_that_is_gone_is_none(tmp_path, monkeypatch):
     (place := tmp_path / "gone").mkdir()
     monkeypatch.chdir(place)
     place.rmdir()
-    assert run_contender("bare", Task("noop", 1, 0.01, warm_up_s=0.01))["env_steps"] > 0
+    assert run_contender("bare", Workload("noop", 1, 0.01, warm_up_s=0.01))["env_steps"] > 0
 
 
 @needs_opengl
@@ -63,9 +68,7 @@ def test_opengl_is_tried_without_what_lies_in_the_working_directory(shadowed):
 def test_a_module_that_is_named_for_a_command_leaves_the_standard_library_alone(shadowed, monkeypatch):
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry not in ("", os.getcwd())])
     monkeypatch.delitem(sys.modules, "random")
-    options.import_here("spare_of_here")
+    env_ids.import_here("spare_of_here")
     assert sys.path.index("") > sys.path.index(os.path.dirname(os.__file__))
-    before = children.after_standard_library(
-        ["/bin", "/usr/lib/python3.14", "/usr/lib/python3.14/lib-dynload", "/more"]
-    )
-    assert before == 3 and children.after_standard_library([]) == 0
+    before = processes.standard_library_end(["/bin", "/usr/lib/python3.14", "/usr/lib/python3.14/lib-dynload", "/more"])
+    assert before == 3 and processes.standard_library_end([]) == 0

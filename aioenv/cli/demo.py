@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 import aioenv
-from aioenv.cli.options import out_file, positive_int, size
+from aioenv.cli.arguments import out_file, positive_int, size
 from aioenv.host.physics.source import MujocoSource, find_source, read_state
 from aioenv.loops.progress import progress_bar
 from aioenv.loops.video import TiledVideo, check_name, fps_of

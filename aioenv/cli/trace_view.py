@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from aioenv.cli.options import picture_file
+from aioenv.cli.arguments import picture_file
 from aioenv.trace.track import UNANSWERED
 
 if TYPE_CHECKING:
