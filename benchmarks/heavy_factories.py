@@ -14,8 +14,8 @@ Each row is measured in a process of its own. The columns, in MB of 10**6 bytes:
 - seconds: from the call of the constructor to the end of the first reset;
 - parent peak: growth of the parent's RSS at its highest, over the RSS before the constructor (the table is there then);
 - parent: growth of its PSS two seconds after the reset; memfd: pages of memfds that it holds open, mapped or not;
-- worker peak, RSS, PSS, dirty: of the worker of slot 0; dirty is Private_Dirty, the pages that it shares with nobody;
-- all: the PSS of all processes together, with memfd pages that nobody maps, less the parent's before the constructor.
+- worker peak, RSS, PSS, dirty: of the worker of slot 0; dirty is Private_Dirty, the pages that it does not share;
+- all: the PSS of all processes together and the memfd pages that none maps, less the parent's before the constructor.
 
 The envs of Gymnasium's rows are classes of this file, which its workers import with spawn.
 """
@@ -52,7 +52,7 @@ SIZE = "HEAVY_FACTORIES_GLOBAL_MB"
 
 
 def make_table(mb: int) -> npt.NDArray[np.float64]:
-    """Make a table of so many MB, all of whose pages are written."""
+    """Make a table of so many MB, and write all of its pages."""
     return np.arange(mb * MB // 8, dtype=np.float64)
 
 
@@ -60,7 +60,7 @@ TABLE = make_table(int(os.environ[SIZE])) if SIZE in os.environ else np.zeros(1)
 
 
 class TableEnv(gymnasium.Env[npt.NDArray[np.float64], Any]):
-    """An env that reads a table which it was given; `info` tells the process."""
+    """An env that reads a table which it is given; `info` has the process id."""
 
     observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (1,), np.float64)
     action_space = gymnasium.spaces.Discrete(2)
@@ -107,7 +107,7 @@ def memory_of(pid: int | str) -> dict[str, int]:
 
 
 def memfd_pages(pids: list[int]) -> int:
-    """Bytes that the memfds hold which these processes have open, each counted once."""
+    """Return the size of the memfds that these processes have open, in bytes, each counted once."""
     pages: dict[int, int] = {}
     for pid in pids:
         for link in Path(f"/proc/{pid}/fd").iterdir():
@@ -140,7 +140,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def maker(case: str, contender: str, num_workers: int, mb: int) -> Callable[[], Any]:
-    """Prepare what is not measured: the table, imports, the registration; gives the constructor's call."""
+    """Prepare the table, imports and the registration, which are not measured; returns the constructor's call."""
     library, start = contender.split()
     num_envs = CASES[case][0]
     ours: dict[str, Any] = {"num_workers": num_workers, "start": start, "start_timeout_s": LIMIT_S}
@@ -161,7 +161,7 @@ def maker(case: str, contender: str, num_workers: int, mb: int) -> Callable[[], 
 
 
 def measure(make: Callable[[], Any]) -> dict[str, float]:
-    """Make a vector env, reset it, and say what that took."""
+    """Make a vector env, reset it, and return the time and memory that it took."""
     gc.collect()
     Path("/proc/self/clear_refs").write_text("5")  # the peak of the RSS begins here
     before = memory_of("self")
@@ -193,7 +193,7 @@ def measure(make: Callable[[], Any]) -> dict[str, float]:
 
 
 def run_row(case: str, contender: str, num_workers: int, mb: int) -> str:
-    """Measure in a process of its own; gives a line of the table."""
+    """Measure in a process of its own; returns a line of the table."""
     environ = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
     if case == "global":
         environ[SIZE] = str(mb)
@@ -213,7 +213,7 @@ def run_row(case: str, contender: str, num_workers: int, mb: int) -> str:
 
 
 def main() -> None:
-    """Run all rows that were asked for."""
+    """Run the chosen rows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--case", choices=CASES, action="append", help="only this case; may be repeated")
     parser.add_argument("--contender", choices=CONTENDERS, action="append", help="only this one; may be repeated")

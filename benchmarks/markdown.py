@@ -153,8 +153,8 @@ def _costs(rows: dict[str, dict[str, Any]]) -> str:
         cells = []
         for row in measured.values():
             result = _by_contender(row).get(name)
-            told = result and result["rounds"]
-            cells.append(f"{1e6 / result['env_steps_per_s']:.2f}{load_mark(result)}" if result and told else "")
+            cost = f"{1e6 / result['env_steps_per_s']:.2f}{load_mark(result)}" if result and result["rounds"] else ""
+            cells.append(cost)
         lines.append([CONTENDERS[name].label, *cells])
     return _table(["envs", *(f"{n:,}" for n in measured)], lines)
 
@@ -167,8 +167,8 @@ def _policies(rows: dict[str, dict[str, Any]]) -> str:
         results = _by_contender(row)
         cells = []
         for name in POLICY[1:]:
-            told = (result := results.get(name)) and result["rounds"]
-            ratio = result["ratios"].get(POLICY[0]) if result and told else None
+            result = results.get(name)
+            ratio = result["ratios"].get(POLICY[0]) if result and result["rounds"] else None
             cells.append(f"{ratio:.2f}{load_mark(result)}" if result and ratio is not None else "")
         lines.append([f"{row['env']} x {row['num_envs']}", _rate(results.get(POLICY[0])), *cells])
     return _table(["", "one step after the other", "two groups, x that", "two groups of whole workers"], lines)

@@ -137,7 +137,7 @@ class Tianshou(Peer):
         return int(self.envs.workers[slot].process.pid)
 
     def recv(self) -> Any:
-        raise Absent("no such call")
+        raise Unsupported("no such call")
 
 
 class EnvPool(Peer):
@@ -166,7 +166,7 @@ PEERS: dict[str, type[Peer]] = {
 }
 
 
-class Absent(Exception):
+class Unsupported(Exception):
     """The library has no such thing."""
 
 
@@ -192,7 +192,7 @@ def attempt(name: str, function: Callable[[], Any], why: str = "") -> Any:
     began = time.monotonic()
     try:
         result = function()
-    except Absent as exc:
+    except Unsupported as exc:
         say(end=name, absent=str(exc))
         return None
     except (Exception, SystemExit) as exc:
@@ -290,7 +290,7 @@ def prints(peer: type[Peer]) -> None:
 
 def timed_out(peer: type[Peer]) -> None:
     if peer not in (Aioenv, Gymnasium):
-        attempt("step", lambda: (_ for _ in ()).throw(Absent("no timeouts")))
+        attempt("step", lambda: (_ for _ in ()).throw(Unsupported("no timeouts")))
         return
     envs = started(AioenvDropIn if peer is Aioenv else peer, "slow")
     envs.timeout_s = LATE_S

@@ -24,7 +24,7 @@ import aioenv
 from aioenv import RenderQuality
 from aioenv.rendering.quality import FAST
 
-# What is drawn, and what is measured.
+# Drawn in the picture; the costs are of a HalfCheetah.
 SCENE = """
 <mujoco>
   <asset>
@@ -45,7 +45,7 @@ SCENE = """
 CHEETAH = Path(mujoco_env.__file__).parent / "assets" / "half_cheetah.xml"
 PICTURE = Path(__file__).parent.parent / "docs" / "images" / "quality.png"
 WIDTH, HEIGHT, SIDE = 200, 150, 84
-# As they stand in the table; those with a number are in the picture, from left to right.
+# In the order of the table; those with a number are in the picture, from left to right.
 QUALITIES: dict[str, tuple[Any, int | None]] = {
     '"exact"': ("exact", 1),
     "RenderQuality(shadow_map=1024)": (RenderQuality(shadow_map=1024), 2),
@@ -60,7 +60,7 @@ QUALITIES: dict[str, tuple[Any, int | None]] = {
 
 
 def milliseconds(pool: aioenv.sync.RenderPool, states: np.ndarray) -> float:
-    """What an image costs one worker: the median of five batches."""
+    """Measure the time of an image in one worker: the median of five batches."""
     taken = []
     for _ in range(6):
         began = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Clock the stages of one step: the table in docs/performance.md.
+"""StageClock the stages of one step: the table in docs/performance.md.
 
     python -m benchmarks.step_profile CartPole-v1 64 [STEPS]
 
@@ -40,14 +40,14 @@ from aioenv.workers.channel import ScatterChannel
 WORKERS = 2
 
 
-class Clock:
+class StageClock:
     """Seconds that were spent, by stage."""
 
     def __init__(self) -> None:
         self.spent: dict[str, list[float]] = defaultdict(list)
 
     def wrap(self, owner: Any, name: str, stage: str) -> None:
-        """Clock a method."""
+        """StageClock a method."""
         inner: Callable[..., Any] = getattr(owner, name)
         spent = self.spent[stage]
 
@@ -67,8 +67,8 @@ class Clock:
 
 
 async def parent(workload: Workload) -> None:
-    """Clock the parent's stages."""
-    clock = Clock()
+    """StageClock the parent's stages."""
+    clock = StageClock()
     clock.wrap(Layout, "take_apart", "check and copy the actions")
     clock.wrap(Dispatch, "submit_steps", "frame and send the requests (in the kernel: wake the workers)")
     clock.wrap(Schedule, "_prepare", "pick the next batch (workers are busy)")
@@ -95,7 +95,7 @@ async def parent(workload: Workload) -> None:
 
 
 def worker(workload: Workload) -> None:
-    """Clock a worker's stages, with its share of the envs, in this process."""
+    """StageClock a worker's stages, with its share of the envs, in this process."""
     rows = workload.num_envs // WORKERS
     service = EnvService([workload.make_env] * rows, AutoresetMode.NEXT_STEP, False)
     first = service.describe()[0]

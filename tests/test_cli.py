@@ -274,14 +274,8 @@ def test_bench_reports_what_fails_and_goes_on():
     assert rows[0]["problem"] == "failed with status 1" and "env_steps_per_s" not in rows[0]
 
 
-@pytest.mark.parametrize(
-    ("start", "channel"),
-    [
-        (START_METHODS[0], CHANNELS[0]),
-        *(pytest.param(*pair, marks=pytest.mark.stress) for pair in zip(START_METHODS[1:], CHANNELS[1:], strict=False)),
-    ],
-)
-def test_bench_starts_workers_and_picks_the_channel_as_asked(start, channel, monkeypatch):
+def spy_on_starts(monkeypatch) -> list[tuple[str | None, str | None]]:
+    """Note the `start` and the `channel` of each vector env, from now on."""
     asked = []
 
     class Spied(aioenv.AsyncVectorEnv):
@@ -291,6 +285,18 @@ def test_bench_starts_workers_and_picks_the_channel_as_asked(start, channel, mon
 
     monkeypatch.setattr(aioenv, "AsyncVectorEnv", Spied)
     monkeypatch.setattr(aioenv.sync.vector_env, "AsyncVectorEnv", Spied)
+    return asked
+
+
+STARTS = [
+    (START_METHODS[0], CHANNELS[0]),
+    *(pytest.param(*pair, marks=pytest.mark.stress) for pair in zip(START_METHODS[1:], CHANNELS[1:], strict=False)),
+]
+
+
+@pytest.mark.parametrize(("start", "channel"), STARTS)
+def test_bench_starts_workers_and_picks_the_channel_as_asked(start, channel, monkeypatch):
+    asked = spy_on_starts(monkeypatch)
     monkeypatch.setattr(rounds, "run_contender", lambda name, workload, registry: CONTENDERS[name].measure(workload))
     small = ["bench", "--env", "noop", "--num-envs", "1", "--rounds", "1", "--seconds", "0.01", "--channel", channel]
     assert main([*small, "--only", "aioenv", "aioenv-sync", "--start", start]) == 0

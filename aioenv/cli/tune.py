@@ -172,7 +172,7 @@ def _shown(value: Any) -> str:
     return value if isinstance(value, str) else repr(value)
 
 
-def _told(settings: Settings) -> str:
+def _describe(settings: Settings) -> str:
     return ", ".join(f"{name}={_shown(value)}" for name, value in settings.items()) or "the defaults"
 
 
@@ -216,17 +216,19 @@ class _Search:
         if not best:
             print("\nNothing was faster than the defaults, beyond the noise:")
             return {}
-        label = _told(best)
+        label = _describe(best)
         count = max(CONFIRM_ROUNDS, self._args.rounds)
         ratios = self._stage("once more", {"defaults": {}, label: best}, count).get(label)
         if ratios is None:
             print("\nWhat was best could not be measured once more; the defaults:")
             return {}
-        told = f"{statistics.median(ratios):.2f} times the defaults ({min(ratios):.2f} to {max(ratios):.2f} in rounds)"
+        result = (
+            f"{statistics.median(ratios):.2f} times the defaults ({min(ratios):.2f} to {max(ratios):.2f} in rounds)"
+        )
         if verdict(ratios) == "better":
-            print(f"\nBest: {told}:")
+            print(f"\nBest: {result}:")
             return best
-        print(f"\nAfter all the difference is noise: {told}. The defaults are as good:")
+        print(f"\nAfter all the difference is noise: {result}. The defaults are as good:")
         return {}
 
     def compare_blocking(self, best: Settings) -> None:
@@ -280,7 +282,7 @@ class _Search:
         ratios = {label: [a / b for a, b in zip(rates[label], rates[base], strict=True)] for label in others}
         self._keep(title, candidates, outcomes, ratios)
         if problem := outcomes[base].problem:
-            raise _BaselineFailed(f"with {_told(candidates[base])}, {self._args.env} {problem}")
+            raise _BaselineFailed(f"with {_describe(candidates[base])}, {self._args.env} {problem}")
         _print_stage(title, outcomes, rates, ratios)
         return ratios
 

@@ -9,12 +9,10 @@ import os
 import time
 
 import pytest
-from test_cli import needs_opengl
+from test_cli import STARTS, needs_opengl, spy_on_starts
 
-import aioenv
 from aioenv.cli import rounds
 from aioenv.cli.rounds import NotApplicable, Workload
-from aioenv.workers.channel import CHANNELS
 from aioenv.workers.launch import START_METHODS
 from benchmarks.__main__ import main
 from benchmarks.contenders import CONTENDERS as TIMED
@@ -155,22 +153,9 @@ def test_the_cpu_time_of_a_contenders_workers_counts_as_its_own(contender, tmp_p
     assert sum(os.times()[2:4]) - before > 2.5
 
 
-@pytest.mark.parametrize(
-    ("start", "channel"),
-    [
-        (START_METHODS[0], CHANNELS[0]),
-        *(pytest.param(*pair, marks=pytest.mark.stress) for pair in zip(START_METHODS[1:], CHANNELS[1:], strict=False)),
-    ],
-)
+@pytest.mark.parametrize(("start", "channel"), STARTS)
 def test_metrics_start_workers_and_pick_the_channel_as_asked(start, channel, monkeypatch):
-    asked = []
-
-    class Spied(aioenv.AsyncVectorEnv):
-        def __init__(self, *args, **kwargs):
-            asked.append((kwargs.get("start"), kwargs.get("channel")))
-            super().__init__(*args, **kwargs)
-
-    monkeypatch.setattr(aioenv, "AsyncVectorEnv", Spied)
+    asked = spy_on_starts(monkeypatch)
     monkeypatch.setattr(rounds, "run_contender", lambda name, workload, registry: CONTENDERS[name].measure(workload))
     small = ["--env", "noop", "--num-envs", "1", "--rounds", "1", "--seconds", "0.01", "--channel", channel]
     for metric, more in (("loop-time", []), ("latency", ["--only", "aioenv"])):
