@@ -8,6 +8,7 @@ import subprocess
 import sys
 from dataclasses import dataclass, field
 
+from aioenv.cli.processes import run_in_group
 from aioenv.rendering.backends import backends_here, environment, is_software
 
 __all__ = ["ProbeResult", "probe_all", "probe_opengl"]
@@ -95,15 +96,9 @@ def probe_opengl(backend: str, timeout_s: float = PROBE_TIMEOUT_S, device: int |
         device: the GPU that draws; None for the one that MuJoCo chooses.
     """
     try:
-        done = subprocess.run(
-            [sys.executable, "-P", "-c", _PROBE],  # no file in the working directory shadows a module
-            env={**os.environ, **environment(backend, device)},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            encoding="utf-8",
-            errors="replace",  # drivers print any bytes
-            timeout=timeout_s,
-        )
+        # -P: no file in the working directory shadows a module
+        command = [sys.executable, "-P", "-c", _PROBE]
+        done = run_in_group(command, timeout_s, env={**os.environ, **environment(backend, device)})
     except subprocess.TimeoutExpired:
         return ProbeResult(backend, "", f"no image after {timeout_s:g} s", device=device)
     if done.returncode == 0:
