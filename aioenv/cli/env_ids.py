@@ -85,12 +85,12 @@ def env_factory(env: str) -> Callable[[], Any]:
 
 
 def import_here(module: str) -> ModuleType:
-    """Import a module, from the current directory too, which `aioenv` unlike `python -m aioenv` has not on its path.
+    """Import a module, also from the current directory, which is not on the path of the `aioenv` script.
 
     The directory comes behind the standard library: no file in it shadows a module that is imported later.
 
     Raises:
-        ImportError: if there is no such module, or none that it imports.
+        ImportError: if there is no such module, or it imports one that does not exist.
     """
     if not module or module.startswith("."):
         raise ImportError(f"expected a module's full name, got {module!r}")
