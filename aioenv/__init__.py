@@ -28,17 +28,12 @@ if TYPE_CHECKING:
     from aioenv import testing as testing
     from aioenv.assign import construct_envs as construct_envs
     from aioenv.assign import plan_workers as plan_workers
+    from aioenv.core.results import Ready as Ready
+    from aioenv.core.results import ResetResult as ResetResult
+    from aioenv.core.results import SlotStep as SlotStep
+    from aioenv.core.results import StepResult as StepResult
+    from aioenv.core.waits import Stats as Stats
     from aioenv.creator import EnvCreator as EnvCreator
-    from aioenv.engine.results import Ready as Ready
-    from aioenv.engine.results import ResetResult as ResetResult
-    from aioenv.engine.results import SlotStep as SlotStep
-    from aioenv.engine.results import StepResult as StepResult
-    from aioenv.engine.runs.numbered import Episode as Episode
-    from aioenv.engine.runs.record import Rollout as Rollout
-    from aioenv.engine.snapshot import EnvState as EnvState
-    from aioenv.engine.snapshot import load as load
-    from aioenv.engine.snapshot import save as save
-    from aioenv.engine.waits import Stats as Stats
     from aioenv.errors import ActionError as ActionError
     from aioenv.errors import AioenvError as AioenvError
     from aioenv.errors import ArgumentError as ArgumentError
@@ -74,23 +69,28 @@ if TYPE_CHECKING:
     from aioenv.loops.record import record as record
     from aioenv.make import make_vec as make_vec
     from aioenv.make import run as run
+    from aioenv.modders.base import Modder as Modder
+    from aioenv.modders.camera import CameraModder as CameraModder
+    from aioenv.modders.light import LightModder as LightModder
+    from aioenv.modders.material import MaterialModder as MaterialModder
+    from aioenv.modders.texture import TextureModder as TextureModder
     from aioenv.native.mujoco_env import NativeMujocoEnv as NativeMujocoEnv
     from aioenv.native.sim_pool import SimPool as SimPool
     from aioenv.native_vector_env import NativeVectorEnv as NativeVectorEnv
+    from aioenv.process.restart import RestartPolicy as RestartPolicy
     from aioenv.rendering.config import RenderConfig as RenderConfig
-    from aioenv.rendering.modders.base import Modder as Modder
-    from aioenv.rendering.modders.camera import CameraModder as CameraModder
-    from aioenv.rendering.modders.light import LightModder as LightModder
-    from aioenv.rendering.modders.material import MaterialModder as MaterialModder
-    from aioenv.rendering.modders.texture import TextureModder as TextureModder
     from aioenv.rendering.quality import RenderQuality as RenderQuality
     from aioenv.rendering.render_pool import RenderPool as RenderPool
+    from aioenv.rollout.numbered_episodes import Episode as Episode
+    from aioenv.rollout.recorder import Rollout as Rollout
+    from aioenv.state.env_state import EnvState as EnvState
+    from aioenv.state.env_state import load as load
+    from aioenv.state.env_state import save as save
     from aioenv.stats import EpisodeCounter as EpisodeCounter
     from aioenv.stats import EpisodeEvent as EpisodeEvent
     from aioenv.stats import EpisodeStats as EpisodeStats
     from aioenv.stats import SharedRunningStats as SharedRunningStats
     from aioenv.vector_env import AsyncVectorEnv as AsyncVectorEnv
-    from aioenv.workers.restart import RestartPolicy as RestartPolicy
 
 _ERRORS = (
     "ActionError", "AioenvError", "ArgumentError", "ClosedError", "EnvError", "EpisodesDone", "LoopError",
@@ -102,29 +102,29 @@ _ERRORS = (
 
 _HOME = {
     **dict.fromkeys(_ERRORS, "aioenv.errors"),
-    **dict.fromkeys(("Ready", "ResetResult", "SlotStep", "StepResult"), "aioenv.engine.results"),
-    **dict.fromkeys(("EnvState", "load", "save"), "aioenv.engine.snapshot"),
+    **dict.fromkeys(("Ready", "ResetResult", "SlotStep", "StepResult"), "aioenv.core.results"),
+    **dict.fromkeys(("EnvState", "load", "save"), "aioenv.state.env_state"),
     **dict.fromkeys(("construct_envs", "plan_workers"), "aioenv.assign"),
     **dict.fromkeys(("EpisodeCounter", "EpisodeEvent", "EpisodeStats", "SharedRunningStats"), "aioenv.stats"),
     "AsyncVectorEnv": "aioenv.vector_env",
     "EnvCreator": "aioenv.creator",
-    "Episode": "aioenv.engine.runs.numbered",
+    "Episode": "aioenv.rollout.numbered_episodes",
     **dict.fromkeys(("Evaluation", "evaluate"), "aioenv.loops.evaluate"),
-    "Rollout": "aioenv.engine.runs.record",
-    "Stats": "aioenv.engine.waits",
+    "Rollout": "aioenv.rollout.recorder",
+    "Stats": "aioenv.core.waits",
     "NativeMujocoEnv": "aioenv.native.mujoco_env",
     "NativeVectorEnv": "aioenv.native_vector_env",
-    "CameraModder": "aioenv.rendering.modders.camera",
-    "LightModder": "aioenv.rendering.modders.light",
-    "MaterialModder": "aioenv.rendering.modders.material",
-    "Modder": "aioenv.rendering.modders.base",
+    "CameraModder": "aioenv.modders.camera",
+    "LightModder": "aioenv.modders.light",
+    "MaterialModder": "aioenv.modders.material",
+    "Modder": "aioenv.modders.base",
     "RenderConfig": "aioenv.rendering.config",
     "RenderPool": "aioenv.rendering.render_pool",
     "RenderQuality": "aioenv.rendering.quality",
-    "TextureModder": "aioenv.rendering.modders.texture",
+    "TextureModder": "aioenv.modders.texture",
     "Recording": "aioenv.loops.record",
     "record": "aioenv.loops.record",
-    "RestartPolicy": "aioenv.workers.restart",
+    "RestartPolicy": "aioenv.process.restart",
     "SimPool": "aioenv.native.sim_pool",
     "make_vec": "aioenv.make",
     "run": "aioenv.make",
@@ -147,7 +147,7 @@ if not TYPE_CHECKING:  # else type checkers would take every name for one that i
         try:
             value = getattr(importlib.import_module(_HOME[name]), name)
         except RuntimeError:  # of MuJoCo's import, which says less
-            importlib.import_module("aioenv.host.mujoco_gl").check_mujoco_gl()
+            importlib.import_module("aioenv.worker.mujoco_gl").check_mujoco_gl()
             raise
         globals()[name] = value
         return value

@@ -10,12 +10,12 @@ import gymnasium
 from gymnasium import Env
 from gymnasium.envs.registration import EnvSpec
 
-from aioenv.stats.counter import EpisodeCounter, SlotCounter
+from aioenv.ipc.messages import dump_code, load_code
+from aioenv.stats.counters import EpisodeCounter, SlotCounter
 from aioenv.stats.running import SharedRunningStats, SlotStats
-from aioenv.wire.messages import dump_code, load_code
 
 if TYPE_CHECKING:
-    from aioenv.host.metadata import EnvMetadata
+    from aioenv.worker.description import EnvMetadata
 
 __all__ = ["EnvCreator", "Stateful", "place_creators"]
 
@@ -31,7 +31,7 @@ class Stateful(Protocol):
         """Go to a state of `state_dict`."""
 
 
-class _Known:
+class _KnownMetadata:
     """What a creator knows of its envs; variants whose envs can't differ have it in common."""
 
     def __init__(self, metadata: EnvMetadata | None = None) -> None:
@@ -74,10 +74,10 @@ class EnvCreator:
         share: bool | None = None,
         **kwargs: Any,
     ) -> None:
-        self._known = _Known()
+        self._known = _KnownMetadata()
         self._registered: dict[str, Stateful] = {}
         if kwargs:
-            from aioenv.engine.misspelled import refuse_misspelled  # workers do without
+            from aioenv.core.misspelled import refuse_misspelled  # workers do without
 
             refuse_misspelled("aioenv.EnvCreator", ("share",), kwargs, factory)
         if isinstance(factory, EnvCreator):
@@ -158,7 +158,7 @@ class EnvCreator:
 
     def _copy(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Self:
         other = type(self).__new__(type(self))
-        other._known = self._known if _same((self._args, self._kwargs), (args, kwargs)) else _Known()
+        other._known = self._known if _same((self._args, self._kwargs), (args, kwargs)) else _KnownMetadata()
         other._registered = {**self._registered}
         other.factory = self.factory
         other._args = args
@@ -204,7 +204,7 @@ class EnvCreator:
             TypeError: if something that the function refers to does not pickle.
         """
         if self._known.metadata is None:
-            from aioenv.engine.describe import describe_env  # it imports asyncio, which workers do without
+            from aioenv.core.describe import describe_env  # it imports asyncio, which workers do without
 
             self._known.metadata = await describe_env(
                 self.at(0), start=start, start_timeout_s=start_timeout_s, preload=preload, worker_env=worker_env
@@ -271,7 +271,7 @@ def _restore(kind: type[EnvCreator], data: bytes) -> EnvCreator:
 def _restore_parts(kind: type[EnvCreator], parts: tuple[Any, ...]) -> EnvCreator:
     creator = kind.__new__(kind)
     creator.factory, creator._args, creator._kwargs, creator.share, creator._registered, metadata = parts
-    creator._known = _Known(metadata)
+    creator._known = _KnownMetadata(metadata)
     return creator
 
 

@@ -16,21 +16,26 @@ from gymnasium import Env, Space
 from gymnasium.envs.registration import EnvSpec, load_env_creator
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from aioenv.batching.autoreset import parse_mode
+from aioenv.core.arguments import check_num_envs
+from aioenv.core.misspelled import refuse_misspelled
 from aioenv.creator import EnvCreator
-from aioenv.engine.arguments import check_num_envs
-from aioenv.engine.misspelled import refuse_misspelled
-from aioenv.host.making import make_env, make_noted
-from aioenv.host.native_tasks import is_native_task
-from aioenv.host.vector.making import vector_entry_point, versioned
-from aioenv.host.vector.specs import refuse_wrappers, take_apart
 from aioenv.native_vector_env import NativeVectorEnv, vector_env_factory
+from aioenv.spaces.autoreset import parse_mode
 from aioenv.vector_env import AsyncVectorEnv
+from aioenv.worker.making import (
+    is_native_task,
+    make_env,
+    make_noted,
+    refuse_wrappers,
+    take_apart,
+    vector_entry_point,
+    versioned,
+)
 
 if TYPE_CHECKING:
+    from aioenv.process.restart import RestartPolicy
     from aioenv.rendering.config import RenderConfig
     from aioenv.stats.episodes import EpisodeStats
-    from aioenv.workers.restart import RestartPolicy
 
 __all__ = ["env_factory", "make_vec", "new_event_loop", "run", "takes_mode"]
 

@@ -16,8 +16,8 @@ from aioenv.cli.arguments import out_file, picture_file, positive_float, positiv
 from aioenv.cli.bench import describe_machine, print_noise, show_progress
 from aioenv.cli.env_ids import SYNTHETIC, env_problem
 from aioenv.cli.rounds import Workload, play_rounds
-from aioenv.workers.channel import CHANNELS
-from aioenv.workers.launch import START_METHODS
+from aioenv.process.channel import CHANNELS
+from aioenv.process.launch import START_METHODS
 from benchmarks import suite
 from benchmarks.metrics import METRICS, REGISTRY, Metric, print_metric, summarize_metric
 

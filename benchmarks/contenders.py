@@ -23,7 +23,7 @@ from aioenv.cli.contenders import CONTENDERS as PEERS
 from aioenv.cli.contenders import Contender, step_aioenv, step_bare
 from aioenv.cli.env_ids import SYNTHETIC
 from aioenv.cli.rounds import NotApplicable, Throughput, Workload, measure_blocking
-from aioenv.machine import usable_cpus
+from aioenv.platform import usable_cpus
 
 __all__ = ["BASELINES", "CONTENDERS", "LocksteppedLoops", "Policy", "TwoLayers"]
 
@@ -166,10 +166,9 @@ def physics_alone(workload: Workload, *, post_constraint: bool, clock_stopped: b
     """
     import mujoco
 
-    from aioenv.host.native_tasks import is_native_task
-    from aioenv.host.vector.making import make_registered
     from aioenv.mujoco_clock import stop_clock
     from aioenv.requirements import has_batch
+    from aioenv.worker.making import is_native_task, make_registered
 
     if workload.env in SYNTHETIC or not is_native_task(workload.env):
         raise NotApplicable(f"{workload.env} is no MuJoCo task")

@@ -21,7 +21,7 @@ import aioenv
 from aioenv.cli.contenders import natively
 from aioenv.cli.processes import python_command
 from aioenv.cli.rounds import ACTION_BATCHES, NotApplicable, TimedLoop, Workload
-from aioenv.machine import usable_cpus
+from aioenv.platform import usable_cpus
 from aioenv.rendering.backends import candidates, environment
 from aioenv.rendering.quality import parse_quality
 
@@ -232,7 +232,7 @@ def bare_images(quality: QualityName, count: int | None, alike: bool, workload: 
         workload: the env whose states are drawn.
     """
     pool, states = _states(workload)
-    from aioenv.host.physics.source import dump_model
+    from aioenv.state.render_source import dump_model
 
     how = parse_quality(quality), SIDE, workload.warm_up_s, workload.seconds, alike
     what = (dump_model(pool.model), pool.state_spec, states, *how)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from aioenv.cli.bench import NOISY_CPUS, load_mark
-from aioenv.trace.whole import replacing
+from aioenv.tracing.timeline import replacing
 from benchmarks.contenders import CONTENDERS
 from benchmarks.goals import judge
 from benchmarks.metrics import METRICS

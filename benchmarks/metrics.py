@@ -26,10 +26,10 @@ import aioenv
 from aioenv.cli.bench import load_mark, median_load, ratios
 from aioenv.cli.contenders import Contender
 from aioenv.cli.rounds import ACTION_BATCHES, NotApplicable, Outcome, TimedLoop, Workload, rows_of_batch
-from aioenv.stats.block import can_share
+from aioenv.process.child import process_memory
+from aioenv.process.launch import START_METHODS
 from aioenv.stats.running import SharedRunningStats
-from aioenv.workers.launch import START_METHODS
-from aioenv.workers.memory import process_memory
+from aioenv.stats.sharing import can_share
 from benchmarks import contenders
 from benchmarks.images import (
     IMAGES_PER_S,

@@ -1,4 +1,4 @@
-"""StageClock the stages of one step: the table in docs/performance.md.
+"""Clock the stages of one step: the table in docs/performance.md.
 
     python -m benchmarks.step_profile CartPole-v1 64 [STEPS]
 
@@ -26,16 +26,16 @@ from gymnasium.vector import AutoresetMode
 
 import aioenv
 from aioenv import speedups
-from aioenv.batching.layout import Layout, byte_view
 from aioenv.cli.rounds import ACTION_BATCHES, Workload
-from aioenv.engine.dispatch import Dispatch
-from aioenv.engine.schedule import Schedule
-from aioenv.host.link import Link
-from aioenv.host.service import Begun
-from aioenv.host.single.service import EnvService
-from aioenv.wire.frames import Encoder, Frame, Kind
-from aioenv.wire.messages import ResetRequest, dump, load
-from aioenv.workers.channel import ScatterChannel
+from aioenv.core.dispatcher import Dispatcher
+from aioenv.core.scheduler import RequestScheduler
+from aioenv.ipc.frames import Encoder, Frame, Kind
+from aioenv.ipc.messages import ResetRequest, dump, load
+from aioenv.process.channel import ScatterChannel
+from aioenv.spaces.layout import Layout, byte_view
+from aioenv.worker.env_service import EnvService
+from aioenv.worker.service import PartialStep
+from aioenv.worker.worker_end import WorkerEnd
 
 WORKERS = 2
 
@@ -47,7 +47,7 @@ class StageClock:
         self.spent: dict[str, list[float]] = defaultdict(list)
 
     def wrap(self, owner: Any, name: str, stage: str) -> None:
-        """StageClock a method."""
+        """Clock a method."""
         inner: Callable[..., Any] = getattr(owner, name)
         spent = self.spent[stage]
 
@@ -67,15 +67,15 @@ class StageClock:
 
 
 async def parent(workload: Workload) -> None:
-    """StageClock the parent's stages."""
+    """Clock the parent's stages."""
     clock = StageClock()
     clock.wrap(Layout, "take_apart", "check and copy the actions")
-    clock.wrap(Dispatch, "submit_steps", "frame and send the requests (in the kernel: wake the workers)")
-    clock.wrap(Schedule, "_prepare", "pick the next batch (workers are busy)")
+    clock.wrap(Dispatcher, "submit_steps", "frame and send the requests (in the kernel: wake the workers)")
+    clock.wrap(RequestScheduler, "_prepare", "pick the next batch (workers are busy)")
     clock.wrap(ScatterChannel, "poll", "take in the replies")
-    clock.wrap(Dispatch, "_read_tail", "  of which infos")
-    clock.wrap(Schedule, "_hand_out", "hand out the result")
-    clock.wrap(Schedule, "_infos", "  of which infos, merged")
+    clock.wrap(Dispatcher, "_read_tail", "  of which infos")
+    clock.wrap(RequestScheduler, "_hand_out", "hand out the result")
+    clock.wrap(RequestScheduler, "_infos", "  of which infos, merged")
     actions = workload.actions()
     envs = aioenv.AsyncVectorEnv(workload.factories, num_workers=WORKERS)
     async with envs:
@@ -95,7 +95,7 @@ async def parent(workload: Workload) -> None:
 
 
 def worker(workload: Workload) -> None:
-    """StageClock a worker's stages, with its share of the envs, in this process."""
+    """Clock a worker's stages, with its share of the envs, in this process."""
     rows = workload.num_envs // WORKERS
     service = EnvService([workload.make_env] * rows, AutoresetMode.NEXT_STEP, False)
     first = service.describe()[0]
@@ -103,17 +103,17 @@ def worker(workload: Workload) -> None:
     mine, theirs = socket.socketpair()
     for sock in (mine, theirs):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 22)
-    link = Link(theirs.fileno(), theirs.fileno())
+    link = WorkerEnd(theirs.fileno(), theirs.fileno())
     link.aim(service)
     encoder = Encoder()
     whole, alone = [], []
 
     def answer() -> None:
-        """Answer a request as `Link.read` and the loop around it do."""
+        """Answer a request as `WorkerEnd.read` and the loop around it do."""
         plan = service.express() if speedups.serve_express is not None else None
         got: Any = None if plan is None else link._serve(plan, 0.0)
         if got is not None and not isinstance(got, int):
-            got = Begun.of(got)
+            got = PartialStep.of(got)
         elif got is None or got > 0:
             got = link.read()
         else:

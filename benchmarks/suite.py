@@ -11,7 +11,7 @@ from typing import Any
 from aioenv.cli.bench import NOISY_CPUS, describe_machine, load_mark, print_table, show_progress, summarize
 from aioenv.cli.processes import foreign_load
 from aioenv.cli.rounds import Outcome, Workload, play_rounds
-from aioenv.trace.whole import replacing
+from aioenv.tracing.timeline import replacing
 from benchmarks import markdown, plots
 from benchmarks.contenders import BASELINES, CONTENDERS
 from benchmarks.goals import print_goals

@@ -10,14 +10,12 @@ import numpy as np
 import pytest
 
 from aioenv import speedups
-from aioenv.batching import merge as merging
-from aioenv.batching.gather import Gatherer
-from aioenv.batching.infos import Columns, Schema
-from aioenv.batching.merge import SchemaTable, merge
-from aioenv.engine.batch import Part
-from aioenv.engine.fleet import Member
-from aioenv.engine.tails import read_tail
-from aioenv.wire.messages import dump, dump_columns, load
+from aioenv.core.payloads import read_tail
+from aioenv.core.requests import WorkerRequest
+from aioenv.core.worker_pool import WorkerSlots
+from aioenv.ipc.messages import dump, dump_columns, load
+from aioenv.spaces import infos as merging
+from aioenv.spaces.infos import Columns, Gatherer, Schema, SchemaTable, merge_infos
 
 compiled = pytest.mark.skipif(not speedups.compiled, reason=f"not compiled: {speedups.why_not}")
 
@@ -27,18 +25,20 @@ class Ends:
 
     def __init__(self, start: int, stop: int, same: dict[Schema, Schema]) -> None:
         self.gatherer = Gatherer()
-        self.member = Member(None, start, stop, SchemaTable(same))  # type: ignore[arg-type]
+        self.member = WorkerSlots(None, start, stop, SchemaTable(same))  # type: ignore[arg-type]
 
-    def tell(self, infos: Sequence[tuple[int, dict[Any, Any]]], rows: Sequence[int], start: int) -> tuple[Part, bytes]:
+    def tell(
+        self, infos: Sequence[tuple[int, dict[Any, Any]]], rows: Sequence[int], start: int
+    ) -> tuple[WorkerRequest, bytes]:
         """The part of some of its rows, from row `start` of the batch on, and the tail of its reply."""
         groups = self.gatherer.gather([(row, info) for row, info in infos if info], rows)
-        self.member.schemas.learn(load(dump(self.gatherer.take_news())))
+        self.member.schemas.update(load(dump(self.gatherer.take_new_schemas())))
         slots = np.array(rows, np.int64) + self.member.start
         batch: Any = SimpleNamespace(rows=lambda *args, **kwargs: [])
-        return Part(self.member, slots, start, batch), dump_columns(groups)
+        return WorkerRequest(self.member, slots, start, batch), dump_columns(groups)
 
 
-def a_step(*workers: Sequence[dict[str, Any]]) -> list[tuple[Part, bytes]]:
+def a_step(*workers: Sequence[dict[str, Any]]) -> list[tuple[WorkerRequest, bytes]]:
     """Parts and tails of a step of all slots, whose infos these are by worker."""
     same: dict[Schema, Schema] = {}
     told, start = [], 0
@@ -63,7 +63,7 @@ def merged_in_c(parts: Any, size: Any, named: Any = merging._named) -> Any:
     return speedups.merge_columns(parts, size, named)
 
 
-def in_python(part: Part, tail: memoryview) -> Any:
+def in_python(part: WorkerRequest, tail: memoryview) -> Any:
     """What `read_tail` makes of a tail without C: columns, or the exception as text."""
     part.columns = ()
     with pytest.MonkeyPatch.context() as patch:
@@ -79,7 +79,7 @@ def merged_in_python(parts: Sequence[Columns], size: int) -> Any:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(speedups, "merge_columns", None)
         try:
-            return merge(parts, size)
+            return merge_infos(parts, size)
         except Exception as exc:
             return f"{type(exc).__name__}: {exc}"
 

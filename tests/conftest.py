@@ -27,14 +27,14 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from version_kit import NO_BATCH, lacks_batch, version_of  # noqa: E402
 
-from aioenv.batching import plane  # noqa: E402
-from aioenv.engine import dispatch  # noqa: E402
-from aioenv.host import running  # noqa: E402
-from aioenv.workers import channel as channels  # noqa: E402
-from aioenv.workers import launch  # noqa: E402
-from aioenv.workers.channel import CHANNELS  # noqa: E402
-from aioenv.workers.environment import worker_environment  # noqa: E402
-from aioenv.workers.forkserver import AVAILABLE, ForkServer  # noqa: E402
+from aioenv.core import dispatcher  # noqa: E402
+from aioenv.process import channel as channels  # noqa: E402
+from aioenv.process import launch  # noqa: E402
+from aioenv.process.channel import CHANNELS  # noqa: E402
+from aioenv.process.environment import worker_environment  # noqa: E402
+from aioenv.process.forkserver import AVAILABLE, ForkServer  # noqa: E402
+from aioenv.spaces import shared_layout  # noqa: E402
+from aioenv.worker import worker_context  # noqa: E402
 
 uvloop.new_event_loop().close()  # libuv opens a pipe for signals, once for the process
 
@@ -58,21 +58,21 @@ def way(request, monkeypatch):
     monkeypatch.setattr(launch, "START_METHODS", (*launch.START_METHODS, start))
     monkeypatch.setattr(channels, "CHANNELS", (*CHANNELS, channel))
     if (start, channel) in SHARED:
-        monkeypatch.setattr(plane, "SHARED_BYTES", 1)
+        monkeypatch.setattr(shared_layout, "SHARED_BYTES", 1)
     return start, channel
 
 
 @pytest.fixture
 def no_bell(monkeypatch):
     """The loop looks at the channels of all workers, however many CPUs there are."""
-    monkeypatch.setattr(dispatch, "usable_cpus", lambda: 1)
+    monkeypatch.setattr(dispatcher, "usable_cpus", lambda: 1)
 
 
 @pytest.fixture
 def a_worker_within(monkeypatch):
     """Whatever runs as a worker in this process is not alone in it: nothing is settled or frozen."""
-    monkeypatch.setattr(running, "_worker", running._Worker())
-    running.share_here(memoryview(bytearray(4)).cast("I"))
+    monkeypatch.setattr(worker_context, "_context", worker_context._WorkerContext())
+    worker_context.use_row_mark_of_parent(memoryview(bytearray(4)).cast("I"))
 
 
 def pytest_configure(config):

@@ -17,20 +17,18 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
 from aioenv import speedups
-from aioenv.batching.gather import Gatherer
-from aioenv.batching.layout import Layout, byte_view
-from aioenv.batching.merge import SchemaTable
-from aioenv.engine.batch import Exchange, Part
-from aioenv.engine.dispatch import Dispatch
-from aioenv.engine.fleet import Member
+from aioenv.core.dispatcher import Dispatcher
+from aioenv.core.requests import BatchRequest, WorkerRequest
+from aioenv.core.worker_pool import WorkerSlots
 from aioenv.errors import SlotError
-from aioenv.wire.decoder import Decoder
-from aioenv.wire.frames import Encoder, Frame, Kind
-from aioenv.wire.messages import Failure, dump_columns
-from aioenv.workers import faults
-from aioenv.workers.channel import ScatterChannel
-from aioenv.workers.connection import Connection
-from aioenv.workers.requests import Requests
+from aioenv.ipc.decoder import Decoder
+from aioenv.ipc.frames import Encoder, Frame, Kind
+from aioenv.ipc.messages import Failure, dump_columns
+from aioenv.process import failures
+from aioenv.process.channel import ScatterChannel
+from aioenv.process.connection import Connection, Requests
+from aioenv.spaces.infos import Gatherer, SchemaTable
+from aioenv.spaces.layout import Layout, byte_view
 
 compiled = pytest.mark.skipif(not speedups.compiled, reason=f"not compiled: {speedups.why_not}")
 
@@ -63,14 +61,14 @@ class Peer:
         self.on_death: Any = None
         self.encoder, self.decoder = Encoder(), Decoder()
         self.skip = 0  # bytes that come before the first request
-        self._identity = faults.Identity("peer", None, slots, "")
+        self._identity = failures.WorkerIdentity("peer", None, slots, "")
         self.receiving = asyncio.create_task(self.channel.receive(self._on_frame))
 
     def failure(self, failure: Failure) -> SlotError:
-        return faults.env_error(self._identity, failure)
+        return failures.env_error(self._identity, failure)
 
     def failure_here(self, message: str, slots: Sequence[int]) -> SlotError:
-        return faults.env_error_here(self._identity, message, slots)
+        return failures.env_error_here(self._identity, message, slots)
 
     def readable(self) -> bool:
         poll = select.poll()
@@ -109,12 +107,12 @@ class World:
     """Workers with so many slots each, what sends to them, and exchanges with all of them."""
 
     def __init__(self, *counts: int) -> None:
-        self.offered: list[Part] = []
+        self.offered: list[WorkerRequest] = []
         stops = list(itertools.accumulate(counts))
         rows = [tuple(range(stop - count, stop)) for stop, count in zip(stops, counts, strict=True)]
         self.peers = [Peer(slots) for slots in rows]
         members: Any = [
-            Member(peer, slots[0], slots[-1] + 1, SchemaTable({}))  # type: ignore[arg-type]
+            WorkerSlots(peer, slots[0], slots[-1] + 1, SchemaTable({}))  # type: ignore[arg-type]
             for peer, slots in zip(self.peers, rows, strict=True)
         ]
         fleet: Any = SimpleNamespace(
@@ -128,7 +126,7 @@ class World:
         )
         self.over: list[int] = []
         table: Any = SimpleNamespace(exhaust=self.over.extend)
-        self.dispatch = Dispatch(
+        self.dispatch = Dispatcher(
             fleet,
             None,
             table,
@@ -158,7 +156,7 @@ class World:
             peer.channel.close()
             peer.socket.close()
 
-    def send(self, actions: Sequence[np.ndarray[Any, Any]] = ()) -> Exchange:
+    def send(self, actions: Sequence[np.ndarray[Any, Any]] = ()) -> BatchRequest:
         """Step all slots; gives one exchange, then the other."""
         exchange = self.exchanges[self.turn]
         self.turn = 1 - self.turn
@@ -197,9 +195,9 @@ class World:
 
 
 def split(
-    exchange: Exchange, actions: Sequence[np.ndarray[Any, Any]]
+    exchange: BatchRequest, actions: Sequence[np.ndarray[Any, Any]]
 ) -> tuple[list[memoryview], list[list[slice]], list[bytes]]:
-    """Actions as `Dispatch` hands them on."""
+    """Actions as `Dispatcher` hands them on."""
     bytes_each = [array.nbytes // len(array) for array in actions]
     cuts = [[slice(part.start * size, part.stop * size) for size in bytes_each] for part in exchange.parts]
     return list(map(byte_view, actions)), cuts, [b""] * len(cuts)
@@ -215,7 +213,7 @@ def seen(columns: Sequence[Any]) -> list[Any]:
 
 def reply(
     peer: Peer,
-    exchange: Exchange,
+    exchange: BatchRequest,
     *,
     kind: Kind = Kind.RESULT,
     request: int | None = None,
@@ -248,18 +246,18 @@ def outcomes(monkeypatch: pytest.MonkeyPatch, name: str) -> list[Any]:
     return given
 
 
-def floats_tail(member: Member, values: Sequence[float], rows: Sequence[int] | None = None) -> bytes:
+def floats_tail(member: WorkerSlots, values: Sequence[float], rows: Sequence[int] | None = None) -> bytes:
     """A tail of columns of a sort that the parent knows: {"x": float}."""
     gatherer = Gatherer()
     count = len(values)
     groups = gatherer.gather(
         [(row, {"x": x}) for row, x in zip(rows or range(count), values, strict=True)], range(count)
     )
-    member.schemas.learn(gatherer.take_news())
+    member.schemas.update(gatherer.take_new_schemas())
     return dump_columns(groups)
 
 
-def fill_up(peer: Peer, parts: list[Part]) -> None:
+def fill_up(peer: Peer, parts: list[WorkerRequest]) -> None:
     with contextlib.suppress(BlockingIOError):
         while True:
             peer.skip += peer.channel._sock.send(b"x")

@@ -11,7 +11,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from parity.compare import assert_same
 
-from aioenv.host.vector.making import make_registered
+from aioenv.worker.making import make_registered
 
 
 def given(**arguments):

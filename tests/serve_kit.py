@@ -18,18 +18,11 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
 from aioenv import speedups
-from aioenv.batching import autoreset
-from aioenv.batching.layout import Layout
 from aioenv.errors import EpisodesDone
-from aioenv.host import running
-from aioenv.host.service import Begun
-from aioenv.host.single import rows as rows_of_worker
-from aioenv.host.single.service import EnvService
-from aioenv.host.worker import _Loop
-from aioenv.wire.decoder import Decoder
-from aioenv.wire.frames import HEADER_BYTES, Encoder, Frame, Kind
-from aioenv.wire.messages import (
-    Call,
+from aioenv.ipc.decoder import Decoder
+from aioenv.ipc.frames import HEADER_BYTES, Encoder, Frame, Kind
+from aioenv.ipc.messages import (
+    CallRequest,
     Failure,
     ResetRequest,
     Start,
@@ -42,6 +35,12 @@ from aioenv.wire.messages import (
     load_code,
     load_columns,
 )
+from aioenv.spaces import autoreset
+from aioenv.spaces.layout import Layout
+from aioenv.worker import row_buffers, worker_context
+from aioenv.worker.env_service import EnvService
+from aioenv.worker.loop import _Loop
+from aioenv.worker.service import PartialStep
 
 compiled = pytest.mark.skipif(not speedups.compiled, reason=f"not compiled: {speedups.why_not}")
 
@@ -59,7 +58,7 @@ def python_answers(monkeypatch: pytest.MonkeyPatch) -> None:
 def all_in_python(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("serve_express", "read_frame", "write_frame", "spin"):
         monkeypatch.setattr(speedups, name, None)
-    monkeypatch.setattr(rows_of_worker, "compiled", False)
+    monkeypatch.setattr(row_buffers, "compiled", False)
     monkeypatch.setattr(autoreset, "step_rows", None)
 
 
@@ -379,7 +378,7 @@ class Session:
         self.raw.clear()
 
     def _serve(self) -> None:
-        running.share_here(self.mark)
+        worker_context.use_row_mark_of_parent(self.mark)
         try:
             loop = _Loop(self.theirs.fileno(), self.theirs.fileno(), {})
             loop._link.poll(self._poll_s)
@@ -433,7 +432,7 @@ class Session:
         return [self.take() for _ in requests]
 
     def call(self, method: str, *args: Any) -> Frame:
-        return self.ask(Kind.CALL, tail=dump_code(Call(method, args, {})))
+        return self.ask(Kind.CALL, tail=dump_code(CallRequest(method, args, {})))
 
     def reset(self, *rows: int) -> Frame:
         rows = rows or tuple(range(self.rows))
@@ -589,12 +588,12 @@ class Desk:
             self.decoder.feed(self.mine.recv(1 << 20))
         return frame
 
-    def step(self) -> tuple[Any, Begun | None]:
+    def step(self) -> tuple[Any, PartialStep | None]:
         """A step in C: fixed part and tail of the reply, and where C stopped, if it did."""
         self.mine.sendall(self.encode())
         got = self.serve()
         if isinstance(got, tuple):
-            begun = Begun.of(got)
+            begun = PartialStep.of(got)
             assert begun[1:3] == (7, GENERATION)
             infos_so_far = list(begun.infos)
             reply = self.service.handle(begun)

@@ -10,7 +10,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from aioenv.stats.block import can_share
+from aioenv.stats.sharing import can_share
 
 needs_sharing = pytest.mark.skipif(not can_share(), reason="no memory without a name here")
 

@@ -69,7 +69,7 @@ async def test_a_worker_that_is_started_again_is_pinned_again():
         assert envs.workers[1].cpus == tiled(2)[1]
 
 
-class Threads(native_task("runners", "Hopper")):
+class Threads(native_task("locomotion_2d", "Hopper")):
     """Tells how many of them compute."""
 
     def count(self) -> int:

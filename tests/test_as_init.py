@@ -10,7 +10,7 @@ import textwrap
 import pytest
 from process_kit import environment
 
-from aioenv.workers.launch import START_METHODS
+from aioenv.process.launch import START_METHODS
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere no process adopts another's children")
 
@@ -95,7 +95,7 @@ async def forgotten(envs):
     pass
 
 async def killed_server(envs):
-    from aioenv.workers.forkserver import ForkServer
+    from aioenv.process.forkserver import ForkServer
     for server in ForkServer._servers.values():
         os.kill(server.pid, signal.SIGKILL)
     await envs.close()

@@ -12,7 +12,7 @@ import pytest
 
 import aioenv
 from aioenv.assign import Assignment, construct_envs, plan_workers
-from aioenv.workers.launch import START_METHODS
+from aioenv.process.launch import START_METHODS
 
 
 def shards(plan):

@@ -15,14 +15,12 @@ from parity.compare import assert_same
 from zoo import SPACES
 
 from aioenv.assign import spread
-from aioenv.batching.autoreset import parse_mode
-from aioenv.batching.gather import Gatherer
-from aioenv.batching.infos import MAX_SCHEMAS, Group
-from aioenv.batching.layout import Layout, byte_view
-from aioenv.batching.merge import SchemaTable, merge
 from aioenv.errors import ActionError, WireError
-from aioenv.native.infos import merge_infos
-from aioenv.wire.messages import dump, dump_columns, load, load_columns
+from aioenv.ipc.messages import dump, dump_columns, load, load_columns
+from aioenv.native.hook_results import merge_reset_infos
+from aioenv.spaces.autoreset import parse_mode
+from aioenv.spaces.infos import MAX_SCHEMAS, ColumnGroup, Gatherer, SchemaTable, merge_infos
+from aioenv.spaces.layout import Layout, byte_view
 
 
 class Holder(VectorEnv):
@@ -47,17 +45,17 @@ def by_workers(steps: list[list[dict]], workers: int) -> list[dict]:
         parts = []
         for (gatherer, table), (start, stop) in zip(ends, spans, strict=True):
             groups = gatherer.gather(list(enumerate(infos[start:stop])), range(stop - start))
-            table.learn(load(dump(gatherer.take_news())))
+            table.update(load(dump(gatherer.take_new_schemas())))
             if any(group.objects for group in groups):
                 groups = load(dump(groups))
             else:
-                groups = [Group(*group, []) for group in load_columns(memoryview(dump_columns(groups)))]
+                groups = [ColumnGroup(*group, []) for group in load_columns(memoryview(dump_columns(groups)))]
             for group in groups:
                 rows = range(stop - start) if group.rows is None else group.rows
                 whole = group.rows is None
                 positions = slice(start, stop) if whole else np.array(rows) + start
                 parts.append(table.unpack(group, positions, len(rows)))
-        results.append(merge(parts, len(infos)))
+        results.append(merge_infos(parts, len(infos)))
     return results
 
 
@@ -141,7 +139,7 @@ def test_infos_of_native_slots_that_begin_and_of_others_merge_as_gymnasiums(star
     infos = [{name: column[slot] for name, column in columns.items()} for slot in range(3)]
     for index, slot in enumerate(starts):
         infos[slot] = {name: rows[index] for name, rows in begun.items()}
-    got = merge_infos({name: column.copy() for name, column in columns.items()}, begun, np.array(starts), 3)
+    got = merge_reset_infos({name: column.copy() for name, column in columns.items()}, begun, np.array(starts), 3)
     assert_same(dict(sorted(got.items())), dict(sorted(by_gymnasium(infos).items())))
 
 
@@ -155,9 +153,9 @@ def test_last_observations_are_arrays_of_their_own():
 
 
 def test_columns_that_are_cut_short_are_an_error_of_the_wire():
-    groups = [Group(3, (0, 2), b"12345678", []), Group(4, None, b"", [])]
+    groups = [ColumnGroup(3, (0, 2), b"12345678", []), ColumnGroup(4, None, b"", [])]
     tail = dump_columns(groups)
-    assert [Group(*group, []) for group in load_columns(memoryview(tail))] == groups
+    assert [ColumnGroup(*group, []) for group in load_columns(memoryview(tail))] == groups
     for wrong in (*(tail[:i] for i in range(1, len(tail))), tail + b"x"):
         with pytest.raises(WireError):
             load_columns(memoryview(wrong))
@@ -197,7 +195,7 @@ def test_dicts_of_the_usual_sort_are_looked_at_together_and_others_are_not_taken
 )
 def test_usual_parts_are_joined_as_a_whole(infos, monkeypatch):
     expected = by_gymnasium(infos)
-    monkeypatch.delattr("aioenv.batching.merge._assign")  # one row after the other
+    monkeypatch.delattr("aioenv.spaces.infos._assign")  # one row after the other
     assert_same(by_workers([infos, infos], 2)[1], expected)
 
 
@@ -252,9 +250,9 @@ def test_infos_that_never_repeat_do_not_fill_the_memory():
     for t in range(3 * MAX_SCHEMAS):
         infos = [{"common": t}, {f"key{t}": float(t)}]
         groups = gatherer.gather(list(enumerate(infos)), range(2))
-        table.learn(gatherer.take_news())
+        table.update(gatherer.take_new_schemas())
         parts = [table.unpack(g, np.array(g.rows), len(g.rows)) for g in groups]
-        assert_same(merge(parts, 2), by_gymnasium(infos))
+        assert_same(merge_infos(parts, 2), by_gymnasium(infos))
     assert len(gatherer._ids) <= MAX_SCHEMAS + 2 and len(table._schemas) <= MAX_SCHEMAS + 2
 
 

@@ -18,12 +18,12 @@ from render_pool_kit import PLAIN, SMALL, pool_of, some_states
 
 import aioenv
 from aioenv.errors import WireError, WorkerDied
-from aioenv.host.service import Service
-from aioenv.wire.frames import Kind
-from aioenv.wire.messages import Call, dump_code
-from aioenv.workers.channel import ScatterChannel
-from aioenv.workers.requests import Requests
-from aioenv.workers.supervisor import Worker
+from aioenv.ipc.frames import Kind
+from aioenv.ipc.messages import CallRequest, dump_code
+from aioenv.process.channel import ScatterChannel
+from aioenv.process.connection import Requests
+from aioenv.process.supervisor import Worker
+from aioenv.worker.service import Service
 
 pytestmark = pytest.mark.asyncio
 
@@ -233,8 +233,8 @@ async def test_the_end_of_a_worker_is_told_to_all_though_one_can_not_hear_it(cap
     worker = Worker(dump_code(Sleeper), index=0)
     worker.on_death = told.append
     await worker.start()
-    worker.submit(Kind.CALL, (), dump_code(Call("kill_me", (), {})), on_reply=deaf)
-    worker.submit(Kind.CALL, (), dump_code(Call("kill_me", (), {})), on_reply=told.append)
+    worker.submit(Kind.CALL, (), dump_code(CallRequest("kill_me", (), {})), on_reply=deaf)
+    worker.submit(Kind.CALL, (), dump_code(CallRequest("kill_me", (), {})), on_reply=told.append)
     with caplog.at_level(logging.CRITICAL, "aioenv"):
         worker.strike("it is a test")
         await worker._connection.gone()

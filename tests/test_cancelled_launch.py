@@ -8,8 +8,8 @@ import os
 import pytest
 from conftest import LOOPS
 
-from aioenv.workers.channel import CHANNELS
-from aioenv.workers.launch import START_METHODS, launch
+from aioenv.process.channel import CHANNELS
+from aioenv.process.launch import START_METHODS, launch
 
 
 async def cancelled(start: str, channel: str, turns: int) -> bool:

@@ -21,10 +21,10 @@ from aioenv.cli.doctor import _report_opengl
 from aioenv.cli.opengl import ProbeResult, probe_opengl
 from aioenv.cli.rounds import ContenderFailed, NotApplicable, Outcome, Workload, run_contender
 from aioenv.loops.video import TiledVideo
+from aioenv.process.channel import CHANNELS
+from aioenv.process.launch import START_METHODS
 from aioenv.rendering import backends
-from aioenv.rendering.tiles import tile
-from aioenv.workers.channel import CHANNELS
-from aioenv.workers.launch import START_METHODS
+from aioenv.rendering.images import tile
 
 OPENGL = probe_opengl("egl").renderer or probe_opengl("osmesa").renderer
 needs_opengl = pytest.mark.skipif(not OPENGL, reason="no OpenGL here")

@@ -12,7 +12,7 @@ from test_cli import needs_opengl
 from aioenv.cli import env_ids, processes, rounds
 from aioenv.cli.opengl import probe_opengl
 from aioenv.cli.rounds import Workload
-from aioenv.workers.launch import START_METHODS
+from aioenv.process.launch import START_METHODS
 from benchmarks.metrics import REGISTRY
 
 

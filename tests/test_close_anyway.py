@@ -9,8 +9,8 @@ import pytest
 from render_pool_kit import SMALL, pool_of, some_states
 
 import aioenv
-from aioenv.engine.images.shots import Images
-from aioenv.rendering.lanes import Lane
+from aioenv.rendering.queue import RenderQueue
+from aioenv.rendering.step_images import StepImages
 
 CONFIG = aioenv.RenderConfig(24, 18, quality="fast", workers=1)
 
@@ -31,7 +31,7 @@ async def test_a_vector_env(where, monkeypatch):
     await envs.reset(seed=0)
     pids = [worker.pid for worker in envs.workers] + [pid for pool in envs._session.pools for pid in pool.pids]
     thread = getattr(envs._session, "_thread", None)
-    monkeypatch.setattr(Images, "fail_all", fails)
+    monkeypatch.setattr(StepImages, "fail_all", fails)
     for _ in range(2):
         with pytest.raises(ZeroDivisionError):
             await envs.close()
@@ -46,7 +46,7 @@ async def test_a_pool(monkeypatch):
     pool = await pool_of()
     await pool.render(some_states(pool, 2), **SMALL)
     pids = pool.pids
-    monkeypatch.setattr(Lane, "drop", fails)
+    monkeypatch.setattr(RenderQueue, "close", fails)
     with pytest.raises(ZeroDivisionError):
         await pool.close()
     assert ended(pids)

@@ -11,7 +11,7 @@ import pytest
 from gymnasium.vector.utils import batch_space
 
 import aioenv
-from aioenv.workers.launch import START_METHODS
+from aioenv.process.launch import START_METHODS
 
 pytestmark = pytest.mark.asyncio
 

@@ -16,10 +16,9 @@ import pytest
 from conftest import LOOPS
 
 import aioenv
+from aioenv.process.channel import CHANNELS
+from aioenv.process.launch import START_METHODS, LaunchResources, launch
 from aioenv.testing import leak_check
-from aioenv.workers.channel import CHANNELS
-from aioenv.workers.held import Held
-from aioenv.workers.launch import START_METHODS, launch
 
 
 def turn(loop):
@@ -38,7 +37,7 @@ def forgetting():
 
 
 async def held():
-    return Held()
+    return LaunchResources()
 
 
 @pytest.mark.parametrize("loop", LOOPS)

@@ -50,7 +50,7 @@ class Asked(gym.Wrapper):
 
     def copies(self, path):
         """Whether this file would be copied: then nothing is loaded."""
-        models = __import__("sys").modules["aioenv.host.models"]._models
+        models = __import__("sys").modules["aioenv.worker.forkserver_warmup"]._models
         before = models._model
         model = mujoco.MjModel.from_xml_path(path)
         return models._model is before is not None, model.nq
@@ -103,7 +103,7 @@ def test_what_a_model_is_made_of_besides_its_file_is_not_looked_for():
     import tempfile
     {SAVED.replace(chr(10), chr(10) + "    ")}
     import gymnasium.envs.mujoco.mujoco_env as mujoco_env
-    from aioenv.host import models
+    from aioenv.worker import forkserver_warmup as models
 
     plain = "<mujoco><!-- file= --><worldbody><geom size='1'/></worldbody></mujoco>"
     parts = (
@@ -181,7 +181,7 @@ def test_what_a_model_is_made_of_besides_its_file_is_not_looked_for():
 def test_who_has_put_something_else_in_the_place_of_loading_keeps_it():
     code = """
     import mujoco, gymnasium.envs.mujoco.hopper_v5
-    from aioenv.host.models import compile_models
+    from aioenv.worker.forkserver_warmup import compile_models
 
     def mine(filename, assets=None): ...
 

@@ -14,11 +14,11 @@ from process_kit import run_alone
 
 import aioenv
 from aioenv import EnvCreator, EpisodeCounter, SharedRunningStats
+from aioenv.core.imports import needed_by
 from aioenv.creator import place_creators
-from aioenv.engine.imports import needed_by
+from aioenv.process.launch import START_METHODS
 from aioenv.stats import CountEpisodes, NormalizeObservation, NormalizeReward
-from aioenv.stats.block import can_share
-from aioenv.workers.launch import START_METHODS
+from aioenv.stats.sharing import can_share
 
 pytestmark = pytest.mark.skipif(not can_share(), reason="no memory without a name here")
 
@@ -209,7 +209,7 @@ def test_a_creator_of_one_that_does_not_share_does_not_either():
 # ------------------------------------------------------------ EC: in other processes
 
 
-@pytest.mark.parametrize("dump", [pickle.dumps, aioenv.wire.messages.dump_code], ids=["pickle", "cloudpickle"])
+@pytest.mark.parametrize("dump", [pickle.dumps, aioenv.ipc.messages.dump_code], ids=["pickle", "cloudpickle"])
 def test_ec_lambdas_are_picklable(dump):
     bonus = 4
     creator = EnvCreator(lambda size, **kwargs: Endless(size + bonus, **kwargs), 1, scale=2.0)

@@ -13,7 +13,7 @@ KIT = """
     import aioenv
     from aioenv import sync
     from aioenv.testing import leak_check
-    from aioenv.workers.launch import START_METHODS
+    from aioenv.process.launch import START_METHODS
 
     class Strict(gym.Env):
         observation_space, action_space = gym.spaces.Box(0, 255, (3,), np.uint8), gym.spaces.Discrete(2)

@@ -17,9 +17,9 @@ import pytest
 from process_kit import environment
 
 import aioenv
-from aioenv.definitions import payload, program
-from aioenv.definitions.program import Program
+from aioenv.definitions import snapshot
 from aioenv.definitions.restore import Code
+from aioenv.definitions.snapshot import CodeSnapshot
 
 ACTIONS = np.zeros(4, np.int64)
 
@@ -81,7 +81,7 @@ def run_script(folder: Path, code: str) -> subprocess.CompletedProcess:
     return subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=100)
 
 
-linux = pytest.mark.skipif(not payload.CAN_SHARE, reason="takes memory without a name, and /proc")
+linux = pytest.mark.skipif(not snapshot.CAN_SHARE, reason="takes memory without a name, and /proc")
 
 
 @linux
@@ -115,7 +115,7 @@ async def test_a_large_array_is_in_memory_once_and_a_worker_writes_to_a_copy(sta
 )
 @pytest.mark.asyncio
 async def test_values_of_any_size_arrive(value, shared, monkeypatch):
-    monkeypatch.setattr(program, "CAN_SHARE", shared)
+    monkeypatch.setattr(snapshot, "CAN_SHARE", shared)
     async with aioenv.AsyncVectorEnv([partial(Holder, value, i) for i in range(2)], num_workers=2) as envs:
         for got in await envs.call("value"):
             np.testing.assert_equal(got, value)
@@ -174,7 +174,7 @@ async def test_a_start_that_fails_lets_go_of_the_memory():
 
 def code_of(factories: list[Any], workers: int) -> list[Code]:
     spans = np.array_split(np.arange(len(factories)), workers)
-    made = Program(factories, [(int(span[0]), int(span[-1]) + 1) for span in spans])
+    made = CodeSnapshot(factories, [(int(span[0]), int(span[-1]) + 1) for span in spans])
     codes = [made.code(worker) for worker in range(workers)]
     return codes
 

@@ -8,7 +8,7 @@ import pytest
 from docs_kit import cell, check_names, page, snippets
 
 import aioenv
-from aioenv.stats.block import can_share
+from aioenv.stats.sharing import can_share
 
 PAGE = page("docs/migrating.md")
 INTRODUCTION, *SECTIONS = re.split(r"^## ", PAGE, flags=re.M)

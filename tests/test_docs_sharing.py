@@ -7,7 +7,7 @@ import re
 import pytest
 from docs_kit import page, snippets
 
-from aioenv.stats.block import can_share
+from aioenv.stats.sharing import can_share
 
 PAGE = page("docs/sharing.md")
 

@@ -23,9 +23,9 @@ from process_kit import run_alone
 from test_vector_env import Counter, counters
 
 import aioenv
-from aioenv.machine import usable_cpus
+from aioenv.platform import usable_cpus
+from aioenv.process.launch import START_METHODS
 from aioenv.sync import AsyncVectorEnv
-from aioenv.workers.launch import START_METHODS
 
 gate = test_vector_env.gate
 
@@ -340,7 +340,7 @@ def test_a_result_that_is_there_needs_no_time(visits):
 
 def replied(envs):
     """Wait until the worker has replied to the step, whether or not somebody has read that."""
-    exchange, worker = envs._pending._exchange, envs._envs._schedule.fleet.members[0].worker
+    exchange, worker = envs._pending._exchange, envs._envs._scheduler.fleet.members[0].worker
     while exchange.open and not select.select([worker.waitable], [], [], 0.01)[0]:
         pass
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from process_kit import environment, run_alone
 
-from aioenv.workers.launch import START_METHODS
+from aioenv.process.launch import START_METHODS
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 

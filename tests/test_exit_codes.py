@@ -8,8 +8,8 @@ import sys
 import pytest
 from process_kit import environment, run_alone
 
-from aioenv.workers import child
-from aioenv.workers.launch import START_METHODS
+from aioenv.process import child
+from aioenv.process.launch import START_METHODS
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="takes pidfds")
 
@@ -88,7 +88,7 @@ def test_the_kernel_knows_how_a_worker_ended(start, reaper, own_fork_server):
 
 def test_where_it_tells_nothing_nothing_is_made_up(own_fork_server):
     code = f"""
-    from aioenv.workers import child
+    from aioenv.process import child
     child.KERNEL_TELLS = False
     {REAPERS["ignored"]}
     asyncio.run(main("spawn", {UNKNOWN}))
@@ -98,7 +98,7 @@ def test_where_it_tells_nothing_nothing_is_made_up(own_fork_server):
 
 def test_exit_codes_are_as_ever_where_none_takes_them(own_fork_server):
     code = f"""
-    from aioenv.workers import child
+    from aioenv.process import child
     child.KERNEL_TELLS = False
     asyncio.run(main("spawn", {KNOWN}))
     """

@@ -33,9 +33,9 @@ from gymnasium.vector import AutoresetMode
 from serve_kit import STORIES, Desk, Session, Story, Told, all_in_python, plain, play, python_answers, telling
 
 from aioenv import speedups
-from aioenv.engine.batch import Exchange
-from aioenv.host import running
-from aioenv.wire.frames import HEADER_BYTES, Kind
+from aioenv.core.requests import BatchRequest
+from aioenv.ipc.frames import HEADER_BYTES, Kind
+from aioenv.worker import worker_context
 
 pytestmark = pytest.mark.usefixtures("no_bell", "a_worker_within")
 
@@ -95,7 +95,7 @@ async def test_a_reply_of_another_wire_is_none_though_its_crc_is_sound(monkeypat
 async def test_the_last_reply_of_a_step_leaves_nothing_behind():
     async with World(1) as world:
         (peer,) = world.peers
-        exchange: Exchange = world.exchanges[0]
+        exchange: BatchRequest = world.exchanges[0]
         token, part = object(), exchange.parts[0]
         exchange.done = Fake(done=bool, set_result=lambda _: token)  # type: ignore[assignment]
         views, cuts, tails = split(exchange, [np.arange(2.0).reshape(1, 2)])
@@ -283,7 +283,7 @@ def test_a_spoilt_request_for_a_run_ends_the_worker_as_in_python(monkeypatch, pl
 
 def serve_nobody() -> None:
     """Answer a request for a run with a plan of no envs."""
-    running.share_here(memoryview(bytearray(4)).cast("I"))
+    worker_context.use_row_mark_of_parent(memoryview(bytearray(4)).cast("I"))
     with telling("floats") as desk:
         plan = list(desk.service.express() or ())
         plan[2] = []

@@ -25,7 +25,7 @@ from gymnasium import spaces
 
 import aioenv
 from aioenv import speedups
-from aioenv.wire.frames import Kind
+from aioenv.ipc.frames import Kind
 
 pytestmark = pytest.mark.usefixtures("no_bell")
 

@@ -14,7 +14,7 @@ import pytest
 from express_kit import Fake, World, compiled, split
 
 from aioenv import speedups
-from aioenv.wire.frames import Encoder, Kind
+from aioenv.ipc.frames import Encoder, Kind
 
 pytestmark = pytest.mark.usefixtures("no_bell")
 

@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 from wire_kit import mutated, sizes
 
 from aioenv import speedups
-from aioenv.batching.layout import byte_view
-from aioenv.engine.batch import Exchange
-from aioenv.engine.fleet import Member
+from aioenv.core.requests import BatchRequest
+from aioenv.core.worker_pool import WorkerSlots
 from aioenv.errors import WireError
-from aioenv.wire.decoder import SPILL_BYTES
-from aioenv.wire.frames import Encoder, Kind
-from aioenv.wire.messages import Failure, StepReply, dump, dump_columns
-from aioenv.workers.requests import Pending
+from aioenv.ipc.decoder import SPILL_BYTES
+from aioenv.ipc.frames import Encoder, Kind
+from aioenv.ipc.messages import Failure, StepReply, dump, dump_columns
+from aioenv.process.connection import PendingReply
+from aioenv.spaces.layout import byte_view
 
 pytestmark = pytest.mark.usefixtures("no_bell")
 
@@ -148,7 +148,7 @@ async def test_as_many_replies_as_come_in_one_read_are_counted_in_order(monkeypa
         assert await peer.ending() == "it goes on"
 
 
-def let_tell(exchange: Exchange, told: list[Any]) -> None:
+def let_tell(exchange: BatchRequest, told: list[Any]) -> None:
     """Have an exchange of one part do no more with its reply than to count it, and to note the request and the tail."""
     part = exchange.parts[0]
 
@@ -162,7 +162,7 @@ def let_tell(exchange: Exchange, told: list[Any]) -> None:
         exchange.open -= 1
         exchange.done.set_result(None)
 
-    part.on_reply, part.express = on_reply, Pending(part.into[0], on_reply, (part, exchange, read, False))
+    part.on_reply, part.express = on_reply, PendingReply(part.into[0], on_reply, (part, exchange, read, False))
 
 
 @ways
@@ -182,7 +182,7 @@ async def test_the_reply_to_the_second_request_may_come_first(monkeypatch, c):
         assert first.done.done() and not first.batch.terminated.any() and second.batch.terminated.all()
 
 
-TAILS: dict[str, Callable[[Member], bytes]] = {
+TAILS: dict[str, Callable[[WorkerSlots], bytes]] = {
     "columns": lambda member: floats_tail(member, [1.5, -2.5]),
     "columns of a row": lambda member: floats_tail(member, [3.5], [1]),
     "columns of no known sort": lambda member: dump_columns([(77, None, b"12345678" * 2, [])]),
@@ -228,7 +228,7 @@ async def test_whoever_reads_a_tail_gets_memory_of_his_own(monkeypatch, c):
         tails: list[memoryview] = []
         for exchange in world.exchanges:
             into, on_reply, _ = exchange.parts[0].express
-            exchange.parts[0].express = Pending(into, on_reply, (exchange.parts[0], exchange, tails.append, False))
+            exchange.parts[0].express = PendingReply(into, on_reply, (exchange.parts[0], exchange, tails.append, False))
             exchange.parts[0].on_reply = lambda frame, part=exchange.parts[0]: (
                 tails.append(frame.tail),
                 setattr(part, "arrived", True),
@@ -242,7 +242,7 @@ async def test_whoever_reads_a_tail_gets_memory_of_his_own(monkeypatch, c):
 
 
 # what a worker may say in place of a plain reply to the oldest of two requests: it, and whether that breaks the stream
-REPLIES: dict[str, tuple[Callable[[Peer, Exchange], bytes], bool]] = {
+REPLIES: dict[str, tuple[Callable[[Peer, BatchRequest], bytes], bool]] = {
     "a failure": (
         lambda peer, e: reply(
             peer, e, kind=Kind.FAILURE, fixed=(), tail=dump(Failure(0, "LookupError", "lost", "tb", None))
@@ -504,7 +504,7 @@ async def test_a_reply_that_can_t_be_handled_ends_the_stream_and_its_request_sta
         (peer,) = world.peers
         exchange = world.exchanges[0]
         part = exchange.parts[0]
-        part.on_reply, part.express = boom, Pending(part.into[0], boom, (part, exchange, boom, False))
+        part.on_reply, part.express = boom, PendingReply(part.into[0], boom, (part, exchange, boom, False))
         world.send()
         peer.socket.sendall(reply(peer, exchange, tail=b"tail"))
         peer.poll()

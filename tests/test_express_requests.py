@@ -12,13 +12,13 @@ import pytest
 from express_kit import GENERATION, Peer, World, compiled, fill_up, in_python, outcomes, reply, ways
 
 from aioenv import speedups
-from aioenv.engine.batch import Part
-from aioenv.wire.frames import Encoder, Kind
+from aioenv.core.requests import WorkerRequest
+from aioenv.ipc.frames import Encoder, Kind
 
 pytestmark = pytest.mark.usefixtures("no_bell")
 
 
-def encoded(steps: Sequence[Sequence[np.ndarray[Any, Any]]], part: Part, first: int = 0) -> bytes:
+def encoded(steps: Sequence[Sequence[np.ndarray[Any, Any]]], part: WorkerRequest, first: int = 0) -> bytes:
     """What a worker gets of some steps."""
     encoder = Encoder()
     frames = [
@@ -67,37 +67,37 @@ async def test_requests_are_on_the_wire_as_the_encoder_makes_them(monkeypatch, c
         assert given == [3] * 4 * c
 
 
-def leave_something_unsent(peer: Peer, parts: list[Part]) -> None:
+def leave_something_unsent(peer: Peer, parts: list[WorkerRequest]) -> None:
     peer.submit(Kind.CALL, (), bytes(1 << 20), None, lambda outcome: None)
     assert peer.channel.unsent
 
 
-def abandon(peer: Peer, parts: list[Part]) -> None:
+def abandon(peer: Peer, parts: list[WorkerRequest]) -> None:
     peer.requests.abandoned = True
 
 
-def close(peer: Peer, parts: list[Part]) -> None:
+def close(peer: Peer, parts: list[WorkerRequest]) -> None:
     peer.channel.close()
 
 
-def be_gone(peer: Peer, parts: list[Part]) -> None:
+def be_gone(peer: Peer, parts: list[WorkerRequest]) -> None:
     peer.socket.close()
 
 
-def be_traced(peer: Peer, parts: list[Part]) -> None:
+def be_traced(peer: Peer, parts: list[WorkerRequest]) -> None:
     peer.express = None  # type: ignore[assignment]
 
 
-def have_more_to_do(peer: Peer, parts: list[Part]) -> None:
+def have_more_to_do(peer: Peer, parts: list[WorkerRequest]) -> None:
     for part in parts:
         part.express = None
 
 
-def have_a_number_too_large(peer: Peer, parts: list[Part]) -> None:
+def have_a_number_too_large(peer: Peer, parts: list[WorkerRequest]) -> None:
     peer.requests.next = 1 << 32  # after which 1 comes
 
 
-def have_lived_too_often(peer: Peer, parts: list[Part]) -> None:
+def have_lived_too_often(peer: Peer, parts: list[WorkerRequest]) -> None:
     peer.requests.generation = 1 << 32
 
 
@@ -124,7 +124,7 @@ async def stopped_by(stop: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
         with monkeypatch.context() as patch:
             if (send := speedups.send_express) is not None:
 
-                def checked(parts: list[Part], *args: Any) -> int:
+                def checked(parts: list[WorkerRequest], *args: Any) -> int:
                     sent = send(parts, *args)
                     if sent == 1 and parts is world.exchanges[0].parts:
                         assert [peer.requests.next for peer in world.peers] == [1, began, 0]

@@ -10,9 +10,9 @@ import pytest
 from conftest import LOOPS, run_on
 
 import aioenv
+from aioenv.process.channel import CHANNELS
+from aioenv.process.launch import START_METHODS
 from aioenv.testing import leak_check
-from aioenv.workers.channel import CHANNELS
-from aioenv.workers.launch import START_METHODS
 
 pytestmark = pytest.mark.skipif(not os.path.exists("/proc/self/fd"), reason="looks for free descriptors")
 

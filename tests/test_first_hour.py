@@ -18,7 +18,7 @@ from conftest import LOOPS, run_on
 import aioenv
 from aioenv import sync
 from aioenv.cli import main
-from aioenv.workers import child, forkserver
+from aioenv.process import child, forkserver
 
 PROGRAM = """
 import aioenv, sys

@@ -18,9 +18,9 @@ import pytest
 from process_kit import environment, run_alone
 
 import aioenv
-from aioenv.host import registry
-from aioenv.workers import forkserver
-from aioenv.workers.forkserver import AVAILABLE, ForkServer
+from aioenv.process import forkserver
+from aioenv.process.forkserver import AVAILABLE, ForkServer
+from aioenv.worker import registry
 
 pytestmark = [
     pytest.mark.asyncio,
@@ -121,8 +121,8 @@ async def test_gymnasiums_own_entries_pickle_to_the_same_in_the_server():
     """So workers need not unpickle them. (The `repr` of some has an address in it, another one in each process.)"""
     ours = registry._entries()
     async with tellers(1) as envs:
-        (known,) = await envs.call("ask", "sys.modules['aioenv.host.registry']._known")
-        (digests,) = await envs.call("ask", "sys.modules['aioenv.host.registry']._digests")
+        (known,) = await envs.call("ask", "sys.modules['aioenv.worker.registry']._known")
+        (digests,) = await envs.call("ask", "sys.modules['aioenv.worker.registry']._digests")
     assert len(known) > 50 and digests == [registry._digest(known)]
     assert {env_id: ours[env_id] for env_id in known} == known
 
@@ -329,7 +329,7 @@ async def test_threads_that_are_there_from_the_start_are_no_modules_fault(tmp_pa
     (tmp_path / "sitecustomize.py").write_text(
         "import sys, threading\n"
         "threading.Thread(target=threading.Event().wait, daemon=True).start()\n"
-        "if 'host.forkserver' in sys.orig_argv[-1]:\n"
+        "if 'worker.forkserver' in sys.orig_argv[-1]:\n"
         "    with open(__file__ + '.servers', 'a') as file: file.write('x')\n"
     )
     environ = environment()
@@ -466,7 +466,7 @@ async def test_the_end_of_a_worker_is_heard_while_the_server_imports_a_module(mo
 
 
 async def test_what_a_worker_allocates_does_not_go_into_the_servers_holes():
-    fill = "__import__('aioenv.host.heap', fromlist=['fill_holes']).fill_holes()"
+    fill = "__import__('aioenv.worker.forkserver_warmup', fromlist=['fill_holes']).fill_holes()"
     async with tellers(2) as envs:  # its own are a tenth of those that imports leave, some 1 MB
         assert max(await envs.call("ask", fill)) < 4e5
 
@@ -474,8 +474,8 @@ async def test_what_a_worker_allocates_does_not_go_into_the_servers_holes():
 async def test_all_holes_are_filled():
     code = """
         import ctypes
-        from aioenv.host.boot import libc
-        from aioenv.host.heap import fill_holes
+        from aioenv.worker.boot import libc
+        from aioenv.worker.forkserver_warmup import fill_holes
 
         c = libc()
         if not hasattr(c, "mallinfo2"):

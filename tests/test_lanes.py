@@ -16,12 +16,12 @@ from parity.compare import assert_same
 from serve_kit import GENERATION, Desk, all_in_python, compiled, plain
 
 import aioenv
-from aioenv.batching.layout import Layout
-from aioenv.batching.plane import SHARED_BYTES, Plane
-from aioenv.host.service import Begun
-from aioenv.host.single import service as service_of_envs
-from aioenv.wire.frames import Frame, Kind
-from aioenv.wire.messages import StepRequest, dump_step
+from aioenv.ipc.frames import Frame, Kind
+from aioenv.ipc.messages import StepRequest, dump_step
+from aioenv.spaces.layout import Layout
+from aioenv.spaces.shared_layout import SHARED_BYTES, SharedLayout
+from aioenv.worker import env_service
+from aioenv.worker.service import PartialStep
 
 ROWS, LANES = 4, 3
 WIDE = spaces.Box(-1e6, 1e6, (SHARED_BYTES // 4 // 2,), np.float32)  # two of them are enough to be shared
@@ -67,14 +67,14 @@ def make(n: int, odd: int = 0, **options: Any) -> aioenv.AsyncVectorEnv:
 
 def laned(monkeypatch: pytest.MonkeyPatch, odd: int = 0) -> tuple[Desk, list[Any]]:
     """A worker whose slots are the middle ones of some, and the observations in each lane."""
-    plane = Plane(ROWS + 3, LANES, (0,), ())
+    plane = SharedLayout(ROWS + 3, LANES, (0,), ())
     layouts = Layout(WIDE), Layout(Wide.action_space)
     memory = bytearray(plane.size(*layouts))
-    monkeypatch.setattr(service_of_envs, "mapped", lambda size: memory)
+    monkeypatch.setattr(env_service, "map_memory", lambda size: memory)
     desk = Desk(lambda row: Wide(row, odd), ROWS)
     desk.service.configure(None, None, 0, False, plane=plane, start=2)
     desk.service.handle(Frame(Kind.RESET, 0, GENERATION, (b"\0",), memoryview(desk.reset())))
-    return desk, [lane.observations[0] for lane in plane.lanes(memory, *layouts)]
+    return desk, [lane.observations[0] for lane in plane.batches(memory, *layouts)]
 
 
 def fixed(lane: int, count: int = ROWS) -> list[bytes]:
@@ -91,7 +91,7 @@ def test_c_puts_observations_into_the_lane_that_is_named(monkeypatch):
             desk.mine.sendall(desk.encode(fixed=fixed(lane)))
             if n < 3:  # infos and ends are new
                 got = desk.serve()
-                reply = desk.take() if got == -1 else desk.service.handle(Begun.of(got))
+                reply = desk.take() if got == -1 else desk.service.handle(PartialStep.of(got))
             else:
                 assert desk.serve() == -1
                 reply = desk.take()
@@ -119,7 +119,7 @@ def test_some_rows_are_stepped_in_a_lane_as_in_python(monkeypatch):
                         desk.mine.sendall(data)
                         got = desk.serve()
                         assert n < 10 or got == -1
-                        reply = desk.take() if got == -1 else desk.service.handle(Begun.of(got))
+                        reply = desk.take() if got == -1 else desk.service.handle(PartialStep.of(got))
                     else:
                         desk.its_decoder.feed(data)
                         reply = desk.service.handle(desk.its_decoder.next_frame())  # type: ignore[arg-type]
@@ -166,8 +166,8 @@ def test_a_step_that_turns_odd_goes_on_in_its_lane(monkeypatch):
                 desk.its_decoder.feed(desk.theirs.recv(1 << 16))
                 desk.service.handle(desk.its_decoder.next_frame())  # type: ignore[arg-type]
             elif isinstance(got := desk.serve(), tuple):
-                assert Begun.of(got).lane == lane
-                desk.service.handle(Begun.of(got))
+                assert PartialStep.of(got).lane == lane
+                desk.service.handle(PartialStep.of(got))
             else:
                 desk.take()
             latest = np.array(desk.service._rows._last, np.float32)

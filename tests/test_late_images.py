@@ -19,9 +19,10 @@ from render_pool_kit import ASSETS, differ
 from test_rendering import STATE, MocapEnv, make
 
 import aioenv
-from aioenv import memory, sync
-from aioenv.engine.slots import SlotState
-from aioenv.rendering.late_pool import LatePool
+from aioenv import sync
+from aioenv.core.slots import SlotState
+from aioenv.ipc import memory
+from aioenv.rendering.step_pool import StepRenderPool
 
 N = 3
 CONFIG = aioenv.RenderConfig(32, 24, quality="fast", workers=1, max_in_flight=1)
@@ -40,7 +41,7 @@ def pool_of(envs):
 
 def shared(envs) -> int:
     """Bytes that images take in shared memory."""
-    return os.fstat(pool_of(envs)._crew.memory.fd).st_blocks * 512
+    return os.fstat(pool_of(envs)._workers.memory.fd).st_blocks * 512
 
 
 def renders(way: str, **arguments):
@@ -60,7 +61,7 @@ async def test_what_somebody_has_stays_while_a_hundred_batches_are_drawn(way, mo
     with monkeypatch.context() as patch:  # images travel, since they shall, or since nothing can be shared
         patch.setattr(memory, "AVAILABLE", way == "render")
         async with renders(way, transport="frames" if way == "render" else "auto") as envs:
-            assert pool_of(envs)._crew.memory is None
+            assert pool_of(envs)._workers.memory is None
             expected = [(await images_of(envs, way, action)).copy() for action in (None, *ACTIONS)]
     async with renders(way) as envs:
         held, views, places = {}, {}, set()
@@ -77,7 +78,7 @@ async def test_what_somebody_has_stays_while_a_hundred_batches_are_drawn(way, mo
         assert len(places) < 40 and 0 < shared(envs) < 40 * (1 << 14)  # a batch takes two pages
         for step, images in held.items():
             images[0, 0] = step  # they are the caller's own
-        monkeypatch.setattr(pool_of(envs)._crew.memory, "fd", -1)  # no more is to be had
+        monkeypatch.setattr(pool_of(envs)._workers.memory, "fd", -1)  # no more is to be had
         again = [await images_of(envs, way, action) for action in (None, *ACTIONS[:30])]
         assert all(map(np.array_equal, again, expected))
         monkeypatch.undo()
@@ -216,7 +217,7 @@ async def test_while_nothing_is_drawn_little_is_kept_and_what_is_shown_is_not_dr
         with pytest.raises(asyncio.CancelledError):
             await step
         os.kill(envs.workers[0].pid, signal.SIGCONT)
-        while envs._schedule.table.count(SlotState.READY) < N:
+        while envs._scheduler.table.count(SlotState.READY) < N:
             await asyncio.sleep(0)
         os.kill(envs.workers[0].pid, signal.SIGSTOP)  # so that step 22 is in flight when step 20's images are asked for
         another = await pending(lambda: envs.step(ACTIONS[22]))
@@ -372,21 +373,21 @@ class Counted(MocapEnv):
 @pytest.mark.parametrize("way", ["render", "pixels"])
 async def test_states_are_drawn_as_they_arrive_while_other_workers_still_step(way, tmp_path, monkeypatch):
     """Slot 1's step ends when slot 0's image of the same step is there."""
-    gate, submit = tmp_path / "gate", LatePool.submit
+    gate, submit = tmp_path / "gate", StepRenderPool.submit
 
-    def open_the_gate(pool, slots, states, sheet, first, on_done, edits=None):
+    def open_the_gate(pool, slots, states, buffer, first, on_done, context=None):
         def done(error):
             if list(slots) == [0]:
                 gate.touch()
             on_done(error)
 
-        submit(pool, slots, states, sheet, first, done, edits)
+        submit(pool, slots, states, buffer, first, done, context)
 
     factories = [lambda: Counted(tmp_path / "0"), lambda: Counted(tmp_path / "1", gate)]
     config = aioenv.RenderConfig(16, 12, quality="fast", workers=1)
     async with aioenv.AsyncVectorEnv(factories, num_workers=2, timeout_s=30, **{way: config}) as envs:
         await envs.reset(seed=0)
-        monkeypatch.setattr(LatePool, "submit", open_the_gate)
+        monkeypatch.setattr(StepRenderPool, "submit", open_the_gate)
         await envs.step(np.zeros((2, 3)))
         assert gate.exists()
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from process_kit import run_alone
 
-from aioenv.workers.launch import START_METHODS
+from aioenv.process.launch import START_METHODS
 
 
 class Shares(gym.Env):

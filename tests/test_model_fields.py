@@ -12,7 +12,7 @@ import pytest
 
 import aioenv
 from aioenv.native.sim_pool import SimPool
-from aioenv.native.tasks.runners import HalfCheetah, Swimmer
+from aioenv.native.tasks.locomotion_2d import HalfCheetah, Swimmer
 
 NUM_ENVS = 4
 POLICY = aioenv.RestartPolicy(max_restarts=100, backoff_s=0.0, resume=True)

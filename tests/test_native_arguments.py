@@ -18,8 +18,8 @@ from parity.compare import assert_same
 from version_kit import needs_mujoco_batch
 
 import aioenv
-from aioenv.host.native_tasks import TASKS as OURS
-from aioenv.host.vector.making import make_registered
+from aioenv.worker.making import TASKS as OURS
+from aioenv.worker.making import make_registered
 
 _ASSETS = Path(gym.__file__).parent / "envs" / "mujoco" / "assets"
 # what is the classes' own affair, and what images look like

@@ -18,15 +18,15 @@ from parity.compare import assert_same
 from test_native_hooks import Good
 
 from aioenv import sync
-from aioenv.engine.solo.pieces import own_info
-from aioenv.host.vector.making import make_registered
-from aioenv.native.arithmetic import clamp, less, norm, side_by_side
-from aioenv.native.team import Team
+from aioenv.inprocess.arrays import owned_info
+from aioenv.native.tasks.common import clamp, less, norm, side_by_side
+from aioenv.native.thread_pool import ThreadPool
+from aioenv.worker.making import make_registered
 
 
 def test_ctrl_c_while_another_thread_is_at_work():
     """The call ends when nobody works any more, and the next one knows nothing of it."""
-    team, main = Team(2), threading.main_thread()
+    team, main = ThreadPool(2), threading.main_thread()
     both, seen, ended, helps = threading.Barrier(2), threading.Event(), threading.Event(), threading.Event()
     early, done = [], []
 
@@ -66,7 +66,7 @@ def test_ctrl_c_while_another_thread_is_at_work():
 
 
 def test_ctrl_c_in_a_piece_of_work_begins_no_other():
-    team, done = Team(1), []
+    team, done = ThreadPool(1), []
 
     def work(item):
         done.append(item)
@@ -153,7 +153,7 @@ def test_what_nobody_else_has_is_not_copied():
 
     def taken():
         info = given()
-        return own_info(info)
+        return owned_info(info)
 
     info = taken()
     gc.collect()

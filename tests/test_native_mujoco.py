@@ -22,9 +22,8 @@ from mujoco_kit import OTHER_ARGUMENTS, TASKS, both, compare
 from parity.compare import assert_same
 
 import aioenv
-from aioenv.host.native_tasks import is_native_task
-from aioenv.host.vector.making import make_registered
-from aioenv.native.team import Team
+from aioenv.native.thread_pool import ThreadPool
+from aioenv.worker.making import is_native_task, make_registered
 
 MODES = list(AutoresetMode)
 _ASSETS = Path(gym.__file__).parent / "envs" / "mujoco" / "assets"
@@ -232,7 +231,7 @@ def test_threads_end_with_the_env(name):
 
 
 def test_what_a_thread_raises_comes_to_the_caller():
-    team = Team(3)
+    team = ThreadPool(3)
     done = []
     barrier = threading.Barrier(3)
 

@@ -16,7 +16,7 @@ from test_pixels import same
 
 import aioenv
 from aioenv import sync
-from aioenv.rendering.late_pool import LatePool
+from aioenv.rendering.step_pool import StepRenderPool
 
 TASK = "HalfCheetah-v5"
 FAST = aioenv.RenderConfig(24, 20, quality="fast", workers=2)
@@ -193,7 +193,7 @@ async def test_closing_ends_a_step_that_waits_for_its_images():
     for pid in envs._session._pixels_pool.pids:
         os.kill(pid, signal.SIGSTOP)
     step = asyncio.ensure_future(envs.step(actions_of(envs, 1)[0]))
-    while not envs._solo._flights.painter.drawing:
+    while not envs._inprocess._requests.pixel_renderer.drawing:
         await asyncio.sleep(0)
     closing = asyncio.ensure_future(envs.close())
     await asyncio.sleep(0)
@@ -310,7 +310,7 @@ async def test_what_can_not_be_is_refused(where, monkeypatch):
 async def test_states_that_episodes_ended_in():
     async with aioenv.make_vec(TASK, 3, backend="native", autoreset_mode="SameStep", max_episode_steps=2) as envs:
         await envs.reset(seed=0)
-        env = envs._solo._env.unwrapped
+        env = envs._inprocess._env.env.unwrapped
         with pytest.raises(ValueError, match=r"no episode has ended in \[1\], only in \[\]"):
             env.final_physics_states([1])
         await envs.step(np.zeros((3, 6), np.float32))
@@ -326,7 +326,7 @@ async def test_states_that_episodes_ended_in():
 @pytest.mark.asyncio
 async def test_groups_draw_their_own_slots_while_some_are_paused(monkeypatch):
     asked = []
-    submit = LatePool.submit
+    submit = StepRenderPool.submit
 
     def note(pool, slots, *rest):
         asked.append(list(slots))
@@ -335,7 +335,7 @@ async def test_groups_draw_their_own_slots_while_some_are_paused(monkeypatch):
     def policy(obs, slots):
         return np.zeros((len(slots), 1), np.float32)
 
-    monkeypatch.setattr(LatePool, "submit", note)
+    monkeypatch.setattr(StepRenderPool, "submit", note)
     async with aioenv.make_vec("InvertedPendulum-v5", 5, backend="native", pixels=FAST) as envs:
         await envs.reset(seed=0)
         envs.pause([0])

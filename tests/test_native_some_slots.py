@@ -12,8 +12,8 @@ from native_kit import HERE_AND_THERE, LIMIT, MODES, Batch, both, equal, outcome
 
 import aioenv
 from aioenv import sync
-from aioenv.native.tasks.ant import Ant
-from aioenv.native.tasks.runners import Hopper
+from aioenv.native.tasks.locomotion_2d import Hopper
+from aioenv.native.tasks.locomotion_3d import Ant
 
 pytestmark = pytest.mark.asyncio
 

@@ -13,8 +13,8 @@ from parity.compare import assert_same
 
 import aioenv
 from aioenv import sync
-from aioenv.host.vector.anew import Anew
-from aioenv.wire.messages import LostRow
+from aioenv.ipc.messages import LostRow
+from aioenv.worker.vector_recovery import LostEnvReset
 
 pytestmark = pytest.mark.asyncio
 
@@ -218,7 +218,7 @@ async def test_a_worker_that_died_is_started_again(mode):
 @pytest.mark.parametrize("told", [False, True])
 async def test_some_of_the_lost_are_reset_by_themselves(mode, told):
     env, twin = Walk(3, mode), Walk(3, mode)
-    anew = Anew(env, [LostRow(row, 7 + row, np.full(2, row, float), row == 2) for row in range(3)])
+    anew = LostEnvReset(env, [LostRow(row, 7 + row, np.full(2, row, float), row == 2) for row in range(3)])
     assert_same(anew.last_obs, np.array([[0.0, 0], [1, 1], [2, 2]]))
     if told and mode is AutoresetMode.NEXT_STEP:
         obs, _, _, truncated, infos = anew.step(np.ones(3, np.int64))

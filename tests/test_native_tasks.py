@@ -15,7 +15,7 @@ from parity.compare import assert_same
 
 import aioenv
 from aioenv import sync
-from aioenv.native.tasks.runners import Hopper
+from aioenv.native.tasks.locomotion_2d import Hopper
 
 pytestmark = pytest.mark.asyncio
 

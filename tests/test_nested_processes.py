@@ -20,7 +20,7 @@ from process_kit import environment
 
 import aioenv
 from aioenv import errors, sync
-from aioenv.workers.launch import START_METHODS
+from aioenv.process.launch import START_METHODS
 
 LONG_S = 30.0  # nothing here takes so long unless it hangs
 SPAWNED = ("spawn", "forkserver")

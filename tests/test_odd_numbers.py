@@ -12,7 +12,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 import aioenv
 from aioenv import sync
-from aioenv.batching.ranges import Range, check_range
+from aioenv.spaces.action_checks import Range, check_range
 from aioenv.speedups import within
 
 MODES = pytest.mark.parametrize("mode", AutoresetMode, ids=lambda mode: mode.value)
@@ -44,7 +44,7 @@ class Gives(gym.Env):
 
 def refused(told, said, monkeypatch, compiled, mode=AutoresetMode.NEXT_STEP):
     if not compiled:
-        monkeypatch.setattr("aioenv.host.single.rows.compiled", False)
+        monkeypatch.setattr("aioenv.worker.row_buffers.compiled", False)
     makers = [lambda i=i: Gives(i, told) for i in range(3)]
     with sync.VectorEnv(makers, debug=True, autoreset_mode=mode) as envs:
         envs.reset()
@@ -114,7 +114,7 @@ def test_in_every_mode(name, mode, compiled, monkeypatch):
 def test_the_reward_of_a_last_step(mode, compiled, monkeypatch):
     """No episode may begin after it: the slot has failed."""
     if not compiled:
-        monkeypatch.setattr("aioenv.host.single.rows.compiled", False)
+        monkeypatch.setattr("aioenv.worker.row_buffers.compiled", False)
     makers = [lambda i=i: Gives(i, {"reward": None, "terminated": True}) for i in range(2)]
     with sync.VectorEnv(makers, debug=True, autoreset_mode=mode) as envs:
         envs.reset()
@@ -132,7 +132,7 @@ def test_the_reward_of_a_last_step(mode, compiled, monkeypatch):
 def test_the_info_of_a_reset(first, said, mode, compiled, monkeypatch):
     """By itself, and when asked."""
     if not compiled:
-        monkeypatch.setattr("aioenv.host.single.rows.compiled", False)
+        monkeypatch.setattr("aioenv.worker.row_buffers.compiled", False)
     makers = [lambda i=i: Gives(i, {"first": first, "terminated": True}) for i in range(2)]
     with sync.VectorEnv(makers, debug=True, autoreset_mode=mode or "Disabled") as envs:
         envs.reset()
@@ -147,7 +147,7 @@ def test_the_info_of_a_reset(first, said, mode, compiled, monkeypatch):
 @pytest.mark.parametrize("given", [1, np.int64(1), np.float32(1), True, np.bool_(True), np.array(True), np.array(1.0)])
 def test_what_counts_as_numbers_and_flags(given, compiled, monkeypatch):
     if not compiled:
-        monkeypatch.setattr("aioenv.host.single.rows.compiled", False)
+        monkeypatch.setattr("aioenv.worker.row_buffers.compiled", False)
     makers = [lambda i=i: Gives(i, {"reward": given, "truncated": given}) for i in range(2)]
     with sync.VectorEnv(makers, debug=True) as envs:
         envs.reset()
@@ -252,7 +252,7 @@ SPACES = [
 @pytest.mark.parametrize(("space", "actions", "said"), SPACES, ids=[str(number) for number in range(len(SPACES))])
 def test_actions_that_the_space_does_not_have(space, actions, said, compiled, monkeypatch):
     if not compiled:
-        monkeypatch.setattr("aioenv.batching.ranges.within", None, raising=False)
+        monkeypatch.setattr("aioenv.spaces.action_checks.within", None, raising=False)
     with sync.VectorEnv([lambda: Anything(space)] * 3, debug=True) as envs:
         envs.reset()
         for act in (

@@ -11,8 +11,8 @@ import pytest
 from process_kit import environment, run_alone
 
 import aioenv
-from aioenv.workers.forkserver import AVAILABLE
-from aioenv.workers.launch import START_METHODS
+from aioenv.process.forkserver import AVAILABLE
+from aioenv.process.launch import START_METHODS
 
 pytestmark = pytest.mark.usefixtures("own_fork_server")
 

@@ -14,11 +14,11 @@ import pytest
 from conftest import run_on
 
 import aioenv
+from aioenv.ipc.messages import LogLine, pack_log_line, unpack_log_line
+from aioenv.process.launch import START_METHODS
+from aioenv.process.output import MAX_LINE_CHARS, TAIL_LINES, OutputLog
+from aioenv.process.process import Output
 from aioenv.testing import FaultyEnv
-from aioenv.wire.log_lines import LogLine, pack, unpack
-from aioenv.workers.launch import START_METHODS
-from aioenv.workers.output import MAX_LINE_CHARS, TAIL_LINES, OutputLog
-from aioenv.workers.process import Output
 
 
 class SlowLog(logging.Handler):
@@ -171,16 +171,16 @@ def test_the_last_words_of_a_flood_are_in_the_error(way, loop, listen):
     ],
 )
 def test_a_record_comes_across_in_one_line(record):
-    line = pack(record).decode()
+    line = pack_log_line(record).decode()
     assert line.endswith("\n") and line.count("\n") == 1
-    assert unpack(line[:-1]) == record
+    assert unpack_log_line(line[:-1]) == record
 
 
 def test_a_long_record_is_one_record_and_what_is_none_is_a_line(listen):
-    assert len(pack(LogLine(30, "my", "x" * 100_000))) < MAX_LINE_CHARS
+    assert len(pack_log_line(LogLine(30, "my", "x" * 100_000))) < MAX_LINE_CHARS
     log = listen(SlowLog())
     broken = "\x1enot a level\x1emy\x1etext"
-    pumped(pack(LogLine(30, "my", "one")), broken.encode() + b"\n")
+    pumped(pack_log_line(LogLine(30, "my", "one")), broken.encode() + b"\n")
     assert log.lines == ["one", broken]
 
 

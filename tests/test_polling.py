@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import aioenv
-from aioenv.engine import dispatch
-from aioenv.host import polling
-from aioenv.host.polling import Poller
+from aioenv.core import dispatcher
+from aioenv.worker import worker_end
+from aioenv.worker.worker_end import SpinPoller
 
 
 class Clock:
@@ -26,22 +26,22 @@ class Clock:
 
 def test_it_stops_at_its_deadline(monkeypatch):
     clock = Clock(1e-6)
-    monkeypatch.setattr(polling, "perf_counter", clock)
+    monkeypatch.setattr(worker_end, "perf_counter", clock)
     asked = []
-    assert not Poller(50e-6).wait(lambda: asked.append(1))
+    assert not SpinPoller(50e-6).wait(lambda: asked.append(1))
     assert 45 <= len(asked) <= 52 and clock.now <= 53e-6
 
 
 def test_a_hit_ends_the_wait_at_once(monkeypatch):
-    monkeypatch.setattr(polling, "perf_counter", Clock(1e-6))
+    monkeypatch.setattr(worker_end, "perf_counter", Clock(1e-6))
     answers = iter([False, False, True])
-    assert Poller(50e-6).wait(lambda: next(answers))
+    assert SpinPoller(50e-6).wait(lambda: next(answers))
     assert next(answers, None) is None
 
 
 def test_misses_make_it_rest_ever_longer_and_a_hit_makes_it_as_at_the_start(monkeypatch):
-    monkeypatch.setattr(polling, "perf_counter", Clock(100e-6))
-    poller, asked = Poller(50e-6), []
+    monkeypatch.setattr(worker_end, "perf_counter", Clock(100e-6))
+    poller, asked = SpinPoller(50e-6), []
 
     def polls(waits: int, answer: bool) -> list[bool]:
         """For each wait, whether anything was asked at all."""
@@ -62,12 +62,12 @@ def test_misses_make_it_rest_ever_longer_and_a_hit_makes_it_as_at_the_start(monk
 
 
 def test_zero_never_polls():
-    poller = Poller(0.0)
+    poller = SpinPoller(0.0)
     assert not any(poller.wait(lambda: 1 / 0) for _ in range(100))
 
 
 def test_who_looks_by_himself_is_told_for_how_long():
-    poller = Poller(50e-6)
+    poller = SpinPoller(50e-6)
     turns = []
     for _ in range(42):
         turns.append(poller.turn())
@@ -80,16 +80,16 @@ def test_who_looks_by_himself_is_told_for_how_long():
 @pytest.mark.asyncio
 @pytest.mark.parametrize(("cpus", "polls"), [(2, False), (3, True)])
 async def test_the_loop_polls_only_on_a_cpu_that_no_worker_needs(monkeypatch, cpus, polls):
-    monkeypatch.setattr(dispatch, "usable_cpus", lambda: cpus)
-    waits: list[Poller] = []
+    monkeypatch.setattr(dispatcher, "usable_cpus", lambda: cpus)
+    waits: list[SpinPoller] = []
     async with aioenv.make_vec("CartPole-v1", 8, num_workers=2) as envs:
-        wait = Poller.wait
+        wait = SpinPoller.wait
 
-        def counting(poller: Poller, ready: Any) -> bool:
+        def counting(poller: SpinPoller, ready: Any) -> bool:
             waits.append(poller)
             return wait(poller, ready)
 
-        monkeypatch.setattr(Poller, "wait", counting)
+        monkeypatch.setattr(SpinPoller, "wait", counting)
         await envs.reset(seed=0)
         await envs.rollout(lambda obs: (obs[:, 2] > 0).astype(np.int64), 300, groups=2)
         for _ in range(20):

@@ -10,7 +10,7 @@ import pytest
 from process_kit import run_alone
 
 import aioenv
-from aioenv.workers.forkserver import AVAILABLE
+from aioenv.process.forkserver import AVAILABLE
 
 pytestmark = [
     pytest.mark.asyncio,

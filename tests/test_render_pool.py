@@ -20,7 +20,7 @@ from test_rendering import MOCAP
 
 import aioenv
 from aioenv.cli.opengl import probe_opengl
-from aioenv.rendering.asking import check_devices
+from aioenv.rendering.config import check_devices
 from benchmarks.loop_time import CallbackClock
 
 

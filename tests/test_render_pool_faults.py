@@ -97,7 +97,7 @@ async def test_rp10_a_start_that_fails_is_told_at_once_with_the_workers_tracebac
     async with asyncio.timeout(45):
         with pytest.raises(aioenv.RenderError, match="there is no device 99 here") as caught:
             await pool_of(devices=[99], workers_per_device=1, backend="egl")
-        assert "Traceback" in caught.value.__cause__.traceback and "canvas.py" in caught.value.__cause__.traceback
+        assert "Traceback" in caught.value.__cause__.traceback and "offscreen.py" in caught.value.__cause__.traceback
         for modder, why in ((Raises, "no such modder today"), (RaisesValueError, "two are none")):
             with pytest.raises(aioenv.WorkerStartError, match=why) as caught:
                 await pool_of(modder=modder, workers_per_device=1)
@@ -305,9 +305,9 @@ DRAWS = """
 import sys
 import mujoco, numpy as np
 import aioenv
-from aioenv.host.physics.source import read_state, source_of
-from aioenv.rendering.batch_renderer import SourceRenderer
-from aioenv.rendering.drawing import allocate
+from aioenv.state.render_source import read_state, source_of
+from aioenv.rendering.renderers import SourceRenderer
+from aioenv.rendering.images import allocate
 
 model = mujoco.MjModel.from_xml_string(sys.stdin.read())
 source = source_of(model, None, ("geom_quat", "geom_sameframe"))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from script_kit import SURROUNDINGS, run_in
 
-from aioenv.workers.launch import START_METHODS
+from aioenv.process.launch import START_METHODS
 
 TABLE = (Path(__file__).parent / "script_table.py").read_text()
 COLUMNS = {

@@ -13,7 +13,7 @@ import pytest
 from process_kit import environment
 from script_kit import RUN_NOTEBOOK, SCRIPTS, names_of_checks, run_checks, write_notebook
 
-from aioenv.workers.launch import START_METHODS
+from aioenv.process.launch import START_METHODS
 
 STARTS = [START_METHODS[-1], "debug"]  # `test_script_code.py` has both start methods
 CHECKS = [

@@ -8,7 +8,7 @@ import pytest
 from gymnasium.vector import AutoresetMode
 
 import aioenv
-from aioenv.stats.seed_plan import SeedPlan
+from aioenv.stats.counters import SeedPlan
 
 PLAN = [11, 5, 900, 7, 2**40, 3, 12]
 MODES = [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP]
@@ -181,14 +181,14 @@ def test_a_worker_that_is_started_again_goes_on(mode):
 def test_without_memory_to_share_a_plan_still_travels(monkeypatch):
     import pickle
 
-    from aioenv.stats import seed_plan
+    from aioenv.stats import counters
 
-    monkeypatch.setattr(seed_plan, "can_share", lambda: False)
+    monkeypatch.setattr(counters, "can_share", lambda: False)
     plan = SeedPlan(np.array([3, 1, 4]), 2)
     copied = pickle.loads(pickle.dumps(plan))
-    assert [copied.next(1), copied.next(1), copied.next(0)] == [1, 3, 3]
-    copied.begin(1)
-    assert (copied.next(1), plan.first([1, 0])) == (3, [1, 3])
+    assert [copied.next_seed(1), copied.next_seed(1), copied.next_seed(0)] == [1, 3, 3]
+    copied.skip_first(1)
+    assert (copied.next_seed(1), plan.first_seeds([1, 0])) == (3, [1, 3])
     for each in (plan, copied):
         each.close()
         each.close()

@@ -16,7 +16,7 @@ from process_kit import run_alone
 
 import aioenv
 from aioenv import sync
-from aioenv.wire.exceptions import dump_exception
+from aioenv.ipc.exceptions import dump_exception
 
 LOCK = threading.Lock()
 

@@ -24,7 +24,7 @@ from serve_kit import (
     served,
 )
 
-from aioenv.wire.frames import HEADER_BYTES, Kind
+from aioenv.ipc.frames import HEADER_BYTES, Kind
 
 pytestmark = pytest.mark.usefixtures("a_worker_within")
 

@@ -21,20 +21,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from serve_kit import BOX, FLOATS, STEPS, Desk, Sub, Told, all_in_python, compiled, run_of, telling
 
-from aioenv import frame_io
-from aioenv.batching.infos import MAX_SCHEMAS, Group
-from aioenv.batching.merge import SchemaTable, merge
 from aioenv.errors import WireError
-from aioenv.host.service import Begun
-from aioenv.host.single import service as service_of_envs
-from aioenv.host.single.service import EnvService
-from aioenv.wire.frames import HEADER_BYTES, Kind
-from aioenv.wire.messages import (
+from aioenv.ipc import frame_io
+from aioenv.ipc.frames import HEADER_BYTES, Kind
+from aioenv.ipc.messages import (
     StepReply,
     load,
     load_columns,
     load_step,
 )
+from aioenv.spaces.infos import MAX_SCHEMAS, ColumnGroup, SchemaTable, merge_infos
+from aioenv.worker import env_service
+from aioenv.worker.env_service import EnvService
+from aioenv.worker.service import PartialStep
 
 pytestmark = pytest.mark.usefixtures("a_worker_within")
 
@@ -120,9 +119,9 @@ def test_what_comes_in_the_same_read_is_answered_next(behind):
             desk.mine.sendall(first + second[:cut])
             got = desk.serve()
             if raises:
-                assert isinstance(got, tuple) and Begun.of(got).rows == range(2)
+                assert isinstance(got, tuple) and PartialStep.of(got).rows == range(2)
                 assert len(desk.its_decoder.frames) == (behind is None)
-                desk.service.handle(Begun.of(got))
+                desk.service.handle(PartialStep.of(got))
             elif behind is None:
                 assert got == -1 and [desk.take().kind, desk.take().kind] == [Kind.RESULT, Kind.RESULT]
                 continue
@@ -227,7 +226,7 @@ def test_a_reply_that_would_be_over_the_limit_is_python_s(monkeypatch):
     with telling("floats") as desk:
         most = sum(len(view) for view in desk.service.express()[11])
     for limit, answers in ((most, True), (most - 1, False)):
-        monkeypatch.setattr(service_of_envs, "MAX_FIXED_BYTES", limit)
+        monkeypatch.setattr(env_service, "MAX_FIXED_BYTES", limit)
         with telling("floats") as desk:
             assert (desk.service.express() is not None) == answers
 
@@ -266,13 +265,13 @@ class Vandal(Told):
 
 
 VANDALISM: dict[str, Callable[[EnvService], Any]] = {
-    "due": lambda service: service._stepper.due.clear(),
+    "due": lambda service: service._stepper.pending_reset.clear(),
     "steps": lambda service: service._stepper._steps.clear(),
     "more steps": lambda service: service._stepper._steps.append(print),
     "resets": lambda service: service._stepper._resets.clear(),
     "last": lambda service: service._rows._last.clear(),
     "more of last": lambda service: service._rows._last.append(1),
-    "sorts": lambda service: service._gatherer.sorts.clear(),
+    "sorts": lambda service: service._gatherer.c_schemas.clear(),
     "seeds": lambda service: service._stepper._seeds.update({1: 2}),
     "garbage": lambda service: gc.collect(),
 }
@@ -291,7 +290,7 @@ def test_an_env_that_takes_its_worker_apart_does_c_no_harm(name):
             desk.step()
             return
         desk.mine.sendall(desk.encode())
-        begun = Begun.of(desk.serve())
+        begun = PartialStep.of(desk.serve())
         infos_of_rows = [(row, {"x": row / 9 + 3, "y": -3 / 7}) for row in range(4)]
         assert begun.infos == infos_of_rows[: len(begun.infos)]
         assert begun.row == -1 and type(begun.outcome) is ValueError
@@ -302,12 +301,12 @@ def test_an_env_that_takes_its_worker_apart_does_c_no_harm(name):
 @compiled
 def test_a_due_that_is_no_number_is_not_usual():
     with Desk(Vandal, 4) as desk:
-        Vandal.act = staticmethod(lambda: desk.service._stepper.due.__setitem__(2, "x"))  # type: ignore[method-assign]
+        Vandal.act = staticmethod(lambda: desk.service._stepper.pending_reset.__setitem__(2, "x"))  # type: ignore[method-assign]
         desk.step()
         desk.step()
         desk.mine.sendall(desk.encode())
         try:
-            begun = Begun.of(desk.serve())
+            begun = PartialStep.of(desk.serve())
         except SystemError as exc:
             pytest.fail(f"{exc}")
         assert begun.row == 2
@@ -431,10 +430,10 @@ def test_what_is_given_back_is_of_the_very_types_and_in_order():
 def merged_by(table: SchemaTable, tail: memoryview) -> dict[str, Any]:
     """What a parent makes of a tail."""
     columns = load_columns(tail)
-    reply = load(tail) if columns is None else StepReply([], [Group(*each, []) for each in columns], [], [])
-    table.learn(reply.schemas)
+    reply = load(tail) if columns is None else StepReply([], [ColumnGroup(*each, []) for each in columns], [], [])
+    table.update(reply.schemas)
     rows = [np.arange(4) if group.rows is None else np.array(group.rows) for group in reply.infos]
-    return merge([table.unpack(group, of, len(of)) for group, of in zip(reply.infos, rows, strict=True)], 4)
+    return merge_infos([table.unpack(group, of, len(of)) for group, of in zip(reply.infos, rows, strict=True)], 4)
 
 
 @compiled
@@ -454,7 +453,7 @@ def test_sorts_without_end_come_out_as_they_went_in():
                 if in_c:
                     desk.mine.sendall(desk.encode())
                     got = desk.serve()
-                    reply = desk.take() if got == -1 else desk.service.handle(Begun.of(got))
+                    reply = desk.take() if got == -1 else desk.service.handle(PartialStep.of(got))
                     alone += got == -1
                 else:
                     reply = desk.service.handle(desk.frame())

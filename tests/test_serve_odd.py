@@ -22,10 +22,10 @@ from serve_kit import BOX, GENERATION, STEPS, Desk, compiled, make_env, telling
 
 import aioenv
 from aioenv import speedups
-from aioenv.host import running
-from aioenv.host.service import Begun
-from aioenv.wire.decoder import Decoder
-from aioenv.wire.frames import Encoder, Kind
+from aioenv.ipc.decoder import Decoder
+from aioenv.ipc.frames import Encoder, Kind
+from aioenv.worker import worker_context
+from aioenv.worker.service import PartialStep
 
 pytestmark = pytest.mark.usefixtures("a_worker_within")
 
@@ -99,7 +99,7 @@ def lacking_calls() -> Iterator[tuple[str, Callable[[Desk], tuple[Any, ...]]]]:
 
 def print_what_comes_of(calls: Callable[[], Any]) -> None:
     """A line for each: what was given or raised, or the signal that the process ended by. Each has its own."""
-    running.share_here(memoryview(bytearray(4)).cast("I"))
+    worker_context.use_row_mark_of_parent(memoryview(bytearray(4)).cast("I"))
     with telling("floats") as desk:
         desk.step()
         for name, make in calls():
@@ -221,7 +221,7 @@ def test_steps_leave_nothing_behind(name, mode):
         plan = desk.service.express()
         assert plan is not None and len(plan[10]) == 3
         serve: Any = speedups.serve_express
-        fd, fixed, due = desk.theirs.fileno(), [bytes(2 * 8)], desk.service._stepper.due
+        fd, fixed, due = desk.theirs.fileno(), [bytes(2 * 8)], desk.service._stepper.pending_reset
         usual = name in ("nothing told", "floats", "two sorts", "arrays", "floats and arrays")
         usual = usual or (name, mode) == ("ends at once", "NextStep")
 
@@ -285,7 +285,7 @@ def test_what_is_no_step_leaves_nothing_behind(way):
                 return
             got = serve(fd, write_fd, desk.its_decoder, desk.its_encoder, plan, 0.0)
             if way == "taken apart":
-                assert Begun.of(got).row == -1 and type(Begun.of(got).outcome) is ValueError
+                assert PartialStep.of(got).row == -1 and type(PartialStep.of(got).outcome) is ValueError
             else:
                 assert got == expected
 

@@ -11,7 +11,7 @@ from gymnasium.wrappers import TimeLimit
 
 import aioenv
 from aioenv import sync
-from aioenv.workers.launch import START_METHODS
+from aioenv.process.launch import START_METHODS
 
 WAYS = [
     *(pytest.param({"start": start, "num_workers": 1}, id=start) for start in START_METHODS),

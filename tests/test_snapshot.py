@@ -14,9 +14,9 @@ from parity.compare import assert_same
 from snapshot_kit import Bench, make, record, without_clock
 
 import aioenv
-from aioenv.engine.snapshot import EnvState, save
-from aioenv.engine.snapshot import load as load_states
-from aioenv.wire.messages import LostRow, load
+from aioenv.ipc.messages import LostRow, load
+from aioenv.state.env_state import EnvState, save
+from aioenv.state.env_state import load as load_states
 
 TASKS = [
     f"{name}-v5"

@@ -11,7 +11,7 @@ import sys
 import pytest
 from process_kit import environment
 
-from aioenv.workers.launch import START_METHODS
+from aioenv.process.launch import START_METHODS
 
 SCRIPT = """
 import multiprocessing

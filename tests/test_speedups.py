@@ -18,15 +18,16 @@ from growth_kit import check_nothing_grows
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
-from aioenv import frame_io, speedups
-from aioenv.batching import autoreset
-from aioenv.batching.autoreset import Autoreset
-from aioenv.batching.layout import Layout
+from aioenv import speedups
 from aioenv.errors import EpisodesDone, WireError
-from aioenv.host.single import rows as rows_of_worker
-from aioenv.host.single.rows import Rows
-from aioenv.wire.decoder import Decoder
-from aioenv.wire.frames import Encoder, Kind
+from aioenv.ipc import frame_io
+from aioenv.ipc.decoder import Decoder
+from aioenv.ipc.frames import Encoder, Kind
+from aioenv.spaces import autoreset
+from aioenv.spaces.autoreset import Autoreset
+from aioenv.spaces.layout import Layout
+from aioenv.worker import row_buffers
+from aioenv.worker.row_buffers import ResultRows
 
 compiled = pytest.mark.skipif(not speedups.compiled, reason=f"not compiled: {speedups.why_not}")
 N = 5
@@ -124,7 +125,7 @@ def run(name: str, mode: AutoresetMode) -> tuple[list[Any], bool]:
     space, script, resets, _ = STORIES[name]
     envs = [Odd(space, script if row in (1, 3) else {}, resets if row in (1, 3) else {}) for row in range(N)]
     mark = memoryview(bytearray(4)).cast("I")
-    stepper, rows = Autoreset(envs, mode, mark), Rows(Layout(space), N, [{}], [])
+    stepper, rows = Autoreset(envs, mode, mark), ResultRows(Layout(space), N, [{}], [])
     for row in range(N):
         rows.keep(0, row, stepper.reset(row, None, None)[0])
     outcome: list[Any] = []
@@ -139,7 +140,9 @@ def run(name: str, mode: AutoresetMode) -> tuple[list[Any], bool]:
             break
         arrays = [bytes(view) for view in rows.buffers(range(N), stepped=True)]
         failures = [(row, told(exc)) for row, exc in out.failures]
-        outcome.append((arrays, repr(out.infos), failures, out.over, out.lost, list(stepper.due), mark[0]))
+        outcome.append(
+            (arrays, repr(out.infos), failures, out.exhausted, out.lost, list(stepper.pending_reset), mark[0])
+        )
     outcome += [env.seen for env in envs]
     return outcome, rows.into(0) is not None
 
@@ -150,7 +153,7 @@ def run(name: str, mode: AutoresetMode) -> tuple[list[Any], bool]:
 def test_steps_in_c_are_those_in_python(monkeypatch, name, mode):
     in_c, goes_on = run(name, mode)
     assert goes_on == STORIES[name][3]
-    monkeypatch.setattr(rows_of_worker, "compiled", False)
+    monkeypatch.setattr(row_buffers, "compiled", False)
     monkeypatch.setattr(autoreset, "step_rows", None)
     in_python, never = run(name, mode)
     assert not never and in_c == in_python
@@ -161,7 +164,7 @@ def test_the_traceback_of_an_env_that_raises_names_its_line():
     envs = [Odd(BOX, {1: LookupError("lost")}, {})]
     stepper, rows = (
         Autoreset(envs, AutoresetMode.NEXT_STEP, memoryview(bytearray(4)).cast("I")),
-        Rows(Layout(BOX), 1, [{}], []),
+        ResultRows(Layout(BOX), 1, [{}], []),
     )
     rows.keep(0, 0, stepper.reset(0, None, None)[0])
     ((_, exc),) = stepper.step(range(1), [0], rows.into(0)).failures
@@ -175,23 +178,23 @@ def test_the_traceback_of_an_env_that_raises_names_its_line():
 @compiled
 def test_an_env_that_ends_the_process_is_not_held_back():
     stepper = Autoreset([Odd(BOX, {1: SystemExit(3)}, {})], AutoresetMode.NEXT_STEP, memoryview(bytearray(4)).cast("I"))
-    rows = Rows(Layout(BOX), 1, [{}], [])
+    rows = ResultRows(Layout(BOX), 1, [{}], [])
     stepper.reset(0, None, None)
     with pytest.raises(SystemExit):
         stepper.step(range(1), [0], rows.into(0))
-    assert stepper._mark[0] == 1, "the parent reads there who it was"
+    assert stepper._current_row[0] == 1, "the parent reads there who it was"
 
 
 @compiled
 def test_an_env_that_takes_its_worker_apart_is_an_error_and_no_crash():
     class Vandal(Odd):
         def step(self, action: Any) -> Any:
-            stepper.due.clear()
+            stepper.pending_reset.clear()
             rows._last.clear()
             return super().step(action)
 
     stepper = Autoreset([Vandal(BOX, {}, {})], AutoresetMode.NEXT_STEP, memoryview(bytearray(4)).cast("I"))
-    rows = Rows(Layout(BOX), 1, [{}], [])
+    rows = ResultRows(Layout(BOX), 1, [{}], [])
     stepper.reset(0, None, None)
     with pytest.raises(ValueError, match="one of everything a row"):
         stepper.step(range(1), [0], rows.into(0))

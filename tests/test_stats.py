@@ -12,8 +12,8 @@ from test_vector_env import Counter, counters, gate  # noqa: F401 (a fixture)
 
 import aioenv
 from aioenv import sync
-from aioenv.engine import waits
-from aioenv.engine.waits import Clock, Stats
+from aioenv.core import waits
+from aioenv.core.waits import Clock, Stats
 
 
 class Time:

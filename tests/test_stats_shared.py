@@ -12,12 +12,12 @@ from process_kit import environment, run_alone
 from stats_kit import SHAPE, Walker, Writer, close_to, needs_sharing, same, samples
 
 import aioenv
+from aioenv.process.launch import START_METHODS
 from aioenv.stats import (
     NormalizeObservation,
     NormalizeReward,
     SharedRunningStats,
 )
-from aioenv.workers.launch import START_METHODS
 
 pytestmark = needs_sharing
 
@@ -269,8 +269,8 @@ os.kill(int(text.replace(b"x", b"")), signal.SIGKILL)
 def test_a_parent_does_not_wait_for_ever_for_who_is_stopped():
     code = """
 import os, signal
-from aioenv.stats import SharedRunningStats, block
-block.PATIENCE_S = 0.2
+from aioenv.stats import SharedRunningStats, sharing
+sharing.LOCK_TIMEOUT_S = 0.2
 stats = SharedRunningStats((), 1)
 stats.at(0).update(1.0)
 child = os.fork()

@@ -10,10 +10,10 @@ import signal
 import pytest
 
 import aioenv
+from aioenv.process import forkserver, process
+from aioenv.process.forkserver import ForkServer
+from aioenv.process.launch import START_METHODS
 from aioenv.testing import faulty_envs
-from aioenv.workers import forkserver, process
-from aioenv.workers.forkserver import ForkServer
-from aioenv.workers.launch import START_METHODS
 
 pytestmark = pytest.mark.skipif("forkserver" not in START_METHODS, reason="takes a fork server")
 

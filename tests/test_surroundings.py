@@ -18,13 +18,13 @@ from docs_kit import check_names, page, snippets
 from process_kit import environment, run_alone
 
 import aioenv
-from aioenv import machine
-from aioenv.engine import patience
+from aioenv import platform
+from aioenv.core import timeouts
+from aioenv.process import failures
+from aioenv.process.environment import bootstrap
+from aioenv.process.failures import WorkerIdentity, worker_died
+from aioenv.process.launch import START_METHODS
 from aioenv.testing import faulty_envs
-from aioenv.workers import faults
-from aioenv.workers.environment import bootstrap
-from aioenv.workers.faults import Identity, worker_died
-from aioenv.workers.launch import START_METHODS
 
 RENDER = aioenv.RenderConfig(24, 16, quality="fast", workers=1)
 KUBERNETES = {"cpu.max": "250000 100000\n", "memory.events": "oom 3\noom_kill 2\n"}
@@ -57,15 +57,15 @@ def test_what_control_groups_say(groups, files, quota, kills, tmp_path):
     membership = tmp_path / "cgroup"
     if groups is not None:
         membership.write_text(groups)
-    assert machine.cpu_quota(tmp_path / "mount", membership) == quota
-    assert machine.oom_kills(tmp_path / "mount", membership) == kills
+    assert platform.cpu_quota(tmp_path / "mount", membership) == quota
+    assert platform.oom_kills(tmp_path / "mount", membership) == kills
 
 
 @pytest.mark.parametrize(("quota", "expected"), [(None, 8), (0.5, 1), (2.5, 3), (100.0, 8)])
 def test_there_are_as_many_workers_as_the_container_has_cpus(quota, expected, monkeypatch):
     monkeypatch.setattr(os, "process_cpu_count", lambda: 8, raising=False)
-    monkeypatch.setattr(machine, "cpu_quota", lambda: quota)
-    assert machine.usable_cpus() == expected
+    monkeypatch.setattr(platform, "cpu_quota", lambda: quota)
+    assert platform.usable_cpus() == expected
 
 
 @pytest.mark.parametrize(
@@ -73,9 +73,9 @@ def test_there_are_as_many_workers_as_the_container_has_cpus(quota, expected, mo
     [(None, None, "see `dmesg`"), (1, 3, "memory ran out, and it has killed 2 of"), (1, 1, "memory did not run out")],
 )
 def test_who_has_killed_a_worker(before, now, said, monkeypatch):
-    monkeypatch.setattr(faults, "oom_kills_before", lambda: before)
-    monkeypatch.setattr(faults, "oom_kills", lambda: now)
-    assert said in str(worker_died(Identity("worker 0", 1, (0,), ""), -9, None, None, None))
+    monkeypatch.setattr(failures, "oom_kills_before", lambda: before)
+    monkeypatch.setattr(failures, "oom_kills", lambda: now)
+    assert said in str(worker_died(WorkerIdentity("worker 0", 1, (0,), ""), -9, None, None, None))
 
 
 TELLS = """
@@ -168,7 +168,7 @@ def test_a_crash_says_where_it_was(start):
 @pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="takes pidfds")
 @pytest.mark.parametrize(("start", "fault"), [("spawn", "hangs"), (START_METHODS[-1], "hangs_in_c")])
 def test_a_timeout_says_where_envs_are(start, fault, monkeypatch):
-    monkeypatch.setattr(patience, "_ASK_FROM_S", 0.0)
+    monkeypatch.setattr(timeouts, "_ASK_FROM_S", 0.0)
 
     async def main() -> None:
         envs = faulty_envs(2, fault, "step", slot=1, at=1)
@@ -193,7 +193,7 @@ def test_frames_of_ours_are_left_out_wherever_the_package_is(tmp_path):
     import gymnasium as gym, numpy as np
     import aioenv
     from aioenv import sync
-    from aioenv.engine import patience
+    from aioenv.core import timeouts
 
     class Hanging(gym.Env):
         observation_space = gym.spaces.Box(-1, 1, (1,), np.float32)
@@ -206,7 +206,7 @@ def test_frames_of_ours_are_left_out_wherever_the_package_is(tmp_path):
             while True:
                 pass
 
-    patience._ASK_FROM_S = 0.0
+    timeouts._ASK_FROM_S = 0.0
     with sync.make_vec(Hanging, 1, timeout_s=0.5) as envs:
         envs.reset(timeout_s=30)
         try:
@@ -223,7 +223,7 @@ def test_frames_of_ours_are_left_out_wherever_the_package_is(tmp_path):
 
 @pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="takes signals")
 def test_a_worker_that_does_not_say_where_it_is_keeps_nobody_waiting(monkeypatch):
-    monkeypatch.setattr(patience, "_ASK_FROM_S", 0.0)
+    monkeypatch.setattr(timeouts, "_ASK_FROM_S", 0.0)
 
     async def main() -> None:
         async with aioenv.AsyncVectorEnv(faulty_envs(1, None), timeout_s=0.2) as envs:

@@ -25,10 +25,10 @@ from aioenv import sync
 from aioenv.cli import main, trace_view
 from aioenv.cli.trace_view import overlap, read
 from aioenv.testing import leak_check
-from aioenv.trace import ring as rings
-from aioenv.trace import timeline as timelines
-from aioenv.trace import track as tracks
-from aioenv.trace.whole import replacing
+from aioenv.tracing import ring as rings
+from aioenv.tracing import timeline as timelines
+from aioenv.tracing import track as tracks
+from aioenv.tracing.timeline import replacing
 
 BALL = "<mujoco><worldbody><light pos='0 0 3'/><body><freejoint/><geom size='1'/></body></worldbody></mujoco>"
 

@@ -9,7 +9,7 @@ import pytest
 
 import aioenv
 from aioenv.cli import main, rounds, tune
-from aioenv.machine import usable_cpus
+from aioenv.platform import usable_cpus
 from aioenv.requirements import has_batch
 
 

@@ -14,8 +14,8 @@ from edits_kit import EDITS, MODELS, SIZE, Edited, compiled, hills, truth, wrong
 from snapshot_kit import Bench, record
 
 import aioenv
-from aioenv.host.physics.source import read_state
 from aioenv.rendering import contexts, uploads
+from aioenv.state.render_source import read_state
 
 STRESS = pytest.mark.stress
 # both backends for each way would take long, and what draws is the same

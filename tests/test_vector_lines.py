@@ -17,8 +17,8 @@ from conftest import run_on
 from gymnasium.vector import AutoresetMode
 
 import aioenv
+from aioenv.process.launch import START_METHODS
 from aioenv.testing.faulty_env import FaultyEnv, faulty_envs
-from aioenv.workers.launch import START_METHODS
 
 
 class Task(gym.Env):

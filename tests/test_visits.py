@@ -18,8 +18,8 @@ from parity.compare import assert_same
 
 import aioenv
 from aioenv import sync
-from aioenv.sync import parking, stepping
-from aioenv.sync.parking import Parking
+from aioenv.sync import loop_handoff, stepping
+from aioenv.sync.loop_handoff import LoopHandoff
 from aioenv.testing import leak_check
 
 N = 4
@@ -57,7 +57,7 @@ class Told(gym.Env):
 def visits(monkeypatch):
     """A loop that waits for visitors until it is wanted, and the outcomes of all visits."""
     outcomes = []
-    visit = Parking.visit
+    visit = LoopHandoff.visit
 
     def noted(self, function, *args):
         outcome = True  # if it raises, too
@@ -67,9 +67,9 @@ def visits(monkeypatch):
             outcomes.append(outcome)
         return outcome
 
-    monkeypatch.setattr(parking, "PARK_S", 60.0)
+    monkeypatch.setattr(loop_handoff, "PARK_S", 60.0)
     monkeypatch.setattr(stepping, "PARK_S", 60.0)
-    monkeypatch.setattr(Parking, "visit", noted)
+    monkeypatch.setattr(LoopHandoff, "visit", noted)
     return outcomes
 
 
@@ -354,7 +354,7 @@ def test_on_a_running_loop(visits):
 
 def test_no_visitors_in_debug_mode(visits, monkeypatch):
     monkeypatch.setenv("PYTHONASYNCIODEBUG", "1")
-    monkeypatch.setattr(parking, "PARK_S", 10e-3)
+    monkeypatch.setattr(loop_handoff, "PARK_S", 10e-3)
     with sync.VectorEnv([Told] * N, num_workers=2) as envs:
         if not envs._portal._loop.get_debug():
             pytest.skip("this loop has no debug mode by that variable")

@@ -34,9 +34,9 @@ from wire_kit import (
 )
 
 from aioenv.errors import WireError
-from aioenv.wire import frames
-from aioenv.wire.decoder import Decoder
-from aioenv.wire.frames import HEADER_BYTES, Encoder, Header, Kind
+from aioenv.ipc import frames
+from aioenv.ipc.decoder import Decoder
+from aioenv.ipc.frames import HEADER_BYTES, Encoder, Header, Kind
 
 FEW = settings(max_examples=100, deadline=None)
 MANY = settings(max_examples=400, deadline=None)

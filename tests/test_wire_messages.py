@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aioenv.errors import WireError
-from aioenv.wire.messages import (
+from aioenv.ipc.messages import (
     Failure,
     StepReply,
     StepRequest,
@@ -141,7 +141,7 @@ def test_steps_of_all_rows_and_of_runs_are_no_pickles():
 
 
 def in_another_process(data: bytes) -> str:
-    code = "import sys; from aioenv.wire.messages import load; print(load(sys.stdin.buffer.read())())"
+    code = "import sys; from aioenv.ipc.messages import load; print(load(sys.stdin.buffer.read())())"
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     done = subprocess.run([sys.executable, "-c", code], input=data, capture_output=True, timeout=60, env=env)
     return done.stdout.decode().strip() or done.stderr.decode()

@@ -22,12 +22,12 @@ from process_kit import environment
 from version_kit import needs
 
 import aioenv
-from aioenv.engine.results import WorkerInfo
+from aioenv.core.results import WorkerInfo
 from aioenv.errors import WireError
-from aioenv.host.link import Link, _enlarge
-from aioenv.wire.decoder import Decoder
-from aioenv.wire.frames import Encoder, Kind
-from aioenv.workers.launch import START_METHODS
+from aioenv.ipc.decoder import Decoder
+from aioenv.ipc.frames import Encoder, Kind
+from aioenv.process.launch import START_METHODS
+from aioenv.worker.worker_end import WorkerEnd, _enlarge
 
 
 class Rude(gym.Env):
@@ -492,7 +492,7 @@ def test_a_frame_that_rubbish_follows_is_served_and_then_nothing_is_waited_for()
     ours, theirs = socket.socketpair()
     with ours, theirs:
         ours.sendall(b"".join([*Encoder().encode(Kind.STEP, 7, 0, (b"four",)), b"rubbish, longer than a header is"]))
-        link = Link(theirs.fileno(), theirs.fileno())
+        link = WorkerEnd(theirs.fileno(), theirs.fileno())
         frame = link.read()
         assert frame is not None
         assert (frame.kind, frame.request, b"".join(frame.fixed)) == (Kind.STEP, 7, b"four")
@@ -505,7 +505,7 @@ def test_a_reply_that_the_socket_takes_in_pieces_arrives_whole():
     ours, theirs = socket.socketpair()
     sent = [os.urandom(300_000), b"", os.urandom(70_000)]
     with ours, theirs:
-        link = Link(theirs.fileno(), theirs.fileno())
+        link = WorkerEnd(theirs.fileno(), theirs.fileno())
         with ThreadPoolExecutor() as pool:
             writing = pool.submit(link.write, Kind.RESULT, 1, 0, sent, b"tail")
             decoder = Decoder()

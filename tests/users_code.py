@@ -18,7 +18,7 @@ from gymnasium.vector import AutoresetMode
 import aioenv
 from aioenv import sync
 from aioenv.envs import SubStepEnv
-from aioenv.host.metadata import EnvMetadata
+from aioenv.worker.description import EnvMetadata
 
 Images = npt.NDArray[np.uint8]
 Rewards = npt.NDArray[np.float64]

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import strategies as st
 
 from aioenv.errors import WireError
-from aioenv.wire.decoder import Decoder
-from aioenv.wire.frames import HEADER_BYTES, Encoder, Frame, Header, Kind
+from aioenv.ipc.decoder import Decoder
+from aioenv.ipc.frames import HEADER_BYTES, Encoder, Frame, Header, Kind
 
 
 class Sent(NamedTuple):

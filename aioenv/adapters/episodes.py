@@ -8,10 +8,10 @@ from typing import Any, SupportsFloat
 from gymnasium import Env, Wrapper
 from gymnasium.utils import RecordConstructorArgs
 
-__all__ = ["CountEpisodes"]
+__all__ = ["CountInnerEpisodes"]
 
 
-class CountEpisodes(Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
+class CountInnerEpisodes(Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
     """Tells an episode's return, length and seconds in the info of its last step, unless the env does so itself.
 
     What is around it may change rewards, and when an episode seems to be over.

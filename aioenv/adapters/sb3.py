@@ -17,20 +17,20 @@ except ImportError as exc:
     raise ImportError("aioenv.adapters.sb3 needs Stable-Baselines3: pip install stable-baselines3") from exc
 
 from aioenv import sync
-from aioenv.adapters.episodes import CountEpisodes
+from aioenv.adapters.episodes import CountInnerEpisodes
 from aioenv.adapters.stack import ASSIGN, CALL, HAS, IS_WRAPPED, READ, Absent, Question, Refused
-from aioenv.batching.merge import merge_or_rows
-from aioenv.engine.calls import for_each, in_order
-from aioenv.engine.results import Ready, ResetResult
-from aioenv.engine.runs.one_slot import infos_of
-from aioenv.engine.schedule import Schedule
+from aioenv.core.env_calls import in_order
+from aioenv.core.results import Ready, ResetResult
+from aioenv.core.scheduler import RequestScheduler
 from aioenv.errors import ActionError, EnvError, NoAsyncCallError, PendingCallError
-from aioenv.host.native_tasks import is_native_task
 from aioenv.make import takes_mode
 from aioenv.native_vector_env import NativeVectorEnv
-from aioenv.sync.portal import Postponed
-from aioenv.sync.stepping import Step
+from aioenv.rollout.subset import infos_of
+from aioenv.spaces.infos import merge_infos_or_rows
+from aioenv.sync.portal import PostponedCall
+from aioenv.sync.stepping import BlockingStep
 from aioenv.vector_env import AsyncVectorEnv
+from aioenv.worker.making import is_native_task
 
 __all__ = ["VecEnv", "make_vec"]
 
@@ -89,7 +89,7 @@ class VecEnv(_VecEnv):  # type: ignore[misc]  # Stable-Baselines3 need not be in
             envs = sync.VectorEnv(env_fns, episode_stats=episode_stats, **kwargs)
         self._envs = envs
         self._counts_episodes, self._counts_inside = episode_stats, False
-        self._pending: Step | Postponed | None = None
+        self._pending: BlockingStep | PostponedCall | None = None
         try:
             if envs.autoreset_mode.value != "SameStep":
                 raise ValueError(
@@ -100,9 +100,9 @@ class VecEnv(_VecEnv):  # type: ignore[misc]  # Stable-Baselines3 need not be in
             super().__init__(envs.num_envs, envs.single_observation_space, envs.single_action_space)
             self.render_mode = envs.render_mode  # theirs is the envs', which know of no `render=`
             self.metadata = {key: value for key, value in envs.metadata.items() if key != "autoreset_mode"}
-            schedule = envs._envs._schedule
-            if isinstance(schedule, Schedule):  # infos are taken apart again: each env's must be as it was
-                schedule.merge_infos = merge_or_rows
+            schedule = envs._envs._scheduler
+            if isinstance(schedule, RequestScheduler):  # infos are taken apart again: each env's must be as it was
+                schedule.merge_infos = merge_infos_or_rows
         except BaseException:
             envs.close()
             raise
@@ -282,16 +282,16 @@ async def _ask(
     envs: AsyncVectorEnv, slots: list[int], what: str, question: Question, args: tuple[Any, ...]
 ) -> tuple[Any, ...]:
     """What some slots answer, in the order in which they are named."""
-    schedule = envs._running
+    schedule = envs._check_running()
     function = question.rows if isinstance(envs, NativeVectorEnv) else question.single
     numbers = schedule.table.named(slots)
     with envs._clock.envs:
-        return in_order(numbers, await for_each(schedule, numbers, what, "apply", lambda _: (function, args)))
+        return in_order(numbers, await schedule.for_each(numbers, what, "apply", lambda _: (function, args)))
 
 
 async def _reset_each(envs: AsyncVectorEnv, seeds: list[int | None], options: list[dict[str, Any]]) -> Ready:
     """A reset of every slot, each with options of its own."""
-    await envs._running.drain()
+    await envs._check_running().drain()
     for slot, own in enumerate(options):
         envs.send_reset([slot], seed=[seeds[slot]], options=own or None)
     return await envs.recv(len(options))
@@ -340,7 +340,7 @@ def make_vec(
     counts = bool(kwargs.get("episode_stats", True))
     inside = counts and not native and isinstance(wrappers, tuple) and bool(wrappers) and all(map(callable, wrappers))
     if inside:
-        kwargs["wrappers"] = (CountEpisodes, *wrappers)
+        kwargs["wrappers"] = (CountInnerEpisodes, *wrappers)
     if not inside or "stats_prefix" in kwargs:
         kwargs.setdefault("episode_stats", True)
     envs = VecEnv(sync.make_vec(env, num_envs, **kwargs), episode_stats=counts)

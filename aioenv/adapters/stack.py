@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 from gymnasium import Env
 from gymnasium.vector import VectorEnv
 
-from aioenv.host.vector.attributes import call_vector_env, set_vector_attr
-from aioenv.wire.messages import dump
+from aioenv.ipc.messages import dump
+from aioenv.worker.vector_access import call_vector_env, set_vector_attr
 
 __all__ = ["ASSIGN", "CALL", "HAS", "IS_WRAPPED", "READ", "Absent", "Question", "Refused"]
 

@@ -74,7 +74,7 @@ def _run(argv: Sequence[str] | None) -> int:
         from aioenv.requirements import check_requirements
 
         check_requirements()
-        from aioenv.host.mujoco_gl import without_mujoco_gl
+        from aioenv.worker.mujoco_gl import without_mujoco_gl
 
         wrong = without_mujoco_gl()  # raised once the arguments are parsed
         from aioenv.cli import bench, demo, record, trace_view, tune

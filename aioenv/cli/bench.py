@@ -18,9 +18,9 @@ from aioenv.cli.contenders import CONTENDERS, Contender
 from aioenv.cli.doctor import installed
 from aioenv.cli.env_ids import SYNTHETIC, env_problem
 from aioenv.cli.rounds import Outcome, Workload, play_rounds
-from aioenv.machine import usable_cpus
-from aioenv.workers.channel import CHANNELS
-from aioenv.workers.launch import START_METHODS
+from aioenv.platform import usable_cpus
+from aioenv.process.channel import CHANNELS
+from aioenv.process.launch import START_METHODS
 
 __all__ = [
     "BASELINES",

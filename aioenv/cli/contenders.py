@@ -31,7 +31,7 @@ from aioenv.cli.rounds import (
     measure_blocking,
     rows_of_batch,
 )
-from aioenv.machine import usable_cpus
+from aioenv.platform import usable_cpus
 
 __all__ = ["CONTENDERS", "MAX_PROCESSES", "Contender", "natively", "step_aioenv", "step_bare"]
 

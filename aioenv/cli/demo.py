@@ -18,11 +18,11 @@ import numpy.typing as npt
 
 import aioenv
 from aioenv.cli.arguments import out_file, positive_int, size
-from aioenv.host.physics.source import MujocoSource, find_source, read_state
 from aioenv.loops.progress import progress_bar
 from aioenv.loops.video import TiledVideo, check_name, fps_of
-from aioenv.machine import usable_cpus
-from aioenv.rendering.late_pool import LatePool
+from aioenv.platform import usable_cpus
+from aioenv.rendering.step_pool import StepRenderPool
+from aioenv.state.render_source import MujocoSource, find_source, read_state
 
 __all__ = ["HELP", "add_arguments", "run"]
 
@@ -197,7 +197,7 @@ async def images_alone(settings: DemoSettings, stack: contextlib.AsyncExitStack)
     n = settings.num_envs
     slots = np.arange(n)
     ahead = slots * max(1, len(states) // n)
-    pool = LatePool([source], [0] * n, settings.render)
+    pool = StepRenderPool([source], [0] * n, settings.render)
     await pool.start()
     stack.push_async_callback(pool.close)
 
@@ -239,7 +239,7 @@ async def overlapped(settings: DemoSettings, stack: contextlib.AsyncExitStack, v
     return Measurement("both overlapped", chunk, physics=True, images=True, after=encode)
 
 
-async def draw_states(pool: LatePool, slots: list[int], states: npt.NDArray[np.float64]) -> None:
+async def draw_states(pool: StepRenderPool, slots: list[int], states: npt.NDArray[np.float64]) -> None:
     """Have the pool draw one state a slot.
 
     Raises:
@@ -255,7 +255,7 @@ async def draw_states(pool: LatePool, slots: list[int], states: npt.NDArray[np.f
         else:
             done.set_exception(error)
 
-    pool.submit(slots, states, pool.sheet(len(slots)), 0, on_done)
+    pool.submit(slots, states, pool.new_buffer(len(slots)), 0, on_done)
     await done
 
 

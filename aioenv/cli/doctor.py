@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from aioenv.cli.processes import start_text_process
-from aioenv.machine import cpu_quota, usable_cpus
+from aioenv.platform import cpu_quota, usable_cpus
 from aioenv.requirements import problem_of
 
 if TYPE_CHECKING:
@@ -139,8 +139,8 @@ def _report_loop() -> None:
 
 
 def _report_workers() -> None:
-    from aioenv.workers.channel import CHANNELS, check_channel
-    from aioenv.workers.launch import START_METHODS, check_start
+    from aioenv.process.channel import CHANNELS, check_channel
+    from aioenv.process.launch import START_METHODS, check_start
 
     print(f"Workers: {_choice(START_METHODS, check_start(None))}; channel: {_choice(CHANNELS, check_channel('auto'))}")
 
@@ -154,8 +154,8 @@ def _report_steps() -> None:
 def _report_images() -> list[Exception]:
     """Report on OpenGL; returns what is wrong besides."""
     from aioenv.cli.opengl import probe_all
-    from aioenv.host.mujoco_gl import without_mujoco_gl
     from aioenv.rendering.backends import find_gpus
+    from aioenv.worker.mujoco_gl import without_mujoco_gl
 
     wrong = without_mujoco_gl()
     _report_opengl(probe_all(), find_gpus())

@@ -17,8 +17,8 @@ from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 
 from aioenv.cli.processes import EndedBySignal, standard_library_end
-from aioenv.host.native_tasks import is_native_task
 from aioenv.requirements import has_batch
+from aioenv.worker.making import is_native_task
 
 __all__ = [
     "SYNTHETIC",

@@ -51,7 +51,7 @@ def python_command(code: str, *args: str) -> list[str]:
     The working directory of this process is on the path too, behind the standard library, wherever the command runs.
     The environment stays as it is: processes that the code starts get the path from the code, or need none.
     """
-    from aioenv.workers.environment import import_path
+    from aioenv.process.environment import import_path
 
     path = list(import_path())
     more = [home] if (home := str(Path(aioenv.__file__).resolve().parents[1])) not in path else []

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aioenv.cli.arguments import picture_file
-from aioenv.trace.track import UNANSWERED
+from aioenv.tracing.track import UNANSWERED
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

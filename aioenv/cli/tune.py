@@ -17,10 +17,10 @@ from aioenv.cli.bench import NOISY_CPUS, describe_machine, print_noise, show_pro
 from aioenv.cli.env_ids import SYNTHETIC, env_problem, native_problem, registered
 from aioenv.cli.processes import foreign_load
 from aioenv.cli.rounds import Outcome, Workload
-from aioenv.host.native_tasks import is_native_task
-from aioenv.machine import usable_cpus
-from aioenv.memory import AVAILABLE
-from aioenv.workers.channel import CHANNELS, check_channel
+from aioenv.ipc.memory import AVAILABLE
+from aioenv.platform import usable_cpus
+from aioenv.process.channel import CHANNELS, check_channel
+from aioenv.worker.making import is_native_task
 
 __all__ = ["HELP", "Dimension", "add_arguments", "dimensions", "paste", "run", "verdict"]
 

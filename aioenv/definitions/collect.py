@@ -1,4 +1,4 @@
-"""Which definitions some objects reach, and what each of them needs: the first half of a snapshot.
+"""Step 1 of a snapshot: `DefinitionCollector` finds the definitions that some objects reach, and what those need.
 
 Every value is pickled once for trial, which finds the definitions within it, and the values that can't be sent.
 """
@@ -9,12 +9,12 @@ import pickle
 import sys
 import types
 import typing
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from aioenv.definitions.entries import Entry, Namespace, Root, Selection, name_of
-from aioenv.definitions.inspection import (
+from aioenv.definitions.pickling import (
     MAIN_NAMES,
+    DefinitionPickler,
     LruCached,
     attributes_in_code,
     is_by_value,
@@ -26,17 +26,89 @@ from aioenv.definitions.inspection import (
     names_in_code,
     submodules,
 )
-from aioenv.definitions.pickling import DefinitionPickler
-from aioenv.definitions.table import Table
-from aioenv.definitions.unsendable import Unsendable
+from aioenv.definitions.rebuild import Unsendable
+from aioenv.definitions.restore import explain
+from aioenv.definitions.table import DefinitionTable
 
-__all__ = ["Collector"]
+__all__ = ["DefinitionCollector", "Entry", "Namespace", "Root", "Selection", "name_of"]
+
+
+class Namespace(NamedTuple):
+    """The globals of some functions.
+
+    Attributes:
+        kind: "main", "import" (of a module of the standard library), "copy" (of another that workers can import, but
+            do so only if they need it besides), "module" (of one that they can't import) or "private".
+        name: of the module.
+        number: its number in the snapshot.
+        values: the globals.
+    """
+
+    kind: str
+    name: str
+    number: int
+    values: dict[str, Any]
+
+
+class Entry:
+    """A value that a definition needs.
+
+    Attributes:
+        kind: "global", "class" (an attribute of one), "function" (an attribute of one), "cell", or "submodule".
+        target: the `Namespace`, class, function or cell that it belongs to.
+        name: of the global, attribute or closure variable.
+        value: itself.
+        user: the qualified name of a definition that needs it.
+        error: why it can't be sent; None if it can.
+        simple: whether nothing runs when it is unpickled.
+        callables: `functools.partial` objects within it.
+        index: its place among all entries: after those that it needs itself, as far as that goes.
+    """
+
+    __slots__ = ("callables", "error", "index", "kind", "name", "simple", "target", "user", "value")
+
+    def __init__(self, kind: str, target: Any, name: str, value: Any, user: str) -> None:
+        self.kind, self.target, self.name, self.value, self.user = kind, target, name, value, user
+        self.error: str | None = None
+        self.simple = False
+        self.callables: Sequence[Any] = ()
+        self.index = 0
+
+    def describe(self) -> str:
+        """Name the value and its user, for errors."""
+        return explain(self.kind, self.name, self.user)
+
+
+def name_of(value: Any) -> str:
+    """The qualified name of a definition."""
+    return str(getattr(value, "__qualname__", type(value).__name__))
+
+
+class Root:
+    """Something that needs definitions, and is none itself."""
+
+
+class Selection(NamedTuple):
+    """A part of what was collected.
+
+    Attributes:
+        definitions: classes, functions and decorated callables, in the order in which they were found.
+        entries: what they need, each after what it needs itself, as far as that goes.
+    """
+
+    definitions: list[Any]
+    entries: list[Entry]
+
+    @property
+    def callables(self) -> list[Any]:
+        """The `functools.partial` objects within the entries, each once."""
+        return [*{id(value): value for entry in self.entries for value in entry.callables}.values()]
 
 
 _Step = tuple[str, Entry]
 
 
-class Collector:
+class DefinitionCollector:
     """Finds what some objects reach.
 
     Args:
@@ -47,7 +119,7 @@ class Collector:
         imports: names of modules that the receiver will import.
     """
 
-    def __init__(self, known: Table | None = None) -> None:
+    def __init__(self, known: DefinitionTable | None = None) -> None:
         self.known = known
         self.namespaces: dict[int, Namespace] = {}
         self.imports: dict[str, None] = {}
@@ -422,7 +494,7 @@ class _Sink:
 class _Trial(DefinitionPickler):
     """Pickles to nowhere, to see what is in a value."""
 
-    def __init__(self, collector: Collector) -> None:
+    def __init__(self, collector: DefinitionCollector) -> None:
         super().__init__(_Sink(), protocol=5, buffer_callback=lambda _: False)
         self._collector = collector
         self.found: list[Any] = []

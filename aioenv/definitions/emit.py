@@ -19,14 +19,12 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from aioenv.definitions import rebuild
-from aioenv.definitions.collect import Collector
-from aioenv.definitions.entries import Entry, Namespace, Selection
-from aioenv.definitions.inspection import LruCached, is_importable
-from aioenv.definitions.pickling import DefinitionPickler
+from aioenv.definitions.collect import DefinitionCollector, Entry, Namespace, Selection
+from aioenv.definitions.pickling import DefinitionPickler, LruCached, is_importable
+from aioenv.definitions.rebuild import Unsendable
 from aioenv.definitions.restore import namespace_module, namespace_values
-from aioenv.definitions.unsendable import Unsendable
 
-__all__ = ["Emitter", "source_lines"]
+__all__ = ["DefinitionEmitter", "source_lines"]
 
 OnBuffer = Callable[[pickle.PickleBuffer], Any]
 
@@ -50,7 +48,7 @@ class _Reference:
         return namespace_values, self._arguments
 
 
-class Emitter(DefinitionPickler):
+class DefinitionEmitter(DefinitionPickler):
     """Writes a snapshot.
 
     Args:
@@ -59,7 +57,9 @@ class Emitter(DefinitionPickler):
         after: an emitter whose memo this one starts with: what that one has written, this one refers to.
     """
 
-    def __init__(self, collector: Collector, on_buffer: OnBuffer | None, after: Emitter | None = None) -> None:
+    def __init__(
+        self, collector: DefinitionCollector, on_buffer: OnBuffer | None, after: DefinitionEmitter | None = None
+    ) -> None:
         self.file = io.BytesIO()
         super().__init__(self.file, protocol=5, buffer_callback=on_buffer)
         self._collector = collector

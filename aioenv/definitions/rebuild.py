@@ -1,7 +1,7 @@
-"""How a worker rebuilds definitions: the functions that a snapshot calls when it is unpickled.
+"""The functions that a snapshot's pickles call in a worker to rebuild definitions, and `Unsendable`, a placeholder.
 
 Classes are made empty and filled later, without the hooks that ran when their class statements did
-(`__init_subclass__`, `__set_name__`, metaclasses of the script): what those did is part of the snapshot.
+(`__init_subclass__`, `__set_name__`, metaclasses of the script): the effects of those are part of the snapshot.
 """
 
 from __future__ import annotations
@@ -16,11 +16,14 @@ import types
 import typing
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import cloudpickle
 
+from aioenv.errors import UnsendableError
+
 __all__ = [
+    "Unsendable",
     "fill_type_alias",
     "import_module",
     "make_cached_property",
@@ -194,3 +197,40 @@ def run_hook(made: Any) -> None:
     """Run `__init_subclass__` of an importable base for a class that is filled by now, as its import would have."""
     with contextlib.suppress(Exception):  # it may want arguments of the class statement, which nobody knows any more
         super(made, made).__init_subclass__()
+
+
+class Unsendable:
+    """Raises an `UnsendableError` when it is used.
+
+    Args:
+        message: the error's.
+    """
+
+    __slots__ = ("_aioenv_message",)
+
+    def __init__(self, message: str) -> None:
+        object.__setattr__(self, "_aioenv_message", message)
+
+    def __reduce__(self) -> Any:
+        return Unsendable, (object.__getattribute__(self, "_aioenv_message"),)
+
+    def __repr__(self) -> str:
+        return f"<{object.__getattribute__(self, '_aioenv_message')}>"
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("__"):  # `copy` and the like ask for these, and take no for an answer
+            raise AttributeError(name)
+        raise UnsendableError(object.__getattribute__(self, "_aioenv_message"))
+
+
+def _raise(self: Any, *args: Any, **kwargs: Any) -> NoReturn:
+    raise UnsendableError(object.__getattribute__(self, "_aioenv_message"))
+
+
+for _name in (
+    "call enter exit aenter aexit iter next aiter anext await len getitem setitem delitem contains bool int float "
+    "complex index add radd sub rsub mul rmul truediv rtruediv floordiv rfloordiv mod rmod pow rpow matmul rmatmul "
+    "and rand or ror xor rxor lshift rlshift rshift rrshift neg pos abs invert eq ne lt le gt ge hash str format "
+    "setattr delattr iadd isub imul ior iand"
+).split():
+    setattr(Unsendable, f"__{_name}__", _raise)

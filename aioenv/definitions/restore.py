@@ -17,14 +17,14 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from aioenv.definitions.rebuild import run_hook
-from aioenv.definitions.table import LiveTable, Table, find, use
+from aioenv.definitions.table import DefinitionTable, LiveTable, find, use
 from aioenv.errors import UnsendableError
 
 __all__ = [
     "Code",
+    "CodePart",
     "Located",
     "MainModule",
-    "Part",
     "Place",
     "Shipped",
     "explain",
@@ -61,7 +61,7 @@ class Place(NamedTuple):
     size: int
 
 
-class Part(NamedTuple):
+class CodePart(NamedTuple):
     """A series of pickles, and their buffers: bytes, or where they are in the place, and whether they are read-only."""
 
     pickles: bytes | tuple[int, int]
@@ -79,10 +79,10 @@ class Code(NamedTuple):
     lines: Sequence[tuple[str, list[str]]] = ()  # source that is in no file
     place: Place | None = None
     entries: Sequence[tuple[str, str, str]] = ()  # of what the definitions need: kind, name, user
-    definitions: Part = Part(b"", ())
-    factories: Part = Part(b"", ())
+    definitions: CodePart = CodePart(b"", ())
+    factories: CodePart = CodePart(b"", ())
     pattern: tuple[int, ...] = ()  # for each row the number of its factory
-    specs: Sequence[tuple[str, Part]] = ()  # registered ones that refer to definitions, by id
+    specs: Sequence[tuple[str, CodePart]] = ()  # registered ones that refer to definitions, by id
 
 
 HEAD = 16  # a place begins with its table's token
@@ -172,10 +172,10 @@ def restore(code: Code) -> dict[str, Any]:
         use(live)
         _state.factories = live.factories[code.live]
         return {}
-    table = Table(code.token, code.modules)
+    table = DefinitionTable(code.token, code.modules)
     _become(code.main)
     if code.located:
-        sys.meta_path.append(_Finder(dict(code.located)))
+        sys.meta_path.append(_NamespaceFinder(dict(code.located)))
     for name, lines in code.lines:
         linecache.cache[name] = (sum(map(len, lines)), None, lines, name)
     memory = None if code.place is None else _map(code.place, code.token)
@@ -209,7 +209,7 @@ def _become(main: MainModule | None) -> None:
         spec.has_location = origin is not None
 
 
-class _Finder:
+class _NamespaceFinder:
     """Finds modules where the parent has found them, if nobody else does."""
 
     def __init__(self, located: dict[str, Located]) -> None:
@@ -245,7 +245,7 @@ def _map(place: Place, token: bytes) -> memoryview:
     return memory
 
 
-def _open(part: Part, memory: memoryview | None) -> tuple[Any, list[Any]]:
+def _open(part: CodePart, memory: memoryview | None) -> tuple[Any, list[Any]]:
     """The pickles of a part, and its buffers."""
 
     def view(offset: int, size: int, readonly: bool) -> Any:
@@ -297,7 +297,7 @@ class _ViewFile:
 
 
 def _load_definitions(
-    load: Callable[[], Any], entries: Sequence[tuple[str, str, str]], table: Table, *, keeps: bool = False
+    load: Callable[[], Any], entries: Sequence[tuple[str, str, str]], table: DefinitionTable, *, keeps: bool = False
 ) -> list[Any]:
     """Load definitions into the table and their namespaces; with `keeps` globals that are there already stay."""
     before, _state.namespaces = _state.namespaces, {}
@@ -340,7 +340,7 @@ def _apply(kind: str, target: Any, name: str, value: Any) -> None:
             setattr(target, name, value)
 
 
-def _load_after(unpickler: pickle.Unpickler, part: Part, memory: memoryview | None) -> Any:
+def _load_after(unpickler: pickle.Unpickler, part: CodePart, memory: memoryview | None) -> Any:
     """A value that refers to what was loaded, and to which nothing later refers; if it does not unpickle, why."""
     pickles, buffers = _open(part, memory)
     # the C unpickler can't go on from another's memo

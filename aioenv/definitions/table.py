@@ -21,18 +21,18 @@ from typing import Any, ClassVar
 
 import cloudpickle
 
-from aioenv.definitions.inspection import LruCached, is_definition, is_importable
+from aioenv.definitions.pickling import LruCached, is_definition, is_importable
 from aioenv.definitions.rebuild import member_of, reduce_code
 
-__all__ = ["LiveTable", "Table", "current", "dump_by_reference", "find", "use"]
+__all__ = ["DefinitionTable", "LiveTable", "current", "dump_by_reference", "find", "use"]
 
-_tables: weakref.WeakValueDictionary[bytes, Table] = weakref.WeakValueDictionary()
+_tables: weakref.WeakValueDictionary[bytes, DefinitionTable] = weakref.WeakValueDictionary()
 _local = threading.local()
 _MAIN = b"main__"  # in a pickle that names something of `__main__` or `__mp_main__`
 _PARTIAL = b"functools"  # in a pickle with a `functools.partial`
 
 
-class Table:
+class DefinitionTable:
     """Definitions by number, in one process.
 
     Args:
@@ -96,11 +96,11 @@ class Table:
         return dump_by_reference(value, self) if any(mark in data for mark in self.marks) else data
 
 
-class LiveTable(Table):
+class LiveTable(DefinitionTable):
     """The table of workers that are threads of this process: every class and function is the process's own.
 
     Args:
-        token: see `Table`.
+        token: see `DefinitionTable`.
         factories: of all slots.
     """
 
@@ -111,7 +111,7 @@ class LiveTable(Table):
         self._count = itertools.count()
 
     def number_of(self, value: Any) -> int | None:
-        """As `Table`; a class, a function or a decorated callable enters the table by itself."""
+        """As `DefinitionTable`; a class, a function or a decorated callable enters the table by itself."""
         number = self._numbers.get(id(value))
         if number is not None and self._objects.get(number) is value:
             return number
@@ -130,7 +130,7 @@ def _is_global(value: Any) -> bool:
     return any(value is other for other in list(vars(sys.modules["__main__"]).values()))
 
 
-def find(token: bytes) -> Table:
+def find(token: bytes) -> DefinitionTable:
     """The table of this token in this process.
 
     Raises:
@@ -142,14 +142,14 @@ def find(token: bytes) -> Table:
     return table
 
 
-def use(table: Table | None) -> None:
+def use(table: DefinitionTable | None) -> None:
     """Have this thread, which is a worker's, refer to these definitions in its messages."""
     _local.table = table
 
 
-def current() -> Table | None:
+def current() -> DefinitionTable | None:
     """The table of the worker that this thread is; None if it is none."""
-    table: Table | None = getattr(_local, "table", None)
+    table: DefinitionTable | None = getattr(_local, "table", None)
     return table
 
 
@@ -158,7 +158,7 @@ def definition(token: bytes, number: int) -> Any:
     return find(token).definition(number)
 
 
-def dump_by_reference(value: Any, table: Table) -> bytes:
+def dump_by_reference(value: Any, table: DefinitionTable) -> bytes:
     """Pickle a message with definitions as their numbers.
 
     Raises:
@@ -174,7 +174,7 @@ class _MessagePickler(cloudpickle.Pickler):  # type: ignore[misc]
 
     dispatch_table: ClassVar[Any] = ChainMap({types.CodeType: reduce_code}, cloudpickle.Pickler.dispatch_table)
 
-    def __init__(self, file: io.BytesIO, table: Table) -> None:
+    def __init__(self, file: io.BytesIO, table: DefinitionTable) -> None:
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
         self._table = table
 

@@ -11,12 +11,12 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium.vector import VectorEnv
 
-from aioenv.engine.runs.numbered import Episode, episode_seeds
 from aioenv.errors import EpisodesDone, SlotError, StepTimeout
 from aioenv.loops.progress import progress_bar
+from aioenv.rollout.numbered_episodes import Episode, episode_seeds
 
 if TYPE_CHECKING:
-    from aioenv.engine.runs.rollout import Policy
+    from aioenv.rollout.rollout import Policy
     from aioenv.vector_env import AsyncVectorEnv
 
 __all__ = ["Evaluation", "Progress", "counted", "evaluate", "set_partial", "summary"]

@@ -12,12 +12,12 @@ import numpy as np
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from aioenv.engine.images.pictures import colours
-from aioenv.engine.runs.rollout import Policy, are_pairs, split_answer, takes_slots
+from aioenv.core.env_images import colours
 from aioenv.loops.progress import no_bar, progress_bar
 from aioenv.loops.video import LEAST_FPS, MOST_FPS, TiledVideo, fps_of, is_fps
 from aioenv.make import make_vec
 from aioenv.rendering.config import RenderConfig
+from aioenv.rollout.rollout import Policy, are_pairs, split_answer, takes_slots
 from aioenv.vector_env import AsyncVectorEnv
 
 __all__ = ["Recording", "record"]

@@ -19,7 +19,7 @@ import mujoco
 import numpy as np
 import numpy.typing as npt
 
-from aioenv.native.team import AT_WORK, Team
+from aioenv.native.thread_pool import AT_WORK, ThreadPool
 from aioenv.requirements import require_batch
 
 require_batch()
@@ -240,7 +240,7 @@ class LoopEngine:
         self._before: list[list[tuple[Array, Array]]] = [[] for _ in range(num_sims)]
         self._fields: dict[str, Array] = {}
         self._scalars: dict[str, Array] = {}
-        self._team = Team(num_threads)
+        self._team = ThreadPool(num_threads)
         self._all = list(range(num_sims))
 
     def bind(self, name: str) -> Array:

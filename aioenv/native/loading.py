@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 import mujoco
 
-from aioenv.wire.log_lines import is_new
+from aioenv.ipc.messages import is_new_warning
 
 __all__ = ["Model", "log_warnings", "take_model", "tell_warnings"]
 
@@ -63,7 +63,7 @@ def tell_warnings() -> None:
         with contextlib.suppress(IndexError):  # another thread was faster
             text = _heard.pop(0)
             # that a model is written in an old way is no news to who runs it
-            news = "deprecated" not in text and is_new(text, _said)
+            news = "deprecated" not in text and is_new_warning(text, _said)
             _LOG.log(logging.WARNING if news else logging.INFO, "MuJoCo: %s", text)
 
 

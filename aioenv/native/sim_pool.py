@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from aioenv.errors import ClosedError
-from aioenv.machine import usable_cpus
 from aioenv.mujoco_clock import stop_clock
 from aioenv.native.engines import STATE, BatchEngine, Engine, LoopEngine, batch, field_value
 from aioenv.native.loading import Model, log_warnings, take_model, tell_warnings
+from aioenv.platform import usable_cpus
 
 __all__ = ["SimPool"]
 

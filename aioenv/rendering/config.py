@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from numbers import Integral
 from typing import Any, Literal, TypeAlias
 
-from aioenv.host.mujoco_gl import check_mujoco_gl
-from aioenv.host.physics.assets import LOOKS, Looks
 from aioenv.rendering.quality import Quality, parse_quality
+from aioenv.state.assets import LOOKS, Looks
+from aioenv.worker.mujoco_gl import check_mujoco_gl
 
 __all__ = ["BACKENDS", "MAX_SIDE", "CameraChoice", "RenderConfig", "check_backend", "check_devices", "check_int"]
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import mujoco
 
-from aioenv.host.gl_contexts import plain_context
 from aioenv.rendering.quality import RenderQuality
+from aioenv.worker.mujoco_setup import plain_context
 
 __all__ = ["functions", "make_contexts", "make_planes", "opengl_name", "set_top_first"]
 

@@ -14,13 +14,12 @@ import numpy.typing as npt
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 
-from aioenv.batching.large_boxes import batch
-from aioenv.host.physics.batch import find_physics
-from aioenv.host.vector.access import steps_some
-from aioenv.host.vector.making import make_vector_env
-from aioenv.host.vector.results import reset_result, step_result
 from aioenv.rendering.config import RenderConfig
 from aioenv.rendering.pixels import PixelsRefused, beside, space_beside
+from aioenv.spaces.large_boxes import batch_space
+from aioenv.state.render_source import find_physics
+from aioenv.worker.making import make_vector_env
+from aioenv.worker.vector_access import reset_result, step_result, steps_some
 
 __all__ = ["PixelStates", "with_pixel_states"]
 
@@ -62,7 +61,7 @@ class PixelStates(AnyVectorWrapper):
         self._merges = isinstance(env.single_observation_space, spaces.Dict)
         state = spaces.Box(-np.inf, np.inf, (physics.source.state_size,), np.float64)
         self.single_observation_space = space_beside(env.single_observation_space, state, config)
-        self.observation_space = batch(self.single_observation_space, env.num_envs)
+        self.observation_space = batch_space(self.single_observation_space, env.num_envs)
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Begin episodes."""

@@ -10,28 +10,35 @@ from __future__ import annotations
 import logging
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-from gymnasium import Env, Space, Wrapper, spaces
+from gymnasium import Env, ObservationWrapper, Space, Wrapper, spaces
 from gymnasium.utils import RecordConstructorArgs
+from gymnasium.wrappers import DelayObservation, FrameStackObservation, GrayscaleObservation, ResizeObservation
 
-from aioenv.host import running
-from aioenv.host.making import what_is_no_env
-from aioenv.host.physics.assets import LATE
-from aioenv.host.physics.source import MujocoSource, find_source, has_source
-from aioenv.host.physics.subject import Subject
 from aioenv.rendering.config import RenderConfig
-from aioenv.rendering.drawing import Images
-from aioenv.rendering.image_wrappers import PixelsRefused, of_images, put_around, warn_of_replaced
-from aioenv.rendering.tiles import side_by_side
+from aioenv.rendering.images import ImageArrays, side_by_side
+from aioenv.state.assets import LATE
+from aioenv.state.render_source import EnvRenderable, MujocoSource, find_source, has_source
+from aioenv.worker import worker_context
+from aioenv.worker.making import what_is_no_env
 
 if TYPE_CHECKING:
-    from aioenv.rendering.batch_renderer import SourceRenderer
+    from aioenv.rendering.renderers import SourceRenderer
 
 __all__ = ["PixelObservation", "PixelsRefused", "beside", "in_place", "space_beside", "with_pixels"]
+
+
+# A wrapper of these very classes does with images what it does with observations, given its own arguments.
+_OF_IMAGES = (DelayObservation, FrameStackObservation, GrayscaleObservation, ResizeObservation)
+
+
+class PixelsRefused(ValueError):
+    """An env can't be drawn as asked; the parent raises a plain ValueError for it."""
 
 
 class PixelObservation(Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
@@ -60,9 +67,9 @@ class PixelObservation(Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
         self._renderer: _Shared | None = None
         source = find_source(env, by_camera=config.by_camera)
         self._state_size = 0
-        self._subject: Subject | None = None
+        self._subject: EnvRenderable | None = None
         if source is not None:
-            self._subject = Subject(env, source, by_camera=config.by_camera, looks=config.edits)
+            self._subject = EnvRenderable(env, source, by_camera=config.by_camera, looks=config.edits)
         shape: tuple[int, ...] = (*config.shape, 3)
         if source is None:
             shape = own_shape if own_shape is not None else _shape_of_own_images(env, config)
@@ -128,7 +135,7 @@ class PixelObservation(Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
             self._change_renderer(subject.source)
             if subject.late:
                 subject.told()
-                logging.getLogger(None if running.alone() else "aioenv.workers").warning(LATE)
+                logging.getLogger(None if worker_context.owns_process() else "aioenv.workers").warning(LATE)
         return self._draw_model()
 
     def _draw_model(self) -> npt.NDArray[np.uint8]:
@@ -136,7 +143,7 @@ class PixelObservation(Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
         return self._renderer.draw(self._base.model, self._base.data, self._shape)
 
     @property
-    def subject(self) -> Subject | None:
+    def subject(self) -> EnvRenderable | None:
         """What it is drawn from; None if the env draws itself."""
         return self._subject
 
@@ -162,21 +169,21 @@ class PixelObservation(Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
         super().close()
 
 
-class _Known(threading.local):
+class _KnownShapes(threading.local):
     """Those of this thread, which alone may draw with them: a worker may be one of its parent's."""
 
     def __init__(self) -> None:
         self.all: list[_Shared] = []
 
 
-_known = _Known()
+_known = _KnownShapes()
 
 
 class _Shared:
     """A renderer, and how many envs of this worker draw with it."""
 
     def __init__(self, source: MujocoSource, config: RenderConfig) -> None:
-        from aioenv.rendering.batch_renderer import SourceRenderer  # imports MuJoCo
+        from aioenv.rendering.renderers import SourceRenderer  # imports MuJoCo
 
         self._source = source
         self._config = config
@@ -214,7 +221,7 @@ class _Shared:
         """A new image of an env's state."""
         image: npt.NDArray[np.uint8] = np.empty(shape, np.uint8)
         views = image if image.ndim == 4 else image[None]
-        self._renderer.draw_env(model, data, Images(views, None, None))
+        self._renderer.draw_env(model, data, ImageArrays(views, None, None))
         return image
 
 
@@ -395,3 +402,70 @@ class _Factory:
                 env.close()
         _set_size(another, self._config)
         return another
+
+
+# ------------------------------------------------------------ the wrappers of an env whose images are observed
+
+
+def of_images(env: Env[Any, Any], config: RenderConfig) -> list[Any]:
+    """The wrappers around an env that are applied to its images, the outermost first.
+
+    Beside images (`render_only=False`) the env's own observations stay as they are, and images are as they are drawn.
+
+    Raises:
+        PixelsRefused: if there are any, and render workers draw: what they draw is an observation as it is.
+    """
+    found = [layer for layer in _layers(env) if type(layer) in _OF_IMAGES] if config.render_only else []
+    if found and config.workers is not None:
+        raise PixelsRefused(
+            f"pixels: {_names(found)} takes images that workers draw themselves: RenderConfig(workers=None). Render "
+            "workers draw the observation as it is"
+        )
+    return found
+
+
+def put_around(pixels: Any, wrappers: list[Any]) -> Env[Any, Any]:
+    """Put such wrappers around a `PixelObservation`; the outermost tells `drawn_by`, too.
+
+    Raises:
+        PixelsRefused: if one does not take images.
+    """
+    env = pixels
+    for layer in reversed(wrappers):
+        try:
+            env = type(layer)(env, **layer._saved_kwargs)
+            env.drawn_by = pixels.drawn_by
+        except Exception as exc:
+            name = type(layer).__name__
+            raise PixelsRefused(f"pixels: {name} can't be put around the images: {type(exc).__name__}: {exc}") from exc
+    return env  # type: ignore[no-any-return]
+
+
+def warn_of_replaced(env: Env[Any, Any], config: RenderConfig) -> None:
+    """Warn if wrappers change observations that images replace."""
+    replaced = [layer for layer in _layers(env) if _changes_observations(layer)] if config.render_only else []
+    if replaced:
+        warnings.warn(
+            f"pixels: images replace the observations, and with them what {_names(replaced)} made of them; "
+            "RenderConfig(render_only=False) keeps both",
+            stacklevel=2,
+        )
+
+
+def _changes_observations(layer: Any) -> bool:
+    if type(layer) in _OF_IMAGES:
+        return False
+    return isinstance(layer, ObservationWrapper) or layer.observation_space != layer.env.observation_space
+
+
+def _layers(env: Any) -> list[Any]:
+    """The wrappers around an env, the outermost first."""
+    layers = []
+    while isinstance(env, Wrapper):
+        layers.append(env)
+        env = env.env
+    return layers
+
+
+def _names(layers: list[Any]) -> str:
+    return ", ".join(type(layer).__name__ for layer in layers)

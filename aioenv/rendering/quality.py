@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from aioenv.host.physics.old_mujoco import is_sunny
+from aioenv.state.mujoco_versions import is_sunny
 
 if TYPE_CHECKING:
     import mujoco

@@ -13,9 +13,9 @@ import mujoco
 import numpy as np
 
 from aioenv.errors import RenderError
-from aioenv.host.physics.assets import Assets, Part, part_of
 from aioenv.rendering.contexts import functions, make_planes
 from aioenv.rendering.quality import RenderQuality
+from aioenv.state.assets import Assets, Part, part_of
 
 __all__ = ["Uploads"]
 

@@ -1,4 +1,4 @@
-/* The tail of a reply as columns, where all of them have a dtype: see engine/tails.py and wire/messages.py. */
+/* The tail of a reply as columns, where all of them have a dtype: see core/payloads.py and ipc/messages.py. */
 
 #include "c.h"
 

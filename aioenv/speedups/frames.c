@@ -1,4 +1,4 @@
-/* Frames (see wire/frames.py) over a descriptor. */
+/* Frames (see ipc/frames.py) over a descriptor. */
 
 #include "c.h"
 #include <poll.h>

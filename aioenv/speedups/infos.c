@@ -1,5 +1,5 @@
 /* Info dicts as columns, where all values are numbers, or arrays of the same dtypes and shapes each time: see
- * batching/gather.py and wire/messages.py. */
+ * spaces/infos.py and ipc/messages.py. */
 
 #include "c.h"
 

@@ -1,4 +1,4 @@
-/* Columns that have a dtype to the info dict of a batch: see batching/merge.py. */
+/* Columns that have a dtype to the info dict of a batch: see spaces/infos.py. */
 
 #include "c.h"
 

@@ -1,4 +1,4 @@
-/* A plain step on its way through the parent: see engine/dispatch.py and workers/channel.py. */
+/* A plain step on its way through the parent: see core/dispatcher.py and process/channel.py. */
 
 #include "c.h"
 

@@ -1,4 +1,4 @@
-/* Stepping the envs of a worker: see batching/autoreset.py and host/single/rows.py. */
+/* Stepping the envs of a worker: see spaces/autoreset.py and worker/row_buffers.py. */
 
 #include "c.h"
 

@@ -1,4 +1,4 @@
-/* A plain step on its way through a worker: see host/link.py and host/single/service.py. */
+/* A plain step on its way through a worker: see worker/worker_end.py and worker/env_service.py. */
 
 #include "c.h"
 

@@ -6,7 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from aioenv.stats.counter import CountEpisodes, EpisodeCounter
+    from aioenv.stats.counters import CountEpisodes, EpisodeCounter
     from aioenv.stats.episodes import EpisodeEvent, EpisodeStats, EpochStats, StatsWriter
     from aioenv.stats.moments import Moments
     from aioenv.stats.normalize import NormalizeObservation, NormalizeReward
@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 _HOME = {
-    **dict.fromkeys(("CountEpisodes", "EpisodeCounter"), "counter"),
+    **dict.fromkeys(("CountEpisodes", "EpisodeCounter"), "counters"),
     **dict.fromkeys(("EpisodeEvent", "EpisodeStats", "EpochStats", "StatsWriter"), "episodes"),
     "Moments": "moments",
     **dict.fromkeys(("NormalizeObservation", "NormalizeReward"), "normalize"),

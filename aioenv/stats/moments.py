@@ -1,19 +1,27 @@
-"""Mean and variance, updated and merged: pure arithmetic.
+"""Mean and variance: the arithmetic, and the tables of them in memory that processes share.
 
 The formulas are those of Chan, Golub and LeVeque, "Algorithms for Computing the Sample Variance: Analysis and
 Recommendations", The American Statistician 37 (1983): sums of squares are of deviations from the mean, never of the
 values, so nothing cancels when the mean is large.
+
+In shared memory, moments lie in two buffers each: a writer that dies leaves the older one intact.
 """
 
 from __future__ import annotations
 
+import math
+import platform
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from numpy import add, multiply, subtract
 
-__all__ = ["Floats", "Moments", "combine", "denormalize", "merge", "moments_of", "normalize"]
+from aioenv.stats.sharing import SharedBlock
+
+__all__ = ["Cell", "Floats", "Moments", "MomentsTable", "combine", "denormalize", "merge", "moments_of", "normalize"]
 
 Floats = npt.NDArray[np.float64]
 
@@ -116,3 +124,251 @@ def combine(old: Moments, new: Moments, decay: float = 1.0) -> Moments:
     mean = old.mean + delta * (new.weight / weight)
     m2 = old.m2 * fading + new.m2 + np.square(delta) * (before * new.weight / weight)
     return Moments(old.count + new.count, weight, mean, m2)
+
+
+_HEAD = 3  # count, weight, epoch
+# Where stores are seen in the order in which they were made, a reader needs no lock.
+_ORDERED = platform.machine().lower() in ("x86_64", "amd64", "i386", "i686")
+_TRIES = 64  # with writers all the time; then a reader waits for its turn
+
+
+class Cell:
+    """Moments; a sequence number says which of two buffers holds them, and changes with every write.
+
+    Args:
+        block: the memory, and its lock.
+        sequence: an int64 memoryview of length 1; its bits from `shift` on count how often moments were written.
+        buffers: float64 `(2, 3 + 2 * size)` in it.
+        shape: of the samples.
+        shift: how many bits of the sequence number are something else.
+    """
+
+    def __init__(
+        self, block: SharedBlock, sequence: memoryview, buffers: Floats, shape: tuple[int, ...], shift: int = 0
+    ) -> None:
+        self._block = block
+        self.sequence = sequence
+        self._shift = shift
+        heads: list[Any] = [buffer[:_HEAD].data for buffer in buffers]
+        states = [buffer[_HEAD:].reshape(2, *shape) for buffer in buffers]
+        self._buffers = [(h, s, s[0, ...], s[1, ...]) for h, s in zip(heads, states, strict=True)]
+
+    @property
+    def epoch(self) -> float:
+        """The epoch in which it was written; under the lock."""
+        epoch: float = self._buffers[self.sequence[0] >> self._shift & 1][0][2]
+        return epoch
+
+    def write(self, moments: Moments, epoch: float) -> None:
+        """Put other moments in place; under the lock."""
+        times = (self.sequence[0] >> self._shift) + 1
+        head, _, mean, m2 = self._buffers[times & 1]
+        mean[...] = moments.mean
+        m2[...] = moments.m2
+        head[0], head[1], head[2] = moments.count, moments.weight, epoch
+        self.sequence[0] = times << self._shift
+
+    def read(self) -> tuple[Moments, float]:
+        """A copy of the moments, all of one moment in time, and their epoch. It does not wait for a writer."""
+        moments, epoch, samples = self._snapshot()
+        return _together(moments, samples), epoch
+
+    def since(self, epoch: float) -> Moments | None:
+        """As `read`, but None if nothing was written since this epoch began."""
+        moments, last, samples = self._snapshot()
+        return _together(moments, samples) if last == epoch else None
+
+    def copy(self) -> tuple[Moments, float]:
+        """As `read`, under the lock."""
+        moments, epoch, samples = self._copy(self.sequence[0])
+        return _together(moments, samples), epoch
+
+    def _snapshot(self) -> tuple[Moments, float, Floats | None]:
+        if _ORDERED:
+            for _ in range(_TRIES):
+                sequence = self.sequence[0]
+                copied = self._copy(sequence)
+                if self.sequence[0] == sequence:
+                    return copied
+        if self._block.closed:
+            return self._copy(self.sequence[0])
+        with self._block.locked():
+            return self._copy(self.sequence[0])
+
+    def _copy(self, sequence: int) -> tuple[Moments, float, Floats | None]:
+        """What stands there, its epoch, and samples that are no part of it yet. It may be torn: don't compute."""
+        head, state, _, _ = self._buffers[sequence >> self._shift & 1]
+        state = state.copy()
+        return Moments(head[0], head[1], state[0, ...], state[1, ...]), head[2], None
+
+
+class WholeCell(Cell):
+    """The moments of all; samples change them at once."""
+
+    def __init__(self, block: SharedBlock, sequence: memoryview, buffers: Floats, shape: tuple[int, ...]) -> None:
+        super().__init__(block, sequence, buffers, shape)
+        # deviation and its square, what they are multiplied by
+        self._change = np.zeros((2, *shape))
+        self._delta, self._square = self._change[0, ...], self._change[1, ...]
+        self._flat = self._change.reshape(2, -1)[0]
+        self._dot = self._flat.dot
+        self._factors = np.zeros((2, *(1,) * len(shape)))
+        self._set_factors: Any = self._factors.reshape(2).data
+
+    def add(self, sample: Any, decay: float) -> None:
+        """Add one sample; under the lock.
+
+        Raises:
+            ValueError: if it is not finite, nor its square; nothing has changed then.
+        """
+        now = self.sequence[0] & 1
+        head, state, mean, m2 = self._buffers[now]
+        new_head, new_state, _, new_m2 = self._buffers[now ^ 1]
+        before = head[1] * decay
+        after = before + 1.0
+        delta, square, change, factors = self._delta, self._square, self._change, self._set_factors
+        subtract(sample, mean, delta)  # (positional arguments and few of them: each costs as much as the sums)
+        if not isfinite(self._dot(self._flat)):
+            raise _not_finite(sample)
+        multiply(delta, delta, square)
+        factors[0] = 1.0 / after
+        factors[1] = before / after
+        multiply(change, self._factors, change)
+        add(state, change, new_state)
+        if decay != 1.0:
+            multiply(m2, decay, new_m2)
+            add(new_m2, square, new_m2)
+        new_head[0] = head[0] + 1.0
+        new_head[1] = after
+        new_head[2] = head[2]
+        self.sequence[0] += 1
+
+
+class SlotCell(Cell):
+    """The moments of one slot since the last merge, and a log of its latest samples, which become part of them later.
+
+    So an update is one copy and one count, and what costs more is done once for many. The lowest bits of the sequence
+    number say how many samples are in the log: it counts with the moments, all at one moment in time.
+
+    Args:
+        log: float64 `(2 ** shift - 1, size)` in the memory.
+    """
+
+    def __init__(
+        self,
+        block: SharedBlock,
+        sequence: memoryview,
+        buffers: Floats,
+        log: Floats,
+        shape: tuple[int, ...],
+        shift: int,
+    ) -> None:
+        super().__init__(block, sequence, buffers, shape, shift)
+        self._log = log
+        self._samples = log.reshape(len(log), *shape)
+        self._mask = len(log)
+        self._rows: list[tuple[Floats, Floats, Any]] = []  # made by who writes
+
+    def add(self, sample: Any, epoch: float) -> None:
+        """Add one sample to the moments of this epoch; under the lock.
+
+        Raises:
+            ValueError: if it is not finite, nor its square; nothing has changed then.
+        """
+        sequence = self.sequence[0]
+        logged = sequence & self._mask
+        if self._buffers[sequence >> self._shift & 1][0][2] != epoch:
+            sequence, logged = self._begin(epoch), 0
+        elif logged == self._mask:
+            self.write(self.copy()[0], epoch)
+            sequence, logged = self.sequence[0], 0
+        row, flat, dot = self._rows[logged] if self._rows else self._first_row()
+        row[...] = sample
+        if not isfinite(dot(flat)):
+            raise _not_finite(sample)
+        self.sequence[0] = sequence + 1
+
+    def _begin(self, epoch: float) -> int:
+        """Have no samples, in this epoch."""
+        times = (self.sequence[0] >> self._shift) + 1
+        head, state, _, _ = self._buffers[times & 1]
+        state[...] = head[0] = head[1] = 0.0
+        head[2] = epoch
+        self.sequence[0] = sequence = times << self._shift
+        return sequence
+
+    def _first_row(self) -> tuple[Floats, Floats, Any]:
+        flats = list(self._log)
+        self._rows = [(self._samples[i, ...], flat, flat.dot) for i, flat in enumerate(flats)]
+        return self._rows[self.sequence[0] & self._mask]
+
+    def _copy(self, sequence: int) -> tuple[Moments, float, Floats | None]:
+        moments, epoch, _ = super()._copy(sequence)
+        logged = sequence & self._mask
+        return moments, epoch, self._samples[:logged].copy() if logged else None
+
+
+def _together(moments: Moments, samples: Floats | None) -> Moments:
+    """Moments, and those of samples `(n, *shape)` that came later."""
+    if samples is None:
+        return moments
+    return combine(moments, moments_of(samples)) if moments.count else moments_of(samples)
+
+
+def _not_finite(sample: Any) -> ValueError:
+    return ValueError(f"expected finite numbers, got {np.asarray(sample)}: they would stay in the statistics")
+
+
+def _bits(size: int) -> int:
+    """How many bits count a slot's log, of `2 ** bits - 1` samples: the fewer the more memory they take."""
+    return 5 if size <= 128 else 3 if size <= 1024 else 1
+
+
+class MomentsTable:
+    """The layout of a block: a flag, one cell for all, one for each slot."""
+
+    def __init__(self, shape: tuple[int, ...], num_slots: int, block: SharedBlock) -> None:
+        n = num_slots + 1
+        size = math.prod(shape)
+        self._length = _HEAD + 2 * size
+        self._shift = _bits(size)
+        self.block = block
+        self.flag = block.data[:8].cast("q")
+        sequences = block.data[8 : 8 + 8 * n].cast("q")
+        floats = np.frombuffer(block.data[8 + 8 * n :], np.float64)
+        buffers = floats[: n * 2 * self._length].reshape(n, 2, self._length)
+        self._logs = logs = floats[buffers.size :].reshape(num_slots, (1 << self._shift) - 1, size)
+        self.whole = WholeCell(block, sequences[:1], buffers[0], shape)
+        self.slots = [
+            SlotCell(block, sequences[i + 1 : i + 2], buffers[i + 1], logs[i], shape, self._shift)
+            for i in range(num_slots)
+        ]
+        self._shape = shape
+        self._sequences = np.frombuffer(sequences, np.int64)[1:]
+        self._buffers = buffers[1:]
+        self._rows = np.arange(num_slots)
+
+    @staticmethod
+    def size(shape: tuple[int, ...], num_slots: int) -> int:
+        """How many bytes it takes."""
+        size = math.prod(shape)
+        logs = num_slots * ((1 << _bits(size)) - 1) * size
+        return 8 + 8 * ((num_slots + 1) * (1 + 2 * (_HEAD + 2 * size)) + logs)
+
+    def pending(self, epoch: float) -> tuple[Floats, Floats, Floats] | None:
+        """Counts, means and sums of squares of the slots that have any in this epoch, in order; under the lock."""
+        current = self._buffers[self._rows, self._sequences >> self._shift & 1]
+        logged = self._sequences & ((1 << self._shift) - 1)
+        here = ((current[:, 2] == epoch) & (current[:, 0] + logged > 0)).nonzero()[0]
+        if not len(here):
+            return None
+        counts = current[here, 0]
+        if (logged[here] == 1).all() and not counts.any():  # as it is after a step: one sample each
+            means = self._logs[here, 0].reshape(len(here), *self._shape)
+            return np.ones(len(here)), means, np.zeros_like(means)
+        moments = [self.slots[i].copy()[0] for i in here.tolist()]
+        return (
+            np.array([m.count for m in moments]),
+            np.array([m.mean for m in moments]),
+            np.array([m.m2 for m in moments]),
+        )

@@ -9,10 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from aioenv.stats import here
-from aioenv.stats.block import SharedBlock, can_share
-from aioenv.stats.cells import Table
-from aioenv.stats.moments import Floats, Moments, combine, merge, moments_of
+from aioenv.stats import sharing
+from aioenv.stats.moments import Floats, Moments, MomentsTable, combine, merge, moments_of
+from aioenv.stats.sharing import SharedBlock, can_share
 
 __all__ = ["SharedRunningStats", "SlotStats"]
 
@@ -76,10 +75,10 @@ class SharedRunningStats:
         if live and not shared:
             raise RuntimeError("live=True takes shared memory: use slots, and `exchange` once a step")
         lengths = tuple(map(int, lengths))
-        block = SharedBlock(Table.size(lengths, num_slots or 0), shared=shared)
+        block = SharedBlock(MomentsTable.size(lengths, num_slots or 0), shared=shared)
         self._set_up(lengths, num_slots or 0, live, float(decay), block)
         if not shared:
-            here.copies[self.key] = self
+            sharing.copies[self.key] = self
 
     def _set_up(self, shape: tuple[int, ...], num_slots: int, live: bool, decay: float, block: SharedBlock) -> None:
         self.shape = shape
@@ -88,7 +87,7 @@ class SharedRunningStats:
         self.decay = decay
         self.shared = block.shared
         self.key = block.key
-        self._table = Table(shape, num_slots, block)
+        self._table = MomentsTable(shape, num_slots, block)
 
     def __repr__(self) -> str:
         kind = "live" if self.live else f"{self.num_slots} slots"
@@ -170,7 +169,7 @@ class SharedRunningStats:
             raise ValueError(f"expected a sample of shape {self.shape} or a batch of them, got shape {x.shape}")
         block.acquire()
         try:
-            if table.flag[0] or not here.counting:
+            if table.flag[0] or not sharing.counting:
                 return
             if one:
                 if slot is None:
@@ -326,8 +325,8 @@ class SharedRunningStats:
         old = self._table
         if self.closed:
             return
-        block = SharedBlock(Table.size(self.shape, self.num_slots), shared=False)
-        self._table = Table(self.shape, self.num_slots, block)
+        block = SharedBlock(MomentsTable.size(self.shape, self.num_slots), shared=False)
+        self._table = MomentsTable(self.shape, self.num_slots, block)
         self._table.whole.write(old.whole.read()[0], 0)
         self._table.flag[0] = old.flag[0]
         block.close()
@@ -340,7 +339,7 @@ class SharedRunningStats:
         self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        here.note_pickled(self)
+        sharing.note_pickled(self)
         options = (self.shape, self.num_slots, self.live, self.decay)
         if self.shared:
             return _rebuild, (*options, self._table.block, None)
@@ -356,18 +355,18 @@ def _rebuild(
     state: dict[str, Any] | None,
     key: bytes | None = None,
 ) -> SharedRunningStats:
-    known: SharedRunningStats | None = None if key is None else here.copies.get(key)
+    known: SharedRunningStats | None = None if key is None else sharing.copies.get(key)
     if known is not None:
         return known
     stats = SharedRunningStats.__new__(SharedRunningStats)
     if block is None:
-        block = SharedBlock(Table.size(shape, num_slots), shared=False)
+        block = SharedBlock(MomentsTable.size(shape, num_slots), shared=False)
     stats._set_up(shape, num_slots, live, decay, block)
     if state is not None:
         stats.load_state_dict(state)
     if key is not None:
         stats.key = key
-        here.copies[key] = stats
+        sharing.copies[key] = stats
     return stats
 
 

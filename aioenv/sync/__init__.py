@@ -12,11 +12,11 @@ from aioenv.requirements import check_requirements
 
 check_requirements()
 
-from aioenv.host.mujoco_gl import check_mujoco_gl  # noqa: E402
 from aioenv.sync.creator import env_metadata  # noqa: E402
 from aioenv.sync.evaluate import evaluate  # noqa: E402
 from aioenv.sync.gymnasium import AsyncVectorEnv  # noqa: E402
 from aioenv.sync.vector_env import VectorEnv, make_vec  # noqa: E402
+from aioenv.worker.mujoco_gl import check_mujoco_gl  # noqa: E402
 
 if TYPE_CHECKING:
     from aioenv.sync.recording import record as record

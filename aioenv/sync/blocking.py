@@ -9,8 +9,8 @@ import weakref
 from typing import Any, Self
 
 from aioenv.errors import ClosedError
+from aioenv.process.async_resource import AsyncResource
 from aioenv.sync.portal import Portal
-from aioenv.workers.startable import Startable
 
 __all__ = ["Blocking"]
 
@@ -26,10 +26,10 @@ class Blocking:
     """
 
     closed = True  # until there is something to close
-    _inner: Startable
+    _inner: AsyncResource
     _portal: Portal
 
-    def _run(self, inner: Startable) -> None:
+    def _run(self, inner: AsyncResource) -> None:
         """Start it on a new thread; if that fails, the thread is ended, and its error raised."""
         self._inner = inner
         self._portal = Portal(f"the {inner._noun}")

@@ -10,7 +10,7 @@ from gymnasium.error import CustomSpaceError
 from gymnasium.vector.utils import create_shared_memory
 
 from aioenv.errors import SlotError, WorkerStartError
-from aioenv.workers.launch import START_METHODS
+from aioenv.process.launch import START_METHODS
 
 __all__ = ["check_max_concurrency", "check_shareable", "fits", "original", "start_method"]
 

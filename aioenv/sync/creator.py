@@ -9,7 +9,7 @@ from aioenv.creator import EnvCreator
 from aioenv.sync.portal import Portal
 
 if TYPE_CHECKING:
-    from aioenv.host.metadata import EnvMetadata
+    from aioenv.worker.description import EnvMetadata
 
 __all__ = ["env_metadata"]
 

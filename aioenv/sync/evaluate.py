@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import gymnasium
 
-from aioenv.engine.runs.numbered import Episode, episode_seeds
-from aioenv.engine.runs.rollout import Policy
 from aioenv.errors import EpisodesDone, SlotError, StepTimeout
 from aioenv.loops.evaluate import Evaluation, Progress, counted, set_partial, summary
+from aioenv.rollout.numbered_episodes import Episode, episode_seeds
+from aioenv.rollout.rollout import Policy
 from aioenv.vector_env import AsyncVectorEnv
 
 if TYPE_CHECKING:

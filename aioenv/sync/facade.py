@@ -8,10 +8,10 @@ from typing import Any
 import gymnasium
 from gymnasium import Space
 
-from aioenv.engine.results import WorkerInfo
-from aioenv.engine.waits import Stats
+from aioenv.core.results import WorkerInfo
+from aioenv.core.waits import Stats
 from aioenv.sync.blocking import Blocking
-from aioenv.sync.stepping import Stepper
+from aioenv.sync.stepping import BlockingStepper
 from aioenv.sync.tracing import BlockingTrace
 from aioenv.vector_env import AsyncVectorEnv
 
@@ -35,7 +35,7 @@ class Facade(Blocking, gymnasium.vector.VectorEnv[Any, Any, Any]):
         """
         self._envs = envs
         self._run(envs)
-        self._stepper = Stepper(self._portal, envs)
+        self._stepper = BlockingStepper(self._portal, envs)
         self.num_envs = envs.num_envs
         self.single_observation_space = envs.single_observation_space
         self.observation_space = envs.observation_space

@@ -14,9 +14,9 @@ from gymnasium.vector.async_vector_env import AsyncState
 from gymnasium.vector.utils import iterate
 
 from aioenv import vector_env
-from aioenv.engine import calls
-from aioenv.engine.arguments import check_num_workers
-from aioenv.engine.results import ResetResult, StepResult
+from aioenv.core import env_calls
+from aioenv.core.arguments import check_num_workers
+from aioenv.core.results import ResetResult, StepResult
 from aioenv.errors import (
     ActionError,
     ClosedError,
@@ -28,9 +28,9 @@ from aioenv.errors import (
 )
 from aioenv.sync.compat import check_max_concurrency, check_shareable, fits, original, start_method
 from aioenv.sync.facade import Facade
-from aioenv.sync.portal import Call
-from aioenv.sync.sleepers import Sleepers
-from aioenv.sync.stepping import Step
+from aioenv.sync.portal import PortalCall
+from aioenv.sync.sleep_detector import SleepDetector
+from aioenv.sync.stepping import BlockingStep
 
 __all__ = ["AsyncVectorEnv"]
 
@@ -110,7 +110,7 @@ class AsyncVectorEnv(Facade, gymnasium.vector.VectorEnv[Any, Any, Any], Generic[
         self.observation_mode = observation_mode
         self.max_concurrency = max_concurrency
         self._state = AsyncState.DEFAULT
-        self._pending: Call | Step | None = None
+        self._pending: PortalCall | BlockingStep | None = None
         num_workers = check_num_workers(num_workers, max(len(env_fns), 1))
         # any str, as the types of Gymnasium's arguments have it
         words: dict[str, Any] = {"start": start_method(context), "observation_mode": observation_mode}
@@ -132,7 +132,7 @@ class AsyncVectorEnv(Facade, gymnasium.vector.VectorEnv[Any, Any, Any], Generic[
         if failure is not None:
             raise failure
         pids = [worker.pid for worker in self.workers if worker.pid is not None]
-        self._sleepers = Sleepers(pids, self.num_envs) if len(pids) < self.num_envs else None
+        self._sleepers = SleepDetector(pids, self.num_envs) if len(pids) < self.num_envs else None
         if shared_memory:
             try:
                 check_shareable(self.single_observation_space)
@@ -381,12 +381,12 @@ async def _call(
 ) -> tuple[Any, ...]:
     if name in _NOT_BY_CALL:
         raise ValueError(f"Trying to call function `{name}` with `call`, use `{name}` directly instead.")
-    schedule = envs._running
+    schedule = envs._check_running()
     await schedule.drain()  # what a timeout or an interrupt has left
-    return await calls.call_envs(schedule, None, name, args, kwargs)
+    return await env_calls.call_envs(schedule, None, name, args, kwargs)
 
 
 async def _set_attr(envs: vector_env.AsyncVectorEnv, name: str, values: Any) -> None:
-    schedule = envs._running
+    schedule = envs._check_running()
     await schedule.drain()
-    await calls.set_attr(schedule, name, values)
+    await env_calls.set_attr(schedule, name, values)

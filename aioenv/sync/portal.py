@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 
 from aioenv.errors import ClosedError, LoopError
 from aioenv.make import new_event_loop
-from aioenv.sync.parking import Parking
+from aioenv.sync.loop_handoff import LoopHandoff
 
-__all__ = ["LOOK_S", "Call", "Portal", "Postponed"]
+__all__ = ["LOOK_S", "Portal", "PortalCall", "PostponedCall"]
 
 T = TypeVar("T")
 
@@ -37,12 +37,12 @@ class Portal:
         self.may_park: Callable[[], bool] | None = None
         self._parks_soon = False
         self._loop = new_event_loop()
-        self._parking = Parking(self._loop)
+        self._parking = LoopHandoff(self._loop)
         self._stop = asyncio.Event()
         self._thread = threading.Thread(target=self._run, name="aioenv-portal", daemon=True)
         self._closed = False
         self._pid = os.getpid()
-        self._calls: set[Call] = set()  # that were posted and have not ended; whoever has the lock adds
+        self._calls: set[PortalCall] = set()  # that were posted and have not ended; whoever has the lock adds
         self._idle = threading.RLock()  # a finalizer may call from within a call
         self._thread.start()
 
@@ -88,7 +88,7 @@ class Portal:
             raise
         return call.result()  # type: ignore[no-any-return]
 
-    def prepare(self, function: Callable[..., Coroutine[Any, Any, Any]], /, *args: Any, **kwargs: Any) -> Call:
+    def prepare(self, function: Callable[..., Coroutine[Any, Any, Any]], /, *args: Any, **kwargs: Any) -> PortalCall:
         """As `call`, but to be posted, waited for and, if that is interrupted, cancelled by the caller.
 
         Raises:
@@ -106,9 +106,9 @@ class Portal:
                 f"this was made in process {self._pid}, and its loop thread has stayed there: process {os.getpid()} is "
                 "a forked copy. Make another one here"
             )
-        return Call(self, self._loop, function, args, kwargs)
+        return PortalCall(self, self._loop, function, args, kwargs)
 
-    def begin(self, function: Callable[..., Coroutine[Any, Any, Any]], /, *args: Any, **kwargs: Any) -> Call:
+    def begin(self, function: Callable[..., Coroutine[Any, Any, Any]], /, *args: Any, **kwargs: Any) -> PortalCall:
         """Run a coroutine function on the loop, and wait only until it waits for something itself.
 
         Raises:
@@ -130,14 +130,14 @@ class Portal:
         """What is raised once it is closed."""
         return ClosedError.of(self._what)
 
-    def enlist(self, call: Call) -> bool:
+    def enlist(self, call: PortalCall) -> bool:
         """Note a call that is about to be sent; whether it still can be."""
         with self._idle:
             if not self._closed:
                 self._calls.add(call)
             return not self._closed
 
-    def has(self, call: Call) -> bool:
+    def has(self, call: PortalCall) -> bool:
         """Whether a call was posted and has not ended."""
         return call in self._calls
 
@@ -146,7 +146,7 @@ class Portal:
         self._loop.call_soon_threadsafe(function, *args)
         self._parking.wake()
 
-    def note_end(self, call: Call) -> None:
+    def note_end(self, call: PortalCall) -> None:
         """A call has ended."""
         self._calls.discard(call)
         if self.may_park is not None and not self._closed:
@@ -169,7 +169,7 @@ class Portal:
         """Do on the caller's thread what may be done on the loop only: while the loop stands still for it.
 
         Args:
-            function: a plain function that is over soon, called as `Parking.visit` does.
+            function: a plain function that is over soon, called as `LoopHandoff.visit` does.
             *args: what it is called with besides.
 
         Returns:
@@ -231,7 +231,7 @@ class Portal:
 LOOK_S = 0.5
 
 
-class Call:
+class PortalCall:
     """One call on its way to the loop and back. A signal handler may raise between any two lines of its methods.
 
     Bare locks wake the caller sooner than a condition would. The task ends with the loop's thread: where one is
@@ -383,7 +383,7 @@ class Call:
             del error  # its traceback has this frame
 
 
-class Postponed:
+class PostponedCall:
     """What stands for a call that is made when it is waited for, on the thread that waits.
 
     Args:

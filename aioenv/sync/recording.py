@@ -9,10 +9,10 @@ from typing import Any
 import gymnasium
 from gymnasium.envs.registration import EnvSpec
 
-from aioenv.engine.runs.rollout import Policy
 from aioenv.loops import record as loops
 from aioenv.loops.record import Recording
 from aioenv.rendering.config import RenderConfig
+from aioenv.rollout.rollout import Policy
 from aioenv.sync.portal import Portal
 from aioenv.sync.vector_env import VectorEnv
 from aioenv.vector_env import AsyncVectorEnv

@@ -10,7 +10,7 @@ import mujoco
 import numpy as np
 import numpy.typing as npt
 
-from aioenv.rendering.asking import How, States
+from aioenv.rendering.arguments import DrawOptions, States
 from aioenv.rendering.render_pool import RenderPool as AsyncRenderPool
 from aioenv.sync.blocking import Blocking
 from aioenv.sync.signatures import like_method, signed
@@ -70,11 +70,16 @@ class RenderPool(Blocking):
         *,
         depth: Literal[False] = False,
         segmentation: Literal[False] = False,
-        **how: Unpack[How],
+        **how: Unpack[DrawOptions],
     ) -> npt.NDArray[np.uint8]: ...
     @overload
     def render(
-        self, states: States | None = None, *, depth: bool = False, segmentation: bool = False, **how: Unpack[How]
+        self,
+        states: States | None = None,
+        *,
+        depth: bool = False,
+        segmentation: bool = False,
+        **how: Unpack[DrawOptions],
     ) -> Any: ...
     @signed(AsyncRenderPool.render)
     def render(self, states: Any = None, **how: Any) -> Any:
@@ -91,11 +96,16 @@ class RenderPool(Blocking):
         *,
         depth: Literal[False] = False,
         segmentation: Literal[False] = False,
-        **how: Unpack[How],
+        **how: Unpack[DrawOptions],
     ) -> Future[npt.NDArray[np.uint8]]: ...
     @overload
     def submit(
-        self, states: States | None = None, *, depth: bool = False, segmentation: bool = False, **how: Unpack[How]
+        self,
+        states: States | None = None,
+        *,
+        depth: bool = False,
+        segmentation: bool = False,
+        **how: Unpack[DrawOptions],
     ) -> Future[Any]: ...
     @signed(AsyncRenderPool.submit)
     def submit(self, states: Any = None, **how: Any) -> Future[Any]:

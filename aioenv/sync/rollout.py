@@ -7,9 +7,9 @@ import queue
 from collections.abc import Callable, Coroutine, Generator, Sequence
 from typing import Any, Literal
 
-from aioenv.engine.runs.numbered import Episode
-from aioenv.engine.runs.record import Rollout
-from aioenv.engine.runs.rollout import Policy, takes
+from aioenv.rollout.numbered_episodes import Episode
+from aioenv.rollout.recorder import Rollout
+from aioenv.rollout.rollout import Policy, takes
 from aioenv.sync.facade import Facade
 from aioenv.sync.portal import LOOK_S, Portal
 from aioenv.vector_env import AsyncVectorEnv

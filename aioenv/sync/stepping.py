@@ -7,23 +7,23 @@ from collections.abc import Iterable
 from time import perf_counter
 from typing import Any
 
-from aioenv.engine.arguments import check_recv, check_timeout
-from aioenv.engine.batch import Exchange
-from aioenv.engine.here import Here
-from aioenv.engine.results import Ready, StepResult
-from aioenv.engine.schedule import Schedule
+from aioenv.core.arguments import check_recv, check_timeout
+from aioenv.core.reply_poller import ReplyPoller
+from aioenv.core.requests import BatchRequest
+from aioenv.core.results import Ready, StepResult
+from aioenv.core.scheduler import RequestScheduler
 from aioenv.errors import NoAsyncCallError
-from aioenv.sync.parking import PARK_S
-from aioenv.sync.portal import Call, Portal
+from aioenv.sync.loop_handoff import PARK_S
+from aioenv.sync.portal import Portal, PortalCall
 from aioenv.vector_env import AsyncVectorEnv
 
-__all__ = ["Step", "Stepper"]
+__all__ = ["BlockingStep", "BlockingStepper"]
 
 # So many turns of the loop read what is in, whichever loop it is, before a wait that had no time is over.
 _TURNS = 3
 
 
-class Stepper:
+class BlockingStepper:
     """Steps a started vector env.
 
     Args:
@@ -34,14 +34,14 @@ class Stepper:
     def __init__(self, portal: Portal, envs: AsyncVectorEnv) -> None:
         self.portal = portal
         self.envs = envs
-        schedule = envs._schedule
-        visits = isinstance(schedule, Schedule) and schedule.needs_replies_only
-        self.here = Here(schedule.fleet.members if schedule is not None and visits else ())
+        schedule = envs._scheduler
+        visits = isinstance(schedule, RequestScheduler) and schedule.needs_replies_only
+        self.here = ReplyPoller(schedule.fleet.members if schedule is not None and visits else ())
         portal.may_park = self.here.suffices if visits else None
 
     def step(self, actions: Any, *, given: bool = False, timeout_s: float | None = None) -> StepResult:
-        """Step all slots, and wait (see `AsyncVectorEnv.step`, and `Schedule.step` for `given`)."""
-        step = Step(self, given, check_timeout(timeout_s))
+        """Step all slots, and wait (see `AsyncVectorEnv.step`, and `RequestScheduler.step` for `given`)."""
+        step = BlockingStep(self, given, check_timeout(timeout_s))
         try:
             step.begin(actions, go_on=True)
             step.wait()
@@ -68,7 +68,7 @@ class Stepper:
         return ready[0] if ready else self.portal.call(self.envs.recv, min_slots, max_slots, deadline_s=deadline_s)
 
     def _recv_here(self, signals: list[Any], ready: list[Ready], min_slots: int, max_slots: int | None) -> None:
-        schedule, clock = self.envs._schedule, self.envs._clock
+        schedule, clock = self.envs._scheduler, self.envs._clock
         if schedule is None or schedule.closing or not schedule.outstanding:
             return
         wanted = min_slots if max_slots is None else min(min_slots, max_slots)
@@ -80,13 +80,13 @@ class Stepper:
         finally:
             wait.end()
 
-    def begin(self, actions: Any, *, given: bool = False) -> Step:
+    def begin(self, actions: Any, *, given: bool = False) -> BlockingStep:
         """Send a step of all slots.
 
         Raises:
-            Exception: as `step`, if it could not be sent; `Step.result` raises what else goes wrong.
+            Exception: as `step`, if it could not be sent; `BlockingStep.result` raises what else goes wrong.
         """
-        step = Step(self, given, None)
+        step = BlockingStep(self, given, None)
         try:
             step.begin(actions, go_on=False)
         except BaseException:
@@ -95,19 +95,19 @@ class Stepper:
         return step
 
 
-class Step:
-    """A step that was begun, with the methods of a `Call`; a signal handler may raise between any two lines of them.
+class BlockingStep:
+    """A step that was begun, with the methods of a `PortalCall`. A signal handler may raise between any two lines.
 
     Between two visits it belongs to nobody: who is interrupted, or forgets it, has left it to `recv`. It does not know
     the blocking vector env, which may be forgotten, too.
     """
 
-    def __init__(self, by: Stepper, given: bool, timeout_s: float | None) -> None:
+    def __init__(self, by: BlockingStepper, given: bool, timeout_s: float | None) -> None:
         self._portal, self._envs, self._here = by.portal, by.envs, by.here
         self._given = given
         self._timeout_s = timeout_s
-        self._exchange: Exchange | None = None  # what was sent by a visitor
-        self._call: Call | None = None  # what was asked of the loop: all of it, or to wait for the exchange
+        self._exchange: BatchRequest | None = None  # what was sent by a visitor
+        self._call: PortalCall | None = None  # what was asked of the loop: all of it, or to wait for the exchange
         self._late = self._over = False  # a visitor has waited for it; it has ended there
         self._value: StepResult | None = None
         self._error: Exception | None = None
@@ -128,7 +128,7 @@ class Step:
             self._call.wait_begun()
 
     def _begin_here(self, signals: list[Any], actions: Any, go_on: bool) -> None:
-        schedule = self._envs._schedule
+        schedule = self._envs._scheduler
         if schedule is None or not schedule.steps_here or self._envs.closed:
             return
         exchange = schedule.begin_step(actions, given=self._given)
@@ -139,7 +139,7 @@ class Step:
                 self._portal.hurry()
 
     def _wait_here(self, signals: list[Any], timeout_s: float | None) -> None:
-        schedule, exchange = self._envs._schedule, self._exchange
+        schedule, exchange = self._envs._scheduler, self._exchange
         if schedule is None or exchange is None or schedule.closing:
             return
         try:
@@ -151,7 +151,7 @@ class Step:
             schedule.leave(exchange)
 
     def _finish_here(
-        self, schedule: Schedule, exchange: Exchange, signals: list[Any], timeout_s: float | None = None
+        self, schedule: RequestScheduler, exchange: BatchRequest, signals: list[Any], timeout_s: float | None = None
     ) -> bool:
         """Wait for the replies and take the result; whether that was so soon, and no signal has come."""
         self._late = True
@@ -216,7 +216,7 @@ class Step:
             del error  # its traceback has this frame
 
 
-def _limit(schedule: Schedule, timeout_s: float | None) -> float:
+def _limit(schedule: RequestScheduler, timeout_s: float | None) -> float:
     """How long a visitor waits, in seconds, if that was said of the wait."""
     whole = schedule.patience.limit(timeout_s)
     return PARK_S if whole is None else min(PARK_S, whole)
@@ -224,13 +224,13 @@ def _limit(schedule: Schedule, timeout_s: float | None) -> float:
 
 async def _step(envs: AsyncVectorEnv, actions: Any, given: bool, timeout_s: float | None) -> StepResult:
     if given:
-        return await envs._running.step(actions, given=True, timeout_s=timeout_s)
+        return await envs._check_running().step(actions, given=True, timeout_s=timeout_s)
     return await envs.step(actions, timeout_s=timeout_s)
 
 
-async def _begin(envs: AsyncVectorEnv, actions: Any, given: bool) -> tuple[Exchange, asyncio.Future[None]] | None:
+async def _begin(envs: AsyncVectorEnv, actions: Any, given: bool) -> tuple[BatchRequest, asyncio.Future[None]] | None:
     """Send a step, and leave it; None, and nothing was sent, if there are slots that don't take part."""
-    schedule = envs._running
+    schedule = envs._check_running()
     if schedule.table.paused is not None:
         return None
     exchange = await schedule.send_step(actions, given=given)
@@ -239,9 +239,9 @@ async def _begin(envs: AsyncVectorEnv, actions: Any, given: bool) -> tuple[Excha
 
 
 async def _outcome(
-    envs: AsyncVectorEnv, exchange: Exchange, done: asyncio.Future[None], timeout_s: float | None
+    envs: AsyncVectorEnv, exchange: BatchRequest, done: asyncio.Future[None], timeout_s: float | None
 ) -> StepResult:
-    schedule, wait = envs._running, envs._clock.envs.begin()
+    schedule, wait = envs._check_running(), envs._clock.envs.begin()
     try:
         schedule.take_up(exchange, done)
         return await schedule.step_outcome(exchange, timeout_s)

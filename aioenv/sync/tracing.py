@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Self
 
 from aioenv.sync.portal import Portal
-from aioenv.trace.timeline import Trace, logged_beside
+from aioenv.tracing.timeline import Trace, logged_beside
 
 __all__ = ["BlockingTrace"]
 

@@ -11,23 +11,23 @@ import numpy as np
 import numpy.typing as npt
 
 from aioenv import make
-from aioenv.engine.images.stream import ImageStream
-from aioenv.engine.results import Ready, ResetResult, SlotStep, StepResult
-from aioenv.engine.runs.numbered import Episode
-from aioenv.engine.runs.record import Rollout
-from aioenv.engine.runs.rollout import Policy
-from aioenv.engine.session import CLOSE_GRACE_S
-from aioenv.engine.snapshot import EnvState
-from aioenv.envs.actors import ActorID
+from aioenv.core.results import Ready, ResetResult, SlotStep, StepResult
+from aioenv.core.session import CLOSE_GRACE_S
+from aioenv.envs import ActorID
 from aioenv.errors import ClosedError
 from aioenv.native_vector_env import NativeVectorEnv
-from aioenv.rendering.tiles import side_by_side
+from aioenv.rendering.images import side_by_side
+from aioenv.rendering.step_images import ImageStream
+from aioenv.rollout.numbered_episodes import Episode
+from aioenv.rollout.recorder import Rollout
+from aioenv.rollout.rollout import Policy
+from aioenv.state.env_state import EnvState
 from aioenv.stats.episodes import EpisodeStats
 from aioenv.sync.facade import Facade
-from aioenv.sync.portal import Portal, Postponed
+from aioenv.sync.portal import Portal, PostponedCall
 from aioenv.sync.rollout import roll_out, run_episodes
 from aioenv.sync.signatures import like_function, like_method
-from aioenv.sync.stepping import Step
+from aioenv.sync.stepping import BlockingStep
 from aioenv.vector_env import AsyncVectorEnv
 
 __all__ = ["VectorEnv", "make_vec"]
@@ -81,7 +81,7 @@ class VectorEnv(Facade, gymnasium.vector.VectorEnv[Any, Any, Any]):  # named, fo
                 return result
         return self._stepper.step(actions, timeout_s=timeout_s)
 
-    def _begin_step(self, actions: Any) -> Step | Postponed:
+    def _begin_step(self, actions: Any) -> BlockingStep | PostponedCall:
         """`step`, for who waits for it later, and is told then what went wrong after it was sent.
 
         Actions that don't fit are told of now, and the others may be changed from now on. A native env in this process
@@ -91,7 +91,7 @@ class VectorEnv(Facade, gymnasium.vector.VectorEnv[Any, Any, Any]):  # named, fo
             return self._stepper.begin(actions)
         if self.closed:
             raise self._portal.closed_error()
-        return Postponed(partial(self.step, self._native._fit_here(actions)))
+        return PostponedCall(partial(self.step, self._native._fit_here(actions)))
 
     @overload
     def render(self, mode: Literal["arrays"] | None = None) -> Any: ...
@@ -285,7 +285,7 @@ class _Items(Iterator[tuple[int, Any]]):
         try:
             item = self._portal.call(self._stream.next)
         except ClosedError:  # between two items: nothing is waited for any more
-            item = self._stream.take_left()
+            item = self._stream.next_drawn()
         if item is None:
             raise StopIteration
         return item

@@ -13,7 +13,7 @@ from test_cli import STARTS, needs_opengl, spy_on_starts
 
 from aioenv.cli import rounds
 from aioenv.cli.rounds import NotApplicable, Workload
-from aioenv.workers.launch import START_METHODS
+from aioenv.process.launch import START_METHODS
 from benchmarks.__main__ import main
 from benchmarks.contenders import CONTENDERS as TIMED
 from benchmarks.loop_time import CallbackClock

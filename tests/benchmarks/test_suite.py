@@ -17,7 +17,7 @@ from aioenv.cli import main as aioenv_main
 from aioenv.cli import rounds
 from aioenv.cli.env_ids import SYNTHETIC
 from aioenv.cli.rounds import NotApplicable, Workload
-from aioenv.machine import usable_cpus
+from aioenv.platform import usable_cpus
 from benchmarks import markdown, suite
 from benchmarks.__main__ import main
 from benchmarks.contenders import CONTENDERS, TwoLayers

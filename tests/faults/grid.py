@@ -10,9 +10,9 @@ import itertools
 from enum import Enum
 from typing import NamedTuple
 
+from aioenv.process.launch import START_METHODS
 from aioenv.testing import FAULTS, MOMENTS
 from aioenv.testing.faulty_env import makes_sense
-from aioenv.workers.launch import START_METHODS
 
 
 class Outcome(Enum):

@@ -17,11 +17,11 @@ from blocking_kit import parked, step_in_two
 
 import aioenv
 from aioenv import sync
-from aioenv.sync import parking, stepping
+from aioenv.sync import loop_handoff, stepping
 
 N = 2
 ACTIONS = np.zeros(N, np.int64)
-ROOMS = tuple(str(Path(aioenv.__file__).parent / room) for room in ("sync", "engine"))
+LAYERS = tuple(str(Path(aioenv.__file__).parent / layer) for layer in ("sync", "core", "rollout", "inprocess"))
 # Handlers run after these.
 CHECKED = [opcode.opmap[name] for name in ("CALL", "CALL_FUNCTION_EX", "JUMP_BACKWARD", "RESUME")]
 
@@ -72,7 +72,7 @@ class Instants:
         raise Interrupted
 
     def _enter(self, frame, event, arg):
-        if not frame.f_code.co_filename.startswith(ROOMS):
+        if not frame.f_code.co_filename.startswith(LAYERS):
             return None
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
         return self._go
@@ -156,7 +156,7 @@ def interrupt_all(way, parks, first, stride):
 @pytest.mark.parametrize("way", WAYS)
 def test_steps_interrupted_anywhere(way, parks, monkeypatch):
     # how long it stands still: until it is wanted, or never for anybody
-    monkeypatch.setattr(parking, "PARK_S", 60.0 if parks else 0.0)
+    monkeypatch.setattr(loop_handoff, "PARK_S", 60.0 if parks else 0.0)
     monkeypatch.setattr(stepping, "PARK_S", 60.0)
     interrupt_all(way, parks, sum(map(ord, way)) % 7, 7)
 
@@ -166,7 +166,7 @@ def test_steps_interrupted_anywhere(way, parks, monkeypatch):
 @pytest.mark.parametrize("parks", [True, False])
 @pytest.mark.parametrize("way", WAYS)
 def test_steps_interrupted_everywhere(way, parks, monkeypatch):
-    monkeypatch.setattr(parking, "PARK_S", 10e-3 if parks else 0.0)
+    monkeypatch.setattr(loop_handoff, "PARK_S", 10e-3 if parks else 0.0)
     interrupt_all(way, parks, 0, 1)
 
 

@@ -21,8 +21,8 @@ from blocking_kit import step_in_two
 from parity.compare import assert_same
 
 import aioenv.sync
-from aioenv.workers.channel import CHANNELS
-from aioenv.workers.launch import START_METHODS
+from aioenv.process.channel import CHANNELS
+from aioenv.process.launch import START_METHODS
 from faults.align_kit import Ledger, N, Reference, as_step, same
 from faults.test_parent_death import bearing, kill_all
 
@@ -93,7 +93,7 @@ def block(envs):
 if how.startswith("async"):
     asyncio.run(main())
 else:
-    from aioenv.engine.results import StepResult as Result
+    from aioenv.core.results import StepResult as Result
     if how == "drop-in":
         block(aioenv.sync.AsyncVectorEnv([Gated] * 2, num_workers=2))
     else:

@@ -13,9 +13,9 @@ import pytest
 from conftest import run_on
 
 import aioenv
+from aioenv.process.launch import START_METHODS
 from aioenv.testing import faulty_envs
 from aioenv.testing.faulty_env import makes_sense
-from aioenv.workers.launch import START_METHODS
 from faults.grid import TABLE, Outcome
 from faults.play import CLOSE_S, GRACE_S, LATE_S, check_gone, within
 

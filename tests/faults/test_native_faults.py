@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import aioenv
-from aioenv.native.tasks.runners import Hopper
+from aioenv.native.tasks.locomotion_2d import Hopper
 from aioenv.testing.faulty_env import HUGE_BYTES, makes_sense, strike
 from faults.grid import NO_ERROR, SLOT, TABLE
 

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from aioenv.workers.channel import CHANNELS
-from aioenv.workers.launch import START_METHODS
+from aioenv.process.channel import CHANNELS
+from aioenv.process.launch import START_METHODS
 
 # Says "x" on the fifo when it is as it shall be: each worker once it loops or hangs, else the parent after a step.
 PARENT = """

@@ -12,7 +12,7 @@ from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 import aioenv
-from aioenv.native.tasks.runners import HalfCheetah
+from aioenv.native.tasks.locomotion_2d import HalfCheetah
 from tests.faults.test_resume import POLICY, kill, same, step_and_kill
 from tests.native_kit import Walk
 

@@ -18,14 +18,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from aioenv.errors import WorkerDied, WorkerStartError
-from aioenv.wire.decoder import Decoder
-from aioenv.wire.frames import Encoder, Frame, Kind
-from aioenv.wire.messages import dump
-from aioenv.workers import supervisor as supervisor_module
-from aioenv.workers.channel import ScatterChannel
-from aioenv.workers.life import LIVING, NEXT, Event, WorkerState
-from aioenv.workers.process import Output
-from aioenv.workers.supervisor import Worker
+from aioenv.ipc.decoder import Decoder
+from aioenv.ipc.frames import Encoder, Frame, Kind
+from aioenv.ipc.messages import dump
+from aioenv.process import supervisor as supervisor_module
+from aioenv.process.channel import ScatterChannel
+from aioenv.process.process import Output
+from aioenv.process.supervisor import LIVING, NEXT, Event, Worker, WorkerState
 
 
 class StandIn:

@@ -17,8 +17,8 @@ from gymnasium.vector import AutoresetMode
 
 import aioenv
 from aioenv.errors import WireError
-from aioenv.wire.messages import dump
-from aioenv.wire.salvage import find_unreadable, salvage
+from aioenv.ipc.messages import dump
+from aioenv.ipc.partial_unpickling import find_unreadable, salvage
 
 
 class Refuses:

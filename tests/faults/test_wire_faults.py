@@ -18,8 +18,8 @@ from test_wire import raw_header
 from wire_kit import Sent, decode_until_error, encode_all, no_more_memory_than, plain, readers
 
 import aioenv
-from aioenv.wire.decoder import LAZY_BYTES, Decoder
-from aioenv.wire.frames import HEADER_BYTES, MAGIC, MAX_FIXED_BYTES, MAX_TAIL_BYTES, VERSION, Kind
+from aioenv.ipc.decoder import LAZY_BYTES, Decoder
+from aioenv.ipc.frames import HEADER_BYTES, MAGIC, MAX_FIXED_BYTES, MAX_TAIL_BYTES, VERSION, Kind
 from faults.fuzz import Fuzzer
 
 # What the fuzzer itself keeps, and what a case of a few hundred bytes may take.

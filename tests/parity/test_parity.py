@@ -18,8 +18,8 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from zoo import SPACES, Sampler
 
 import aioenv
-from aioenv.workers.channel import CHANNELS
-from aioenv.workers.launch import START_METHODS
+from aioenv.process.channel import CHANNELS
+from aioenv.process.launch import START_METHODS
 from parity.compare import assert_same
 
 STEPS = 300

@@ -11,7 +11,7 @@ import warnings
 from script_checks import DEBUG, Plain, Skip, check, equal, main, raised, text_of, vector_env
 
 import aioenv
-from aioenv.engine import patience
+from aioenv.core import timeouts
 
 
 def line_of(function, text):
@@ -171,7 +171,7 @@ class Spins(Plain):
 def where_of_a_timeout():
     if DEBUG:
         raise Skip("a thread that hangs can't be ended")
-    patience._ASK_FROM_S = 0.0
+    timeouts._ASK_FROM_S = 0.0
     with vector_env([Spins], 1, timeout_s=0.5) as envs:
         envs.reset(timeout_s=30)
         error = raised(lambda: envs.step([0]), aioenv.StepTimeout)

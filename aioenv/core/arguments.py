@@ -1,0 +1,224 @@
+"""The constructor's arguments, checked: what was expected, what was got, what to do."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from numbers import Real
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from gymnasium import Space
+
+from aioenv.core.timeouts import ON_TIMEOUT
+from aioenv.ipc.memory import check_transport
+from aioenv.platform import usable_cpus
+from aioenv.process.restart import RestartPolicy
+from aioenv.rendering.config import RenderConfig
+
+__all__ = [
+    "check_cpu_affinity",
+    "check_factories",
+    "check_num_envs",
+    "check_num_workers",
+    "check_observation_mode",
+    "check_on_timeout",
+    "check_preload",
+    "check_recv",
+    "check_render",
+    "check_seconds",
+    "check_seed_plan",
+    "check_timeout",
+    "check_transport",
+    "check_worker_env",
+    "listed_factories",
+]
+
+
+def check_factories(functions: Sequence[Any]) -> None:
+    """Raise unless these are functions that make envs.
+
+    Raises:
+        ValueError: if there is none.
+        TypeError: if one is not callable.
+    """
+    if not functions:
+        raise ValueError("env_fns: expected at least one factory, got none")
+    for index, function in enumerate(functions):
+        if not callable(function):
+            raise TypeError(
+                f"env_fns[{index}]: expected a function that makes an env, got {type(function).__name__}; pass "
+                "`lambda: gym.make(...)`, not the env itself, which would have to be built in this process"
+            )
+
+
+def listed_factories(env_fns: Any) -> list[Any]:
+    """The elements of `env_fns`; TypeError if it has none, being a single function, say."""
+    if callable(env_fns) or isinstance(env_fns, str) or not isinstance(env_fns, Iterable):
+        got = f"one function, {env_fns!r}; pass `[function] * num_envs`" if callable(env_fns) else repr(env_fns)
+        if isinstance(env_fns, str):
+            got += "; copies of one id are made by make_vec(id, num_envs)"
+        raise TypeError(f"env_fns: expected a sequence of functions that make an env, one a slot, got {got}")
+    return list(env_fns)
+
+
+def check_preload(preload: Any) -> tuple[str, ...]:
+    """Names of modules; TypeError if it is anything else."""
+    names = (preload,) if isinstance(preload, str) else tuple(preload) if isinstance(preload, Iterable) else (preload,)
+    if not all(isinstance(name, str) for name in names):
+        raise TypeError(f"preload: expected names of modules, got {preload!r}")
+    return names
+
+
+def check_num_envs(num_envs: Any) -> int:
+    """How many slots."""
+    if isinstance(num_envs, bool) or not isinstance(num_envs, (int, np.integer)) or num_envs < 1:
+        raise ValueError(f"num_envs: expected a positive int, got {num_envs!r}")
+    return int(num_envs)
+
+
+def check_num_workers(num_workers: int | None, num_envs: int) -> int:
+    """How many workers to start: by default one a usable CPU, never more than slots."""
+    if num_workers is None:
+        return min(num_envs, usable_cpus())
+    if isinstance(num_workers, bool) or not isinstance(num_workers, (int, np.integer)) or num_workers < 1:
+        raise ValueError(f"num_workers: expected a positive int or None, got {num_workers!r}")
+    return min(int(num_workers), num_envs)
+
+
+def check_worker_env(worker_env: Any, num_workers: int) -> list[dict[str, str] | None]:
+    """The environment variables of each worker; one mapping is that of all."""
+    if worker_env is None or isinstance(worker_env, Mapping):
+        worker_env = [worker_env] * num_workers
+    elif not isinstance(worker_env, Sequence) or isinstance(worker_env, (str, bytes)):
+        raise ValueError(f"worker_env: expected a mapping, or a list of one a worker, got {worker_env!r}")
+    elif len(worker_env) != num_workers:
+        raise ValueError(
+            f"worker_env: expected one mapping for each of {num_workers} workers, got {len(worker_env)}; "
+            "pass num_workers= too"
+        )
+    for variables in worker_env:
+        for name, value in _items(variables):
+            if not isinstance(name, str) or not isinstance(value, str):
+                raise ValueError(f"worker_env: expected names and values as str, got {name!r}: {value!r}")
+            if not name or "=" in name or "\0" in name or "\0" in value:
+                raise ValueError(f"worker_env: no environment can have such a variable: {name!r}: {value!r}")
+    return [dict(variables) if variables else None for variables in worker_env]
+
+
+def _items(variables: Any) -> Iterable[tuple[Any, Any]]:
+    if variables is None:
+        return ()
+    if not isinstance(variables, Mapping):
+        raise ValueError(f"worker_env: expected a mapping for each worker, got {variables!r}")
+    return variables.items()
+
+
+def check_cpu_affinity(affinity: str | Sequence[int | Iterable[int]] | None) -> tuple[tuple[int, ...], ...] | None:
+    """The CPUs of the first workers, which the others follow in turn; None if nobody is pinned.
+
+    Raises:
+        ValueError: if it is none of what it may be, names a CPU that this process may not use, or can't be done here.
+    """
+    if affinity is None:
+        return None
+    if not hasattr(os, "sched_setaffinity"):
+        raise ValueError(f"cpu_affinity: this platform can't pin processes to CPUs; leave it out (got {affinity!r})")
+    usable = sorted(os.sched_getaffinity(0))
+    if isinstance(affinity, str):
+        if affinity != "spread":
+            raise ValueError(f'cpu_affinity: expected "spread", CPUs, sets of CPUs or None, got {affinity!r}')
+        return tuple((cpu,) for cpu in usable)
+    try:
+        each = [(cpus,) if isinstance(cpus, (int, np.integer)) else tuple(cpus) for cpus in affinity]
+        numbers = [cpu for cpus in each for cpu in cpus]
+        plain = all(isinstance(cpu, (int, np.integer)) and not isinstance(cpu, bool) for cpu in numbers)
+    except TypeError:
+        plain = False
+    if not plain or not each or not all(each):
+        raise ValueError(f"cpu_affinity: expected one or more CPUs, or sets of CPUs, one a worker; got {affinity!r}")
+    if strange := sorted({int(cpu) for cpu in numbers}.difference(usable)):
+        raise ValueError(f"cpu_affinity: this process may use CPUs {usable}, got {strange}")
+    return tuple(tuple(sorted({int(cpu) for cpu in cpus})) for cpus in each)
+
+
+def check_observation_mode(mode: Any) -> None:
+    """Raise unless `mode` is one of Gymnasium's, worded as there."""
+    if isinstance(mode, tuple) and len(mode) == 2:
+        if not all(isinstance(space, Space) for space in mode):
+            raise TypeError(
+                f"Expected both elements of observation_mode to be Spaces, got {type(mode[0])} and {type(mode[1])}"
+            )
+    elif mode not in ("same", "different"):
+        raise ValueError(
+            "Invalid `observation_mode`, expected: 'same' or 'different' or tuple of single and batch observation "
+            f"space, actual got {mode}"
+        )
+
+
+def check_on_timeout(on_timeout: str, restart: RestartPolicy | None) -> str:
+    """What to do when replies take too long; ValueError if it is unknown, or can't be done.
+
+    Raises:
+        TypeError: if `restart` is no policy.
+    """
+    if restart is not None and not isinstance(restart, RestartPolicy):
+        raise TypeError(f"restart: expected an aioenv.RestartPolicy or None, got {restart!r}")
+    if on_timeout not in ON_TIMEOUT:
+        known = ", ".join(map(repr, ON_TIMEOUT))
+        raise ValueError(f"on_timeout: expected one of {known}, got {on_timeout!r}")
+    if on_timeout == "restart" and restart is None:
+        raise ValueError('on_timeout="restart" takes a policy: pass restart=aioenv.RestartPolicy() too')
+    return on_timeout
+
+
+def check_render(render: Any, pixels: Any) -> None:
+    """Raise a TypeError unless both are a `RenderConfig` or None."""
+    for name, config in (("render", render), ("pixels", pixels)):
+        if config is not None and not isinstance(config, RenderConfig):
+            raise TypeError(f"{name}: expected an aioenv.RenderConfig or None, got {config!r}")
+
+
+def check_seed_plan(
+    seeds: Sequence[int] | None, num_envs: int, restart: RestartPolicy | None
+) -> npt.NDArray[np.int64] | None:
+    """The seeds of episodes to come; ValueError if they can't be, or are fewer than slots."""
+    if seeds is None:
+        return None
+    try:
+        items = np.asarray(seeds)
+    except ValueError:  # of unequal lengths
+        items = np.asarray(None)
+    if items.ndim != 1 or items.dtype.kind not in "iu" or (items < 0).any() or (items > 2**63 - 1).any():
+        raise ValueError(f"seed_plan: expected a sequence of ints from 0 to 2**63 - 1, got {seeds!r}")
+    if len(items) < num_envs:
+        raise ValueError(f"seed_plan: expected at least one seed for each of {num_envs} slots, got {len(items)}")
+    if restart is not None and restart.resume:
+        raise ValueError("seed_plan: not with RestartPolicy(resume=True), whose replayed resets would take other seeds")
+    return items.astype(np.int64)
+
+
+def check_timeout(timeout_s: float | None) -> float | None:
+    """A duration that may be left out."""
+    return None if timeout_s is None else check_seconds("timeout_s", timeout_s)
+
+
+def check_recv(min_slots: int, max_slots: int | None, deadline_s: float | None) -> None:
+    """Raise a ValueError unless these are numbers that `recv` can wait for."""
+    for name, number, what in (
+        ("min_slots", min_slots, "how many slots to wait for, an int of at least 1"),
+        ("max_slots", 1 if max_slots is None else max_slots, "how many slots to take, an int of at least 1 or None"),
+    ):
+        if isinstance(number, bool) or not isinstance(number, (int, np.integer)) or number < 1:
+            raise ValueError(f"recv: {name}: expected {what}, got {number!r}")
+    wrong = isinstance(deadline_s, bool) or not isinstance(deadline_s, Real) or deadline_s != deadline_s
+    if deadline_s is not None and wrong:
+        raise ValueError(f"recv: deadline_s: expected a number of seconds or None, got {deadline_s!r}")
+
+
+def check_seconds(name: str, value: float) -> float:
+    """A duration, as a float; ValueError if it is not a positive number."""
+    if isinstance(value, bool) or not isinstance(value, Real) or not value > 0:
+        raise ValueError(f"{name}: expected a positive number of seconds, got {value!r}")
+    return float(value)

@@ -1,0 +1,246 @@
+"""The interface of a backend, which steps the envs: worker processes, or this process.
+
+A vector env, its rollouts, numbered episodes, calls, states, images and timeline use no more of a backend than this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+from gymnasium import Space
+
+from aioenv.core.results import Ready, ResetResult, StepResult
+from aioenv.core.slots import SlotTable
+from aioenv.errors import SlotError
+from aioenv.spaces.layout import Arrays, Layout
+
+if TYPE_CHECKING:
+    from aioenv.core.episode_tracker import EpisodeTracker, InProcessEpisodeTracker
+    from aioenv.core.history import SlotHistory
+    from aioenv.rendering.step_images import StepImages
+    from aioenv.tracing.timeline import Trace
+
+__all__ = ["Backend", "InitialState", "RolloutBackend", "SlotGroup", "StepOutcome"]
+
+Slots = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+Objects = list[list[Any]]
+
+
+class StepOutcome(NamedTuple):
+    """The results of a step or reset of k slots, in the order of the slots.
+
+    Attributes:
+        obs, objects: their observations, in arrays that nothing else uses; zeros of slots that failed.
+        reward: float64 `(k,)`; terminated, truncated: bool `(k,)`.
+        valid: bool `(k,)`, whether a row is a result of that step: False where an env failed, or was lost with its
+            worker. None: all are.
+        infos: the infos, for `RolloutBackend.merge`.
+        error: what went wrong in some of them; the slot table knows of it already.
+    """
+
+    obs: Arrays
+    objects: Objects
+    reward: npt.NDArray[np.float64]
+    terminated: Bools
+    truncated: Bools
+    valid: Bools | None
+    infos: list[Any]
+    error: SlotError | None
+
+
+class InitialState(NamedTuple):
+    """The state of the slots before a rollout.
+
+    Attributes:
+        slots: int64 `(k,)`, ascending: all that can be asked, paused ones too.
+        obs, objects: their latest observations.
+        pending_reset: bool `(k,)`, whether a slot's next step will be an automatic reset.
+    """
+
+    slots: Slots
+    obs: Arrays
+    objects: Objects
+    pending_reset: Bools
+
+
+class SlotGroup(Protocol):
+    """Some slots that are stepped together, with one request in flight at a time."""
+
+    @property
+    def slots(self) -> Slots:
+        """The slot numbers: int64 `(k,)`, ascending within each worker; read-only."""
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether a request was sent whose result was not received yet."""
+
+    def send(self, actions: Any) -> tuple[Arrays, Sequence[Sequence[Any]]]:
+        """Step all slots of the group.
+
+        Returns:
+            The actions as the layout takes them apart: arrays, and columns of objects.
+
+        Raises:
+            ActionError, PendingCallError, ResetNeededError, EnvError, WorkerDied: as `AsyncVectorEnv.send`.
+        """
+
+    def send_arrays(self, arrays: Arrays, objects: Sequence[Sequence[Any]], name: str) -> None:
+        """Step all slots of the group, with actions that were taken apart; otherwise as `send`.
+
+        Args:
+            arrays, objects: the actions, one row a slot of the group.
+            name: the user's call, for errors.
+        """
+
+    def send_reset(
+        self,
+        slots: Slots,
+        seeds: Mapping[int, int | None] | None = None,
+        options: dict[str, Any] | None = None,
+        name: str = "rollout",
+    ) -> None:
+        """Reset some slots of the group; the result has the rows of these slots alone.
+
+        Args:
+            slots: the slot numbers, ascending within each worker.
+            seeds: a seed for each of them; None: no seeds.
+            options: passed to each env's `reset`.
+            name: the user's call, for errors.
+        """
+
+    async def recv(self) -> StepOutcome:
+        """Wait for the result of the request in flight. If this is cancelled, or times out, the request is abandoned.
+
+        Raises:
+            StepTimeout: if `timeout_s` passed.
+            ClosedError: if the vector env was closed.
+        """
+
+    def abandon(self) -> None:
+        """Leave the request in flight, if any, to `recv` of the vector env; a later step or rollout drops it."""
+
+    def close(self) -> None:
+        """Release the memory of results; nothing more is sent."""
+
+
+class RolloutBackend(Protocol):
+    """Splits the slots of a backend into groups for one rollout, and knows how it found and left them."""
+
+    def split(self, groups: int, *, whole_workers: bool) -> Sequence[SlotGroup]:
+        """Split the slots that are not paused into at most so many groups.
+
+        Args:
+            groups: the number of groups.
+            whole_workers: whether all slots of a worker are in the same group, where there are workers.
+        """
+
+    async def look(self, *, pending_reset: bool) -> InitialState:
+        """Get the latest observations; drops the results of abandoned steps.
+
+        Args:
+            pending_reset: whether to find out which slots' next step will be an automatic reset.
+
+        Raises:
+            PendingCallError: if a slot has a request in flight, or a result that was not taken.
+            SlotError: if a worker or env fails.
+        """
+
+    def sent(self) -> None:
+        """Note that the rollout has sent its last request."""
+
+    def ended(self, state: InitialState | None) -> None:
+        """Note the state after the rollout, None if it is unknown: the next `look` may be spared."""
+
+    def merge(self, infos: Sequence[Any]) -> dict[str, Any]:
+        """Make the info dict of a step from the infos of all groups; `Columns` among them have slots for rows."""
+
+
+class Backend(Protocol):
+    """Steps the envs of a started vector env.
+
+    Attributes:
+        num_envs: the number of slots.
+        table: the states of the slots.
+        images: the images of results; None if none are drawn.
+        actions, observations: the layouts of the single spaces.
+        single_action_space, single_observation_space: as in Gymnasium.
+    """
+
+    num_envs: int
+    table: SlotTable
+    images: StepImages | None
+    actions: Layout
+    observations: Layout
+    single_action_space: Space[Any]
+    single_observation_space: Space[Any]
+
+    @property
+    def history(self) -> SlotHistory | None:
+        """The data from which slots are resumed in another process; None where workers are not restarted."""
+
+    @property
+    def episodes(self) -> EpisodeTracker | InProcessEpisodeTracker | None:
+        """The counter of episodes; None if they are not counted."""
+
+    # ------------------------------------------------------------ whole batches
+
+    async def step(self, actions: Any, *, timeout_s: float | None = None) -> StepResult:
+        """Step all slots that are not paused (see `AsyncVectorEnv.step`)."""
+
+    async def reset(
+        self, seed: Any, mask: Bools | None, options: dict[str, Any] | None, timeout_s: float | None = None
+    ) -> ResetResult:
+        """Reset all slots that are not paused, or those of a mask (see `AsyncVectorEnv.reset`)."""
+
+    async def drain(self, timeout_s: float | None = None) -> None:
+        """Wait for the replies to abandoned requests, and drop the results that `recv` has not taken."""
+
+    # ------------------------------------------------------------ some slots
+
+    def send(self, actions: Any, slots: Iterable[int] | None) -> None:
+        """Send actions to some slots (see `AsyncVectorEnv.send`)."""
+
+    def send_reset(
+        self, slots: Iterable[int] | None, seed: int | Sequence[int | None] | None, options: dict[str, Any] | None
+    ) -> None:
+        """Begin episodes in some slots (see `AsyncVectorEnv.send_reset`)."""
+
+    async def recv(self, min_slots: int, max_slots: int | None, deadline_s: float | None) -> Ready:
+        """Take results as they come (see `AsyncVectorEnv.recv`)."""
+
+    @property
+    def outstanding(self) -> bool:
+        """Whether anything is in flight or ready."""
+
+    def group(self, slots: Slots) -> SlotGroup:
+        """Make a group of some slots, ascending within each worker."""
+
+    def rollout_backend(self) -> RolloutBackend:
+        """Make the backend of one rollout."""
+
+    # ------------------------------------------------------------ beside steps
+
+    async def call_service(
+        self, slots: Iterable[int] | None, what: str, method: str, arguments: Callable[[list[int]], tuple[Any, ...]]
+    ) -> tuple[Any, ...]:
+        """Call a method of the services that hold the envs, for some slots (None: all).
+
+        Args:
+            slots: the slot numbers.
+            what: the user's call, for errors.
+            method: the name of the method.
+            arguments: makes the method's arguments, after the rows, for the slots of one service.
+
+        Returns:
+            One result a slot, in ascending order of slots.
+        """
+
+    async def wait_for_images(self, what: str, drawn: Callable[[], Awaitable[object]]) -> None:
+        """Wait until images are drawn (see `ReplyTimeouts.wait_for_images`)."""
+
+    def attach_trace(self, trace: Trace | None) -> None:
+        """Record requests and images in a timeline from now on; None: no longer."""

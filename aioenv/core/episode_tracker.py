@@ -1,0 +1,204 @@
+"""Statistics of episodes, taken where every reply passes once: whoever takes the results, or nobody."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+from gymnasium.vector import AutoresetMode
+
+from aioenv.core.results import ResetResult, StepResult
+from aioenv.spaces.infos import NO_RESULT, Column, Columns, Schema, merge_infos
+from aioenv.stats.episodes import Ended, EpisodeStats
+
+if TYPE_CHECKING:
+    from aioenv.core.requests import BatchRequest, WorkerRequest
+
+__all__ = ["EpisodeTracker", "InProcessEpisodeTracker", "check_episode_stats"]
+
+_KEY = "episode"
+# As Gymnasium's RecordEpisodeStatistics: return, length, time.
+_SCHEMA = Schema(
+    (
+        Column((_KEY,), None, (), is_dict=True),
+        Column((_KEY, "r"), np.dtype(np.float64), (), is_python=True),
+        Column((_KEY, "l"), np.dtype(np.int64), (), is_python=True),
+        Column((_KEY, "t"), np.dtype(np.float64), (), is_python=True),
+    ),
+    False,
+    False,
+)
+
+
+def check_episode_stats(
+    given: bool | EpisodeStats, prefix: str | None, num_envs: int, mode: AutoresetMode
+) -> EpisodeStats | None:
+    """The statistics that a vector env keeps.
+
+    Raises:
+        TypeError: if `given` is neither a bool nor an `EpisodeStats`, or `prefix` is no string.
+        ValueError: if there is a prefix for nothing, or the statistics are another's.
+    """
+    if not isinstance(given, (bool, EpisodeStats)):
+        raise TypeError(f"episode_stats: expected True, False or an aioenv.EpisodeStats, got {given!r}")
+    if prefix is not None and not isinstance(prefix, str):
+        raise TypeError(f"stats_prefix: expected a string or None, got {prefix!r}")
+    if given is False:
+        if prefix is not None:
+            raise ValueError("stats_prefix: there is nothing that it could name; pass episode_stats=True, too")
+        return None
+    stats = EpisodeStats() if given is True else given
+    if prefix is not None:
+        stats.prefix = prefix
+    stats.bind(num_envs, mode)
+    return stats
+
+
+class EpisodeTracker:
+    """Tells the statistics what replies say, and puts into the infos which episodes have ended.
+
+    Args:
+        stats: the statistics.
+        mode: the autoreset mode.
+        restarts: whether workers are started again; else "restarted" in an info is an env's own word.
+    """
+
+    def __init__(self, stats: EpisodeStats, mode: AutoresetMode, *, restarts: bool) -> None:
+        self.stats = stats
+        self._restarts = restarts
+        stats.follow(mode)
+        self._same_step = mode is AutoresetMode.SAME_STEP
+
+    def note(self, exchange: BatchRequest, part: WorkerRequest) -> None:
+        """A part's reply is in."""
+        failed = {slot for error in part.errors for slot in error.slots} if part.errors else ()
+        if failed:
+            self.stats.drop(part.slots[np.isin(part.slots, list(failed))])
+        if not exchange.stepped:
+            assert part.sent is not None
+            slots = part.sent.slots
+            self.stats.begin(slots[~np.isin(slots, list(failed))] if failed else slots)
+            self.stats.await_resets(part.over)
+            return
+        batch, rows = exchange.batch, slice(part.start, part.stop)
+        slots, rewards = part.slots, batch.reward[rows]
+        over = batch.terminated[rows] | batch.truncated[rows]
+        lost: npt.NDArray[np.bool_] | None = None
+        keep = ~np.isin(slots, list(failed)) if failed else None  # None: all
+        for columns in part.columns:
+            if columns.schema is NO_RESULT:
+                keep = np.ones(len(slots), np.bool_) if keep is None else keep
+                keep[_rows(columns, part)] = False
+            elif self._restarts and any(column.path == ("restarted",) for column in columns.schema.columns):
+                lost = np.zeros(len(slots), np.bool_) if lost is None else lost
+                lost[_rows(columns, part)] = True
+        values = list(self._values(part, over)) if self.stats.events and part.columns else ()
+        if keep is None:
+            self._tell(part, self.stats.step(slots, rewards, over, values, lost), None)
+        else:
+            ended = self.stats.step(
+                slots[keep], rewards[keep], over[keep], values, None if lost is None else lost[keep]
+            )
+            self._tell(part, ended, np.flatnonzero(keep))
+        self.stats.await_resets(part.over)
+
+    def _tell(self, part: WorkerRequest, ended: Ended, where: npt.NDArray[np.int64] | None) -> None:
+        """Put the ends of episodes into the infos, unless the envs tell of them themselves; rows are all, or those."""
+        if not len(ended.rows) or any(c.path[0] == _KEY for each in part.columns for c in each.schema.columns):
+            return
+        positions = (ended.rows if where is None else where[ended.rows]) + part.start
+        values = [None, ended.returns, ended.lengths, ended.times_s]
+        part.columns = [*part.columns, Columns(positions, _SCHEMA, values)]
+
+    def _values(self, part: WorkerRequest, over: npt.NDArray[np.bool_]) -> Iterator[tuple[int, int, Any]]:
+        """Events of this step, with their slots: under SAME_STEP an episode's last ones are in its final info."""
+        for columns in part.columns:
+            rows = _rows(columns, part)
+            for number, event in enumerate(self.stats.events):
+                for index, column in enumerate(columns.schema.columns):
+                    final = self._same_step and column.path == ("final_info", *event.path)
+                    if column.is_dict or (not final and column.path != event.path):
+                        continue
+                    for row, value in zip(rows.tolist(), columns.values[index], strict=True):
+                        # at the end of an episode what is not in the final info is of the next one's reset
+                        if not self._same_step or bool(over[row]) is final:
+                            yield number, int(part.slots[row]), value
+
+
+class InProcessEpisodeTracker:
+    """Does for a vector env in this process what `EpisodeTracker` does for the parts of an exchange.
+
+    Args:
+        stats: the statistics.
+        mode: the autoreset mode.
+        num_envs: how many slots it has.
+    """
+
+    def __init__(self, stats: EpisodeStats, mode: AutoresetMode, num_envs: int) -> None:
+        self.stats = stats
+        stats.follow(mode)
+        self._same_step = mode is AutoresetMode.SAME_STEP
+        self._n = num_envs
+
+    def note(
+        self, slots: npt.NDArray[np.int64], resets: npt.NDArray[np.int64] | None, value: StepResult | ResetResult | Any
+    ) -> None:
+        """A result, a whole batch, is in.
+
+        Args:
+            slots: those that it is of.
+            resets: those of them that were reset; None: all were stepped.
+            value: the result, whose info is completed; or the error.
+        """
+        if isinstance(value, ResetResult):
+            assert resets is not None
+            self.stats.begin(resets)
+            return
+        if not isinstance(value, StepResult):
+            self.stats.drop(slots)
+            return
+        over = (value.terminated | value.truncated)[slots]
+        values = list(self._values(value.info, slots, over)) if self.stats.events and value.info else ()
+        ended = self.stats.step(slots, value.reward[slots], over, values)
+        if len(ended.rows) and _KEY not in value.info:
+            told = [None, ended.returns, ended.lengths, ended.times_s]
+            value.info.update(merge_infos([Columns(slots[ended.rows], _SCHEMA, told)], self._n))
+
+    def _values(
+        self, info: Mapping[Any, Any], slots: npt.NDArray[np.int64], over: npt.NDArray[np.bool_]
+    ) -> Iterator[tuple[int, int, Any]]:
+        """Events of this step, with their slots (see `EpisodeTracker._values`)."""
+        for number, event in enumerate(self.stats.events):
+            for final in (False, True) if self._same_step else (False,):
+                values, mask = self._column(info, ("final_info", *event.path) if final else event.path)
+                if self._same_step:
+                    mask = mask[slots] & (over == final)
+                else:
+                    mask = mask[slots]
+                for slot in slots[mask].tolist():
+                    yield number, slot, values[slot]
+
+    def _column(self, info: Any, path: tuple[str, ...]) -> tuple[Any, npt.NDArray[np.bool_]]:
+        """What infos say under a path: something with an element a slot, and of which slots."""
+        mask = np.ones(self._n, np.bool_)
+        for key in path:
+            if not isinstance(info, Mapping) or key not in info:
+                return (), np.zeros(self._n, np.bool_)
+            has = info.get(f"_{key}")
+            if isinstance(has, np.ndarray) and has.dtype == np.bool_ and has.shape == mask.shape:
+                mask &= has
+            info = info[key]
+        each = info.ndim > 0 if isinstance(info, np.ndarray) else isinstance(info, (list, tuple))
+        each = each and len(info) == self._n
+        return (info if each else [info] * self._n), mask
+
+
+def _rows(columns: Columns, part: WorkerRequest) -> npt.NDArray[np.int64]:
+    """Where the rows of columns stand in a part."""
+    positions = columns.positions
+    if isinstance(positions, slice):
+        return np.arange(positions.start, positions.stop) - part.start
+    rows: npt.NDArray[np.int64] = positions - part.start
+    return rows

@@ -1,0 +1,204 @@
+"""The tails of frames, what varies in length: of requests to workers, and of their replies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from aioenv import speedups
+from aioenv.definitions.table import DefinitionTable
+from aioenv.errors import ActionError, SlotError
+from aioenv.ipc.messages import ResetRequest, StepReply, StepRequest, dump, dump_step, load, load_columns, reason_of
+from aioenv.ipc.partial_unpickling import Unreadable, find_unreadable, salvage
+from aioenv.spaces.infos import ColumnGroup, Columns
+
+if TYPE_CHECKING:
+    from aioenv.core.requests import WorkerRequest
+    from aioenv.core.worker_pool import WorkerSlots
+
+__all__ = ["compact", "load_reply", "read_tail", "read_what_can_be", "reset_tail", "step_tail"]
+
+# Those of requests are made before anything is sent or marked: what they carry may not pickle.
+
+
+def compact(rows: list[int]) -> Sequence[int]:
+    """Ascending rows as a range, if they follow one another: it travels faster, and so do their results."""
+    run = range(rows[0], rows[-1] + 1)
+    return run if len(run) == len(rows) else tuple(rows)
+
+
+def step_tail(
+    rows: Sequence[int] | None,
+    objects: Sequence[Sequence[Any]],
+    given: list[Any] | None = None,
+    table: DefinitionTable | None = None,
+) -> bytes:
+    """The tail of a STEP: which rows (None: all), and actions or parts of them that are no arrays.
+
+    Args:
+        rows: of the worker.
+        objects: parts of actions, by column.
+        given: in place of all actions: one a row.
+        table: of the definitions that the worker has.
+
+    Raises:
+        ActionError: if an action can't be pickled.
+    """
+    if rows is None and not objects and given is None:
+        return b""
+    try:
+        return dump_step(StepRequest(rows, [list(column) for column in objects], given), table)
+    except Exception as exc:
+        raise ActionError(f"actions: expected what can be pickled, got {type(exc).__name__}: {exc}") from exc
+
+
+def reset_tail(
+    member: WorkerSlots,
+    slots: list[int],
+    seeds: Sequence[int | None],
+    options: dict[str, Any] | None,
+    *,
+    whole: bool,
+    shown: Sequence[int] | None = None,
+    each: bool = False,
+) -> bytes:
+    """The tail of a RESET of some slots of a worker (see `ResetRequest`).
+
+    Raises:
+        TypeError: if the options can't be pickled.
+    """
+    rows = tuple(slot - member.start for slot in slots)
+    try:
+        return dump(ResetRequest(rows, tuple(seeds), options, whole, shown, each), member.worker.definitions)
+    except Exception as exc:
+        raise TypeError(f"options: expected what can be pickled, got {type(exc).__name__}: {exc}") from exc
+
+
+def load_reply(tail: memoryview) -> StepReply:
+    """What a worker has said beyond the arrays.
+
+    Raises:
+        WireError: if it can't be understood.
+    """
+    columns = load_columns(tail)
+    if columns is None:
+        reply: StepReply = load(tail)
+        return reply
+    return StepReply([], [ColumnGroup(*group, []) for group in columns], [], [])
+
+
+def read_tail(part: WorkerRequest, tail: memoryview) -> Sequence[int]:
+    """Put what a worker has said beyond the arrays into its part: infos, objects, errors.
+
+    Returns:
+        The slots whose envs have no further episode.
+
+    Raises:
+        Exception: if it can't be understood.
+    """
+    if speedups.read_columns is not None and (floats := speedups.read_columns(part, tail, Columns)) is not None:
+        part.columns = floats
+        return ()
+    columns = load_columns(tail)
+    if columns is None:
+        return _take(part, load(tail))
+    part.columns = _unpack(part, [ColumnGroup(*group, []) for group in columns])
+    return ()
+
+
+def _take(part: WorkerRequest, reply: StepReply) -> list[int]:
+    member = part.member
+    member.schemas.update(reply.schemas)
+    part.objects = reply.objects
+    part.errors = [member.worker.failure(failure) for failure in reply.failures]
+    part.beyond = reply.beyond
+    part.parcels = reply.parcels
+    part.columns = _unpack(part, reply.infos)
+    return [member.start + row for row in reply.over]
+
+
+def _unpack(part: WorkerRequest, groups: Sequence[ColumnGroup]) -> list[Columns]:
+    unpack = part.member.schemas.unpack
+    return [unpack(group, *_positions(part, group.rows)) for group in groups]
+
+
+def _positions(part: WorkerRequest, group_rows: Sequence[int] | None) -> tuple[Any, int]:
+    """Where the rows of a group stand in the batch, and how many they are."""
+    if group_rows is None:
+        return slice(part.start, part.stop), part.stop - part.start
+    rows = np.asarray(group_rows, np.int64)
+    if len(part.slots) == part.member.stop - part.member.start:
+        return rows - (int(part.slots[0]) - part.member.start) + part.start, len(rows)
+    return np.searchsorted(part.slots, rows + part.member.start) + part.start, len(rows)
+
+
+def read_what_can_be(part: WorkerRequest, tail: memoryview) -> list[int]:
+    """As `read_tail`, which has failed: values that don't unpickle become errors of their slots, which have the rest.
+
+    Raises:
+        Exception: if nothing can be understood.
+    """
+    member, slots = part.member, part.slots.tolist()
+    plain = load_columns(tail) is not None  # of a sort that was unreadable when it was new
+    reply: StepReply = load_reply(tail) if plain else salvage(tail, (StepReply, ColumnGroup))
+    bad: dict[int, list[tuple[str, Unreadable]]] = {}  # by slot: what of it, and why
+    for column in reply.objects:
+        for row, value in enumerate(column):
+            if found := find_unreadable(value):
+                bad.setdefault(slots[row], []).append(("its observation", found))
+                column[row] = None
+    member.schemas.update(reply.schemas)
+    readable = []
+    for group in reply.infos:
+        schema: Any = member.schemas.schema_of(group)
+        if type(schema) is Unreadable:  # one of its keys is
+            for row in np.arange(part.stop)[_positions(part, group.rows)[0]].tolist():
+                bad.setdefault(slots[row - part.start], []).append(("a key of its info", schema))
+        else:
+            readable.append(group)
+    over = _take(part, reply._replace(infos=readable))
+    part.columns = [each for columns in part.columns for each in _readable(part, columns, bad)]
+    part.errors = [*part.errors, *(_unreadable_error(part, slot, what) for slot, what in sorted(bad.items()))]
+    return over
+
+
+def _readable(part: WorkerRequest, columns: Columns, bad: dict[int, list[tuple[str, Unreadable]]]) -> Iterator[Columns]:
+    """Columns without the values that are unreadable, which are put down in `bad`."""
+    positions, schema, values = columns
+    where: list[int] = np.arange(part.stop)[positions].tolist()
+    rest: list[int] = []
+    for index, position in enumerate(where):
+        lost: set[int] = set()
+        for number, (column, items) in enumerate(zip(schema.columns, values, strict=True)):
+            if isinstance(items, list) and (found := find_unreadable(items[index])):
+                lost.add(number)
+                name = "".join(f"[{key!r}]" for key in column.path)
+                bad.setdefault(int(part.slots[position - part.start]), []).append((f"info{name}", found))
+        if not lost:
+            rest.append(index)
+            continue
+        kept = [number for number in range(len(values)) if number not in lost]
+        fewer = schema._replace(columns=tuple(schema.columns[number] for number in kept))
+        alone = [values[number] if values[number] is None else values[number][index : index + 1] for number in kept]
+        yield Columns(np.array([position]), fewer, alone)
+    if len(rest) == len(where):
+        yield columns
+    elif rest:
+        some: list[Any] = [
+            items[rest] if isinstance(items, np.ndarray) else items and [items[i] for i in rest] for items in values
+        ]
+        yield Columns(np.array([where[i] for i in rest]), schema, some)
+
+
+def _unreadable_error(part: WorkerRequest, slot: int, what: list[tuple[str, Unreadable]]) -> SlotError:
+    names = ", ".join(name for name, _ in what)
+    cause = what[0][1].exc
+    error = part.member.worker.failure_here(
+        f"{names}: pickled in the worker, but does not unpickle in this process: {reason_of(cause)}; the rest of its "
+        "result is there. Let envs return what both processes can make: arrays, numbers, strings, lists and dicts",
+        [slot],
+    )
+    error.__cause__ = cause
+    return error

@@ -1,0 +1,279 @@
+"""A started vector env: its workers, its render pool, its schedule; how they come up and how they end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from gymnasium.vector import AutoresetMode
+
+from aioenv.core.pixel_renderer import PixelRenderer
+from aioenv.core.scheduler import RequestScheduler
+from aioenv.core.worker_pool import WorkerPool, WorkerPoolConfig
+from aioenv.errors import ClosedError, RenderError, SpaceMismatchError, WorkerStartError
+from aioenv.process.async_resource import together
+from aioenv.rendering.backends import candidates, environment, no_backend_works, warn_of_software
+from aioenv.rendering.config import BACKENDS, check_devices
+from aioenv.rendering.pixels import PixelsRefused, in_place
+from aioenv.rendering.step_images import StepImages
+from aioenv.worker.mujoco_gl import choose_backend_here
+
+if TYPE_CHECKING:
+    from aioenv.process.supervisor import Worker
+    from aioenv.rendering.config import RenderConfig
+    from aioenv.rendering.step_pool import StepRenderPool
+    from aioenv.state.render_source import MujocoSource
+
+__all__ = ["CLOSE_GRACE_S", "NO_PHYSICS", "Session", "late_pool"]
+
+NO_PHYSICS = (
+    "render: this vector env has no model and physics_states, from which images could be drawn; "
+    'backend="workers" takes envs that draw themselves; without render=, render() gives what this one draws'
+)
+
+# How long workers may take to close their envs, where nobody says otherwise.
+CLOSE_GRACE_S = 1.0
+
+
+def late_pool(
+    sources: Sequence[MujocoSource],
+    render: RenderConfig,
+    config: WorkerPoolConfig,
+    timeout_s: float | None,
+    on_timeout: str = "raise",
+) -> StepRenderPool:
+    """The pool, not started, that draws the states of slots with these sources."""
+    from aioenv.rendering.step_pool import StepRenderPool
+
+    distinct = list(dict.fromkeys(sources))
+    return StepRenderPool(
+        distinct,
+        [distinct.index(source) for source in sources],
+        render,
+        # (what a vector env's own arrays do is another matter)
+        transport="auto" if config.vectorized else config.transport,
+        start=config.start,
+        channel=config.channel,
+        log_prefix=config.log_prefix,
+        start_timeout_s=config.start_timeout_s,
+        restart=config.restart,
+        timeout_s=timeout_s,
+        on_timeout=on_timeout,
+    )
+
+
+class Session:
+    """All that lives between the start and the close of a vector env.
+
+    Attributes:
+        fleet: the workers.
+        schedule: what steps them; None until the start is complete.
+        images: what draws their states, if that was asked for.
+    """
+
+    def __init__(
+        self,
+        config: WorkerPoolConfig,
+        render: RenderConfig | None,
+        pixels: RenderConfig | None,
+        *,
+        copy: bool,
+        must_reset: bool,
+        timeout_s: float | None,
+        on_timeout: str,
+    ) -> None:
+        if render is not None and pixels is None and not config.vectorized:
+            # for envs that draw themselves
+            config = _on_backend(config, candidates(_backend(config, render))[0], render)
+        self.fleet = WorkerPool(config)
+        self.schedule: RequestScheduler | None = None
+        self.images: StepImages | None = None
+        self._pool: StepRenderPool | None = None
+        self._pixels_pool: StepRenderPool | None = None
+        self._config = config
+        self._render = render
+        self._pixels = pixels
+        self._copy = copy
+        self._must_reset = must_reset
+        self._timeout_s = timeout_s
+        self._on_timeout = on_timeout
+
+    async def start(self) -> None:
+        """Start the workers, then what draws. If anything fails, or this is cancelled, nothing is left.
+
+        Raises:
+            WorkerStartError, SpaceMismatchError, RenderError: see `AsyncVectorEnv`.
+            ValueError: if pixels were asked for that an env does not have.
+        """
+        if self._pixels is None:
+            await self.fleet.start()
+        else:
+            await self._start_drawing_fleet(self._pixels)
+        try:
+            painter = None
+            if self._pixels is not None and (self._pixels.workers is not None or self._config.vectorized):
+                painter = await self._start_painter(self._pixels)
+            state_size, draws_late = 0, False
+            if self._render is not None:
+                state_size, draws_late = await self._start_images(self._render)
+            await self.fleet.configure(state_size, draws_late)
+        except GeneratorExit:  # its loop was closed
+            self.abandon()
+            raise
+        except BaseException:
+            await self._end()
+            raise
+        mode = self.fleet.metadata.get("autoreset_mode", self._config.autoreset_mode)  # a vector env has its own
+        self.schedule = RequestScheduler(
+            self.fleet,
+            self.images,
+            state_size=state_size,
+            mode=mode,
+            must_reset=self._must_reset or (self._config.vectorized and mode is AutoresetMode.DISABLED),
+            copy=self._copy,
+            timeout_s=self._timeout_s,
+            on_timeout=self._on_timeout,
+            restart=self._config.restart,
+            painter=painter,
+        )
+        self.schedule.patience.pools = self.pools
+
+    async def _start_drawing_fleet(self, pixels: RenderConfig) -> None:
+        """Start the workers where they draw themselves, on the first OpenGL backend that works."""
+        reasons: list[str] = []
+        last: WorkerStartError | None = None
+        backends = candidates(_backend(self._config, pixels), check_devices(pixels.devices))
+        for backend in backends:
+            if self._config.debug:
+                choose_backend_here(backend)
+            self.fleet = WorkerPool(_on_backend(self._config, backend, pixels))
+            try:
+                await self.fleet.start()
+            except SpaceMismatchError as exc:
+                if pixels.workers is None:
+                    raise
+                raise SpaceMismatchError(
+                    f"{exc}. (pixels: where render workers draw, states stand for images on their way, and those of "
+                    "different models differ: such envs take RenderConfig(workers=None), and draw themselves)"
+                ) from None
+            except WorkerStartError as exc:
+                cause = exc.__cause__
+                if isinstance(cause, PixelsRefused):
+                    raise ValueError(str(cause)) from None
+                if not isinstance(cause, RenderError):
+                    raise
+                last = exc
+                reasons.append(f"{backend}: {cause}")
+            else:
+                warn_of_software(self.fleet.drawn_by, backends)
+                return
+        raise no_backend_works(reasons) from last
+
+    async def _start_images(self, config: RenderConfig) -> tuple[int, bool]:
+        """Find out who can draw: a pool, if every env is a MuJoCo env, else the workers themselves.
+
+        Returns:
+            How many float64 of state each reply carries a row, and whether the workers draw.
+        """
+        fleet = self.fleet
+        num_envs = len(fleet.sources)
+        sources = [source for source in fleet.sources if source is not None]
+        if len(sources) < num_envs:
+            if self._config.vectorized:
+                raise RenderError(NO_PHYSICS)
+            others = [slot for slot, source in enumerate(fleet.sources) if source is None]
+            which = "these envs" if len(others) == num_envs else f"slots {others}"
+            why = f"render: {which} are not MuJoCo envs, or have a render of their own, so all envs draw themselves"
+            hint = (
+                "(Of MuJoCo envs cameras of the model that are named, RenderConfig(camera=…), are drawn in any case, "
+                "unless a wrapper has a render of its own)"
+            )
+            if wants := config.refused_by_envs:
+                raise RenderError(f"{why}, as they see fit: not with {wants}. {hint}")
+            for slot, mode in enumerate(fleet.render_modes):
+                if mode != "rgb_array":
+                    got = f"render_mode={mode!r} of slot {slot}"
+                    raise RenderError(f'{why}, which takes render_mode="rgb_array"; got {got}. {hint}')
+            self.images = StepImages(num_envs, None)
+            return 0, True
+        self._pool = late_pool(sources, config, self._config, self._timeout_s, self._on_timeout)
+        await self._pool.start()
+        self.images = StepImages(num_envs, self._pool, config.max_in_flight)
+        return max(source.state_size for source in sources), False
+
+    async def _start_painter(self, config: RenderConfig) -> PixelRenderer | None:
+        """Start what draws observations; None if the envs are none of MuJoCo's, and draw themselves."""
+        fleet = self.fleet
+        sources = [source for source in fleet.sources if source is not None]
+        if len(sources) < len(fleet.sources):
+            return None
+        self._pixels_pool = late_pool(sources, config, self._config, self._timeout_s, self._on_timeout)
+        await self._pixels_pool.start()
+        key, space = in_place(fleet.single_observation_space, config)
+        return PixelRenderer(self._pixels_pool, fleet.receive_instead(key, space), key)
+
+    @property
+    def render_workers(self) -> Sequence[Worker]:
+        """Those that draw states, for `render` and for observations."""
+        return [worker for pool in self.pools for worker in pool.workers]
+
+    async def close(self, grace_s: float) -> None:
+        """End everything; whoever waits for a result gets a ClosedError.
+
+        Args:
+            grace_s: how long workers may take to close their envs before they are told by signals, in seconds.
+        """
+        try:
+            if self.schedule is not None:
+                self.schedule.close()
+                if self.schedule.restarter is not None:
+                    await self.schedule.restarter.close()
+            if self.images is not None:
+                self.images.fail_all(ClosedError("the vector env was closed"))
+        finally:  # whatever went wrong before: no process may be left
+            await self._end(grace_s)
+            if self.schedule is not None:
+                self.schedule.free()
+
+    @property
+    def pools(self) -> list[StepRenderPool]:
+        """What draws states, for `render` and for observations."""
+        return [pool for pool in (self._pool, self._pixels_pool) if pool is not None]
+
+    async def _end(self, grace_s: float = CLOSE_GRACE_S) -> None:
+        ends = [self.fleet.close(grace_s)]
+        ends += [pool.close() for pool in self.pools]
+        await together(*ends)
+
+    def forget_code(self) -> None:
+        """Let go of the snapshot of the factories: no worker is started from it any more."""
+        self._config = self._config._replace(code=None)
+        self.fleet.forget_code()
+
+    def abandon(self) -> None:
+        """Kill every process without waiting."""
+        if self.schedule is not None and self.schedule.restarter is not None:
+            self.schedule.restarter.abandon()
+        self.fleet.abandon()
+        for pool in self.pools:
+            pool.abandon()
+
+
+def _backend(config: WorkerPoolConfig, drawing: RenderConfig) -> str | None:
+    """The OpenGL backend that was asked for: by what is drawn, or by the variables that were given for all workers."""
+    given = {(variables or {}).get("MUJOCO_GL", "").lower() for variables in config.worker_env}
+    if drawing.backend is None and len(given) == 1 and given <= {*BACKENDS}:
+        return given.pop()
+    return drawing.backend
+
+
+def _on_backend(config: WorkerPoolConfig, backend: str, drawing: RenderConfig) -> WorkerPoolConfig:
+    """The same, with workers that can draw; what the user has said of their environment comes first."""
+    devices = check_devices(drawing.devices)
+    variables = []
+    for index, given in enumerate(config.worker_env):
+        chosen = environment(backend, devices[index % len(devices)] if devices else None)
+        if given and "MUJOCO_GL" in given:
+            del chosen["PYOPENGL_PLATFORM"]  # which goes with it
+        variables.append({**chosen, **(given or {})})
+    return config._replace(worker_env=variables)

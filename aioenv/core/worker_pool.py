@@ -1,0 +1,482 @@
+"""The workers of one vector env: how slots are spread over them, how they start, and what they agree on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from functools import partial
+from itertools import chain, pairwise
+from operator import is_
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+from gymnasium import Space
+from gymnasium.spaces.utils import is_space_dtype_shape_equiv
+from gymnasium.vector import AutoresetMode
+from gymnasium.vector.utils import batch_differing_spaces
+
+from aioenv.core.model_fields import ModelFields
+from aioenv.core.own_envs import check_own_envs
+from aioenv.core.programs import WorkerCode
+from aioenv.definitions.restore import Shipped
+from aioenv.errors import ResumeError, SpaceMismatchError, WorkerStartError
+from aioenv.ipc.memory import Shared
+from aioenv.ipc.messages import dump_code, load
+from aioenv.platform import usable_cpus
+from aioenv.process.async_resource import own_task, to_the_end, together
+from aioenv.process.failures import not_started
+from aioenv.process.restart import RestartPolicy
+from aioenv.process.supervisor import Worker
+from aioenv.spaces.infos import Schema, SchemaTable
+from aioenv.spaces.large_boxes import batch_space, packed
+from aioenv.spaces.layout import Layout, Leaf
+from aioenv.spaces.seeding import spread_seeds
+from aioenv.spaces.shared_layout import SharedBatch, SharedLayout, choose_shared_layout
+from aioenv.state.assets import Looks
+from aioenv.state.render_source import MujocoSource
+from aioenv.stats.counters import SeedPlan
+from aioenv.stats.episodes import EpisodeStats
+from aioenv.stats.running import SharedRunningStats
+from aioenv.worker.description import EnvDescription
+from aioenv.worker.env_service import EnvService
+from aioenv.worker.loop import run_here
+from aioenv.worker.specs import restore_values
+from aioenv.worker.vector_service import VectorService
+from aioenv.worker.worker_end import MAX_POLL_S
+
+__all__ = ["WorkerPool", "WorkerPoolConfig", "WorkerSlots"]
+
+ObservationMode = str | tuple[Space[Any], Space[Any]]
+T = TypeVar("T")
+
+
+class WorkerSlots:
+    """A worker and its slots, `start` to `stop`."""
+
+    def __init__(self, worker: Worker, start: int, stop: int, schemas: SchemaTable) -> None:
+        self.worker = worker
+        self.start = start
+        self.stop = stop
+        self.schemas = schemas
+
+
+class WorkerPoolConfig(NamedTuple):
+    """What a fleet is started with; see `AsyncVectorEnv`."""
+
+    code: WorkerCode | None  # None: there are no workers
+    num_workers: int
+    start: str
+    channel: str
+    preload: tuple[str, ...]
+    needed: tuple[str, ...]  # what the factories will import, as far as can be guessed
+    observation_mode: ObservationMode
+    autoreset_mode: AutoresetMode
+    start_timeout_s: float
+    log_prefix: str | None
+    worker_env: Sequence[Mapping[str, str] | None]  # one a worker
+    find_sources: bool
+    restart: RestartPolicy | None = None
+    cpu_affinity: tuple[tuple[int, ...], ...] | None = None
+    transport: str = "auto"
+    num_lanes: int = 2  # of shared memory, if any arrays lie there
+    ignored: tuple[str, ...] = ()  # names of signals
+    debug: bool = False  # workers are threads of this process
+    stats: Sequence[SharedRunningStats] = ()  # what the factories refer to
+    episodes: EpisodeStats | None = None  # what counts them
+    seeds: npt.NDArray[np.int64] | None = None  # of episodes, for a plan
+    vectorized: bool = False  # a factory makes one vector env of all slots of a worker
+    by_camera: bool = False  # see `find_source`
+    looks: Looks = "each reset"  # see `RenderConfig.edits`
+    cast: bool = False  # observations of single envs to their space's dtype and shape
+    check_numerics: bool = False  # NaN and infinite numbers are errors
+    lenient: bool = False  # what Gymnasium takes from policies and envs is taken, be it no such action or number
+
+
+class WorkerPool:
+    """Started workers, and what is the same for all of them.
+
+    Attributes:
+        members: the workers with their slots, in order.
+        single_observation_space, observation_space, single_action_space, action_space: as in Gymnasium.
+        metadata, render_mode, spec: of the first env.
+        render_modes: of each slot.
+        observations, actions: the layouts of the single spaces.
+        received: the layout of observations as workers send them.
+        instead: the leaves of it that are others than those of `observations`, by number (see `receive_instead`).
+        sources: one MuJoCo source a slot, or None where a slot has none (or none were asked for).
+        first_checkpoints: of the envs as they were made (see `EnvService.configure`), or None.
+        drawn_by: the name of the OpenGL that workers draw observations with; empty if they draw none.
+        checkpoint_size: how many float64 of checkpoint each reply carries a row; 0 if slots are not resumed.
+        seed_plan: where the seeds of episodes come from that are given none; None if nowhere in particular.
+        lanes: this side's views of what lies in shared memory; empty if nothing does.
+        vectorized: whether the slots of a worker are one vector env.
+        steps_some: whether a slot can be stepped without the others of its worker.
+        definitions: the table of those that workers have.
+        stats: statistics that the factories refer to.
+        episodes: what counts episodes; None: nobody does.
+        model_fields: fields of the models of native slots; None before the start.
+    """
+
+    members: list[WorkerSlots]
+    single_observation_space: Space[Any]
+    observation_space: Space[Any]
+    single_action_space: Space[Any]
+    action_space: Space[Any]
+    metadata: dict[str, Any]
+    render_mode: str | None
+    render_modes: list[str | None]
+    spec: Any
+    observations: Layout
+    received: Layout
+    instead: dict[int, Leaf]
+    actions: Layout
+    sources: list[MujocoSource | None]
+    drawn_by: str
+    checkpoint_size: int
+    first_checkpoints: dict[WorkerSlots, Any]
+    steps_some: bool
+    _alike: set[Worker]  # whose first env has the very spaces that were agreed on
+    lanes: list[SharedBatch]
+
+    def __init__(self, config: WorkerPoolConfig) -> None:
+        self._config = config
+        self.vectorized = config.vectorized
+        self.members = []
+        self.lanes = []
+        self.stats = config.stats
+        self.episodes = config.episodes
+        self.model_fields: ModelFields | None = None
+        self._plane: SharedLayout | None = None
+        self._memory: Shared | None = None
+        self.seed_plan: SeedPlan | None = None
+        assert config.code is not None
+        spans, program = config.code.spans, config.code.program
+        self.definitions = program.table
+        self._owners = np.repeat(np.arange(len(spans)), [stop - start for start, stop in spans])  # by slot
+        same: dict[Schema, Schema] = {}
+        said: set[str] = set()
+        # with fewer CPUs than workers, one that polls keeps another from its work
+        affinity = config.cpu_affinity
+        cpus = usable_cpus() if affinity is None else len({*chain(*affinity[: config.num_workers])})
+        poll_s = MAX_POLL_S if config.num_workers <= cpus else 0.0
+        cpu_share = None if affinity is not None else max(1, cpus // config.num_workers)
+        resume = config.restart is not None and config.restart.resume
+        for index, (start, stop) in enumerate(spans):
+            service: Any = partial(
+                EnvService,
+                Shipped(),
+                config.autoreset_mode,
+                config.find_sources,
+                resume,
+                config.cast,
+                config.by_camera,
+                config.looks,
+                with_spec=index == 0,
+                lenient=config.lenient,
+                numerics=config.check_numerics,
+            )
+            if config.vectorized:
+                service = partial(
+                    VectorService,
+                    Shipped(),
+                    stop - start,
+                    config.find_sources,
+                    resume,
+                    with_spec=index == 0,
+                    numerics_from=start if config.check_numerics else None,
+                )
+            worker = Worker(
+                dump_code(service),
+                index=index,
+                slots=tuple(range(start, stop)),
+                start=config.start,
+                channel=config.channel,
+                poll_s=poll_s,
+                env=config.worker_env[index],
+                log_prefix=config.log_prefix,
+                said=said,
+                preload=config.preload,
+                needed=config.needed,
+                registry=config.code.registry,
+                code=program.code(index),
+                definitions=program.table,
+                start_timeout_s=config.start_timeout_s,
+                cpus=affinity[index % len(affinity)] if affinity is not None else None,
+                cpu_share=cpu_share,
+                ignored=config.ignored,
+                here=run_here if config.debug else None,
+            )
+            self.members.append(WorkerSlots(worker, start, stop, SchemaTable(same)))
+
+    def forget_code(self) -> None:
+        """Let go of what workers are made from: none will be started any more."""
+        self._config = self._config._replace(code=None)
+        for member in self.members:
+            member.worker.forget_code()
+
+    async def start(self) -> None:
+        """Start all workers at once, and agree on spaces. If anything fails, or is cancelled, none is left.
+
+        Raises:
+            WorkerStartError: if an env could not be made; the one of the lowest slot, if several. Or if two slots of
+                a process have the same env.
+            SpaceMismatchError: if the envs' spaces can't be batched.
+        """
+        try:
+            self._share()
+            await _all_of(member.worker.start() for member in self.members)
+            self._agree()
+        except GeneratorExit:  # its loop was closed
+            self.abandon()
+            raise
+        except BaseException:
+            await to_the_end(together(*(member.worker.kill() for member in self.members)))
+            self._free()
+            raise
+
+    def _share(self) -> None:
+        """Make what workers and this process share."""
+        try:
+            if self._config.seeds is not None:
+                self.seed_plan = SeedPlan(self._config.seeds, self.members[-1].stop)
+            if self._config.transport != "frames":
+                self._memory = Shared.create()
+        except OSError as exc:
+            raise not_started("workers", exc) from exc
+        for member in self.members:
+            member.worker.memory = self._memory
+
+    def receive_instead(self, key: str | None, space: Space[Any]) -> int:
+        """Workers send something else than the user is given: to be called between `start` and `configure`.
+
+        Args:
+            key: of a Dict of observations, whose value it is; None: it is the whole observation.
+            space: the observation space that the user is given.
+
+        Returns:
+            The number of the leaf.
+        """
+        self.single_observation_space = space
+        self.observation_space = batch_space(space, self.members[-1].stop)
+        self.observations = Layout(space)
+        path = "" if key is None else f"[{key!r}]"
+        (number,) = (i for i, leaf in enumerate(self.received.leaves) if leaf.path == path)
+        self.instead = {number: self.received.leaves[number]}
+        return number
+
+    async def configure(self, state_size: int, draws_late: bool) -> None:
+        """Tell the workers what their replies are made of (see `EnvService.configure`).
+
+        Raises:
+            WorkerStartError: if a worker ends of it, or takes longer than it may.
+        """
+        self._lay_out_memory()
+        self._configuration = (state_size, draws_late, self.checkpoint_size, self._plane)
+        workers = [member.worker for member in self.members]
+        each = (worker.settle(self.configure_worker(worker, as_it_has=worker in self._alike)) for worker in workers)
+        self.first_checkpoints = dict(zip(self.members, await _all_of(each), strict=True))
+
+    async def configure_worker(self, worker: Worker, *, as_it_has: bool = False) -> Any:
+        """Tell one of them, which has been started again, once more; gives the first checkpoints of its envs.
+
+        Args:
+            worker: this one.
+            as_it_has: whether the spaces are known to be those of its first env, so that they need not travel.
+        """
+        spaces = (None, None) if as_it_has else (packed(self.received.space), packed(self.single_action_space))
+        plan = () if self.seed_plan is None else (self.seed_plan,)
+        return await worker.call("configure", *spaces, *self._configuration, worker.slots[0], *plan)
+
+    def _lay_out_memory(self) -> None:
+        """Decide which arrays lie in shared memory, and make our views of them."""
+        if self._memory is None:
+            return
+        observations, actions = self.received, self.actions
+        num_envs, num_workers = self.members[-1].stop, len(self.members)
+        plane = choose_shared_layout(
+            self._config.transport, observations, actions, num_envs, num_workers, self._config.num_lanes
+        )
+        if plane is not None and self.instead:  # nobody is given these
+            plane = plane._replace(observations=tuple(i for i in plane.observations if i not in self.instead))
+        if plane is None or not (plane.observations or plane.actions):
+            self._free_memory()
+            return
+        try:
+            memory = self._memory.allocate(plane.size(observations, actions))
+        except OSError as exc:  # none is left, or files may not be so large (`ulimit -f`)
+            if self._config.transport == "shared":
+                raise WorkerStartError(f'transport="shared": {exc}') from exc
+            self._free_memory()
+            return
+        self._plane = plane
+        self.lanes = plane.batches(memory, observations, actions)
+
+    def _free(self) -> None:
+        """Let go of all that is shared with workers."""
+        self._free_memory()
+        if self.seed_plan is not None:
+            self.seed_plan.close()
+        if self.model_fields is not None:
+            self.model_fields.close()
+
+    def _free_memory(self) -> None:
+        """Let go of the memory: what is mapped lives as long as anybody has an array of it."""
+        self.lanes = []
+        if self._memory is not None:
+            self._memory.close()
+        for member in self.members:
+            member.worker.memory = None  # or its next process would be given a descriptor that is closed
+
+    def seeds(
+        self, seed: int | Sequence[int | None] | None, slots: npt.NDArray[np.int64], *, anew: bool
+    ) -> list[int | None]:
+        """One seed for each of `slots`: as it was given, or as planned where all begin anew and none was.
+
+        Raises:
+            ValueError: if a list has another length than there are slots.
+        """
+        if seed is None and anew and self.seed_plan is not None:
+            return self.seed_plan.first_seeds(slots.tolist())
+        return spread_seeds(seed, slots, len(self._owners))
+
+    def shares(self, numbers: npt.NDArray[np.int64]) -> list[tuple[WorkerSlots, npt.NDArray[np.int64]]]:
+        """The workers that hold some of these slots, and where those stand in `numbers`, by ascending slot."""
+        if not len(numbers):
+            return []
+        order = np.argsort(numbers)
+        owners = self._owners[numbers[order]]
+        ends = [*(np.flatnonzero(np.diff(owners)) + 1).tolist(), len(order)]
+        return [(self.members[owners[start]], order[start:end]) for start, end in pairwise([0, *ends])]
+
+    async def close(self, grace_s: float) -> None:
+        """End all workers, side by side."""
+        try:
+            await together(*(member.worker.close(grace_s) for member in self.members))
+        finally:
+            self._free()
+
+    def abandon(self) -> None:
+        """Kill all workers without waiting."""
+        for member in self.members:
+            member.worker.abandon()
+        self._free()
+
+    def _agree(self) -> None:
+        """Find the spaces that all envs share, or say which ones differ."""
+        descriptions: list[EnvDescription] = []
+        loaded: dict[bytes | None, Any] = {None: None}  # equal ones once
+
+        def read(data: bytes | None) -> Any:
+            if data not in loaded:
+                assert data is not None
+                loaded[data] = load(data)
+            return loaded[data]
+
+        workers = [member.worker for member in self.members]
+        self.model_fields = ModelFields([worker.description[0].model_fields for worker in workers], workers)
+        check_own_envs(workers)
+        for worker in workers:
+            first: EnvDescription = worker.description[0]
+            for d in worker.description:
+                if d.observation_space is None:
+                    d = d._replace(observation_space=first.observation_space)
+                if d.action_space is None:
+                    d = d._replace(action_space=first.action_space)
+                descriptions.append(d)
+            worker.description = None
+        first = descriptions[0]
+        n = len(descriptions)
+        self.metadata = {**first.metadata}
+        if not self._config.vectorized:  # a vector env has a mode of its own
+            self.metadata["autoreset_mode"] = self._config.autoreset_mode
+        self.steps_some = all(d.stepped_alone for d in descriptions)
+        self.render_modes = [d.render_mode for d in descriptions]
+        self.render_mode = first.render_mode
+        assert self._config.code is not None
+        self.spec = restore_values(read(first.spec), self._config.code.program.factories[0])
+        self.sources = [d.source for d in descriptions]
+        self.drawn_by = next((d.drawn_by for d in descriptions if d.drawn_by), "")
+        if self._config.restart is not None and self._config.restart.resume:
+            _check_resumable(descriptions)
+        self.checkpoint_size = max(d.checkpoint_size for d in descriptions)
+        observation_spaces = [read(d.observation_space) for d in descriptions]
+        action_spaces = [read(d.action_space) for d in descriptions]
+        mode = self._config.observation_mode
+        if isinstance(mode, tuple):
+            self.observation_space, self.single_observation_space = mode
+        else:
+            self.single_observation_space = observation_spaces[0]
+        _check_spaces("action", action_spaces, action_spaces[0], same=True)
+        whose = "observation_mode" if isinstance(mode, tuple) else "slot 0"
+        _check_spaces(
+            "observation", observation_spaces, self.single_observation_space, same=mode == "same", whose=whose
+        )
+        if mode == "same":
+            self.observation_space = batch_space(self.single_observation_space, n)
+        elif mode == "different":
+            self.observation_space = batch_differing_spaces(observation_spaces)
+        self.single_action_space = action_spaces[0]
+        self.action_space = batch_space(self.single_action_space, n)
+        self.observations = self.received = Layout(self.single_observation_space)
+        self.instead = {}
+        self.actions = Layout(self.single_action_space, bounded=not self._config.lenient)
+        agreed = (self.single_observation_space, self.single_action_space)
+        firsts = ((observation_spaces[m.start], action_spaces[m.start]) for m in self.members)
+        self._alike = {worker for worker, own in zip(workers, firsts, strict=True) if all(map(is_, own, agreed))}
+
+
+def _check_resumable(descriptions: list[EnvDescription]) -> None:
+    """Raise unless all envs can go on in another process."""
+    for slot, description in enumerate(descriptions):
+        if description.checkpoint_obstacle is not None:
+            raise ResumeError(
+                f"RestartPolicy(resume=True): the env of slot {slot} can't be resumed: "
+                f"{description.checkpoint_obstacle}. Use resume=False, and its episodes are truncated instead"
+            )
+
+
+def _check_spaces(kind: str, each: list[Any], single: Space[Any], *, same: bool, whose: str = "slot 0") -> None:
+    """Raise unless all spaces go together; worded as Gymnasium's."""
+    for slot, space in enumerate(each):
+        # a custom space without an `__eq__` equals itself alone, of which each worker has a copy
+        if space is single or space == single or dump_code(space) == dump_code(single):
+            continue
+        if not same and is_space_dtype_shape_equiv(space, single):
+            continue
+        if kind == "action":
+            problem = (
+                f"Some environments have an action space different from `{single}`. In order to batch actions, the "
+                "action spaces from all environments must be equal"
+            )
+        elif same:
+            problem = (
+                "AsyncVectorEnv(..., observation_mode='same') however some of the sub-environments observation spaces "
+                "are not equivalent. If this is intentional, use `observation_mode='different'` instead"
+            )
+        else:
+            problem = (
+                "AsyncVectorEnv(..., observation_mode='different' or custom space) however the sub-environment's "
+                "observation spaces do not share a common shape and dtype"
+            )
+        raise SpaceMismatchError(f"{problem}. Slot {slot} has {space}, but {whose} has {single}")
+
+
+async def _all_of(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """What all give. If one raises, or this is cancelled, the others are cancelled; of several errors the first."""
+    tasks = [own_task(coroutine) for coroutine in coroutines]
+    cancelled = None
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+    except asyncio.CancelledError as exc:
+        cancelled = exc
+    for task in tasks:
+        task.cancel()
+    outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+    if cancelled is not None:
+        raise cancelled
+    for kind in (Exception, BaseException):  # whoever was cancelled, was so for another's error
+        for outcome in outcomes:
+            if isinstance(outcome, kind):
+                raise outcome
+    return [task.result() for task in tasks]

@@ -1,1 +1,0 @@
-"""Single envs in a worker, one a row."""

@@ -1,1 +1,0 @@
-"""What an env and its wrappers remember: read out, and written into another."""

@@ -1,1 +1,0 @@
-"""One `gymnasium.vector.VectorEnv` of many slots, in a worker or in the parent."""

@@ -1,0 +1,443 @@
+"""`Layout`: batches of a Gymnasium space as flat arrays, and back.
+
+Both ends of a connection build the same `Layout` from the same space, so no shapes travel with a step. A space is a
+tree with two kinds of leaves:
+
+* *array leaves* (Box, Discrete, MultiDiscrete, MultiBinary): one array of shape `(n, *shape)` a batch. They are the
+  fixed part of a frame. An empty Dict or Tuple is an array leaf of no bytes, whose length is that of the batch.
+* *object leaves* (Text, Graph, Sequence, OneOf, custom spaces): a list of n Python objects a batch.
+
+`Layout.take_apart` splits the actions of a whole batch into leaves, `Writer` writes observations into their rows, and
+`Layout.assemble` makes the batch of arrays and objects that `gymnasium.vector` would have made.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+from gymnasium import Space, spaces
+from gymnasium.vector.utils import concatenate, create_empty_array
+
+from aioenv.errors import ActionError
+from aioenv.spaces.action_checks import Range, check_range, fit_actions, has_fast_check, range_of
+from aioenv.speedups import within
+
+__all__ = ["Arrays", "Layout", "Leaf", "Writer", "byte_view"]
+
+Arrays: TypeAlias = "list[np.ndarray[Any, Any]]"
+Objects: TypeAlias = "list[Sequence[Any]]"
+
+_ARRAY_SPACES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
+
+
+class Leaf(NamedTuple):
+    """An array leaf: its path in the space (as "['key'][0]"), and shape and dtype of one row."""
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+
+class _ArrayNode(NamedTuple):
+    number: int
+
+
+class _ObjectNode(NamedTuple):
+    number: int
+    space: Space[Any]
+
+
+class _DictNode(NamedTuple):
+    children: dict[Any, _Node]
+
+
+class _TupleNode(NamedTuple):
+    children: tuple[_Node, ...]
+
+
+class _EmptyNode(NamedTuple):
+    """A Dict or Tuple without elements, which has an array leaf of no bytes."""
+
+    number: int
+    value: dict[Any, Any] | tuple[Any, ...]
+
+
+_Node: TypeAlias = "_ArrayNode | _ObjectNode | _DictNode | _TupleNode | _EmptyNode"
+
+
+# C fills at most this many arrays.
+_MAX_C_LEAVES = 16
+
+
+def _is_numeric(node: _Node, leaves: Sequence[Leaf]) -> bool:
+    match node:
+        case _ArrayNode(number):
+            return leaves[number].dtype.kind in "biuf"
+        case _DictNode(children):
+            return all(type(key) is str and _is_numeric(child, leaves) for key, child in children.items())
+        case _TupleNode(children):
+            return all(_is_numeric(child, leaves) for child in children)
+        case _:
+            return False
+
+
+def byte_view(array: np.ndarray[Any, Any]) -> memoryview:
+    """Return the memory of a C-contiguous array as bytes, without a copy, as frames take it."""
+    try:
+        return memoryview(array).cast("B")  # type: ignore[arg-type]
+    except (TypeError, ValueError):  # an empty array, or a dtype that `memoryview` has no code for
+        return memoryview(array.reshape(-1).view(np.uint8))  # type: ignore[arg-type]
+
+
+class Layout:
+    """The tree of a space: its array leaves in order, and the number of its object leaves.
+
+    Attributes:
+        space: the space of one element.
+        leaves: the array leaves, in the order of the buffers in a frame.
+        num_objects: how many object leaves the space has.
+        ranges: the ranges that `take_apart` checks, by number of array leaf.
+        fast_range: the only range, if `speedups.within` can check it; else None.
+
+    Args:
+        space: as above.
+        bounded: whether `take_apart` refuses numbers outside a Discrete, MultiDiscrete or MultiBinary space.
+    """
+
+    def __init__(self, space: Space[Any], *, bounded: bool = False) -> None:
+        self.space = space
+        self._bounded = bounded
+        self.ranges: dict[int, Range] = {}
+        self.leaves: list[Leaf] = []
+        self.num_objects = 0
+        self._root = self._build(space, "")
+        self.fast_range: tuple[int, int] | None = None
+        if type(self._root) is _ArrayNode and self.ranges and has_fast_check(self.ranges[0], self.leaves[0].dtype):
+            self.fast_range = self.ranges[0]
+
+    def _build(self, space: Space[Any], path: str) -> _Node:
+        if isinstance(space, (spaces.Dict, spaces.Tuple)) and not space.spaces:
+            self.leaves.append(Leaf(path, (0,), np.dtype(np.bool_)))
+            return _EmptyNode(len(self.leaves) - 1, {} if isinstance(space, spaces.Dict) else ())
+        if isinstance(space, spaces.Dict):
+            return _DictNode({k: self._build(s, f"{path}[{k!r}]") for k, s in space.spaces.items()})
+        if isinstance(space, spaces.Tuple):
+            return _TupleNode(tuple(self._build(s, f"{path}[{i}]") for i, s in enumerate(space.spaces)))
+        if isinstance(space, _ARRAY_SPACES) and space.dtype is not None and not space.dtype.hasobject:
+            self.leaves.append(Leaf(path, tuple(space.shape or ()), np.dtype(space.dtype)))
+            if self._bounded and (known := range_of(space)) is not None:
+                self.ranges[len(self.leaves) - 1] = known
+            return _ArrayNode(len(self.leaves) - 1)
+        self.num_objects += 1
+        return _ObjectNode(self.num_objects - 1, space)
+
+    @property
+    def is_single_array(self) -> bool:
+        """Whether a batch is one array of numbers, and nothing else."""
+        return type(self._root) is _ArrayNode and self.leaves[0].dtype.kind in "biuf"
+
+    @property
+    def is_numeric(self) -> bool:
+        """Whether a batch consists of arrays of numbers, in tuples and in dicts with strings as keys."""
+        return not self.num_objects and len(self.leaves) <= _MAX_C_LEAVES and _is_numeric(self._root, self.leaves)
+
+    def empty(self, n: int, without: Container[int] = ()) -> Arrays:
+        """Make an array of shape `(n, *shape)` for each array leaf, not initialised.
+
+        Args:
+            n: how many elements.
+            without: numbers of leaves whose arrays have length 0.
+        """
+        return [np.empty((0 if i in without else n, *leaf.shape), leaf.dtype) for i, leaf in enumerate(self.leaves)]
+
+    def zeros(self, n: int) -> Arrays:
+        """Make arrays as `empty` does, but zero."""
+        return [np.zeros((n, *leaf.shape), leaf.dtype) for leaf in self.leaves]
+
+    def no_objects(self, n: int) -> list[list[Any]]:
+        """Make a list of n Nones for each object leaf."""
+        return [[None] * n for _ in range(self.num_objects)]
+
+    def assemble(self, arrays: Sequence[np.ndarray[Any, Any]], objects: Sequence[Sequence[Any]]) -> Any:
+        """Make the batch as `gymnasium.vector` gives it: dicts and tuples of these very arrays (zero-copy).
+
+        Object leaves are joined by Gymnasium's `concatenate`: a tuple of n objects for its own spaces, and for custom
+        ones whatever was registered.
+        """
+        if type(self._root) is _ArrayNode:
+            return arrays[0]
+        return self._assemble(self._root, arrays, objects)
+
+    def _assemble(self, node: _Node, arrays: Any, objects: Any) -> Any:
+        match node:
+            case _ArrayNode(index):
+                return arrays[index]
+            case _ObjectNode(index, space):
+                items = objects[index]
+                return concatenate(space, items, create_empty_array(space, n=len(items)))  # type: ignore[arg-type]
+            case _DictNode(children):
+                return {key: self._assemble(child, arrays, objects) for key, child in children.items()}
+            case _TupleNode(children):
+                return tuple(self._assemble(child, arrays, objects) for child in children)
+            case _EmptyNode(_, value):
+                return value.copy() if isinstance(value, dict) else value
+
+    def rows(self, arrays: Sequence[np.ndarray[Any, Any]], objects: Sequence[Sequence[Any]]) -> list[Any]:
+        """Return the batch as a list of single elements; rows of arrays are views, scalars are numpy scalars."""
+        if type(self._root) is _ArrayNode:
+            return list(arrays[0])
+        return list(self._rows(self._root, arrays, objects))
+
+    def _rows(self, node: _Node, arrays: Any, objects: Any) -> Iterable[Any]:
+        match node:
+            case _ArrayNode(index):
+                return list(arrays[index])
+            case _ObjectNode(index, _):
+                return list(objects[index])
+            case _DictNode(children):
+                columns = [self._rows(child, arrays, objects) for child in children.values()]
+                return [dict(zip(children, row, strict=True)) for row in zip(*columns, strict=True)]
+            case _TupleNode(children):
+                return list(zip(*(self._rows(c, arrays, objects) for c in children), strict=True))
+            case _EmptyNode(index, value):
+                return [value.copy() if isinstance(value, dict) else value for _ in range(len(arrays[index]))]
+
+    def split(self, data: bytes, n: int, shared: Mapping[int, np.ndarray[Any, Any]] | None = None) -> Arrays:
+        """Return the arrays of n elements: those in `shared` by number of leaf, the others copied from their bytes."""
+        arrays: Arrays = []
+        offset = 0
+        for number, leaf in enumerate(self.leaves):
+            if shared and number in shared:
+                arrays.append(shared[number])
+                continue
+            array = np.frombuffer(data, leaf.dtype, n * math.prod(leaf.shape), offset).reshape((n, *leaf.shape)).copy()
+            offset += array.nbytes
+            arrays.append(array)
+        return arrays
+
+    def take_apart(
+        self, batch: Any, n: int, used: np.ndarray[Any, np.dtype[np.int64]] | None = None
+    ) -> tuple[Arrays, Objects]:
+        """Check a batch of n actions as a whole, and split it into arrays and objects.
+
+        Args:
+            batch: shaped like the batched space; array leaves may be anything that `numpy.asarray` takes.
+            n: how many elements it must have.
+            used: rows whose ranges are checked; None: all.
+
+        Returns:
+            New C-contiguous arrays of shape `(n, *shape)` and the leaves' dtypes, and sequences of n objects.
+
+        Raises:
+            ActionError: if a shape or a structure differs, or a dtype can't be cast without changing values in
+                kind (float to int) or range, or if the layout is `bounded` and a number is not in its space; the
+                message says where, what was expected, and what was got.
+        """
+        if type(self._root) is _ArrayNode:
+            array = fit_actions(batch, n, *self.leaves[0])
+            if self.ranges and not (self.fast_range and within(array, *self.fast_range)):  # type: ignore[misc]
+                self.check_ranges([array], used)
+            return [array], []
+        arrays: Arrays = [None] * len(self.leaves)  # type: ignore[list-item]
+        objects: Objects = [()] * self.num_objects
+        self._take_apart(self._root, batch, n, "", arrays, objects)
+        if self.ranges:
+            self.check_ranges(arrays, used)
+        return arrays, objects
+
+    def check_ranges(self, arrays: Arrays, used: np.ndarray[Any, np.dtype[np.int64]] | None = None) -> None:
+        """Raise an ActionError if a number is outside its space; `used` as for `take_apart`."""
+        for number, known in self.ranges.items():
+            array = arrays[number]
+            if used is not None:  # the message names a row of the batch
+                rest = np.setdiff1d(np.arange(len(array)), used)
+                array = array.copy()
+                array[rest] = known.low
+            check_range(array, known, self.leaves[number].path)
+
+    def _take_apart(self, node: _Node, value: Any, n: int, path: str, arrays: Arrays, objects: Objects) -> None:
+        match node:
+            case _ArrayNode(index):
+                arrays[index] = fit_actions(value, n, *self.leaves[index])
+            case _ObjectNode(index, _):
+                if not hasattr(value, "__len__") or len(value) != n:
+                    got = f"{len(value)} of them" if hasattr(value, "__len__") else type(value).__name__
+                    raise ActionError(f"actions{path}: expected a sequence of {n} elements, got {got}")
+                objects[index] = value
+            case _DictNode(children):
+                if not hasattr(value, "keys") or set(value.keys()) != set(children):
+                    got = str(sorted(value.keys())) if hasattr(value, "keys") else type(value).__name__
+                    raise ActionError(f"actions{path}: expected a dict of {sorted(children)}, got {got}")
+                for key, child in children.items():
+                    self._take_apart(child, value[key], n, f"{path}[{key!r}]", arrays, objects)
+            case _TupleNode(children):
+                if not isinstance(value, (tuple, list)) or len(value) != len(children):
+                    got = f"{len(value)}" if hasattr(value, "__len__") else type(value).__name__
+                    raise ActionError(f"actions{path}: expected a tuple of {len(children)}, got {got}")
+                for i, child in enumerate(children):
+                    self._take_apart(child, value[i], n, f"{path}[{i}]", arrays, objects)
+            case _EmptyNode(index, empty):
+                if value is None or not isinstance(value, type(empty)) or len(value):
+                    raise ActionError(f"actions{path}: expected {empty!r}, got {value!r}")
+                arrays[index] = np.zeros((n, 0), np.bool_)
+
+    def batch_of_one(self, value: Any) -> Any:
+        """Return a single action as a batch; if it does not fit, `take_apart` refuses the result."""
+        return self._batch_of_one(self._root, value)
+
+    def _batch_of_one(self, node: _Node, value: Any) -> Any:
+        match node:
+            case _ArrayNode():
+                return [value]
+            case _ObjectNode():
+                return (value,)
+            case _DictNode(children) if hasattr(value, "keys") and set(value.keys()) == set(children):
+                return {key: self._batch_of_one(child, value[key]) for key, child in children.items()}
+            case _TupleNode(children) if isinstance(value, (tuple, list)) and len(value) == len(children):
+                return tuple(self._batch_of_one(child, item) for child, item in zip(children, value, strict=True))
+        return value
+
+    def writer(self, arrays: Arrays, objects: list[list[Any]], *, cast: bool = False) -> Writer:
+        """Make a `Writer` of elements into rows of `arrays` and `objects`.
+
+        Args:
+            arrays, objects: one for each leaf.
+            cast: whether to cast and reshape whatever has as many numbers as the space.
+        """
+        return Writer(self._root, self.leaves, arrays, objects, cast)
+
+
+class Writer:
+    """Writes elements of a space into rows: one by one, or successive rows at a fraction of the cost."""
+
+    def __init__(
+        self, root: _Node, leaves: Sequence[Leaf], arrays: Arrays, objects: list[list[Any]], cast: bool
+    ) -> None:
+        self._leaves = leaves
+        self._arrays = arrays
+        self._objects = objects
+        self._one = self._compile(root, _casting_writer if cast else _array_writer, _set_item)
+        self._run = self._compile(root, _array_run_writer, _set_items)
+
+    def write(self, row: int, value: Any) -> None:
+        """Write one element into its row.
+
+        Raises:
+            ValueError, TypeError: if it does not fit the space's shape, dtype or structure.
+        """
+        self._one(row, value)
+
+    def write_run(self, start: int, values: Sequence[Any]) -> None:
+        """Write elements into successive rows.
+
+        Raises:
+            Exception: if one may not fit; `write` says which, and why.
+        """
+        self._run(start, values)
+
+    def _compile(self, node: _Node, of_array: Any, of_objects: Any, path: str = "") -> Callable[[int, Any], None]:
+        match node:
+            case _ArrayNode(index):
+                write: Callable[[int, Any], None] = of_array(self._arrays[index], self._leaves[index])
+                return write
+            case _ObjectNode(index, _):
+                return partial(of_objects, self._objects[index])
+            case _DictNode(children):
+                named: Iterable[tuple[Any, _Node]] = children.items()
+            case _TupleNode(children):
+                named = enumerate(children)
+            case _EmptyNode():
+                named = ()
+        items = [(key, self._compile(child, of_array, of_objects, f"{path}[{key!r}]")) for key, child in named]
+        if of_array is _array_run_writer:
+            return partial(_write_all_of_run, items)
+        return partial(_write_all, items, path, isinstance(node, _DictNode))
+
+
+def _write_all(
+    items: list[tuple[Any, Callable[[int, Any], None]]], path: str, is_dict: bool, row: int, value: Any
+) -> None:
+    for key, write in items:
+        try:
+            item = value[key]
+        except Exception as exc:
+            keys = [key for key, _ in items]
+            expected = f"a dict with the keys {keys}" if is_dict else f"a tuple of {len(keys)}"
+            got = f"the keys {list(value)}" if isinstance(value, dict) else f"{value!r:.80}"
+            raise ValueError(f"observation{path}: expected {expected}, got {got}") from exc
+        write(row, item)
+
+
+def _write_all_of_run(items: list[tuple[Any, Callable[[int, Any], None]]], start: int, values: Sequence[Any]) -> None:
+    for key, write in items:
+        write(start, [value[key] for value in values])
+
+
+def _set_item(column: list[Any], row: int, value: Any) -> None:
+    column[row] = value
+
+
+def _set_items(column: list[Any], start: int, values: Sequence[Any]) -> None:
+    column[start : start + len(values)] = values
+
+
+def _array_writer(array: np.ndarray[Any, Any], leaf: Leaf) -> Callable[[int, Any], None]:
+    path, shape, dtype = leaf
+    ndarray = np.ndarray
+
+    def write(row: int, value: Any) -> None:
+        if type(value) is not ndarray:
+            value = np.asarray(value)
+        if value.dtype is not dtype and not np.can_cast(value.dtype, dtype, "same_kind"):
+            raise TypeError(f"observation{path}: expected dtype {dtype}, got {value.dtype}")
+        # numpy would broadcast a wrong shape in silence
+        if value.shape != shape:
+            raise ValueError(f"observation{path}: expected shape {shape}, got {value.shape}")
+        array[row] = value
+
+    return write
+
+
+def _casting_writer(array: np.ndarray[Any, Any], leaf: Leaf) -> Callable[[int, Any], None]:
+    """Write as Gymnasium does to its shared memory, but refuse too few numbers (it repeats them) and None."""
+    path, shape, dtype = leaf
+    size = math.prod(shape)
+
+    def write(row: int, value: Any) -> None:
+        if value is None:
+            raise TypeError(f"observation{path}: expected dtype {dtype}, got None")
+        value = np.asarray(value, dtype)
+        if value.size != size:
+            raise ValueError(f"observation{path}: expected shape {shape}, got {value.shape}")
+        array[row] = value.reshape(shape)
+
+    return write
+
+
+def _array_run_writer(array: np.ndarray[Any, Any], leaf: Leaf) -> Callable[[int, Any], None]:
+    """Write all rows in one call of numpy; it raises for anything unusual, which `_array_writer` then looks at."""
+    path, shape, dtype = leaf
+    if not shape:
+
+        def write_scalars(start: int, values: Sequence[Any]) -> None:
+            new = np.array(values)
+            if new.shape != (len(values),) or not np.can_cast(new.dtype, dtype, "same_kind"):
+                raise TypeError(f"observation{path}: expected numbers of {dtype}")
+            array[start : start + len(values)] = new
+
+        return write_scalars
+
+    length = shape[0]
+    flat = array.reshape(len(array) * length, *shape[1:])
+
+    def write(start: int, values: Sequence[Any]) -> None:
+        # rows that are too long could make up for others that are too short
+        if set(map(len, values)) != {length}:
+            raise ValueError(f"observation{path}: expected shape {shape}")
+        np.concatenate(values, out=flat[start * length : (start + len(values)) * length])
+
+    return write

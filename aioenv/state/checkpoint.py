@@ -1,0 +1,318 @@
+"""Checkpoints: what it takes to go on after a worker's death, as a row of words beside each reply.
+
+A row has the integration state of MuJoCo, not what is derived from it. So the state *before* an operation and the
+operation itself are kept, and replaying it gives the derived quantities that the next reward may be made of; the
+state after it tells whether the replay was true. All words are 64 bits that are copied, compared, and never
+calculated with: some are float64, some integers, some neither.
+
+What an env gives itself is a pickle, whose length may change. A row has room for twice the first one; what is longer
+travels beside the row.
+"""
+
+from __future__ import annotations
+
+import pickle
+import struct
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from gymnasium import Env
+
+from aioenv.ipc.messages import dump
+from aioenv.spaces.seeding import generator_from_words, live_state, seed_from_words, seed_words, state_words
+from aioenv.state.model_edits import ModelEdits, may_edit
+from aioenv.state.mujoco_versions import lets_sleep
+from aioenv.state.wrapper_stack import KINDS, REMEDY, examine, python_values, settle
+
+__all__ = ["Checkpoints", "RowCheckpoint"]
+
+Words = npt.NDArray[np.uint64]
+
+# the words of a row: first these, then two a counter, then the physics or what the env and its wrappers gave
+_STATUS, _DUE, _RNG, _SEED, _PYTHON, _MODEL, _REST = 0, 1, 2, 7, 10, 11, 12
+_NAMES = ("status", "autoreset due", *["rng"] * 5, *["seed"] * 3, "Python attributes", "the model")
+_VALID = 1
+_MISSING = {
+    0: "there is no state",
+    2: "its random generator is not PCG64",
+    3: "a wrapper counts in something that is no number",
+    5: "its state could not be read",
+}
+_WORD = struct.Struct("<q")
+_FLOAT = struct.Struct("<d")
+
+
+class _Unfit(Exception):
+    """A state can't be written as words; the argument is the status."""
+
+
+class RowCheckpoint:
+    """Writes the state of one env as words, and reads it again.
+
+    Args:
+        env: the env, with its wrappers.
+
+    Attributes:
+        size: how many words it would have; 0 if the env can't be resumed.
+        least: how many it must have.
+        obstacle: why not.
+        beyond: what the env gave itself when it was written last, if that did not fit into the row; else None.
+    """
+
+    def __init__(self, env: Env[Any, Any]) -> None:
+        self._env = env
+        stack = examine(env)
+        self._base: Any = stack.base
+        self._own = stack.own
+        self._physics = stack.physics
+        self.obstacle = stack.obstacle
+        self.size = self.least = 0
+        self.beyond: bytes | None = None
+        self._names = list(_NAMES)
+        self._counters = [(vars(wrapper), name) for wrapper, name in stack.counters]
+        for wrapper, name in stack.counters:
+            self._names += [f"{type(wrapper).__name__}.{name}"] * 2
+        self._digests = stack.physics and not type(self._base).__module__.startswith("gymnasium.envs.mujoco.")
+        self._model_edits = ModelEdits() if stack.physics and may_edit(env) else None
+        self._generator: Any = None
+        self._rng_octets: tuple[memoryview, memoryview] | None = None  # where it keeps its state
+        if self.obstacle is None:
+            self._measure()
+
+    def _measure(self) -> None:
+        size = len(self._names)
+        self._physics_at = size
+        if self._physics:
+            import mujoco
+
+            model = self._base.model
+            if lets_sleep(model):
+                self.obstacle = f"the model of {type(self._base).__name__} lets bodies sleep, which no state tells"
+                return
+            self._signature = int(mujoco.mjtState.mjSTATE_INTEGRATION)
+            self._read = mujoco.mj_getState
+            self._physics_size = mujoco.mj_stateSize(model, self._signature)
+            for name, part in sorted(mujoco.mjtState.__members__.items(), key=lambda item: int(item[1])):
+                bits = int(part)
+                if bits & (bits - 1) == 0 and bits & self._signature:  # parts, not their unions
+                    count = mujoco.mj_stateSize(model, bits)
+                    short = name.removeprefix("mjSTATE_").lower()
+                    self._names += [short] if count == 1 else [f"{short}[{i}]" for i in range(count)]
+            size += self._physics_size
+        self._own_at = size
+        if self._own:
+            try:
+                length = len(self._pack())
+            except Exception as exc:
+                self.obstacle = f"get_state() of {type(self._own[0]).__name__} raises before the first reset: {exc!r}"
+                return
+            self.least = size + 1
+            size += 1 + (2 * length + 512) // 8  # states may grow a little
+        self.size = size
+        self.least = self.least or size
+
+    def _pack(self) -> bytes:
+        return dump([holder.get_state() for holder in self._own])
+
+    # ------------------------------------------------------------ writing
+
+    def bind(self, row: npt.NDArray[np.float64]) -> Callable[[int], None]:
+        """A function `capture(due)` that writes the state into this row, again and again; it does not raise."""
+        words = row.view(np.uint64)
+        # a memoryview takes a number, or so many bytes, in half the time that an array takes
+        cells, signed = words.data, row.view(np.int64).data
+        rng, rng_rest = _octets(words[_RNG : _RNG + 4]), _octets(words[_RNG + 4 : _RNG + 5])
+        physics = row[self._physics_at : self._own_at] if self._physics else None
+        base, digests, own, edits = self._base, self._digests, self._own, self._model_edits
+        self._generator = None  # its seed is to be written here too
+        counters = [(_REST + 2 * i, *counter) for i, counter in enumerate(self._counters)]
+        seen: dict[int, Any] = dict.fromkeys((at for at, _, _ in counters), self)  # nothing that a counter could be
+
+        def capture(due: int) -> None:
+            cells[_STATUS] = 0
+            try:
+                cells[_DUE] = due
+                generator = base._np_random
+                if generator is None or generator is not self._generator:
+                    self._follow(words)
+                if self._rng_octets is not None:
+                    rng[:], rng_rest[:] = self._rng_octets
+                else:
+                    words[_RNG : _RNG + 5] = state_words(self._generator)
+                for at, attributes, name in counters:
+                    value, last = attributes[name], seen[at]
+                    if value is last:
+                        continue
+                    if type(value) is int and type(last) is int:
+                        signed[at + 1] = value
+                    else:
+                        words[at : at + 2] = _encode(value)
+                    seen[at] = value
+                if physics is not None:
+                    self._read(base.model, base.data, physics, self._signature)
+                if digests:
+                    words[_PYTHON] = _digest(base)
+                if edits is not None:
+                    words[_MODEL] = edits.digest(base.model)
+                if own:
+                    self._write_own(words)
+                cells[_STATUS] = _VALID
+            except _Unfit as exc:
+                cells[_STATUS] = exc.args[0]
+            except Exception:
+                cells[_STATUS] = 5
+
+        return capture
+
+    def _follow(self, words: Words) -> None:
+        """Find out where the env's new random generator keeps its state, and write its seed."""
+        generator = self._base.np_random  # makes one, if there is none
+        self._rng_octets = self._generator = None
+        if type(generator.bit_generator) is not np.random.PCG64:
+            raise _Unfit(2)
+        words[_SEED : _SEED + 3] = seed_words(getattr(self._base, "_np_random_seed", None))
+        self._generator = generator
+        if (raw := live_state(generator)) is not None:
+            self._rng_octets = _octets(raw[0]), _octets(raw[1])
+
+    def _write_own(self, words: Words) -> None:
+        data = self._pack()
+        at = self._own_at
+        words[at] = len(data)
+        room = words[at + 1 :].view(np.uint8)
+        self.beyond = data if len(data) > len(room) else None
+        if self.beyond is None:
+            room[: len(data)] = np.frombuffer(data, np.uint8)
+
+    # ------------------------------------------------------------ reading
+
+    def restore(self, row: npt.NDArray[np.float64], beyond: bytes | None = None) -> int:
+        """Bring the env into the state of a row; what is due instead of its next step (see `Autoreset`).
+
+        Args:
+            row: as it was written.
+            beyond: what did not fit into it.
+
+        Raises:
+            ValueError: if the row holds no state; the message says why.
+        """
+        words = np.array(row).view(np.uint64)
+        status = int(words[_STATUS])
+        if status != _VALID:
+            raise ValueError(_MISSING.get(status, "this is no checkpoint"))
+        self._base._np_random = generator_from_words(words[_RNG : _RNG + 5].tolist())
+        self._base._np_random_seed = seed_from_words(words[_SEED : _SEED + 3].tolist())
+        if self._physics:
+            import mujoco
+
+            state = words[self._physics_at : self._own_at].view(np.float64)
+            mujoco.mj_setState(self._base.model, self._base.data, state, self._signature)
+        if self._own:
+            length = int(words[self._own_at])
+            room = words[self._own_at + 1 :].view(np.uint8)
+            data = room[:length].tobytes() if length <= len(room) else beyond
+            if data is None:
+                raise ValueError(f"the {length} bytes that {type(self._own[0]).__name__} gave are missing")
+            states = pickle.loads(data)
+            for holder, state in zip(self._own, states, strict=True):
+                holder.set_state(state)
+        settle(self._env)
+        for i, (attributes, name) in enumerate(self._counters):
+            attributes[name] = _decode(*words[_REST + 2 * i : _REST + 2 * i + 2].tolist())
+        return int(words[_DUE])
+
+    def difference(self, got: npt.NDArray[np.float64], expected: npt.NDArray[np.float64]) -> str | None:
+        """The name of the first word that differs, and its values; None if there is none.
+
+        What the env gives and takes itself is not compared: the same state may pickle in two ways.
+        """
+        status = int(np.array(expected[:1]).view(np.uint64)[0])
+        if status != _VALID:
+            return _MISSING.get(status, "this is no checkpoint")
+        stop = self._own_at
+        a, b = np.array(got[:stop]), np.array(expected[:stop])
+        where = np.flatnonzero(a.view(np.uint64) != b.view(np.uint64))
+        if not where.size:
+            return None
+        first = int(where[0])
+        name = self._names[first]
+        if first == _PYTHON:
+            return f"{name} of {type(self._base).__name__} differ; {REMEDY}"
+        if first == _MODEL:
+            return f"fields of the model of {type(self._base).__name__}, which it edits, differ; {REMEDY}"
+        kind = np.float64 if first >= self._physics_at else np.uint64
+        return f"{name}: expected {b.view(kind)[first]}, got {a.view(kind)[first]} ({where.size} words differ)"
+
+    @property
+    def replays(self) -> bool:
+        """Whether the operation must be replayed: what an env gave itself is taken as the whole of its state."""
+        return self._physics
+
+
+class Checkpoints:
+    """The checkpoints of all rows of a worker.
+
+    Args:
+        rows: one a row, whose sizes are all above 0.
+        size: how many words each row has room for.
+        due: what is due instead of the next step of each; the very list that is changed by steps.
+
+    Attributes:
+        array: float64 `(rows, size)`.
+        beyond: of those that were captured last, rows and what did not fit into them.
+    """
+
+    def __init__(self, rows: Sequence[RowCheckpoint], size: int, due: Sequence[int]) -> None:
+        self.array = np.zeros((len(rows), size), np.float64)
+        self.rows = rows
+        self._due = due
+        self._captures = [row.bind(self.array[i]) for i, row in enumerate(rows)]
+        self._grows = any(row.least < row.size for row in rows)
+        self.beyond: Sequence[tuple[int, bytes]] = ()
+
+    def capture(self, rows: Sequence[int]) -> None:
+        """Write the state that these rows are in now."""
+        due = self._due
+        for row in rows:
+            self._captures[row](due[row])
+        if self._grows:
+            self.beyond = [(row, data) for row in rows if (data := self.rows[row].beyond) is not None]
+
+
+def _octets(words: Words) -> memoryview:
+    return words.data.cast("B")
+
+
+def _encode(value: Any) -> Words:
+    """Kind and value of a counter."""
+    kind = type(value)
+    if kind not in KINDS:
+        raise _Unfit(3)
+    if value is None:
+        data = _WORD.pack(0)
+    elif kind in (float, np.float64, np.float32):
+        data = _FLOAT.pack(value)
+    else:
+        data = _WORD.pack(int(value))
+    return np.frombuffer(_WORD.pack(KINDS.index(kind)) + data, np.uint64)
+
+
+def _decode(kind_index: int, word: int) -> Any:
+    kind = KINDS[kind_index]
+    if kind is type(None):
+        return None
+    data = struct.pack("<Q", word)
+    number = _FLOAT.unpack(data)[0] if kind in (float, np.float64, np.float32) else _WORD.unpack(data)[0]
+    return kind(number)
+
+
+def _digest(base: Any) -> int:
+    """A number that is another one if simple Python attributes of an env are others."""
+    parts = b"".join(
+        name.encode() + (value.tobytes() if type(value) is np.ndarray else repr(value).encode())
+        for name, value in python_values(base).items()
+    )
+    return zlib.crc32(parts) | (len(parts) << 32)

@@ -1,0 +1,247 @@
+"""Counters for each slot in shared memory: `EpisodeCounter` numbers episodes, `SeedPlan` seeds them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable
+from typing import Any, SupportsFloat
+
+import numpy as np
+import numpy.typing as npt
+from gymnasium import Env, Wrapper
+
+from aioenv.errors import ResetNeededError
+from aioenv.stats.sharing import SharedBlock, can_share
+
+__all__ = ["CountEpisodes", "EpisodeCounter", "SeedPlan", "SlotCounter"]
+
+
+class EpisodeCounter:
+    """Hands out numbers from 0, each once, to all processes that get it, or one of its slots, in a factory.
+
+    With slots, slot i gets i, i + num_slots, i + 2 num_slots …: the same numbers for any number of workers, also after
+    a worker was started again. Without, the numbers are consecutive, in the order in which processes happen to come.
+
+    Keep it (and don't close it) for as long as workers may start.
+
+    Args:
+        num_slots: how many slots there are, or None.
+
+    Raises:
+        ValueError: if `num_slots` is neither a positive int nor None.
+        RuntimeError: if the platform has no memory that can be shared without a name.
+    """
+
+    def __init__(self, num_slots: int | None = None) -> None:
+        if num_slots is not None:
+            if isinstance(num_slots, bool) or not isinstance(num_slots, (int, np.integer)) or num_slots < 1:
+                raise ValueError(f"num_slots: expected a positive int or None, got {num_slots!r}")
+            num_slots = int(num_slots)
+        if not can_share():
+            raise RuntimeError("EpisodeCounter: this platform has no memory without a name that workers can open")
+        self._set_up(num_slots, SharedBlock(8 * (num_slots or 1)))
+
+    def _set_up(self, num_slots: int | None, block: SharedBlock) -> None:
+        self.num_slots = num_slots
+        self._block = block
+        self._cells: Any = block.data.cast("q")
+
+    def __repr__(self) -> str:
+        return f"<EpisodeCounter of {self.num_slots or 'any'} slots>"
+
+    def at(self, slot: int) -> SlotCounter:
+        """Return the counter of a slot, for its factory.
+
+        Raises:
+            ValueError: if there is no such slot. A counter without slots takes any.
+        """
+        if isinstance(slot, bool) or not isinstance(slot, (int, np.integer)) or slot < 0:
+            raise ValueError(f"slot: expected an int from 0, got {slot!r}")
+        if self.num_slots is not None and slot >= self.num_slots:
+            raise ValueError(f"slot: expected 0 … {self.num_slots - 1}, got {slot!r}: num_slots is {self.num_slots}")
+        return SlotCounter(self, int(slot))
+
+    def next_id(self) -> int:
+        """Return the next number; only without slots.
+
+        Raises:
+            ValueError: if there are slots.
+            ClosedError: if the counter is closed.
+        """
+        if self.num_slots is not None:
+            raise ValueError("this counter has slots: ask counter.at(slot)")
+        return self._count(0)
+
+    def _count(self, cell: int) -> int:
+        with self._block.locked():
+            number: int = self._cells[cell]
+            self._cells[cell] = number + 1
+        return number
+
+    @property
+    def count(self) -> int:
+        """How many numbers were handed out."""
+        return sum(self._cells)
+
+    def state_dict(self) -> dict[str, Any]:
+        """`counts`: how many numbers each slot was handed out; without slots a single one. Also when closed."""
+        with contextlib.nullcontext() if self._block.closed else self._block.locked():
+            return {"counts": self._cells.tolist()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a `state_dict`, in every process.
+
+        Raises:
+            ValueError: if it is the state of a counter with another number of slots, or no such state.
+        """
+        try:
+            counts = [int(count) for count in state["counts"]]
+        except (KeyError, TypeError, ValueError) as exc:
+            raise ValueError(f"expected a state of state_dict(), got one without {exc}") from exc
+        if len(counts) != len(self._cells) or min(counts) < 0:
+            raise ValueError(f"expected {len(self._cells)} counts from 0, got {counts}")
+        with self._block.locked():
+            for cell, count in enumerate(counts):
+                self._cells[cell] = count
+
+    def unshared(self) -> EpisodeCounter:
+        """Return a private copy in the same state: both hand out the same numbers from here on."""
+        other = EpisodeCounter.__new__(EpisodeCounter)
+        other._set_up(self.num_slots, SharedBlock(8 * (self.num_slots or 1), shared=False))
+        other.load_state_dict(self.state_dict())
+        return other
+
+    def close(self) -> None:
+        """Release the memory in this process; workers keep theirs. The counts can still be read here."""
+        self._cells = memoryview(bytes(self._cells)).cast("q")
+        self._block.close()
+        self._block.data.release()
+
+    def __enter__(self) -> EpisodeCounter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild_counter, (self.num_slots, self._block)
+
+
+def _rebuild_counter(num_slots: int | None, block: SharedBlock) -> EpisodeCounter:
+    counter = EpisodeCounter.__new__(EpisodeCounter)
+    counter._set_up(num_slots, block)
+    return counter
+
+
+class SlotCounter:
+    """One slot of an `EpisodeCounter`, made by `EpisodeCounter.at`."""
+
+    def __init__(self, counter: EpisodeCounter, slot: int) -> None:
+        self.counter = counter
+        self.slot = slot
+
+    def __repr__(self) -> str:
+        return f"<slot {self.slot} of {self.counter!r}>"
+
+    def next_id(self) -> int:
+        """Return the next number of this slot."""
+        slots = self.counter.num_slots
+        if slots is None:
+            return self.counter.next_id()
+        return self.slot + slots * self.counter._count(self.slot)
+
+
+class CountEpisodes(Wrapper[Any, Any, Any, Any]):
+    """Puts the number of the episode into each info dict, as "episode_id".
+
+    Args:
+        env: any env.
+        counter: the source of the numbers: `EpisodeCounter.at(slot)`, or a counter without slots.
+
+    Raises:
+        ValueError: if it is a counter with slots, and not that of one slot.
+    """
+
+    def __init__(self, env: Env[Any, Any], counter: EpisodeCounter | SlotCounter) -> None:
+        super().__init__(env)
+        if isinstance(counter, EpisodeCounter) and counter.num_slots is not None:
+            raise ValueError("counter: expected that of a slot, got that of all; pass counter.at(slot)")
+        self._counter = counter
+        self._id: int | None = None
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Begin an episode, with the next number."""
+        obs, info = self.env.reset(seed=seed, options=options)
+        self._id = self._counter.next_id()
+        return obs, {**info, "episode_id": self._id}
+
+    def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
+        """Step.
+
+        Raises:
+            ResetNeededError: if no episode has begun.
+        """
+        if self._id is None:
+            raise ResetNeededError("step before reset: the episode has no number yet")
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        return obs, reward, terminated, truncated, {**info, "episode_id": self._id}
+
+    def get_state(self) -> dict[str, Any]:
+        """Return the number of the episode, -1 before the first."""
+        return {"episode_id": -1 if self._id is None else self._id}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Continue from a state of `get_state`."""
+        self._id = None if state["episode_id"] < 0 else int(state["episode_id"])
+
+
+class SeedPlan:
+    """A list of seeds for all episodes: episode k of slot i gets seed `i + k * num_envs`, modulo its length.
+
+    So the seeds are the same for any number of workers, whatever the timing. The number of episodes that a slot has
+    begun is in memory that all processes share, so a worker that is restarted continues the plan. Where memory can't be
+    shared, it starts the plan again.
+
+    Args:
+        seeds: int64.
+        num_envs: how many slots there are.
+    """
+
+    def __init__(self, seeds: npt.NDArray[np.int64], num_envs: int) -> None:
+        self._set_up(seeds, num_envs, SharedBlock(8 * num_envs, shared=can_share()))
+
+    def _set_up(self, seeds: npt.NDArray[np.int64], num_envs: int, block: SharedBlock) -> None:
+        self._seeds = seeds
+        self._num_envs = num_envs
+        self._block = block
+        self._begun: Any = block.data.cast("q")  # by slot; each is written by one worker alone, so without a lock
+
+    def first_seeds(self, slots: Iterable[int]) -> list[int | None]:
+        """Return the first seeds of some slots."""
+        return [int(self._seeds[slot]) for slot in slots]
+
+    def next_seed(self, slot: int) -> int:
+        """Return the seed of a slot's next episode."""
+        begun = self._begun[slot]
+        self._begun[slot] = begun + 1
+        return int(self._seeds[(slot + begun * self._num_envs) % len(self._seeds)])
+
+    def skip_first(self, slot: int) -> None:
+        """Note that a slot was given a seed in place of its first one."""
+        self._begun[slot] = 1
+
+    def close(self) -> None:
+        """Release the memory in this process. Idempotent."""
+        if not self._block.closed:
+            self._begun.release()
+            self._block.close()
+            self._block.data.release()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild_plan, (self._seeds, self._num_envs, self._block if self._block.shared else None)
+
+
+def _rebuild_plan(seeds: npt.NDArray[np.int64], num_envs: int, block: SharedBlock | None) -> SeedPlan:
+    plan = SeedPlan.__new__(SeedPlan)
+    plan._set_up(seeds, num_envs, block or SharedBlock(8 * num_envs, shared=False))
+    return plan

@@ -1,0 +1,286 @@
+"""What a factory made: whether it is an env, and what the parent learns of it when its worker has started."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from gymnasium import Env, Space, Wrapper
+
+from aioenv.ipc.messages import dump
+from aioenv.spaces.large_boxes import packed
+from aioenv.state.checkpoint import RowCheckpoint
+from aioenv.state.render_source import MujocoSource, dump_model, find_source
+from aioenv.worker import worker_context
+from aioenv.worker.making import what_is_no_env
+from aioenv.worker.service import SlotService, StartFailed, describe_failure
+from aioenv.worker.specs import spec_without_values
+
+__all__ = [
+    "Describer",
+    "EnvDescription",
+    "EnvMetadata",
+    "FirstCheckpoints",
+    "ModelSignature",
+    "checked",
+    "describe_envs",
+    "dumped",
+    "dumped_space",
+    "layers_of",
+    "picklable_items",
+]
+
+# of all rows of a worker, and rows with what did not fit into theirs
+FirstCheckpoints: TypeAlias = "tuple[npt.NDArray[np.float64], Sequence[tuple[int, bytes]]]"
+
+
+class EnvDescription(NamedTuple):
+    """What the parent learns of one env; a space is None where it equals the one of the worker's first env.
+
+    What most workers have in common is pickled already: the parent need not load it of each to see that it is the same.
+    """
+
+    observation_space: bytes | None
+    action_space: bytes | None
+    metadata: dict[str, Any]  # without what does not pickle
+    render_mode: str | None
+    spec: bytes | None  # of the first env: an EnvSpec, or None; None if it does not pickle, and of all other envs
+    source: MujocoSource | None
+    checkpoint_size: int = 0  # how many float64 it takes to resume it; 0 if it can't be, or nobody asked
+    checkpoint_obstacle: str | None = None  # why it can't be
+    stepped_alone: bool = True  # whether its slot can be stepped without the others of its worker
+    model_fields: bytes | None = None  # of a native vector env, with its first row (see `unchanged_fields`)
+    drawn_by: str = ""  # the name of the OpenGL that its images are drawn with here, if they are observations
+    layers: tuple[tuple[int, str], ...] = ()  # see `layers_of`
+
+
+def describe_envs(
+    envs: Sequence[Env[Any, Any]],
+    checkpoints: Sequence[RowCheckpoint],
+    find_sources: bool,
+    *,
+    by_camera: bool,
+    with_spec: bool,
+) -> list[EnvDescription]:
+    """One description for each env of a worker.
+
+    Args:
+        envs: these.
+        checkpoints: of each what it takes to resume it; empty if nobody asked.
+        find_sources: whether to look for MuJoCo models.
+        by_camera: see `find_source`.
+        with_spec: whether to read the spec of the first.
+    """
+    first = envs[0]
+    observations, actions = dumped_space(first, "observation_space"), dumped_space(first, "action_space")
+    descriptions = []
+    sources: dict[MujocoSource, MujocoSource] = {}  # equal ones travel once
+    for row, env in enumerate(envs):
+        known = env is not first
+        checkpoint = checkpoints[row] if checkpoints else None
+        source = find_source(env, by_camera=by_camera) if find_sources else None
+        if source is not None:
+            source = sources.setdefault(source, source)
+        descriptions.append(
+            EnvDescription(
+                _unlike(env, first, "observation_space", observations) if known else observations,
+                _unlike(env, first, "action_space", actions) if known else actions,
+                picklable_items(env.metadata),
+                env.render_mode,
+                dumped(spec_without_values(env)) if with_spec and not known else None,
+                source,
+                checkpoint.size if checkpoint is not None else 0,
+                checkpoint.obstacle if checkpoint is not None else None,
+                drawn_by=str(getattr(env, "drawn_by", "")),
+                layers=layers_of(env),
+            )
+        )
+    return descriptions
+
+
+def _unlike(env: Any, first: Any, name: str, of_first: bytes) -> bytes | None:
+    """One of the spaces of an env, pickled; None if it equals that of the first, whose pickle this is."""
+    space = getattr(env, name)
+    if space is getattr(first, name) or dumped(packed(space)) == of_first or space == getattr(first, name):
+        return None
+    return dumped_space(env, name)
+
+
+def layers_of(env: Any) -> tuple[tuple[int, str], ...]:
+    """The `id` and the class name of an env and of each env that it wraps, the outermost first.
+
+    No other env of this process may have one of them: each would step the other's. `unwrapped` is not asked, since a
+    wrapper may have one of its own.
+    """
+    layers: dict[int, str] = {}
+    while id(env) not in layers:
+        layers[id(env)] = type(env).__name__
+        try:
+            below = env.env if isinstance(env, Wrapper) else vars(env).get("env")
+        except Exception:  # of a property; or `env` has no `__dict__`
+            break
+        if not isinstance(below, Env):
+            break
+        env = below
+    return tuple(layers.items())
+
+
+def checked(env: Any) -> Env[Any, Any]:
+    """What a factory made; a TypeError, which says what to do, if that is no env."""
+    if problem := what_is_no_env(env):
+        raise TypeError(f"the factory returned {problem}")
+    if missing := [name for name in ("reset", "step", "unwrapped") if not hasattr(env, name)]:
+        raise TypeError(f"the factory returned {env!r}, expected a gymnasium.Env: it has no {', '.join(missing)}")
+    for name in ("observation_space", "action_space"):
+        try:
+            space = getattr(env, name)
+        except AttributeError as exc:
+            raise TypeError(f"the env {env!r} has no {name}: expected a gymnasium.Space") from exc
+        if not isinstance(space, Space):
+            kind = type(space).__module__.partition(".")[0]
+            got, hint = f"{space!r:.100}", ""
+            if kind == "gym":
+                got = f"gym's {got}"
+                hint = "; shimmy adapts most envs of that (GymV21CompatibilityV0, GymV26CompatibilityV0)"
+            elif hasattr(env, "possible_agents"):
+                got = f"that of PettingZoo: a {type(space).__name__}"
+                hint = "; aioenv.envs.PettingZooEnv makes a Gymnasium env of it"
+            raise TypeError(f"the {name} of the env {env!r}: expected a gymnasium.Space, got {got}{hint}")
+    return env  # type: ignore[no-any-return]
+
+
+def dumped_space(env: Any, name: str) -> bytes:
+    """One of the spaces of an env, pickled; a TypeError, which says what to do, if it can't travel."""
+    space: Space[Any] = getattr(env, name)
+    try:
+        return dump(packed(space))
+    except Exception as exc:
+        raise TypeError(
+            f"the {name} of the env {env!r} does not pickle, so this process can't tell it to its parent: {exc}. "
+            "Leave out of the space what does not (a lock, an open file, a generator), or give it a __reduce__"
+        ) from exc
+
+
+def picklable_items(values: Any) -> dict[str, Any]:
+    """Those of them that can be pickled: most often all. None, as adapters of other interfaces give it, has none."""
+    items = dict(values) if isinstance(values, Mapping) else {}
+    if dumped(items) is None:
+        items = {key: value for key, value in items.items() if dumped(value) is not None}
+    return items
+
+
+def dumped(value: Any) -> bytes | None:
+    """The value, pickled, or None if it can't be."""
+    try:
+        return dump(value)
+    except Exception:
+        return None
+
+
+# ------------------------------------------------------------ describing an env that is closed again
+
+
+class ModelSignature(NamedTuple):
+    """Which MuJoCo model an env has; equal for equal models.
+
+    Attributes:
+        nq, nv, nu, na, nbody, ngeom: sizes of the model, under MuJoCo's names.
+        digest: SHA-256 of the whole model, in hexadecimal.
+    """
+
+    nq: int
+    nv: int
+    nu: int
+    na: int
+    nbody: int
+    ngeom: int
+    digest: str
+
+
+class EnvMetadata(NamedTuple):
+    """What a creator's envs are.
+
+    Attributes:
+        observation_space, action_space: of a single env.
+        spec: its `EnvSpec`; None if it has none, or one that does not pickle. Large arguments as in
+            `AsyncVectorEnv.spec`.
+        reward_range: `(lowest, highest)` if the env has such an attribute, which Gymnasium gave up in 1.0, else None.
+        reward_threshold: the spec's, from which on the task counts as solved; None if there is none.
+        metadata: the env's own.
+        render_mode: the env's.
+        render_modes: those that it could have.
+        model: of a MuJoCo env; None for any other.
+    """
+
+    observation_space: Space[Any]
+    action_space: Space[Any]
+    spec: Any
+    reward_range: tuple[float, float] | None
+    reward_threshold: float | None
+    metadata: dict[str, Any]
+    render_mode: str | None
+    render_modes: tuple[str, ...]
+    model: ModelSignature | None
+
+
+class Describer(SlotService):
+    """A service that makes an env, describes it and closes it; nothing else can be asked of it.
+
+    Args:
+        factories: one function that makes it.
+    """
+
+    def __init__(self, factories: Sequence[Callable[[], Env[Any, Any]]]) -> None:
+        try:
+            with worker_context.running_row(0):
+                env = factories[0]()
+                try:
+                    self._metadata = _describe(env)
+                finally:
+                    env.close()
+        except Exception as exc:
+            raise StartFailed(describe_failure(exc, 0)) from exc
+
+    def describe(self) -> EnvMetadata:
+        """What the env is."""
+        return self._metadata
+
+    def afterwards(self) -> None:
+        """There is nothing to do."""
+
+    def close(self) -> None:
+        """The env is closed already."""
+
+
+def _describe(env: Env[Any, Any]) -> EnvMetadata:
+    spec = spec_without_values(env)
+    reward_threshold = getattr(spec, "reward_threshold", None)
+    reward_range = env.get_wrapper_attr("reward_range") if env.has_wrapper_attr("reward_range") else None
+    try:
+        dump(spec)
+    except Exception:
+        spec = None
+    return EnvMetadata(
+        observation_space=packed(env.observation_space),
+        action_space=packed(env.action_space),
+        spec=spec,
+        reward_range=None if reward_range is None else (float(reward_range[0]), float(reward_range[1])),
+        reward_threshold=reward_threshold,
+        metadata=picklable_items(env.metadata),
+        render_mode=env.render_mode,
+        render_modes=tuple((env.metadata or {}).get("render_modes", ())),
+        model=_sign_model(env),
+    )
+
+
+def _sign_model(env: Env[Any, Any]) -> ModelSignature | None:
+    mujoco = sys.modules.get("mujoco")
+    model = getattr(env.unwrapped, "model", None)
+    if mujoco is None or not isinstance(model, mujoco.MjModel):
+        return None
+    sizes = [int(getattr(model, name)) for name in ModelSignature._fields[:-1]]
+    return ModelSignature._make([*sizes, hashlib.sha256(dump_model(model)).hexdigest()])

@@ -1,0 +1,335 @@
+"""What the factories of `make_vec` do in a worker.
+
+Next to nothing is imported here: a fork server imports this module for its workers, and what it has imported besides
+costs each of them memory.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import importlib
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from types import FunctionType
+from typing import Any, NamedTuple
+
+import gymnasium
+from gymnasium import Env, logger
+from gymnasium.envs.registration import EnvSpec, find_highest_version, get_env_id, parse_env_id
+from gymnasium.vector import AutoresetMode, VectorEnv
+
+from aioenv.requirements import require_batch
+from aioenv.worker.mujoco_gl import check_mujoco_gl
+
+__all__ = [
+    "TASKS",
+    "AnyVectorEnv",
+    "VectorSpec",
+    "is_native_task",
+    "made_plain",
+    "make_env",
+    "make_noted",
+    "make_registered",
+    "make_vector_env",
+    "of_so_many",
+    "refuse_wrappers",
+    "take_apart",
+    "vector_entry_point",
+    "versioned",
+    "what_is_no_env",
+]
+
+
+def make_env(env: Any, wrappers: Sequence[Any], kwargs: Mapping[str, Any], near: Mapping[str, str]) -> Env[Any, Any]:
+    """Make an env, and wrap it.
+
+    Args:
+        env: an id, an EnvSpec, or a function that makes it.
+        wrappers: functions that wrap an env; the first is the innermost.
+        kwargs: of the env.
+        near: those of them that look meant for somebody else, a misspelled argument of `make_vec` say, and what to say.
+
+    Raises:
+        TypeError: if the env does not take these arguments; a note says what may have been meant.
+    """
+    try:
+        made: Env[Any, Any] = gymnasium.make(env, **kwargs) if isinstance(env, (str, EnvSpec)) else env(**kwargs)
+    except TypeError as exc:
+        _note(exc, near)
+        raise
+    for wrapper in wrappers if not what_is_no_env(made) else ():  # else it is said what it is
+        made = wrapper(made)
+    return made
+
+
+def what_is_no_env(made: Any, kind: str = "gymnasium.Env") -> str:
+    """What a factory has returned that is plainly no env, and what to do; empty if it may be one.
+
+    Args:
+        made: what it has returned.
+        kind: what was expected.
+    """
+    expected = f"expected a {kind}"
+    if made is None:
+        return f"None, {expected}; does it lack a `return`?"
+    if isinstance(made, type):
+        return f"the class {made.__name__}, {expected}: `{made.__name__}(...)` makes one"
+    if isinstance(made, str):
+        return f"{made!r}, {expected}: `gymnasium.make({made!r})` makes one of an id"
+    if isinstance(made, VectorEnv) and kind == "gymnasium.Env":
+        return f"a vector env, {made!r}, expected a single {kind}; for vector envs there is aioenv.NativeVectorEnv"
+    if isinstance(made, (FunctionType, partial)):
+        return f"a function, {expected}: call it in the factory"
+    if not isinstance(made, (tuple, list)):
+        return ""
+    what, several = f"a {type(made).__name__} of {len(made)}", f"the {kind} alone"
+    if any(hasattr(part, "reset") and hasattr(part, "step") for part in made):
+        hint = "`return env`" if isinstance(made, tuple) else "pass one factory for each env"
+        return f"a {type(made).__name__} with an env in it, expected {several}: {hint}"
+    if len(made) == 2 and isinstance(made[1], dict):
+        what = "(observation, info), as `reset` does"
+    elif len(made) == 5:
+        what += ", as `step` does"
+    return f"{what}, expected {several}: `return env`"
+
+
+def make_noted(factory: Callable[..., Any], near: Mapping[str, str], *, num_envs: int) -> Any:
+    """Make a vector env; `near` and its note as of `make_env`."""
+    try:
+        return factory(num_envs=num_envs)
+    except TypeError as exc:
+        _note(exc, near)
+        raise
+
+
+def _note(exc: TypeError, near: Mapping[str, str]) -> None:
+    for name, hint in near.items():
+        if f"'{name}'" in str(exc):
+            exc.add_note(f"{name}: {hint}")
+
+
+# ------------------------------------------------------------ native tasks
+
+
+# What is registered for single envs, and what steps many of them as one, with the very same results.
+TASKS = {
+    f"gymnasium.envs.mujoco.{module}_v5:{name}Env": f"aioenv.native.tasks.{ours}:{name}"
+    for module, name, ours in (
+        ("ant", "Ant", "locomotion_3d"),
+        ("half_cheetah", "HalfCheetah", "locomotion_2d"),
+        ("hopper", "Hopper", "locomotion_2d"),
+        ("humanoid", "Humanoid", "locomotion_3d"),
+        ("humanoidstandup", "HumanoidStandup", "locomotion_3d"),
+        ("inverted_double_pendulum", "InvertedDoublePendulum", "arms_and_pendulums"),
+        ("inverted_pendulum", "InvertedPendulum", "arms_and_pendulums"),
+        ("pusher", "Pusher", "arms_and_pendulums"),
+        ("reacher", "Reacher", "arms_and_pendulums"),
+        ("swimmer", "Swimmer", "locomotion_2d"),
+        ("walker2d", "Walker2d", "locomotion_2d"),
+    )
+}
+
+
+def is_native_task(env: Any) -> bool:
+    """Whether this makes a `NativeMujocoEnv`.
+
+    Such are ids and specs of Gymnasium's own MuJoCo tasks, its class and no wrapper, and classes of that kind, with or
+    without arguments (`functools.partial`).
+    """
+    while isinstance(env, partial):
+        env = env.func
+    if isinstance(env, type):
+        home = sys.modules.get("aioenv.native.mujoco_env")  # not imported for that: it imports MuJoCo
+        return home is not None and issubclass(env, home.NativeMujocoEnv)
+    if not isinstance(env, EnvSpec):
+        if not isinstance(env, str) or ":" in env:
+            return False
+        env = gymnasium.spec(env)
+    return env.vector_entry_point is None and env.entry_point in TASKS and not env.additional_wrappers
+
+
+# ------------------------------------------------------------ vector envs
+
+
+AnyVectorEnv = VectorEnv[Any, Any, Any]
+
+# What is registered, and what gives the very same results faster.
+_FASTER = {
+    "gymnasium.envs.classic_control.cartpole:CartPoleVectorEnv": "aioenv.native.cartpole:CartPoleVectorEnv",
+}
+
+
+def make_vector_env(factory: Callable[..., Any], num_envs: int) -> AnyVectorEnv:
+    """Call `factory(num_envs=num_envs)`, and see that a vector env of so many slots comes of it.
+
+    Raises:
+        TypeError: if it is something else.
+        ValueError: if it has another number of slots, or lacks a space.
+    """
+    try:
+        env = factory(num_envs=num_envs)
+    except TypeError as exc:
+        if "'num_envs'" in str(exc):
+            exc.add_note(
+                f"it is called with num_envs={num_envs}, to make one gymnasium.vector.VectorEnv of so many slots; what "
+                'makes single envs goes with backend="workers" (aioenv.AsyncVectorEnv)'
+            )
+        raise
+    if problem := what_is_no_env(env, "gymnasium.vector.VectorEnv"):
+        raise TypeError(f"expected a function that makes a gymnasium.vector.VectorEnv, got {problem}")
+    if not isinstance(env, VectorEnv):
+        raise TypeError(
+            f"expected a function that makes a gymnasium.vector.VectorEnv, got {type(env).__name__} from it; "
+            'for single envs use backend="workers" (aioenv.AsyncVectorEnv)'
+        )
+    if env.num_envs != num_envs:
+        problem = f"it was called with num_envs={num_envs} and made a vector env of {env.num_envs} slots"
+    for name in ("single_observation_space", "observation_space", "single_action_space", "action_space"):
+        if getattr(env, name, None) is None:
+            native = name.endswith("observation_space") and hasattr(env, "set_observation_size")
+            hint = ": call set_observation_size at the end of its __init__" * native
+            problem = f"the vector env that it made has no {name}{hint}"
+    if problem:
+        env.close()
+        raise ValueError(f"{factory!r}: {problem}")
+    return env
+
+
+def make_registered(env: str | EnvSpec, env_kwargs: dict[str, Any], *, num_envs: int) -> AnyVectorEnv:
+    """Make what is registered for an id, "module:id" or spec as a vector env, or ours with the same results."""
+    env = copy.deepcopy(_spec(env))
+    if is_native_task(env):
+        require_batch()
+        check_mujoco_gl()
+        env.vector_entry_point = TASKS[str(env.entry_point)]
+        env_kwargs = {name: value for name, value in env_kwargs.items() if name != "disable_env_checker"}
+        env_kwargs.setdefault("autoreset_mode", AutoresetMode.NEXT_STEP)
+        if env_kwargs.get("max_episode_steps") is None:
+            env_kwargs["max_episode_steps"] = env.max_episode_steps
+    else:
+        env.vector_entry_point = vector_entry_point(env)
+    made = gymnasium.make_vec(env, num_envs, vectorization_mode="vector_entry_point", **env_kwargs)
+    if made.unwrapped.spec is not None:
+        made.unwrapped.spec = made_plain(made.unwrapped.spec)
+    return made
+
+
+def vector_entry_point(spec: EnvSpec) -> Any:
+    """What makes the vector env of a spec: what is registered, or ours in its place; None if nothing does."""
+    entry_point: Any = spec.vector_entry_point
+    return _FASTER.get(entry_point, entry_point) if isinstance(entry_point, str) else entry_point
+
+
+def versioned(env_id: str) -> str:
+    """An id as `gymnasium.make` takes it: without a version it is that of the latest one, with Gymnasium's warning.
+
+    Raises:
+        gymnasium.error.Error: if it is malformed.
+    """
+    namespace, name, version = parse_env_id(env_id)
+    latest = find_highest_version(namespace, name) if version is None else None
+    if latest is None:
+        return env_id
+    found = get_env_id(namespace, name, latest)
+    logger.warn(f"Using the latest versioned environment `{found}` instead of the unversioned environment `{env_id}`.")
+    return found
+
+
+def _spec(env: str | EnvSpec) -> EnvSpec:
+    """The spec of an id or "module:id", whose module is imported."""
+    if isinstance(env, EnvSpec):
+        return env
+    module, _, env_id = env.rpartition(":")
+    if module:
+        importlib.import_module(module)
+    return gymnasium.spec(versioned(env_id))
+
+
+# ------------------------------------------------------------ specs of vector envs
+
+
+# Arguments of Gymnasium's vector envs that are ours too, and those that say how it does what is done here in workers.
+_SETTINGS = ("copy", "observation_mode", "autoreset_mode")
+_HOW = ("shared_memory", "context", "daemon", "max_concurrency")
+
+
+class VectorSpec(NamedTuple):
+    """What the spec of a vector env is made of.
+
+    Attributes:
+        spec: of one env.
+        num_envs: how many there were; None if the spec is of a single env.
+        wrappers: which each env was wrapped in.
+        settings: arguments of the vector env: `copy`, `observation_mode`, `autoreset_mode`, those of them that it had.
+    """
+
+    spec: EnvSpec
+    num_envs: int | None = None
+    wrappers: tuple[Callable[[Env[Any, Any]], Env[Any, Any]], ...] = ()
+    settings: dict[str, Any] = {}  # noqa: RUF012 (never written to)
+
+
+def take_apart(spec: EnvSpec) -> VectorSpec:
+    """Take the vector env's arguments, which `gymnasium.make_vec` notes among the env's own, out of a spec.
+
+    Raises:
+        ValueError: if the vector env had an argument that has no meaning here.
+    """
+    if "vectorization_mode" not in spec.kwargs:
+        return VectorSpec(spec)
+    kwargs = {name: value for name, value in spec.kwargs.items() if name != "vectorization_mode"}
+    num_envs = kwargs.pop("num_envs", 1)
+    wrappers = tuple(kwargs.pop("wrappers", ()))
+    given = dict(kwargs.pop("vector_kwargs", {}))
+    if others := sorted(given.keys() - {*_SETTINGS, *_HOW}):
+        raise ValueError(
+            f"env: the spec of {spec.id} is of a vector env that was made with {', '.join(others)}, which is "
+            "Gymnasium's alone. Take it out of spec.kwargs['vector_kwargs']"
+        )
+    settings = {name: given[name] for name in _SETTINGS if name in given}
+    if "autoreset_mode" in kwargs:
+        settings["autoreset_mode"] = kwargs.pop("autoreset_mode")
+    steps = kwargs.pop("max_episode_steps", None)
+    ours = spec.vector_entry_point in TASKS.values()  # which is found again where it is asked for
+    single = dataclasses.replace(
+        spec,
+        kwargs=kwargs,
+        max_episode_steps=spec.max_episode_steps if steps is None else steps,
+        vector_entry_point=None if ours else spec.vector_entry_point,
+    )
+    return VectorSpec(single, num_envs, wrappers, settings)
+
+
+def made_plain(spec: EnvSpec) -> EnvSpec:
+    """Give a spec that can be written as JSON, where modes were enums."""
+    values = {key: value.value if isinstance(value, AutoresetMode) else value for key, value in spec.kwargs.items()}
+    return dataclasses.replace(spec, kwargs=values)
+
+
+def of_so_many(spec: EnvSpec | None, num_envs: int) -> EnvSpec | None:
+    """Give the spec of a vector env that is split over workers, from that of one worker's share."""
+    if spec is None or "vectorization_mode" not in spec.kwargs:
+        return spec
+    return dataclasses.replace(spec, kwargs={**spec.kwargs, "num_envs": num_envs})
+
+
+def refuse_wrappers(spec: EnvSpec, others: Sequence[Any] = ()) -> None:
+    """See that there are no wrappers of single envs, where one vector env is to be made.
+
+    Args:
+        spec: the spec.
+        others: wrappers that a vector env's spec has named beside it.
+
+    Raises:
+        ValueError: if there are; the message names them, and says what to do.
+    """
+    names = [wrapper.name for wrapper in spec.additional_wrappers]
+    names += [getattr(wrapper, "__name__", repr(wrapper)) for wrapper in others]
+    if names:
+        raise ValueError(
+            f'backend="native": the spec of {spec.id} has wrappers of single envs ({", ".join(names)}), which can\'t '
+            'be put around one vector env. Use backend="workers", or take them out of the spec (additional_wrappers, '
+            "kwargs['wrappers']) and wrap the vector env in their namesakes of gymnasium.wrappers.vector"
+        )

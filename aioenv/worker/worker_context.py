@@ -1,0 +1,131 @@
+"""What a worker shares with its parent: a mark that says which row it runs now, and a block of shared memory.
+
+The parent reads the mark when the worker hangs or dies. A worker is a process or, for debugging, a thread of its
+parent, so all of this is thread-local.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from aioenv.ipc.memory import CurrentRow, map_shared
+
+__all__ = [
+    "keep_memory",
+    "map_memory",
+    "map_memory_part",
+    "move_high",
+    "owns_process",
+    "release_memory",
+    "row_mark",
+    "running_row",
+    "share_row_mark",
+    "use_row_mark_of_parent",
+]
+
+
+_HIGH_FD = 100  # out of the way of code that closes "all" low descriptors
+
+
+class _WorkerContext(threading.local):
+    """What this thread knows of its worker; until a mark is shared, only this thread sees its own."""
+
+    def __init__(self) -> None:
+        self.row_mark = CurrentRow(None).cell
+        self.owns_process = True
+        self.memory_fd: int | None = None
+
+
+_context = _WorkerContext()
+
+
+def owns_process() -> bool:
+    """Return whether this process is the worker's own, and not its parent's."""
+    return _context.owns_process
+
+
+# ------------------------------------------------------------ the current row
+
+
+def row_mark() -> memoryview:
+    """Return the mark: write `mark[0] = row + 1` before an env runs, and 0 after the last one."""
+    return _context.row_mark
+
+
+def share_row_mark(fd: int | None) -> None:
+    """Share the mark with the parent (see `CurrentRow`) and close the descriptor; None means no such memory."""
+    if fd is None:
+        return
+    _context.row_mark = CurrentRow(fd).cell
+    os.close(fd)
+
+
+def use_row_mark_of_parent(mark: memoryview) -> None:
+    """Use a mark that the parent, in this same process, has made."""
+    _context.row_mark, _context.owns_process = mark, False
+
+
+@contextlib.contextmanager
+def running_row(number: int) -> Iterator[None]:
+    """Mark a row for the length of a block; too slow for the hot path. SystemExit, which ends the worker, keeps it."""
+    mark = _context.row_mark
+    mark[0] = number + 1
+    try:
+        yield
+    except SystemExit:
+        raise
+    except BaseException:
+        mark[0] = 0
+        raise
+    mark[0] = 0
+
+
+# ------------------------------------------------------------ shared memory
+
+
+def keep_memory(fd: int | None) -> None:
+    """Move a descriptor of shared memory out of the reach of env factories, until its layout is known.
+
+    Args:
+        fd: a descriptor of `ipc.memory.Shared`; None if nothing is shared.
+    """
+    if fd is not None:
+        try:
+            _context.memory_fd = move_high(fd)
+        finally:
+            os.close(fd)
+
+
+def map_memory(size: int) -> Any:
+    """Map the shared memory and close its descriptor: this works once."""
+    memory = map_memory_part(0, size)
+    release_memory()
+    return memory
+
+
+def map_memory_part(offset: int, size: int) -> Any:
+    """Map a part of shared memory that grows; this works any number of times."""
+    if _context.memory_fd is None:
+        raise RuntimeError("this worker was started without shared memory")
+    return map_shared(_context.memory_fd, size, offset)
+
+
+def release_memory() -> None:
+    """Close the descriptor if it is still open."""
+    fd, _context.memory_fd = _context.memory_fd, None
+    if fd is not None:
+        os.close(fd)
+
+
+def move_high(fd: int) -> int:
+    """Duplicate a descriptor under a high number, which code that closes all low descriptors does not reach."""
+    try:
+        import fcntl
+
+        return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _HIGH_FD)
+    except (ImportError, OSError):  # no fcntl on Windows; a low `ulimit -n`
+        return os.dup(fd)
