@@ -5,8 +5,8 @@ socketpair whose readiness the loop reports, one scatter read into the arrays wh
 write.
 
 `open_channel_ends` makes both ends of a new channel. A launch method passes the worker's descriptors on, and knows
-nothing else about the channel. Another kind of channel (frames over TCP to a worker on another machine, say) is a class
-with the methods of `Channel`, a name in `CHANNELS`, and a branch in `open_channel_ends`.
+nothing else about the channel. To add a kind of channel (TCP to a worker on another machine, say), write a class with
+the methods of `Channel`, add a name to `CHANNELS`, and add a branch to `open_channel_ends`.
 """
 
 from __future__ import annotations

@@ -197,7 +197,7 @@ class Connection:
             try:
                 pending.on_reply(frame)
             except BaseException:
-                requests.pending[frame.request] = pending  # the error ends the connection, which it is told of
+                requests.pending[frame.request] = pending  # the error ends the connection, and with it this request
                 raise
 
     async def current_stack(self) -> str:

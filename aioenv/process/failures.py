@@ -131,7 +131,7 @@ def worker_died(
 
 
 def _sigkill_sender() -> str:
-    """Return who sent SIGKILL, as far as the kernel's counter of out-of-memory kills tells."""
+    """Return the probable sender of a SIGKILL, from the kernel's counter of out-of-memory kills."""
     before, now = oom_kills_at_start(), oom_kills()
     if before is None or now is None:
         return "by another process, or by the kernel because memory ran out: see `dmesg`"

@@ -6,9 +6,9 @@ to the thread). Each worker leads a process group of its own: Ctrl-C does not re
 can be ended with it. For debugging, a worker may be a thread of this process instead.
 
 Three questions about a worker have independent answers. This module answers how it is launched; `channel.py` by what
-channel its frames travel; `ipc/memory.py` what memory it shares. Another launch method (on other machines, say) is a
-function like `_spawn` here, a name in `START_METHODS`, and a class with the methods of `process.Process`. A method that
-can't pass descriptors on takes a channel that connects by other means, and no shared memory.
+channel its frames travel; `ipc/memory.py` what memory it shares. To add a launch method (on other machines, say), write
+a function like `_spawn` here and a class with the methods of `process.Process`, and add a name to `START_METHODS`. A
+method that can't pass descriptors on needs a channel that connects by other means, and shares no memory.
 """
 
 from __future__ import annotations

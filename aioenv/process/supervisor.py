@@ -496,7 +496,7 @@ class Worker:
                 request.on_reply(self.death_error())
             except Exception:  # the other requests must fail too
                 with contextlib.suppress(Exception):  # of a log handler
-                    _log.exception("the end of %s could not be told to all who waited for it", self._label)
+                    _log.exception("a request that %s left unanswered could not be failed", self._label)
         if unasked and self.on_death is not None:
             self.on_death(self)
 

@@ -1,4 +1,4 @@
-"""The timeline of who worked when: collected during a run, written as JSON that Perfetto and Chrome open.
+"""Timelines of the parent and its workers: collected during a run, written as JSON for Perfetto and Chrome.
 
 Times are those of `time.perf_counter`. On Linux (CLOCK_MONOTONIC), macOS and Windows all processes of a machine share
 that clock, so times of a worker and of the parent can be compared directly.
