@@ -41,7 +41,7 @@ def run_worker(
         read_fd: the descriptor that frames are read from.
         write_fd: the descriptor that frames are written to.
         row_mark_fd: of the memory of a `CurrentRow`, or None.
-        memory_fd: of the memory of a `Shared`, or None.
+        memory_fd: of the memory of a `SharedMemory`, or None.
         variables_before: the environment variables that a forked worker's fork server had before its imports.
 
     Exit handlers run, but the interpreter is not finalized: that would copy pages that a forked worker shares, and
