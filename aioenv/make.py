@@ -25,9 +25,9 @@ from aioenv.vector_env import AsyncVectorEnv
 from aioenv.worker.making import (
     is_native_task,
     make_env,
-    make_noted,
+    make_with_hints,
     refuse_wrappers,
-    take_apart,
+    split_spec,
     vector_entry_point,
     versioned,
 )
@@ -113,7 +113,7 @@ def make_vec(
     if isinstance(env, str) and ":" not in env:  # "module:id" is imported in the worker
         env = versioned(env)
     if isinstance(env, EnvSpec):
-        theirs = take_apart(env)
+        theirs = split_spec(env)
         env = theirs.spec
         num_envs = theirs.num_envs if num_envs is None else num_envs
         if backend == "native":
@@ -146,7 +146,7 @@ def make_vec(
             env_kwargs["autoreset_mode"] = parse_mode(autoreset_mode)
         factory = vector_env_factory(env, env_kwargs)
         if near := _misspelled(env_kwargs):
-            factory = partial(make_noted, factory, near)
+            factory = partial(make_with_hints, factory, near)
         return NativeVectorEnv(
             factory,
             num_envs,

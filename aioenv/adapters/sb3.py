@@ -109,9 +109,9 @@ class VecEnv(_VecEnv):  # type: ignore[misc]  # Stable-Baselines3 need not be in
             super().__init__(envs.num_envs, envs.single_observation_space, envs.single_action_space)
             self.render_mode = envs.render_mode  # theirs is that of the envs, without `render=`
             self.metadata = {key: value for key, value in envs.metadata.items() if key != "autoreset_mode"}
-            schedule = envs._envs._scheduler
-            if isinstance(schedule, RequestScheduler):  # infos are split again, and each env's must be as it was
-                schedule.merge_infos = merge_infos_or_rows
+            backend = envs._envs._backend
+            if isinstance(backend, RequestScheduler):  # infos are split again, and each env's must be as it was
+                backend.merge_infos = merge_infos_or_rows
         except BaseException:
             envs.close()
             raise
@@ -291,11 +291,11 @@ async def _query_envs(
     envs: AsyncVectorEnv, slots: list[int], what: str, query: EnvQuery, args: tuple[Any, ...]
 ) -> tuple[Any, ...]:
     """Run a query on some slots; return the results in the order of the slots."""
-    schedule = envs._check_running()
+    backend = envs._check_running()
     function = query.rows if isinstance(envs, NativeVectorEnv) else query.single
-    numbers = schedule.table.named(slots)
+    numbers = backend.table.slot_numbers(slots)
     with envs._clock.envs:
-        return in_order(numbers, await schedule.for_each(numbers, what, "apply", lambda _: (function, args)))
+        return in_order(numbers, await backend.call_service(numbers, what, "apply", lambda _: (function, args)))
 
 
 async def _reset_each(envs: AsyncVectorEnv, seeds: list[int | None], options: list[dict[str, Any]]) -> Ready:

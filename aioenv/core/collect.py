@@ -13,20 +13,20 @@ from aioenv.errors import SlotError
 from aioenv.spaces.infos import Columns, merge_infos
 from aioenv.spaces.layout import Layout
 
-__all__ = ["Merge", "harvest", "so_far"]
+__all__ = ["Merge", "collect_ready", "partial_result"]
 
 Parts = list[tuple[BatchRequest, WorkerRequest]]
 Merge: TypeAlias = Callable[[Sequence[Columns], int], dict[str, Any]]
 
 
-def so_far(layout: Layout, exchange: BatchRequest) -> StepResult | ResetResult:
+def partial_result(layout: Layout, request: BatchRequest) -> StepResult | ResetResult:
     """What there is of a whole batch of which some parts are missing: zeros there; in arrays of its own."""
-    batch = exchange.batch
+    batch = request.batch
     n = len(batch.reward)
     obs, objects = layout.zeros(n), layout.no_objects(n)
     reward, terminated, truncated = np.zeros(n), np.zeros(n, np.bool_), np.zeros(n, np.bool_)
     columns: list[Columns] = []
-    for part in exchange.parts:
+    for part in request.parts:
         if not part.arrived:
             continue
         rows = slice(part.start, part.stop)
@@ -37,31 +37,31 @@ def so_far(layout: Layout, exchange: BatchRequest) -> StepResult | ResetResult:
         reward[rows], terminated[rows] = batch.reward[rows], batch.terminated[rows]
         truncated[rows] = batch.truncated[rows]
         columns += part.columns
-    if not exchange.stepped:
+    if not request.stepped:
         return ResetResult(layout.assemble(obs, objects), merge_infos(columns, n))
     return StepResult(layout.assemble(obs, objects), reward, terminated, truncated, merge_infos(columns, n))
 
 
-def harvest(
+def collect_ready(
     layout: Layout, parts: Parts, max_slots: int | None, merge_infos: Merge
 ) -> tuple[Ready, list[tuple[BatchRequest, Any]], list[tuple[SlotError, set[int]]], Parts]:
     """Take the results of up to `max_slots` slots, of the oldest parts first; `merge_infos` makes their info dict.
 
     Returns:
-        The results; the exchanges they come from with the slots taken of each; the errors, each with those of its slots
+        The results; the requests they come from with the slots taken of each; the errors, each with those of its slots
         that are taken; and the parts of which something is left.
     """
     taken: list[tuple[BatchRequest, WorkerRequest, list[int]]] = []  # with rows of the part
     rest: Parts = []
     room = sum(len(part.slots) for _, part in parts) if max_slots is None else max_slots
-    for exchange, part in parts:
+    for request, part in parts:
         assert part.untaken is not None
         rows, part.untaken = part.untaken[:room], part.untaken[room:]
         room -= len(rows)
         if rows:
-            taken.append((exchange, part, rows))
+            taken.append((request, part, rows))
         if part.untaken:
-            rest.append((exchange, part))
+            rest.append((request, part))
     slots = np.array([slot for _, part, rows in taken for slot in part.slots[rows].tolist()], np.int64)
     order = np.argsort(slots)
     n = len(slots)
@@ -74,11 +74,11 @@ def harvest(
     errors: list[tuple[SlotError, set[int]]] = []
     moves: dict[BatchRequest, tuple[list[int], list[int]]] = {}  # rows of its batch, and rows of the result
     begin = 0
-    for exchange, part, rows in taken:
+    for request, part, rows in taken:
         source = [row + part.start for row in rows]
         target = place[begin : begin + len(rows)].tolist()
         begin += len(rows)
-        theirs, mine = moves.setdefault(exchange, ([], []))
+        theirs, mine = moves.setdefault(request, ([], []))
         theirs += source
         mine += target
         for column, items in zip(objects, part.objects, strict=False):
@@ -89,8 +89,8 @@ def harvest(
         if part.errors:
             numbers = set(part.slots[rows].tolist())
             errors += [(error, hit) for error in part.errors if (hit := numbers.intersection(error.slots))]
-    for exchange, (theirs, mine) in moves.items():
-        batch = exchange.batch
+    for request, (theirs, mine) in moves.items():
+        batch = request.batch
         for array, other in zip(obs, batch.obs, strict=True):
             array[mine] = other[theirs]
         reward[mine] = batch.reward[theirs]
@@ -98,8 +98,8 @@ def harvest(
         truncated[mine] = batch.truncated[theirs]
     info = merge_infos(columns, n)
     ready = Ready(slots[order], layout.assemble(obs, objects), reward, terminated, truncated, info)
-    exchanges = [(exchange, part.slots[rows]) for exchange, part, rows in taken]
-    return ready, exchanges, errors, rest
+    requests = [(request, part.slots[rows]) for request, part, rows in taken]
+    return ready, requests, errors, rest
 
 
 def _chosen(columns: Columns, source: Any, target: Any) -> Columns | None:

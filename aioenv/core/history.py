@@ -31,30 +31,30 @@ class SlotHistory:
     """Last observations and what images of them are drawn from, seeds, operations and checkpoints, by slot.
 
     Args:
-        fleet: for the layouts.
+        worker_pool: for the layouts.
         num_envs: how many slots there are.
         state_size: how many float64 of physics state images of a slot are drawn from; 0 for none.
-        resets_at_once: whether an episode's last step brings the next one's first observation (SAME_STEP).
+        same_step: whether an episode's last step brings the next one's first observation (SAME_STEP).
     """
 
-    def __init__(self, fleet: WorkerPool, num_envs: int, *, state_size: int, resets_at_once: bool) -> None:
-        checkpoint_size = fleet.checkpoint_size
+    def __init__(self, worker_pool: WorkerPool, num_envs: int, *, state_size: int, same_step: bool) -> None:
+        checkpoint_size = worker_pool.checkpoint_size
         self._seeds: list[int | None] = [None] * num_envs
-        self._fleet = fleet
-        self._resets_at_once = resets_at_once
-        self._obs = fleet.received.zeros(num_envs)
-        self._objects = fleet.received.no_objects(num_envs)
+        self._worker_pool = worker_pool
+        self._same_step = same_step
+        self._obs = worker_pool.received.zeros(num_envs)
+        self._objects = worker_pool.received.no_objects(num_envs)
         self._states = np.zeros((num_envs, state_size))
-        self._over = np.zeros(num_envs, np.bool_)
+        self._ended = np.zeros(num_envs, np.bool_)
         self._done: npt.NDArray[Any] = np.full(
             num_envs, None, object
         )  # what was done last, a `SentRequest` or a `StateSet`
         self._failed: set[int] = set()  # which must be reset: their envs have raised since they were last known
         self._before = np.zeros((num_envs, checkpoint_size))
         self._after = np.zeros((num_envs, checkpoint_size))
-        self._beyond_before: dict[int, bytes] = {}  # what did not fit into these two
-        self._beyond_after: dict[int, bytes] = {}
-        for member, checkpoints in fleet.first_checkpoints.items():
+        self._overflow_before: dict[int, bytes] = {}  # what did not fit into these two
+        self._overflow_after: dict[int, bytes] = {}
+        for member, checkpoints in worker_pool.first_checkpoints.items():
             if checkpoints is not None:
                 self.note_first(member, checkpoints, list(range(member.stop - member.start)))
 
@@ -66,28 +66,28 @@ class SlotHistory:
 
     def note_first(self, member: WorkerSlots, checkpoints: Any, rows: list[int]) -> None:
         """The checkpoints of envs that were just made (see `EnvService.configure`): these rows start from them."""
-        array, beyond = checkpoints[0], dict(checkpoints[1])
+        array, overflow = checkpoints[0], dict(checkpoints[1])
         for row in rows:
-            self._note_after(member.start + row, array[row], beyond.get(row))
+            self._note_after(member.start + row, array[row], overflow.get(row))
 
-    def _note_after(self, slot: int, checkpoint: Any, beyond: bytes | None) -> None:
+    def _note_after(self, slot: int, checkpoint: Any, overflow: bytes | None) -> None:
         self._after[slot] = checkpoint
-        self._beyond_after.pop(slot, None)
-        if beyond is not None:
-            self._beyond_after[slot] = beyond
+        self._overflow_after.pop(slot, None)
+        if overflow is not None:
+            self._overflow_after[slot] = overflow
 
     def note_states(self, states: Mapping[int, tuple[Any, Any]]) -> None:
         """Slots were put into states: by slot, the state and the checkpoint of it."""
         for slot, (state, checkpoint) in states.items():
             self._done[slot] = StateSet(state)
             self._failed.discard(slot)
-            self._over[slot] = False
+            self._ended[slot] = False
             if checkpoint is not None:
                 self._note_after(slot, *checkpoint)
 
-    def note(self, exchange: BatchRequest, part: WorkerRequest) -> None:
+    def note(self, request: BatchRequest, part: WorkerRequest) -> None:
         """A reply is in: this is now the last that is known of its slots."""
-        batch, sent, rows = exchange.batch, part.sent, slice(part.start, part.stop)
+        batch, sent, rows = request.batch, part.sent, slice(part.start, part.stop)
         assert sent is not None
         slots: Any = part.slots
         if slots[-1] - slots[0] + 1 == len(slots):
@@ -104,39 +104,39 @@ class SlotHistory:
         if self._failed:
             self._failed.difference_update(sent.slots.tolist())
         if sent.kind is Kind.STEP:
-            self._over[slots] = False if self._resets_at_once else batch.terminated[rows] | batch.truncated[rows]
+            self._ended[slots] = False if self._same_step else batch.terminated[rows] | batch.truncated[rows]
         else:
-            self._over[done] = False
+            self._ended[done] = False
         if self._after.shape[1]:
-            if not self._fleet.vectorized:  # which is not told what was before
+            if not self._worker_pool.vectorized:  # which is not told what was before
                 self._before[done] = self._after[done]
             self._after[slots] = batch.checkpoint[rows]
-            if part.beyond or self._beyond_after or self._beyond_before:
-                self._note_beyond(sent.slots if sent.kind is Kind.RESET else part.slots, part)
+            if part.overflow or self._overflow_after or self._overflow_before:
+                self._note_overflow(sent.slots if sent.kind is Kind.RESET else part.slots, part)
         for error in part.errors:  # what they did can't be done again; they must be reset anyway
             self._done[list(error.slots)] = None
             self._failed.update(error.slots)
 
-    def _note_beyond(self, done: npt.NDArray[np.int64], part: WorkerRequest) -> None:
+    def _note_overflow(self, done: npt.NDArray[np.int64], part: WorkerRequest) -> None:
         for slot in done.tolist():
-            self._beyond_before.pop(slot, None)
-            if (last := self._beyond_after.pop(slot, None)) is not None:
-                self._beyond_before[slot] = last
-        self._beyond_after.update((part.member.start + row, data) for row, data in part.beyond)
+            self._overflow_before.pop(slot, None)
+            if (last := self._overflow_after.pop(slot, None)) is not None:
+                self._overflow_before[slot] = last
+        self._overflow_after.update((part.member.start + row, data) for row, data in part.overflow)
 
     def lost_rows(self, member: WorkerSlots, rows: list[int]) -> list[LostRow]:
         """What rows of a worker that begin anew are told; none for those that had not begun.
 
         One that had failed is told its seed alone: it is reset before it is stepped.
         """
-        observations = list(self._fleet.received.rows(self._obs, self._objects))
+        observations = list(self._worker_pool.received.rows(self._obs, self._objects))
         lost = []
         for row in rows:
             slot = member.start + row
             seed = _derive(self._seeds[slot], member.worker.generation)
             if self._done[slot] is not None:
-                lost.append(LostRow(row, seed, observations[slot], bool(self._over[slot]), self._state(slot)))
-            elif slot in self._failed and not self._fleet.vectorized:
+                lost.append(LostRow(row, seed, observations[slot], bool(self._ended[slot]), self._state(slot)))
+            elif slot in self._failed and not self._worker_pool.vectorized:
                 lost.append(LostRow(row, seed, None, True, self._state(slot)))
         return lost
 
@@ -145,7 +145,7 @@ class SlotHistory:
         slots = [slot for slot in sorted(self._failed) if member.start <= slot < member.stop]
         if not slots:
             return []
-        observations = list(self._fleet.received.rows(self._obs, self._objects))
+        observations = list(self._worker_pool.received.rows(self._obs, self._objects))
         known = [slot for slot in slots if all(column[slot] is not None for column in self._objects)]
         return [(slot - member.start, observations[slot]) for slot in known]
 
@@ -158,16 +158,16 @@ class SlotHistory:
         rows = [slot - member.start for slot in every if self._done[slot] is not None or slot in self._failed]
         slots = [member.start + row for row in rows]
         operations = [self._operation(slot, slot - member.start) for slot in slots]
-        beyond = [(self._beyond_before.get(slot), self._beyond_after.get(slot)) for slot in slots]
-        return rows, self._before[slots], operations, self._after[slots], beyond, self._states[slots]
+        overflow = [(self._overflow_before.get(slot), self._overflow_after.get(slot)) for slot in slots]
+        return rows, self._before[slots], operations, self._after[slots], overflow, self._states[slots]
 
     def resumed_env(self, member: WorkerSlots) -> tuple[list[int], Any, list[bytes | None], list[Any], list[Any]]:
         """What a worker whose slots are one vector env is told (see `VectorService.resume`)."""
         slots = slice(member.start, member.stop)
         rows = [row for row in range(member.stop - member.start) if self._done[member.start + row] is not None]
-        beyond = [self._beyond_after.get(slot) for slot in range(member.start, member.stop)]
+        overflow = [self._overflow_after.get(slot) for slot in range(member.start, member.stop)]
         objects = [column[slots] for column in self._objects]
-        return rows, self._after[slots], beyond, [array[slots] for array in self._obs], objects
+        return rows, self._after[slots], overflow, [array[slots] for array in self._obs], objects
 
     def _operation(self, slot: int, row: int) -> tuple[Any, ...] | None:
         """What was done to a slot last, as `EnvService.resume` takes it; None if it has failed since."""
@@ -177,14 +177,14 @@ class SlotHistory:
         if isinstance(sent, StateSet):
             return "set_state", sent.state
         if sent.kind is Kind.RESET:
-            request: ResetRequest = load(sent.tail)
+            request: ResetRequest = load(sent.payload)
             return "reset", request.seeds[request.rows.index(row)], request.options
-        _, objects, given = load_step(sent.tail)
+        _, objects, given = load_step(sent.payload)
         slots = sent.slots.tolist()
         index = slots.index(slot)
         if given is not None:
             return "step", given[index]
-        actions = self._fleet.actions
+        actions = self._worker_pool.actions
         arrays = actions.split(b"".join(sent.fixed), len(slots), sent.shared)
         return "step", actions.rows(arrays, objects or ())[index]
 

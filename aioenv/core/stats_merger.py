@@ -25,17 +25,17 @@ class StatsMerger:
     is fetched, merged here, and the outcome sent back, which gives the same bits.
 
     Args:
-        fleet: the workers, and the statistics that their factories refer to.
+        worker_pool: the workers, and the statistics that their factories refer to.
 
     Attributes:
-        patience: how long workers may take that have copies.
+        timeouts: how long workers may take that have copies.
     """
 
-    patience: ReplyTimeouts
+    timeouts: ReplyTimeouts
 
-    def __init__(self, fleet: WorkerPool) -> None:
-        self._fleet = fleet
-        merged = [stats for stats in fleet.stats if not stats.live]
+    def __init__(self, worker_pool: WorkerPool) -> None:
+        self._worker_pool = worker_pool
+        merged = [stats for stats in worker_pool.stats if not stats.live]
         self._shared = [stats for stats in merged if stats.shared]
         self._copied = {stats.key: stats for stats in merged if not stats.shared}
         self._exchanging: asyncio.Task[None] | None = None
@@ -63,7 +63,7 @@ class StatsMerger:
             await asyncio.shield(self._exchanging)
 
     async def _exchange(self) -> None:
-        workers = [member.worker for member in self._fleet.members]
+        workers = [member.worker for member in self._worker_pool.members]
         for taken in await self._call(workers, "take_stats"):
             for key, by_slot in taken.items():
                 if key in self._copied and not self._copied[key].closed:
@@ -77,7 +77,7 @@ class StatsMerger:
         """What workers answer; of those that have died nothing: what they had seen is lost with them."""
         tasks = [own_task(worker.call(method, *args)) for worker in workers]
         try:
-            replies = await self.patience.gather("merge", tasks)
+            replies = await self.timeouts.gather("merge", tasks)
         finally:
             for task in tasks:
                 task.cancel()

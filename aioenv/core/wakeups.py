@@ -29,7 +29,7 @@ class WakeupCoalescer:
 
     def __init__(self, channels: Sequence[ScatterChannel]) -> None:
         self._channels = channels
-        self._exchanges: list[BatchRequest] = []  # the steps that are under way, oldest first
+        self._requests: list[BatchRequest] = []  # the steps that are under way, oldest first
         self._resting: Sequence[ScatterChannel] = ()
         self._last: ScatterChannel | None = None  # whose reply came last
         self._times = 0  # how often in a row
@@ -37,12 +37,12 @@ class WakeupCoalescer:
         for channel in channels:
             channel.on_read = self._on_read
 
-    def begin(self, exchange: BatchRequest) -> None:
+    def begin(self, request: BatchRequest) -> None:
         """A plain step has been sent to all workers."""
-        exchanges = self._exchanges
-        if exchanges:  # one may be used again before anything was read
-            exchanges[:] = [one for one in exchanges if one.open and one is not exchange]
-        exchanges.append(exchange)
+        requests = self._requests
+        if requests:  # one may be used again before anything was read
+            requests[:] = [one for one in requests if one.open and one is not request]
+        requests.append(request)
         if self._times >= _TIMES and not self._resting and self._owe_nothing_else():
             self._resting = [channel for channel in self._channels if channel is not self._last]
             for channel in self._resting:
@@ -51,21 +51,21 @@ class WakeupCoalescer:
     def _owe_nothing_else(self) -> bool:
         """Whether all but the last one have nothing to answer but these steps."""
         for number, channel in enumerate(self._channels):
-            steps = sum(not exchange.parts[number].arrived for exchange in self._exchanges)
+            steps = sum(not request.parts[number].arrived for request in self._requests)
             if channel is not self._last and len(channel.requests.pending) != steps:
                 return False
         return True
 
     def _on_read(self, channel: ScatterChannel) -> None:
-        exchanges = self._exchanges
-        if not exchanges or self._looking:
+        requests = self._requests
+        if not requests or self._looking:
             return
         if self._resting:
             self._look(len(channel.requests.pending))
-        if exchanges[0].open:
+        if requests[0].open:
             return
-        while exchanges and not exchanges[0].open:
-            del exchanges[0]
+        while requests and not requests[0].open:
+            del requests[0]
         if channel is self._last:
             self._times += 1
         else:
@@ -96,4 +96,4 @@ class WakeupCoalescer:
 
     def forget(self) -> None:
         """Let go of the last steps."""
-        self._exchanges.clear()
+        self._requests.clear()

@@ -20,7 +20,7 @@ __all__ = ["call_workers"]
 
 
 async def call_workers(
-    schedule: RequestScheduler, slots: Iterable[int] | None, what: str, method: str, arguments: Any
+    scheduler: RequestScheduler, slots: Iterable[int] | None, what: str, method: str, arguments: Any
 ) -> tuple[Any, ...]:
     """Call a method of the workers' services for some slots; results are in the order of slots.
 
@@ -28,17 +28,17 @@ async def call_workers(
         what: the user's call, for errors.
         arguments: gives what the method gets after the rows, for the slots of one worker.
     """
-    numbers = np.sort(schedule.table.named(slots))
-    schedule.table.check_call(numbers, what)
+    numbers = np.sort(scheduler.table.slot_numbers(slots))
+    scheduler.table.check_call(numbers, what)
     shares: list[tuple[WorkerSlots, list[int]]] = []
-    for member in schedule.fleet.members:
+    for member in scheduler.worker_pool.members:
         mine = numbers[(numbers >= member.start) & (numbers < member.stop)].tolist()
         if mine:
             shares.append((member, mine))
-    if schedule.restarter is not None:
-        await schedule.patience.settle(what, [member for member, _ in shares])
-        schedule.check_open()
-        schedule.table.check_call(numbers, what)  # others may have sent something meanwhile
+    if scheduler.restarter is not None:
+        await scheduler.timeouts.wait_for_restarts(what, [member for member, _ in shares])
+        scheduler.check_open()
+        scheduler.table.check_call(numbers, what)  # others may have sent something meanwhile
     # all is sent before anything is awaited: a cancellation finds the call made in every env, or in none
     try:
         calls = [
@@ -48,8 +48,8 @@ async def call_workers(
     except Exception as exc:
         raise TypeError(f"{what}: expected what can be pickled, got {type(exc).__name__}: {exc}") from exc
     asked = [_ask(member, call) for (member, _), call in zip(shares, calls, strict=True)]
-    replies = await schedule.patience.gather(what, asked)
-    if schedule.closing and (deaths := [reply for reply in replies if isinstance(reply, SlotError)]):
+    replies = await scheduler.timeouts.gather(what, asked)
+    if scheduler.closing and (deaths := [reply for reply in replies if isinstance(reply, SlotError)]):
         raise ClosedError(f"{what}: the vector env was closed while this was in flight") from deaths[0]
     results: dict[int, Any] = {}
     errors: list[SlotError] = []

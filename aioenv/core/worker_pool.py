@@ -19,7 +19,7 @@ from gymnasium.vector.utils import batch_differing_spaces
 from aioenv.core.model_fields import ModelFields
 from aioenv.core.own_envs import check_own_envs
 from aioenv.core.programs import WorkerCode
-from aioenv.definitions.restore import Shipped
+from aioenv.definitions.restore import FactoryReference
 from aioenv.errors import ResumeError, SpaceMismatchError, WorkerStartError
 from aioenv.ipc.memory import Shared
 from aioenv.ipc.messages import dump_code, load
@@ -40,7 +40,7 @@ from aioenv.stats.episodes import EpisodeStats
 from aioenv.stats.running import SharedRunningStats
 from aioenv.worker.description import EnvDescription
 from aioenv.worker.env_service import EnvService
-from aioenv.worker.loop import run_here
+from aioenv.worker.loop import run_in_thread
 from aioenv.worker.specs import restore_values
 from aioenv.worker.vector_service import VectorService
 from aioenv.worker.worker_end import MAX_POLL_S
@@ -62,7 +62,7 @@ class WorkerSlots:
 
 
 class WorkerPoolConfig(NamedTuple):
-    """What a fleet is started with; see `AsyncVectorEnv`."""
+    """What a worker_pool is started with; see `AsyncVectorEnv`."""
 
     code: WorkerCode | None  # None: there are no workers
     num_workers: int
@@ -79,7 +79,7 @@ class WorkerPoolConfig(NamedTuple):
     restart: RestartPolicy | None = None
     cpu_affinity: tuple[tuple[int, ...], ...] | None = None
     transport: str = "auto"
-    num_lanes: int = 2  # of shared memory, if any arrays lie there
+    num_shared_batches: int = 2  # of shared memory, if any arrays lie there
     ignored: tuple[str, ...] = ()  # names of signals
     debug: bool = False  # workers are threads of this process
     stats: Sequence[SharedRunningStats] = ()  # what the factories refer to
@@ -103,7 +103,7 @@ class WorkerPool:
         render_modes: of each slot.
         observations, actions: the layouts of the single spaces.
         received: the layout of observations as workers send them.
-        instead: the leaves of it that are others than those of `observations`, by number (see `receive_instead`).
+        instead: the leaves of it that are others than those of `observations`, by number (see `replace_leaf`).
         sources: one MuJoCo source a slot, or None where a slot has none (or none were asked for).
         first_checkpoints: of the envs as they were made (see `EnvService.configure`), or None.
         drawn_by: the name of the OpenGL that workers draw observations with; empty if they draw none.
@@ -129,7 +129,7 @@ class WorkerPool:
     spec: Any
     observations: Layout
     received: Layout
-    instead: dict[int, Leaf]
+    replaced: dict[int, Leaf]
     actions: Layout
     sources: list[MujocoSource | None]
     drawn_by: str
@@ -137,13 +137,13 @@ class WorkerPool:
     first_checkpoints: dict[WorkerSlots, Any]
     steps_some: bool
     _alike: set[Worker]  # whose first env has the very spaces that were agreed on
-    lanes: list[SharedBatch]
+    shared_batches: list[SharedBatch]
 
     def __init__(self, config: WorkerPoolConfig) -> None:
         self._config = config
         self.vectorized = config.vectorized
         self.members = []
-        self.lanes = []
+        self.shared_batches = []
         self.stats = config.stats
         self.episodes = config.episodes
         self.model_fields: ModelFields | None = None
@@ -165,7 +165,7 @@ class WorkerPool:
         for index, (start, stop) in enumerate(spans):
             service: Any = partial(
                 EnvService,
-                Shipped(),
+                FactoryReference(),
                 config.autoreset_mode,
                 config.find_sources,
                 resume,
@@ -179,7 +179,7 @@ class WorkerPool:
             if config.vectorized:
                 service = partial(
                     VectorService,
-                    Shipped(),
+                    FactoryReference(),
                     stop - start,
                     config.find_sources,
                     resume,
@@ -205,7 +205,7 @@ class WorkerPool:
                 cpus=affinity[index % len(affinity)] if affinity is not None else None,
                 cpu_share=cpu_share,
                 ignored=config.ignored,
-                here=run_here if config.debug else None,
+                here=run_in_thread if config.debug else None,
             )
             self.members.append(WorkerSlots(worker, start, stop, SchemaTable(same)))
 
@@ -247,7 +247,7 @@ class WorkerPool:
         for member in self.members:
             member.worker.memory = self._memory
 
-    def receive_instead(self, key: str | None, space: Space[Any]) -> int:
+    def replace_leaf(self, key: str | None, space: Space[Any]) -> int:
         """Workers send something else than the user is given: to be called between `start` and `configure`.
 
         Args:
@@ -262,7 +262,7 @@ class WorkerPool:
         self.observations = Layout(space)
         path = "" if key is None else f"[{key!r}]"
         (number,) = (i for i, leaf in enumerate(self.received.leaves) if leaf.path == path)
-        self.instead = {number: self.received.leaves[number]}
+        self.replaced = {number: self.received.leaves[number]}
         return number
 
     async def configure(self, state_size: int, draws_late: bool) -> None:
@@ -295,10 +295,10 @@ class WorkerPool:
         observations, actions = self.received, self.actions
         num_envs, num_workers = self.members[-1].stop, len(self.members)
         plane = choose_shared_layout(
-            self._config.transport, observations, actions, num_envs, num_workers, self._config.num_lanes
+            self._config.transport, observations, actions, num_envs, num_workers, self._config.num_shared_batches
         )
-        if plane is not None and self.instead:  # nobody is given these
-            plane = plane._replace(observations=tuple(i for i in plane.observations if i not in self.instead))
+        if plane is not None and self.replaced:  # nobody is given these
+            plane = plane._replace(observations=tuple(i for i in plane.observations if i not in self.replaced))
         if plane is None or not (plane.observations or plane.actions):
             self._free_memory()
             return
@@ -310,7 +310,7 @@ class WorkerPool:
             self._free_memory()
             return
         self._plane = plane
-        self.lanes = plane.batches(memory, observations, actions)
+        self.shared_batches = plane.batches(memory, observations, actions)
 
     def _free(self) -> None:
         """Let go of all that is shared with workers."""
@@ -322,21 +322,21 @@ class WorkerPool:
 
     def _free_memory(self) -> None:
         """Let go of the memory: what is mapped lives as long as anybody has an array of it."""
-        self.lanes = []
+        self.shared_batches = []
         if self._memory is not None:
             self._memory.close()
         for member in self.members:
             member.worker.memory = None  # or its next process would be given a descriptor that is closed
 
     def seeds(
-        self, seed: int | Sequence[int | None] | None, slots: npt.NDArray[np.int64], *, anew: bool
+        self, seed: int | Sequence[int | None] | None, slots: npt.NDArray[np.int64], *, restarts_plan: bool
     ) -> list[int | None]:
         """One seed for each of `slots`: as it was given, or as planned where all begin anew and none was.
 
         Raises:
             ValueError: if a list has another length than there are slots.
         """
-        if seed is None and anew and self.seed_plan is not None:
+        if seed is None and restarts_plan and self.seed_plan is not None:
             return self.seed_plan.first_seeds(slots.tolist())
         return spread_seeds(seed, slots, len(self._owners))
 
@@ -419,7 +419,7 @@ class WorkerPool:
         self.single_action_space = action_spaces[0]
         self.action_space = batch_space(self.single_action_space, n)
         self.observations = self.received = Layout(self.single_observation_space)
-        self.instead = {}
+        self.replaced = {}
         self.actions = Layout(self.single_action_space, bounded=not self._config.lenient)
         agreed = (self.single_observation_space, self.single_action_space)
         firsts = ((observation_spaces[m.start], action_spaces[m.start]) for m in self.members)

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import cloudpickle
 
 from aioenv.definitions.restore import Code
-from aioenv.definitions.table import DefinitionTable, current
+from aioenv.definitions.table import DefinitionTable, current_table
 from aioenv.errors import WireError
 from aioenv.ipc.frames import Buffer
 
@@ -198,7 +198,7 @@ def load_columns(tail: memoryview) -> list[tuple[int, tuple[int, ...] | None, me
 
 
 class LostRow(NamedTuple):
-    """In a call of `begin_anew`: a row whose env a process took with it, and which begins anew in another."""
+    """In a call of `reset_lost_rows`: a row whose env a process took with it, and which begins anew in another."""
 
     row: int
     seed: int | None  # for its next reset, unless that is given another
@@ -229,7 +229,7 @@ def dump(value: Any, table: DefinitionTable | None = None) -> bytes:
     Raises:
         Exception: if it can't be pickled.
     """
-    table = current() if table is None else table
+    table = current_table() if table is None else table
     if table is not None:
         return table.dumps(value)
     try:

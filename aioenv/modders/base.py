@@ -9,7 +9,7 @@ import mujoco
 import numpy as np
 import numpy.typing as npt
 
-from aioenv.state.model_edits import check_edit, loosened
+from aioenv.state.model_edits import check_edit, implied_edits
 
 __all__ = ["Modder", "Name", "Seed"]
 
@@ -95,7 +95,7 @@ class Modder:
         edited = np.array(array[row : row + 1])
         edited[0] = value
         check_edit(self.model, field, edited, f"{type(self).__name__}: edit of {field} {row}", slice(row, row + 1))
-        for frame, values in loosened(self.model, field, row).items():  # or MuJoCo may draw a geom where its body is
+        for frame, values in implied_edits(self.model, field, row).items():  # else MuJoCo may ignore it
             for other in np.flatnonzero(getattr(self.model, frame) != values).tolist():
                 self._write(frame, other, values[other])
         self._write(field, row, value)

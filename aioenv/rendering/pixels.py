@@ -25,7 +25,7 @@ from aioenv.rendering.images import ImageArrays, side_by_side
 from aioenv.state.assets import LATE
 from aioenv.state.render_source import EnvRenderable, MujocoSource, find_source, has_source
 from aioenv.worker import worker_context
-from aioenv.worker.making import what_is_no_env
+from aioenv.worker.making import explain_no_env
 
 if TYPE_CHECKING:
     from aioenv.rendering.renderers import SourceRenderer
@@ -67,9 +67,9 @@ class PixelObservation(Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
         self._renderer: _SharedRenderer | None = None
         source = find_source(env, by_camera=config.by_camera)
         self._state_size = 0
-        self._subject: EnvRenderable | None = None
+        self._renderable: EnvRenderable | None = None
         if source is not None:
-            self._subject = EnvRenderable(env, source, by_camera=config.by_camera, looks=config.edits)
+            self._renderable = EnvRenderable(env, source, by_camera=config.by_camera, looks=config.edits)
         shape: tuple[int, ...] = (*config.shape, 3)
         if source is None:
             shape = own_shape if own_shape is not None else _shape_of_own_images(env, config)
@@ -90,12 +90,12 @@ class PixelObservation(Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Start an episode, and draw its first state."""
-        subject = self._subject
-        if subject is not None:
-            subject.end()
+        renderable = self._renderable
+        if renderable is not None:
+            renderable.note_episode_end()
         obs, info = self.env.reset(seed=seed, options=options)
-        if subject is not None:
-            subject.begin()
+        if renderable is not None:
+            renderable.expect_edit()
         return add_image(obs, self._draw(), self._config, merges=self._merges), info
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
@@ -106,12 +106,12 @@ class PixelObservation(Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
 
     def render(self) -> Any:
         """Return the image of the latest observation, several cameras side by side."""
-        subject = self._subject
-        if subject is None:
+        renderable = self._renderable
+        if renderable is None:
             return self.env.render()
         if self._state_size:  # render workers draw observations; this image is drawn here
-            if self._renderer is None or not self._renderer.draws(subject.source):
-                self._change_renderer(subject.source)
+            if self._renderer is None or not self._renderer.draws(renderable.source):
+                self._change_renderer(renderable.source)
             image = self._draw_model()
         else:
             image = self._draw()
@@ -123,18 +123,18 @@ class PixelObservation(Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
         return "" if self._renderer is None else self._renderer.drawn_by
 
     def _draw(self) -> npt.NDArray[Any]:
-        subject = self._subject
-        if subject is None:
+        renderable = self._renderable
+        if renderable is None:
             # a copy: some envs give the same array each time
             return np.array(self.env.render())
         if self._state_size:
             state = np.empty(self._state_size)
-            subject.read(state)
+            renderable.read(state)
             return state
-        if subject.look() or self._renderer is None:  # (None after a model that could not be drawn)
-            self._change_renderer(subject.source)
-            if subject.late:
-                subject.told()
+        if renderable.refresh() or self._renderer is None:  # (None after a model that could not be drawn)
+            self._change_renderer(renderable.source)
+            if renderable.late:
+                renderable.clear_late()
                 logging.getLogger(None if worker_context.owns_process() else "aioenv.workers").warning(LATE)
         return self._draw_model()
 
@@ -361,7 +361,7 @@ class _PixelFactory:
     def __call__(self) -> Env[Any, Any]:
         made: Env[Any, Any] = self._factory()
         env = made
-        if what_is_no_env(env):
+        if explain_no_env(env):
             return env  # the caller raises an error that says what it is
         try:
             wrappers = _image_wrappers(env, self._config)

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from aioenv.state.mujoco_versions import is_sunny
+from aioenv.state.mujoco_versions import has_only_directional_lights
 
 if TYPE_CHECKING:
     import mujoco
@@ -99,7 +99,7 @@ class RenderQuality:
         """Set the patches of planes while an OpenGL context is made, and restore them."""
         import mujoco
 
-        if self.plane_patches is None or not is_sunny(model):
+        if self.plane_patches is None or not has_only_directional_lights(model):
             yield
             return
         sizes = model.geom_size
@@ -116,7 +116,8 @@ class RenderQuality:
     def side_stacks_of(self, model: mujoco.MjModel) -> int | None:
         """Return how many rings a model's straight sides have; None for as many as its other round shapes."""
         few = self.side_stacks
-        return few if few is not None and few < model.vis.quality.numstacks and is_sunny(model) else None
+        fewer = few is not None and few < model.vis.quality.numstacks
+        return few if fewer and has_only_directional_lights(model) else None
 
     def prepare_scene(self, scene: mujoco.MjvScene) -> None:
         """Set a scene's flags."""
