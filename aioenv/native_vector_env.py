@@ -156,7 +156,7 @@ class NativeVectorEnv(AsyncVectorEnv):
             if not split and given is not None:
                 raise ValueError(f"{name}: it is about worker processes; use num_workers=1 or more")
         if run_in == "inline" and timeout_s is not None:
-            raise ValueError('timeout_s: with run_in="inline" nobody can stop waiting for the env; use run_in="thread"')
+            raise ValueError('timeout_s: with run_in="inline" a wait for the env can\'t end early; use run_in="thread"')
         self.closed = False
         self.copy = copy
         check_render(render, pixels)

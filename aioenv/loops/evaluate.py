@@ -138,7 +138,7 @@ def counted(progress: Progress, total: int) -> Iterator[Callable[[Episode], obje
     """Return the function to call with each episode; a bar is closed at the end of the block."""
     if callable(progress):
         if inspect.iscoroutinefunction(progress):
-            raise TypeError(f"progress: expected a bool or a plain function, got {progress!r}, which nobody awaits")
+            raise TypeError(f"progress: expected a bool or a plain function, got {progress!r}, which is never awaited")
         yield progress
     elif not progress:
         yield lambda episode: None
