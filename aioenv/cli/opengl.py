@@ -8,7 +8,7 @@ import subprocess
 import sys
 from dataclasses import dataclass, field
 
-from aioenv.rendering.backends import backends_here, environment, is_software
+from aioenv.rendering.backends import backend_environment, is_software, platform_backends
 
 __all__ = ["Probe", "probe_all", "probe_opengl"]
 
@@ -97,7 +97,7 @@ def probe_opengl(backend: str, timeout_s: float = PROBE_TIMEOUT_S, device: int |
     try:
         done = subprocess.run(
             [sys.executable, "-P", "-c", _PROBE],  # what lies in the working directory is none of the probe's
-            env={**os.environ, **environment(backend, device)},
+            env={**os.environ, **backend_environment(backend, device)},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             encoding="utf-8",
@@ -119,7 +119,7 @@ def probe_opengl(backend: str, timeout_s: float = PROBE_TIMEOUT_S, device: int |
 
 def probe_all(timeout_s: float = PROBE_TIMEOUT_S) -> list[Probe]:
     """Try every backend that MuJoCo has here, and of EGL each device if there are several."""
-    best, *others = backends_here()
+    best, *others = platform_backends()
     probes = [first := probe_opengl(best, timeout_s)]
     if first.devices > 1:
         probes = [probe_opengl(best, timeout_s, number) for number in range(min(first.devices, MAX_DEVICES))]

@@ -14,7 +14,7 @@ import gymnasium
 import aioenv
 from aioenv.cli.bench.ours import natively
 from aioenv.cli.bench.tasks import ACTION_BATCHES, Passes, Task
-from aioenv.rendering.backends import environment
+from aioenv.rendering.backends import backend_environment
 
 __all__ = ["SIDE", "overlap", "pixels_aioenv", "pixels_gymnasium", "pixels_native"]
 
@@ -33,7 +33,7 @@ def pixels_gymnasium(task: Task) -> dict[str, float]:
     """Of Gymnasium's, from its fork server, with its own wrapper."""
     from gymnasium.vector import AsyncVectorEnv
 
-    backend = environment("egl")
+    backend = backend_environment("egl")
     # its workers draw with as many threads as there are CPUs, as they come
     os.environ.update({name: backend[name] for name in ("MUJOCO_GL", "PYOPENGL_PLATFORM")})
     actions = task.actions()

@@ -17,7 +17,7 @@ from aioenv.cli.bench.common import NotApplicable
 from aioenv.cli.bench.tasks import Passes, Task
 from aioenv.cli.children import python
 from aioenv.platform import usable_cpus
-from aioenv.rendering.backends import candidates, environment
+from aioenv.rendering.backends import backend_environment, candidate_backends
 from aioenv.rendering.quality import parse_quality
 
 __all__ = ["IMAGES_PER_S", "QUALITIES", "bare_images", "pool_images", "worker_images"]
@@ -108,7 +108,7 @@ def bare_images(quality: QualityName, count: int | None, alike: bool, task: Task
     how = parse_quality(quality), SIDE, task.warm_up_s, task.seconds, alike
     what = (dump_model(pool.model), pool.state_spec, states, *how)
     loops: list[subprocess.Popen[bytes]] = []
-    env = {**os.environ, **environment(candidates(None)[0])}
+    env = {**os.environ, **backend_environment(candidate_backends(None)[0])}
     try:
         for _ in range(count or usable_cpus()):
             loop = subprocess.Popen(python(_BARE), stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env)
