@@ -24,10 +24,9 @@ from aioenv.core.arguments import (
 )
 from aioenv.core.backend import Backend, Session
 from aioenv.core.episode_tracker import check_episode_stats
-from aioenv.core.imports import needed_by
-from aioenv.core.programs import make_program
 from aioenv.core.results import StepResult
 from aioenv.core.waits import Clock
+from aioenv.core.worker_code import make_program, needed_by
 from aioenv.core.worker_pool import WorkerPoolConfig
 from aioenv.inprocess.backend import RUN_IN, InProcessBackend
 from aioenv.process.channel import check_channel

@@ -38,12 +38,11 @@ from aioenv.core.backend import Backend, EnvInfo, Session
 from aioenv.core.env_calls import EnvCalls
 from aioenv.core.env_images import EnvImages
 from aioenv.core.episode_tracker import check_episode_stats
-from aioenv.core.imports import needed_by
-from aioenv.core.programs import make_program
 from aioenv.core.requests import BATCHES_IN_TURN, BATCHES_KEPT
 from aioenv.core.results import Ready, ResetResult, SlotStep, StepResult, WorkerInfo
 from aioenv.core.session import CLOSE_GRACE_S, WorkerSession
 from aioenv.core.waits import Clock, Stats
+from aioenv.core.worker_code import make_program, needed_by
 from aioenv.core.worker_pool import WorkerPoolConfig
 from aioenv.creator import bind_to_slots
 from aioenv.envs import ActorID

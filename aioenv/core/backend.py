@@ -19,7 +19,7 @@ from aioenv.spaces.layout import Arrays, Layout
 
 if TYPE_CHECKING:
     from aioenv.core.episode_tracker import EpisodeTracker, InProcessEpisodeTracker
-    from aioenv.core.history import SlotHistory
+    from aioenv.core.recovery import SlotHistory
     from aioenv.process.supervisor import Worker
     from aioenv.rendering.step_images import StepImages
     from aioenv.rendering.step_pool import StepRenderPool

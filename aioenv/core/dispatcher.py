@@ -15,13 +15,12 @@ from gymnasium.vector import AutoresetMode
 
 from aioenv import speedups
 from aioenv.core.episode_tracker import EpisodeTracker
-from aioenv.core.history import SlotHistory
 from aioenv.core.payloads import read_partial_payload, read_payload
 from aioenv.core.pixel_renderer import PixelRenderer
-from aioenv.core.recovery import WorkerRecovery
+from aioenv.core.recovery import SlotHistory, WorkerRecovery
 from aioenv.core.requests import Batch, BatchRequest, SentRequest, WorkerRequest
+from aioenv.core.service_calls import StatsMerger
 from aioenv.core.slots import SlotState, SlotTable
-from aioenv.core.stats_merger import StatsMerger
 from aioenv.core.wakeups import WakeupCoalescer
 from aioenv.core.worker_pool import WorkerPool, WorkerSlots
 from aioenv.errors import RenderError, SlotError, WireError, WorkerDied

@@ -17,17 +17,15 @@ import numpy.typing as npt
 from gymnasium.vector import AutoresetMode
 
 from aioenv.core.active_slots import ActiveSlots
-from aioenv.core.collect import collect_ready
 from aioenv.core.dispatcher import Dispatcher
 from aioenv.core.groups import RememberedState, WorkerGroup, WorkerRolloutBackend
 from aioenv.core.payloads import reset_payload
 from aioenv.core.pixel_renderer import PixelRenderer
 from aioenv.core.requests import BatchRequest, SentRequest, WorkerRequest
-from aioenv.core.results import Ready, ResetResult, StepResult
+from aioenv.core.results import Ready, ResetResult, StepResult, collect_ready
+from aioenv.core.service_calls import StatsMerger, call_workers
 from aioenv.core.slots import SlotState, SlotTable
-from aioenv.core.stats_merger import StatsMerger
 from aioenv.core.timeouts import ReplyTimeouts
-from aioenv.core.worker_calls import call_workers
 from aioenv.core.worker_pool import WorkerPool
 from aioenv.errors import ClosedError, NoAsyncCallError, SlotError, StaleViewWarning, StepTimeout, warn_caller
 from aioenv.ipc.frames import Kind, new_tuple
@@ -41,7 +39,7 @@ from aioenv.worker.vector_access import refuse_some
 
 if TYPE_CHECKING:
     from aioenv.core.episode_tracker import EpisodeTracker
-    from aioenv.core.history import SlotHistory
+    from aioenv.core.recovery import SlotHistory
     from aioenv.process.restart import Restarter
     from aioenv.tracing.timeline import Trace
 

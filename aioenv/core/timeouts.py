@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from aioenv.core.collect import partial_result
-from aioenv.core.requests import BatchRequest
-from aioenv.core.worker_pool import WorkerPool, WorkerSlots
+from aioenv.core.results import partial_result
 from aioenv.errors import StepTimeout
-from aioenv.process.restart import Restarter
-from aioenv.process.supervisor import Worker
+
+if TYPE_CHECKING:
+    from aioenv.core.requests import BatchRequest
+    from aioenv.core.worker_pool import WorkerPool, WorkerSlots
+    from aioenv.process.restart import Restarter
+    from aioenv.process.supervisor import Worker
 
 __all__ = ["ON_TIMEOUT", "ReplyTimeouts", "images_late"]
 

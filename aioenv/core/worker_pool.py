@@ -7,7 +7,7 @@ from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import chain, pairwise
 from operator import is_
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -16,9 +16,7 @@ from gymnasium.spaces.utils import is_space_dtype_shape_equiv
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_differing_spaces
 
-from aioenv.core.model_fields import ModelFields
-from aioenv.core.own_envs import check_own_envs
-from aioenv.core.programs import WorkerCode
+from aioenv.core.service_calls import ModelFields
 from aioenv.definitions.restore import FactoryReference
 from aioenv.errors import ResumeError, SpaceMismatchError, WorkerStartError
 from aioenv.ipc.memory import Shared
@@ -44,6 +42,9 @@ from aioenv.worker.loop import run_in_thread
 from aioenv.worker.specs import restore_values
 from aioenv.worker.vector_service import VectorService
 from aioenv.worker.worker_end import MAX_POLL_S
+
+if TYPE_CHECKING:
+    from aioenv.core.worker_code import WorkerCode
 
 __all__ = ["WorkerPool", "WorkerPoolConfig", "WorkerSlots"]
 
@@ -375,7 +376,7 @@ class WorkerPool:
 
         workers = [member.worker for member in self.members]
         self.model_fields = ModelFields([worker.description[0].model_fields for worker in workers], workers)
-        check_own_envs(workers)
+        _check_own_envs(workers)
         for worker in workers:
             first: EnvDescription = worker.description[0]
             for d in worker.description:
@@ -424,6 +425,30 @@ class WorkerPool:
         agreed = (self.single_observation_space, self.single_action_space)
         firsts = ((observation_spaces[m.start], action_spaces[m.start]) for m in self.members)
         self._alike = {worker for worker, own in zip(workers, firsts, strict=True) if all(map(is_, own, agreed))}
+
+
+def _check_own_envs(workers: Iterable[Worker]) -> None:
+    """Raise if two slots of a process have the same env, at any depth of their wrappers: each would step the other's.
+
+    Args:
+        workers: just started, in the order of their slots, with the descriptions of their services.
+
+    Raises:
+        WorkerStartError: naming both slots.
+    """
+    owners: dict[tuple[int | None, int], int] = {}  # slots by process and `id`
+    for worker in workers:
+        for slot, description in zip(worker.slots, worker.description, strict=True):
+            for number, name in description.layers:
+                owner = owners.setdefault((worker.pid, number), slot)
+                if owner != slot:
+                    raise WorkerStartError(
+                        f"slots {owner} and {slot} have the same env, a {name}: each step of one slot would also be a "
+                        "step of the other. A factory must make a new env in each call, but one returned, or wrapped, "
+                        "an env that was made before (by functools.lru_cache, a global or a singleton)",
+                        slots=(owner, slot),
+                        pid=worker.pid,
+                    )
 
 
 def _check_resumable(descriptions: list[EnvDescription]) -> None:

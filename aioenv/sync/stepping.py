@@ -8,10 +8,10 @@ from time import perf_counter
 from typing import Any
 
 from aioenv.core.arguments import check_recv, check_timeout
-from aioenv.core.reply_poller import ReplyPoller
 from aioenv.core.requests import BatchRequest
 from aioenv.core.results import Ready, StepResult
 from aioenv.core.scheduler import RequestScheduler
+from aioenv.core.wakeups import ReplyPoller
 from aioenv.errors import NoAsyncCallError
 from aioenv.sync.portal import MAX_PAUSE_S, Portal, PortalCall
 from aioenv.vector_env import AsyncVectorEnv

@@ -16,7 +16,7 @@ from gymnasium.vector import AutoresetMode
 
 import aioenv
 from aioenv import RestartPolicy
-from aioenv.core.history import _derive
+from aioenv.core.recovery import _derive
 from aioenv.ipc.memory import AVAILABLE
 from aioenv.process.restart import RestartBudget
 
