@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from aioenv.cli.bench import NOISY_CPUS, load_mark
-from aioenv.tracing.timeline import replacing
+from aioenv.tracing.timeline import atomic_write
 from benchmarks.contenders import CONTENDERS
 from benchmarks.goals import judge
 from benchmarks.metrics import METRICS
@@ -49,7 +49,7 @@ def write(path: Path, content: dict[str, Any], images: Iterable[Path]) -> None:
     tail = rest.split(END)[1]
     text = "\n\n".join([render(content), *shown])
     path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as file:
+    with atomic_write(path) as file:
         file.write(f"{head}{BEGIN}\n\n{text}\n\n{END}{tail}")
 
 

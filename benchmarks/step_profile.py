@@ -120,7 +120,7 @@ def worker(workload: Workload) -> None:
         else:
             return  # C has
         reply = service.handle(got)
-        link.write(Kind.RESULT, 0, 0, reply.fixed, reply.tail)
+        link.write(Kind.RESULT, 0, 0, reply.fixed, reply.payload)
 
     def serve(kind: Kind, fixed: Any, tail: bytes) -> None:
         os.writev(mine.fileno(), encoder.encode(kind, 0, 0, fixed, tail))
@@ -134,7 +134,7 @@ def worker(workload: Workload) -> None:
     frame = link.read()
     assert isinstance(frame, Frame)
     reply = service.handle(frame)
-    link.write(Kind.RESULT, 0, 0, reply.fixed, reply.tail)
+    link.write(Kind.RESULT, 0, 0, reply.fixed, reply.payload)
     mine.recv(1 << 24)
     assert first.action_space is not None
     layout = Layout(load(first.action_space))

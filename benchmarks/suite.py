@@ -11,7 +11,7 @@ from typing import Any
 from aioenv.cli.bench import NOISY_CPUS, describe_machine, load_mark, print_table, show_progress, summarize
 from aioenv.cli.processes import foreign_load
 from aioenv.cli.rounds import Outcome, Workload, play_rounds
-from aioenv.tracing.timeline import replacing
+from aioenv.tracing.timeline import atomic_write
 from benchmarks import markdown, plots
 from benchmarks.contenders import BASELINES, CONTENDERS
 from benchmarks.goals import print_goals
@@ -201,7 +201,7 @@ def _measure(args: argparse.Namespace, row: Row, content: dict[str, Any]) -> boo
 def write_json(path: Path, content: dict[str, Any]) -> None:
     """Write measurements to a file."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as file:  # so that it is never half written
+    with atomic_write(path) as file:  # so that it is never half written
         file.write(json.dumps(content, indent=1) + "\n")
 
 

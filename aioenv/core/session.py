@@ -11,7 +11,7 @@ from aioenv.core.pixel_renderer import PixelRenderer
 from aioenv.core.scheduler import RequestScheduler
 from aioenv.core.worker_pool import WorkerPool, WorkerPoolConfig
 from aioenv.errors import ClosedError, RenderError, SpaceMismatchError, WorkerStartError
-from aioenv.process.async_resource import together
+from aioenv.process.async_resource import gather_internal
 from aioenv.rendering.backends import backend_environment, candidate_backends, no_backend_error, warn_of_software
 from aioenv.rendering.config import BACKENDS, parse_devices
 from aioenv.rendering.pixels import PixelsRefused, replace_states
@@ -253,7 +253,7 @@ class WorkerSession:
     async def _end(self, grace_s: float = CLOSE_GRACE_S) -> None:
         ends = [self.worker_pool.close(grace_s)]
         ends += [pool.close() for pool in self.pools]
-        await together(*ends)
+        await gather_internal(*ends)
 
     def forget_code(self) -> None:
         """Let go of the snapshot of the factories: no worker is started from it any more."""
