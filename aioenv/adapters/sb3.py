@@ -25,7 +25,7 @@ from aioenv.core.scheduler import RequestScheduler
 from aioenv.errors import ActionError, EnvError, NoAsyncCallError, PendingCallError
 from aioenv.make import takes_mode
 from aioenv.native_vector_env import NativeVectorEnv
-from aioenv.rollout.subset import infos_of
+from aioenv.rollout.subset import row_infos
 from aioenv.spaces.infos import merge_infos_or_rows
 from aioenv.sync.portal import DeferredCall
 from aioenv.sync.stepping import BlockingStep
@@ -122,7 +122,7 @@ class VecEnv(_VecEnv):  # type: ignore[misc]  # Stable-Baselines3 need not be in
             result = self._envs.reset(seed=seeds, options=options[0] or None)
         else:
             result = self._envs._portal.call(_reset_each, self._envs._envs, seeds, options)
-        self.reset_infos = infos_of(result.info, self.num_envs)
+        self.reset_infos = row_infos(result.info, self.num_envs)
         self._reset_seeds()
         self._reset_options()
         return result.obs
@@ -162,7 +162,7 @@ class VecEnv(_VecEnv):  # type: ignore[misc]  # Stable-Baselines3 need not be in
             raise
         obs, reward, terminated, truncated, info = call.result()
         cut = (truncated & ~terminated).tolist()
-        infos = infos_of(info, self.num_envs)
+        infos = row_infos(info, self.num_envs)
         dones = terminated | truncated
         for slot in np.flatnonzero(dones).tolist():
             infos[slot] = self._last(slot, infos[slot])
