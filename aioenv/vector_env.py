@@ -292,7 +292,7 @@ class AsyncVectorEnv(Traced, AsyncResource):
             self._forget_code()
         if path is not None:
             assert session.backend is not None
-            self._start_trace(session.backend, path)
+            self._trace_backend(session.backend, path)
 
     def _make_session(self) -> Session:
         return WorkerSession(
@@ -1074,9 +1074,9 @@ class AsyncVectorEnv(Traced, AsyncResource):
             ClosedError: if it is closed.
             OSError: if the file can't be written.
         """
-        return self._start_trace(self._check_running(), path)
+        return self._trace_backend(self._check_running(), path)
 
-    def _start_trace(self, backend: Backend, path: str | os.PathLike[str]) -> Trace:
+    def _trace_backend(self, backend: Backend, path: str | os.PathLike[str]) -> Trace:
         """Trace the backend, its workers, and the render workers."""
         assert self._session is not None
         workers, drawing = self._session.workers, self._session.render_workers
