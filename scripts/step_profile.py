@@ -28,6 +28,7 @@ import aioenv
 from aioenv import speedups
 from aioenv.cli.bench.tasks import ACTION_BATCHES, Task
 from aioenv.core.dispatcher import Dispatcher
+from aioenv.core.requests import BatchRequestPool
 from aioenv.core.scheduler import RequestScheduler
 from aioenv.ipc.frames import Encoder, Frame, Kind
 from aioenv.ipc.messages import ResetRequest, dump, load
@@ -71,11 +72,11 @@ async def parent(task: Task) -> None:
     clock = Clock()
     clock.wrap(Layout, "take_apart", "check and copy the actions")
     clock.wrap(Dispatcher, "submit_steps", "frame and send the requests (in the kernel: wake the workers)")
-    clock.wrap(RequestScheduler, "_prepare", "pick the next batch (workers are busy)")
+    clock.wrap(BatchRequestPool, "prepare", "pick the next batch (workers are busy)")
     clock.wrap(ScatterChannel, "poll", "take in the replies")
-    clock.wrap(Dispatcher, "_read_tail", "  of which infos")
+    clock.wrap(Dispatcher, "_read_payload", "  of which infos")
     clock.wrap(RequestScheduler, "_hand_out", "hand out the result")
-    clock.wrap(RequestScheduler, "_infos", "  of which infos, merged")
+    clock.wrap(RequestScheduler, "_info_of", "  of which infos, merged")
     actions = task.actions()
     envs = aioenv.AsyncVectorEnv([task.make_env] * task.num_envs, num_workers=WORKERS)
     async with envs:

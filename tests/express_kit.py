@@ -111,38 +111,43 @@ class World:
         stops = list(itertools.accumulate(counts))
         rows = [tuple(range(stop - count, stop)) for stop, count in zip(stops, counts, strict=True)]
         self.peers = [Peer(slots) for slots in rows]
-        members: Any = [
+        self.members: Any = [
             WorkerSlots(peer, slots[0], slots[-1] + 1, SchemaTable({}))  # type: ignore[arg-type]
             for peer, slots in zip(self.peers, rows, strict=True)
         ]
-        fleet: Any = SimpleNamespace(
-            members=members,
-            lanes=(),
+        worker_pool: Any = SimpleNamespace(
+            members=self.members,
+            shared_batches=(),
             episodes=None,
             stats=(),
             observations=Layout(SPACE),
             checkpoint_size=0,
-            instead={},
+            replaced={},
         )
         self.over: list[int] = []
         table: Any = SimpleNamespace(exhaust=self.over.extend)
-        self.dispatch = Dispatcher(
-            fleet,
+        self.dispatcher = Dispatcher(
+            worker_pool,
             None,
             table,
             state_size=0,
             mode=AutoresetMode.NEXT_STEP,
             restart=None,
-            painter=None,
-            offer=lambda _, part: self.offered.append(part),
+            pixel_renderer=None,
+            on_ready=lambda _, part: self.offered.append(part),
         )
-        self.exchanges = [self.dispatch.whole(lane) for lane in (1, 2)]
+        self.exchanges = [self.make_request(number) for number in (1, 2)]
         self.turn = 0
         for exchange in self.exchanges:
-            exchange.begin(stepped=True, waiting=True)
+            exchange.reset(stepped=True, waiting=True)
             for array in (*exchange.batch.obs, exchange.batch.reward):
                 array.fill(-7)
             exchange.batch.clear(0, sum(counts))
+
+    def make_request(self, shared_batch: int) -> BatchRequest:
+        """A request to all workers, about all of their slots."""
+        shares = [(m, np.arange(m.start, m.stop)) for m in self.members]
+        return self.dispatcher.make_request(shares, shared_batch, reused=True)
 
     async def __aenter__(self) -> World:
         await asyncio.sleep(0)  # channels are listened to from here on
@@ -160,8 +165,8 @@ class World:
         """Step all slots; gives one exchange, then the other."""
         exchange = self.exchanges[self.turn]
         self.turn = 1 - self.turn
-        exchange.begin(stepped=True, waiting=True)
-        self.dispatch.submit_steps(exchange, *split(exchange, actions))
+        exchange.reset(stepped=True, waiting=True)
+        self.dispatcher.submit_steps(exchange, *split(exchange, actions))
         return exchange
 
     def state(self) -> Any:
@@ -185,7 +190,7 @@ class World:
                 exchange.done.done(),
                 list(map(bytes, map(byte_view, exchange.batch._arrays))),
                 [
-                    (part.arrived, part.request, told(part.errors), seen(part.columns), part.over)
+                    (part.arrived, part.request_id, told(part.errors), seen(part.columns), part.exhausted)
                     for part in exchange.parts
                 ],
             )
@@ -227,7 +232,7 @@ def reply(
     if fixed is None:
         fixed = [bytes([fill]) * len(view) for view in part.into[0]]
     if request is None:
-        request = part.request
+        request = part.request_id
     assert request is not None
     return b"".join(peer.encoder.encode(kind, request, generation, fixed, tail))
 

@@ -107,8 +107,8 @@ async def test_the_last_reply_of_a_step_leaves_nothing_behind():
             exchange.open = 1
             assert send(exchange.parts, views, cuts, tails) == 1
             peer.socket.recv(100)
-            assert part.request is not None
-            peer.socket.sendall(b"".join(peer.encoder.encode(Kind.RESULT, part.request, GENERATION, fixed)))
+            assert part.request_id is not None
+            peer.socket.sendall(b"".join(peer.encoder.encode(Kind.RESULT, part.request_id, GENERATION, fixed)))
             assert take(peer.channel) == -1
 
         check_nothing_grows(there_and_back, token, exchange.done, part, exchange, peer.channel, peer.requests.pending)

@@ -27,7 +27,7 @@ def a_part(**other: Any) -> Fake:
         for name in list(other):
             if hasattr(holder, name):
                 setattr(holder, name, other.pop(name))
-    return Fake(**{"express": "pending", "member": Fake(worker=Fake(express=channel)), "request": None, **other})
+    return Fake(**{"fast_reply": "pending", "member": Fake(worker=Fake(express=channel)), "request_id": None, **other})
 
 
 VIEW = memoryview(bytes(8))
@@ -212,7 +212,7 @@ def lacking() -> Iterator[tuple[str, Any, tuple[Any, ...]]]:
     for name in ("_spill", "chain", "waiting"):
         yield f"take_express: {name}", take, (a_channel(**{name: Fake}),)
     for name in (
-        "express",
+        "fast_reply",
         "member",
         "fd",
         "unsent",
@@ -229,9 +229,9 @@ def lacking() -> Iterator[tuple[str, Any, tuple[Any, ...]]]:
         delattr(next(holder for holder in holders if hasattr(holder, name)), name)
         yield f"send_express: {name}", send, ([part], [], [[]], [b""])
     part = a_part()
-    del part.express
+    del part.fast_reply
     part.member.worker.express = None
-    yield "send_express: express, of a part whose worker has none", send, ([part], [], [[]], [b""])
+    yield "send_express: fast_reply, of a part whose worker has no channel", send, ([part], [], [[]], [b""])
     yield "take_express: open", take_reply, (Fake(waiting=True),)
 
 

@@ -59,7 +59,7 @@ async def test_requests_are_on_the_wire_as_the_encoder_makes_them(monkeypatch, c
             world.send(arrays)
         for peer, part in zip(world.peers, world.exchanges[1].parts, strict=True):
             assert peer.socket.recv(1 << 20) == encoded(steps, part)
-            assert list(peer.requests.pending) == [0, 1, 2, 3] and peer.requests.next == 4 and part.request == 3
+            assert list(peer.requests.pending) == [0, 1, 2, 3] and peer.requests.next == 4 and part.request_id == 3
             assert [pending[0] for pending in peer.requests.pending.values()] == [
                 exchange.parts[world.peers.index(peer)].into[0] for exchange in world.exchanges * 2
             ]
@@ -90,7 +90,7 @@ def be_traced(peer: Peer, parts: list[WorkerRequest]) -> None:
 
 def have_more_to_do(peer: Peer, parts: list[WorkerRequest]) -> None:
     for part in parts:
-        part.express = None
+        part.fast_reply = None
 
 
 def have_a_number_too_large(peer: Peer, parts: list[WorkerRequest]) -> None:
@@ -128,7 +128,7 @@ async def stopped_by(stop: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
                     sent = send(parts, *args)
                     if sent == 1 and parts is world.exchanges[0].parts:
                         assert [peer.requests.next for peer in world.peers] == [1, began, 0]
-                        assert [part.request for part in parts] == [0, None, None], "the others were not touched"
+                        assert [part.request_id for part in parts] == [0, None, None], "the others were not touched"
                     return sent
 
                 patch.setattr(speedups, "send_express", checked)
@@ -168,7 +168,7 @@ async def test_what_the_kernel_takes_in_part_arrives_whole(monkeypatch, c):
         steps = [[np.frombuffer(rng.bytes(3 * size), np.uint8).reshape(3, size)] for size in (1 << 20, 1, 100)]
         world.send(steps[0])
         assert all(peer.channel.unsent for peer in world.peers)
-        assert [part.request for part in world.exchanges[0].parts] == [0, 0]
+        assert [part.request_id for part in world.exchanges[0].parts] == [0, 0]
         world.send(steps[1])  # behind it
         loop = asyncio.get_running_loop()
         for peer, part in zip(world.peers, world.exchanges[0].parts, strict=True):
@@ -195,7 +195,7 @@ async def test_after_the_last_number_of_a_request_comes_the_first(monkeypatch, c
         peer.requests.next = (1 << 32) - 1
         for request, following in (((1 << 32) - 1, 0), (0, 1)):
             exchange = world.send()
-            assert exchange.parts[0].request == request and peer.requests.next == following
+            assert exchange.parts[0].request_id == request and peer.requests.next == following
             assert [frame.request for frame in peer.got()] == [request] == list(peer.requests.pending)
             peer.socket.sendall(reply(peer, exchange))
             peer.poll()

@@ -155,7 +155,7 @@ def test_a_worker_without_live_slots_gets_no_frame():
             await envs.reset(seed=0)
             envs.pause([2, 3])
             await envs.step(zeros(4))  # looks at what is paused, once
-            requests = envs._session.fleet.members[1].worker._connection.requests
+            requests = envs._session.worker_pool.members[1].worker._connection.requests
             asked = requests.next
             for _ in range(3):
                 result = await envs.step(zeros(4))

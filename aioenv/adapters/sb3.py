@@ -100,9 +100,9 @@ class VecEnv(_VecEnv):  # type: ignore[misc]  # Stable-Baselines3 need not be in
             super().__init__(envs.num_envs, envs.single_observation_space, envs.single_action_space)
             self.render_mode = envs.render_mode  # theirs is the envs', which know of no `render=`
             self.metadata = {key: value for key, value in envs.metadata.items() if key != "autoreset_mode"}
-            schedule = envs._envs._scheduler
-            if isinstance(schedule, RequestScheduler):  # infos are taken apart again: each env's must be as it was
-                schedule.merge_infos = merge_infos_or_rows
+            backend = envs._envs._backend
+            if isinstance(backend, RequestScheduler):  # infos are taken apart again: each env's must be as it was
+                backend.merge_infos = merge_infos_or_rows
         except BaseException:
             envs.close()
             raise
@@ -284,9 +284,9 @@ async def _ask(
     """What some slots answer, in the order in which they are named."""
     schedule = envs._check_running()
     function = question.rows if isinstance(envs, NativeVectorEnv) else question.single
-    numbers = schedule.table.named(slots)
+    numbers = schedule.table.slot_numbers(slots)
     with envs._clock.envs:
-        return in_order(numbers, await schedule.for_each(numbers, what, "apply", lambda _: (function, args)))
+        return in_order(numbers, await schedule.call_service(numbers, what, "apply", lambda _: (function, args)))
 
 
 async def _reset_each(envs: AsyncVectorEnv, seeds: list[int | None], options: list[dict[str, Any]]) -> Ready:

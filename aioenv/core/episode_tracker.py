@@ -80,7 +80,7 @@ class EpisodeTracker:
             assert part.sent is not None
             slots = part.sent.slots
             self.stats.begin(slots[~np.isin(slots, list(failed))] if failed else slots)
-            self.stats.await_resets(part.over)
+            self.stats.await_resets(part.exhausted)
             return
         batch, rows = exchange.batch, slice(part.start, part.stop)
         slots, rewards = part.slots, batch.reward[rows]
@@ -102,7 +102,7 @@ class EpisodeTracker:
                 slots[keep], rewards[keep], over[keep], values, None if lost is None else lost[keep]
             )
             self._tell(part, ended, np.flatnonzero(keep))
-        self.stats.await_resets(part.over)
+        self.stats.await_resets(part.exhausted)
 
     def _tell(self, part: WorkerRequest, ended: Ended, where: npt.NDArray[np.int64] | None) -> None:
         """Put the ends of episodes into the infos, unless the envs tell of them themselves; rows are all, or those."""

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence, Set
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from aioenv.rollout.groups import Group
-from aioenv.rollout.subset import info_of, put_part
-from aioenv.spaces.infos import merge_infos
+from aioenv.core.backend import Backend, SlotGroup, StepOutcome
+from aioenv.rollout.subset import info_of
 from aioenv.spaces.layout import Arrays
 
-if TYPE_CHECKING:
-    from aioenv.core.requests import BatchRequest
-    from aioenv.core.scheduler import RequestScheduler
-
-__all__ = ["EpisodeStepper", "GroupEpisodeStepper", "SteppedSlots"]
+__all__ = ["EpisodeStepper", "SteppedSlots"]
 
 Objects = list[list[Any]]
 
@@ -38,89 +33,85 @@ class SteppedSlots(NamedTuple):
     lost: Set[int] = frozenset()
 
 
-class EpisodeStepper(Protocol):
-    """Moves slots; `obs` and `objects` hold the last observations of all, one row a slot."""
+class EpisodeStepper:
+    """Steps some slots and resets others at the same time, as two groups of a backend.
 
-    obs: Arrays
-    objects: Objects
+    Args:
+        backend: steps the envs.
+
+    Attributes:
+        obs, objects: the last observations of all slots, one row a slot.
+    """
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        layout = backend.observations
+        self.obs = layout.zeros(backend.num_envs)
+        self.objects = layout.no_objects(backend.num_envs)
+        self._groups: dict[bool, SlotGroup] = {}  # the one that was reset last, and the one that was stepped last
 
     async def move(
         self, stepped: Sequence[int], arrays: Arrays, objects: Objects, seeds: Mapping[int, int | None]
     ) -> SteppedSlots | None:
         """Step some slots and reset others.
 
-        If this is cancelled, or something goes wrong, what is in flight is abandoned.
+        If this is cancelled, or something goes wrong, the requests in flight are abandoned.
 
         Args:
             stepped: slots, ascending.
             arrays, objects: actions of all slots, taken apart; rows of slots that are not stepped are not used.
-            seeds: of the slots that are reset.
+            seeds: the seeds of the slots that are reset.
 
         Returns:
-            What the step gave; None if nothing was stepped.
+            The result of the step; None if no slot was stepped.
         """
-
-
-class GroupEpisodeStepper:
-    """Over workers, by groups: one that is stepped, one that is reset.
-
-    Args:
-        schedule: what sends and waits.
-    """
-
-    def __init__(self, schedule: RequestScheduler) -> None:
-        self._schedule = schedule
-        layout = schedule.fleet.observations
-        self.obs = layout.zeros(schedule.num_envs)
-        self.objects = layout.no_objects(schedule.num_envs)
-        self._groups: dict[bool, Group] = {}  # the one that was reset last, and the one that was stepped last
-
-    async def move(
-        self, stepped: Sequence[int], arrays: Arrays, objects: Objects, seeds: Mapping[int, int | None]
-    ) -> SteppedSlots | None:
-        """See `EpisodeStepper.move`."""
-        flights: list[tuple[Group, BatchRequest]] = []
+        asked: list[SlotGroup] = []
+        outcomes = []
         try:
             if stepped:
                 group = self._group(list(stepped), stepped=True)
                 chosen = [[column[slot] for slot in stepped] for column in objects]
                 group.send_arrays([array[list(stepped)] for array in arrays], chosen, "episodes")
-                flights.append((group, group.take()))
+                asked.append(group)
             if seeds:
                 group = self._group(sorted(seeds), stepped=False)
-                group.send_whole_reset(group.slots, seeds, None, "episodes")
-                flights.append((group, group.take()))
-            exchanges = [exchange for _, exchange in flights]
-            while flights:
-                group, exchange = flights.pop(0)
-                await self._schedule.outcome(exchange, group.settle, None)
+                group.send_reset(group.slots, seeds, None, "episodes")
+                asked.append(group)
+            for group in asked:
+                outcome = await group.recv()
+                if outcome.error is not None:
+                    raise outcome.error
+                outcomes.append(outcome)
         except BaseException:
-            for _, exchange in flights:
-                self._schedule.abandon(exchange)
+            for group in asked:
+                group.abandon()
             raise
-        for exchange in exchanges:
-            for part in exchange.parts:
-                put_part(self.obs, self.objects, exchange, part)
-        return self._moved(exchanges[0], len(stepped)) if stepped else None
+        for group, outcome in zip(asked, outcomes, strict=True):
+            put_rows(self.obs, self.objects, group.slots, outcome.obs, outcome.objects)
+        return self._stepped(asked[0].slots, outcomes[0]) if stepped else None
 
-    def _group(self, slots: list[int], *, stepped: bool) -> Group:
+    def _group(self, slots: list[int], *, stepped: bool) -> SlotGroup:
         group = self._groups.get(stepped)
         if group is None or group.slots.tolist() != slots:
-            group = self._groups[stepped] = Group(self._schedule, np.array(slots))
+            group = self._groups[stepped] = self._backend.group(np.array(slots))
         return group
 
-    def _moved(self, exchange: BatchRequest, k: int) -> SteppedSlots:
-        batch = exchange.batch
-        lost: set[int] = set()
-        if self._schedule.restarter is not None:  # else it is an env's own word
-            for columns in (c for part in exchange.parts for c in part.columns):
-                if any(column.path == ("restarted",) for column in columns.schema.columns):
-                    lost.update(np.arange(k)[columns.positions].tolist())
+    def _stepped(self, slots: npt.NDArray[np.int64], outcome: StepOutcome) -> SteppedSlots:
         merged: list[dict[str, Any]] = []
 
         def info(row: int) -> dict[str, Any]:
             if not merged:
-                merged.append(merge_infos([c for part in exchange.parts for c in part.columns], k))
-            return info_of(merged[0], row)
+                merged.append(self._backend.rollout_backend().merge(outcome.infos))
+            return info_of(merged[0], int(slots[row]))
 
-        return SteppedSlots(batch.reward, batch.terminated, batch.truncated, info, lost)
+        lost = frozenset() if outcome.valid is None else frozenset(np.flatnonzero(~outcome.valid).tolist())
+        return SteppedSlots(outcome.reward, outcome.terminated, outcome.truncated, info, lost)
+
+
+def put_rows(obs: Arrays, objects: Objects, slots: npt.NDArray[np.int64], rows: Arrays, items: Objects) -> None:
+    """Put the observations of some slots into arrays and lists with one row a slot."""
+    for mine, theirs in zip(obs, rows, strict=True):
+        mine[slots] = theirs
+    for column, values in zip(objects, items, strict=False):
+        for slot, item in zip(slots.tolist(), values, strict=True):
+            column[slot] = item

@@ -19,11 +19,10 @@ from aioenv.assign import draw_seeds
 from aioenv.errors import ActionError, EpisodesDone, PausedError, PendingCallError
 from aioenv.rollout.episode_stepper import EpisodeStepper, SteppedSlots
 from aioenv.rollout.rollout import Policy, are_pairs, hint_for, split_answer, takes
-from aioenv.rollout.subset import Pausing, check_steps_some
 from aioenv.spaces.seeding import normalize_seeds
 
 if TYPE_CHECKING:
-    from aioenv.core.scheduler import RequestScheduler
+    from aioenv.core.backend import Backend
     from aioenv.core.waits import Clock
 
 __all__ = ["Episode", "NumberedEpisodes", "episode_seeds"]
@@ -61,22 +60,12 @@ class NumberedEpisodes:
     """Runs episodes by number on a started vector env; see `AsyncVectorEnv.episodes`.
 
     Args:
-        scheduler: knows the spaces and the slots.
-        make_stepper: makes what steps and resets the slots, for each iteration anew.
-        pausing: knows the last observations of paused slots.
+        backend: steps the envs.
         clock: counts how long the caller waits.
     """
 
-    def __init__(
-        self,
-        scheduler: RequestScheduler,
-        make_stepper: Callable[[], EpisodeStepper],
-        pausing: Pausing,
-        clock: Clock,
-    ) -> None:
-        self._scheduler = scheduler
-        self._make_stepper = make_stepper
-        self._pausing = pausing
+    def __init__(self, backend: Backend, clock: Clock) -> None:
+        self._backend = backend
         self._clock = clock
         self._latest: list[_EpisodesRun] | None = None  # the run of the latest iteration, until it ends
 
@@ -94,29 +83,27 @@ class NumberedEpisodes:
         if not callable(policy):
             raise TypeError(f"episodes: policy: expected a function of observations, got {policy!r}")
         _, seeds = episode_seeds(n, seed)
-        for slot in range(self._scheduler.num_envs):
-            check_steps_some(self._scheduler, "episodes", [slot])
+        for slot in range(self._backend.num_envs):
+            self._backend.check_steps_some("episodes", np.array([slot]))
         runs: list[_EpisodesRun] = []
 
         def end() -> None:
             if runs:
                 runs.pop().end()
-                self._pausing.forget()
 
         return _Iteration(self._episodes(policy, seeds, runs, end), end, owner)
 
     async def _episodes(
         self, policy: Policy, seeds: Sequence[int | None], runs: list[_EpisodesRun], end: Callable[[], None]
     ) -> AsyncGenerator[Episode, None]:
-        scheduler = self._scheduler
-        await scheduler.drain()
-        if scheduler.outstanding:
+        backend = self._backend
+        await backend.drain()
+        if backend.outstanding:
             raise PendingCallError("episodes: there are requests in flight, or results that nobody took; recv() them")
         if self._latest:  # an iteration that was left early, and is still referenced
             self._latest.pop().end()
-            self._pausing.forget()
         self._latest = runs
-        run = _EpisodesRun(scheduler, self._make_stepper(), self._clock, policy, seeds)
+        run = _EpisodesRun(backend, EpisodeStepper(backend), self._clock, policy, seeds)
         runs.append(run)
         try:
             while run.busy:
@@ -195,21 +182,21 @@ class _EpisodesRun:
 
     def __init__(
         self,
-        scheduler: RequestScheduler,
+        backend: Backend,
         stepper: EpisodeStepper,
         clock: Clock,
         policy: Policy,
         seeds: Sequence[int | None],
     ) -> None:
-        table, n = scheduler.table, scheduler.num_envs
-        if not len(table.live):
+        table, n = backend.table, backend.num_envs
+        if not len(table.active):
             raise PausedError("episodes: all slots are paused; resume() some first")
-        self._scheduler = scheduler
+        self._backend = backend
         self._stepper = stepper
         self._clock = clock
         self._policy = policy
         self._wanted = [name for name in ("slots", "episodes", "started") if takes(policy, name)]
-        self._pairs = are_pairs(scheduler.fleet.single_action_space)
+        self._pairs = are_pairs(backend.single_action_space)
         self._seeds = seeds
         self._queue = deque(range(len(seeds)))
         self._running: dict[int, _Attempt] = {}  # by slot
@@ -218,7 +205,7 @@ class _EpisodesRun:
         self._paused: list[int] = []
         self._over = False
         self._counted = self._count()
-        for slot in table.live.tolist():
+        for slot in table.active.tolist():
             self._next(slot)
 
     @property
@@ -227,13 +214,13 @@ class _EpisodesRun:
 
     def _count(self) -> tuple[int, int]:
         """How many steps and resets there have been, whosever they were."""
-        return self._scheduler.table.steps, self._scheduler.table.resets
+        return self._backend.table.steps, self._backend.table.resets
 
     def end(self) -> None:
         """Resume what was paused here; there are no more episodes."""
         self._over = True
-        own = [slot for slot in self._paused if slot not in self._scheduler.table.exhausted]
-        self._scheduler.table.resume(np.array(own, np.int64))
+        own = [slot for slot in self._paused if slot not in self._backend.table.exhausted]
+        self._backend.table.resume(np.array(own, np.int64))
 
     def _next(self, slot: int) -> None:
         """A slot is free: begin another episode, or pause it."""
@@ -241,7 +228,7 @@ class _EpisodesRun:
             self._begin[slot] = _Attempt(self._queue.popleft(), 1)
         else:
             self._paused.append(slot)
-            self._scheduler.table.pause([slot])
+            self._backend.table.pause([slot])
 
     async def advance(self) -> list[Episode]:
         """A step of every slot: of its env, or the reset that begins an episode. Gives the episodes that have ended."""
@@ -274,7 +261,7 @@ class _EpisodesRun:
         ended = self._take(stepped, moved) if moved is not None else []
         self._started[:] = False
         for slot, attempt in reset.items():
-            if slot in self._scheduler.table.exhausted:
+            if slot in self._backend.table.exhausted:
                 self._queue.appendleft(attempt.number)
             else:
                 self._running[slot] = attempt
@@ -284,7 +271,7 @@ class _EpisodesRun:
 
     async def _ask(self) -> tuple[Any, Any]:
         """What the policy would have all slots do, taken apart."""
-        n, fleet = self._scheduler.num_envs, self._scheduler.fleet
+        n, backend = self._backend.num_envs, self._backend
         given: dict[str, Any] = {}
         if "slots" in self._wanted:
             given["slots"] = np.arange(n)
@@ -292,7 +279,7 @@ class _EpisodesRun:
             given["started"] = self._started.copy()
         if "episodes" in self._wanted:
             given["episodes"] = np.array([self._running[i].number if i in self._running else -1 for i in range(n)])
-        obs = fleet.observations.assemble(
+        obs = backend.observations.assemble(
             [array.copy() for array in self._stepper.obs], [list(c) for c in self._stepper.objects]
         )
         answer = self._policy(obs, **given)
@@ -300,9 +287,9 @@ class _EpisodesRun:
             answer = await answer
         actions = split_answer(answer, self._pairs)[0]
         try:
-            return fleet.actions.take_apart(actions, n)
+            return backend.actions.take_apart(actions, n)
         except ActionError as exc:
-            if hint := hint_for(actions, fleet.single_action_space):
+            if hint := hint_for(actions, backend.single_action_space):
                 raise ActionError(f"{exc}{hint}") from exc
             raise
 
@@ -344,12 +331,12 @@ class _EpisodesRun:
         Raises:
             EpisodesDone: if nobody can run what is left.
         """
-        exhausted = self._scheduler.table.exhausted
+        exhausted = self._backend.table.exhausted
         free = [slot for slot in self._paused if slot not in exhausted]
         while self._queue and free:
             slot = free.pop(0)
             self._paused.remove(slot)
-            self._scheduler.table.resume(np.array([slot]))
+            self._backend.table.resume(np.array([slot]))
             self._next(slot)
         if self._queue and not self.busy:
             raise EpisodesDone(

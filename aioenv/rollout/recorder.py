@@ -16,7 +16,7 @@ from aioenv.spaces.action_checks import as_array
 from aioenv.spaces.layout import Arrays, Layout, _ObjectNode
 
 if TYPE_CHECKING:
-    from aioenv.core.scheduler import RequestScheduler
+    from aioenv.core.backend import Backend
 
 __all__ = ["Infos", "RecordedTurn", "Rollout", "RolloutRecorder"]
 
@@ -160,7 +160,7 @@ class RolloutRecorder:
     """The arrays of a rollout, as they fill.
 
     Args:
-        schedule: knows the spaces.
+        backend: knows the spaces.
         steps: how many there will be.
         merge: see `RolloutBackend`.
         resets_next_step: whether the step after the last one of an episode is a reset instead.
@@ -171,17 +171,17 @@ class RolloutRecorder:
 
     def __init__(
         self,
-        schedule: RequestScheduler,
+        backend: Backend,
         steps: int,
         merge: Callable[[Sequence[Any]], dict[str, Any]],
         *,
         resets_next_step: bool,
     ) -> None:
-        self._num_envs = n = schedule.num_envs
+        self._num_envs = n = backend.num_envs
         self._steps = steps
         self._resets_next_step = resets_next_step
-        self._observations = _Stacked(schedule.fleet.observations.space)
-        self._action_layout = _Stacked(schedule.fleet.actions.space)
+        self._observations = _Stacked(backend.observations.space)
+        self._action_layout = _Stacked(backend.actions.space)
         # one step more: what the last one gave
         self._obs, self._obs_objects = self._observations.history(steps + 1, n)
         for array in self._obs:  # of whom nothing comes

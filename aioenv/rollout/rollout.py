@@ -11,13 +11,12 @@ import numpy.typing as npt
 from gymnasium import Space, spaces
 from gymnasium.vector import AutoresetMode
 
-from aioenv.core.backend import RolloutBackend, SlotGroup
+from aioenv.core.backend import Backend, RolloutBackend, SlotGroup
 from aioenv.errors import ActionError, PausedError, ResetNeededError, SlotError, StepTimeout
 from aioenv.rollout.recorder import RecordedTurn, Rollout, RolloutRecorder
 from aioenv.spaces.infos import Column, Columns, Schema
 
 if TYPE_CHECKING:
-    from aioenv.core.scheduler import RequestScheduler
     from aioenv.core.waits import Clock
 
 __all__ = ["Policy", "Rollouts", "are_pairs", "hint_for", "split_answer", "takes", "takes_slots"]
@@ -35,33 +34,25 @@ class Rollouts:
     """Runs rollouts of a started vector env; see `AsyncVectorEnv.rollout`.
 
     Args:
-        scheduler: knows the spaces and the slots.
-        make_backend: makes what a rollout is sent over, for each anew.
+        backend: steps the envs.
         clock: counts how long the caller waits.
         mode: the autoreset mode.
     """
 
-    def __init__(
-        self,
-        scheduler: RequestScheduler,
-        make_backend: Callable[[], RolloutBackend],
-        clock: Clock,
-        mode: AutoresetMode,
-    ) -> None:
-        self._scheduler = scheduler
-        self._make_backend = make_backend
+    def __init__(self, backend: Backend, clock: Clock, mode: AutoresetMode) -> None:
+        self._backend = backend
         self._clock = clock
         self._mode = mode
 
     async def run(self, policy: Policy, steps: int, groups: int, split: str) -> Rollout:
         """Collect `steps` steps of every slot."""
-        _check(self._scheduler, policy, steps, groups, split)
-        backend = self._make_backend()
-        found = backend.split(int(groups), whole_workers=split == "workers")
-        return await _RolloutRun(self._scheduler, backend, found, self._clock, self._mode, policy, int(steps)).run()
+        _check(self._backend, policy, steps, groups, split)
+        rollouts = self._backend.rollout_backend()
+        found = rollouts.split(int(groups), whole_workers=split == "workers")
+        return await _RolloutRun(self._backend, rollouts, found, self._clock, self._mode, policy, int(steps)).run()
 
 
-def _check(scheduler: RequestScheduler, policy: Policy, steps: int, groups: int, split: str) -> None:
+def _check(backend: Backend, policy: Policy, steps: int, groups: int, split: str) -> None:
     """Raise unless there can be such a rollout (see `AsyncVectorEnv.rollout`)."""
     for name, value in (("steps", steps), ("groups", groups)):
         if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
@@ -70,9 +61,9 @@ def _check(scheduler: RequestScheduler, policy: Policy, steps: int, groups: int,
         raise ValueError(f"rollout: split: expected one of {_SPLITS}, got {split!r}")
     if not callable(policy):
         raise TypeError(f"rollout: policy: expected a function of observations, got {policy!r}")
-    if not len(live := scheduler.table.live):
+    if not len(live := backend.table.active):
         raise PausedError("rollout: all slots are paused; resume() some first")
-    if len(unseen := np.intersect1d(scheduler.table.unseen(), live)):
+    if len(unseen := np.intersect1d(backend.table.unseen(), live)):
         raise ResetNeededError(
             f"rollout: slots {unseen.tolist()} have no observation to begin with: they were never reset, or a "
             "state was set since; reset() or step() them first"
@@ -84,29 +75,29 @@ class _RolloutRun:
 
     def __init__(
         self,
-        scheduler: RequestScheduler,
-        backend: RolloutBackend,
+        backend: Backend,
+        rollouts: RolloutBackend,
         groups: Sequence[SlotGroup],
         clock: Clock,
         mode: AutoresetMode,
         policy: Policy,
         steps: int,
     ) -> None:
-        self._scheduler = scheduler
         self._backend = backend
+        self._rollouts = rollouts
         self._clock = clock
         self._mode = mode
         self._policy = policy
         self._takes_slots = takes_slots(policy)
         self._steps = steps
-        self._observations = scheduler.fleet.observations
+        self._observations = backend.observations
         self._turns = [
             RecordedTurn(group, f"group {i} of {len(groups)} ({len(group.slots)} slots)")
             for i, group in enumerate(groups)
         ]
         next_step = mode is AutoresetMode.NEXT_STEP
-        self._record = RolloutRecorder(scheduler, steps, backend.merge, resets_next_step=next_step)
-        self._actions_are_pairs = are_pairs(scheduler.fleet.single_action_space)
+        self._record = RolloutRecorder(backend, steps, rollouts.merge, resets_next_step=next_step)
+        self._actions_are_pairs = are_pairs(backend.single_action_space)
 
     async def run(self) -> Rollout:
         try:
@@ -115,7 +106,7 @@ class _RolloutRun:
                 for turn in self._turns:
                     await self._take(turn)
                     await self._act(turn)
-            self._backend.sent()
+            self._rollouts.sent()
             for turn in self._turns:
                 await self._take(turn)
         except SlotError as error:
@@ -128,15 +119,15 @@ class _RolloutRun:
         finally:
             for turn in self._turns:
                 turn.group.close()
-        self._backend.ended(self._record.seen(self._turns))
+        self._rollouts.ended(self._record.seen(self._turns))
         return self._record.result(self._turns)
 
     async def _look(self) -> None:
         """Find out what the envs are at: observations, and where an automatic reset is due."""
-        table = self._scheduler.table
+        table = self._backend.table
         wait = self._clock.envs.begin()
         try:
-            seen = await self._backend.look(pending_reset=self._mode is AutoresetMode.NEXT_STEP)
+            seen = await self._rollouts.look(pending_reset=self._mode is AutoresetMode.NEXT_STEP)
         finally:
             wait.end()
         for turn in self._turns:
@@ -149,8 +140,8 @@ class _RolloutRun:
             self._record.saw(turn)
         # those that were paused when the groups were made; another task may have paused more meanwhile
         groups = np.concatenate([turn.slots for turn in self._turns])
-        if len(groups) < self._scheduler.num_envs:
-            paused = np.ones(self._scheduler.num_envs, np.bool_)
+        if len(groups) < self._backend.num_envs:
+            paused = np.ones(self._backend.num_envs, np.bool_)
             paused[groups] = False
             rows = np.flatnonzero(paused[seen.slots])
             resting = [array[rows] for array in seen.obs]
@@ -176,7 +167,7 @@ class _RolloutRun:
         try:
             arrays, objects = turn.group.send(actions)
         except ActionError as exc:
-            hint = hint_for(actions, self._scheduler.fleet.single_action_space)
+            hint = hint_for(actions, self._backend.single_action_space)
             raise ActionError(f"rollout, {turn.name}, step {turn.acted}: {exc}{hint}") from exc
         finally:
             wait.end()
@@ -203,7 +194,7 @@ class _RolloutRun:
         self._record.received(turn, came)
         if came.valid is not None:
             self._record.invalidate(turn, ~came.valid)
-        if exhausted := self._scheduler.table.exhausted:
+        if exhausted := self._backend.table.exhausted:
             self._record.invalidate(turn, np.isin(turn.slots, list(exhausted)) & ~(came.terminated | came.truncated))
         turn.taken += 1
         if self._mode is AutoresetMode.DISABLED:

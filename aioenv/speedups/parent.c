@@ -11,7 +11,7 @@ typedef struct {
 
 /* 1 if a request may be written there now, 0 if not, -1: exception. */
 static int find_line(Held *held, PyObject *part, Line *line) {
-    line->express = look_up(held, part, str_express);
+    line->express = look_up(held, part, str_fast_reply);
     line->channel = look_up(held, look_up(held, look_up(held, part, str_member), str_worker), str_express);
     if (PyErr_Occurred())
         return -1;
@@ -91,7 +91,7 @@ static int write_step(const Line *line, PyObject *part, PyObject *views, PyObjec
     }
     if (PyDict_SetItem(line->pending, line->request, line->express) < 0 ||
         set_word(line->requests, str_next, line->number + 1) < 0 || set_word(line->encoder, str_chain, chain) < 0 ||
-        PyObject_SetAttr(part, str_request, line->request) < 0)
+        PyObject_SetAttr(part, str_request_id, line->request) < 0)
         goto done;
     done = written == HEADER_BYTES + size + rest || keep_rest(line, head, pieces, written) == 0 ? 1 : -1;
 done:

@@ -16,7 +16,7 @@ from gymnasium.vector import AutoresetMode
 
 import aioenv
 from aioenv import RestartPolicy
-from aioenv.core.history import _derive
+from aioenv.core.recovery import _derive
 from aioenv.ipc.memory import AVAILABLE
 from aioenv.process.restart import RestartBudget
 
@@ -340,8 +340,8 @@ async def test_what_is_forgotten_in_a_restart_leaves_no_process(way, when):
     await died(envs, 0)
     while envs.workers[0].state != when:
         await asyncio.sleep(0)
-    workers = [member.worker for member in envs._scheduler.fleet.members]
-    (restart,) = envs._scheduler.restarter._tasks.values()
+    workers = [member.worker for member in envs._backend.worker_pool.members]
+    (restart,) = envs._backend.restarter._tasks.values()
     with pytest.warns(ResourceWarning, match="unclosed"):
         del envs
         gc.collect()
