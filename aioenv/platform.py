@@ -9,8 +9,6 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from aioenv.errors import WorkerStartError
-
 __all__ = [
     "check_nested_start",
     "cpu_quota",
@@ -126,6 +124,8 @@ def check_nested_start() -> None:
     # by the attribute with which `import` itself marks unfinished modules
     unfinished = [name for name, module in list(sys.modules.items()) if _is_initializing(module)]
     if unfinished:
+        from aioenv.errors import WorkerStartError  # here: `aioenv doctor` works without Gymnasium, which it imports
+
         raise WorkerStartError(
             f"module {unfinished[-1]} starts envs when it is imported, and their workers import it again, so that "
             "there would be no end of them. What only the main program shall do belongs under "
