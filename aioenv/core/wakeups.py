@@ -54,7 +54,7 @@ class WakeupCoalescer:
         if self._times >= _TIMES and not self._resting and self._owe_nothing_else():
             self._resting = [channel for channel in self._channels if channel is not self._last]
             for channel in self._resting:
-                channel.rest()
+                channel.disable_reader()
 
     def _owe_nothing_else(self) -> bool:
         """Whether all but the last one have nothing to answer but these steps."""
@@ -100,7 +100,7 @@ class WakeupCoalescer:
         resting, self._resting = self._resting, ()
         self._last, self._times = None, 0
         for channel in resting:
-            channel.listen()
+            channel.enable_reader()
 
     def forget(self) -> None:
         """Let go of the last steps."""
@@ -121,7 +121,7 @@ class ReplyPoller:
 
     def suffices(self) -> bool:
         """Whether the loop has nothing to do, like sending what a socket has not taken, or starting a worker again."""
-        return all(worker.waitable is not None for worker in self._workers)
+        return all(worker.poll_fd is not None for worker in self._workers)
 
     def wait(self, enough: Callable[[], bool], seconds: float) -> bool:
         """Take in replies until there are enough; blocks.
@@ -133,7 +133,7 @@ class ReplyPoller:
         Returns:
             Whether there are enough. False, maybe at once, if that takes longer, or the loop has to do something first.
         """
-        by_descriptor = {worker.waitable: worker for worker in self._workers}
+        by_descriptor = {worker.poll_fd: worker for worker in self._workers}
         if None in by_descriptor:
             return enough()
         if by_descriptor != self._by_descriptor:
@@ -145,7 +145,7 @@ class ReplyPoller:
             for descriptor, _ in self._poll().poll(max(0, math.ceil(left * 1e3))):
                 worker = self._by_descriptor[descriptor]
                 worker.poll()
-                if worker.waitable is None:  # it has ended: the loop finds out how
+                if worker.poll_fd is None:  # it has ended: the loop finds out how
                     return enough()
             if left <= 0:
                 return enough()
@@ -153,7 +153,7 @@ class ReplyPoller:
 
     def _poll(self) -> select.poll:
         """What to sleep on: those that don't rest (see `WakeupCoalescer`)."""
-        descriptors = tuple(fd for fd, worker in self._by_descriptor.items() if not worker.rests)
+        descriptors = tuple(fd for fd, worker in self._by_descriptor.items() if not worker.reader_disabled)
         poll = self._polls.get(descriptors)
         if poll is None:
             poll = self._polls[descriptors] = select.poll()
