@@ -29,7 +29,7 @@ from aioenv.errors import RenderError, SlotError, WireError, WorkerDied
 from aioenv.ipc.frames import Frame, Kind
 from aioenv.ipc.messages import load
 from aioenv.platform import usable_cpus
-from aioenv.process.connection import PendingReply
+from aioenv.process.connection import CountedReply, PendingReply
 from aioenv.process.restart import Restarter, RestartPolicy
 from aioenv.process.supervisor import Worker
 from aioenv.spaces.infos import NO_RESULT, Columns
@@ -165,7 +165,7 @@ class Dispatcher:
             if self._plain:
                 always = exchange.batch.copies or self.episodes is not None or self.history is not None
                 read = partial(self._take_in if always else self._read_tail, exchange, part)
-                part.express = PendingReply(part.into[0], part.on_reply, (part, exchange, read, always))
+                part.express = PendingReply(part.into[0], part.on_reply, CountedReply(part, exchange, read, always))
 
     def some(self, shares: Sequence[tuple[WorkerSlots, Slots]], *, stepped: bool) -> BatchRequest:
         """An exchange with some workers about some of their slots, begun; its parts are ready one by one."""

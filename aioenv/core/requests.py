@@ -18,6 +18,7 @@ from aioenv.process.connection import OnReply, PendingReply
 from aioenv.spaces.infos import Columns
 from aioenv.spaces.layout import Layout, Leaf, byte_view
 from aioenv.spaces.shared_layout import COPIED
+from aioenv.speedups.attributes import read_by_c
 
 if TYPE_CHECKING:
     from aioenv.core.worker_pool import WorkerSlots
@@ -155,6 +156,7 @@ class Batch:
         self.truncated[start:stop] = False
 
 
+@read_by_c
 class WorkerRequest:
     """One worker's share of an exchange, and what came back.
 
@@ -208,6 +210,7 @@ class WorkerRequest:
         self.express: PendingReply | None = None
 
 
+@read_by_c
 class BatchRequest:
     """A request to one or more workers, and its replies.
 

@@ -33,6 +33,7 @@ from aioenv.spaces.large_boxes import batch, packed
 from aioenv.spaces.layout import Layout, Leaf
 from aioenv.spaces.seeding import spread_seeds
 from aioenv.spaces.shared_layout import SharedBatch, SharedLayout, choose_plane
+from aioenv.speedups.attributes import read_by_c
 from aioenv.state.assets import Looks
 from aioenv.state.render_source import MujocoSource
 from aioenv.stats.counters import SeedPlan
@@ -51,6 +52,7 @@ ObservationMode = str | tuple[Space[Any], Space[Any]]
 T = TypeVar("T")
 
 
+@read_by_c
 class WorkerSlots:
     """A worker and its slots, `start` to `stop`."""
 

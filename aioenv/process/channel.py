@@ -21,6 +21,7 @@ from aioenv.errors import WireError
 from aioenv.ipc import frame_io
 from aioenv.ipc.decoder import Decoder
 from aioenv.ipc.frames import Buffer, Encoder, Frame, Kind
+from aioenv.speedups.attributes import read_by_c
 
 if TYPE_CHECKING:
     from aioenv.process.connection import Requests
@@ -139,6 +140,7 @@ class StreamsChannel:
         self._writer.close()
 
 
+@read_by_c
 class ScatterChannel:
     """Frames over a socket: each arrives in one scatter read, straight where it belongs.
 

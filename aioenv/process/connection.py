@@ -17,10 +17,29 @@ from aioenv.process.async_resource import own_task, to_the_end
 from aioenv.process.channel import Channel
 from aioenv.process.output import OutputLog
 from aioenv.process.process import Process
+from aioenv.speedups.attributes import read_by_c
 
-__all__ = ["Connection", "OnReply", "PendingReply", "Requests"]
+__all__ = ["Connection", "CountedReply", "OnReply", "PendingReply", "Requests"]
 
 OnReply: TypeAlias = "Callable[[Frame | SlotError], None]"
+
+
+class CountedReply(NamedTuple):
+    """A reply that only needs to be counted, if it is a RESULT and its batch request is awaited as a whole.
+
+    Then its part has `arrived`, one less of the whole is `open`, and `done` is resolved when none is.
+
+    Attributes:
+        part: the `WorkerRequest`.
+        whole: its `BatchRequest`.
+        read: takes the reply's payload.
+        always: whether `read` is called for an empty payload, too.
+    """
+
+    part: Any
+    whole: Any
+    read: Callable[[memoryview], None]
+    always: bool
 
 
 class PendingReply(NamedTuple):
@@ -29,17 +48,15 @@ class PendingReply(NamedTuple):
     Attributes:
         into: where the fixed part of the reply goes; None: into memory of its own.
         on_reply: is called with the reply.
-        counted: a part, its whole, what takes the tail, and whether that is called where there is none, too. If the
-            reply is a RESULT, and the whole is `waiting`, all that `on_reply` would do beside that is that the part has
-            `arrived`, that one less of the whole is `open`, and that its `done` is resolved when none is. None: it
-            would do more.
+        counted: how to count the reply, if nothing else need be done with it; None: `on_reply` does more.
     """
 
     into: Sequence[memoryview] | None
     on_reply: OnReply
-    counted: tuple[Any, Any, Callable[[memoryview], None], bool] | None = None
+    counted: CountedReply | None = None
 
 
+@read_by_c
 class Requests:
     """The requests of one process.
 

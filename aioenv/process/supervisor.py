@@ -26,6 +26,7 @@ from aioenv.process.environment import worker_environment
 from aioenv.process.launch import LaunchResources, check_start, launch, launch_here
 from aioenv.process.output import LOG, OutputLog
 from aioenv.process.thread_process import RunHere
+from aioenv.speedups.attributes import read_by_c
 from aioenv.tracing.ring import TRACE
 from aioenv.tracing.track import Track
 
@@ -81,6 +82,7 @@ _log = logging.getLogger("aioenv")
 T = TypeVar("T")
 
 
+@read_by_c
 class Worker:
     """The parent's handle of one worker process.
 

@@ -19,6 +19,7 @@ import numpy as np
 from gymnasium.vector import VectorEnv
 
 from aioenv import speedups
+from aioenv.speedups.attributes import read_by_c
 
 __all__ = [
     "MAX_SCHEMAS",
@@ -117,8 +118,23 @@ _FLOATS = tuple(np.dtype(name) for name in ("f8", "f4", "f2"))
 _FLOAT_TYPES = frozenset({float, np.float64, np.float32, np.float16})
 # So many sorts that differ in nothing but the shapes of arrays C knows: where these vary all the time, it is of no use.
 _MAX_ALIKE = 4
-# What C needs to know of one (see `Gatherer.sorts`).
-Sort: TypeAlias = "tuple[int, list[Any], list[Any], list[np.ndarray[Any, Any]], Callable[[bytes], dict[Any, Any]]]"
+
+
+class NumericSchema(NamedTuple):
+    """A kind of info dict that C turns into columns: all values are numbers, or arrays of fixed dtypes and shapes.
+
+    Attributes:
+        number: the schema's id.
+        keys, types: of the dict, in its order.
+        like: arrays with the dtype and shape of each value.
+        make: makes a dict of the bytes of its values.
+    """
+
+    number: int
+    keys: list[Any]
+    types: list[Any]
+    like: list[np.ndarray[Any, Any]]
+    make: Callable[[bytes], dict[Any, Any]]
 
 
 class _KnownSchema(NamedTuple):
@@ -153,7 +169,7 @@ class Gatherer:
         self._known: dict[tuple[Any, Any], _KnownSchema] = {}
         self._ids: dict[Schema, int] = {}
         self._news: list[tuple[int, Schema]] = []
-        self.sorts: list[Sort] = []
+        self.sorts: list[NumericSchema] = []
         self._usual: _KnownSchema | None = None  # all float scalars: what a whole batch is compared with first
 
     def gather(self, infos: Sequence[tuple[int, Mapping[Any, Any]]], rows: Sequence[int]) -> list[ColumnGroup]:
@@ -252,7 +268,8 @@ class Gatherer:
             like = [np.empty(column.shape, column.dtype) for column in columns]
         else:
             return
-        self.sorts.append((known.number, known.keys, known.types, like, partial(_info_of, known, like)))
+        make = partial(_info_of, known, like)
+        self.sorts.append(NumericSchema(known.number, known.keys, known.types, like, make))
 
     def take_news(self) -> list[tuple[int, Schema]]:
         """The schemas that the parent has not been told of yet."""
@@ -384,6 +401,7 @@ _log = logging.getLogger("aioenv")
 _OBJECT = np.dtype(object)
 
 
+@read_by_c
 class SchemaTable:
     """What the parent knows of one worker's schemas.
 
@@ -511,13 +529,20 @@ def _join(parts: Sequence[Columns], size: int) -> dict[str, Any]:
     return infos
 
 
-# A key, that of its mask, its dtype if that is not float64 or there is a shape, and that.
-_Name: TypeAlias = tuple[Any, str, Any, tuple[int, ...]]
+class ColumnName(NamedTuple):
+    """The keys of a column in the merged info dict, and its dtype (None: float64 scalars) and shape."""
+
+    key: Any
+    mask_key: str
+    dtype: Any
+    shape: tuple[int, ...]
+
+
 # By the schema's identity: to hash one takes longer than its use. C merges those that have names.
-_named: dict[int, tuple[Schema, tuple[_Name, ...] | None]] = {}
+_named: dict[int, tuple[Schema, tuple[ColumnName, ...] | None]] = {}
 
 
-def _names(schema: Schema) -> tuple[_Name, ...] | None:
+def _names(schema: Schema) -> tuple[ColumnName, ...] | None:
     """Those of all columns; None if C can't merge them."""
     known, names = _named.get(id(schema), (None, None))
     if known is not schema:
@@ -529,12 +554,13 @@ def _names(schema: Schema) -> tuple[_Name, ...] | None:
     return names
 
 
-def _name(column: Column) -> _Name:
+def _name(column: Column) -> ColumnName:
     key = column.path[0]
-    return key, f"_{key}", None if column.dtype == np.float64 and not column.shape else column.dtype, column.shape
+    dtype = None if column.dtype == np.float64 and not column.shape else column.dtype
+    return ColumnName(key, f"_{key}", dtype, column.shape)
 
 
-def _name_rows(names: Iterable[_Name], table: np.ndarray[Any, Any], masks: np.ndarray[Any, Any]) -> dict[str, Any]:
+def _name_rows(names: Iterable[ColumnName], table: np.ndarray[Any, Any], masks: np.ndarray[Any, Any]) -> dict[str, Any]:
     """Rows of a float64 table and of its masks as the values and masks of keys."""
     infos: dict[str, Any] = {}
     for (key, mask_key, dtype, _), values, mask in zip(names, table, masks, strict=True):
@@ -545,7 +571,7 @@ def _name_rows(names: Iterable[_Name], table: np.ndarray[Any, Any], masks: np.nd
 
 def _merge_floats(parts: Sequence[Columns], size: int) -> dict[str, Any] | None:
     """Tables into one, where some rows have other keys than others; None if a key has come with two dtypes."""
-    keys: dict[Any, tuple[int, _Name]] = {}  # its row in the table
+    keys: dict[Any, tuple[int, ColumnName]] = {}  # its row in the table
     places: dict[int, Any] = {}  # by schema, the rows of its columns
     for part in parts:
         schema = part.schema

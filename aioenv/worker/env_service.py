@@ -30,7 +30,7 @@ from aioenv.stats.sharing import copies, uncounted
 from aioenv.worker import worker_context
 from aioenv.worker.description import EnvDescription, FirstCheckpoints, checked, describe_envs
 from aioenv.worker.row_buffers import Actions, ResultRows
-from aioenv.worker.service import PartialStep, Plan, Reply, SlotService, StartFailed, close_envs, describe_failure
+from aioenv.worker.service import FastPath, PartialStep, Reply, SlotService, StartFailed, close_envs, describe_failure
 from aioenv.worker.vector_states import AWAITS_RESET, as_single
 from aioenv.worker.worker_context import map_memory
 
@@ -206,14 +206,16 @@ class EnvService(SlotService):
         out = self._stepper.step(rows, actions, self._rows.into(lane) if isinstance(rows, range) else None)
         return self._of_step(rows, lane, out)
 
-    def express(self) -> Plan | None:
+    def express(self) -> FastPath | None:
         """A step of envs whose observations and actions are arrays."""
         into = self._rows.lanes if self._tells_no_more else None
         if into is None or (self._checkpoints is not None and self._checkpoints.beyond):
             return None  # a state that is too long now may be so in the next step, and need not be written twice then
         rows, sorts = self._rows.stepped_run, self._gatherer.sorts
         fixed = rows(0, len(self._envs))
-        return self._action_views, self._actions.array, *self._stepper.express, into, rows, sorts, fixed, self._rides
+        return FastPath(
+            self._action_views, self._actions.array, *self._stepper.express, into, rows, sorts, fixed, self._rides
+        )
 
     def _let_ride(self, first: int, count: int) -> bool:
         """Write states and checkpoints of so many rows from one on, stepped in C; False: there is more to tell."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from time import perf_counter
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol
 
 from aioenv.ipc.exceptions import dump_exception
 from aioenv.ipc.frames import Buffer, Frame, Header, Kind
@@ -14,10 +14,42 @@ from aioenv.tracing.ring import DRAW, REPLY, Ring
 from aioenv.worker import worker_context
 from aioenv.worker.mujoco_gl import note_missing_opengl
 
-__all__ = ["PartialStep", "Plan", "Reply", "Service", "SlotService", "TracedService", "close_envs"]
+__all__ = ["FastPath", "PartialStep", "Reply", "Service", "SlotService", "TracedService", "close_envs"]
 
-# What `speedups.serve_express` takes.
-Plan: TypeAlias = "tuple[Any, ...]"
+
+class FastPath(NamedTuple):
+    """The objects that `speedups.serve_express` needs to answer plain steps.
+
+    Attributes:
+        views: where a request's fixed part is read into: the number of the shared batch, if there are several, and the
+            actions.
+        actions: the array of all actions.
+        steps, resets: the envs' methods.
+        due: what each row's next step is (see `speedups.step_rows`).
+        seeds: for the next resets, by row.
+        at_end: what is due after the end of an episode.
+        mark: the word of shared memory that holds the current row.
+        into: where results go, for each shared batch.
+        fixed_of: gives the arrays that travel for some successive rows.
+        schemas: `NumericSchema`s, the kinds of infos that C turns into columns.
+        fixed: the arrays that travel for all rows.
+        write_extra: writes what rides on the reply besides, for some successive rows, and returns whether that is all
+            there is to tell; None: there is nothing.
+    """
+
+    views: Any  # a list of memoryviews
+    actions: Any
+    steps: list[Any]
+    resets: list[Any]
+    due: list[int]
+    seeds: dict[int, int]
+    at_end: int
+    mark: Any
+    into: list[Any]
+    fixed_of: Callable[[int, int], Any]
+    schemas: list[Any]
+    fixed: Any
+    write_extra: Callable[[int, int], bool] | None
 
 
 class Reply(NamedTuple):
@@ -74,7 +106,7 @@ class Service(Protocol):
     def expect(self) -> Sequence[memoryview] | None:
         """What `place` will probably give for the next request: the very same object."""
 
-    def express(self) -> Plan | None:
+    def express(self) -> FastPath | None:
         """What C needs to answer plain steps by itself; None if there is more to a step. Asked for again and again."""
 
     def handle(self, frame: Frame | PartialStep) -> Reply:
@@ -100,7 +132,7 @@ class SlotService:
         """A step of all rows."""
         return self._action_views
 
-    def express(self) -> Plan | None:
+    def express(self) -> FastPath | None:
         """None: Python answers."""
         return None
 

@@ -15,7 +15,7 @@ from aioenv import speedups
 from aioenv.ipc import frame_io
 from aioenv.ipc.decoder import Decoder
 from aioenv.ipc.frames import Buffer, Encoder, Frame, Kind
-from aioenv.worker.service import PartialStep, Plan, Service
+from aioenv.worker.service import FastPath, PartialStep, Service
 
 __all__ = ["MAX_POLL_S", "SpinPoller", "WorkerEnd", "look_for"]
 
@@ -99,7 +99,7 @@ class WorkerEnd:
         self._write_fd = write_fd
         self._decoder = Decoder(None, _nowhere)
         self._encoder = Encoder()
-        self._express: Callable[[], Plan | None] = _nowhere
+        self._express: Callable[[], FastPath | None] = _nowhere
         self._poller = SpinPoller(0.0)
         self._look, self._sleep = _waits(read_fd)
         if read_fd != write_fd:  # else a socket that the parent has made
@@ -140,7 +140,7 @@ class WorkerEnd:
                 return None
         return decoder.frames.popleft()
 
-    def _serve(self, plan: Plan, seconds: float) -> Any:
+    def _serve(self, plan: FastPath, seconds: float) -> Any:
         assert speedups.serve_express is not None
         return speedups.serve_express(self._read_fd, self._write_fd, self._decoder, self._encoder, plan, seconds)
 
