@@ -81,7 +81,7 @@ if TYPE_CHECKING:
     from aioenv.rendering.config import RenderConfig as RenderConfig
     from aioenv.rendering.quality import RenderQuality as RenderQuality
     from aioenv.rendering.render_pool import RenderPool as RenderPool
-    from aioenv.rollout.episodes import Episode as Episode
+    from aioenv.rollout.numbered_episodes import Episode as Episode
     from aioenv.rollout.recorder import Rollout as Rollout
     from aioenv.state.env_state import EnvState as EnvState
     from aioenv.state.env_state import load as load
@@ -108,7 +108,7 @@ _HOME = {
     **dict.fromkeys(("EpisodeCounter", "EpisodeEvent", "EpisodeStats", "SharedRunningStats"), "aioenv.stats"),
     "AsyncVectorEnv": "aioenv.vector_env",
     "EnvCreator": "aioenv.creator",
-    "Episode": "aioenv.rollout.episodes",
+    "Episode": "aioenv.rollout.numbered_episodes",
     **dict.fromkeys(("Evaluation", "evaluate"), "aioenv.loops.evaluate"),
     "Rollout": "aioenv.rollout.recorder",
     "Stats": "aioenv.core.waits",

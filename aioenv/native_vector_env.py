@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, Self, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import gymnasium
 import numpy as np
@@ -23,31 +23,23 @@ from aioenv.core.arguments import (
     check_timeout,
     check_worker_env,
 )
-from aioenv.core.episodes import check_episode_stats
-from aioenv.core.images.pictures import check_mode
+from aioenv.core.episode_tracker import check_episode_stats
 from aioenv.core.imports import needed_by
 from aioenv.core.programs import make_program
-from aioenv.core.results import ResetResult, SlotStep, StepResult
+from aioenv.core.results import StepResult
+from aioenv.core.scheduler import RequestScheduler
 from aioenv.core.session import Session
 from aioenv.core.waits import Clock
 from aioenv.core.worker_pool import WorkerPoolConfig
-from aioenv.errors import RenderError
-from aioenv.inprocess.inline import RUN_IN
-from aioenv.inprocess.rollout import InProcessRollout
-from aioenv.inprocess.some import InProcessActiveSlots, InProcessEpisodeStepper, SomeSolo
+from aioenv.inprocess.backend import RUN_IN, InProcessBackend
+from aioenv.inprocess.rollout import InProcessEpisodeStepper, InProcessSingleSlot
 from aioenv.process.channel import check_channel
 from aioenv.process.launch import check_start
 from aioenv.rendering.pixel_states import with_pixel_states
 from aioenv.requirements import require_batch
-from aioenv.rollout.episodes import Episode
-from aioenv.rollout.one_slot import check_no_mask
-from aioenv.rollout.pausing import several
-from aioenv.rollout.rollout import Policy
-from aioenv.rollout.worker_backend import RememberedState
 from aioenv.stats.episodes import EpisodeStats
-from aioenv.vector_env import AsyncVectorEnv
+from aioenv.vector_env import AsyncVectorEnv, SubsetBackend
 from aioenv.worker.making import is_native_task, make_registered, of_so_many, refuse_wrappers
-from aioenv.worker.vector_access import refuse_some
 
 if TYPE_CHECKING:
     from aioenv.process.restart import RestartPolicy
@@ -74,13 +66,25 @@ class NativeVectorEnv(AsyncVectorEnv):
     where it is made, called and closed. An env with a `render_mode` stays on its own thread, since what draws is tied
     to it; so does one with a `timeout_s`. Give `run_in="thread"` to others that must not change threads.
 
-    The slots are one env, so what happens to it happens to all of them: an exception fails all slots that were asked
-    until they are reset, and what hangs on the thread can't be killed: `close` leaves the thread to itself then, after
-    `grace_s`, with a warning. A process can be killed. Slots are stepped without others (`send`, `step_at`, `pause`,
-    `episodes`) where the env has `step_some(actions, slots)`, as `NativeMujocoEnv` has: see `docs/vector-envs.md`.
-    There `rollout` has groups in this process too, which step in turn while the policy runs; elsewhere all slots are
-    one group, or over workers those of a worker. In this process it begins with the arrays that the last `step` gave if
-    the env has no `step_some` and keeps none: don't write to them before.
+    The slots are one env, so an exception fails all slots that were asked, until they are reset. An env that hangs on
+    its thread can't be killed: `close` leaves the thread to itself then, after `grace_s`, with a warning. A process can
+    be killed.
+
+    Slots are stepped without others where the env has `step_some(actions, slots)`, as `NativeMujocoEnv` has: see
+    `docs/vector-envs.md`. Of an env without it, these methods raise a ValueError if they would step some of its slots
+    only:
+
+    - `send` takes all slots that there are; over workers, all slots of some workers.
+    - `pause` and `resume` take all slots of a worker together.
+    - `step_at` and `episodes` take an env of one slot in each worker.
+
+    `reset_at` takes an env that looks at `options["reset_mask"]`; its seed stands in a list of one for each slot, None
+    for the others. `episodes` takes an env whose `reset` takes such a mask and such a list. `render` without `render=`
+    gives the images that the env itself draws, and raises a RenderError if the env has no render mode.
+
+    A `rollout` has groups in this process, too, if the env has `step_some`: they step in turn while the policy runs.
+    Elsewhere all slots are one group, or over workers those of a worker. In this process it begins with the arrays that
+    the last `step` gave if the env has no `step_some` and keeps none: don't write to them before.
 
     Args:
         make_vector_env: called with `num_envs`, gives a `gymnasium.vector.VectorEnv` of so many slots.
@@ -110,7 +114,7 @@ class NativeVectorEnv(AsyncVectorEnv):
         TypeError: if `make_vector_env` is not callable; with workers, if it can't be pickled.
     """
 
-    _solo: SomeSolo | None = None
+    _inprocess: InProcessBackend | None = None
 
     def __init__(
         self,
@@ -166,7 +170,6 @@ class NativeVectorEnv(AsyncVectorEnv):
         self._render_config, self._pixels_config = render, pixels
         self._must_reset = False
         self._clock = Clock()
-        self._remembered = RememberedState()
         workers = check_num_workers(num_workers, self.num_envs) if split else 0
         self._config = WorkerPoolConfig(
             code=make_program([make_vector_env] * self.num_envs, workers) if split else None,
@@ -194,7 +197,7 @@ class NativeVectorEnv(AsyncVectorEnv):
     def _make_session(self) -> Session:
         if self._config.num_workers:
             return super()._make_session()
-        self._solo = SomeSolo(
+        self._inprocess = InProcessBackend(
             self._make_vector_env,
             self.num_envs,
             run_in=self._run_in,
@@ -204,86 +207,47 @@ class NativeVectorEnv(AsyncVectorEnv):
             render=self._render_config,
             pixels=self._pixels_config,
         )
-        return cast(Session, self._solo)  # which it stands in for, as well as for a fleet and a schedule
+        return cast(Session, self._inprocess)  # which it stands in for, as well as for a fleet and a schedule
 
-    async def _ensure_started(self) -> Self:
-        await super()._ensure_started()
+    def _take_over(self, session: Session, scheduler: RequestScheduler) -> None:
         if self._config.num_workers:
-            fleet = self._running.fleet
-            fleet.spec = of_so_many(fleet.spec, self.num_envs)
-        self.autoreset_mode = self.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP)
-        return self
+            session.fleet.spec = of_so_many(session.fleet.spec, self.num_envs)
+        self.autoreset_mode = session.fleet.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP)
+        super()._take_over(session, scheduler)
+
+    def _subset_backend(self, scheduler: RequestScheduler) -> SubsetBackend:
+        backend = self._inprocess
+        if backend is None:
+            return super()._subset_backend(scheduler)
+        return SubsetBackend(
+            InProcessSingleSlot(backend),
+            lambda: backend,
+            lambda _: backend.rollout_backend(),
+            partial(InProcessEpisodeStepper, backend),
+        )
 
     @property
     def runs(self) -> str:
         """Where the next step will be made: "inline" (on the loop), "thread" or "workers"."""
-        if self._solo is None:
+        if self._inprocess is None:
             return "workers" if self._config.num_workers else self._run_in
-        return "inline" if self._solo.schedule is not None and self._solo.steps.inline else "thread"
+        return "inline" if self._inprocess.schedule is not None and self._inprocess.steps_inline else "thread"
 
     def _step_here(self, actions: Any) -> StepResult | None:
         """`step` on the thread of a blocking caller, whose loop does nothing meanwhile; None: the loop must do it."""
-        solo = self._solo
-        if solo is None or self.closed or not solo.steps_anywhere or solo.table.paused is not None:
+        backend = self._inprocess
+        if backend is None or self.closed or not backend.can_step_inline or backend.table.paused is not None:
             return None
         wait = self._clock.envs.begin()
         try:
-            return solo.step_here(actions)
+            return backend.step_inline(actions)
         finally:
             wait.end()
 
     def _fit_here(self, actions: Any) -> Any:
         """A checked copy of actions, for a vector env in this process whose step is made later."""
-        assert self._solo is not None
-        return self._solo.fit(actions)
-
-    @overload
-    async def render(self, mode: Literal["arrays"] | None = None) -> Any: ...
-    @overload
-    async def render(self, mode: Literal["grid"]) -> npt.NDArray[np.uint8]: ...
-    async def render(self, mode: Literal["arrays", "grid"] | None = None) -> Any:
-        """Images, one a slot; see `AsyncVectorEnv.render`. Without `render=` they are what the env itself draws.
-
-        Raises:
-            RenderError: if the env has no render mode and no `render=` was given, or an image could not be drawn.
-            PendingCallError, EnvError, WorkerDied, StepTimeout: as for `call`.
-        """
-        check_mode(mode)
-        self._running  # noqa: B018 (checks who calls, and when)
-        if self._render_config is None and self.render_mode is None:
-            raise RenderError(
-                "render: the vector env was made without render=aioenv.RenderConfig(...), or, if it draws itself, a "
-                "render_mode"
-            )
-        return await super().render(mode)
-
-    def send(self, actions: Any, slots: Iterable[int] | None = None) -> None:
-        """Send actions to some slots; of an env without `step_some` to all there are, or all of some workers.
-
-        Never blocks for longer than the loop may be kept (see the class). Otherwise as `AsyncVectorEnv.send`.
-
-        Raises:
-            ValueError: if some slots of a vector env are missing that can't step the others. Nothing was sent.
-            ActionError, PendingCallError, EnvError, WorkerDied: as for `step`. Nothing was sent.
-        """
-        if slots is not None and self._config.num_workers:
-            slots = self._running.table.named(slots)
-            self._check_whole("send", slots)
-        super().send(actions, slots)
-
-    def _check_whole(self, name: str, slots: npt.NDArray[np.int64]) -> None:
-        """Raise if an env is to step some of its slots, and can't."""
-        fleet = self._running.fleet
-        if fleet.steps_some or not len(slots):
-            return
-        if not self._config.num_workers:
-            raise refuse_some(name, self._running.fleet.kind)  # type: ignore[attr-defined]
-        for member, order in fleet.shares(slots):
-            if len(order) < member.stop - member.start:
-                raise refuse_some(
-                    f"{name}: slots {np.sort(slots[order]).tolist()}",
-                    f"the vector env of slots {member.start} to {member.stop - 1}",
-                )
+        assert self._inprocess is not None
+        return self._inprocess.checked_actions(actions)
 
     def model_field(self, name: str) -> npt.NDArray[Any]:
         """A field of MuJoCo's model with values for each slot; write to it to change them.
@@ -306,93 +270,18 @@ class NativeVectorEnv(AsyncVectorEnv):
             PendingCallError: if a slot has a request in flight.
             WorkerDied: if a worker is gone.
         """
-        schedule = self._running
-        if self._solo is not None:
-            field = self._solo.model_field(name)
+        scheduler = self._check_running()
+        if self._inprocess is not None:
+            field = self._inprocess.model_field(name)
         else:
-            schedule.table.check_call(np.arange(self.num_envs), "model_field")
-            shared = schedule.fleet.model_fields
+            scheduler.table.check_call(np.arange(self.num_envs), "model_field")
+            shared = scheduler.fleet.model_fields
             assert shared is not None  # it was started
             field = shared.field(name)
         assert self._session is not None
         for pool in self._session.pools:
-            pool.show(name, field)
+            pool.show_field(name, field)
         return field
-
-    # ------------------------------------------------------------ some of its slots
-
-    def pause(self, slots: int | Iterable[int]) -> None:
-        """Leave slots out of whole batches, until they are resumed (see `AsyncVectorEnv.pause`).
-
-        The vector env steps the others by its `step_some`. One that has none steps all of its slots at once: over
-        workers all slots of one can be paused together then.
-
-        Raises:
-            IndexError, ValueError: if they are no slot numbers, or the vector env can't leave them out. Nothing is
-                paused.
-        """
-        table = self._running.table
-        left = np.setdiff1d(table.live, table.named(several(slots), maybe_none=True))
-        self._check_whole("pause", np.setdiff1d(np.arange(self.num_envs), left))
-        super().pause(slots)
-
-    def resume(self, slots: int | Iterable[int] | None = None) -> None:
-        """Take slots into whole batches again (see `AsyncVectorEnv.resume`); as many together as `pause` takes.
-
-        Raises:
-            IndexError, ValueError: as `pause`. Nothing is resumed.
-        """
-        table = self._running.table
-        named = table.named(None if slots is None else several(slots), maybe_none=True)
-        paused = np.setdiff1d(np.arange(self.num_envs), np.union1d(table.live, named))
-        self._check_whole("resume", paused)
-        super().resume(slots)
-
-    async def step_at(self, slot: int, action: Any) -> SlotStep:
-        """Step one slot, if the vector env has `step_some`; see `AsyncVectorEnv.step_at`."""
-        self._check_whole("step_at", self._running.table.named([slot]))
-        if self._solo is None:
-            return await super().step_at(slot, action)
-        with self._clock.envs:
-            return await self._solo.step_at(slot, action)
-
-    async def reset_at(
-        self, slot: int, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> ResetResult:
-        """Begin an episode in one slot, if the vector env looks at `options["reset_mask"]`.
-
-        The seed stands in a list of one for each slot, None for the others. Otherwise as `AsyncVectorEnv.reset_at`.
-        """
-        if self._solo is None:
-            return await super().reset_at(slot, seed=seed, options=options)
-        self._running  # noqa: B018 (checks who calls, and when)
-        check_no_mask(options)
-        with self._clock.envs:
-            return await self._solo.reset_at(slot, seed, options)
-
-    def episodes(
-        self, policy: Policy, n: int, *, seed: int | Sequence[int | None] | None = None
-    ) -> AsyncGenerator[Episode, None]:
-        """Run episodes 0 … n-1, each exactly once and to its end (see `AsyncVectorEnv.episodes`).
-
-        It takes an env that has `step_some` (or, over workers, one slot each), and whose `reset` takes a mask and a
-        list of seeds, one a slot.
-
-        Raises:
-            ValueError: if the vector env steps all of its slots at once.
-        """
-        for slot in range(self.num_envs):
-            self._check_whole("episodes", np.array([slot]))
-        return super().episodes(policy, n, seed=seed)
-
-    def _live_of(self, schedule: Any) -> Any:
-        return super()._live_of(schedule) if self._solo is None else InProcessActiveSlots(self._solo)
-
-    def _road(self, schedule: Any) -> Any:
-        return super()._road(schedule) if self._solo is None else InProcessRollout(self._solo)
-
-    def _walk(self, schedule: Any) -> Any:
-        return super()._walk(schedule) if self._solo is None else InProcessEpisodeStepper(self._solo)
 
 
 def vector_env_factory(

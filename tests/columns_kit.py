@@ -15,7 +15,7 @@ from aioenv.core.requests import WorkerRequest
 from aioenv.core.worker_pool import WorkerSlots
 from aioenv.ipc.messages import dump, dump_columns, load
 from aioenv.spaces import infos as merging
-from aioenv.spaces.infos import Columns, Gatherer, Schema, SchemaTable, merge
+from aioenv.spaces.infos import Columns, Gatherer, Schema, SchemaTable, merge_infos
 
 compiled = pytest.mark.skipif(not speedups.compiled, reason=f"not compiled: {speedups.why_not}")
 
@@ -32,7 +32,7 @@ class Ends:
     ) -> tuple[WorkerRequest, bytes]:
         """The part of some of its rows, from row `start` of the batch on, and the tail of its reply."""
         groups = self.gatherer.gather([(row, info) for row, info in infos if info], rows)
-        self.member.schemas.learn(load(dump(self.gatherer.take_news())))
+        self.member.schemas.update(load(dump(self.gatherer.take_new_schemas())))
         slots = np.array(rows, np.int64) + self.member.start
         batch: Any = SimpleNamespace(rows=lambda *args, **kwargs: [])
         return WorkerRequest(self.member, slots, start, batch), dump_columns(groups)
@@ -79,7 +79,7 @@ def merged_in_python(parts: Sequence[Columns], size: int) -> Any:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(speedups, "merge_columns", None)
         try:
-            return merge(parts, size)
+            return merge_infos(parts, size)
         except Exception as exc:
             return f"{type(exc).__name__}: {exc}"
 

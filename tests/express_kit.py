@@ -253,7 +253,7 @@ def floats_tail(member: WorkerSlots, values: Sequence[float], rows: Sequence[int
     groups = gatherer.gather(
         [(row, {"x": x}) for row, x in zip(rows or range(count), values, strict=True)], range(count)
     )
-    member.schemas.learn(gatherer.take_news())
+    member.schemas.update(gatherer.take_new_schemas())
     return dump_columns(groups)
 
 

@@ -51,4 +51,4 @@ def differ(images) -> bool:
 
 def held(pool) -> int:
     """Bytes that a pool's images take in shared memory."""
-    return os.fstat(pool._crew.memory.fd).st_blocks * 512
+    return os.fstat(pool._workers.memory.fd).st_blocks * 512

@@ -11,7 +11,7 @@ from gymnasium.vector import AutoresetMode
 from aioenv.core.payloads import load_reply
 from aioenv.ipc.frames import Frame, Kind
 from aioenv.ipc.messages import ResetRequest, StepRequest, dump, load
-from aioenv.spaces.infos import SchemaTable, merge
+from aioenv.spaces.infos import SchemaTable, merge_infos
 from aioenv.spaces.layout import Layout, byte_view
 from aioenv.worker.env_service import EnvService
 
@@ -52,12 +52,12 @@ class Bench:
         if reply.tail:
             tail = load_reply(memoryview(reply.tail))
             assert not tail.failures
-            self.table.learn(tail.schemas)
+            self.table.update(tail.schemas)
             parts = []
             for group in tail.infos:
                 positions = np.arange(self.n) if group.rows is None else np.array(group.rows)
                 parts.append(self.table.unpack(group, positions, len(positions)))
-            infos = merge(parts, self.n)
+            infos = merge_infos(parts, self.n)
         return [*arrays, infos]
 
     def reset(self, seeds, options=None):

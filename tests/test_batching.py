@@ -17,9 +17,9 @@ from zoo import SPACES
 from aioenv.assign import spread
 from aioenv.errors import ActionError, WireError
 from aioenv.ipc.messages import dump, dump_columns, load, load_columns
-from aioenv.native.hook_results import merge_infos
+from aioenv.native.hook_results import merge_reset_infos
 from aioenv.spaces.autoreset import parse_mode
-from aioenv.spaces.infos import MAX_SCHEMAS, ColumnGroup, Gatherer, SchemaTable, merge
+from aioenv.spaces.infos import MAX_SCHEMAS, ColumnGroup, Gatherer, SchemaTable, merge_infos
 from aioenv.spaces.layout import Layout, byte_view
 
 
@@ -45,7 +45,7 @@ def by_workers(steps: list[list[dict]], workers: int) -> list[dict]:
         parts = []
         for (gatherer, table), (start, stop) in zip(ends, spans, strict=True):
             groups = gatherer.gather(list(enumerate(infos[start:stop])), range(stop - start))
-            table.learn(load(dump(gatherer.take_news())))
+            table.update(load(dump(gatherer.take_new_schemas())))
             if any(group.objects for group in groups):
                 groups = load(dump(groups))
             else:
@@ -55,7 +55,7 @@ def by_workers(steps: list[list[dict]], workers: int) -> list[dict]:
                 whole = group.rows is None
                 positions = slice(start, stop) if whole else np.array(rows) + start
                 parts.append(table.unpack(group, positions, len(rows)))
-        results.append(merge(parts, len(infos)))
+        results.append(merge_infos(parts, len(infos)))
     return results
 
 
@@ -139,7 +139,7 @@ def test_infos_of_native_slots_that_begin_and_of_others_merge_as_gymnasiums(star
     infos = [{name: column[slot] for name, column in columns.items()} for slot in range(3)]
     for index, slot in enumerate(starts):
         infos[slot] = {name: rows[index] for name, rows in begun.items()}
-    got = merge_infos({name: column.copy() for name, column in columns.items()}, begun, np.array(starts), 3)
+    got = merge_reset_infos({name: column.copy() for name, column in columns.items()}, begun, np.array(starts), 3)
     assert_same(dict(sorted(got.items())), dict(sorted(by_gymnasium(infos).items())))
 
 
@@ -250,9 +250,9 @@ def test_infos_that_never_repeat_do_not_fill_the_memory():
     for t in range(3 * MAX_SCHEMAS):
         infos = [{"common": t}, {f"key{t}": float(t)}]
         groups = gatherer.gather(list(enumerate(infos)), range(2))
-        table.learn(gatherer.take_news())
+        table.update(gatherer.take_new_schemas())
         parts = [table.unpack(g, np.array(g.rows), len(g.rows)) for g in groups]
-        assert_same(merge(parts, 2), by_gymnasium(infos))
+        assert_same(merge_infos(parts, 2), by_gymnasium(infos))
     assert len(gatherer._ids) <= MAX_SCHEMAS + 2 and len(table._schemas) <= MAX_SCHEMAS + 2
 
 

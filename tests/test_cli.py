@@ -29,7 +29,7 @@ from aioenv.loops.video import TiledVideo
 from aioenv.process.channel import CHANNELS
 from aioenv.process.launch import START_METHODS
 from aioenv.rendering import backends
-from aioenv.rendering.tiles import tile
+from aioenv.rendering.images import tile
 
 OPENGL = probe_opengl("egl").renderer or probe_opengl("osmesa").renderer
 needs_opengl = pytest.mark.skipif(not OPENGL, reason="no OpenGL here")

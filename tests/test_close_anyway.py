@@ -9,8 +9,8 @@ import pytest
 from render_pool_kit import SMALL, pool_of, some_states
 
 import aioenv
-from aioenv.core.images.image_requests import StepImages
 from aioenv.rendering.queue import RenderQueue
+from aioenv.rendering.step_images import StepImages
 
 CONFIG = aioenv.RenderConfig(24, 18, quality="fast", workers=1)
 
@@ -46,7 +46,7 @@ async def test_a_pool(monkeypatch):
     pool = await pool_of()
     await pool.render(some_states(pool, 2), **SMALL)
     pids = pool.pids
-    monkeypatch.setattr(RenderQueue, "drop", fails)
+    monkeypatch.setattr(RenderQueue, "close", fails)
     with pytest.raises(ZeroDivisionError):
         await pool.close()
     assert ended(pids)

@@ -159,7 +159,7 @@ async def test_a_merge_of_statistics_without_shared_memory():
     with SharedRunningStats(SHAPE, 1, shared=False) as seen:
         envs = await aioenv.AsyncVectorEnv([lambda: NormalizeObservation(Endless(), seen.at(0))])
         await envs.reset()
-        merger = envs._running.merger
+        merger = envs._check_running().merger
         before = merger._exchanging
         step = asyncio.ensure_future(envs.step([0]))
         while merger._exchanging is before:

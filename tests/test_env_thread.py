@@ -29,22 +29,22 @@ class Interrupted(BaseException):
 async def ended(thread: EnvThread) -> None:
     """Have it end, and see that it does."""
     thread.finish(lambda: None)
-    assert await thread.gone(10)
+    assert await thread.join(10)
 
 
 async def test_jobs_are_done_in_turn_on_one_thread():
     thread = EnvThread()
-    found = await asyncio.gather(*(thread.ask(partial(lambda i: (i, threading.get_ident()), i)) for i in range(50)))
+    found = await asyncio.gather(*(thread.run(partial(lambda i: (i, threading.get_ident()), i)) for i in range(50)))
     assert [i for i, _ in found] == list(range(50))
     assert len({ident for _, ident in found}) == 1 and found[0][1] != threading.get_ident()
     assert thread.jobs == 0
     await ended(thread)
 
 
-async def test_more_rings_than_are_heard_at_once():
+async def test_more_wake_ups_than_are_read_at_once():
     thread, gate, done = EnvThread(), threading.Event(), []
-    waiting = [thread.ask(gate.wait)]
-    waiting += [thread.ask(partial(done.append, i)) for i in range(70_000)]
+    waiting = [thread.run(gate.wait)]
+    waiting += [thread.run(partial(done.append, i)) for i in range(70_000)]
     assert thread.jobs == 70_001
     gate.set()
     await asyncio.gather(*waiting)
@@ -54,7 +54,7 @@ async def test_more_rings_than_are_heard_at_once():
 
 async def test_a_loop_that_does_not_listen_does_not_stop_the_thread():
     thread, done = EnvThread(), threading.Event()
-    told = [thread.ask(partial(int, i)) for i in range(70_000)]
+    told = [thread.run(partial(int, i)) for i in range(70_000)]
     thread.submit(done.set, lambda value, error: None)
     assert done.wait(60), "it waits for the loop to take what it tells"
     assert await asyncio.gather(*told) == list(range(70_000))
@@ -86,7 +86,7 @@ async def test_what_a_job_raises_is_told():
             raise raised("so it is")
 
         with pytest.raises(told, match="so it is"):
-            await thread.ask(fail)
+            await thread.run(fail)
     await ended(thread)
 
 
@@ -146,20 +146,20 @@ async def test_interrupted_before_it_has_claimed_its_pipes(monkeypatch):
         patched.setattr(threading.Thread, "start", interrupted)
         EnvThread()
     assert unclaimed == [[]]
-    env_thread._work(deque(), deque(), unclaimed[0], lambda: None)  # one that comes late leaves what is not its own
+    env_thread._run_jobs(deque(), deque(), unclaimed[0], lambda: None)  # one that comes late leaves what is not its own
 
 
 async def test_what_is_asked_after_its_last_job_is_refused():
     thread, told = EnvThread(), asyncio.get_running_loop().create_future()
     gate = threading.Event()
-    last = thread.ask(gate.wait)
+    last = thread.run(gate.wait)
     thread.finish(lambda: None)
     with pytest.raises(ClosedError):
-        await asyncio.wait_for(thread.ask(int), 10)
+        await asyncio.wait_for(thread.run(int), 10)
     thread.submit(int, lambda value, error: told.set_result((value, type(error))))
     assert await told == (None, ClosedError) and not last.done()
     gate.set()
-    assert await last and await thread.gone(10)
+    assert await last and await thread.join(10)
 
 
 async def test_a_signal_handler_that_raises_as_it_listens(monkeypatch):
@@ -168,7 +168,7 @@ async def test_a_signal_handler_that_raises_as_it_listens(monkeypatch):
 
     def interrupt(descriptor, size):
         answer = read(descriptor, size)
-        if descriptor == thread._hears and not interrupted:
+        if descriptor == thread._result_reader and not interrupted:
             interrupted.append(answer)
             raise ZeroDivisionError
         return answer
@@ -190,7 +190,7 @@ async def test_nothing_is_written_where_its_pipe_was():
         os.set_blocking(writes, False)
     thread.submit(int, lambda value, error: None)
     thread.finish(lambda: None)
-    thread.leave()
+    thread.detach()
     for reads, writes in ends:
         os.set_blocking(reads, False)
         with pytest.raises(BlockingIOError):
@@ -201,17 +201,17 @@ async def test_nothing_is_written_where_its_pipe_was():
 @needs_affinity
 async def test_jobs_have_all_cpus_wherever_the_thread_was_woken(monkeypatch):
     woken_on = []
-    real = env_thread._this_cpu
-    monkeypatch.setattr(env_thread, "_this_cpu", lambda: woken_on.append(real()) or woken_on[-1])
+    real = env_thread._current_cpu
+    monkeypatch.setattr(env_thread, "_current_cpu", lambda: woken_on.append(real()) or woken_on[-1])
     thread, everywhere = EnvThread(), os.sched_getaffinity(0)
     for _ in range(5):
-        assert await thread.ask(partial(os.sched_getaffinity, 0)) == everywhere
+        assert await thread.run(partial(os.sched_getaffinity, 0)) == everywhere
     assert len(woken_on) == 5
     # what it is told while it is at something else does not move it
     begun, gate = threading.Event(), threading.Event()
-    first = thread.ask(lambda: begun.set() or gate.wait())
+    first = thread.run(lambda: begun.set() or gate.wait())
     await asyncio.to_thread(begun.wait)
-    second = thread.ask(partial(os.sched_getaffinity, 0))
+    second = thread.run(partial(os.sched_getaffinity, 0))
     assert len(woken_on) == 6
     gate.set()
     assert await first and await second == everywhere
@@ -221,9 +221,9 @@ async def test_jobs_have_all_cpus_wherever_the_thread_was_woken(monkeypatch):
 @needs_affinity
 async def test_an_env_that_chooses_its_cpus_keeps_them():
     thread, one = EnvThread(), {min(os.sched_getaffinity(0))}
-    await thread.ask(partial(os.sched_setaffinity, 0, one))
+    await thread.run(partial(os.sched_setaffinity, 0, one))
     for _ in range(3):
-        assert await thread.ask(partial(os.sched_getaffinity, 0)) == one
+        assert await thread.run(partial(os.sched_getaffinity, 0)) == one
     await ended(thread)
 
 
@@ -234,7 +234,7 @@ async def test_who_may_not_choose_cpus_has_the_job_done(monkeypatch):
 
     thread = EnvThread()
     monkeypatch.setattr(os, "sched_setaffinity", refuse)
-    assert await thread.ask(lambda: 7) == 7
+    assert await thread.run(lambda: 7) == 7
     await ended(thread)
 
 
@@ -248,7 +248,7 @@ async def test_cpus_that_are_gone_when_the_job_begins(monkeypatch):
         real(pid, cpus)
 
     monkeypatch.setattr(os, "sched_setaffinity", without_some)
-    assert await thread.ask(lambda: 7) == 7
+    assert await thread.run(lambda: 7) == 7
     await ended(thread)
 
 
@@ -261,9 +261,9 @@ async def test_a_loop_that_can_not_watch_pipes(monkeypatch):
         patched.setattr(loop, "add_reader", refuse)
         patched.setattr(loop, "remove_reader", refuse)
         thread, forgotten = EnvThread(), EnvThread()
-        assert await asyncio.gather(*(thread.ask(partial(int, i)) for i in range(20))) == list(range(20))
+        assert await asyncio.gather(*(thread.run(partial(int, i)) for i in range(20))) == list(range(20))
         await ended(thread)
-        assert await forgotten.ask(int) == 0
+        assert await forgotten.run(int) == 0
         known = forgotten._thread
         del forgotten
         gc.collect()
@@ -274,16 +274,16 @@ async def test_a_loop_that_can_not_watch_pipes(monkeypatch):
 async def test_left_by_another_thread():
     thread, done = EnvThread(), threading.Event()
     thread.finish(done.set)
-    await asyncio.to_thread(thread.leave)
+    await asyncio.to_thread(thread.detach)
     await asyncio.to_thread(thread._thread.join, 10)  # it may be left before it has begun
-    assert await thread.gone(10) and done.is_set()
+    assert await thread.join(10) and done.is_set()
 
 
 async def test_hung_and_left_it_ends_when_it_can():
     thread, gate = EnvThread(), threading.Event()
-    lost = thread.ask(gate.wait)
+    lost = thread.run(gate.wait)
     thread.finish(lambda: None)
-    assert not await thread.gone(0.05)
+    assert not await thread.join(0.05)
     gate.set()
     await asyncio.to_thread(thread._thread.join, 10)
     assert thread.ended and not thread._thread.is_alive()
@@ -304,7 +304,7 @@ def of_another_loop() -> EnvThread:
 async def test_of_a_closed_loop_it_ends():
     thread, closed = await asyncio.to_thread(of_another_loop), threading.Event()
     thread.finish(closed.set)
-    thread.leave()
+    thread.detach()
     await asyncio.to_thread(thread._thread.join, 10)
     assert closed.is_set() and not thread._thread.is_alive()
 

@@ -17,7 +17,7 @@ from gymnasium.vector import AutoresetMode
 
 import aioenv
 from aioenv.loops.evaluate import counted
-from aioenv.rollout.episodes import Episode
+from aioenv.rollout.numbered_episodes import Episode
 from aioenv.testing.faulty_env import FaultyEnv, faulty_envs
 
 
@@ -323,11 +323,12 @@ def test_errors_have_what_was_done():
     ],
 )
 def test_bad_arguments(arguments, error, message):
-    class Envs(aioenv.AsyncVectorEnv):
-        _running = None
+    async def main():
+        async with aioenv.AsyncVectorEnv([Walk]) as envs:
+            with pytest.raises(error, match=message):
+                envs.episodes(**{"policy": policy, "n": 2, **arguments})
 
-    with pytest.raises(error, match=message):
-        Envs([Walk]).episodes(**{"policy": policy, "n": 2, **arguments})
+    run_on("asyncio", main())
 
 
 class Finite(Walk):

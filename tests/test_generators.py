@@ -5,12 +5,19 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from aioenv.spaces.seeding import RNG_WORDS, Generators, generator_of, seed_of, seed_words, state_words
+from aioenv.spaces.seeding import (
+    RNG_WORDS,
+    GeneratorReader,
+    generator_from_words,
+    seed_from_words,
+    seed_words,
+    state_words,
+)
 
 
 def test_the_states_of_many_are_read_as_they_are():
     rngs = [np.random.default_rng(seed) for seed in range(5)]
-    reader, out = Generators(), np.zeros((5, RNG_WORDS + 2), np.uint64)[:, 1:-1]
+    reader, out = GeneratorReader(), np.zeros((5, RNG_WORDS + 2), np.uint64)[:, 1:-1]
     assert reader.read(rngs, out) and not reader.read(rngs, out)
     for count in range(3):
         rngs[count].integers(0, 9, dtype=np.int32)  # takes half of a word
@@ -20,13 +27,13 @@ def test_the_states_of_many_are_read_as_they_are():
     rngs[1] = np.random.default_rng(9)
     assert reader.read(rngs, out) and out[1].tolist() == state_words(rngs[1])
     for rng, row in zip(rngs, out.tolist(), strict=True):
-        again = generator_of(row)
+        again = generator_from_words(row)
         assert again.integers(0, 9, 5, dtype=np.int32).tolist() == rng.integers(0, 9, 5, dtype=np.int32).tolist()
         assert again.random() == rng.random()
 
 
 def test_only_pcg64_is_read():
-    reader, out = Generators(), np.zeros((1, RNG_WORDS), np.uint64)
+    reader, out = GeneratorReader(), np.zeros((1, RNG_WORDS), np.uint64)
     for _ in range(2):
         with pytest.raises(ValueError, match="not PCG64"):
             reader.read([np.random.Generator(np.random.MT19937(1))], out)
@@ -34,4 +41,4 @@ def test_only_pcg64_is_read():
 
 @pytest.mark.parametrize("seed", [None, -1, 0, 7, 2**64 + 5, 2**128 - 1])
 def test_seeds(seed):
-    assert seed_of(seed_words(seed)) == seed
+    assert seed_from_words(seed_words(seed)) == seed

@@ -74,7 +74,7 @@ def laned(monkeypatch: pytest.MonkeyPatch, odd: int = 0) -> tuple[Desk, list[Any
     desk = Desk(lambda row: Wide(row, odd), ROWS)
     desk.service.configure(None, None, 0, False, plane=plane, start=2)
     desk.service.handle(Frame(Kind.RESET, 0, GENERATION, (b"\0",), memoryview(desk.reset())))
-    return desk, [lane.observations[0] for lane in plane.lanes(memory, *layouts)]
+    return desk, [lane.observations[0] for lane in plane.batches(memory, *layouts)]
 
 
 def fixed(lane: int, count: int = ROWS) -> list[bytes]:

@@ -12,7 +12,6 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
-from gymnasium.vector.utils import batch_space
 
 import aioenv
 from aioenv.ipc.messages import load
@@ -94,13 +93,13 @@ class Has(gym.Env):
 
 @pytest.mark.parametrize("space", SPACES, ids=lambda space: f"{type(space).__name__}")
 def test_spaces_arrive_and_batch_as_gymnasiums(space):
-    from aioenv.spaces.large_boxes import batch
+    from aioenv.spaces.large_boxes import batch_space
 
     space.seed(5)
     back = load(dumped_space(Has(space), "observation_space"))
     theirs = batch_space(space, 3)
     assert back == space and _leaves(back) == _leaves(space)
-    for ours in (batch(space, 3), batch(back, 3), pickle.loads(pickle.dumps(batch(space, 3)))):
+    for ours in (batch_space(space, 3), batch_space(back, 3), pickle.loads(pickle.dumps(batch_space(space, 3)))):
         assert ours == theirs and repr(ours) == repr(theirs) and _leaves(ours) == _leaves(theirs)
         assert _same(ours.sample(), theirs.sample())
         theirs = batch_space(space, 3)

@@ -41,7 +41,7 @@ def pool_of(envs):
 
 def shared(envs) -> int:
     """Bytes that images take in shared memory."""
-    return os.fstat(pool_of(envs)._crew.memory.fd).st_blocks * 512
+    return os.fstat(pool_of(envs)._workers.memory.fd).st_blocks * 512
 
 
 def renders(way: str, **arguments):
@@ -61,7 +61,7 @@ async def test_what_somebody_has_stays_while_a_hundred_batches_are_drawn(way, mo
     with monkeypatch.context() as patch:  # images travel, since they shall, or since nothing can be shared
         patch.setattr(memory, "AVAILABLE", way == "render")
         async with renders(way, transport="frames" if way == "render" else "auto") as envs:
-            assert pool_of(envs)._crew.memory is None
+            assert pool_of(envs)._workers.memory is None
             expected = [(await images_of(envs, way, action)).copy() for action in (None, *ACTIONS)]
     async with renders(way) as envs:
         held, views, places = {}, {}, set()
@@ -78,7 +78,7 @@ async def test_what_somebody_has_stays_while_a_hundred_batches_are_drawn(way, mo
         assert len(places) < 40 and 0 < shared(envs) < 40 * (1 << 14)  # a batch takes two pages
         for step, images in held.items():
             images[0, 0] = step  # they are the caller's own
-        monkeypatch.setattr(pool_of(envs)._crew.memory, "fd", -1)  # no more is to be had
+        monkeypatch.setattr(pool_of(envs)._workers.memory, "fd", -1)  # no more is to be had
         again = [await images_of(envs, way, action) for action in (None, *ACTIONS[:30])]
         assert all(map(np.array_equal, again, expected))
         monkeypatch.undo()
@@ -217,7 +217,7 @@ async def test_while_nothing_is_drawn_little_is_kept_and_what_is_shown_is_not_dr
         with pytest.raises(asyncio.CancelledError):
             await step
         os.kill(envs.workers[0].pid, signal.SIGCONT)
-        while envs._schedule.table.count(SlotState.READY) < N:
+        while envs._scheduler.table.count(SlotState.READY) < N:
             await asyncio.sleep(0)
         os.kill(envs.workers[0].pid, signal.SIGSTOP)  # so that step 22 is in flight when step 20's images are asked for
         another = await pending(lambda: envs.step(ACTIONS[22]))
@@ -375,13 +375,13 @@ async def test_states_are_drawn_as_they_arrive_while_other_workers_still_step(wa
     """Slot 1's step ends when slot 0's image of the same step is there."""
     gate, submit = tmp_path / "gate", StepRenderPool.submit
 
-    def open_the_gate(pool, slots, states, sheet, first, on_done, edits=None):
+    def open_the_gate(pool, slots, states, buffer, first, on_done, context=None):
         def done(error):
             if list(slots) == [0]:
                 gate.touch()
             on_done(error)
 
-        submit(pool, slots, states, sheet, first, done, edits)
+        submit(pool, slots, states, buffer, first, done, context)
 
     factories = [lambda: Counted(tmp_path / "0"), lambda: Counted(tmp_path / "1", gate)]
     config = aioenv.RenderConfig(16, 12, quality="fast", workers=1)

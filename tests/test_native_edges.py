@@ -18,7 +18,7 @@ from parity.compare import assert_same
 from test_native_hooks import Good
 
 from aioenv import sync
-from aioenv.inprocess.pieces import own_info
+from aioenv.inprocess.arrays import owned_info
 from aioenv.native.tasks.common import clamp, less, norm, side_by_side
 from aioenv.native.thread_pool import ThreadPool
 from aioenv.worker.making import make_registered
@@ -153,7 +153,7 @@ def test_what_nobody_else_has_is_not_copied():
 
     def taken():
         info = given()
-        return own_info(info)
+        return owned_info(info)
 
     info = taken()
     gc.collect()

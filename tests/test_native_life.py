@@ -15,7 +15,7 @@ import pytest
 from native_kit import BAD, OK, Batch, Gate, everywhere, fail, here
 
 import aioenv
-from aioenv.inprocess.durations import RunTimes
+from aioenv.inprocess.env_thread import RunTimes
 
 pytestmark = pytest.mark.asyncio
 
@@ -31,7 +31,7 @@ async def test_short_steps_come_to_the_loop_and_long_ones_leave_it():
             if envs.runs == "inline":
                 break
         await envs.step(OK)
-        env = envs._solo._env
+        env = envs._inprocess._env.env
         assert threading.get_ident() in env.threads and len(env.threads) == 2
         await envs.step(BAD)
         assert envs.runs == "thread"
@@ -41,32 +41,32 @@ async def test_short_steps_come_to_the_loop_and_long_ones_leave_it():
     assert env.closed_on not in (None, threading.get_ident())
 
 
-async def test_the_pace():
-    pace = RunTimes(100e-6, None)
+async def test_short_work_moves_to_the_loop_and_back():
+    times = RunTimes(100e-6, None)
     steps = 0
-    while not pace.inline:
-        pace.note(60e-6)
+    while not times.inline:
+        times.record(60e-6)
         steps += 1
     assert 8 < steps < 60
     for _ in range(50):
-        pace.note(60e-6)
-    pace.note(5e-3)
-    pace.note(5e-3)
-    assert pace.inline, "one that was preempted says nothing about the rest"
+        times.record(60e-6)
+    times.record(5e-3)
+    times.record(5e-3)
+    assert times.inline, "one that was preempted says nothing about the rest"
     for _ in range(100):
-        pace.note(150e-6)
-    assert pace.inline, "between the limits it stays where it is"
+        times.record(150e-6)
+    assert times.inline, "between the limits it stays where it is"
     for _ in range(100):
-        pace.note(250e-6)
-    assert not pace.inline
+        times.record(250e-6)
+    assert not times.inline
     for _ in range(100):
-        pace.note(150e-6)
-    assert not pace.inline
+        times.record(150e-6)
+    assert not times.inline
     for fixed in (True, False):
-        pace = RunTimes(100e-6, fixed)
+        times = RunTimes(100e-6, fixed)
         for seconds in (1e-6, 1.0):
-            pace.note(seconds)
-            assert pace.inline is fixed
+            times.record(seconds)
+            assert times.inline is fixed
 
 
 async def test_what_draws_stays_on_its_thread():
@@ -76,7 +76,7 @@ async def test_what_draws_stays_on_its_thread():
             await envs.step(OK)
         images = await envs.render()
         assert images.shape == (3, 4, 5, 3) and (images == 60).all() and envs.runs == "thread"
-        env = envs._solo._env
+        env = envs._inprocess._env.env
         assert len(env.threads) == 1 and threading.get_ident() not in env.threads
     assert env.closed_on in env.threads
     async with aioenv.NativeVectorEnv(Batch, 3, timeout_s=9) as envs:
@@ -113,7 +113,7 @@ async def test_steps_on_the_loop_let_it_turn():
 async def test_a_step_cancelled_on_the_loop_waits(take):
     async with aioenv.NativeVectorEnv(Batch, 3, run_in="inline", copy=False) as envs:
         await envs.reset()
-        envs._solo._last_turn = 0.0
+        envs._inprocess._last_yield_s = 0.0
         task = asyncio.create_task(envs.step(OK))
         await asyncio.sleep(0)
         with pytest.raises(aioenv.PendingCallError):
@@ -134,7 +134,7 @@ async def test_a_step_on_the_thread_is_taken_or_dropped(take, how, caplog):
     gate = Gate()
     async with aioenv.NativeVectorEnv(partial(Batch, misbehave=gate), 3, run_in="thread") as envs:
         await envs.reset()
-        envs._solo._env.flags[1] = True  # an episode ends in it
+        envs._inprocess._env.env.flags[1] = True  # an episode ends in it
         if how == "cancelled":
             task = asyncio.create_task(envs.step(BAD))
             await gate.is_reached()
@@ -179,7 +179,7 @@ async def test_close_does_not_wait_for_what_hangs(waits, caplog):
         envs.send(BAD)
     task = asyncio.create_task(envs.step(BAD) if waits == "step" else envs.recv())
     await gate.is_reached()
-    env = envs._solo._env
+    env = envs._inprocess._env.env
     began = time.monotonic()
     await envs.close(grace_s=0.1)
     assert time.monotonic() - began < 2 and "a thread can't be killed" in caplog.text
@@ -216,14 +216,14 @@ async def test_closed_while_a_policy_is_awaited(run_in):
         if envs.runs == "inline" or run_in == "thread":
             break
     if run_in != "inline":
-        envs._solo._env.close_extras = lambda **kwargs: closing.wait(10)
+        envs._inprocess._env.env.close_extras = lambda **kwargs: closing.wait(10)
     closer = None
 
     async def policy(obs):
         nonlocal closer
         if closer is None:
             closer = asyncio.create_task(envs.close())
-            while not envs._solo._closing:
+            while not envs._inprocess._closing:
                 await asyncio.sleep(0)
         return OK
 

@@ -193,7 +193,7 @@ async def test_closing_ends_a_step_that_waits_for_its_images():
     for pid in envs._session._pixels_pool.pids:
         os.kill(pid, signal.SIGSTOP)
     step = asyncio.ensure_future(envs.step(actions_of(envs, 1)[0]))
-    while not envs._solo._flights.painter.drawing:
+    while not envs._inprocess._requests.pixel_renderer.drawing:
         await asyncio.sleep(0)
     closing = asyncio.ensure_future(envs.close())
     await asyncio.sleep(0)
@@ -310,7 +310,7 @@ async def test_what_can_not_be_is_refused(where, monkeypatch):
 async def test_states_that_episodes_ended_in():
     async with aioenv.make_vec(TASK, 3, backend="native", autoreset_mode="SameStep", max_episode_steps=2) as envs:
         await envs.reset(seed=0)
-        env = envs._solo._env.unwrapped
+        env = envs._inprocess._env.env.unwrapped
         with pytest.raises(ValueError, match=r"no episode has ended in \[1\], only in \[\]"):
             env.final_physics_states([1])
         await envs.step(np.zeros((3, 6), np.float32))

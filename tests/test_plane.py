@@ -23,7 +23,7 @@ import aioenv
 from aioenv.ipc.memory import Shared, map_shared
 from aioenv.process.launch import START_METHODS
 from aioenv.spaces.layout import Layout
-from aioenv.spaces.shared_layout import SHARED_BYTES, choose_plane
+from aioenv.spaces.shared_layout import SHARED_BYTES, choose_shared_layout
 
 IMAGE = spaces.Box(0, 255, (40, 30, 3), np.uint8)
 ACTIONS = spaces.Dict(picture=spaces.Box(-1, 1, (50, 7), np.float32), button=spaces.Discrete(5))
@@ -77,11 +77,11 @@ def test_what_is_large_is_shared():
     observations, actions = Layout(Camera.observation_space), Layout(ACTIONS)
     per_env = 40 * 30 * 3
     enough = -(-SHARED_BYTES // per_env)
-    plane = choose_plane("auto", observations, actions, 2 * enough, 2, 5)
+    plane = choose_shared_layout("auto", observations, actions, 2 * enough, 2, 5)
     assert [observations.leaves[i].path for i in plane.observations] == ["['image']"]
-    assert choose_plane("auto", observations, actions, 2 * (enough - 1), 2, 5) is None, "less for each worker"
-    assert choose_plane("frames", observations, actions, 999, 1, 5) is None
-    everything = choose_plane("shared", observations, actions, 1, 1, 5)
+    assert choose_shared_layout("auto", observations, actions, 2 * (enough - 1), 2, 5) is None, "less for each worker"
+    assert choose_shared_layout("frames", observations, actions, 999, 1, 5) is None
+    everything = choose_shared_layout("shared", observations, actions, 1, 1, 5)
     assert len(everything.observations) == 2 and len(everything.actions) == 2
 
 

@@ -20,7 +20,7 @@ SHADOWS = """
 </mujoco>
 """
 
-# Canvases, and what they show of a tumbling body.
+# Renderers, and their images of a tumbling body.
 KIT = """
 import json, sys
 import mujoco, numpy as np
@@ -28,7 +28,7 @@ from OpenGL import GL
 from aioenv.rendering import offscreen, contexts
 from aioenv.rendering.quality import FAST, RenderQuality
 
-def canvas_of(xml, quality):
+def renderer_of(xml, quality):
     return offscreen.OffscreenRenderer(mujoco.MjModel.from_xml_string(xml), quality)
 
 def images(drawn, count=20, width=64, height=48):
@@ -41,7 +41,7 @@ def images(drawn, count=20, width=64, height=48):
         data.qpos[:7] = 0.05 * number, 0, 0.8, 1, 0.1 * number, 0.3, 0
         mujoco.mj_forward(model, data)
         camera.azimuth = 18 * number
-        drawn.look(data, camera, option, width, height)
+        drawn.update_scene(data, camera, option, width, height)
         drawn.draw(image)
     return out.astype(int)
 """
@@ -61,9 +61,9 @@ def bits(drawn):
     GL.glActiveTexture(unit)
     return found
 
-ours = canvas_of(xml, RenderQuality())
+ours = renderer_of(xml, RenderQuality())
 contexts._drop_stencil = lambda gl, context: None
-theirs, shadowless = canvas_of(xml, RenderQuality()), canvas_of(xml, RenderQuality(shadows=False))
+theirs, shadowless = renderer_of(xml, RenderQuality()), renderer_of(xml, RenderQuality(shadows=False))
 a, b, c = images(ours), images(theirs), images(shadowless)
 print(json.dumps({
     "drawn_by": contexts.opengl_name(), "ours": bits(ours), "theirs": bits(theirs), "differ": int((a != b).sum()),
@@ -113,7 +113,7 @@ import dataclasses
 plain = dataclasses.replace(FAST, side_stacks=None)
 found = {}
 for name, xml in json.load(sys.stdin).items():
-    drawn = [canvas_of(xml, quality) for quality in (plain, FAST)]
+    drawn = [renderer_of(xml, quality) for quality in (plain, FAST)]
     for each in drawn:
         each._scene.flags[mujoco.mjtRndFlag.mjRND_FOG] = True
     many, few = [images(each) for each in drawn]
@@ -146,14 +146,14 @@ def all_of(drawn):
     strided, row = out[..., ::2], np.zeros((48, 64, 3), np.uint8)
     drawn.draw(strided)
     drawn.draw(row)
-    drawn.measure(depth, segmentation)
+    drawn.draw_depth(depth, segmentation)
     return [strided.tobytes(), row.tobytes(), depth.tobytes(), segmentation.tobytes()]
 
 xml = sys.stdin.read()
-straight = canvas_of(xml, FAST)
+straight = renderer_of(xml, FAST)
 inverts = straight._top_first
 offscreen.set_top_first = lambda: False
-flipped = canvas_of(xml, FAST)
+flipped = renderer_of(xml, FAST)
 a, b = all_of(straight), all_of(flipped)
 wrong = 0
 for drawn in (straight, flipped):
@@ -183,13 +183,13 @@ LACKING = (
     + """
 xml = sys.stdin.read()
 usual = RenderQuality(shadows=False, reflections=False, samples=0, plane_patches=32)
-canvases = [canvas_of(xml, quality) for quality in (usual, FAST)]
+renderers = [renderer_of(xml, quality) for quality in (usual, FAST)]
 sys.modules["OpenGL.raw.GL.VERSION"] = None  # as where PyOpenGL has no library of OpenGL's
-canvases.append(canvas_of(xml, FAST))
-plain, *others = [images(each) for each in canvases]
+renderers.append(renderer_of(xml, FAST))
+plain, *others = [images(each) for each in renderers]
 same = [bool((other == plain).all()) for other in others]
-print(json.dumps([same, [[len(each._contexts), each._top_first] for each in canvases[1:]]]))
-for each in canvases:
+print(json.dumps([same, [[len(each._contexts), each._top_first] for each in renderers[1:]]]))
+for each in renderers:
     each.close()
 """
 )
@@ -205,7 +205,7 @@ FAILING = (
     KIT
     + """
 xml = sys.stdin.read()
-other = canvas_of(xml, FAST)
+other = renderer_of(xml, FAST)
 before = images(other)
 make, made = contexts._make, []
 def broken(model):
@@ -215,7 +215,7 @@ def broken(model):
     return made[-1]
 contexts._make = broken
 try:
-    canvas_of(xml, FAST)
+    renderer_of(xml, FAST)
 except offscreen.RenderError as exc:
     told = str(exc)
 other.make_current()

@@ -21,7 +21,7 @@ from test_rendering import MOCAP
 import aioenv
 from aioenv.cli.bench.loop_time import CallbackClock
 from aioenv.cli.opengl import probe_opengl
-from aioenv.rendering.arguments import check_devices
+from aioenv.rendering.config import check_devices
 
 
 @pytest.mark.asyncio

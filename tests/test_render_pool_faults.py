@@ -306,8 +306,8 @@ import sys
 import mujoco, numpy as np
 import aioenv
 from aioenv.state.render_source import read_state, source_of
-from aioenv.rendering.batch_renderer import SourceRenderer
-from aioenv.rendering.draw_requests import allocate
+from aioenv.rendering.renderers import SourceRenderer
+from aioenv.rendering.images import allocate
 
 model = mujoco.MjModel.from_xml_string(sys.stdin.read())
 source = source_of(model, None, ("geom_quat", "geom_sameframe"))

@@ -16,7 +16,7 @@ from render_pool_kit import PLAIN, SMALL, differ, held, pool_of, some_states
 import aioenv
 from aioenv.ipc import memory
 from aioenv.ipc.memory import Shared
-from aioenv.rendering import image_memory, queue
+from aioenv.rendering import image_memory, render_pool
 from aioenv.rendering.draw_requests import DrawSettings
 
 
@@ -50,50 +50,50 @@ async def test_the_memory_of_images_is_used_again_once_nobody_has_them(monkeypat
     assert np.array_equal(kept, expected) and np.array_equal(last, expected)
 
 
-def rows_of_a_piece(
-    side: int, sheets: image_memory.ImageMemory, state_s: float | None, *, out: bool = False, size: int = 40
+def rows_of_a_chunk(
+    side: int, memory: image_memory.ImageMemory, state_s: float | None, *, out: bool = False, size: int = 40
 ) -> int:
     """How many of a thousand states, of so many numbers, a worker gets at once that takes so long over each."""
-    shape, pace = (1000, side, side), queue.DrawRate(60.0)
-    pace.state_s = state_s
-    sheet = sheets.sheet(shape, depth=False, segmentation=False)
-    drawing, future = DrawSettings(side, side, (None,), False, False), asyncio.get_running_loop().create_future()
-    drawn = (None, sheet.images) if out else (sheet, None)
+    shape, rate = (1000, side, side), render_pool.DrawRate(60.0)
+    rate.state_s = state_s
+    buffer = memory.new_buffer(shape, depth=False, segmentation=False)
+    settings, future = DrawSettings(side, side, (None,), False, False), asyncio.get_running_loop().create_future()
+    drawn = (None, buffer.images) if out else (buffer, None)
     states = np.zeros((1000, size))
-    call = queue.RenderCall(states, drawing, pace, None, None, drawn[0], sheets, drawn[1], future, lambda: None)
-    return call.piece_rows
+    call = render_pool.RenderCall(states, settings, rate, None, None, drawn[0], memory, drawn[1], future, None)
+    return call.chunk_rows
 
 
 @pytest.mark.asyncio
-async def test_a_piece_is_drawn_in_a_moment_and_takes_the_loop_no_longer_than_one_that_travels():
+async def test_a_chunk_is_drawn_in_a_moment_and_takes_the_loop_no_longer_than_one_that_travels():
     memory = Shared.create()
     assert memory is not None
-    shared, travelling = image_memory.ImageMemory(memory), image_memory.ImageMemory(None)
-    for sheets in (shared, travelling):
-        assert rows_of_a_piece(84, sheets, None) == 1  # who knows how long it takes
-        assert rows_of_a_piece(8, sheets, 3600.0) == 1
-        assert rows_of_a_piece(8, sheets, 0.03) == 3
-        assert rows_of_a_piece(8, sheets, 1e-6) == queue.PIECE_ROWS
-        assert rows_of_a_piece(8, sheets, 1e-6, size=1000) == queue.SENT_BYTES // 8000
-    assert rows_of_a_piece(84, shared, 0.001) == rows_of_a_piece(512, shared, 0.001) == queue.PIECE_ROWS
-    for sheets, out in ((travelling, False), (travelling, True), (shared, True)):
-        assert rows_of_a_piece(84, sheets, 0.001, out=out) == queue.PIECE_BYTES // (84 * 84 * 3)
-        assert rows_of_a_piece(512, sheets, 0.001, out=out) == 1
+    shared, sent = image_memory.ImageMemory(memory), image_memory.ImageMemory(None)
+    for images in (shared, sent):
+        assert rows_of_a_chunk(84, images, None) == 1  # who knows how long it takes
+        assert rows_of_a_chunk(8, images, 3600.0) == 1
+        assert rows_of_a_chunk(8, images, 0.03) == 3
+        assert rows_of_a_chunk(8, images, 1e-6) == render_pool.CHUNK_ROWS
+        assert rows_of_a_chunk(8, images, 1e-6, size=1000) == render_pool.SENT_BYTES // 8000
+    assert rows_of_a_chunk(84, shared, 0.001) == rows_of_a_chunk(512, shared, 0.001) == render_pool.CHUNK_ROWS
+    for images, out in ((sent, False), (sent, True), (shared, True)):
+        assert rows_of_a_chunk(84, images, 0.001, out=out) == render_pool.CHUNK_BYTES // (84 * 84 * 3)
+        assert rows_of_a_chunk(512, images, 0.001, out=out) == 1
     memory.close()
     for timeout_s, rows in ((None, 100), (1.0, 100), (0.2, 50), (0.001, 1)):
-        pace = queue.DrawRate(timeout_s)
-        pace.state_s = 0.001
-        assert pace.rows == rows
+        rate = render_pool.DrawRate(timeout_s)
+        rate.state_s = 0.001
+        assert rate.rows == rows
 
 
 @pytest.mark.asyncio
-async def test_the_length_of_pieces_is_learnt_from_the_workers():
+async def test_the_length_of_chunks_is_learnt_from_the_workers():
     async with pool_of(workers_per_device=1) as pool:
-        pace = pool._pace(24, 18, 1, False, False)
-        assert pace.state_s is None
+        rate = pool._rate(24, 18, 1, False, False)
+        assert rate.state_s is None
         await pool.render(**SMALL, slots=range(5))
-        assert 0 < pace.state_s < 60
-        assert pool._pace(24, 18, 1, True, False).state_s is None
+        assert 0 < rate.state_s < 60
+        assert pool._rate(24, 18, 1, True, False).state_s is None
 
 
 @pytest.mark.asyncio
@@ -102,7 +102,7 @@ async def test_without_memory_to_share_images_travel(monkeypatch):
         states = some_states(pool, 4)
         shared = await pool.render(states, **SMALL)
         with monkeypatch.context() as patch:
-            patch.setattr(pool._crew.memory, "fd", -1)  # no more is to be had
+            patch.setattr(pool._workers.memory, "fd", -1)  # no more is to be had
             large = await pool.render(states, width=124, height=118)
             out = await pool.render(states, width=124, height=118, out=np.empty_like(large))
         assert np.array_equal(large, out) and differ(large)
@@ -110,7 +110,7 @@ async def test_without_memory_to_share_images_travel(monkeypatch):
     with pytest.raises(ValueError, match='transport="shared": this platform has no memory'):
         pool_of(transport="shared")
     async with pool_of() as pool:
-        assert pool._crew.memory is None
+        assert pool._workers.memory is None
         assert np.array_equal(await pool.render(states, **SMALL), shared)
 
 
@@ -177,10 +177,10 @@ mujoco.mj_forward(model, data)
 image = np.empty((18, 24, 3), np.uint8)
 for count in (20, 180):
     for _ in range(count):
-        canvas = OffscreenRenderer(model, FAST)
-        canvas.look(data, mujoco.MjvCamera(), mujoco.MjvOption(), 24, 18)
-        canvas.draw(image)
-        canvas.close()
+        drawn = OffscreenRenderer(model, FAST)
+        drawn.update_scene(data, mujoco.MjvCamera(), mujoco.MjvOption(), 24, 18)
+        drawn.draw(image)
+        drawn.close()
     print(*held())
 """
 

@@ -27,7 +27,7 @@ def still(obs):
 
 def asked(envs):
     """How many requests each worker has got."""
-    return [member.worker.asked[1] for member in envs._running.fleet.members]
+    return [member.worker.asked[1] for member in envs._check_running().fleet.members]
 
 
 # ------------------------------------------------------------ whole workers

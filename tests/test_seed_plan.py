@@ -186,9 +186,9 @@ def test_without_memory_to_share_a_plan_still_travels(monkeypatch):
     monkeypatch.setattr(counters, "can_share", lambda: False)
     plan = SeedPlan(np.array([3, 1, 4]), 2)
     copied = pickle.loads(pickle.dumps(plan))
-    assert [copied.next(1), copied.next(1), copied.next(0)] == [1, 3, 3]
-    copied.begin(1)
-    assert (copied.next(1), plan.first([1, 0])) == (3, [1, 3])
+    assert [copied.next_seed(1), copied.next_seed(1), copied.next_seed(0)] == [1, 3, 3]
+    copied.skip_first(1)
+    assert (copied.next_seed(1), plan.first_seeds([1, 0])) == (3, [1, 3])
     for each in (plan, copied):
         each.close()
         each.close()

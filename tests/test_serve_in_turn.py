@@ -30,7 +30,7 @@ from aioenv.ipc.messages import (
     load_columns,
     load_step,
 )
-from aioenv.spaces.infos import MAX_SCHEMAS, ColumnGroup, SchemaTable, merge
+from aioenv.spaces.infos import MAX_SCHEMAS, ColumnGroup, SchemaTable, merge_infos
 from aioenv.worker import env_service
 from aioenv.worker.env_service import EnvService
 from aioenv.worker.service import PartialStep
@@ -265,13 +265,13 @@ class Vandal(Told):
 
 
 VANDALISM: dict[str, Callable[[EnvService], Any]] = {
-    "due": lambda service: service._stepper.due.clear(),
+    "due": lambda service: service._stepper.pending_reset.clear(),
     "steps": lambda service: service._stepper._steps.clear(),
     "more steps": lambda service: service._stepper._steps.append(print),
     "resets": lambda service: service._stepper._resets.clear(),
     "last": lambda service: service._rows._last.clear(),
     "more of last": lambda service: service._rows._last.append(1),
-    "sorts": lambda service: service._gatherer.sorts.clear(),
+    "sorts": lambda service: service._gatherer.c_schemas.clear(),
     "seeds": lambda service: service._stepper._seeds.update({1: 2}),
     "garbage": lambda service: gc.collect(),
 }
@@ -301,7 +301,7 @@ def test_an_env_that_takes_its_worker_apart_does_c_no_harm(name):
 @compiled
 def test_a_due_that_is_no_number_is_not_usual():
     with Desk(Vandal, 4) as desk:
-        Vandal.act = staticmethod(lambda: desk.service._stepper.due.__setitem__(2, "x"))  # type: ignore[method-assign]
+        Vandal.act = staticmethod(lambda: desk.service._stepper.pending_reset.__setitem__(2, "x"))  # type: ignore[method-assign]
         desk.step()
         desk.step()
         desk.mine.sendall(desk.encode())
@@ -431,9 +431,9 @@ def merged_by(table: SchemaTable, tail: memoryview) -> dict[str, Any]:
     """What a parent makes of a tail."""
     columns = load_columns(tail)
     reply = load(tail) if columns is None else StepReply([], [ColumnGroup(*each, []) for each in columns], [], [])
-    table.learn(reply.schemas)
+    table.update(reply.schemas)
     rows = [np.arange(4) if group.rows is None else np.array(group.rows) for group in reply.infos]
-    return merge([table.unpack(group, of, len(of)) for group, of in zip(reply.infos, rows, strict=True)], 4)
+    return merge_infos([table.unpack(group, of, len(of)) for group, of in zip(reply.infos, rows, strict=True)], 4)
 
 
 @compiled

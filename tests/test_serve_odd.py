@@ -221,7 +221,7 @@ def test_steps_leave_nothing_behind(name, mode):
         plan = desk.service.express()
         assert plan is not None and len(plan[10]) == 3
         serve: Any = speedups.serve_express
-        fd, fixed, due = desk.theirs.fileno(), [bytes(2 * 8)], desk.service._stepper.due
+        fd, fixed, due = desk.theirs.fileno(), [bytes(2 * 8)], desk.service._stepper.pending_reset
         usual = name in ("nothing told", "floats", "two sorts", "arrays", "floats and arrays")
         usual = usual or (name, mode) == ("ends at once", "NextStep")
 

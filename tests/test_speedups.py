@@ -142,7 +142,9 @@ def run(name: str, mode: AutoresetMode) -> tuple[list[Any], bool]:
             break
         arrays = [bytes(view) for view in rows.buffers(range(N), stepped=True)]
         failures = [(row, told(exc)) for row, exc in out.failures]
-        outcome.append((arrays, repr(out.infos), failures, out.over, out.lost, list(stepper.due), mark[0]))
+        outcome.append(
+            (arrays, repr(out.infos), failures, out.exhausted, out.lost, list(stepper.pending_reset), mark[0])
+        )
     outcome += [env.seen for env in envs]
     return outcome, rows.into(0) is not None
 
@@ -182,14 +184,14 @@ def test_an_env_that_ends_the_process_is_not_held_back():
     stepper.reset(0, None, None)
     with pytest.raises(SystemExit):
         stepper.step(range(1), [0], rows.into(0))
-    assert stepper._mark[0] == 1, "the parent reads there who it was"
+    assert stepper._current_row[0] == 1, "the parent reads there who it was"
 
 
 @compiled
 def test_an_env_that_takes_its_worker_apart_is_an_error_and_no_crash():
     class Vandal(Odd):
         def step(self, action: Any) -> Any:
-            stepper.due.clear()
+            stepper.pending_reset.clear()
             rows._last.clear()
             return super().step(action)
 

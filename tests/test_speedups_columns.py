@@ -24,7 +24,7 @@ from aioenv import speedups
 from aioenv.core.payloads import read_tail
 from aioenv.core.requests import WorkerRequest
 from aioenv.spaces import infos as merging
-from aioenv.spaces.infos import Columns, Schema, merge
+from aioenv.spaces.infos import Columns, Schema, merge_infos
 
 pytestmark = compiled
 
@@ -79,13 +79,13 @@ def test_what_is_told_in_numbers_and_arrays_is_the_same_in_c(told, same_sorts):
     floats = {each.schema.floats for each in columns}
     narrow = any(dtype in ("<f4", "<f2") for each in kinds.values() for dtype, _ in each)
     expected = merged_in_python(columns, start)
-    assert seen(merge(columns, start)) == seen(expected)
+    assert seen(merge_infos(columns, start)) == seen(expected)
     got = merged_in_c(columns, start)
     if not columns or any(len(each) > 1 for each in kinds.values()):
         assert got is None
     elif got is not None or len(floats) == 1 or not narrow:  # a table of narrow ones is not for arrays
         assert seen(got) == seen(expected)
-    assert seen(merge(columns, start)) == seen(expected)
+    assert seen(merge_infos(columns, start)) == seen(expected)
 
 
 HOPPER = {"x_position": 1.25, "z_distance_from_origin": -0.5, "x_velocity": 3.5, "reward_survive": 1.0}
@@ -126,9 +126,9 @@ def test_what_is_usual_is_done_in_c(name):
         columns += got
     size = sum(map(len, USUAL[name]))
     expected = merged_in_python(columns, size)
-    merge(columns, size)
+    merge_infos(columns, size)
     got = merged_in_c(columns, size)
-    assert seen(got) == seen(expected) == seen(merge(tuple(columns), size))
+    assert seen(got) == seen(expected) == seen(merge_infos(tuple(columns), size))
     assert got and list(got)[1::2] == [f"_{key}" for key in list(got)[::2]]
 
 
@@ -137,8 +137,8 @@ def test_python_merges_what_is_new_and_c_what_it_has_merged():
     for _ in range(2):
         merging._named.clear()
         assert merged_in_c(columns, 12) is None
-        merge(columns, 12)
-        assert seen(merged_in_c(columns, 12)) == seen(merge(columns, 12))
+        merge_infos(columns, 12)
+        assert seen(merged_in_c(columns, 12)) == seen(merge_infos(columns, 12))
 
 
 def test_a_group_of_no_rows_is_one_in_c():
@@ -146,8 +146,8 @@ def test_a_group_of_no_rows_is_one_in_c():
     none = tail[:9] + bytes(4 + 8)  # -1 rows of all become 0 of some, and 0 bytes
     got = in_c(part, view(none))
     assert len(got) == 1 and seen(got) == seen(in_python(part, view(none)))
-    merge(got, 1)
-    assert seen(merged_in_c(got, 1)) == seen(merge(got, 1)) and not merge(got, 1)["_x_position"].any()
+    merge_infos(got, 1)
+    assert seen(merged_in_c(got, 1)) == seen(merge_infos(got, 1)) and not merge_infos(got, 1)["_x_position"].any()
 
 
 def test_columns_of_any_rows_merge_in_their_order():
@@ -155,7 +155,7 @@ def test_columns_of_any_rows_merge_in_their_order():
     ((part, tail),) = a_step([BEGUN])
     schema = in_c(part, view(tail))[0].schema
     table = np.arange(6.0).reshape(2, 3)
-    merge([Columns(slice(0, 3), schema, table)], 3)
+    merge_infos([Columns(slice(0, 3), schema, table)], 3)
     cases = [
         [Columns(np.array([2, 0, 1]), schema, table)],
         [Columns(np.array([1, 1, 1]), schema, table)],
@@ -285,7 +285,7 @@ def test_what_is_merged_is_the_callers_own(name):
     tails = [(part, view(tail)) for part, tail in a_step(*USUAL[name])]
     columns = [each for told in tails for each in in_c(*told)]
     size = sum(map(len, USUAL[name]))
-    merge(columns, size)
+    merge_infos(columns, size)
     first = merged_in_c(columns, size)
     before = seen(first)
     arrays = list(first.values())

@@ -18,7 +18,7 @@ from growth_kit import check_nothing_grows
 
 from aioenv import speedups
 from aioenv.spaces import infos as merging
-from aioenv.spaces.infos import NO_RESULT, Columns, Schema, merge
+from aioenv.spaces.infos import NO_RESULT, Columns, Schema, merge_infos
 
 pytestmark = compiled
 
@@ -51,7 +51,7 @@ def named(n: int = 3) -> tuple[list[Columns], Schema]:
     """Columns of all n rows, and their schema, which Python has merged before."""
     ((part, tail),) = a_step([INFO] * n)
     columns = in_c(part, view(tail))
-    merge(columns, n)
+    merge_infos(columns, n)
     return columns, columns[0].schema
 
 
@@ -290,18 +290,18 @@ def test_many_sorts_are_pythons():
     for number in range(17):
         ((part, tail),) = a_step([{f"key {number}": 1.0}])
         parts += in_c(part, view(tail))
-    merge(parts, 1)
+    merge_infos(parts, 1)
     assert merged_in_c(parts, 1) is None
-    assert seen(merged_in_c(parts[:16], 1)) == seen(merge(parts[:16], 1))
+    assert seen(merged_in_c(parts[:16], 1)) == seen(merge_infos(parts[:16], 1))
 
 
 def test_many_keys_are_pythons():
     ((part, tail),) = a_step([{f"key {number}": 1.0 for number in range(64)}, {"one more": 2.0}])
     parts = in_c(part, view(tail))
     assert len(parts) == 2
-    expected = merge(parts, 2)
+    expected = merge_infos(parts, 2)
     assert merged_in_c(parts, 2) is None
-    assert seen(merged_in_c(parts[:1], 2)) == seen(merge(parts[:1], 2)) and len(expected) == 130
+    assert seen(merged_in_c(parts[:1], 2)) == seen(merge_infos(parts[:1], 2)) and len(expected) == 130
 
 
 # ------------------------------------------------------------ what stays behind
@@ -341,7 +341,7 @@ def test_merging_leaves_nothing_behind(way):
     ((part, tail),) = a_step([INFO, {"z": 1.0}, {"y": 1.0} if way == "two dtypes" else INFO])
     columns: Any = in_c(part, view(tail))
     names = dict(merging._named)
-    merge(columns, 3)
+    merge_infos(columns, 3)
     names = {id(each.schema): merging._named[id(each.schema)] for each in columns}
     first = columns[-1].schema
     match way:

@@ -11,7 +11,7 @@ from gymnasium.vector import AutoresetMode
 from native_kit import OK, Batch, everywhere
 
 import aioenv
-from aioenv.rollout.one_slot import info_of, infos_of
+from aioenv.rollout.subset import info_of, infos_of
 
 
 class Odd(Batch):

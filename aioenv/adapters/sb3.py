@@ -19,14 +19,14 @@ except ImportError as exc:
 from aioenv import sync
 from aioenv.adapters.episodes import CountInnerEpisodes
 from aioenv.adapters.stack import ASSIGN, CALL, HAS, IS_WRAPPED, READ, Absent, Question, Refused
-from aioenv.core.calls import in_order
+from aioenv.core.env_calls import in_order
 from aioenv.core.results import Ready, ResetResult
 from aioenv.core.scheduler import RequestScheduler
 from aioenv.errors import ActionError, EnvError, NoAsyncCallError, PendingCallError
 from aioenv.make import takes_mode
 from aioenv.native_vector_env import NativeVectorEnv
-from aioenv.rollout.one_slot import infos_of
-from aioenv.spaces.infos import merge_or_rows
+from aioenv.rollout.subset import infos_of
+from aioenv.spaces.infos import merge_infos_or_rows
 from aioenv.sync.portal import PostponedCall
 from aioenv.sync.stepping import BlockingStep
 from aioenv.vector_env import AsyncVectorEnv
@@ -100,9 +100,9 @@ class VecEnv(_VecEnv):  # type: ignore[misc]  # Stable-Baselines3 need not be in
             super().__init__(envs.num_envs, envs.single_observation_space, envs.single_action_space)
             self.render_mode = envs.render_mode  # theirs is the envs', which know of no `render=`
             self.metadata = {key: value for key, value in envs.metadata.items() if key != "autoreset_mode"}
-            schedule = envs._envs._schedule
+            schedule = envs._envs._scheduler
             if isinstance(schedule, RequestScheduler):  # infos are taken apart again: each env's must be as it was
-                schedule.merge_infos = merge_or_rows
+                schedule.merge_infos = merge_infos_or_rows
         except BaseException:
             envs.close()
             raise
@@ -282,7 +282,7 @@ async def _ask(
     envs: AsyncVectorEnv, slots: list[int], what: str, question: Question, args: tuple[Any, ...]
 ) -> tuple[Any, ...]:
     """What some slots answer, in the order in which they are named."""
-    schedule = envs._running
+    schedule = envs._check_running()
     function = question.rows if isinstance(envs, NativeVectorEnv) else question.single
     numbers = schedule.table.named(slots)
     with envs._clock.envs:
@@ -291,7 +291,7 @@ async def _ask(
 
 async def _reset_each(envs: AsyncVectorEnv, seeds: list[int | None], options: list[dict[str, Any]]) -> Ready:
     """A reset of every slot, each with options of its own."""
-    await envs._running.drain()
+    await envs._check_running().drain()
     for slot, own in enumerate(options):
         envs.send_reset([slot], seed=[seeds[slot]], options=own or None)
     return await envs.recv(len(options))

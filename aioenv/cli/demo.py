@@ -254,7 +254,7 @@ async def draw_states(pool: StepRenderPool, slots: list[int], states: npt.NDArra
         else:
             done.set_exception(error)
 
-    pool.submit(slots, states, pool.sheet(len(slots)), 0, on_done)
+    pool.submit(slots, states, pool.new_buffer(len(slots)), 0, on_done)
     await done
 
 

@@ -17,7 +17,7 @@ from aioenv.cli.options import import_here, out_file, positive_float, positive_i
 from aioenv.loops.record import record
 from aioenv.make import BACKENDS
 from aioenv.native_vector_env import vector_env_factory
-from aioenv.rendering.tiles import parse_grid
+from aioenv.rendering.images import parse_grid
 
 __all__ = ["HELP", "add_arguments", "run"]
 

@@ -18,9 +18,9 @@ from aioenv.errors import SlotError
 from aioenv.spaces.layout import Arrays, Layout
 
 if TYPE_CHECKING:
-    from aioenv.core.episodes import EpisodeTracker, InProcessEpisodeTracker
+    from aioenv.core.episode_tracker import EpisodeTracker, InProcessEpisodeTracker
     from aioenv.core.history import SlotHistory
-    from aioenv.core.images.image_requests import StepImages
+    from aioenv.rendering.step_images import StepImages
     from aioenv.tracing.timeline import Trace
 
 __all__ = ["Backend", "InitialState", "RolloutBackend", "SlotGroup", "StepOutcome"]

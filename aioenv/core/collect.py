@@ -10,7 +10,7 @@ import numpy as np
 from aioenv.core.requests import BatchRequest, WorkerRequest
 from aioenv.core.results import Ready, ResetResult, StepResult
 from aioenv.errors import SlotError
-from aioenv.spaces.infos import Columns, merge
+from aioenv.spaces.infos import Columns, merge_infos
 from aioenv.spaces.layout import Layout
 
 __all__ = ["Merge", "harvest", "so_far"]
@@ -38,8 +38,8 @@ def so_far(layout: Layout, exchange: BatchRequest) -> StepResult | ResetResult:
         truncated[rows] = batch.truncated[rows]
         columns += part.columns
     if not exchange.stepped:
-        return ResetResult(layout.assemble(obs, objects), merge(columns, n))
-    return StepResult(layout.assemble(obs, objects), reward, terminated, truncated, merge(columns, n))
+        return ResetResult(layout.assemble(obs, objects), merge_infos(columns, n))
+    return StepResult(layout.assemble(obs, objects), reward, terminated, truncated, merge_infos(columns, n))
 
 
 def harvest(

@@ -14,11 +14,10 @@ import numpy.typing as npt
 from gymnasium.vector import AutoresetMode
 
 from aioenv import speedups
-from aioenv.core.episodes import EpisodeTracker
+from aioenv.core.episode_tracker import EpisodeTracker
 from aioenv.core.history import SlotHistory
-from aioenv.core.images.image_requests import StepImages
-from aioenv.core.images.pixel_renderer import PixelRenderer
 from aioenv.core.payloads import read_tail, read_what_can_be
+from aioenv.core.pixel_renderer import PixelRenderer
 from aioenv.core.recovery import WorkerRecovery
 from aioenv.core.requests import Batch, BatchRequest, SentRequest, WorkerRequest
 from aioenv.core.slots import SlotState, SlotTable
@@ -32,8 +31,9 @@ from aioenv.platform import usable_cpus
 from aioenv.process.connection import CountedReply, PendingReply
 from aioenv.process.restart import Restarter, RestartPolicy
 from aioenv.process.supervisor import Worker
+from aioenv.rendering.step_images import StepImages
 from aioenv.spaces.infos import NO_RESULT, Columns
-from aioenv.spaces.shared_layout import COPIED, LANE_BYTES
+from aioenv.spaces.shared_layout import BATCH_INDEX_BYTES, COPIED
 from aioenv.worker.worker_end import SpinPoller
 
 if TYPE_CHECKING:
@@ -181,8 +181,10 @@ class Dispatcher:
         """A batch of n rows, whose shared arrays lie in a lane, or are copied from it if that is `COPIED`."""
         fleet = self._fleet
         shared: Any = fleet.lanes[lane].observations if fleet.lanes else {}
-        sheet = self._painter.sheet(n) if self._painter is not None else None
-        return Batch(fleet.observations, n, self._state_size, fleet.checkpoint_size, shared, lane, fleet.instead, sheet)
+        buffer = self._painter.new_buffer(n) if self._painter is not None else None
+        return Batch(
+            fleet.observations, n, self._state_size, fleet.checkpoint_size, shared, lane, fleet.instead, buffer
+        )
 
     # ------------------------------------------------------------ out and in
 
@@ -219,7 +221,7 @@ class Dispatcher:
         """What travels with a step: a lane of shared memory, if there are any, and actions."""
         if not self._fleet.lanes:
             return views, cuts
-        return [memoryview(LANE_BYTES[exchange.batch.lane]), *views], [[_LANE, *mine] for mine in cuts]
+        return [memoryview(BATCH_INDEX_BYTES[exchange.batch.lane]), *views], [[_LANE, *mine] for mine in cuts]
 
     def submit(self, exchange: BatchRequest, part: WorkerRequest, sent: SentRequest) -> None:
         """Send a part's request; what becomes of it the exchange is told, whatever happens."""
@@ -234,7 +236,7 @@ class Dispatcher:
         fixed = sent.fixed
         if lanes := self._fleet.lanes:
             lane = exchange.batch.lane
-            fixed = [LANE_BYTES[lane], *fixed]
+            fixed = [BATCH_INDEX_BYTES[lane], *fixed]
             for number, actions in (sent.shared or {}).items():
                 lanes[lane].actions[number][sent.slots] = actions
         into = part.into[0 if exchange.stepped else 1]
@@ -246,7 +248,7 @@ class Dispatcher:
             on_reply(part.member.worker.failure_here(str(exc), part.slots.tolist()))
         else:
             if exchange.images is not None and self._images is not None:
-                self._images.expect(part.member.worker, part.request, exchange.images, part.slots)
+                self._images.expect_frame(part.member.worker, part.request, exchange.images, part.slots)
 
     def _number(self, exchange: BatchRequest, part: WorkerRequest, *, again: bool) -> None:
         """Tell the timeline of which step the request is that is about to be sent, and what is drawn of it."""
@@ -267,7 +269,7 @@ class Dispatcher:
         worker = part.member.worker
         if isinstance(outcome, WorkerDied) and self._hold(exchange, part, outcome):
             if self._images is not None:
-                self._images.forget(worker, part.request)
+                self._images.forget_frame(worker, part.request)
             part.request = None
             return
         part.arrived = True
@@ -281,7 +283,7 @@ class Dispatcher:
             self._receive(part)
         if exchange.images is not None and self._images is not None:
             if not isinstance(outcome, Frame) or outcome.kind is Kind.FAILURE:
-                self._images.give_up(worker, part.request, exchange.images, part.slots, part.errors[0])
+                self._images.fail(worker, part.request, exchange.images, part.slots, part.errors[0])
             elif self._state_size:
                 self._images.draw(exchange.images, part.slots, exchange.batch.state[part.start : part.stop])
         if self.episodes is not None:
@@ -294,7 +296,7 @@ class Dispatcher:
             part.arrived = False  # not before it is drawn
             if self.trace is not None:
                 self.trace.at(part.slots.tolist())
-            self._painter.paint(exchange.batch, part, partial(self._on_painted, exchange, part))
+            self._painter.draw(exchange.batch, part, partial(self._on_painted, exchange, part))
             return
         self._arrive(exchange, part)
 
@@ -303,7 +305,7 @@ class Dispatcher:
         start = part.member.start
         for drawer, what in ((self._images, "render"), (self._painter, "pixels")):
             if drawer is not None:
-                drawer.receive([(start + row, parcel) for row, (where, parcel) in part.parcels if where == what])
+                drawer.update_models([(start + row, parcel) for row, (where, parcel) in part.parcels if where == what])
 
     def _on_painted(self, exchange: BatchRequest, part: WorkerRequest, error: RenderError | None) -> None:
         part.arrived = True
@@ -367,7 +369,7 @@ class Dispatcher:
         self._stale_bell = True
         error = worker.death()
         if self._images is not None:
-            self._images.lose(worker, error)
+            self._images.fail_worker(worker, error)
         if self.restarter is None or not self.restarter.begin(worker, error):
             self._fail(error)
 

@@ -110,7 +110,7 @@ def read_tail(part: WorkerRequest, tail: memoryview) -> Sequence[int]:
 
 def _take(part: WorkerRequest, reply: StepReply) -> list[int]:
     member = part.member
-    member.schemas.learn(reply.schemas)
+    member.schemas.update(reply.schemas)
     part.objects = reply.objects
     part.errors = [member.worker.failure(failure) for failure in reply.failures]
     part.beyond = reply.beyond
@@ -149,10 +149,10 @@ def read_what_can_be(part: WorkerRequest, tail: memoryview) -> list[int]:
             if found := find_unreadable(value):
                 bad.setdefault(slots[row], []).append(("its observation", found))
                 column[row] = None
-    member.schemas.learn(reply.schemas)
+    member.schemas.update(reply.schemas)
     readable = []
     for group in reply.infos:
-        schema: Any = member.schemas.of(group)
+        schema: Any = member.schemas.schema_of(group)
         if type(schema) is Unreadable:  # one of its keys is
             for row in np.arange(part.stop)[_positions(part, group.rows)[0]].tolist():
                 bad.setdefault(slots[row - part.start], []).append(("a key of its info", schema))

@@ -22,7 +22,7 @@ from aioenv.speedups.attributes import read_by_c
 
 if TYPE_CHECKING:
     from aioenv.core.worker_pool import WorkerSlots
-    from aioenv.rendering.draw_requests import ImageBuffer
+    from aioenv.rendering.image_memory import ImageBuffer
 
 __all__ = ["KEPT", "TURNS", "Batch", "BatchRequest", "BatchRequestPool", "SentRequest", "WorkerRequest"]
 
@@ -71,7 +71,7 @@ class Batch:
         shared: the arrays of the lane of shared memory that the workers write into, by number of leaf.
         lane: the number of that lane. What they write into `COPIED` is copied from there, other lanes are the arrays.
         instead: leaves, by number, in whose place workers send something else, and what that is: the parent draws it.
-        sheet: what it is drawn on; None if there is nothing to draw.
+        image_buffer: what its images are drawn into; None if there is nothing to draw.
 
     Attributes:
         obs: the observations' array leaves, each `(n, *shape)`.
@@ -79,7 +79,7 @@ class Batch:
         reward: float64 `(n,)`; `terminated`, `truncated`: bool `(n,)`.
         state: float64 `(n, state_size)`, the physics state for images.
         checkpoint: float64 `(n, checkpoint_size)`, what a slot is resumed from.
-        lane, sheet: as given.
+        lane, image_buffer: as given.
     """
 
     def __init__(
@@ -91,10 +91,10 @@ class Batch:
         shared: Mapping[int, npt.NDArray[Any]],
         lane: int,
         instead: Mapping[int, Leaf],
-        sheet: ImageBuffer | None = None,
+        image_buffer: ImageBuffer | None = None,
     ) -> None:
         self.lane = lane
-        self.sheet = sheet
+        self.image_buffer = image_buffer
         self.obs = layout.empty(n, instead if lane == COPIED else {**shared, **instead})
         self._copies: list[tuple[npt.NDArray[Any], npt.NDArray[Any]]] = []
         for number, array in shared.items():
@@ -105,8 +105,8 @@ class Batch:
         self.received = list(self.obs)
         for number, leaf in instead.items():
             self.received[number] = np.empty((n, *leaf.shape), leaf.dtype)
-            assert sheet is not None
-            self.obs[number] = sheet.images.rgb
+            assert image_buffer is not None
+            self.obs[number] = image_buffer.images.rgb
         self.reward: npt.NDArray[np.float64] = np.empty(n)
         self.terminated: npt.NDArray[np.bool_] = np.empty(n, np.bool_)
         self.truncated: npt.NDArray[np.bool_] = np.empty(n, np.bool_)

@@ -18,9 +18,8 @@ import numpy.typing as npt
 from gymnasium.vector import AutoresetMode
 
 from aioenv.core.dispatcher import Dispatcher
-from aioenv.core.images.image_requests import StepImages
-from aioenv.core.images.pixel_renderer import PixelRenderer
 from aioenv.core.payloads import reset_tail, step_tail
+from aioenv.core.pixel_renderer import PixelRenderer
 from aioenv.core.requests import BatchRequest, BatchRequestPool, SentRequest
 from aioenv.core.results import ResetResult, SlotStep, StepResult
 from aioenv.core.slots import SlotState, SlotTable
@@ -31,9 +30,10 @@ from aioenv.core.worker_pool import WorkerPool, WorkerSlots
 from aioenv.errors import NoAsyncCallError, SlotError, StaleViewWarning, warn_caller
 from aioenv.ipc.frames import Kind, new_tuple
 from aioenv.process.restart import RestartPolicy
-from aioenv.spaces.infos import Columns, merge
+from aioenv.rendering.step_images import StepImages
+from aioenv.spaces.infos import Columns, merge_infos
 from aioenv.spaces.layout import byte_view
-from aioenv.spaces.seeding import is_listed
+from aioenv.spaces.seeding import is_seed_list
 
 __all__ = ["RequestScheduler"]
 
@@ -100,7 +100,7 @@ class RequestScheduler(SomeSlots):
         self._arrival = asyncio.Event()
         self._wanted = []
         self.closing = False
-        self.merge_infos = merge
+        self.merge_infos = merge_infos
         self._all_slots = np.arange(self.num_envs)
         self._must_reset = must_reset
         self._last_turn = 0.0  # when the loop could last do something else, by `perf_counter`
@@ -227,7 +227,7 @@ class RequestScheduler(SomeSlots):
             mine = slots[(slots >= member.start) & (slots < member.stop)]
             chosen = mine.tolist()
             own = [seeds[slot] for slot in chosen]
-            tail = reset_tail(member, chosen, own, options, whole=True, each=is_listed(seed))
+            tail = reset_tail(member, chosen, own, options, whole=True, each=is_seed_list(seed))
             requests.append(SentRequest(Kind.RESET, (), tail, mine))
         exchange = self._next
         try:
@@ -253,7 +253,7 @@ class RequestScheduler(SomeSlots):
             warn_caller(_STALE, StaleViewWarning)
         self.table.move(slice(None), SlotState.IN_FLIGHT)
         if self.images is not None:
-            exchange.images = self.images.begin(self._all_slots)
+            exchange.images = self.images.new_request(self._all_slots)
 
     async def outcome(
         self, exchange: BatchRequest, result: Callable[[BatchRequest], Result], timeout_s: float | None
@@ -332,8 +332,8 @@ class RequestScheduler(SomeSlots):
             for error in part.errors:
                 self.table.fail(error)
         if exchange.images is not None and self.images is not None:
-            self.images.show(exchange.images, self._all_slots)
-            self.images.publish()
+            self.images.set_current(exchange.images, self._all_slots)
+            self.images.end_result()
             exchange.images = None  # or they would be kept until it is used again
 
     async def for_each(self, slots: Iterable[int] | None, what: str, method: str, arguments: Any) -> tuple[Any, ...]:

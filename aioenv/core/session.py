@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from gymnasium.vector import AutoresetMode
 
-from aioenv.core.images.image_requests import StepImages
-from aioenv.core.images.pixel_renderer import PixelRenderer
+from aioenv.core.pixel_renderer import PixelRenderer
 from aioenv.core.scheduler import RequestScheduler
 from aioenv.core.worker_pool import WorkerPool, WorkerPoolConfig
 from aioenv.errors import ClosedError, RenderError, SpaceMismatchError, WorkerStartError
@@ -16,6 +15,7 @@ from aioenv.process.async_resource import together
 from aioenv.rendering.backends import candidates, environment, no_backend_works, warn_of_software
 from aioenv.rendering.config import BACKENDS, check_devices
 from aioenv.rendering.pixels import PixelsRefused, in_place
+from aioenv.rendering.step_images import StepImages
 from aioenv.worker.mujoco_gl import choose_backend_here
 
 if TYPE_CHECKING:

@@ -12,7 +12,6 @@ import numpy.typing as npt
 from aioenv.core.collect import Merge, harvest
 from aioenv.core.dispatcher import Dispatcher
 from aioenv.core.history import SlotHistory
-from aioenv.core.images.image_requests import StepImages
 from aioenv.core.payloads import compact, reset_tail, step_tail
 from aioenv.core.requests import BatchRequest, SentRequest, WorkerRequest
 from aioenv.core.results import Ready
@@ -23,8 +22,9 @@ from aioenv.core.worker_pool import WorkerPool, WorkerSlots
 from aioenv.errors import ClosedError, NoAsyncCallError, SlotError, StepTimeout
 from aioenv.ipc.frames import Kind
 from aioenv.process.supervisor import LIVING
+from aioenv.rendering.step_images import StepImages
 from aioenv.spaces.layout import byte_view
-from aioenv.spaces.seeding import is_listed
+from aioenv.spaces.seeding import is_seed_list
 
 __all__ = ["Seeds", "Slots", "SomeSlots"]
 
@@ -95,7 +95,7 @@ class SomeSlots:
         for member, order in shares:
             chosen = numbers[order].tolist()
             own = [by_slot[slot] for slot in chosen]
-            tails.append(reset_tail(member, chosen, own, options, whole=False, each=is_listed(seed)))
+            tails.append(reset_tail(member, chosen, own, options, whole=False, each=is_seed_list(seed)))
         self.note_reset(numbers, {slot: by_slot[slot] for slot in numbers.tolist()})
         parts = self._begin(shares, numbers, stepped=False)
         try:
@@ -115,7 +115,7 @@ class SomeSlots:
         for together in [mine] if self.images is None else [[share] for share in mine]:
             exchange = self.dispatch.some(together, stepped=stepped)
             if self.images is not None:
-                exchange.images = self.images.begin(together[0][1])
+                exchange.images = self.images.new_request(together[0][1])
             parts += [(exchange, part) for part in exchange.parts]
         self.table.move(numbers, SlotState.IN_FLIGHT)
         return parts
@@ -130,7 +130,7 @@ class SomeSlots:
             exchange.open -= 1
             if exchange.images is not None and self.images is not None:
                 error = part.member.worker.failure_here("it was interrupted before it was asked", part.slots.tolist())
-                self.images.give_up(None, None, exchange.images, part.slots, error)
+                self.images.fail(None, None, exchange.images, part.slots, error)
             self.free_slots(part.slots)
         if not exchange.open and not exchange.done.done():
             exchange.done.set_result(None)
@@ -196,9 +196,9 @@ class SomeSlots:
         self._arrival.set()  # another may wait for more than there will be
         for exchange, slots in taken:
             if exchange.images is not None and self.images is not None:
-                self.images.show(exchange.images, slots)
+                self.images.set_current(exchange.images, slots)
         if self.images is not None and taken:
-            self.images.publish()
+            self.images.end_result()
         for exchange in self._abandoned:
             exchange.idle = not exchange.open and not any(exchange is other for other, _ in self._ready)
         self._abandoned = [exchange for exchange in self._abandoned if not exchange.idle]

@@ -29,10 +29,10 @@ from aioenv.process.failures import not_started
 from aioenv.process.restart import RestartPolicy
 from aioenv.process.supervisor import Worker
 from aioenv.spaces.infos import Schema, SchemaTable
-from aioenv.spaces.large_boxes import batch, packed
+from aioenv.spaces.large_boxes import batch_space, packed
 from aioenv.spaces.layout import Layout, Leaf
 from aioenv.spaces.seeding import spread_seeds
-from aioenv.spaces.shared_layout import SharedBatch, SharedLayout, choose_plane
+from aioenv.spaces.shared_layout import SharedBatch, SharedLayout, choose_shared_layout
 from aioenv.speedups.attributes import read_by_c
 from aioenv.state.assets import Looks
 from aioenv.state.render_source import MujocoSource
@@ -260,7 +260,7 @@ class WorkerPool:
             The number of the leaf.
         """
         self.single_observation_space = space
-        self.observation_space = batch(space, self.members[-1].stop)
+        self.observation_space = batch_space(space, self.members[-1].stop)
         self.observations = Layout(space)
         path = "" if key is None else f"[{key!r}]"
         (number,) = (i for i, leaf in enumerate(self.received.leaves) if leaf.path == path)
@@ -296,7 +296,7 @@ class WorkerPool:
             return
         observations, actions = self.received, self.actions
         num_envs, num_workers = self.members[-1].stop, len(self.members)
-        plane = choose_plane(
+        plane = choose_shared_layout(
             self._config.transport, observations, actions, num_envs, num_workers, self._config.num_lanes
         )
         if plane is not None and self.instead:  # nobody is given these
@@ -312,7 +312,7 @@ class WorkerPool:
             self._free_memory()
             return
         self._plane = plane
-        self.lanes = plane.lanes(memory, observations, actions)
+        self.lanes = plane.batches(memory, observations, actions)
 
     def _free(self) -> None:
         """Let go of all that is shared with workers."""
@@ -339,7 +339,7 @@ class WorkerPool:
             ValueError: if a list has another length than there are slots.
         """
         if seed is None and anew and self.seed_plan is not None:
-            return self.seed_plan.first(slots.tolist())
+            return self.seed_plan.first_seeds(slots.tolist())
         return spread_seeds(seed, slots, len(self._owners))
 
     def shares(self, numbers: npt.NDArray[np.int64]) -> list[tuple[WorkerSlots, npt.NDArray[np.int64]]]:
@@ -415,11 +415,11 @@ class WorkerPool:
             "observation", observation_spaces, self.single_observation_space, same=mode == "same", whose=whose
         )
         if mode == "same":
-            self.observation_space = batch(self.single_observation_space, n)
+            self.observation_space = batch_space(self.single_observation_space, n)
         elif mode == "different":
             self.observation_space = batch_differing_spaces(observation_spaces)
         self.single_action_space = action_spaces[0]
-        self.action_space = batch(self.single_action_space, n)
+        self.action_space = batch_space(self.single_action_space, n)
         self.observations = self.received = Layout(self.single_observation_space)
         self.instead = {}
         self.actions = Layout(self.single_action_space, bounded=not self._config.lenient)

@@ -1,4 +1,4 @@
-"""A thread for one env."""
+"""Where an env's work runs: `EnvThread` runs jobs on a thread of its own, `RunTimes` moves short jobs to the loop."""
 
 from __future__ import annotations
 
@@ -8,127 +8,180 @@ import ctypes
 import os
 import sys
 import threading
+import types
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from functools import partial
 from typing import Any
 
 from aioenv.errors import ClosedError
 from aioenv.ipc.messages import reason_of
 
-__all__ = ["EnvThread"]
+__all__ = ["INLINE_LIMIT_S", "YIELD_AFTER_S", "EnvThread", "RunTimes", "yield_to_loop"]
 
-# How long the thread may still take to end after its last job, in seconds.
+# How long the thread may still run after its last job, in seconds.
 _JOIN_S = 1.0
-# How many rings are heard at once.
-_RINGS = 4096
-# Which CPU the caller is on, where threads can be told theirs (Linux). Not a CDLL, which would give the GIL away.
-_this_cpu: Callable[[], int] | None = None
+# How many wake-up bytes are read at once.
+_READ_SIZE = 4096
+# The CPU that the caller runs on, on platforms where a thread's CPUs can be set (Linux). A PyDLL keeps the GIL.
+_current_cpu: Callable[[], int] | None = None
 if hasattr(os, "sched_setaffinity"):
-    _this_cpu = getattr(ctypes.PyDLL(None), "sched_getcpu", None)
+    _current_cpu = getattr(ctypes.PyDLL(None), "sched_getcpu", None)
+
+# Work below the first limit moves to the loop, and leaves it above twice the limit. That is less than the half
+# millisecond for which anything may block the loop, and after which the loop runs its other tasks. In seconds.
+INLINE_LIMIT_S = 200e-6
+YIELD_AFTER_S = 500e-6
+# One run of this length moves the work to the thread at once, in seconds.
+_LONG_S = 10e-3
+# The moving mean: the weight of the newest run, the most that it may count (in means; a run that was preempted says
+# nothing about the others), and the initial value (in limits).
+_WEIGHT = 1 / 8
+_CLIP = 3.0
+_INITIAL = 4.0
 
 _OnDone = Callable[[Any, BaseException | None], None]
-# what to do, whom to tell, and which CPUs it is done on (None: where the thread is)
+# the work, its callback, and the CPUs it runs on (None: those the thread has)
 _Job = tuple[Callable[[], Any], _OnDone, set[int] | None]
 
 
-class EnvThread:
-    """One thread, which does one job after the other until it is told to end, and tells the loop what came of it.
+class RunTimes:
+    """Measure how long one kind of work takes, and decide whether it runs on the loop.
 
-    Each wakes the other through a pipe, and the thread is woken where the loop runs: on a CPU that idles it would
-    take the kernel longer, 60 µs of a virtual machine's. It is a daemon: what hangs in it can't keep the program from
-    ending.
+    Work starts on the thread, moves to the loop when its moving mean is below the limit, and moves back when the mean
+    is above twice the limit.
+
+    Args:
+        limit_s: the limit, in seconds.
+        inline: where the work always runs; None to choose.
 
     Attributes:
-        jobs: how many are being done, wait, or have been done without the loop knowing it yet.
+        inline: whether the work runs on the loop.
+        mean_s: the moving mean, in seconds.
+    """
+
+    __slots__ = ("_adaptive", "inline", "limit_s", "mean_s")
+
+    def __init__(self, limit_s: float, inline: bool | None) -> None:
+        self._adaptive = inline is None
+        self.inline = bool(inline)
+        self.limit_s = limit_s
+        self.mean_s = _INITIAL * limit_s
+
+    def record(self, seconds: float) -> None:
+        """Record how long the work took this time."""
+        mean_s = self.mean_s
+        if seconds < _LONG_S:
+            self.mean_s = mean_s = mean_s + (min(seconds, _CLIP * mean_s) - mean_s) * _WEIGHT
+        else:
+            self.mean_s = mean_s = max(seconds, _INITIAL * self.limit_s)
+        if self._adaptive:
+            self.inline = mean_s < (2 * self.limit_s if self.inline else self.limit_s)
+
+
+@types.coroutine
+def yield_to_loop() -> Generator[None, None, None]:
+    """Let the loop run its other tasks once, as `asyncio.sleep(0)` does, but faster."""
+    yield
+
+
+class EnvThread:
+    """Run jobs on one thread, in order, and deliver their results on the loop.
+
+    The loop and the thread wake each other through pipes. The thread is woken on the CPU that the loop runs on: waking
+    an idle CPU takes the kernel longer, 60 µs on a virtual machine. It is a daemon thread, so a job that hangs doesn't
+    keep the program from ending.
+
+    Attributes:
+        jobs: the number of jobs whose results the loop has not seen yet.
         ended: whether the last job is done.
     """
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._todo: deque[_Job | None] = deque()
-        self._told: deque[tuple[_OnDone, Any, BaseException | None]] = deque()
-        listens, self._rings, self._hears, tells = _pipes()
-        self._hang_up = weakref.finalize(self, _close, self._rings, self._hears)
-        self._hang_up.atexit = False  # exit hooks may yet want its answer
+        self._queue: deque[_Job | None] = deque()
+        self._results: deque[tuple[_OnDone, Any, BaseException | None]] = deque()
+        job_reader, self._job_writer, self._result_reader, result_writer = _pipes()
+        self._close_pipes = weakref.finalize(self, _close, self._job_writer, self._result_reader)
+        self._close_pipes.atexit = False  # exit hooks may still wait for a result
         self.jobs = 0
         self.ended = self._has_last = False
-        self._asked: set[asyncio.Future[Any]] = set()
-        self._gone: asyncio.Future[None] = self._loop.create_future()
-        unclaimed = [(listens, tells)]  # whoever takes them out closes them: `start` may raise once the thread runs
+        self._futures: set[asyncio.Future[Any]] = set()
+        self._end: asyncio.Future[None] = self._loop.create_future()
+        unclaimed = [(job_reader, result_writer)]  # the side that pops them closes them: `start` may raise afterwards
         try:
-            wake_loop: Callable[[], object] = partial(os.write, tells, b"\0")
+            wake_loop: Callable[[], object] = partial(os.write, result_writer, b"\0")
             try:
-                if sys.platform == "win32":  # there loops can watch sockets alone, and one of them notices too late
+                if sys.platform == "win32":  # Windows loops watch only sockets, and one of them notices pipes too late
                     raise NotImplementedError
-                self._loop.add_reader(self._hears, self._hear)
+                self._loop.add_reader(self._result_reader, self._on_readable)
             except NotImplementedError:
-                wake_loop = partial(_have_told, weakref.ref(self), self._loop)
-            work = (self._todo, self._told, unclaimed, wake_loop)
-            self._thread = threading.Thread(target=_work, args=work, name="aioenv-env", daemon=True)
+                wake_loop = partial(_deliver_soon, weakref.ref(self), self._loop)
+            args = (self._queue, self._results, unclaimed, wake_loop)
+            self._thread = threading.Thread(target=_run_jobs, args=args, name="aioenv-env", daemon=True)
             self._thread.start()
         except BaseException:
-            self._stop_hearing()
+            self._disconnect()
             with contextlib.suppress(IndexError):
                 _close(*unclaimed.pop())
             raise
 
     def submit(self, work: Callable[[], Any], on_done: _OnDone) -> None:
-        """Have something done after what was submitted before.
+        """Run a job after those submitted before.
 
         Args:
-            work: what to do.
-            on_done: called on the loop, with what `work` returned, or what it raised; with a ClosedError if the thread
-                has been told what it does last.
+            work: the job.
+            on_done: called on the loop with the job's result and the exception that it raised (None if it raised
+                none). The exception is a ClosedError if `finish` was called earlier.
         """
         if self._has_last:
             self._loop.call_soon(on_done, None, _closed())
             return
-        cpus = None if self.jobs else self._beckon()
+        cpus = None if self.jobs else self._pin_to_current_cpu()
         self.jobs += 1
-        self._todo.append((work, on_done, cpus))
-        self._ring()
+        self._queue.append((work, on_done, cpus))
+        self._wake_thread()
 
-    def _beckon(self) -> set[int] | None:
-        """Have the thread woken on this CPU, to which the loop comes back, too; gives the CPUs that it has else."""
-        if _this_cpu is None or (thread := self._thread.native_id) is None:
+    def _pin_to_current_cpu(self) -> set[int] | None:
+        """Let the thread wake up on this CPU, which the loop is about to leave; return the CPUs that it had."""
+        if _current_cpu is None or (thread := self._thread.native_id) is None:
             return None
         try:
             cpus = os.sched_getaffinity(thread)
             if len(cpus) > 1:
-                os.sched_setaffinity(thread, (_this_cpu(),))
+                os.sched_setaffinity(thread, (_current_cpu(),))
                 return cpus
-        except OSError:  # not allowed, or it has ended
+        except OSError:  # not permitted, or the thread has ended
             pass
         return None
 
-    def _ring(self) -> None:
-        """Wake the thread. If it takes no more, it has not listened yet to what it was sent."""
+    def _wake_thread(self) -> None:
+        """Wake the thread. A full pipe needs no further byte, since the thread has not read the earlier ones."""
         try:
-            os.write(self._rings, b"\0")
-        except OSError:  # or it is not there any more
+            os.write(self._job_writer, b"\0")
+        except OSError:  # full, or the thread has ended
             pass
 
-    def ask(self, work: Callable[[], Any]) -> asyncio.Future[Any]:
-        """Have something done; the future gets its result, what it raised, or a ClosedError if neither is heard."""
+    def run(self, work: Callable[[], Any]) -> asyncio.Future[Any]:
+        """Run a job; the future gets its result or exception, or a ClosedError if the thread is left before."""
         done: asyncio.Future[Any] = self._loop.create_future()
-        self._asked.add(done)
+        self._futures.add(done)
 
         def on_done(value: Any, error: BaseException | None) -> None:
-            self._asked.discard(done)
-            if done.done():  # nobody waits any more
+            self._futures.discard(done)
+            if done.done():  # cancelled
                 return
             if error is None:
                 done.set_result(value)
             else:
-                done.set_exception(_as_told(error))
+                done.set_exception(_as_exception(error))
 
         self.submit(work, on_done)
         return done
 
     def finish(self, last: Callable[[], None]) -> None:
-        """Do this last, and end; doesn't wait."""
+        """Run one last job, then end the thread; doesn't wait."""
 
         def job() -> None:
             try:
@@ -138,97 +191,98 @@ class EnvThread:
 
         self._has_last = True
         self.jobs += 1
-        self._todo += ((job, self._has_ended, None), None)
-        self._ring()
+        self._queue += ((job, self._on_end, None), None)
+        self._wake_thread()
 
-    def _has_ended(self, value: Any, error: BaseException | None) -> None:
-        """On the loop: whatever the last job raised, who waits hears that it is over."""
-        _resolve(self._gone)
+    def _on_end(self, value: Any, error: BaseException | None) -> None:
+        """Note on the loop that the last job is done, even if it raised."""
+        _resolve(self._end)
         if error is not None:
-            raise _as_told(error)
+            raise _as_exception(error)
 
-    async def gone(self, timeout_s: float) -> bool:
-        """Wait for the end; whether it has come. Afterwards nothing is heard of the thread any more."""
+    async def join(self, timeout_s: float) -> bool:
+        """Wait for the end of the thread, then disconnect from it; return whether it has ended."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                await self._gone
+                await self._end
         if self.ended:
             self._thread.join(_JOIN_S)
-        self._stop_hearing()
+        self._disconnect()
         return self.ended
 
-    def leave(self) -> None:
-        """Don't wait for the end any longer; on any thread."""
+    def detach(self) -> None:
+        """Stop waiting for the thread to end; may be called on any thread."""
         if self._loop.is_closed():
-            self._stop_hearing()
+            self._disconnect()
         elif self._loop.is_running() and asyncio._get_running_loop() is not self._loop:
-            self._loop.call_soon_threadsafe(self._left)
+            self._loop.call_soon_threadsafe(self._detach_on_loop)
         else:
-            self._left()
+            self._detach_on_loop()
 
-    def _left(self) -> None:
-        _resolve(self._gone)
-        self._stop_hearing()
+    def _detach_on_loop(self) -> None:
+        _resolve(self._end)
+        self._disconnect()
 
-    def _stop_hearing(self) -> None:
-        if self._hears < 0:
+    def _disconnect(self) -> None:
+        """Close the pipes to the thread, and fail the futures that wait for it."""
+        if self._result_reader < 0:
             return
         if not self._loop.is_closed():
             with contextlib.suppress(NotImplementedError):
-                self._loop.remove_reader(self._hears)
-        self._rings = self._hears = -1  # their numbers may soon be somebody else's
-        self._hang_up()
+                self._loop.remove_reader(self._result_reader)
+        self._job_writer = self._result_reader = -1  # the numbers may be reused soon
+        self._close_pipes()
         if not self._loop.is_closed():
-            for done in self._asked:
+            for done in self._futures:
                 if not done.done():
                     done.set_exception(_closed())
-                    done.exception()  # nobody need ask for it
-        self._asked.clear()
+                    done.exception()  # so that asyncio doesn't log it as never retrieved
+        self._futures.clear()
 
-    def _hear(self) -> None:
-        """On the loop: the thread has rung, or it has ended."""
+    def _on_readable(self) -> None:
+        """Deliver results on the loop: the thread has written to its pipe, or closed it."""
         ended = False
         try:
             try:
-                ended = not os.read(self._hears, _RINGS)
-            except BlockingIOError:  # heard before
+                ended = not os.read(self._result_reader, _READ_SIZE)
+            except BlockingIOError:  # read before
                 pass
-            except OSError:  # nothing is heard of it any more
+            except OSError:  # the pipe is broken
                 ended = True
-            finally:  # a signal handler may raise, and nothing rings twice
-                self._tell()
+            finally:  # a signal handler may raise, and no byte is written twice
+                self._deliver()
         finally:
-            if ended and not self._told:
-                self._stop_hearing()
+            if ended and not self._results:
+                self._disconnect()
 
-    def _tell(self) -> None:
-        """On the loop: tell whose jobs are done."""
-        told = self._told
+    def _deliver(self) -> None:
+        """Call the callbacks of finished jobs, on the loop."""
+        results = self._results
         try:
-            while told:
-                on_done, value, error = told.popleft()
+            while results:
+                on_done, value, error = results.popleft()
                 self.jobs -= 1
                 on_done(value, error)
         finally:
-            if told:  # what one raises, the next don't suffer for
-                self._loop.call_soon(self._tell)
+            if results:  # a callback has raised, which must not delay the others
+                self._loop.call_soon(self._deliver)
 
 
 def _pipes() -> tuple[int, int, int, int]:
-    """Two pipes, of which no end is kept waiting but the first: where jobs are read and written, then answers likewise.
+    """Make two pipes: reader and writer for jobs, reader and writer for results. Only the first end blocks.
 
-    Not a pair of sockets: there the kernel wakes who listens whenever the other one has read something, too.
+    A socket pair would be slower: the kernel wakes its reader also when the peer has read.
     """
-    listens, rings = os.pipe()
+    job_reader, job_writer = os.pipe()
     try:
-        hears, tells = os.pipe()
+        result_reader, result_writer = os.pipe()
     except BaseException:
-        _close(listens, rings)
+        _close(job_reader, job_writer)
         raise
-    for descriptor in (rings, hears, tells):
+    for descriptor in (job_writer, result_reader, result_writer):
         with contextlib.suppress(AttributeError, OSError):  # Windows
             os.set_blocking(descriptor, False)
-    return listens, rings, hears, tells
+    return job_reader, job_writer, result_reader, result_writer
 
 
 def _close(*descriptors: int) -> None:
@@ -236,66 +290,67 @@ def _close(*descriptors: int) -> None:
         os.close(descriptor)
 
 
-def _run_on(cpus: set[int]) -> None:
-    """Give this thread these CPUs. If that fails, one was taken away meanwhile, and the kernel has chosen others."""
+def _restore_cpus(cpus: set[int]) -> None:
+    """Let this thread run on these CPUs again. It fails if one was taken away; the kernel has chosen others then."""
     try:
         os.sched_setaffinity(0, cpus)
     except OSError:
         pass
 
 
-def _work(
-    todo: deque[_Job | None],
-    told: deque[tuple[_OnDone, Any, BaseException | None]],
+def _run_jobs(
+    queue: deque[_Job | None],
+    results: deque[tuple[_OnDone, Any, BaseException | None]],
     unclaimed: list[tuple[int, int]],
     wake_loop: Callable[[], object],
 ) -> None:
+    """Run jobs until the queue gives None, or the loop's end of the pipe is closed: the body of the thread."""
     try:
-        listens, tells = unclaimed.pop()
-    except IndexError:  # who has started this was interrupted then
+        job_reader, result_writer = unclaimed.pop()
+    except IndexError:  # the constructor was interrupted, and has closed them
         return
-    heard = b"the first"
+    received = b"first"
     try:
-        while heard:  # until the loop is gone
-            heard = os.read(listens, _RINGS)
-            while todo:
-                if (job := todo.popleft()) is None:
+        while received:  # until the loop's end is closed
+            received = os.read(job_reader, _READ_SIZE)
+            while queue:
+                if (job := queue.popleft()) is None:
                     return
                 work, on_done, cpus = job
                 value, error = None, None
                 try:
-                    if cpus is not None:  # before it starts threads of its own, which have what it has
-                        _run_on(cpus)
+                    if cpus is not None:  # before the job starts threads, which inherit them
+                        _restore_cpus(cpus)
                     value = work()
-                except BaseException as exc:  # SystemExit, say: it must not end the thread
+                except BaseException as exc:  # not even SystemExit may end the thread
                     error = exc
-                told.append((on_done, value, error))
-                del job, work, on_done, value, error  # what they refer to must not live until the next one comes
+                results.append((on_done, value, error))
+                del job, work, on_done, value, error  # or they would live until the next job
                 try:
                     wake_loop()
-                except (OSError, RuntimeError):  # it has not listened yet, is not there any more, or is closed
+                except (OSError, RuntimeError):  # the pipe is full or closed, or the loop is closed
                     pass
     finally:
-        _close(listens, tells)
+        _close(job_reader, result_writer)
 
 
-def _as_told(error: BaseException) -> Exception:
-    """An error as a future can have it; one that would end a generator, or the loop, becomes the cause of another."""
+def _as_exception(error: BaseException) -> Exception:
+    """Return an exception that a future accepts and the loop survives; others become the cause of a RuntimeError."""
     if isinstance(error, Exception) and not isinstance(error, StopIteration):
         return error
-    told = RuntimeError(f"it raised {reason_of(error)}")
-    told.__cause__ = error
-    return told
+    wrapped = RuntimeError(f"it raised {reason_of(error)}")
+    wrapped.__cause__ = error
+    return wrapped
 
 
 def _closed() -> ClosedError:
     return ClosedError("the vector env was closed before this was done")
 
 
-def _have_told(thread: weakref.ref[EnvThread], loop: asyncio.AbstractEventLoop) -> None:
-    """Wake a loop that can't watch pipes; not by a method, which would keep a thread alive that is forgotten."""
+def _deliver_soon(thread: weakref.ref[EnvThread], loop: asyncio.AbstractEventLoop) -> None:
+    """Wake a loop that can't watch pipes. A bound method would keep alive a thread object that nothing else holds."""
     if (alive := thread()) is not None:
-        loop.call_soon_threadsafe(alive._tell)
+        loop.call_soon_threadsafe(alive._deliver)
 
 
 def _resolve(done: asyncio.Future[Any]) -> None:

@@ -1,4 +1,8 @@
-"""What was asked of a vector env in this process, and the results that nobody has taken yet."""
+"""Requests to an env in this process, and their results until the caller takes them.
+
+started ──complete──▶ (images drawn) ──▶ done ──┬─ awaited by `step`, `reset`: hand_out
+                                                └─ sent by `send`, or abandoned: take_ready, discard_abandoned
+"""
 
 from __future__ import annotations
 
@@ -11,282 +15,377 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium import Space
 
-from aioenv.core.episodes import InProcessEpisodeTracker
-from aioenv.core.images.image_requests import ImageRequest, StepImages
-from aioenv.core.images.pixel_renderer import ResultPixelRenderer
+from aioenv.core.episode_tracker import InProcessEpisodeTracker
+from aioenv.core.pixel_renderer import ResultPixelRenderer
 from aioenv.core.results import Ready, ResetResult, StepResult
 from aioenv.core.slots import SlotState, SlotTable
 from aioenv.errors import ClosedError, EnvError
-from aioenv.inprocess.pieces import gather_infos, gather_obs
+from aioenv.inprocess.arrays import gather_infos, gather_obs
+from aioenv.rendering.step_images import ImageRequest, StepImages
 
-__all__ = ["InProcessRequest", "InProcessRequests"]
+__all__ = ["InProcessRequest", "InProcessRequests", "LastResults"]
 
 Slots = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
 
 _ALL = slice(None)
 _NONE = np.zeros(0, np.bool_)
 
 
 class InProcessRequest:
-    """One step or reset.
+    """One step or reset of an env in this process.
 
     Attributes:
-        slots: int64, ascending: those whose results it gives. The value is a batch of all slots all the same.
-        waiting: whether somebody awaits it; otherwise `recv` takes it.
-        value: the result, or the error; None until it is there.
-        untaken: bool `(len(slots),)`, which of them nobody has taken yet, once `recv` may take them.
-        done: resolved when the value is there.
-        shot: the images of it, if images are drawn.
-        resets: the slots that it resets; None: it is a step.
-        counted: whether those who count episodes know of it.
-        beside: the images of other slots that are seen, too, as they were.
-        drawn: the slots whose images are drawn, if observations are images.
+        slots: int64, ascending: the slots whose results are asked for. The value is a batch of all slots in any case.
+        awaited: whether a caller awaits the result; otherwise `recv` takes it.
+        value: the result or the error; None until it has arrived.
+        untaken: bool `(len(slots),)`, the slots whose results `recv` may still take; empty before `recv` may.
+        done: resolved when the value has arrived.
+        images: the images of the result, if images are drawn.
+        resets: the slots that are reset; None for a step.
+        episodes_counted: whether the result is in the episode statistics already.
+        other_images: the last images of slots that the result shows, but that were not asked.
+        drawn_slots: the slots whose observations are drawn, if observations are images.
     """
 
-    __slots__ = ("beside", "counted", "done", "drawn", "resets", "shot", "slots", "untaken", "value", "waiting")
+    __slots__ = (
+        "awaited",
+        "done",
+        "drawn_slots",
+        "episodes_counted",
+        "images",
+        "other_images",
+        "resets",
+        "slots",
+        "untaken",
+        "value",
+    )
 
-    def __init__(self, slots: Slots, done: asyncio.Future[None], *, waiting: bool, resets: Slots | None = None) -> None:
-        self.slots = self.drawn = slots
+    def __init__(self, slots: Slots, done: asyncio.Future[None], *, awaited: bool, resets: Slots | None = None) -> None:
+        self.slots = self.drawn_slots = slots
         self.resets = resets
-        self.counted = False
-        self.waiting = waiting
+        self.episodes_counted = False
+        self.awaited = awaited
         self.value: StepResult | ResetResult | EnvError | None = None
         self.untaken = _NONE
         self.done = done
-        self.shot: ImageRequest | None = None
-        self.beside: dict[int, ImageRequest] = {}
+        self.images: ImageRequest | None = None
+        self.other_images: dict[int, ImageRequest] = {}
 
 
 class InProcessRequests:
-    """The flights of one vector env.
+    """The requests of one env, from start to hand-over.
 
     Args:
-        table: the states of its slots, kept up to date here.
-        num_envs: how many there are.
-        error_of: what the vector env's error is if its result can't be taken.
+        table: the states of the slots, which the requests keep up to date.
+        num_envs: the number of slots.
+        error_of: turns an exception into the env's error, for results that can't be processed.
 
     Attributes:
-        abandoned: cancelled or timed out; their results wait for `recv`.
-        images: where the states that come with results go; None if nobody wants images.
-        painter: draws the images that are observations; None if there are none.
-        episodes: counts episodes; None: nobody does.
+        abandoned: requests that were cancelled or timed out; `recv` takes their results.
+        images: draws the states that come with results; None if no images were asked for.
+        pixel_renderer: draws observations that are images; None if there are none.
+        episodes: counts episodes; None if they are not counted.
     """
 
     def __init__(self, table: SlotTable, num_envs: int, error_of: Callable[[BaseException], EnvError]) -> None:
         self._table = table
         self._error_of = error_of
-        self._n = num_envs
-        self._all = np.arange(num_envs)
+        self._num_envs = num_envs
+        self._all_slots = np.arange(num_envs)
         self._loop = asyncio.get_running_loop()
         self._ready: list[InProcessRequest] = []
-        self._open: set[InProcessRequest] = set()  # in flight
+        self._in_flight: set[InProcessRequest] = set()
         self.abandoned: list[InProcessRequest] = []
         self._arrival = asyncio.Event()
-        self._closing = False
+        self._closed = False
         self.images: StepImages | None = None
-        self.painter: ResultPixelRenderer | None = None
+        self.pixel_renderer: ResultPixelRenderer | None = None
         self.episodes: InProcessEpisodeTracker | None = None
 
-    def begin(
-        self, slots: Slots, *, waiting: bool, resets: Slots | None = None, shows_all: bool = False
+    # ------------------------------------------------------------ one request
+
+    def start(
+        self, slots: Slots, *, awaited: bool, resets: Slots | None = None, shows_all: bool = False
     ) -> InProcessRequest:
-        """Something is asked of these slots; with `shows_all` the others are seen, too, as they were.
+        """Start a request, and mark its slots as in flight.
+
+        Args:
+            slots: the slots that are asked, ascending.
+            awaited: whether a caller will await the result.
+            resets: the slots that are reset; None for a step.
+            shows_all: whether the result also shows the other slots, as they were.
 
         Raises:
-            ClosedError: if nothing comes any more.
+            ClosedError: if the vector env was closed.
         """
-        if self._closing:  # while a rollout waited for its policy, say
+        if self._closed:  # while a rollout waited for its policy, for example
             raise ClosedError("the vector env was closed meanwhile")
-        flight = InProcessRequest(slots, self._loop.create_future(), waiting=waiting, resets=resets)
-        self._table.move(_ALL if len(slots) == self._n else slots, SlotState.IN_FLIGHT)
-        self._open.add(flight)
+        request = InProcessRequest(slots, self._loop.create_future(), awaited=awaited, resets=resets)
+        self._table.move(_ALL if len(slots) == self._num_envs else slots, SlotState.IN_FLIGHT)
+        self._in_flight.add(request)
         if self.images is not None and len(slots):
-            flight.shot = self.images.begin(slots)
+            request.images = self.images.new_request(slots)
         if shows_all:
-            flight.drawn = self._all
+            request.drawn_slots = self._all_slots
             if self.images is not None:
-                flight.beside = self.images.newest(np.setdiff1d(self._all, slots))
-        return flight
+                request.other_images = self.images.newest_requests(np.setdiff1d(self._all_slots, slots))
+        return request
 
-    def arrive(self, flight: InProcessRequest, value: Any) -> None:
-        """Its result is there; where observations are images, it is when they are drawn."""
-        if self.episodes is not None and not flight.counted:
+    def complete(self, request: InProcessRequest, value: Any) -> None:
+        """Process the env's result; the request is done at once, or when observations that are images are drawn."""
+        if self.episodes is not None and not request.episodes_counted:
             try:
-                self.episodes.note(flight.slots, flight.resets, value)
-            except Exception as exc:  # whatever it is: nobody may wait for ever
+                self.episodes.note(request.slots, request.resets, value)
+            except Exception as exc:  # any error must end the caller's wait
                 value = self._error_of(exc)
-        if self.images is None and self.painter is None:
-            self._land(flight, value)
+        if self.images is None and self.pixel_renderer is None:
+            self._resolve(request, value)
             return
         try:
-            self._have_drawn(flight, value)
+            self._draw(request, value)
         except Exception as exc:
-            self._land(flight, self._error_of(exc))
+            self._resolve(request, self._error_of(exc))
 
-    def _have_drawn(self, flight: InProcessRequest, value: Any) -> None:
-        shot, images = flight.shot, self.images
-        if images is not None and shot is not None:
-            if shot.states is None:
+    def _draw(self, request: InProcessRequest, value: Any) -> None:
+        """Have the images of a result drawn, then resolve the request."""
+        mine, images = request.images, self.images
+        if images is not None and mine is not None:
+            if mine.states is None:
                 assert isinstance(value, EnvError)
-                images.give_up(None, None, shot, shot.slots, value)
+                images.fail(None, None, mine, mine.slots, value)
             else:
-                images.draw(shot, shot.slots, shot.states)
-        if self.painter is not None and not isinstance(value, EnvError):
-            self.painter.paint(value, flight.drawn, partial(self._land, flight))
+                images.draw(mine, mine.slots, mine.states)
+        if self.pixel_renderer is not None and not isinstance(value, EnvError):
+            self.pixel_renderer.draw(value, request.drawn_slots, partial(self._resolve, request))
         else:
-            self._land(flight, value)
+            self._resolve(request, value)
 
-    def _land(self, flight: InProcessRequest, value: Any) -> None:
-        if isinstance(value, EnvError) and len(flight.slots):
-            value.concern(tuple(flight.slots.tolist()))
-        flight.value = value
-        if not flight.done.done():
-            flight.done.set_result(None)
-        if not flight.waiting:
-            self._offer(flight)
+    def _resolve(self, request: InProcessRequest, value: Any) -> None:
+        if isinstance(value, EnvError) and len(request.slots):
+            value.concern(tuple(request.slots.tolist()))
+        request.value = value
+        if not request.done.done():
+            request.done.set_result(None)
+        if not request.awaited:
+            self._make_ready(request)
 
-    def settle(self, flight: InProcessRequest) -> None:
-        """Its result is handed out: the slots are free again."""
-        self._open.discard(flight)
-        self.release(_ALL if len(flight.slots) == self._n else flight.slots)
+    def hand_out(self, request: InProcessRequest) -> None:
+        """Free the slots of a request whose result the caller gets now, and show its images."""
+        self._in_flight.discard(request)
+        self.free_slots(_ALL if len(request.slots) == self._num_envs else request.slots)
         if self.images is not None:
-            # (one without states is of a step that has failed)
-            self.images.show_again({slot: shot for slot, shot in flight.beside.items() if shot.states is not None})
-            self._show([(flight, flight.slots)])
+            # (a request without states is a step that has failed)
+            others = {slot: images for slot, images in request.other_images.items() if images.states is not None}
+            self.images.set_current_of_each(others)
+            self._show_images([(request, request.slots)])
 
-    def _show(self, taken: list[tuple[InProcessRequest, Slots]]) -> None:
-        """One result is handed out, of so many flights."""
+    def _show_images(self, taken: list[tuple[InProcessRequest, Slots]]) -> None:
+        """Show the images of one result, which may come from several requests."""
         if self.images is None:
             return
-        shots = [(flight.shot, slots) for flight, slots in taken if flight.shot is not None]
-        for shot, slots in shots:
-            self.images.show(shot, slots)
-        if shots:
-            self.images.publish()
+        shown = [(request.images, slots) for request, slots in taken if request.images is not None]
+        for images, slots in shown:
+            self.images.set_current(images, slots)
+        if shown:
+            self.images.end_result()
 
-    def release(self, slots: Slots | slice) -> None:
-        """These slots are free again."""
+    def free_slots(self, slots: Slots | slice) -> None:
+        """Mark slots as idle again."""
         self._table.move(slots, SlotState.IDLE)
-        self._arrival.set()  # there may be nothing left to wait for
+        self._arrival.set()  # a `recv` may have nothing left to wait for
 
-    def abandon(self, flight: InProcessRequest) -> None:
-        """Nobody awaits it any more; a cancelled future is replaced by one that tells when the value is there."""
-        flight.waiting = False
-        self.abandoned.append(flight)
-        if flight.done.cancelled():
-            flight.done = self._loop.create_future()
-        if flight.value is not None:
-            if not flight.done.done():
-                flight.done.set_result(None)
-            self._offer(flight)
+    def abandon(self, request: InProcessRequest) -> None:
+        """Leave the result to `recv`, since no caller awaits it any more.
+
+        A future that was cancelled is replaced by one that is resolved when the value has arrived.
+        """
+        request.awaited = False
+        self.abandoned.append(request)
+        if request.done.cancelled():
+            request.done = self._loop.create_future()
+        if request.value is not None:
+            if not request.done.done():
+                request.done.set_result(None)
+            self._make_ready(request)
+
+    def _make_ready(self, request: InProcessRequest) -> None:
+        """Let `recv` take the result of a request."""
+        self._in_flight.discard(request)
+        request.untaken = np.ones(len(request.slots), np.bool_)
+        if not len(request.slots):  # all slots of the batch are paused
+            return
+        if request.resets is not None and not len(request.resets):  # it only asked for observations
+            self.free_slots(request.slots)
+            return
+        self._ready.append(request)
+        self._table.move(request.slots, SlotState.READY)
+        self._arrival.set()
 
     def close(self) -> None:
-        """Nothing comes any more: end every wait."""
-        self._closing = True
+        """End every wait: no result will arrive any more."""
+        self._closed = True
         self._arrival.set()
-        for flight in self._open:
-            if not flight.done.done():
-                flight.done.set_result(None)
+        for request in self._in_flight:
+            if not request.done.done():
+                request.done.set_result(None)
 
-    def _offer(self, flight: InProcessRequest) -> None:
-        self._open.discard(flight)
-        flight.untaken = np.ones(len(flight.slots), np.bool_)
-        if not len(flight.slots):  # of a batch of which all slots are paused
-            return
-        if flight.resets is not None and not len(flight.resets):  # a look: nothing was asked of the env
-            self.release(flight.slots)
-            return
-        self._ready.append(flight)
-        self._table.move(flight.slots, SlotState.READY)
-        self._arrival.set()
+    def discard_abandoned(self) -> list[int]:
+        """Discard the results of abandoned requests, all of which have arrived.
 
-    def drop_abandoned(self) -> list[int]:
-        """Forget the results of what was abandoned, all of which is there; gives slots whose episodes ended in it."""
+        Returns:
+            The slots whose episodes ended in them, ascending.
+        """
         ended: list[int] = []
-        for flight in self.abandoned:
-            if flight not in self._ready:
+        for request in self.abandoned:
+            if request not in self._ready:
                 continue
-            self._ready.remove(flight)
-            left = flight.slots[flight.untaken]
-            self._table.move(left, SlotState.IDLE)
-            if isinstance(flight.value, EnvError):
-                self._table.fail(flight.value)
-            elif isinstance(flight.value, StepResult):
-                ends = flight.value.terminated | flight.value.truncated
-                self._table.note_ends(left, ends[left])  # what was taken may have been reset since
-                ended += left[ends[left]].tolist()
-            self._table.note_taken(left)
+            self._ready.remove(request)
+            untaken = request.slots[request.untaken]
+            self._table.move(untaken, SlotState.IDLE)
+            if isinstance(request.value, EnvError):
+                self._table.fail(request.value)
+            elif isinstance(request.value, StepResult):
+                ends = request.value.terminated | request.value.truncated
+                self._table.note_ends(untaken, ends[untaken])  # the others may have been reset since
+                ended += untaken[ends[untaken]].tolist()
+            self._table.note_taken(untaken)
         self.abandoned = []
         return sorted(ended)
 
+    # ------------------------------------------------------------ results for `recv`
+
     @property
     def outstanding(self) -> bool:
-        """Whether anything is in flight or ready."""
+        """Whether a request is in flight or a result is ready."""
         return bool(self._ready) or self._table.count(SlotState.IN_FLIGHT) > 0
 
-    def has(self, min_slots: int) -> bool:
-        """Whether so many slots are ready, or all that can be."""
+    def has_ready(self, min_slots: int) -> bool:
+        """Return whether so many slots are ready, or all that can become ready."""
         ready = self._table.count(SlotState.READY)
         return ready >= min(min_slots, ready + self._table.count(SlotState.IN_FLIGHT))
 
-    async def wait(self, min_slots: int) -> None:
-        """Wait until it is so.
+    async def wait_ready(self, min_slots: int) -> None:
+        """Wait until `has_ready(min_slots)`.
 
         Raises:
             ClosedError: if the vector env is closed meanwhile.
         """
-        while not self.has(min_slots):
+        while not self.has_ready(min_slots):
             self._arrival.clear()
             await self._arrival.wait()
-            if self._closing:
+            if self._closed:
                 raise ClosedError("the vector env was closed while recv() waited")
 
-    def take(self, max_slots: int | None, single: Space[Any], batched: Space[Any]) -> tuple[Ready, Sequence[EnvError]]:
-        """The results of up to `max_slots` slots, oldest first, in the order of slots; and the errors among them."""
-        room = self._n if max_slots is None else max_slots
+    def take_ready(
+        self, max_slots: int | None, single: Space[Any], batched: Space[Any]
+    ) -> tuple[Ready, Sequence[EnvError]]:
+        """Take the results of up to `max_slots` slots, oldest first.
+
+        Args:
+            max_slots: the largest number of slots; None for all that are ready.
+            single: the space of one observation.
+            batched: the space of a batch of them.
+
+        Returns:
+            The results, ordered by slot, and the errors of those that failed.
+        """
+        room = self._num_envs if max_slots is None else max_slots
         taken: list[tuple[InProcessRequest, Slots]] = []
-        for flight in self._ready:
-            rows = np.flatnonzero(flight.untaken)
-            if not isinstance(flight.value, EnvError):  # that is one error, of all of its slots
+        for request in self._ready:
+            rows = np.flatnonzero(request.untaken)
+            if not isinstance(request.value, EnvError):  # an error is one result of all its slots
                 rows = rows[:room]
             if len(rows):
                 room -= len(rows)
-                flight.untaken[rows] = False
-                taken.append((flight, flight.slots[rows]))
-        self._ready = [flight for flight in self._ready if flight.untaken.any()]
-        self.abandoned = [flight for flight in self.abandoned if flight.value is None or flight.untaken.any()]
-        for _, mine in taken:
-            self._table.move(mine, SlotState.IDLE)
-        self._show(taken)
-        errors = [flight.value for flight, _ in taken if isinstance(flight.value, EnvError)]
-        good = [(flight, mine) for flight, mine in taken if not isinstance(flight.value, EnvError)]
-        return self._ready_of(good, single, batched), errors
+                request.untaken[rows] = False
+                taken.append((request, request.slots[rows]))
+        self._ready = [request for request in self._ready if request.untaken.any()]
+        self.abandoned = [request for request in self.abandoned if request.value is None or request.untaken.any()]
+        for _, slots in taken:
+            self._table.move(slots, SlotState.IDLE)
+        self._show_images(taken)
+        errors = [request.value for request, _ in taken if isinstance(request.value, EnvError)]
+        results = [(request, slots) for request, slots in taken if not isinstance(request.value, EnvError)]
+        return self._gather(results, single, batched), errors
 
-    def _ready_of(self, taken: list[tuple[InProcessRequest, Slots]], single: Space[Any], batched: Space[Any]) -> Ready:
-        if len(taken) == 1 and len(taken[0][1]) == self._n:
+    def _gather(self, taken: list[tuple[InProcessRequest, Slots]], single: Space[Any], batched: Space[Any]) -> Ready:
+        """Gather rows of several results into one, ordered by slot."""
+        if len(taken) == 1 and len(taken[0][1]) == self._num_envs:
             return self._whole(*taken[0])
         slots = np.concatenate([mine for _, mine in taken] or [np.zeros(0, np.int64)])
         order = np.argsort(slots)
-        where = np.argsort(order)  # where the i-th taken slot stands in the result
+        positions = np.argsort(order)  # of the i-th taken slot in the result
         n = len(slots)
         reward, terminated, truncated = np.zeros(n), np.zeros(n, np.bool_), np.zeros(n, np.bool_)
-        place: list[Slots] = []
-        for flight, mine in taken:
-            place.append(where[: len(mine)])
-            where = where[len(mine) :]
-            if isinstance(flight.value, StepResult):
-                reward[place[-1]] = flight.value.reward[mine]
-                terminated[place[-1]] = flight.value.terminated[mine]
-                truncated[place[-1]] = flight.value.truncated[mine]
-        values: list[Any] = [flight.value for flight, _ in taken]
+        targets: list[Slots] = []
+        for request, mine in taken:
+            targets.append(positions[: len(mine)])
+            positions = positions[len(mine) :]
+            if isinstance(request.value, StepResult):
+                reward[targets[-1]] = request.value.reward[mine]
+                terminated[targets[-1]] = request.value.terminated[mine]
+                truncated[targets[-1]] = request.value.truncated[mine]
+        values: list[Any] = [request.value for request, _ in taken]
         obs = gather_obs(single, batched, [(v.obs, mine) for v, (_, mine) in zip(values, taken, strict=True)], order)
         infos = [(v.info, mine) for v, (_, mine) in zip(values, taken, strict=True)]
-        return Ready(slots[order], obs, reward, terminated, truncated, gather_infos(infos, self._n, place, n))
+        info = gather_infos(infos, self._num_envs, targets, n)
+        return Ready(slots[order], obs, reward, terminated, truncated, info)
 
-    def _whole(self, flight: InProcessRequest, slots: Slots) -> Ready:
-        value = flight.value
+    def _whole(self, request: InProcessRequest, slots: Slots) -> Ready:
+        """Return one result of all slots without copying it."""
+        value = request.value
         if isinstance(value, StepResult):
             return Ready(slots.copy(), *value)
         assert isinstance(value, ResetResult)
-        none, never = np.zeros(self._n), np.zeros(self._n, np.bool_)
-        return Ready(slots.copy(), value.obs, none, never, never.copy(), value.info)
+        reward, flags = np.zeros(self._num_envs), np.zeros(self._num_envs, np.bool_)
+        return Ready(slots.copy(), value.obs, reward, flags, flags.copy(), value.info)
+
+
+class LastResults:
+    """The last result of every slot, from which a rollout starts.
+
+    The thread that runs the env updates it; others read it while nothing is in flight. A step is recorded by
+    reference, which costs no copy: callers get copies of the flags, and may share only observations that the env has
+    dropped.
+
+    Args:
+        num_envs: the number of slots.
+        keeps_obs: whether to keep observations, for an env that can't be asked for them.
+
+    Attributes:
+        obs: the latest observations of all slots, as the env gave them; None if they are not kept.
+    """
+
+    __slots__ = ("_ended", "_flags", "_keeps_obs", "obs")
+
+    def __init__(self, num_envs: int, *, keeps_obs: bool) -> None:
+        self._ended: Bools = np.zeros(num_envs, np.bool_)
+        self._flags: tuple[Any, Any] | None = None  # of the last whole step, if that is newer than `_ended`
+        self._keeps_obs = keeps_obs
+        self.obs: Any = None
+
+    def record_step(self, obs: Any, terminated: Any, truncated: Any, slots: Slots | None) -> None:
+        """Record the result of a step of some slots; None for all."""
+        if self._keeps_obs:
+            self.obs = obs
+        if slots is None:
+            self._flags = terminated, truncated
+        elif len(slots):
+            ended = self.ended()
+            ended[slots] = _either(terminated, truncated)[slots]
+            self._ended, self._flags = ended, None
+
+    def record_reset(self, obs: Any, mask: Bools | None) -> None:
+        """Record the result of a reset of the slots in a mask; None for all."""
+        if self._keeps_obs:
+            self.obs = obs
+        self._ended, self._flags = (np.zeros_like(self._ended) if mask is None else self.ended() & ~mask), None
+
+    def ended(self) -> Bools:
+        """Return, in a new array, the slots whose last step ended an episode, with no reset since."""
+        return self._ended.copy() if self._flags is None else _either(*self._flags)
+
+
+def _either(terminated: Any, truncated: Any) -> Bools:
+    return np.logical_or(np.asarray(terminated, np.bool_), np.asarray(truncated, np.bool_))

@@ -1,135 +1,252 @@
-"""Rollouts of a vector env in this process: some of its slots step while the policy chooses for others."""
+"""Groups of an env's slots in this process: what rollouts and numbered episodes step by turns."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from aioenv.assign import spread
 from aioenv.core.backend import InitialState, StepOutcome
-from aioenv.core.results import StepResult
+from aioenv.core.results import ResetResult, SlotStep, StepResult
 from aioenv.errors import EnvError
-from aioenv.inprocess.pieces import gather_infos
+from aioenv.inprocess.arrays import gather_infos
 from aioenv.inprocess.requests import InProcessRequest
-from aioenv.inprocess.some import SomeSolo
-from aioenv.spaces.infos import Columns, merge
+from aioenv.rollout.episode_stepper import SteppedSlots
+from aioenv.rollout.subset import info_of, one_action
+from aioenv.spaces.infos import Columns, merge_infos
 from aioenv.spaces.layout import Arrays
+from aioenv.spaces.seeding import normalize_slot_seed
 from aioenv.worker.vector_access import with_rows
 
-__all__ = ["InProcessGroup", "InProcessRollout"]
+if TYPE_CHECKING:
+    from aioenv.inprocess.backend import InProcessBackend
+
+__all__ = ["InProcessEpisodeStepper", "InProcessGroup", "InProcessRollout", "InProcessSingleSlot"]
 
 Slots = npt.NDArray[np.int64]
+Objects = list[list[Any]]
 
 
 class InProcessRollout:
-    """See `RolloutBackend`.
+    """The backend of a rollout in this process (see `RolloutBackend`).
 
     Args:
-        solo: the vector env.
+        backend: the backend of the env.
     """
 
-    def __init__(self, solo: SomeSolo) -> None:
-        self._solo = solo
+    def __init__(self, backend: InProcessBackend) -> None:
+        self._backend = backend
 
     def split(self, groups: int, *, whole_workers: bool) -> list[InProcessGroup]:
         """Split the slots that are not paused into so many groups, or as many as there are slots.
 
-        All are one group if the env steps all slots at once, or if what they draw depends on who steps with whom.
+        There is one group if the env steps all slots at once, or if a slot's results depend on the slots that are
+        stepped with it.
         """
-        solo = self._solo
-        live = solo.table.live
-        groups = min(groups, len(live)) if solo.splits else 1
-        return [InProcessGroup(solo, live[start:stop]) for start, stop in spread(len(live), groups)]
+        live = self._backend.table.live
+        groups = min(groups, len(live)) if self._backend.splits else 1
+        return [self._backend.group(live[start:stop]) for start, stop in spread(len(live), groups)]
 
     async def look(self, *, pending_reset: bool) -> InitialState:
-        """Ask the env (see `RolloutBackend.look`)."""
-        solo = self._solo
-        await solo.drain()
-        value = await solo.outcome(solo.begin_look("rollout"))
-        slots = np.arange(solo.num_envs)
-        return InitialState(
-            slots, *solo.take_apart(value.obs), solo.last.over() if pending_reset else np.zeros(len(slots), np.bool_)
-        )
+        """Get the latest observations from the env (see `RolloutBackend.look`)."""
+        backend = self._backend
+        await backend.drain()
+        value = await backend.result(backend.start_read_obs("rollout"))
+        slots = np.arange(backend.num_envs)
+        resets = backend.last_ended() if pending_reset else np.zeros(len(slots), np.bool_)
+        return InitialState(slots, *backend.split_obs(value.obs), resets)
 
     def sent(self) -> None:
-        """See `RolloutBackend.sent`: nothing to note."""
+        """Do nothing (see `RolloutBackend.sent`)."""
 
     def ended(self, seen: InitialState | None) -> None:
-        """See `RolloutBackend.ended`. Asking a vector env in this process is as fast as finding out whether to ask."""
+        """Do nothing (see `RolloutBackend.ended`): asking this env is as fast as finding out whether to ask."""
 
-    def merge(self, infos: Sequence[Any]) -> dict[str, Any]:
-        """See `RolloutBackend.merge`. What the env has said of all slots at once is given as it is."""
-        n = self._solo.num_envs
-        said = [piece for piece in infos if not isinstance(piece, Columns)]
-        if len(said) == 1 and len(said[0][1]) == n:
-            info = dict(said[0][0])
+    def merge_infos(self, infos: Sequence[Any]) -> dict[str, Any]:
+        """Merge infos of groups (see `RolloutBackend.merge`); an info of all slots is given as it is."""
+        n = self._backend.num_envs
+        pieces = [piece for piece in infos if not isinstance(piece, Columns)]
+        if len(pieces) == 1 and len(pieces[0][1]) == n:
+            info = dict(pieces[0][0])
         else:
-            info = gather_infos(said, n, [slots for _, slots in said], n)
-        return {**info, **merge([piece for piece in infos if isinstance(piece, Columns)], n)}
+            info = gather_infos(pieces, n, [slots for _, slots in pieces], n)
+        return {**info, **merge_infos([piece for piece in infos if isinstance(piece, Columns)], n)}
 
 
 class InProcessGroup:
-    """See `SlotGroup`.
+    """Some slots of an env in this process (see `SlotGroup`).
 
     Args:
-        solo: the vector env.
-        slots: ascending; all of them, if it can't step some.
+        backend: the backend of the env.
+        slots: ascending; all of them, if the env can't step some.
     """
 
-    def __init__(self, solo: SomeSolo, slots: Slots) -> None:
+    def __init__(self, backend: InProcessBackend, slots: Slots) -> None:
         self.slots = slots
         self.slots.flags.writeable = False
-        self._solo = solo
-        self._flight: InProcessRequest | None = None
+        self._backend = backend
+        self._request: InProcessRequest | None = None
 
     @property
     def in_flight(self) -> bool:
-        """See `SlotGroup.in_flight`."""
-        return self._flight is not None
+        """Whether a request was sent whose result was not received yet."""
+        return self._request is not None
 
     def send(self, actions: Any) -> tuple[Arrays, Sequence[Sequence[Any]]]:
-        """See `SlotGroup.send`; a step that is made on the loop is over when this returns."""
-        solo, slots = self._solo, self.slots
-        arrays, objects = solo.actions.take_apart(actions, len(slots))
-        # the env gets its own: it may write to them
-        batch = with_rows(solo.actions, solo.num_envs, slots.tolist(), arrays, objects)
-        self._flight = solo.begin_step(batch, slots, "rollout")
+        """Step all slots (see `SlotGroup.send`); a step that runs inline is over when this returns."""
+        arrays, objects = self._backend.actions.take_apart(actions, len(self.slots))
+        self.send_arrays(arrays, objects, "rollout")
         return arrays, objects
 
-    def send_reset(self, slots: Slots) -> None:
-        """See `SlotGroup.send_reset`."""
-        self._flight = self._solo.begin_reset(slots, None, None, "rollout")
+    def send_arrays(self, arrays: Arrays, objects: Sequence[Sequence[Any]], name: str) -> None:
+        """Step all slots, with actions that were taken apart (see `SlotGroup.send_arrays`)."""
+        backend = self._backend
+        # the env gets arrays of its own: it may write to them
+        whole = with_rows(backend.actions, backend.num_envs, self.slots.tolist(), arrays, objects)
+        self._request = backend.start_step(whole, self.slots, name)
+
+    def send_reset(
+        self,
+        slots: Slots,
+        seeds: Mapping[int, int | None] | None = None,
+        options: dict[str, Any] | None = None,
+        name: str = "rollout",
+    ) -> None:
+        """Reset some of the slots (see `SlotGroup.send_reset`)."""
+        self._request = self._backend.start_reset(slots, self._backend.seeds_of(seeds or {}), options, name)
 
     async def recv(self) -> StepOutcome:
-        """See `SlotGroup.recv`; what an env has raised is an error of all slots that were asked."""
-        flight, self._flight = self._flight, None
-        assert flight is not None
-        solo, slots = self._solo, flight.slots
+        """Wait for the result (see `SlotGroup.recv`); an exception of the env is an error of all slots asked."""
+        request, self._request = self._request, None
+        assert request is not None
+        backend, slots = self._backend, request.slots
         n = len(slots)
         reward, terminated, truncated = np.zeros(n), np.zeros(n, np.bool_), np.zeros(n, np.bool_)
         try:
-            value = await solo.outcome(flight)
+            value = await backend.result(request)
         except EnvError as error:
-            layout = solo.observations
-            none = np.zeros(n, np.bool_)
-            return StepOutcome(layout.zeros(n), layout.no_objects(n), reward, terminated, truncated, none, [], error)
+            layout = backend.observations
+            valid = np.zeros(n, np.bool_)
+            return StepOutcome(layout.zeros(n), layout.no_objects(n), reward, terminated, truncated, valid, [], error)
         if isinstance(value, StepResult):
             reward, terminated, truncated = value.reward[slots], value.terminated[slots], value.truncated[slots]
-        obs, objects = solo.take_apart(value.obs)
-        if n < solo.num_envs:
+        obs, objects = backend.split_obs(value.obs)
+        if n < backend.num_envs:
             obs = [array[slots] for array in obs]
             objects = [[column[slot] for slot in slots.tolist()] for column in objects]
         infos = [(value.info, slots)]
         return StepOutcome(obs, objects, reward, terminated, truncated, None, infos, None)
 
     def close(self) -> None:
-        """See `SlotGroup`: nothing is kept."""
+        """Do nothing (see `SlotGroup.close`): a group keeps no memory."""
 
     def abandon(self) -> None:
-        """See `SlotGroup.abandon`."""
-        flight, self._flight = self._flight, None
-        if flight is not None:
-            self._solo.abandon_flight(flight)
+        """Leave the request in flight, if any, to `recv` of the vector env (see `SlotGroup.abandon`)."""
+        request, self._request = self._request, None
+        if request is not None:
+            self._backend.abandon_request(request)
+
+
+class InProcessEpisodeStepper:
+    """Step some slots and reset others (see `EpisodeStepper`), in this process.
+
+    Args:
+        backend: the backend of the env.
+    """
+
+    def __init__(self, backend: InProcessBackend) -> None:
+        self._backend = backend
+        self.obs = backend.observations.zeros(backend.num_envs)
+        self.objects = backend.observations.no_objects(backend.num_envs)
+
+    async def move(
+        self, stepped: Sequence[int], arrays: Arrays, objects: Objects, seeds: Mapping[int, int | None]
+    ) -> SteppedSlots | None:
+        """Step some slots, and reset others (see `EpisodeStepper.move`)."""
+        backend = self._backend
+        requests: list[tuple[InProcessRequest, Slots]] = []
+        values = []
+        try:
+            if stepped:
+                slots = np.array(stepped)
+                whole = backend.actions.assemble(arrays, objects)
+                requests.append((backend.start_step(whole, slots, "episodes"), slots))
+            if seeds:
+                slots = np.array(sorted(seeds))
+                requests.append((backend.start_reset(slots, backend.seeds_of(seeds), None, "episodes"), slots))
+            while requests:
+                request, slots = requests.pop(0)
+                value = await backend.result(request)
+                self._put(value.obs, slots)
+                values.append(value)
+        except BaseException:
+            for request, _ in requests:
+                backend.abandon_request(request)
+            raise
+        if not stepped:
+            return None
+        step, rows = values[0], list(stepped)
+        return SteppedSlots(
+            step.reward[rows], step.terminated[rows], step.truncated[rows], lambda row: info_of(step.info, rows[row])
+        )
+
+    def _put(self, obs: Any, slots: Slots) -> None:
+        arrays, objects = self._backend.split_obs(obs)
+        for mine, theirs in zip(self.obs, arrays, strict=True):
+            mine[slots] = theirs[slots]
+        for column, items in zip(self.objects, objects, strict=True):
+            for slot in slots.tolist():
+                column[slot] = items[slot]
+
+
+# ---------------------------------------------------------------- one slot
+
+
+class InProcessSingleSlot:
+    """Step and reset one slot at a time, with results that are no batches.
+
+    Args:
+        backend: the backend of the env.
+    """
+
+    def __init__(self, backend: InProcessBackend) -> None:
+        self._backend = backend
+
+    async def step_at(self, slot: int, action: Any) -> SlotStep:
+        """Step one slot (see `AsyncVectorEnv.step_at`)."""
+        group = self._group(slot, "step_at")
+        arrays, objects = one_action(self._backend.actions, action)
+        await self._backend.drain()
+        group.send_arrays(arrays, objects, "step_at")
+        result = await group.recv()
+        if result.error is not None:
+            raise result.error
+        info = info_of(result.infos[0][0], int(group.slots[0]))
+        return SlotStep(
+            self._backend.observations.rows(result.obs, result.objects)[0],
+            float(result.reward[0]),
+            bool(result.terminated[0]),
+            bool(result.truncated[0]),
+            info,
+        )
+
+    async def reset_at(self, slot: int, seed: int | None, options: dict[str, Any] | None) -> ResetResult:
+        """Begin an episode in one slot (see `AsyncVectorEnv.reset_at`)."""
+        group = self._group(slot, "reset_at")
+        number = int(group.slots[0])
+        seed = normalize_slot_seed(seed)
+        await self._backend.drain()
+        group.send_reset(group.slots, {number: seed}, options, "reset_at")
+        result = await group.recv()
+        if result.error is not None:
+            raise result.error
+        (obs,) = self._backend.observations.rows(result.obs, result.objects)
+        return ResetResult(obs, info_of(result.infos[0][0], number))
+
+    def _group(self, slot: int, name: str) -> InProcessGroup:
+        number = self._backend.table.named([slot])
+        self._backend.table.leave_out_paused(number, name, by_name=True)
+        return self._backend.group(number)

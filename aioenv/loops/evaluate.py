@@ -13,7 +13,7 @@ from gymnasium.vector import VectorEnv
 
 from aioenv.errors import EpisodesDone, SlotError, StepTimeout
 from aioenv.loops.progress import progress_bar
-from aioenv.rollout.episodes import Episode, episode_seeds
+from aioenv.rollout.numbered_episodes import Episode, episode_seeds
 
 if TYPE_CHECKING:
     from aioenv.rollout.rollout import Policy

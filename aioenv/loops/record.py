@@ -12,7 +12,7 @@ import numpy as np
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from aioenv.core.images.pictures import colours
+from aioenv.core.env_images import colours
 from aioenv.loops.progress import no_bar, progress_bar
 from aioenv.loops.video import LEAST_FPS, MOST_FPS, TiledVideo, fps_of, is_fps
 from aioenv.make import make_vec

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aioenv.errors import RenderError, describe_exit
-from aioenv.rendering.tiles import tile
+from aioenv.rendering.images import tile
 
 __all__ = ["LEAST_FPS", "MOST_FPS", "TiledVideo", "check_name", "fps_of", "is_fps"]
 

@@ -12,7 +12,14 @@ from gymnasium.vector import AutoresetMode
 
 from aioenv.errors import ResetNeededError
 from aioenv.native.hook_results import final_info
-from aioenv.spaces.seeding import RNG_WORDS, SEED_WORDS, Generators, generator_of, seed_of, seed_words
+from aioenv.spaces.seeding import (
+    RNG_WORDS,
+    SEED_WORDS,
+    GeneratorReader,
+    generator_from_words,
+    seed_from_words,
+    seed_words,
+)
 from aioenv.speedups import within
 
 __all__ = ["CartPoleVectorEnv"]
@@ -71,7 +78,7 @@ class CartPoleVectorEnv(cartpole.CartPoleVectorEnv):
         self._ones = np.ones(n, np.float32)
         self._beyond = np.empty((2, n), np.bool_)
         self._parameters: tuple[float, ...] = ()
-        self._generators, self._own_generators = Generators(), Generators()
+        self._generators, self._own_generators = GeneratorReader(), GeneratorReader()
         self._adopt(self._read_parameters())
 
     def _read_parameters(self) -> tuple[float, ...]:
@@ -313,7 +320,7 @@ class CartPoleVectorEnv(cartpole.CartPoleVectorEnv):
         self.steps = words[:, _STEPS].astype(np.int32)
         self.prev_done = (words[:, _FLAGS] & _IS_OVER).astype(np.bool_)
         self.low, self.high = rows[newest, _BOUNDS:_RNG].tolist()
-        self._np_random = generator_of(words[newest, _RNG:_SEED].tolist())
-        self._np_random_seed = seed_of(words[newest, _SEED:_OWN].tolist())
+        self._np_random = generator_from_words(words[newest, _RNG:_SEED].tolist())
+        self._np_random_seed = seed_from_words(words[newest, _SEED:_OWN].tolist())
         own = np.flatnonzero(words[:, _FLAGS] & _HAS_OWN)
-        self._own = {slot: generator_of(words[slot, _OWN:].tolist()) for slot in own.tolist()}
+        self._own = {slot: generator_from_words(words[slot, _OWN:].tolist()) for slot in own.tolist()}

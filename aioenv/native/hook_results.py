@@ -18,7 +18,7 @@ __all__ = [
     "check_start",
     "final_info",
     "leave_out",
-    "merge_infos",
+    "merge_reset_infos",
     "own",
     "whole",
 ]
@@ -139,7 +139,7 @@ def whole(columns: dict[str, Array], ones: npt.NDArray[np.bool_]) -> Info:
     return info
 
 
-def merge_infos(
+def merge_reset_infos(
     columns: dict[str, Array], started: dict[str, Array], starts: npt.NDArray[np.int64], num_envs: int, first: int = 0
 ) -> Info:
     """The infos of slots some of which have begun an episode.

@@ -25,7 +25,7 @@ from aioenv.native.hook_results import (
     check_start,
     final_info,
     leave_out,
-    merge_infos,
+    merge_reset_infos,
     own,
     whole,
 )
@@ -35,9 +35,9 @@ from aioenv.spaces.autoreset import parse_mode
 from aioenv.spaces.seeding import (
     RNG_WORDS,
     SEED_WORDS,
-    Generators,
-    generator_of,
-    seed_of,
+    GeneratorReader,
+    generator_from_words,
+    seed_from_words,
     seed_words,
     split_reset_options,
     spread_seeds,
@@ -174,7 +174,7 @@ class NativeMujocoEnv(VectorEnv[Any, Any, Any]):
         self._ones = np.ones(self.num_envs, np.bool_)
         # of slots put into a state since they were stepped: the last observations, and the physics
         self._last: dict[int, tuple[Array, Array]] = {}
-        self._generators: Generators | None = None
+        self._generators: GeneratorReader | None = None
         self._seed_words: npt.NDArray[np.uint64]
         self._finals: tuple[Slots, Array] | None = None  # slots whose episodes the last step has ended, and how
         self._numbers = np.arange(self.num_envs)
@@ -346,7 +346,7 @@ class NativeMujocoEnv(VectorEnv[Any, Any, Any]):
         where = ALL if mask is None else slots
         self.after_start(where)
         info = self._tell(where, len(slots))
-        return self._observe_all(), merge_infos({}, info, slots, self.num_envs)
+        return self._observe_all(), merge_reset_infos({}, info, slots, self.num_envs)
 
     def _observe_all(self) -> Array:
         obs = own(self._observe(ALL, self.num_envs))
@@ -487,7 +487,7 @@ class NativeMujocoEnv(VectorEnv[Any, Any, Any]):
         if len(starts):
             reward[starts] = 0.0
             terminated[starts] = False
-            info = merge_infos(columns, self._tell(starts, len(starts)), starts, self.num_envs, first)
+            info = merge_reset_infos(columns, self._tell(starts, len(starts)), starts, self.num_envs, first)
         else:
             info = {}
         over = (terminated | truncated).nonzero()[0]
@@ -529,7 +529,7 @@ class NativeMujocoEnv(VectorEnv[Any, Any, Any]):
         self._over = _NONE
         self.after_start(over)
         obs[over] = self._observe(over, len(over))
-        info.update(merge_infos(columns, self._tell(over, len(over)), over, self.num_envs, first))
+        info.update(merge_reset_infos(columns, self._tell(over, len(over)), over, self.num_envs, first))
         return info
 
     # ------------------------------------------------------------ states of slots
@@ -682,7 +682,7 @@ class NativeMujocoEnv(VectorEnv[Any, Any, Any]):
         words[self._over, at + 1] |= 2
         at += 2
         if self._generators is None:
-            self._generators = Generators()
+            self._generators = GeneratorReader()
         rngs = [rng or self.rng(slot) for slot, rng in enumerate(self._rngs)]
         if self._generators.read(rngs, words[:, at : at + RNG_WORDS]):
             self._seed_words = np.array([seed_words(seed) for seed in self._seeds], np.uint64)
@@ -709,8 +709,8 @@ class NativeMujocoEnv(VectorEnv[Any, Any, Any]):
         self._all_begun = bool(self._begun.all())
         at += 2
         for slot, row in enumerate(words[:, at:].tolist()):
-            self._rngs[slot] = generator_of(row[:RNG_WORDS])
-            self._seeds[slot] = seed_of(row[RNG_WORDS : RNG_WORDS + SEED_WORDS])
+            self._rngs[slot] = generator_from_words(row[:RNG_WORDS])
+            self._seeds[slot] = seed_from_words(row[RNG_WORDS : RNG_WORDS + SEED_WORDS])
 
     def close_extras(self, **kwargs: Any) -> None:
         """End the threads. Arrays that were live keep their values."""

@@ -13,8 +13,8 @@ import numpy.typing as npt
 
 from aioenv.process.restart import RestartPolicy
 from aioenv.rendering.cameras import Camera
-from aioenv.rendering.config import MAX_SIDE, check_devices, check_int
-from aioenv.rendering.draw_requests import ImageArrays, kinds_of
+from aioenv.rendering.config import MAX_SIDE, check_int
+from aioenv.rendering.images import ImageArrays, image_kinds
 from aioenv.state.model_edits import SEEN, check_edit, field_of, has_field
 
 __all__ = [
@@ -22,7 +22,6 @@ __all__ = [
     "DrawOptions",
     "States",
     "check_data",
-    "check_devices",
     "check_edits",
     "check_flags",
     "check_life",
@@ -30,9 +29,9 @@ __all__ = [
     "check_out",
     "check_size",
     "check_slots",
+    "check_spec",
+    "check_states",
     "check_timeout",
-    "take_spec",
-    "take_states",
 ]
 
 States: TypeAlias = "npt.ArrayLike | Sequence[mujoco.MjData]"
@@ -95,7 +94,7 @@ def check_life(retry: Any, restart: Any, log_prefix: Any) -> None:
         raise ValueError(f"log_prefix: expected a str or None, got {log_prefix!r}")
 
 
-def take_spec(model: mujoco.MjModel, spec: Any) -> tuple[int, int]:
+def check_spec(model: mujoco.MjModel, spec: Any) -> tuple[int, int]:
     """Which parts of the state `states` consist of, and of how many float64 that is.
 
     Raises:
@@ -165,7 +164,7 @@ def _sizes(model: mujoco.MjModel, spec: int) -> list[int]:
     return [mujoco.mj_stateSize(model, 1 << bit) for bit in range(int(mujoco.mjtState.mjNSTATE)) if spec >> bit & 1]
 
 
-def take_states(model: mujoco.MjModel, spec: int, states: States) -> npt.NDArray[np.float64]:
+def check_states(model: mujoco.MjModel, spec: int, states: States) -> npt.NDArray[np.float64]:
     """States as an array of one's own, float64 of shape `(N, nstate)`.
 
     Raises:
@@ -250,7 +249,9 @@ def check_out(out: Any, shape: tuple[int, ...], *, depth: bool, segmentation: bo
         ValueError: if they are not such arrays.
     """
     # of no memory: there may be more images than go into it, in a file say
-    likes = (kind and np.broadcast_to(np.empty((), kind[1]), kind[0]) for kind in kinds_of(shape, depth, segmentation))
+    likes = (
+        kind and np.broadcast_to(np.empty((), kind[1]), kind[0]) for kind in image_kinds(shape, depth, segmentation)
+    )
     images = ImageArrays(*likes)  # type: ignore[arg-type]
     wanted = {name: array for name, array in images._asdict().items() if array is not None}
     if not isinstance(out, (np.ndarray, list, tuple)):

@@ -1,4 +1,4 @@
-"""Cameras: from what users write to what MuJoCo draws from."""
+"""Cameras and visual options: checked in the parent, sent as tuples, and made again where MuJoCo draws with them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,20 @@ import numpy as np
 
 from aioenv.state.render_source import CameraView
 
-__all__ = ["Camera", "ResolvedCamera", "View", "find_camera", "make_camera", "of_source"]
+__all__ = [
+    "Camera",
+    "Option",
+    "ResolvedCamera",
+    "View",
+    "describe_option",
+    "find_camera",
+    "make_option",
+    "source_view",
+]
 
-# What users write: a camera of the model by name or number (-1 or None: the free one), or one of their own.
+# A user's argument: a camera of the model by name or number (-1 or None for the free camera), or an `MjvCamera`.
 Camera: TypeAlias = "str | int | mujoco.MjvCamera | None"
-# What travels: attributes of an `MjvCamera`, arrays as tuples.
+# What is sent to workers: attributes of an `MjvCamera`, with arrays as tuples.
 View: TypeAlias = "tuple[tuple[str, Any], ...]"
 
 _SETTINGS = ("orthographic", "lookat", "distance", "azimuth", "elevation")
@@ -21,11 +30,14 @@ _ATTRIBUTES = ("type", "fixedcamid", "trackbodyid", *_SETTINGS)
 
 
 def find_camera(model: mujoco.MjModel, asked: Camera) -> View:
-    """The view of a camera of the model, by name or number; None or -1 for the free camera.
+    """Return the view of a camera.
+
+    Args:
+        model: the model.
+        asked: a name or number of a camera of the model; None or -1 for the free camera; or an `MjvCamera`.
 
     Raises:
-        ValueError: if the model has no such camera; the message lists those that it has. Or an `MjvCamera` is none that
-            can be drawn.
+        ValueError: if the model has no such camera, with those that it has; or if an `MjvCamera` can't be drawn.
     """
     if isinstance(asked, mujoco.MjvCamera):
         _check_own(model, asked)
@@ -49,10 +61,10 @@ def find_camera(model: mujoco.MjModel, asked: Camera) -> View:
 
 
 def _check_own(model: mujoco.MjModel, camera: mujoco.MjvCamera) -> None:
-    """Refuse what MuJoCo would end the process for that draws it.
+    """Refuse a camera that would make MuJoCo end the process that draws it.
 
     Raises:
-        ValueError: if it is not of this model, or not of a kind that can be drawn.
+        ValueError: if it is not a camera of this model, or not of a kind that can be drawn.
     """
     kinds = mujoco.mjtCamera
     numbers = {kinds.mjCAMERA_FIXED: ("fixedcamid", model.ncam), kinds.mjCAMERA_TRACKING: ("trackbodyid", model.nbody)}
@@ -71,39 +83,39 @@ def _check_own(model: mujoco.MjModel, camera: mujoco.MjvCamera) -> None:
             raise ValueError(f"camera: {name}: expected finite numbers, got {getattr(camera, name)}")
 
 
-def of_source(model: mujoco.MjModel, view: CameraView, asked: str | int | None) -> View:
-    """The view of a vector env's slot: the camera asked for, or for None the env's own.
+def source_view(model: mujoco.MjModel, view: CameraView, asked: str | int | None) -> View:
+    """Return the view of a vector env's slot: of the camera asked for, or for None of the env's own.
 
     Raises:
-        ValueError: as `find_camera`; or the model has not the env's own camera.
+        ValueError: as `find_camera`; or if the model does not have the env's own camera.
     """
     if asked is not None:
         return find_camera(model, asked)
-    if view.fixed >= model.ncam:  # else MuJoCo says so, of the first image
+    if view.fixed >= model.ncam:  # or MuJoCo would refuse it at the first image
         names = [model.camera(i).name for i in range(model.ncam)]
         raise ValueError(f"camera: the env itself asks for camera_id={view.fixed}, of a model that has only {names}")
     return _fixed(view.fixed) if view.fixed >= 0 else _free(view.settings)
 
 
 class ResolvedCamera:
-    """What a view is drawn from, again and again."""
+    """Gives the camera object of a view, for one image after another."""
 
     def __init__(self, view: View) -> None:
         self._view = view
-        camera = make_camera(view)
+        camera = _make_camera(view)
         self._camera = None if camera.type == _TRACKING else camera
 
     @property
     def camera(self) -> mujoco.MjvCamera:
-        """A camera object that is as the view says. (One that tracks is written to whenever a scene is made.)"""
-        return make_camera(self._view) if self._camera is None else self._camera
+        """The camera object. (A tracking camera is made again for each image, since MuJoCo writes to it.)"""
+        return _make_camera(self._view) if self._camera is None else self._camera
 
 
 _TRACKING = int(mujoco.mjtCamera.mjCAMERA_TRACKING)
 
 
-def make_camera(view: View) -> mujoco.MjvCamera:
-    """A new camera object."""
+def _make_camera(view: View) -> mujoco.MjvCamera:
+    """Make a camera object."""
     camera = mujoco.MjvCamera()
     for name, value in view:
         if isinstance(value, tuple):
@@ -124,3 +136,41 @@ def _free(settings: View) -> View:
 def _describe(camera: mujoco.MjvCamera, names: tuple[str, ...]) -> View:
     values = [(name, getattr(camera, name)) for name in names]
     return tuple((name, tuple(value.tolist()) if isinstance(value, np.ndarray) else value) for name, value in values)
+
+
+# ------------------------------------------------------------ visual options
+
+# What is sent to workers: attributes of an `MjvOption`, which does not pickle, with arrays as tuples; None for MuJoCo's
+# defaults.
+Option: TypeAlias = "tuple[tuple[str, Any], ...] | None"
+
+_OPTION_NAMES = tuple(name for name in dir(mujoco.MjvOption) if not name.startswith("_"))
+_OPTION_LIMITS = {"label": int(mujoco.mjtLabel.mjNLABEL), "frame": int(mujoco.mjtFrame.mjNFRAME)}
+
+
+def describe_option(option: Any) -> Option:
+    """Return the values of an option, as they are now.
+
+    Raises:
+        ValueError: if it is not an option, or has a number that is out of range.
+    """
+    if option is None:
+        return None
+    if not isinstance(option, mujoco.MjvOption):
+        raise ValueError(f"scene_option: expected a mujoco.MjvOption or None, got {option!r}")
+    for name, count in _OPTION_LIMITS.items():
+        if not 0 <= getattr(option, name) < count:
+            raise ValueError(f"scene_option: {name}: expected 0 to {count - 1}, got {getattr(option, name)}")
+    values = ((name, getattr(option, name)) for name in _OPTION_NAMES)
+    return tuple((name, tuple(value.tolist()) if isinstance(value, np.ndarray) else value) for name, value in values)
+
+
+def make_option(described: Option) -> mujoco.MjvOption:
+    """Make an option with these values."""
+    option = mujoco.MjvOption()
+    for name, value in described or ():
+        if isinstance(value, tuple):
+            getattr(option, name)[:] = value
+        else:
+            setattr(option, name, value)
+    return option

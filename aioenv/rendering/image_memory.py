@@ -1,31 +1,72 @@
-"""The memory that images are drawn into: shared with the render workers, handed out as arrays, and used again."""
+"""The memory that images are drawn into: allocated and reused by pools, mapped by render workers.
+
+Where the platform has anonymous shared memory, workers draw straight into the arrays that users get. Elsewhere workers
+draw into arrays of their own, and the images are sent with the replies.
+"""
 
 from __future__ import annotations
 
 import mmap
 import sys
+from collections import OrderedDict
+from collections.abc import Sequence
 from sys import getrefcount
-from typing import Any
+from typing import Any, NamedTuple
 
 from aioenv.ipc.memory import Shared
-from aioenv.rendering.draw_requests import ImageBuffer, Where, allocate, lay_out, size_of
+from aioenv.rendering.images import ImageArrays, allocate, map_arrays, shared_size
+from aioenv.spaces.layout import byte_view
+from aioenv.worker.worker_context import map_memory_part
 
-__all__ = ["KEPT", "ImageMemory"]
+__all__ = ["BufferMapper", "ImageBuffer", "ImageLocation", "ImageMemory"]
 
-# How much is kept for images to come, at most: in bytes, and in blocks. What is larger goes with its images.
+# How much memory is kept for later images, in bytes and in blocks. Larger blocks are freed with their images.
 KEPT_BYTES = 256 << 20
 KEPT = 32
-# Without a GIL reference counts say nothing: then no block is used again.
+# Without a GIL, reference counts can't be relied on: then no block is reused.
 _COUNTABLE = getattr(sys, "_is_gil_enabled", lambda: True)()
 
 
+class ImageLocation(NamedTuple):
+    """Where in shared memory a worker draws: rows of the arrays in one block (see `map_arrays`)."""
+
+    offset: int  # of the block
+    size: int  # of the block, in bytes
+    length: int  # how many rows the arrays have
+    rows: list[int]  # of each state
+
+
+class ImageBuffer(NamedTuple):
+    """Arrays that render workers draw into, row by row.
+
+    A request for some rows must hold the buffer until it is answered: its memory is reused once there is no reference
+    to its arrays.
+
+    Attributes:
+        images: the arrays.
+        location: where they are in shared memory, without rows; None if images are sent with the replies.
+    """
+
+    images: ImageArrays
+    location: ImageLocation | None
+
+    def target(self, rows: list[int]) -> tuple[ImageLocation | None, list[memoryview] | None]:
+        """Return where a worker draws these rows, ascending; or else the memory that its reply is read into."""
+        if self.location is not None:
+            return self.location._replace(rows=rows), None
+        arrays = self.images.arrays
+        if rows[-1] - rows[0] < len(rows):
+            return None, [byte_view(array[rows[0] : rows[-1] + 1]) for array in arrays]
+        return None, [byte_view(array[row]) for array in arrays for row in rows]
+
+
 class _Block:
-    """A part of the memory.
+    """A part of the shared memory.
 
     Attributes:
         offset: where it begins.
         size: in bytes.
-        buffer: the memory. Every array over it has a reference to this, as have views of such arrays.
+        buffer: the memory. Every array over it, and every view of such an array, holds a reference to this.
     """
 
     __slots__ = ("buffer", "offset", "size")
@@ -37,36 +78,37 @@ class _Block:
 
     @property
     def unused(self) -> bool:
-        """Whether nobody has an array over it any more."""
-        return _COUNTABLE and getrefcount(self.buffer) == 2  # its own, and the argument
+        """Whether there is no array over it any more."""
+        return _COUNTABLE and getrefcount(self.buffer) == 2  # this object's reference, and the argument
 
 
 class ImageMemory:
-    """Makes what images are drawn on: in blocks of shared memory, of which those that nobody uses are used again.
+    """Allocates image buffers in shared memory, and reuses blocks that are not used any more.
 
     Args:
-        shared: the memory, which grows; None: there is none, and images travel.
+        shared: the memory, which grows; None if there is none.
     """
 
     def __init__(self, shared: Shared | None) -> None:
         self._shared = shared
-        self._kept: list[_Block] = []  # those taken last at the end
+        self._kept: list[_Block] = []  # the most recently used last
 
-    def sheet(self, shape: tuple[int, ...], *, depth: bool, segmentation: bool) -> ImageBuffer:
-        """A sheet that nobody else has.
+    def new_buffer(self, shape: tuple[int, ...], *, depth: bool, segmentation: bool) -> ImageBuffer:
+        """Return a buffer that is used for nothing else.
 
         Args:
-            shape: all of a depth image's, with the axes of states and cameras before it.
-            depth, segmentation: which kinds there are.
+            shape: of the array of depth images, with the axes of states and cameras.
+            depth: whether there are depth images.
+            segmentation: whether there are segmentation images.
         """
-        block = self._take(size_of(shape, depth=depth, segmentation=segmentation))
+        block = self._block(shared_size(shape, depth=depth, segmentation=segmentation))
         if block is None:
             return ImageBuffer(allocate(shape, depth=depth, segmentation=segmentation), None)
-        images = lay_out(block.buffer, shape, depth=depth, segmentation=segmentation)
-        return ImageBuffer(images, Where(block.offset, block.size, shape[0], []))
+        images = map_arrays(block.buffer, shape, depth=depth, segmentation=segmentation)
+        return ImageBuffer(images, ImageLocation(block.offset, block.size, shape[0], []))
 
-    def _take(self, size: int) -> _Block | None:
-        """A block of at least so many bytes; None if there is no memory to be had."""
+    def _block(self, size: int) -> _Block | None:
+        """Return a block of at least so many bytes; None if there is no memory for it."""
         if self._shared is None or size == 0:
             return None
         size = -(-size // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
@@ -80,11 +122,51 @@ class ImageMemory:
             return None
         if size <= KEPT_BYTES:
             self._kept.append(block)
-        # whoever has arrays over a block that is let go of keeps its memory as long as them
+        # arrays over a block that is dropped here keep its memory
         while len(self._kept) > KEPT or sum(kept.size for kept in self._kept) > KEPT_BYTES:
             del self._kept[0]
         return block
 
     def clear(self) -> None:
-        """Keep none: images live as long as anybody has them."""
+        """Keep no block: memory is freed with the last array over it."""
         self._kept.clear()
+
+
+class BufferMapper:
+    """Finds, in a render worker, the arrays that a request is to be drawn into; recently used blocks stay mapped."""
+
+    def __init__(self) -> None:
+        self._mapped: OrderedDict[tuple[int, int], Any] = OrderedDict()
+
+    def arrays(
+        self,
+        location: ImageLocation | None,
+        count: int,
+        state_shape: tuple[int, ...],
+        *,
+        depth: bool,
+        segmentation: bool,
+    ) -> tuple[ImageArrays, Sequence[int]]:
+        """Return the arrays to draw into, and the row of each state.
+
+        Args:
+            location: where they are in shared memory; None for new arrays, which are sent with the reply.
+            count: how many states there are.
+            state_shape: of one state's depth images, with the axis of cameras.
+            depth: whether there are depth images.
+            segmentation: whether there are segmentation images.
+        """
+        if location is None:
+            return allocate((count, *state_shape), depth=depth, segmentation=segmentation), range(count)
+        memory = self._map(location.offset, location.size)
+        shape = (location.length, *state_shape)
+        return map_arrays(memory, shape, depth=depth, segmentation=segmentation), location.rows
+
+    def _map(self, offset: int, size: int) -> Any:
+        mapped, key = self._mapped, (offset, size)
+        if key not in mapped:
+            mapped[key] = map_memory_part(offset, size)
+            if len(mapped) > KEPT:
+                mapped.popitem(last=False)
+        mapped.move_to_end(key)
+        return mapped[key]

@@ -16,7 +16,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 
 from aioenv.rendering.config import RenderConfig
 from aioenv.rendering.pixels import PixelsRefused, beside, space_beside
-from aioenv.spaces.large_boxes import batch
+from aioenv.spaces.large_boxes import batch_space
 from aioenv.state.render_source import find_physics
 from aioenv.worker.making import make_vector_env
 from aioenv.worker.vector_access import reset_result, step_result, steps_some
@@ -61,7 +61,7 @@ class PixelStates(AnyVectorWrapper):
         self._merges = isinstance(env.single_observation_space, spaces.Dict)
         state = spaces.Box(-np.inf, np.inf, (physics.source.state_size,), np.float64)
         self.single_observation_space = space_beside(env.single_observation_space, state, config)
-        self.observation_space = batch(self.single_observation_space, env.num_envs)
+        self.observation_space = batch_space(self.single_observation_space, env.num_envs)
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Begin episodes."""

@@ -1,357 +1,350 @@
-"""How the images of a `RenderPool` are ordered: calls are shared out among workers, and each share goes in pieces.
+"""`RenderQueue`: the draw requests of one render worker, for `RenderPool` and for the images of steps alike.
 
-A worker has at most two pieces: one that it draws, one to go on with. A piece is drawn in a moment, so that a worker
-that hangs is found out soon and one that draws slowly is not taken for it, and what the loop does for it is short.
+A pool makes a `DrawJob` of each call and shares its states out among the queues of its workers. A queue sends them in
+chunks, watches that the worker makes progress (`Watchdog`), and repeats what was lost when a worker is restarted. The
+two pools differ in their jobs and in their `QueuePolicy` only.
 """
 
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from aioenv.errors import RenderTimeout, SlotError, WorkerDied
+from aioenv.errors import RenderError, SlotError, WorkerDied
 from aioenv.ipc.frames import Frame, Kind
+from aioenv.ipc.messages import load
 from aioenv.process.restart import Restarter
 from aioenv.process.supervisor import Worker
-from aioenv.rendering.draw_requests import (
-    DrawSettings,
-    ImageArrays,
-    ImageBuffer,
-    StateDetails,
-    dump_drawing,
-    dump_rest,
-    load_time,
-)
-from aioenv.rendering.image_memory import ImageMemory
-from aioenv.rendering.watchdog import FIRST_S, LAST_CHANCE_S
-from aioenv.rendering.workers import error_of
-from aioenv.spaces.layout import byte_view
+from aioenv.rendering.draw_requests import load_seconds
+from aioenv.rendering.images import ImageArrays
 from aioenv.tracing.timeline import Trace
 
-__all__ = ["DrawRate", "RenderCall", "RenderQueue"]
+__all__ = ["DrawJob", "PackedRequest", "QueuePolicy", "RenderQueue", "Rows", "Watchdog"]
 
 Rows = npt.NDArray[np.int64]
 
-# A piece shall take so long to draw, in seconds, but no more than this part of what a worker may take. (Shorter ones
-# leave more to the loop, which does some 0.3 ms for each, with cold caches.)
-PIECE_S = 0.1
-PART_OF_TIMEOUT = 0.25
-# What each more costs the loop is little, but 10,000 shall leave it free in between, however fast they are drawn.
-PIECE_ROWS = 64
-# To take this much from a worker, where it travels, costs the loop some 100 µs; to send so much, as long.
-PIECE_BYTES = 256 << 10
-SENT_BYTES = 64 << 10
-MAX_FLYING = 2
+# The loop may have been blocked: replies that came meanwhile are read before a worker is called late.
+LAST_CHANCE_S = 0.1
+# The first request of a process takes longer than the rest: shaders are compiled, meshes and textures uploaded.
+FIRST_S = 10.0
 
 
-class DrawRate:
-    """How fast a pool draws states of one kind of call.
+class Watchdog:
+    """Calls `on_late` when a worker that owes replies has sent none for too long.
 
     Args:
-        timeout_s: see `RenderQueue`.
+        timeout_s: how long that is, in seconds; None for ever. The first reply of a process may take 10 seconds.
+        on_late: called once each time.
 
     Attributes:
-        state_s: how long the last ones took, each, in seconds; None: none has been drawn yet.
+        first: whether the process has sent no reply yet.
     """
 
-    def __init__(self, timeout_s: float | None) -> None:
-        self.state_s: float | None = None
-        self._piece_s = PIECE_S if timeout_s is None else min(PIECE_S, PART_OF_TIMEOUT * timeout_s)
+    def __init__(self, timeout_s: float | None, on_late: Callable[[], None]) -> None:
+        self._timeout_s = timeout_s
+        self._on_late = on_late
+        self._loop = asyncio.get_running_loop()
+        self.first = True
+        self._owed = 0
+        self._since = 0.0
+        # set again only when it expires: to set it for each request would cost more than all the rest
+        self._timer: asyncio.TimerHandle | None = None
 
-    @property
-    def rows(self) -> int:
-        """How many states a piece may have: one, until it is known how long that takes."""
-        return max(1, int(self._piece_s / self.state_s)) if self.state_s else 1
-
-
-class RenderCall:
-    """One call: the states, how they are drawn, and where the images go.
-
-    Args:
-        states: float64 of shape `(N, nstate)`, the call's own.
-        drawing: how all of them are drawn.
-        pace: of calls with such a drawing.
-        edits: fields of the model, one row a state; None if none is edited.
-        looks: of each state its slot, and how often that was randomised: int64 of shape `(N, 2)`; None if nothing is.
-        sheet: drawn on row by row; None if `out` is filled.
-        blocks: makes sheets for pieces on their way to `out`.
-        out: images that a user holds, filled as each piece is there; None if those of the sheet are handed out.
-            Nothing is written to them once the call has ended, however it has.
-        future: gets its result, of `finish`, when all images are there, or the first error.
-        finish: gives the result.
-
-    Attributes:
-        flying: how many pieces are with workers: as long as there are any, the sheet may be written to.
-        number: which call it is, in the timeline that is being collected.
-    """
-
-    def __init__(
-        self,
-        states: npt.NDArray[np.float64],
-        drawing: DrawSettings,
-        pace: DrawRate,
-        edits: dict[str, npt.NDArray[Any]] | None,
-        looks: npt.NDArray[np.int64] | None,
-        sheet: ImageBuffer | None,
-        blocks: ImageMemory,
-        out: ImageArrays | None,
-        future: asyncio.Future[Any],
-        finish: Callable[[], Any],
-    ) -> None:
-        self.future = future
-        self.flying = 0
-        self.number: int | None = None
-        self._states = states
-        self._drawing = drawing
-        self._pace = pace
-        self._head = dump_drawing(drawing)
-        self._edits = edits
-        self._looks = looks
-        self._sheet = sheet
-        self._blocks = blocks
-        self._out = out
-        self._finish = finish
-        self._open = len(states)
-        sent = sum(array[0].nbytes for array in (states, *(edits or {}).values())) if len(states) else 1
-        self._most_rows = max(1, min(PIECE_ROWS, SENT_BYTES // sent))
-        if sheet is None or sheet.where is None:  # images travel, or are copied to where they belong
-            image = drawing.width * drawing.height * len(drawing.views)
-            a_row = image * (3 + 4 * drawing.depth + 8 * drawing.segmentation)
-            self._most_rows = max(1, min(self._most_rows, PIECE_BYTES // a_row))
-
-    @property
-    def piece_rows(self) -> int:
-        """How many rows the next piece shall have."""
-        return min(self._most_rows, self._pace.rows)
-
-    def pack(self, rows: Rows) -> tuple[memoryview, bytes, list[memoryview] | None, ImageArrays | None]:
-        """A piece, ready to be sent.
-
-        Returns:
-            Its states; the drawing; where its images go, if they travel; and the images, if `land` is to be called
-            with them.
-        """
-        sheet, staged, targets = self._sheet, None, rows.tolist()
-        if sheet is None:
-            drawing, targets = self._drawing, list(range(len(rows)))
-            shape = (len(rows), len(drawing.views), drawing.height, drawing.width)
-            sheet = self._blocks.sheet(shape, depth=drawing.depth, segmentation=drawing.segmentation)
-            staged = sheet.images
-        where, into = sheet.ask(targets)
-        looks = None if self._looks is None else self._looks[rows].tolist()
-        edits = None if self._edits is None else {name: values[rows] for name, values in self._edits.items()}
-        return byte_view(self._states[rows]), self._head + dump_rest(StateDetails(looks, edits, where)), into, staged
-
-    def land(self, rows: Rows, staged: ImageArrays | None, seconds: float) -> None:
-        """The images of these rows are there; to draw them took so long."""
-        self._pace.state_s = seconds / len(rows)
-        if self.future.done():
+    def sent(self) -> None:
+        """Note that the worker was sent a request."""
+        self._owed += 1
+        if self._timeout_s is None:
             return
-        if staged is not None:
-            assert self._out is not None
-            for target, array in zip(self._out.arrays, staged.arrays, strict=True):
-                target[rows] = array.reshape(len(rows), *target.shape[1:])
-        self._open -= len(rows)
-        if self._open == 0:
-            self.future.set_result(self._finish())
+        if self._owed == 1:
+            self._since = self._loop.time()
+        if self._timer is None:
+            self._timer = self._loop.call_at(self._since + self._timeout_s, self._expire, None)
 
-    def fail(self, error: Exception) -> None:
-        """It can't be completed."""
-        if not self.future.done():
-            self.future.set_exception(error)
+    def answered(self, *, died: bool) -> None:
+        """Note that a request was answered, or that the worker died over it."""
+        self.first = died
+        self._owed -= 1
+        if self._timeout_s is not None:
+            self._since = self._loop.time()
+
+    def _expire(self, suspected: float | None) -> None:
+        """Look whether the worker is late.
+
+        Args:
+            suspected: since when the worker has sent nothing, if this is the second look; None for the first look.
+        """
+        self._timer = None
+        if not self._owed or self._timeout_s is None:
+            return
+        deadline = self._since + (max(self._timeout_s, FIRST_S) if self.first else self._timeout_s)
+        if self._loop.time() < deadline:  # it has answered something since the timer was set
+            self._timer = self._loop.call_at(deadline, self._expire, None)
+        elif suspected != self._since:
+            self._timer = self._loop.call_later(LAST_CHANCE_S, self._expire, self._since)
+        else:
+            self._on_late()
+
+    def close(self) -> None:
+        """Stop watching."""
+        self._timeout_s = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
 
-class _Piece:
-    """Some rows of a call, for one worker."""
+class PackedRequest(NamedTuple):
+    """Some rows of a job, ready to be sent.
 
-    __slots__ = ("call", "deaths", "rows")
+    Attributes:
+        states: the fixed part.
+        payload: the rest (see `draw_requests.dump_request`).
+        into: what the images are read into if they are sent with the reply.
+        staged: images that the job has to copy to where they belong; None if there is nothing to copy.
+    """
 
-    def __init__(self, call: RenderCall, rows: Rows) -> None:
-        self.call = call
+    states: memoryview
+    payload: bytes
+    into: list[memoryview] | None
+    staged: ImageArrays | None = None
+
+
+class DrawJob(ABC):
+    """States that were given to a pool at once, row by row, and what becomes of their images.
+
+    Attributes:
+        in_flight: how many chunks are with workers; as long as there are any, the job's buffer may be written to.
+        number: the number of the call in the timeline that is being collected.
+    """
+
+    in_flight = 0
+    number: int | None = None
+
+    @property
+    @abstractmethod
+    def wanted(self) -> bool:
+        """Whether there is a reason to draw what is left of it."""
+
+    @property
+    @abstractmethod
+    def chunk_rows(self) -> int:
+        """How many rows the next chunk may have at most."""
+
+    @abstractmethod
+    def pack(self, worker: Worker, rows: Rows) -> PackedRequest:
+        """Make the request for some rows, to be sent to this worker at once."""
+
+    @abstractmethod
+    def on_drawn(self, rows: Rows, staged: ImageArrays | None, seconds: float) -> None:
+        """Take the images of some rows, which took the worker so many seconds."""
+
+    @abstractmethod
+    def on_failed(self, rows: Rows, error: Exception) -> None:
+        """Note that these rows can't be drawn."""
+
+
+class QueuePolicy(NamedTuple):
+    """How a pool treats its workers.
+
+    Attributes:
+        timeout_s: how long a worker may finish nothing before it is late, in seconds; None for ever.
+        max_in_flight: how many chunks a worker has at most: one to draw, others to go on with; None for all at once.
+        max_redraws: how often a chunk is drawn again whose worker died over it; None for any number of times. Chunks
+            behind it in the same worker are always drawn again.
+        on_late: called with a worker that is late before that is killed; returns the error of what it was drawing, or
+            None if that is the worker's death.
+    """
+
+    timeout_s: float | None
+    max_in_flight: int | None
+    max_redraws: int | None
+    on_late: Callable[[Worker], Exception | None]
+
+
+class _Chunk:
+    """Some rows of a job that are sent in one request."""
+
+    __slots__ = ("deaths", "failed", "job", "rows")
+
+    def __init__(self, job: DrawJob, rows: Rows) -> None:
+        self.job = job
         self.rows = rows
         self.deaths = 0  # how many processes have died over it
+        self.failed = False
+
+    def fail(self, error: Exception) -> None:
+        """Fail its rows, once."""
+        if not self.failed:
+            self.failed = True
+            self.job.on_failed(self.rows, error)
 
 
 class RenderQueue:
-    """The pieces of one worker.
+    """What one render worker is to draw, first in, first out.
 
     Args:
         worker: the worker.
-        restarter: what starts it again; None if nothing does.
-        timeout_s: how long it may take over a piece before it is killed, in seconds; None for ever. The first piece of
-            a process may take 10 seconds at least.
-        retry: have its replacement draw, once, what it died over; otherwise those calls fail.
+        restarter: restarts it when it died; None: its loss is final.
+        policy: how it is treated.
 
     Attributes:
-        trace: the timeline that is being collected; None: none is.
+        trace: the timeline that is being collected, if the jobs of the pool are numbered.
     """
 
-    def __init__(self, worker: Worker, restarter: Restarter | None, timeout_s: float | None, retry: bool) -> None:
+    def __init__(self, worker: Worker, restarter: Restarter | None, policy: QueuePolicy) -> None:
         self._worker = worker
         self._restarter = restarter
-        self._timeout_s = timeout_s
-        self._retry = retry
-        self._shares: deque[tuple[RenderCall, Rows]] = deque()
-        self._again: deque[_Piece] = deque()
-        self._flying: deque[_Piece] = deque()
-        self._down = False  # it has died, and is being started again
-        self._lost: WorkerDied | None = None  # it is not started again
-        self._overdue = False  # it was killed for being late
-        self._fresh = True  # its process has drawn nothing yet
-        self._blamed = False  # the piece that it died over is known
-        self._timer: asyncio.TimerHandle | None = None  # not set anew each time: that would cost more than all else
-        self._since = 0.0
-        self._loop = asyncio.get_running_loop()
+        self._policy = policy
+        self._shares: deque[tuple[DrawJob, Rows]] = deque()
+        self._repeated: deque[_Chunk] = deque()
+        self._in_flight: deque[_Chunk] = deque()
+        self._down = False  # the process has died, and is being restarted
+        self._closed_by: Exception | None = None  # the error of all that is added: nothing is drawn any more
+        self._late_error: Exception | None = None  # the process was killed for being late
+        self._blamed = False  # the chunk that the process died over is known
+        self._watchdog = Watchdog(policy.timeout_s, self._on_late)
         self.trace: Trace | None = None
 
-    def add(self, call: RenderCall, rows: Rows) -> None:
-        """Have these rows of a call drawn."""
-        if self._lost is not None:
-            call.fail(self._error(self._lost))
+    @property
+    def recovering(self) -> bool:
+        """Whether the worker draws the first request of its process."""
+        return bool(self._in_flight) and self._watchdog.first
+
+    def add(self, job: DrawJob, rows: Rows) -> None:
+        """Have these rows of a job drawn; never blocks."""
+        if self._closed_by is not None:
+            job.on_failed(rows, self._closed_by)
             return
-        self._shares.append((call, rows))
-        self._pump()
+        self._shares.append((job, rows))
+        self._send_more()
 
-    def _pump(self) -> None:
-        while not self._down and len(self._flying) < MAX_FLYING and (piece := self._next()) is not None:
-            self._send(piece)
+    def _send_more(self) -> None:
+        most = self._policy.max_in_flight
+        while not self._down and (most is None or len(self._in_flight) < most) and (chunk := self._next()) is not None:
+            self._send(chunk)
 
-    def _next(self) -> _Piece | None:
-        """The next piece that anybody waits for."""
-        while self._again:
-            piece = self._again.popleft()
-            if not piece.call.future.done():
-                return piece
+    def _next(self) -> _Chunk | None:
+        """Return the next chunk that is still wanted."""
+        while self._repeated:
+            chunk = self._repeated.popleft()
+            if chunk.job.wanted:
+                return chunk
         while self._shares:
-            call, rows = self._shares.popleft()
-            if call.future.done():
+            job, rows = self._shares.popleft()
+            if not job.wanted:
                 continue
-            count = call.piece_rows
+            count = job.chunk_rows
             if len(rows) > count:
-                self._shares.appendleft((call, rows[count:]))
-            return _Piece(call, rows[:count])
+                self._shares.appendleft((job, rows[count:]))
+            return _Chunk(job, rows[:count])
         return None
 
-    def _send(self, piece: _Piece) -> None:
-        call = piece.call
+    def _send(self, chunk: _Chunk) -> None:
+        job = chunk.job
         try:
-            states, tail, into, staged = call.pack(piece.rows)
-            on_reply = partial(self._on_outcome, piece, staged)
+            states, payload, into, staged = job.pack(self._worker, chunk.rows)
+            on_reply = partial(self._on_reply, chunk, staged)
             if self.trace is not None:
-                self.trace.step = call.number
-            self._worker.submit(Kind.RENDER, [states], tail, into=into, on_reply=on_reply)
-        except WorkerDied:  # its death is not known here yet
-            self._again.appendleft(piece)
+                self.trace.step = job.number
+            self._worker.submit(Kind.RENDER, [states], payload, into=into, on_reply=on_reply)
+        except WorkerDied:  # `on_death` will be called
+            self._repeated.appendleft(chunk)
             self._down = True
             return
         except Exception as exc:
-            call.fail(exc)
+            chunk.fail(exc)
             return
-        self._flying.append(piece)
-        call.flying += 1
-        if len(self._flying) == 1:
-            self._watch()
+        self._in_flight.append(chunk)
+        job.in_flight += 1
+        self._watchdog.sent()
 
-    def _on_outcome(self, piece: _Piece, staged: ImageArrays | None, outcome: Frame | SlotError) -> None:
-        self._flying.remove(piece)
-        call = piece.call
-        call.flying -= 1
+    def _on_reply(self, chunk: _Chunk, staged: ImageArrays | None, outcome: Frame | SlotError) -> None:
+        self._in_flight.remove(chunk)
+        chunk.job.in_flight -= 1
+        self._watchdog.answered(died=isinstance(outcome, WorkerDied))
         if isinstance(outcome, WorkerDied):
-            self._on_death_over(piece, outcome)
+            self._on_death_over(chunk, outcome)
             return
-        self._fresh = False
-        self._watch()
-        error = error_of(self._worker, outcome)
+        error = _reply_error(self._worker, outcome)
         if error is not None:
-            call.fail(error)
-        else:
-            try:
-                assert isinstance(outcome, Frame)
-                call.land(piece.rows, staged, load_time(outcome.tail))
-            except Exception as exc:  # `out` is the user's: it may be read-only by now, say
-                call.fail(exc)
-        self._pump()
+            chunk.fail(error)
+        elif not chunk.failed:
+            assert isinstance(outcome, Frame)
+            chunk.job.on_drawn(chunk.rows, staged, load_seconds(outcome.tail))
+        self._send_more()
 
-    def _on_death_over(self, piece: _Piece, death: WorkerDied) -> None:
+    def _on_death_over(self, chunk: _Chunk, death: SlotError) -> None:
+        """Repeat a chunk that was lost with its process, or fail it."""
         self._down = True
-        # it draws one piece after the other: those behind the first had not begun
-        guilty, self._blamed = not self._blamed, True
-        piece.deaths += guilty
-        if self._restarter is not None and (not guilty or (self._retry and piece.deaths == 1)):
-            self._again.append(piece)
+        # a worker draws one chunk after the other: it had not begun those behind the first
+        if not self._blamed:
+            self._blamed = True
+            chunk.deaths += 1
+        if self._restarter is not None and self._redraws(chunk):
+            self._repeated.append(chunk)
         else:
-            piece.call.fail(self._late_error() if self._overdue else self._error(death))
+            chunk.fail(self._late_error or self._error(death))
 
-    # ------------------------------------------------------------ time
+    def _redraws(self, chunk: _Chunk) -> bool:
+        most = self._policy.max_redraws
+        return not chunk.failed and (most is None or chunk.deaths <= most)
 
-    def _watch(self) -> None:
-        """Something has been sent or has come: the time begins anew."""
-        if self._timeout_s is not None:
-            self._since = self._loop.time()
-            if self._timer is None and self._flying:
-                self._timer = self._loop.call_at(self._since + self._timeout_s, self._expire, None)
-
-    def _expire(self, suspected: float | None) -> None:
-        """The time is up: since `suspected` it has done nothing, or a first look is to be taken (None)."""
-        self._timer = None
-        if not self._flying or self._timeout_s is None:
-            return
-        due = self._since + (max(self._timeout_s, FIRST_S) if self._fresh else self._timeout_s)
-        if self._loop.time() < due:  # it has finished something since the timer was set
-            self._timer = self._loop.call_at(due, self._expire, None)
-            return
-        if suspected != self._since:  # the loop may have stood still: what came meanwhile is read first
-            self._timer = self._loop.call_later(LAST_CHANCE_S, self._expire, self._since)
-            return
-        self._overdue = True
-        piece = self._flying[0]
-        if not self._retry or piece.deaths:
-            piece.call.fail(self._late_error())  # now, not when the process is gone
-        self._worker.strike(f"it finished no image for timeout_s={self._timeout_s}")
-
-    def _late_error(self) -> RenderTimeout:
-        again = "" if self._restarter is None else "; it is replaced"
-        return RenderTimeout(
-            f"render worker {self._worker.index} (pid {self._worker.pid}) finished no image for "
-            f"timeout_s={self._timeout_s}{again}"
-        )
+    def _on_late(self) -> None:
+        self._late_error = self._policy.on_late(self._worker)
+        chunk, most = self._in_flight[0], self._policy.max_redraws
+        if self._late_error is not None and most is not None and chunk.deaths >= most:
+            chunk.fail(self._late_error)  # now, not when the process is gone
+        self._worker.strike(f"it finished no image for timeout_s={self._policy.timeout_s}")
 
     # ------------------------------------------------------------ the worker's end
 
     def on_death(self, worker: Worker) -> None:
-        """The worker has died; its requests have failed."""
-        self._down = self._fresh = True
-        self._watch()
+        """Have the worker restarted, after its requests have failed with its death."""
+        self._down = self._watchdog.first = True
         death = worker.death()
         if self._restarter is None or not self._restarter.hold(worker, death, self._on_back, self._on_lost):
             self._on_lost(death)
 
     def _on_back(self) -> None:
-        self._down = self._overdue = self._blamed = False
-        self._pump()
+        self._down = self._blamed = False
+        self._late_error = None
+        self._send_more()
 
     def _on_lost(self, death: WorkerDied) -> None:
-        self._lost = death
-        self.drop(self._error(death))
+        self.close(self._error(death))
 
-    def _error(self, death: WorkerDied) -> Exception:
-        return error_of(self._worker, death) or death
+    def _error(self, death: SlotError) -> Exception:
+        return _reply_error(self._worker, death) or death
 
-    def drop(self, error: Exception) -> None:
-        """Nothing is drawn any more: end every wait."""
-        self._timeout_s = None
-        for piece in (*self._again, *self._flying):
-            piece.call.fail(error)
-        for call, _ in self._shares:
-            call.fail(error)
-        self._again.clear()
+    def close(self, error: Exception) -> None:
+        """Fail all that is and will be in the queue."""
+        self._closed_by = error
+        self._watchdog.close()
+        chunks, shares = [*self._repeated, *self._in_flight], [*self._shares]
+        self._repeated.clear()
         self._shares.clear()
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        for chunk in chunks:
+            chunk.fail(error)
+        for job, rows in shares:
+            job.on_failed(rows, error)
+
+
+def _reply_error(worker: Worker, outcome: Frame | SlotError) -> RenderError | None:
+    """Return the error that a reply tells of; None if it has the images."""
+    if isinstance(outcome, SlotError):
+        error = RenderError(f"render worker {worker.index} is gone: {outcome}")
+        error.__cause__ = outcome
+        for note in getattr(outcome, "__notes__", ()):
+            error.add_note(note)
+        return error
+    if outcome.kind is Kind.FAILURE:
+        failure = load(outcome.tail)
+        text = f"{failure.type_name}: {failure.message}\n{failure.traceback}"
+        return RenderError(f"render worker {worker.index} failed: {text}")
+    return None

@@ -1,27 +1,31 @@
-"""`RenderPool`: images of MuJoCo states, drawn in processes of their own while the loop goes on."""
+"""`RenderPool`: images of MuJoCo states, drawn by processes of their own while the event loop goes on."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
-from typing import Any, Literal, NamedTuple, Unpack, overload
+from itertools import count
+from typing import Any, Literal, NamedTuple, Self, Unpack, overload
 
 import mujoco
 import numpy as np
 import numpy.typing as npt
 
+from aioenv.errors import ClosedError, RenderTimeout
 from aioenv.ipc.memory import check_transport
 from aioenv.native.loading import Model, take_model
+from aioenv.process.async_resource import AsyncResource
 from aioenv.process.restart import RestartPolicy
+from aioenv.process.supervisor import Worker
 from aioenv.rendering.arguments import (
     MAX_SLOTS,
     DrawOptions,
     States,
     check_data,
-    check_devices,
     check_edits,
     check_flags,
     check_life,
@@ -29,40 +33,168 @@ from aioenv.rendering.arguments import (
     check_out,
     check_size,
     check_slots,
+    check_spec,
+    check_states,
     check_timeout,
-    take_spec,
-    take_states,
 )
 from aioenv.rendering.backends import candidates
-from aioenv.rendering.cameras import Camera, find_camera
-from aioenv.rendering.config import check_int
-from aioenv.rendering.draw_requests import DrawSettings, ImageBuffer
-from aioenv.rendering.image_memory import ImageMemory
-from aioenv.rendering.pool_life import PoolLife
-from aioenv.rendering.pool_service import PoolService
+from aioenv.rendering.cameras import Camera, describe_option, find_camera
+from aioenv.rendering.config import check_devices, check_int
+from aioenv.rendering.draw_requests import DrawRequest, DrawSettings, dump_request, dump_settings
+from aioenv.rendering.image_memory import ImageBuffer, ImageMemory
+from aioenv.rendering.images import ImageArrays
 from aioenv.rendering.quality import Quality, parse_quality
-from aioenv.rendering.queue import DrawRate, RenderCall
-from aioenv.rendering.scene_option import describe_option
+from aioenv.rendering.queue import DrawJob, PackedRequest, QueuePolicy, Rows
+from aioenv.rendering.render_service import pool_service
 from aioenv.rendering.workers import RenderWorkers
+from aioenv.spaces.layout import byte_view
 from aioenv.state.render_source import dump_model
+from aioenv.tracing.timeline import Trace, Traced, wanted
 
-__all__ = ["RenderPool"]
+__all__ = ["DrawRate", "RenderCall", "RenderPool"]
 
+# How long a chunk takes to draw, in seconds, and at most what part of `timeout_s`: so a worker that hangs is detected
+# soon, and one that draws slowly is not taken for it. (Shorter chunks cost the loop more: some 0.3 ms each.)
+CHUNK_S = 0.1
+PART_OF_TIMEOUT = 0.25
+# A call of 10,000 states leaves the loop free between its chunks, however fast they are drawn.
+CHUNK_ROWS = 64
+# To receive so many bytes of images, where they are sent, takes the loop some 100 us; to send so many of states, too.
+CHUNK_BYTES = 256 << 10
+SENT_BYTES = 64 << 10
+# A worker has two chunks: it draws one, and goes on with the other at once.
+MAX_IN_FLIGHT = 2
 # How many batches of arrays there are with copy=False.
-TURNS = 2
-# Of how many kinds of calls it is kept how long their images take.
-MAX_PACES = 64
+RING = 2
+# For how many kinds of calls the time that their images take is remembered.
+MAX_RATES = 64
 
 
-class _Turn(NamedTuple):
-    """The sheet of a call with copy=False."""
+class DrawRate:
+    """How fast a pool draws the states of one kind of call.
 
-    key: Any  # what they suit
-    sheet: ImageBuffer
+    Args:
+        timeout_s: see `RenderPool`.
+
+    Attributes:
+        state_s: how long one state took lately, in seconds; None before the first.
+    """
+
+    def __init__(self, timeout_s: float | None) -> None:
+        self.state_s: float | None = None
+        self._chunk_s = CHUNK_S if timeout_s is None else min(CHUNK_S, PART_OF_TIMEOUT * timeout_s)
+
+    @property
+    def rows(self) -> int:
+        """How many states a chunk may have: one, until it is known how long a state takes."""
+        return max(1, int(self._chunk_s / self.state_s)) if self.state_s else 1
+
+
+class RenderCall(DrawJob):
+    """One call of a `RenderPool`. It fails with its first error; then the rest of it is not drawn.
+
+    Args:
+        states: float64 of shape `(N, nstate)`, not shared with the caller.
+        settings: how they are drawn.
+        rate: of calls with such settings.
+        edits: fields of the model, one row a state; None if none is edited.
+        looks: int64 of shape `(N, 2)`: each state's slot, and how often that was randomised; None without modders.
+        buffer: what is drawn into; None if `out` is filled.
+        memory: allocates buffers for chunks whose images are copied to `out`.
+        out: the user's arrays, filled as chunks are drawn; None if those of the buffer are returned. Nothing is written
+            to them once the call has ended, however it ended.
+        future: gets `result` when all images are drawn, or the first error.
+        result: what the call returns.
+    """
+
+    def __init__(
+        self,
+        states: npt.NDArray[np.float64],
+        settings: DrawSettings,
+        rate: DrawRate,
+        edits: dict[str, npt.NDArray[Any]] | None,
+        looks: npt.NDArray[np.int64] | None,
+        buffer: ImageBuffer | None,
+        memory: ImageMemory,
+        out: ImageArrays | None,
+        future: asyncio.Future[Any],
+        result: Any,
+    ) -> None:
+        self.future = future
+        self._states = states
+        self._settings = settings
+        self._dumped_settings = dump_settings(settings)
+        self._rate = rate
+        self._edits = edits or {}
+        self._looks = looks
+        self._buffer = buffer
+        self._memory = memory
+        self._out = out
+        self._result = result
+        self._undrawn = len(states)
+        sent = sum(array[0].nbytes for array in (states, *self._edits.values())) if len(states) else 1
+        self._most_rows = max(1, min(CHUNK_ROWS, SENT_BYTES // sent))
+        if buffer is None or buffer.location is None:  # images are sent, or copied to where they belong
+            pixels = settings.width * settings.height * len(settings.views)
+            row_bytes = pixels * (3 + 4 * settings.depth + 8 * settings.segmentation)
+            self._most_rows = max(1, min(self._most_rows, CHUNK_BYTES // row_bytes))
+
+    @property
+    def wanted(self) -> bool:
+        """Whether the call goes on."""
+        return not self.future.done()
+
+    @property
+    def chunk_rows(self) -> int:
+        """How many rows the next chunk may have."""
+        return min(self._most_rows, self._rate.rows)
+
+    def pack(self, worker: Worker, rows: Rows) -> PackedRequest:
+        """Make the request for some rows."""
+        buffer, staged, targets = self._buffer, None, rows.tolist()
+        if buffer is None:
+            settings, targets = self._settings, list(range(len(rows)))
+            shape = (len(rows), *settings.state_shape)
+            buffer = self._memory.new_buffer(shape, depth=settings.depth, segmentation=settings.segmentation)
+            staged = buffer.images
+        location, into = buffer.target(targets)
+        looks = None if self._looks is None else self._looks[rows].tolist()
+        edits = {name: values[rows] for name, values in self._edits.items()}
+        payload = dump_request(DrawRequest(self._dumped_settings, location, edits, looks))
+        return PackedRequest(byte_view(self._states[rows]), payload, into, staged)
+
+    def on_drawn(self, rows: Rows, staged: ImageArrays | None, seconds: float) -> None:
+        """Copy the images of some rows to `out` if necessary, and end the call with the last ones."""
+        self._rate.state_s = seconds / len(rows)
+        if self.future.done():
+            return
+        if staged is not None:
+            assert self._out is not None
+            try:
+                for target, array in zip(self._out.arrays, staged.arrays, strict=True):
+                    target[rows] = array.reshape(len(rows), *target.shape[1:])
+            except Exception as exc:  # it is the user's array: it may be read-only by now, say
+                self.on_failed(rows, exc)
+                return
+        self._undrawn -= len(rows)
+        if self._undrawn == 0:
+            self.future.set_result(self._result)
+
+    def on_failed(self, rows: Rows, error: Exception) -> None:
+        """End the call."""
+        if not self.future.done():
+            self.future.set_exception(error)
+
+
+class _RingEntry(NamedTuple):
+    """The buffer of a call with copy=False."""
+
+    key: Any  # the shape and kinds of its images
+    buffer: ImageBuffer
     call: RenderCall
 
 
-class RenderPool(PoolLife):
+class RenderPool(AsyncResource, Traced):
     """Render workers that draw states of one model.
 
     Nothing is started by the constructor. Use it as an async context manager, or await it and close it::
@@ -109,10 +241,13 @@ class RenderPool(PoolLife):
         state_size: of how many float64.
         num_workers: how many processes draw.
         devices: the device of each worker; None if MuJoCo chooses.
+        closed: whether `close` has been called.
 
     Raises:
         TypeError, ValueError: if an argument is wrong. The message says what was expected.
     """
+
+    _noun = "render pool"
 
     def __init__(
         self,
@@ -137,7 +272,7 @@ class RenderPool(PoolLife):
         start_timeout_s: float = 60.0,
     ) -> None:
         self.model = take_model(model)
-        self.state_spec, self.state_size = take_spec(self.model, state_spec)
+        self.state_spec, self.state_size = check_spec(self.model, state_spec)
         chosen = check_devices(devices)
         check_int("workers_per_device", workers_per_device, 1024)
         check_int("max_image_size", max_image_size, 1 << 28)
@@ -154,13 +289,16 @@ class RenderPool(PoolLife):
         self._max_batch_size = max_batch_size
         self._max_image_size = max_image_size
         self._randomises = bool(modders)
-        self._randomised = np.zeros(0, np.int64)  # how often each slot was
+        self._randomised = np.zeros(0, np.int64)  # how often each slot was randomised
         self._last = np.empty((0, self.state_size))  # the state that was given last for each slot
         entropy = secrets.randbits(63) if seed is None else int(seed)
         try:
-            crew = RenderWorkers(
-                partial(PoolService, dump_model(self.model), self.state_spec, parse_quality(quality), modders, entropy),
+            self._workers = RenderWorkers(
+                partial(
+                    pool_service, dump_model(self.model), self.state_spec, parse_quality(quality), modders, entropy
+                ),
                 self.num_workers,
+                QueuePolicy(timeout_s, MAX_IN_FLIGHT, int(retry), partial(_late_error, timeout_s, restart is not None)),
                 backends=candidates(backend, chosen),
                 devices=self.devices,
                 start=start,
@@ -169,7 +307,6 @@ class RenderPool(PoolLife):
                 log_prefix=log_prefix,
                 start_timeout_s=start_timeout_s,
                 restart=restart,
-                redraws=retry,
                 share=check_transport(transport) != "frames",
             )
         except TypeError as exc:
@@ -178,22 +315,101 @@ class RenderPool(PoolLife):
             raise TypeError(
                 f"modder: it can't be sent to a worker, something of it does not pickle: {exc.__cause__}"
             ) from exc
-        super().__init__(crew, timeout_s, retry)
-        self._blocks = ImageMemory(None)
-        self._pace = lru_cache(MAX_PACES)(lambda *kind: DrawRate(timeout_s))
-        self._turns: deque[_Turn] = deque(maxlen=TURNS)  # what copy=False hands out
+        self._rate = lru_cache(MAX_RATES)(lambda *kind: DrawRate(timeout_s))
+        self._ring: deque[_RingEntry] = deque(maxlen=RING)  # what copy=False returns
+        self._next_number: Callable[[], int] = count(1).__next__  # of calls, in a timeline
         self.closed = False
 
+    # ------------------------------------------------------------ start and end
+
+    def __repr__(self) -> str:
+        state = "closed" if self.closed else "running" if self._workers.queues else "not started"
+        return f"<{type(self).__name__} num_workers={self._workers.count} {state}>"
+
+    async def _ensure_started(self) -> Self:
+        """Start the workers, once. If this is cancelled, they are ended.
+
+        Raises:
+            RenderError: if no OpenGL backend works, or a device does not exist; the message says what to install.
+            WorkerStartError: if a worker failed to start for another reason, a modder that raised, say; it has the
+                worker's traceback.
+            StartTimeout: if no worker started within `start_timeout_s`: where it hung is in the message.
+        """
+        return await super()._ensure_started()
+
     async def _start(self) -> None:
-        await super()._start()
-        self._blocks = ImageMemory(self._crew.memory)
+        path = wanted()
+        await self._workers.start()
+        if path is not None:
+            self.trace(path)
+
+    async def close(self) -> None:
+        """End the workers. What is being drawn fails with a ClosedError.
+
+        Idempotent. If this is cancelled, the workers are killed at once.
+        """
+        await self._close_once(self._close)
 
     async def _close(self) -> None:
         try:
-            await super()._close()
-        finally:
-            self._blocks.clear()
-            self._turns.clear()
+            self._workers.fail_all(ClosedError("the render pool was closed"))
+        finally:  # no process may be left, whatever went wrong before
+            try:
+                await self._workers.close()
+            finally:
+                self._end_trace()
+                self._ring.clear()
+
+    def _abandon(self) -> None:
+        self._workers.abandon()
+        self._end_trace()
+
+    def _check_running(self) -> asyncio.AbstractEventLoop:
+        """Return the loop, if the pool is started, open, and used from its loop."""
+        self._check_open()
+        if self._loop is None or not self._workers.queues:
+            raise RuntimeError(f"{self!r}: start it first, with `async with pool:` or `await pool`")
+        self._check_loop()
+        return self._loop
+
+    @property
+    def backend(self) -> str:
+        """The OpenGL backend in use, once started."""
+        return self._workers.backend
+
+    @property
+    def renderer(self) -> str:
+        """The name of the OpenGL implementation, once started."""
+        return self._workers.renderer
+
+    @property
+    def pids(self) -> tuple[int | None, ...]:
+        """The process ids of the render workers, once started."""
+        return self._workers.pids
+
+    def trace(self, path: str | os.PathLike[str]) -> Trace:
+        """Collect a timeline of the workers, from now until the end of a `with` block over it, its `stop()` or `close`.
+
+        Each span has the number of its call, from 1 (see `AsyncVectorEnv.trace`).
+
+        Args:
+            path: of the JSON file; an existing file is overwritten.
+
+        Raises:
+            RuntimeError: if a timeline is being collected already, or the pool is not started.
+            ClosedError: if it is closed.
+            OSError: if the file can't be written.
+        """
+        self._check_running()
+        workers = self._workers
+
+        def attach(trace: Trace | None) -> None:
+            self._next_number = count(1).__next__
+            for queue, worker in zip(workers.queues, workers.workers, strict=True):
+                queue.trace = trace
+                worker.trace(trace.tracks[worker.index] if trace is not None else None)
+
+        return self._begin_trace(path, [f"render worker {worker.index}" for worker in workers.workers], attach)
 
     # ------------------------------------------------------------ images
 
@@ -335,47 +551,43 @@ class RenderPool(PoolLife):
                 "randomize: the pool has no modder; make it with RenderPool(…, modder=aioenv.TextureModder)"
             )
         numbers, rows = self._states_of(states, slots)
-        count = len(rows)
-        checked_edits = check_edits(self.model, edits, count)
-        shape = (count, len(views), height, width) if several else (count, height, width)
+        n = len(rows)
+        checked_edits = check_edits(self.model, edits, n)
+        shape = (n, len(views), height, width) if several else (n, height, width)
         kinds = {"depth": depth, "segmentation": segmentation}
         filled = None if out is None else check_out(out, shape, **kinds)
         # nothing can go wrong from here on
-        self._grow(int(numbers.max()) + 1 if count else 0)
+        self._grow(int(numbers.max()) + 1 if n else 0)
         self._last[numbers] = rows
         looks = None
         if self._randomises:
             self._randomised[numbers] += randomize
             looks = np.stack([numbers, self._randomised[numbers]], axis=1)
-        drawing = DrawSettings(width, height, views, depth, segmentation, option)
-        turn = None if copy or filled is not None else self._take_turn((shape, depth, segmentation))
-        sheet = None if filled is not None else turn or self._blocks.sheet(shape, **kinds)
-        arrays = (filled if sheet is None else sheet.images).arrays  # type: ignore[union-attr]
+        memory, key = self._workers.image_memory, (shape, depth, segmentation)
+        buffer = None if copy or filled is not None else self._reusable(key)
+        if filled is None and buffer is None:
+            buffer = memory.new_buffer(shape, **kinds)
+        arrays = (filled if buffer is None else buffer.images).arrays  # type: ignore[union-attr]
         result = arrays if len(arrays) > 1 else arrays[0]
         future: asyncio.Future[Any] = loop.create_future()
-        pace = self._pace(width, height, len(views), depth, segmentation)
-        call = RenderCall(
-            rows, drawing, pace, checked_edits, looks, sheet, self._blocks, filled, future, lambda: result
-        )
+        settings = DrawSettings(width, height, views, depth, segmentation, option)
+        rate = self._rate(width, height, len(views), depth, segmentation)
+        call = RenderCall(rows, settings, rate, checked_edits, looks, buffer, memory, filled, future, result)
         if self._trace is not None:
-            call.number = self._number()
-        if not copy and sheet is not None:
-            self._turns.append(_Turn((shape, depth, segmentation), sheet, call))
-        if not count:
+            call.number = self._next_number()
+        if not copy and buffer is not None:
+            self._ring.append(_RingEntry(key, buffer, call))
+        if not n:
             future.set_result(result)
-            return future
-        owners = numbers % len(self._lanes)
-        for index, lane in enumerate(self._lanes):
-            share = np.flatnonzero(owners == index)
-            if len(share):
-                lane.add(call, share)
+        else:
+            self._workers.draw(call, numbers)
         return future
 
     def _states_of(self, states: States | None, slots: Any) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
-        """The slots to draw, and their states."""
+        """Return the slots to draw, and their states."""
         most = self._max_batch_size
         if states is not None:
-            rows = take_states(self.model, self.state_spec, states)
+            rows = check_states(self.model, self.state_spec, states)
             if most is not None and len(rows) > most:
                 raise ValueError(f"states: expected at most max_batch_size={most}, got {len(rows)}")
             numbers = np.arange(len(rows), dtype=np.int64)
@@ -388,24 +600,24 @@ class RenderPool(PoolLife):
         self._grow(int(numbers.max()) + 1 if len(numbers) else 0)
         return numbers, self._last[numbers]
 
-    def _grow(self, count: int) -> None:
-        """Know so many slots."""
-        more = count - len(self._last)
+    def _grow(self, length: int) -> None:
+        """Extend the arrays of slots to at least this length."""
+        more = length - len(self._last)
         if more > 0:
             initial = self.get_state(mujoco.MjData(self.model))
             self._last = np.concatenate([self._last, np.broadcast_to(initial, (more, self.state_size))])
             self._randomised = np.concatenate([self._randomised, np.zeros(more, np.int64)])
 
-    def _take_turn(self, key: Any) -> ImageBuffer | None:
-        """The sheet of the call before the last one, if it suits and nothing is drawn on it any more."""
-        if len(self._turns) == TURNS:
-            turn = self._turns[0]
-            if turn.key == key and turn.call.future.done() and not turn.call.flying:
-                return turn.sheet
+    def _reusable(self, key: Any) -> ImageBuffer | None:
+        """Return the buffer of the second last call with copy=False, if it fits and is not drawn into any more."""
+        if len(self._ring) == RING:
+            entry = self._ring[0]
+            if entry.key == key and entry.call.future.done() and not entry.call.in_flight:
+                return entry.buffer
         return None
 
     def get_state(self, data: mujoco.MjData, out: npt.NDArray[np.float64] | None = None) -> npt.NDArray[np.float64]:
-        """A row of `states`: what a picture of `data` depends on.
+        """Return a row of `states`: the parts of `data` that an image depends on.
 
         Args:
             data: of the pool's model.
@@ -418,3 +630,10 @@ class RenderPool(PoolLife):
         row = np.empty(self.state_size) if out is None else out
         mujoco.mj_getState(self.model, data, row, self.state_spec)
         return row
+
+
+def _late_error(timeout_s: float | None, restarts: bool, worker: Worker) -> RenderTimeout:
+    again = "; it is replaced" if restarts else ""
+    return RenderTimeout(
+        f"render worker {worker.index} (pid {worker.pid}) finished no image for timeout_s={timeout_s}{again}"
+    )

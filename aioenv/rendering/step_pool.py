@@ -1,4 +1,4 @@
-"""The pool that draws what a vector env's steps return, while physics goes on."""
+"""`StepRenderPool`: render workers that draw the states that a vector env's steps return, while physics goes on."""
 
 from __future__ import annotations
 
@@ -6,43 +6,74 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from aioenv.errors import RenderError, SlotError, WorkerDied, WorkerStartError
-from aioenv.ipc.frames import Frame, Kind
+from aioenv.errors import RenderError, WorkerStartError
 from aioenv.ipc.memory import check_transport
 from aioenv.platform import usable_cpus
-from aioenv.process.connection import OnReply
 from aioenv.process.restart import RestartPolicy
 from aioenv.process.supervisor import Worker
 from aioenv.rendering.backends import candidates
 from aioenv.rendering.config import RenderConfig, check_devices
-from aioenv.rendering.draw_requests import ImageBuffer, ModelChanges, RenderContext, dump_sources
-from aioenv.rendering.image_memory import ImageMemory
-from aioenv.rendering.step_service import render_service
-from aioenv.rendering.watchdog import Watchdog
-from aioenv.rendering.workers import MAX_DEFAULT_WORKERS, HasRenderWorkers, RenderWorkers, error_of
+from aioenv.rendering.draw_requests import DrawRequest, Edits, ModelChanges, dump_request
+from aioenv.rendering.image_memory import ImageBuffer
+from aioenv.rendering.images import ImageArrays
+from aioenv.rendering.queue import DrawJob, PackedRequest, QueuePolicy, Rows
+from aioenv.rendering.render_service import step_service
+from aioenv.rendering.workers import RenderWorkers
 from aioenv.spaces.layout import byte_view
 from aioenv.state.assets import LATE
 from aioenv.state.model_edits import SHOWN
 from aioenv.state.render_source import MujocoSource, RenderUpdate
 
-__all__ = ["StepRenderPool"]
+__all__ = ["RenderContext", "StepRenderPool"]
 
 _log = logging.getLogger("aioenv")
-# Models that a render worker keeps beside those of its slots: terminal observations are of others.
+
+_MAX_DEFAULT_WORKERS = 4
+# Models that a render worker keeps besides those of its slots: terminal observations have other ones.
 _SPARE_MODELS = 2
-# The keys of models that a render worker has, the longest unused first.
-_Known: TypeAlias = "OrderedDict[bytes, None]"
 
 
-class StepRenderPool(HasRenderWorkers):
+class RenderContext(NamedTuple):
+    """What some states of a vector env are drawn with, as it was when they arrived.
+
+    Attributes:
+        edits: fields of the model, one row a state.
+        models: of states whose model has come since the start, by their number: the model's key, and what
+            `ModelChanges.new` says of it.
+        rows: states that are longer than a row.
+    """
+
+    edits: Edits
+    models: dict[int, tuple[bytes, tuple[int, bytes]]]
+    rows: dict[int, bytes]
+
+    def of_rows(self, rows: Rows) -> RenderContext:
+        """Return the context of some of the states."""
+        edits = {name: values[rows] for name, values in self.edits.items()}
+        if not self.models and not self.rows:
+            return self._replace(edits=edits)
+        places = {row: index for index, row in enumerate(rows.tolist())}
+        models = {places[row]: model for row, model in self.models.items() if row in places}
+        return RenderContext(edits, models, {places[row]: data for row, data in self.rows.items() if row in places})
+
+
+class _KnownModels:
+    """The models that a process has, by key, the least recently used first."""
+
+    def __init__(self, generation: int) -> None:
+        self.generation = generation
+        self.keys: OrderedDict[bytes, None] = OrderedDict()
+
+
+class StepRenderPool:
     """Render workers for the slots of a vector env.
 
-    Slot i is always drawn by render worker i % n, so that nothing depends on who was free.
+    Slot i is always drawn by render worker `i % n`, so that nothing depends on which worker was idle.
 
     Args:
         sources: the distinct models and views.
@@ -51,11 +82,11 @@ class StepRenderPool(HasRenderWorkers):
         transport: how images come back (see `RenderPool`).
         start, channel: how workers are started and reached (see `AsyncVectorEnv`).
         log_prefix: goes before what the workers print.
-        start_timeout_s: how long they may take to come up, in seconds.
-        restart: start workers again that died, and draw again what they had not; None: their slots have no images.
+        start_timeout_s: how long they may take to start, in seconds.
+        restart: restart workers that died, and draw what they had not; None: their slots have no images.
         timeout_s: how long a worker may finish nothing that it was given before it is late, in seconds; None for ever.
-        on_timeout: what becomes of one that is: with "kill" it is killed; with "raise" or "restart" it is killed and
-            started again, if `restart` is given, and left alone if not.
+        on_timeout: with "kill" a late worker is killed for good. With "raise" or "restart" it is killed and restarted
+            if `restart` is given, and left alone otherwise.
 
     Attributes:
         replaced: how many workers were killed for being late.
@@ -76,24 +107,23 @@ class StepRenderPool(HasRenderWorkers):
         timeout_s: float | None = None,
         on_timeout: str = "raise",
     ) -> None:
-        self._timeout_s = timeout_s if restart is not None or on_timeout == "kill" else None
-        self._forsakes = on_timeout == "kill"
-        self._watches: dict[Worker, Watchdog] = {}
+        self._kills_for_good = on_timeout == "kill"
+        self._timeout_s = timeout_s if restart is not None or self._kills_for_good else None
         self.replaced = 0
         self._config = config
         self._sources, self._slot_source = sources, np.asarray(slot_source)
         self._fields: dict[str, npt.NDArray[Any]] = {}
         self._numbered = any(source.numbered for source in sources)
         self._is_numbered = np.array([source.numbered for source in sources])[self._slot_source]
-        self._parcels: dict[int, dict[int, RenderUpdate]] = {}  # by slot and number
-        self._newest: dict[int, tuple[int, int]] = {}  # of each slot, the numbers of its last model and last long row
-        self._known: dict[Worker, _Known] = {}
-        default = min(usable_cpus(), MAX_DEFAULT_WORKERS)
-        count = min(config.workers or default, len(slot_source))
+        self._updates: dict[int, dict[int, RenderUpdate]] = {}  # by slot and number
+        self._newest: dict[int, tuple[int, int]] = {}  # by slot: the numbers of its last model and last long row
+        self._known: dict[Worker, _KnownModels] = {}
+        count = min(config.workers or min(usable_cpus(), _MAX_DEFAULT_WORKERS), len(slot_source))
         devices = check_devices(config.devices)
-        self._crew = RenderWorkers(
-            partial(render_service, list(sources), config),
+        self._workers = RenderWorkers(
+            partial(step_service, list(sources), config),
             count,
+            QueuePolicy(self._timeout_s, None, None, self._on_late),
             backends=candidates(config.backend, devices),
             devices=[devices[i % len(devices)] for i in range(count)] if devices is not None else None,
             start=start,
@@ -103,12 +133,8 @@ class StepRenderPool(HasRenderWorkers):
             restart=restart,
             share=check_transport(transport) != "frames",
         )
-        self._blocks = ImageMemory(None)
 
-    @property
-    def workers(self) -> Sequence[Worker]:
-        """The render workers, once started."""
-        return self._crew.workers
+    # ------------------------------------------------------------ start and end
 
     async def start(self) -> None:
         """Start the workers, on the first backend that works. If this is cancelled, they are ended.
@@ -116,232 +142,250 @@ class StepRenderPool(HasRenderWorkers):
         Raises:
             RenderError: if no backend works; the message says what each one reported, and what to install.
             ValueError: if a model does not have the camera that was asked for.
-            WorkerStartError: if a worker did not come up for another reason.
+            WorkerStartError: if a worker failed to start for another reason.
         """
         try:
-            await self._crew.start()
+            await self._workers.start()
         except WorkerStartError as exc:
             if isinstance(exc.__cause__, ValueError):
                 raise exc.__cause__ from None
             raise
-        self._blocks = ImageMemory(self._crew.memory)
-        if self._timeout_s is not None:
-            for worker in self._crew.workers:
-                self._watches[worker] = Watchdog(self._timeout_s, partial(self._on_late, worker))
+
+    async def close(self) -> None:
+        """End the workers. Idempotent; if this is cancelled, they are killed at once."""
+        try:
+            self._workers.fail_all(RenderError("the render workers were closed"))
+        finally:
+            await self._workers.close()
+
+    def abandon(self) -> None:
+        """Kill the workers without waiting."""
+        self._workers.abandon()
 
     def _on_late(self, worker: Worker) -> None:
-        """A worker has finished nothing for too long."""
+        """Count a worker that is about to be killed; with on_timeout="kill" it is not restarted."""
         self.replaced += 1
-        if self._forsakes and self._crew.restarter is not None:
-            self._crew.restarter.forsake(worker)
-        worker.strike(f"it finished no image for timeout_s={self._timeout_s}")
+        if self._kills_for_good and self._workers.restarter is not None:
+            self._workers.restarter.forsake(worker)
+
+    @property
+    def workers(self) -> Sequence[Worker]:
+        """The render workers, once started."""
+        return self._workers.workers
+
+    @property
+    def backend(self) -> str:
+        """The OpenGL backend in use, once started."""
+        return self._workers.backend
+
+    @property
+    def renderer(self) -> str:
+        """The name of the OpenGL implementation, once started."""
+        return self._workers.renderer
+
+    @property
+    def pids(self) -> tuple[int | None, ...]:
+        """The process ids of the render workers, once started."""
+        return self._workers.pids
 
     @property
     def recovering(self) -> list[Worker]:
-        """Those that are being started again, or draw their first image."""
-        restarter, watches = self._crew.restarter, self._watches
+        """The workers that are being restarted, or draw their first images."""
+        restarter, queues = self._workers.restarter, self._workers.queues
         return [
-            w
-            for w in self._crew.workers
-            if (restarter is not None and restarter.restarts(w)) or (w.busy and w in watches and watches[w].fresh)
+            worker
+            for worker, queue in zip(self.workers, queues, strict=True)
+            if (restarter is not None and restarter.restarts(worker))
+            or (self._timeout_s is not None and queue.recovering)
         ]
 
     @property
     def owing(self) -> list[Worker]:
-        """Those that have something to draw, or are being started again."""
+        """The workers that have something to draw, or are being restarted."""
         recovering = self.recovering
-        return [worker for worker in self._crew.workers if worker.busy or worker in recovering]
+        return [worker for worker in self.workers if worker.busy or worker in recovering]
 
-    def sheet(self, n: int) -> ImageBuffer:
-        """What the images of n slots are drawn on; nobody else has it."""
-        config = self._config
-        return self._blocks.sheet((n, *config.shape), depth=config.depth, segmentation=config.segmentation)
+    # ------------------------------------------------------------ models
 
-    def show(self, name: str, field: npt.NDArray[Any]) -> None:
-        """Draw each slot with its own values of a field of the model, as they are when its state comes.
+    def show_field(self, name: str, field: npt.NDArray[Any]) -> None:
+        """Draw each slot with its own values of a field of the model, as they are when its state arrives.
 
         Args:
-            name: of a field; nothing comes of one that no picture shows, or that comes with the states.
+            name: of a field; a no-op if no image depends on it, or if it comes with the states.
             field: live, of shape `(num_envs, ...)`.
         """
         if name in SHOWN and not any(name in source.fields for source in self._sources):
             self._fields[name] = field
 
-    def receive(self, parcels: Sequence[tuple[int, RenderUpdate]]) -> None:
-        """Models have come, of slots whose states come next, and rows that are longer than others.
+    def update_models(self, updates: Sequence[tuple[int, RenderUpdate]]) -> None:
+        """Store new models, and states that are longer than a row, before the states that are drawn with them.
 
         Args:
-            parcels: slots, and what came.
+            updates: slots, and what came for each.
         """
         came: dict[int, list[RenderUpdate]] = {}
-        for slot, parcel in parcels:
-            came.setdefault(slot, []).append(parcel)
-            if parcel.late:
+        for slot, update in updates:
+            came.setdefault(slot, []).append(update)
+            if update.late:
                 _log.warning("slot %d: %s", slot, LATE)
         for slot, each in came.items():
-            before, newest = self._parcels.get(slot, {}), self._newest.get(slot, (0, 0))
+            before, newest = self._updates.get(slot, {}), self._newest.get(slot, (0, 0))
             # terminal observations may be of these
             kept = {number: before[number] for number in newest if number in before}
-            self._parcels[slot] = {**kept, **{parcel.number: parcel for parcel in each}}
-            model = max((parcel.number for parcel in each if parcel.key), default=newest[0])
-            row = min((parcel.number for parcel in each if not parcel.key), default=newest[1])
+            self._updates[slot] = {**kept, **{update.number: update for update in each}}
+            model = max((update.number for update in each if update.key), default=newest[0])
+            row = min((update.number for update in each if not update.key), default=newest[1])
             self._newest[slot] = model, row
 
-    def beside(self, slots: Sequence[int], states: npt.NDArray[np.float64]) -> RenderContext:
-        """What states that have come now are drawn with: fields that are shown, and models that came later.
+    def context_of(self, slots: Sequence[int], states: npt.NDArray[np.float64]) -> RenderContext:
+        """Return what states that arrive now are drawn with.
 
         Args:
-            slots: theirs.
+            slots: the slot of each state.
             states: float64 of shape `(k, state_size)`.
         """
-        beside = RenderContext({name: field[list(slots)] for name, field in self._fields.items()}, {}, {})
+        context = RenderContext({name: field[list(slots)] for name, field in self._fields.items()}, {}, {})
         if self._numbered:
             for index in np.flatnonzero((states[:, 0] != 0) & self._is_numbered[list(slots)]).tolist():
-                parcels = self._parcels.get(slots[index], {})
+                updates = self._updates.get(slots[index], {})
                 number = int(states[index, 0])
-                if number in parcels and number < 0:
-                    row = beside.rows[index] = parcels[number].data
+                if number in updates and number < 0:
+                    row = context.rows[index] = updates[number].data
                     number = int(np.frombuffer(row, np.float64, 1)[0])
                 if number:  # without data the render worker says so
-                    parcel = parcels.get(number)
+                    update = updates.get(number)
                     first = int(self._slot_source[slots[index]])
-                    key, data = (b"", b"") if parcel is None else (parcel.key, parcel.data)
-                    beside.models[index] = (b"%d %b" % (first, key), (first, data))
-        return beside
+                    key, data = (b"", b"") if update is None else (update.key, update.data)
+                    context.models[index] = (b"%d %b" % (first, key), (first, data))
+        return context
+
+    def _model_changes(self, worker: Worker, context: RenderContext) -> ModelChanges | None:
+        """Return the changes to the models of a worker, which keeps as many as its slots had last, and a few more."""
+        if not context.models and not context.rows:
+            return None
+        known = self._known.get(worker)
+        if known is None or known.generation != worker.generation:
+            known = self._known[worker] = _KnownModels(worker.generation)
+        keys = known.keys
+        new: dict[bytes, tuple[int, bytes]] = {}
+        for key, data in context.models.values():
+            if key not in keys:
+                keys[key] = None
+                new[key] = data
+            keys.move_to_end(key)
+        most = max(len(context.models), len(self._slot_source) // self._workers.count + _SPARE_MODELS)
+        dropped = [keys.popitem(last=False)[0] for _ in range(len(keys) - most)]
+        return ModelChanges(new, dropped, {index: key for index, (key, _) in context.models.items()}, context.rows)
+
+    # ------------------------------------------------------------ drawing
+
+    def new_buffer(self, n: int) -> ImageBuffer:
+        """Return a buffer for the images of n slots that is used for nothing else."""
+        config = self._config
+        shape = (n, *config.shape)
+        return self._workers.image_memory.new_buffer(shape, depth=config.depth, segmentation=config.segmentation)
 
     def submit(
         self,
         slots: Sequence[int],
         states: npt.NDArray[np.float64],
-        sheet: ImageBuffer,
+        buffer: ImageBuffer,
         first: int,
         on_done: Callable[[RenderError | None], None],
-        beside: RenderContext | None = None,
+        context: RenderContext | None = None,
     ) -> None:
         """Draw states; never blocks.
 
         Args:
             slots: k slots.
             states: float64 of shape `(k, state_size)`; copied.
-            sheet: what they are drawn on.
-            first: the row of the first of them; the others follow, in the order of `slots`.
-            on_done: called once, on the loop, when all images are there, or with the first error when all that
-                could be drawn is; its `slots` are all that could not, whose rows are zero.
-            beside: of `beside`, if that was taken earlier.
+            buffer: what is drawn into.
+            first: the row of the first state; the others follow, in the order of `slots`.
+            on_done: called once, on the loop, when all images are drawn, or with the first error when all that could be
+                drawn are. The error's `slots` are all that could not, whose rows are zero.
+            context: of `context_of`, if that was called earlier.
         """
-        beside = self.beside(slots, states) if beside is None else beside
+        context = self.context_of(slots, states) if context is None else context
         numbers = np.asarray(slots, np.int64)
-        owners = numbers % len(self._crew.workers)
-        shares = [(w, np.flatnonzero(owners == w.index)) for w in self._crew.workers]
-        shares = [(worker, rows) for worker, rows in shares if len(rows)]
-        left = len(shares)
-        first_error: RenderError | None = None
-        missing: list[int] = []
-
-        def on_reply(worker: Worker, rows: npt.NDArray[np.int64], outcome: Frame | SlotError) -> None:
-            nonlocal left, first_error
-            left -= 1
-            error = error_of(worker, outcome)
-            if error is not None:
-                first_error = first_error or error
-                missing.extend(numbers[rows].tolist())
-                for images in sheet.images.arrays:  # the worker writes there no more
-                    images[rows + first] = 0
-            if left == 0:
-                if first_error is not None:
-                    first_error.slots = tuple(sorted(missing))
-                on_done(first_error)
-
-        for worker, rows in shares:
-            sources = None if len(self._sources) == 1 else self._slot_source[numbers[rows]].tolist()
-            self._draw(
-                worker,
-                states[rows],
-                sources,
-                _of_rows(beside, rows),
-                sheet,
-                (rows + first).tolist(),
-                partial(on_reply, worker, rows),
-            )
-        if not shares:
+        sources = None if len(self._sources) == 1 else self._slot_source[numbers]
+        job = _StepJob(numbers, states.copy(), sources, context, self._model_changes, buffer, first, on_done)
+        if len(numbers):
+            self._workers.draw(job, numbers)
+        else:
             on_done(None)
 
-    def _draw(
+
+class _StepJob(DrawJob):
+    """Some slots of a step. Each share that a worker draws is one request: it is as small as the step is.
+
+    Args:
+        slots: the slots.
+        states: their states, not shared with the caller.
+        sources: the number of each slot's source; None if there is only one.
+        context: what they are drawn with.
+        changes: makes the changes to the models of a worker.
+        buffer, first, on_done: see `StepRenderPool.submit`.
+    """
+
+    wanted = True
+
+    def __init__(
         self,
-        worker: Worker,
+        slots: Rows,
         states: npt.NDArray[np.float64],
-        sources: list[int] | None,
-        beside: RenderContext,
-        sheet: ImageBuffer,
-        rows: list[int],
-        on_reply: OnReply,
+        sources: npt.NDArray[np.int64] | None,
+        context: RenderContext,
+        changes: Callable[[Worker, RenderContext], ModelChanges | None],
+        buffer: ImageBuffer,
+        first: int,
+        on_done: Callable[[RenderError | None], None],
     ) -> None:
-        """Send one request, and again if the worker dies over it and is started again."""
-        again = partial(self._draw, worker, states, sources, beside, sheet, rows, on_reply)
+        self._slots = slots
+        self._states = states
+        self._sources = sources
+        self._context = context
+        self._changes = changes
+        self._buffer = buffer
+        self._first = first
+        self._on_done = on_done
+        self._undrawn = len(slots)
+        self._error: RenderError | None = None
+        self._missing: list[int] = []
 
-        def on_outcome(outcome: Frame | SlotError) -> None:
-            # (`again` has the sheet, which must stay as long as the worker may draw on it)
-            if isinstance(outcome, WorkerDied):
-                self._known.pop(worker, None)
-            if watch is not None and sent:
-                watch.came(died=isinstance(outcome, WorkerDied))
-            restarter = self._crew.restarter
-            if restarter is not None and isinstance(outcome, WorkerDied):
-                if restarter.hold(worker, outcome, again, on_reply):
-                    return
-            on_reply(outcome)
+    @property
+    def chunk_rows(self) -> int:
+        """All rows of a share."""
+        return len(self._slots)
 
-        where, into = sheet.ask(rows)
-        watch, sent = self._watches.get(worker), False
-        try:
-            later = self._later(worker, beside) if beside.models or beside.rows else None
-            tail = dump_sources(sources, where, beside.edits, later)
-            worker.submit(Kind.RENDER, [byte_view(states)], tail, into=into, on_reply=on_outcome)
-        except SlotError as exc:
-            on_outcome(exc)
-            return
-        if watch is not None:
-            sent = True
-            watch.sent()
+    def pack(self, worker: Worker, rows: Rows) -> PackedRequest:
+        """Make the request for a share."""
+        location, into = self._buffer.target((rows + self._first).tolist())
+        whole = len(rows) == len(self._slots)
+        context = self._context if whole else self._context.of_rows(rows)
+        states = self._states if whole else self._states[rows]
+        sources = None if self._sources is None else self._sources[rows].tolist()
+        models = self._changes(worker, context)
+        request = DrawRequest(None, location, context.edits, sources=sources, models=models)
+        return PackedRequest(byte_view(states), dump_request(request), into)
 
-    def _later(self, worker: Worker, beside: RenderContext) -> ModelChanges:
-        """What a worker is told of models, of which it keeps as many as its slots have had last, and a few."""
-        known = self._known.setdefault(worker, OrderedDict())
-        new: dict[bytes, tuple[int, bytes]] = {}
-        for key, data in beside.models.values():
-            if key not in known:
-                known[key] = None
-                new[key] = data
-            known.move_to_end(key)
-        most = max(len(beside.models), len(self._slot_source) // len(self._crew.workers) + _SPARE_MODELS)
-        dropped = [known.popitem(last=False)[0] for _ in range(len(known) - most)]
-        return ModelChanges(new, dropped, {index: key for index, (key, _) in beside.models.items()}, beside.rows)
+    def on_drawn(self, rows: Rows, staged: ImageArrays | None, seconds: float) -> None:
+        """Note that the rows of a share are drawn."""
+        self._end(rows)
 
-    async def close(self) -> None:
-        """End the workers. Idempotent; if this is cancelled, they are killed at once."""
-        self._unwatch()
-        try:
-            await self._crew.close()
-        finally:
-            self._blocks.clear()
+    def on_failed(self, rows: Rows, error: Exception) -> None:
+        """Zero the rows of a share, which its worker does not write to any more."""
+        if not isinstance(error, RenderError):
+            reason, error = error, RenderError(f"states can't be drawn: {type(error).__name__}: {error}")
+            error.__cause__ = reason
+        self._error = self._error or error
+        self._missing.extend(self._slots[rows].tolist())
+        for images in self._buffer.images.arrays:
+            images[rows + self._first] = 0
+        self._end(rows)
 
-    def abandon(self) -> None:
-        """Kill the workers without waiting."""
-        self._unwatch()
-        self._crew.abandon()
-        self._blocks.clear()
-
-    def _unwatch(self) -> None:
-        watches, self._watches = self._watches, {}
-        for watch in watches.values():
-            watch.close()
-
-
-def _of_rows(beside: RenderContext, rows: npt.NDArray[np.int64]) -> RenderContext:
-    """Of some rows alone."""
-    edits = {name: values[rows] for name, values in beside.edits.items()}
-    if not beside.models and not beside.rows:
-        return beside._replace(edits=edits)
-    where = {row: index for index, row in enumerate(rows.tolist())}
-    models = {where[row]: model for row, model in beside.models.items() if row in where}
-    return RenderContext(edits, models, {where[row]: data for row, data in beside.rows.items() if row in where})
+    def _end(self, rows: Rows) -> None:
+        self._undrawn -= len(rows)
+        if self._undrawn == 0:
+            if self._error is not None:
+                self._error.slots = tuple(sorted(self._missing))
+            self._on_done(self._error)

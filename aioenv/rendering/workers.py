@@ -1,58 +1,61 @@
-"""The render workers of a pool: how they come up on an OpenGL backend that works, are started again, and end."""
+"""The render workers of a pool: how they start on an OpenGL backend that works, restart, and end."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
+
+import numpy as np
 
 from aioenv.definitions.restore import Shipped
 from aioenv.definitions.snapshot import CodeSnapshot
-from aioenv.errors import RenderError, SlotError, StartTimeout, WorkerStartError
-from aioenv.ipc.frames import Frame, Kind
+from aioenv.errors import RenderError, StartTimeout, WorkerStartError
 from aioenv.ipc.memory import Shared
-from aioenv.ipc.messages import dump_code, load
+from aioenv.ipc.messages import dump_code
 from aioenv.process.async_resource import to_the_end, together
 from aioenv.process.channel import check_channel
 from aioenv.process.launch import check_start
 from aioenv.process.restart import Restarter, RestartPolicy
 from aioenv.process.supervisor import Worker
 from aioenv.rendering.backends import environment, no_backend_works, warn_of_software
+from aioenv.rendering.image_memory import ImageMemory
+from aioenv.rendering.queue import DrawJob, QueuePolicy, RenderQueue, Rows
 
-__all__ = ["MAX_DEFAULT_WORKERS", "HasRenderWorkers", "RenderWorkers", "error_of"]
-
-MAX_DEFAULT_WORKERS = 4
+__all__ = ["RenderWorkers"]
 
 
 class RenderWorkers:
-    """Render workers, all with the same service.
+    """Render workers, all with the same service, each with a queue of what it is to draw.
 
     Args:
         service: a callable that makes the service; the snapshot of what it reaches is taken here.
         count: how many workers.
+        policy: of their queues.
         backends: OpenGL backends to try, in order.
-        devices: for each worker, the device that it is to draw on, or None to let MuJoCo choose.
+        devices: for each worker, the device that it draws on; None to let MuJoCo choose.
         start, channel: how workers are started and reached (see `AsyncVectorEnv`).
         needed: modules that the service will import (see `Worker`).
         log_prefix: goes before what the workers print.
-        start_timeout_s: how long they may take to come up, in seconds.
-        restart: start workers again that died; None: they are lost.
-        redraws: whether what such a worker drew is drawn again, for the log.
+        start_timeout_s: how long they may take to start, in seconds.
+        restart: restart workers that died; None: they are lost.
         share: have memory that the workers share with this process, where the platform has it.
 
     Attributes:
         count: how many workers.
         workers: the workers, once started.
-        memory: what they share, once started.
-        restarter: what starts them again, if anything does.
+        queues: their queues, once started.
+        memory: the memory that they share, once started.
+        image_memory: allocates the buffers that they draw into.
+        restarter: restarts them; None if they are not restarted.
         backend: the OpenGL backend in use, once started.
         renderer: the name of the OpenGL implementation, once started.
-        on_death: called with each worker that has died by itself, after its requests have failed.
     """
 
     def __init__(
         self,
         service: Any,
         count: int,
+        policy: QueuePolicy,
         *,
         backends: Sequence[str],
         devices: Sequence[int] | None = None,
@@ -62,17 +65,18 @@ class RenderWorkers:
         log_prefix: str | None = None,
         start_timeout_s: float = 60.0,
         restart: RestartPolicy | None = None,
-        redraws: bool = True,
         share: bool = False,
     ) -> None:
         self.workers: list[Worker] = []
+        self.queues: list[RenderQueue] = []
         self.memory: Shared | None = None
+        self.image_memory = ImageMemory(None)
         self.restarter: Restarter | None = None
         self.backend = ""
         self.renderer = ""
-        self.on_death: Callable[[Worker], None] = self.bring_back
         self._program: CodeSnapshot | None = CodeSnapshot([service], [(0, 1)])
         self.count = count
+        self._policy = policy
         self._backends = backends
         self._devices = devices
         self._start_method = check_start(start)
@@ -81,13 +85,23 @@ class RenderWorkers:
         self._log_prefix = log_prefix
         self._start_timeout_s = start_timeout_s
         self._restart = restart
-        self._meaning = "what it drew is drawn again" if redraws else "a call that it was drawing fails"
         self._share = share
 
     @property
     def pids(self) -> tuple[int | None, ...]:
         """The process ids of the workers."""
         return tuple(worker.pid for worker in self.workers)
+
+    def draw(self, job: DrawJob, slots: Rows) -> None:
+        """Share the rows of a job out, given the slot of each: slot i is drawn by worker `i % count`; never blocks.
+
+        So nothing depends on which worker was idle.
+        """
+        owners = slots % len(self.queues)
+        for index, queue in enumerate(self.queues):
+            rows = np.flatnonzero(owners == index)
+            if len(rows):
+                queue.add(job, rows)
 
     async def start(self) -> None:
         """Start the workers, on the first backend that works. If this is cancelled, they are ended.
@@ -96,15 +110,16 @@ class RenderWorkers:
 
         Raises:
             RenderError: if no backend works; the message says what each one reported, and what to install.
-            WorkerStartError: if a worker did not come up for a reason that is not OpenGL's; it has the traceback.
-            StartTimeout: if none came up in time, on any backend.
+            WorkerStartError: if a worker failed to start for another reason than OpenGL; it has the traceback.
+            StartTimeout: if no worker started in time, on any backend.
         """
         self.memory = Shared.create() if self._share else None
         try:
             await self._start_any()
         except BaseException:
-            self._let_go()
+            self._free()
             raise
+        self.image_memory = ImageMemory(self.memory)
 
     async def _start_any(self) -> None:
         reasons: list[str] = []
@@ -123,7 +138,7 @@ class RenderWorkers:
                 self.renderer = str(self.workers[0].description)
                 warn_of_software(self.renderer, self._backends)
                 return
-        if all(isinstance(error, StartTimeout) for error in errors):  # what hangs is a modder, or the machine
+        if all(isinstance(error, StartTimeout) for error in errors):  # a modder hangs, or the machine
             raise errors[-1]
         raise no_backend_works(reasons) from errors[-1]
 
@@ -164,16 +179,17 @@ class RenderWorkers:
         if self._restart is None:
             self._forget_code()
         else:
-            self.restarter = Restarter(
-                workers, self._restart, meaning=self._meaning, restore=_nothing, lost=lambda *_: None
-            )
-        for worker in workers:
-            worker.on_death = lambda worker: self.on_death(worker)
+            redraws = self._policy.max_redraws != 0
+            meaning = "what it drew is drawn again" if redraws else "a call that it was drawing fails"
+            self.restarter = Restarter(workers, self._restart, meaning=meaning, restore=_nothing, lost=lambda *_: None)
+        self.queues = [RenderQueue(worker, self.restarter, self._policy) for worker in workers]
+        for worker, queue in zip(workers, self.queues, strict=True):
+            worker.on_death = queue.on_death
 
-    def bring_back(self, worker: Worker) -> None:
-        """Start a worker again that has died, if that is to be done."""
-        if self.restarter is not None:
-            self.restarter.begin(worker, worker.death())
+    def fail_all(self, error: Exception) -> None:
+        """Fail all that is being drawn, as the pool is being closed."""
+        for queue in self.queues:
+            queue.close(error)
 
     async def close(self) -> None:
         """End the workers. Idempotent; if this is cancelled, they are killed at once."""
@@ -184,25 +200,26 @@ class RenderWorkers:
             try:
                 await together(*(worker.close() for worker in self.workers))
             finally:
-                self._let_go()
+                self._free()
 
     def abandon(self) -> None:
-        """Kill the workers without waiting; where a loop still runs, what they owe fails there."""
+        """Kill the workers without waiting; if the loop still runs, their requests fail there."""
         if self.restarter is not None:
             self.restarter.abandon()
         for worker in self.workers:
             worker.abandon()
-        self._let_go()
+        self._free()
 
     def _forget_code(self) -> None:
-        """Let go of the snapshot of the service: no worker is started from it any more."""
+        """Free the snapshot of the service: no worker is started from it any more."""
         self._program = None
         for worker in self.workers:
             worker.forget_code()
 
-    def _let_go(self) -> None:
-        """Close the memory's descriptor: what is mapped lives as long as anybody has an array of it."""
+    def _free(self) -> None:
+        """Close the memory's descriptor; what is mapped lives as long as the arrays over it."""
         self._forget_code()
+        self.image_memory.clear()
         memory, self.memory = self.memory, None
         for worker in self.workers:
             worker.memory = None  # or its next process would be given a descriptor that is closed
@@ -210,41 +227,5 @@ class RenderWorkers:
             memory.close()
 
 
-class HasRenderWorkers:
-    """What a pool tells of its workers."""
-
-    _crew: RenderWorkers
-
-    @property
-    def backend(self) -> str:
-        """The OpenGL backend in use, once started."""
-        return self._crew.backend
-
-    @property
-    def renderer(self) -> str:
-        """The name of the OpenGL implementation, once started."""
-        return self._crew.renderer
-
-    @property
-    def pids(self) -> tuple[int | None, ...]:
-        """The process ids of the render workers, once started."""
-        return self._crew.pids
-
-
 async def _nothing(worker: Worker) -> None:
-    """A render worker knows nothing that its start does not tell it."""
-
-
-def error_of(worker: Worker, outcome: Frame | SlotError) -> RenderError | None:
-    """What a reply says went wrong, if anything did."""
-    if isinstance(outcome, SlotError):
-        error = RenderError(f"render worker {worker.index} is gone: {outcome}")
-        error.__cause__ = outcome
-        for note in getattr(outcome, "__notes__", ()):
-            error.add_note(note)
-        return error
-    if outcome.kind is Kind.FAILURE:
-        failure = load(outcome.tail)
-        text = f"{failure.type_name}: {failure.message}\n{failure.traceback}"
-        return RenderError(f"render worker {worker.index} failed: {text}")
-    return None
+    """Restore nothing: a render worker needs only what its start tells it."""

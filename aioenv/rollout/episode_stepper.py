@@ -9,9 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from aioenv.rollout.groups import Group
-from aioenv.rollout.one_slot import info_of
-from aioenv.rollout.pausing import put_part
-from aioenv.spaces.infos import merge
+from aioenv.rollout.subset import info_of, put_part
+from aioenv.spaces.infos import merge_infos
 from aioenv.spaces.layout import Arrays
 
 if TYPE_CHECKING:
@@ -121,7 +120,7 @@ class GroupEpisodeStepper:
 
         def info(row: int) -> dict[str, Any]:
             if not merged:
-                merged.append(merge([c for part in exchange.parts for c in part.columns], k))
+                merged.append(merge_infos([c for part in exchange.parts for c in part.columns], k))
             return info_of(merged[0], row)
 
         return SteppedSlots(batch.reward, batch.terminated, batch.truncated, info, lost)

@@ -186,7 +186,7 @@ class Group:
         exchange.begin(stepped=stepped, waiting=True)
         schedule.table.move(self._at if stepped else exchange.slots, SlotState.IN_FLIGHT)
         if schedule.images is not None:
-            exchange.images = schedule.images.begin(exchange.slots)
+            exchange.images = schedule.images.new_request(exchange.slots)
         self._exchange = exchange
 
     def _begin(self, exchange: BatchRequest, requests: list[SentRequest], *, stepped: bool) -> None:
@@ -274,8 +274,8 @@ class Group:
             for error in part.errors:
                 schedule.table.fail(error)
         if exchange.images is not None and schedule.images is not None:
-            schedule.images.show(exchange.images, slots)
-            schedule.images.publish()
+            schedule.images.set_current(exchange.images, slots)
+            schedule.images.end_result()
         return _ITS_OWN
 
 

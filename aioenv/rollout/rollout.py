@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,13 +14,11 @@ from gymnasium.vector import AutoresetMode
 from aioenv.core.backend import RolloutBackend, SlotGroup
 from aioenv.errors import ActionError, PausedError, ResetNeededError, SlotError, StepTimeout
 from aioenv.rollout.recorder import RecordedTurn, Rollout, RolloutRecorder
-from aioenv.rollout.worker_backend import RememberedState, WorkerRolloutBackend
 from aioenv.spaces.infos import Column, Columns, Schema
 
 if TYPE_CHECKING:
     from aioenv.core.scheduler import RequestScheduler
-    from aioenv.core.waits import Clock, Stats
-    from aioenv.rollout.pausing import ActiveSlots
+    from aioenv.core.waits import Clock
 
 __all__ = ["Policy", "Rollouts", "are_pairs", "hint_for", "split_answer", "takes", "takes_slots"]
 
@@ -34,90 +32,37 @@ _SPLITS = ("slots", "workers")
 
 
 class Rollouts:
-    """The part of a vector env that collects many steps, and says what they waited for."""
+    """Runs rollouts of a started vector env; see `AsyncVectorEnv.rollout`.
 
-    num_envs: int
-    autoreset_mode: AutoresetMode
-    _clock: Clock
-    _schedule: RequestScheduler | None
-    _live: ActiveSlots | None
-    _remembered: RememberedState
+    Args:
+        scheduler: knows the spaces and the slots.
+        make_backend: makes what a rollout is sent over, for each anew.
+        clock: counts how long the caller waits.
+        mode: the autoreset mode.
+    """
 
-    if TYPE_CHECKING:
+    def __init__(
+        self,
+        scheduler: RequestScheduler,
+        make_backend: Callable[[], RolloutBackend],
+        clock: Clock,
+        mode: AutoresetMode,
+    ) -> None:
+        self._scheduler = scheduler
+        self._make_backend = make_backend
+        self._clock = clock
+        self._mode = mode
 
-        @property
-        def _running(self) -> RequestScheduler: ...
-
-    async def rollout(
-        self, policy: Policy, steps: int, groups: int = 2, *, split: Literal["slots", "workers"] = "slots"
-    ) -> Rollout:
-        """Collect `steps` steps of every slot, with the envs of one group stepping while the policy of another runs.
-
-        The slots of every worker are split into `groups` groups, so that a worker which is done with one group finds
-        the next one's actions waiting; with 1 it is lock-step. Such groups are for a policy that waits for another
-        device. Where it computes on the CPUs that the envs need, `split="workers"` costs less: then a group is one or
-        more whole workers, which rest while the policy of their own group runs. Trajectories do not depend on `groups`
-        and `split`, as long as the policy treats row by row. It begins with the envs as they are: `reset` first; a
-        second rollout goes on where the first one stopped. Under `AutoresetMode.DISABLED` it resets, without a seed,
-        each slot whose episode is over before its next step; the episode's last observation is in
-        `infos[t]["final_obs"]`, as under SAME_STEP.
-
-        If this is cancelled, or the policy raises, or a timeout passes, what is in flight is left as by a cancelled
-        `step`: the envs do step, `recv` takes the results, and a later `step`, `reset` or `rollout` first waits for
-        them and drops them, with a warning if an episode ended in one.
-
-        Args:
-            policy: `policy(obs)` gives a batch of actions for a batch of observations, those of a group's k slots;
-                or `(actions, extras)`, a dict of arrays of shape `(k, …)` to be kept, values and log-probabilities
-                say, with the same keys each time. (Not where an action is itself a pair whose second element is a
-                Dict: there it is all actions.) If it has a parameter `slots`, it gets the slot numbers too, int64 of
-                shape `(k,)`, ascending, the same each time it is a group's turn: a recurrent policy keeps its state by
-                them. They are its own. It may be a coroutine function. A plain function holds up the loop, while
-                workers go on.
-            steps: how many, of each slot.
-            groups: how many; at most as many as the worker with the fewest slots has, or, with `split="workers"`, as
-                there are workers; more are so many. Of vector envs see `NativeVectorEnv`.
-            split: whether a group is some slots of every worker, "slots", or all of some workers, "workers". Of vector
-                envs it says nothing.
-
-        Returns:
-            Arrays `(steps, num_envs, …)`; `valid` says which rows to learn from (see `Rollout`). Slots that are paused
-            when it begins are not stepped: their last observation throughout, and `valid` False.
-
-        Raises:
-            ResetNeededError: if a slot has no observation yet: never reset, or just put into a state.
-            PausedError: if all slots are paused.
-            ActionError: if actions don't fit the action space; the message names the group.
-            PendingCallError: if a slot has a request in flight. Nothing was sent.
-            EnvError: if an env raised; `error.partial` is a `Rollout` of what was collected, all groups' last steps
-                included. The slot must be reset; the others are in order.
-            WorkerDied: likewise, if a worker ended.
-            StepTimeout: if a group's step took longer than `timeout_s`; `error.partial` as above.
-        """
-        schedule = self._running
-        _check(schedule, policy, steps, groups, split)
-        road = self._road(schedule)
-        found = road.split(int(groups), whole_workers=split == "workers")
-        return await _RolloutRun(schedule, road, found, self._clock, self.autoreset_mode, policy, int(steps)).run()
-
-    def _road(self, schedule: RequestScheduler) -> RolloutBackend:
-        return WorkerRolloutBackend(schedule, self._live, self._remembered)
-
-    def stats(self, *, reset: bool = False) -> Stats:
-        """How long the run waited for envs, for images and for the policy; `print` it.
-
-        Args:
-            reset: count anew from here.
-        """
-        steps = 0 if self._schedule is None else self._schedule.table.steps
-        stats = self._clock.stats(self.num_envs, steps)
-        if reset:
-            self._clock.start_anew(steps)
-        return stats
+    async def run(self, policy: Policy, steps: int, groups: int, split: str) -> Rollout:
+        """Collect `steps` steps of every slot."""
+        _check(self._scheduler, policy, steps, groups, split)
+        backend = self._make_backend()
+        found = backend.split(int(groups), whole_workers=split == "workers")
+        return await _RolloutRun(self._scheduler, backend, found, self._clock, self._mode, policy, int(steps)).run()
 
 
-def _check(schedule: RequestScheduler, policy: Policy, steps: int, groups: int, split: str) -> None:
-    """Raise unless there can be such a rollout (see `Rollouts.rollout`)."""
+def _check(scheduler: RequestScheduler, policy: Policy, steps: int, groups: int, split: str) -> None:
+    """Raise unless there can be such a rollout (see `AsyncVectorEnv.rollout`)."""
     for name, value in (("steps", steps), ("groups", groups)):
         if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
             raise ValueError(f"rollout: {name}: expected a positive int, got {value!r}")
@@ -125,9 +70,9 @@ def _check(schedule: RequestScheduler, policy: Policy, steps: int, groups: int, 
         raise ValueError(f"rollout: split: expected one of {_SPLITS}, got {split!r}")
     if not callable(policy):
         raise TypeError(f"rollout: policy: expected a function of observations, got {policy!r}")
-    if not len(live := schedule.table.live):
+    if not len(live := scheduler.table.live):
         raise PausedError("rollout: all slots are paused; resume() some first")
-    if len(unseen := np.intersect1d(schedule.table.unseen(), live)):
+    if len(unseen := np.intersect1d(scheduler.table.unseen(), live)):
         raise ResetNeededError(
             f"rollout: slots {unseen.tolist()} have no observation to begin with: they were never reset, or a "
             "state was set since; reset() or step() them first"
@@ -139,28 +84,29 @@ class _RolloutRun:
 
     def __init__(
         self,
-        schedule: RequestScheduler,
-        road: RolloutBackend,
+        scheduler: RequestScheduler,
+        backend: RolloutBackend,
         groups: Sequence[SlotGroup],
         clock: Clock,
         mode: AutoresetMode,
         policy: Policy,
         steps: int,
     ) -> None:
-        self._schedule = schedule
-        self._road = road
+        self._scheduler = scheduler
+        self._backend = backend
         self._clock = clock
         self._mode = mode
         self._policy = policy
         self._takes_slots = takes_slots(policy)
         self._steps = steps
-        self._observations = schedule.fleet.observations
+        self._observations = scheduler.fleet.observations
         self._turns = [
             RecordedTurn(group, f"group {i} of {len(groups)} ({len(group.slots)} slots)")
             for i, group in enumerate(groups)
         ]
-        self._record = RolloutRecorder(schedule, steps, road.merge, resets_next_step=mode is AutoresetMode.NEXT_STEP)
-        self._actions_are_pairs = are_pairs(schedule.fleet.single_action_space)
+        next_step = mode is AutoresetMode.NEXT_STEP
+        self._record = RolloutRecorder(scheduler, steps, backend.merge, resets_next_step=next_step)
+        self._actions_are_pairs = are_pairs(scheduler.fleet.single_action_space)
 
     async def run(self) -> Rollout:
         try:
@@ -169,7 +115,7 @@ class _RolloutRun:
                 for turn in self._turns:
                     await self._take(turn)
                     await self._act(turn)
-            self._road.sent()
+            self._backend.sent()
             for turn in self._turns:
                 await self._take(turn)
         except SlotError as error:
@@ -182,15 +128,15 @@ class _RolloutRun:
         finally:
             for turn in self._turns:
                 turn.group.close()
-        self._road.ended(self._record.seen(self._turns))
+        self._backend.ended(self._record.seen(self._turns))
         return self._record.result(self._turns)
 
     async def _look(self) -> None:
         """Find out what the envs are at: observations, and where an automatic reset is due."""
-        table = self._schedule.table
+        table = self._scheduler.table
         wait = self._clock.envs.begin()
         try:
-            seen = await self._road.look(pending_reset=self._mode is AutoresetMode.NEXT_STEP)
+            seen = await self._backend.look(pending_reset=self._mode is AutoresetMode.NEXT_STEP)
         finally:
             wait.end()
         for turn in self._turns:
@@ -203,8 +149,8 @@ class _RolloutRun:
             self._record.saw(turn)
         # those that were paused when the groups were made; another task may have paused more meanwhile
         groups = np.concatenate([turn.slots for turn in self._turns])
-        if len(groups) < self._schedule.num_envs:
-            paused = np.ones(self._schedule.num_envs, np.bool_)
+        if len(groups) < self._scheduler.num_envs:
+            paused = np.ones(self._scheduler.num_envs, np.bool_)
             paused[groups] = False
             rows = np.flatnonzero(paused[seen.slots])
             resting = [array[rows] for array in seen.obs]
@@ -230,7 +176,7 @@ class _RolloutRun:
         try:
             arrays, objects = turn.group.send(actions)
         except ActionError as exc:
-            hint = hint_for(actions, self._schedule.fleet.single_action_space)
+            hint = hint_for(actions, self._scheduler.fleet.single_action_space)
             raise ActionError(f"rollout, {turn.name}, step {turn.acted}: {exc}{hint}") from exc
         finally:
             wait.end()
@@ -257,7 +203,7 @@ class _RolloutRun:
         self._record.received(turn, came)
         if came.valid is not None:
             self._record.invalidate(turn, ~came.valid)
-        if exhausted := self._schedule.table.exhausted:
+        if exhausted := self._scheduler.table.exhausted:
             self._record.invalidate(turn, np.isin(turn.slots, list(exhausted)) & ~(came.terminated | came.truncated))
         turn.taken += 1
         if self._mode is AutoresetMode.DISABLED:

@@ -13,12 +13,12 @@ from aioenv.core.backend import InitialState
 from aioenv.core.slots import SlotState
 from aioenv.process.supervisor import LIVING, Worker, WorkerState
 from aioenv.rollout.groups import Group, of_slots
-from aioenv.spaces.infos import Columns, merge
+from aioenv.spaces.infos import Columns, merge_infos
 
 if TYPE_CHECKING:
     from aioenv.core.scheduler import RequestScheduler
     from aioenv.core.worker_pool import WorkerSlots
-    from aioenv.rollout.pausing import ActiveSlots
+    from aioenv.rollout.subset import ActiveSlots
 
 __all__ = ["RememberedState", "WorkerRolloutBackend"]
 
@@ -138,7 +138,7 @@ class WorkerRolloutBackend:
     def merge(self, infos: Sequence[Any]) -> dict[str, Any]:
         """See `RolloutBackend.merge`."""
         columns = [piece if isinstance(piece, Columns) else of_slots(*piece) for piece in infos]
-        return merge(sorted(columns, key=_first_position), self._schedule.num_envs)
+        return merge_infos(sorted(columns, key=_first_position), self._schedule.num_envs)
 
 
 def _first_position(columns: Columns) -> int:

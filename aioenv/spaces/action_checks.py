@@ -10,19 +10,19 @@ from gymnasium import Space, spaces
 from aioenv.errors import ActionError
 from aioenv.speedups import within
 
-__all__ = ["Range", "as_array", "check_range", "fit", "is_quick", "range_of"]
+__all__ = ["Range", "as_array", "check_range", "fit_actions", "has_fast_check", "range_of"]
 
 
 def as_array(value: Any, name: str, expected: str = "an array") -> np.ndarray[Any, Any]:
-    """Anything that `numpy.asarray` takes, as an array.
+    """Convert anything that `numpy.asarray` takes to an array.
 
     Args:
-        value: this.
-        name: what it is called in errors.
+        value: the value.
+        name: its name in errors.
         expected: what was expected, for errors.
 
     Raises:
-        ActionError: if numpy can make no array of it.
+        ActionError: if numpy can't convert it.
     """
     try:
         return np.asarray(value)
@@ -32,20 +32,20 @@ def as_array(value: Any, name: str, expected: str = "an array") -> np.ndarray[An
         got = f"a {type(value).__name__} that makes none: {type(exc).__name__}: {exc}"
         if isinstance(exc, ValueError):
             got = f"what makes none: {exc}"
-        raise ActionError(f"{name}: expected {expected}, got {_tensor(value) or got}") from exc
+        raise ActionError(f"{name}: expected {expected}, got {_tensor_hint(value) or got}") from exc
 
 
-def fit(value: Any, n: int, path: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-    """Actions of n slots for a leaf of their space, as a new C-contiguous array of the leaf's dtype.
+def fit_actions(value: Any, n: int, path: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    """Return the actions of n slots for a leaf of their space as a new C-contiguous array of the leaf's dtype.
 
     Args:
         value: the actions.
         n: how many there must be.
-        path: where the leaf stands in the space.
+        path: the path of the leaf in the space.
         shape, dtype: of one action.
 
     Raises:
-        ActionError: if they are none.
+        ActionError: if shape or dtype don't fit.
     """
     expected = (n, *shape)
     array = value if type(value) is np.ndarray else as_array(value, f"actions{path}", f"an array of shape {expected}")
@@ -63,7 +63,7 @@ def fit(value: Any, n: int, path: str, shape: tuple[int, ...], dtype: np.dtype[A
 
 
 def _check_castable(array: np.ndarray[Any, Any], dtype: np.dtype[Any], path: str) -> None:
-    """Raise an ActionError if numbers would change; of integers the values count (Python ints are int64)."""
+    """Raise an ActionError if a cast would change numbers; integers are judged by value (Python ints are int64)."""
     if array.dtype.kind in "iu" and dtype.kind in "iu" and not np.can_cast(array.dtype, dtype):
         info = np.iinfo(dtype)
         if array.size and (array.min() < info.min or array.max() > info.max):
@@ -74,13 +74,13 @@ def _check_castable(array: np.ndarray[Any, Any], dtype: np.dtype[Any], path: str
         raise ActionError(f"actions{path}: expected dtype {dtype}, got {array.dtype}, which can't be cast{hint}")
 
 
-def _tensor(value: Any) -> str:
-    """What is to be done with a tensor of torch, or a list of such, before numpy takes it; empty: it is none."""
+def _tensor_hint(value: Any) -> str:
+    """Say how a torch tensor, or a list of them, can be made into an array; empty for anything else."""
     while isinstance(value, (list, tuple)) and value:
         value = value[0]
     if type(value).__module__.partition(".")[0] != "torch" or not hasattr(value, "device"):
         return ""
-    for is_so, what, do in (
+    for applies, what, method in (
         (str(value.layout) != "torch.strided", "that is sparse", "to_dense()"),
         (getattr(value, "requires_grad", False), "that requires grad", "detach()"),
         (value.device.type != "cpu", f"on the device {value.device}", "cpu()"),
@@ -88,8 +88,8 @@ def _tensor(value: Any) -> str:
         (value.is_conj(), "that is a conjugate view", "resolve_conj()"),
         (value.is_neg(), "that is a negative view", "resolve_neg()"),
     ):
-        if is_so:
-            return f"a tensor {what}: `.{do}` makes one that can be taken"
+        if applies:
+            return f"a tensor {what}: `.{method}` makes one that can be taken"
     return ""
 
 
@@ -97,14 +97,14 @@ _INT64 = np.dtype(np.int64)
 
 
 class Range(NamedTuple):
-    """The numbers of a leaf: `count` of them from `low` on. Ints, or arrays of the leaf's shape."""
+    """The numbers that a leaf allows: `count` of them from `low` on. Ints, or arrays of the leaf's shape."""
 
     low: Any
     count: Any
 
 
 def range_of(space: Space[Any]) -> Range | None:
-    """The range of a leaf; None if it has none that is checked, as a Box, whose bounds are left to the envs."""
+    """Return the range of a leaf; None if it is not checked, as a Box, whose bounds are left to the envs."""
     if isinstance(space, spaces.Discrete):
         return Range(int(space.start), int(space.n))
     if isinstance(space, spaces.MultiDiscrete):
@@ -112,8 +112,8 @@ def range_of(space: Space[Any]) -> Range | None:
     return Range(0, 2) if isinstance(space, spaces.MultiBinary) else None
 
 
-def is_quick(known: Range, dtype: np.dtype[Any]) -> bool:
-    """Whether `speedups.within` can look at numbers of this dtype."""
+def has_fast_check(known: Range, dtype: np.dtype[Any]) -> bool:
+    """Return whether `speedups.within` can check a range of numbers of this dtype."""
     return within is not None and dtype == _INT64 and type(known.low) is int and known.low + known.count < 1 << 63
 
 
@@ -123,7 +123,7 @@ def check_range(array: np.ndarray[Any, Any], known: Range, path: str) -> None:
     Args:
         array: ints, C-contiguous, one row for each action.
         known: the range.
-        path: where the leaf stands in the space, for the message.
+        path: the path of the leaf in the space, for the message.
     """
     low, count = known
     if (_above(array, low) < count).all():
@@ -136,7 +136,7 @@ def check_range(array: np.ndarray[Any, Any], known: Range, path: str) -> None:
 
 
 def _above(array: np.ndarray[Any, Any], low: Any) -> np.ndarray[Any, Any]:
-    """How far numbers are above the lowest; what is below it comes out as a huge number."""
+    """Return how far numbers are above the lowest; a number below it wraps around to a huge one."""
     if np.any(low):
         array = np.subtract(array, low, dtype=array.dtype)
     return array.view(f"u{array.dtype.itemsize}")

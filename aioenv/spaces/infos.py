@@ -1,10 +1,10 @@
-"""Info dicts to columns and back.
+"""Info dicts to columns and back: `Gatherer` in a worker, `SchemaTable` and `merge_infos` in the parent.
 
-`gymnasium.vector` merges the info dicts of a batch key by key into arrays with a `_key` mask. Done one env at a
-time that costs 2 to 6 µs an env and step; pickling the dicts costs more. So the worker gathers the dicts that have
-the same keys and types into *groups* of typed columns (`Gatherer`), a group's shape travels once as a `Schema`, and
-the parent assigns whole columns (`merge`). The result is equal, key by key and bit by bit, to that of Gymnasium's
-`VectorEnv._add_info`; where a key's type changes from env to env, that very function is called.
+`gymnasium.vector` merges the info dicts of a batch key by key into arrays with a `_key` mask. Done one env at a time
+that costs 2 to 6 µs an env and step; pickling the dicts costs more. So the worker gathers the dicts that have the same
+keys and types into groups of typed columns, the schema of a group travels once, and the parent assigns whole columns.
+The result is that of Gymnasium's `VectorEnv._add_info`, key by key and bit by bit. Where the type of a key changes from
+env to env, that very function is called.
 """
 
 from __future__ import annotations
@@ -35,46 +35,46 @@ __all__ = [
     "SchemaTable",
     "column_of_objects",
     "has_buffer",
-    "merge",
-    "merge_or_rows",
+    "merge_infos",
+    "merge_infos_or_rows",
 ]
 
 Path: TypeAlias = tuple[Any, ...]
 
-# A worker stops remembering schemas here: infos whose keys never repeat would otherwise grow both sides for ever.
+# A worker forgets its schemas when it has this many: else infos whose keys never repeat would use up memory.
 MAX_SCHEMAS = 256
 
 
 class Column(NamedTuple):
-    """One key of an info dict: where it stands, and what its values are."""
+    """One key of an info dict: its path, and the type of its values."""
 
     path: Path
     dtype: np.dtype[Any] | None  # None: objects (or, if `is_dict`, a nested dict)
     shape: tuple[int, ...]
     is_dict: bool = False
-    is_python: bool = False  # a number of Python's own: as an object, it must come out as one
-    apart: bool = False  # arrays of one dtype and shape, which come out as objects: each row's is its own
+    is_python: bool = False  # numbers of Python's own types, which they keep when they become objects
+    as_objects: bool = False  # arrays of one dtype and shape that travel as one array and become an object each
 
     @property
     def is_object(self) -> bool:
-        """Whether its values come to stand in an array of objects."""
-        return self.apart or (self.dtype is None and not self.is_dict)
+        """Whether its values become elements of an array of objects."""
+        return self.as_objects or (self.dtype is None and not self.is_dict)
 
 
 def column_of_objects(path: Path, values: Sequence[Any]) -> Column:
-    """The column of values that are objects to those who see them: if they are arrays alike, they travel as such."""
+    """Make the column of values that become objects; arrays of equal dtype and shape travel as one array."""
     first = values[0] if values else None
     if type(first) is not np.ndarray or not first.shape or first.dtype.hasobject:
         return Column(path, None, ())
     dtype, shape = first.dtype, first.shape
     if not all(type(value) is np.ndarray and value.dtype == dtype and value.shape == shape for value in values):
         return Column(path, None, ())
-    return Column(path, dtype, shape, apart=True)
+    return Column(path, dtype, shape, as_objects=True)
 
 
 def has_buffer(column: Column) -> bool:
-    """Whether C can copy its values: they have a dtype, of which numpy lets others see the memory."""
-    if column.dtype is None or column.apart:
+    """Return whether C can copy the values of a column: they have a dtype that supports the buffer protocol."""
+    if column.dtype is None or column.as_objects:
         return False
     try:
         return np.empty(0, column.dtype).data is not None
@@ -83,72 +83,75 @@ def has_buffer(column: Column) -> bool:
 
 
 class Schema(NamedTuple):
-    """The columns of one sort of info dict, parents before their children."""
+    """The columns of info dicts with the same keys and types, parents before their children."""
 
     columns: tuple[Column, ...]
-    floats: bool  # all are float scalars: they travel as one float64 table, which holds narrower ones exactly
-    by_row: bool  # something in it is merged row by row alone, by Gymnasium's own code
+    floats: bool  # all are float scalars: they travel as one float64 table, which represents narrower floats exactly
+    by_row: bool  # a value needs Gymnasium's own merge, row by row
 
 
-# A column that the parent adds for rows which were asked for a result and have none: their envs have no further
-# episode. In the merged infos it becomes "_active", which is False there.
-NO_RESULT_KEY = "\0no result"  # which no env uses
+# A column that the parent adds for rows that have no result, since their envs have no further episode. In the merged
+# infos it becomes "_active", which is False there.
+NO_RESULT_KEY = "\0no result"  # no env uses it
 NO_RESULT = Schema((Column((NO_RESULT_KEY,), np.dtype(np.bool_), (), is_python=True),), False, True)
 
 
 class ColumnGroup(NamedTuple):
-    """Info dicts of one sort, as they travel."""
+    """Info dicts of one schema, as they travel."""
 
-    schema: int
-    rows: tuple[int, ...] | None  # of the request, None: all, in order
+    schema: int  # its id
+    rows: tuple[int, ...] | None  # of the request; None: all, in order
     data: bytes | memoryview  # the typed columns, one after the other
     objects: list[list[Any]]  # the others
 
 
 class Columns(NamedTuple):
-    """A group after the journey: where its rows stand in the batch, and its values by column."""
+    """A group as received: the positions of its rows in the batch, and its values by column."""
 
     positions: np.ndarray[Any, Any] | slice
     schema: Schema
     values: Sequence[Any]  # an array or a list for each column (None for nested dicts); for floats the table
 
 
+# ------------------------------------------------------------ in the worker: dicts to columns
+
 _SCALARS = (int, float, bool)
 _FLOATS = tuple(np.dtype(name) for name in ("f8", "f4", "f2"))
 _FLOAT_TYPES = frozenset({float, np.float64, np.float32, np.float16})
-# So many sorts that differ in nothing but the shapes of arrays C knows: where these vary all the time, it is of no use.
+# C knows at most this many schemas that differ only in the shapes of arrays: where shapes vary all the time, it is no
+# use.
 _MAX_ALIKE = 4
 
 
 class NumericSchema(NamedTuple):
-    """A kind of info dict that C turns into columns: all values are numbers, or arrays of fixed dtypes and shapes.
+    """A schema that C turns into columns: all values are numbers, or arrays of fixed dtypes and shapes.
 
     Attributes:
-        number: the schema's id.
+        schema_id: the schema's id.
         keys, types: of the dict, in its order.
-        like: arrays with the dtype and shape of each value.
-        make: makes a dict of the bytes of its values.
+        templates: arrays with the dtype and shape of each value.
+        make_info: makes a dict of the bytes of its values.
     """
 
-    number: int
+    schema_id: int
     keys: list[Any]
     types: list[Any]
-    like: list[np.ndarray[Any, Any]]
-    make: Callable[[bytes], dict[Any, Any]]
+    templates: list[np.ndarray[Any, Any]]
+    make_info: Callable[[bytes], dict[Any, Any]]
 
 
 class _KnownSchema(NamedTuple):
-    """A sort of info dict, recognised by its keys and the types of its values, those of dicts in it included."""
+    """A schema that is recognised by the keys and types of a dict, those of nested dicts included."""
 
-    number: int
+    schema_id: int
     schema: Schema
     keys: list[Any]
     types: list[Any]
-    flat: bool  # there are no dicts in it
-    arrays: tuple[Column, ...]  # whose dtypes and shapes must be looked at
+    flat: bool  # it has no nested dicts
+    arrays: tuple[Column, ...]  # their dtypes and shapes must be compared, too
 
     def fits(self, info: Mapping[Any, Any]) -> bool:
-        """Whether the arrays are what they were."""
+        """Return whether the arrays of a dict have the dtypes and shapes of the schema."""
         for column in self.arrays:
             array = _value(info, column)
             if array.dtype != column.dtype or array.shape != column.shape:
@@ -157,64 +160,64 @@ class _KnownSchema(NamedTuple):
 
 
 class Gatherer:
-    """Turns info dicts into groups of columns; remembers the schemas that the parent knows already.
+    """Gathers info dicts into groups of columns; remembers the schemas that the parent knows.
 
     Attributes:
-        sorts: what C recognises (see `speedups.serve_express`): sorts that the parent knows, of which all values are
-            numbers, or arrays. Of each its number, keys and types, arrays that look like its values, and what makes a
-            dict of the bytes of its values.
+        c_schemas: the schemas that C recognises (see `speedups.serve_express`): known to the parent, with numbers and
+            arrays as values. Each is a tuple of its id, keys, types, arrays of the dtypes and shapes of its values, and
+            a function that makes a dict from the bytes of its values.
     """
 
     def __init__(self) -> None:
         self._known: dict[tuple[Any, Any], _KnownSchema] = {}
         self._ids: dict[Schema, int] = {}
-        self._news: list[tuple[int, Schema]] = []
-        self.sorts: list[NumericSchema] = []
-        self._usual: _KnownSchema | None = None  # all float scalars: what a whole batch is compared with first
+        self._new_schemas: list[tuple[int, Schema]] = []
+        self.c_schemas: list[NumericSchema] = []
+        self._expected: _KnownSchema | None = None  # all float scalars: a whole batch is compared with it first
 
     def gather(self, infos: Sequence[tuple[int, Mapping[Any, Any]]], rows: Sequence[int]) -> list[ColumnGroup]:
-        """Group info dicts, given with their rows in the order in which Gymnasium would add them.
+        """Group info dicts, which come in the order in which Gymnasium would add them.
 
         Args:
             infos: dicts that are not empty, with their rows.
             rows: all rows of the request.
         """
-        wanted = tuple(rows)
-        if self._usual is not None and len(infos) == len(wanted):
-            group = self._gather_alike(self._usual, infos, wanted)
+        all_rows = tuple(rows)
+        if self._expected is not None and len(infos) == len(all_rows):
+            group = self._gather_alike(self._expected, infos, all_rows)
             if group is not None:
                 return [group]
-        if len(self._ids) >= MAX_SCHEMAS:  # here, where no group has a number yet
+        if len(self._ids) >= MAX_SCHEMAS:  # not later: no group may refer to an id that is forgotten
             self._ids.clear()
             self._known.clear()
-            self.sorts.clear()
-            self._usual = None
+            self.c_schemas.clear()
+            self._expected = None
         try:
-            return self._gather(infos, wanted, self._known)
-        except OverflowError:  # an int past 64 bits among dicts that are known by their types alone
-            return self._gather(infos, wanted, None)
+            return self._gather(infos, all_rows, self._known)
+        except OverflowError:  # an int beyond 64 bits in a dict that was recognised by its types
+            return self._gather(infos, all_rows, None)
 
     def _gather_alike(
-        self, usual: _KnownSchema, infos: Sequence[tuple[int, Mapping[Any, Any]]], wanted: tuple[int, ...]
+        self, expected: _KnownSchema, infos: Sequence[tuple[int, Mapping[Any, Any]]], all_rows: tuple[int, ...]
     ) -> ColumnGroup | None:
-        """One group of all rows, if every dict is of the usual sort: compared as a whole, and never one by one."""
+        """Make one group of all rows if every dict has the expected schema: they are compared as a whole."""
         rows, dicts = zip(*infos, strict=True)
-        n = len(wanted)
-        if rows != wanted or set(map(type, dicts)) != {dict}:
+        n = len(all_rows)
+        if rows != all_rows or set(map(type, dicts)) != {dict}:
             return None
-        # no dict has a key twice: if they have all of these together, in this order, each has its share
-        if list(chain.from_iterable(dicts)) != usual.keys * n:
+        # no dict has a key twice: if all keys together are these, in this order, each dict has its share
+        if list(chain.from_iterable(dicts)) != expected.keys * n:
             return None
         values = list(chain.from_iterable(map(dict.values, dicts)))
-        if list(map(type, values)) != usual.types * n:
+        if list(map(type, values)) != expected.types * n:
             return None
-        return ColumnGroup(usual.number, None, np.array(values, np.float64).reshape(n, -1).tobytes("F"), [])
+        return ColumnGroup(expected.schema_id, None, np.array(values, np.float64).reshape(n, -1).tobytes("F"), [])
 
     def _gather(
         self,
         infos: Sequence[tuple[int, Mapping[Any, Any]]],
-        wanted: tuple[int, ...],
-        sorts: dict[tuple[Any, Any], _KnownSchema] | None,
+        all_rows: tuple[int, ...],
+        known_schemas: dict[tuple[Any, Any], _KnownSchema] | None,
     ) -> list[ColumnGroup]:
         groups: dict[int, tuple[Schema, list[int], list[Any]]] = {}
         keys: Any = None
@@ -224,150 +227,153 @@ class Gatherer:
             last = keys, types
             keys, types = tuple(info), tuple(map(type, info.values()))
             if dict in types:
-                types = _deep(info, types)
-            if sorts is not None and (keys, types) != last:
-                known = sorts.get((keys, types))
+                types = _nested_types(info, types)
+            if known_schemas is not None and (keys, types) != last:
+                known = known_schemas.get((keys, types))
             if known is not None and (not known.arrays or known.fits(info)):
-                number, schema = known.number, known.schema
+                schema_id, schema = known.schema_id, known.schema
                 values: Iterable[Any] = info.values() if known.flat else _values(info, schema)
             else:
-                number, schema = self._lookup(info)
-                if sorts is not None and _is_known_by_types(schema, info):
-                    if len(sorts) >= MAX_SCHEMAS:
-                        sorts.clear()
-                        self.sorts.clear()
+                schema_id, schema = self._lookup(info)
+                if known_schemas is not None and _is_known_by_types(schema, info):
+                    if len(known_schemas) >= MAX_SCHEMAS:
+                        known_schemas.clear()
+                        self.c_schemas.clear()
                     flat = not any(column.is_dict for column in schema.columns)
                     arrays = tuple(column for column in schema.columns if column.shape)
-                    known = sorts[keys, types] = _KnownSchema(number, schema, list(keys), list(types), flat, arrays)
-                    self._show_to_c(known)
+                    known = _KnownSchema(schema_id, schema, list(keys), list(types), flat, arrays)
+                    known_schemas[keys, types] = known
+                    self._add_c_schema(known)
                 values = _values(info, schema)
                 keys = None
-            group = groups.get(number)
+            group = groups.get(schema_id)
             if group is None:
-                group = groups[number] = (schema, [], [])
+                group = groups[schema_id] = (schema, [], [])
             group[1].append(row)
             if schema.floats:
                 group[2].extend(values)
             else:
                 group[2].append(values)
         if len(groups) == 1 and known is not None and known.schema.floats:
-            self._usual = known  # the next batch will be of this sort, too
+            self._expected = known  # probably the schema of the next batch, too
         return [
-            ColumnGroup(number, None if tuple(rows) == wanted else tuple(rows), *_pack(schema, rows, values))
-            for number, (schema, rows, values) in groups.items()
+            ColumnGroup(schema_id, None if tuple(rows) == all_rows else tuple(rows), *_pack(schema, rows, values))
+            for schema_id, (schema, rows, values) in groups.items()
         ]
 
-    def _show_to_c(self, known: _KnownSchema) -> None:
+    def _add_c_schema(self, known: _KnownSchema) -> None:
         columns = known.schema.columns
-        shown = [number for number, keys, types, *_ in self.sorts if (keys, types) == (known.keys, known.types)]
-        if not known.flat or known.number in shown or len(shown) == _MAX_ALIKE:
+        alike = [
+            schema_id for schema_id, keys, types, *_ in self.c_schemas if (keys, types) == (known.keys, known.types)
+        ]
+        if not known.flat or known.schema_id in alike or len(alike) == _MAX_ALIKE:
             return
         if known.schema.floats and _FLOAT_TYPES.issuperset(known.types):
-            like = [np.empty(())] * len(columns)
+            templates = [np.empty(())] * len(columns)
         elif not known.schema.floats and all(map(_is_for_c, columns, known.types)):
-            like = [np.empty(column.shape, column.dtype) for column in columns]
+            templates = [np.empty(column.shape, column.dtype) for column in columns]
         else:
             return
-        make = partial(_info_of, known, like)
-        self.sorts.append(NumericSchema(known.number, known.keys, known.types, like, make))
+        make_info = partial(_info_of_bytes, known, templates)
+        self.c_schemas.append(NumericSchema(known.schema_id, known.keys, known.types, templates, make_info))
 
-    def take_news(self) -> list[tuple[int, Schema]]:
-        """The schemas that the parent has not been told of yet."""
-        news, self._news = self._news, []
-        return news
+    def take_new_schemas(self) -> list[tuple[int, Schema]]:
+        """Return the schemas that were not sent to the parent yet, with their ids."""
+        new, self._new_schemas = self._new_schemas, []
+        return new
 
     def _lookup(self, info: Mapping[Any, Any]) -> tuple[int, Schema]:
         schema = _schema(info)
-        number = self._ids.get(schema)
-        if number is None:
-            number = len(self._ids)
-            self._ids[schema] = number
-            self._news = [(n, s) for n, s in self._news if n != number]
-            self._news.append((number, schema))
-        return number, schema
+        schema_id = self._ids.get(schema)
+        if schema_id is None:
+            schema_id = len(self._ids)
+            self._ids[schema] = schema_id
+            self._new_schemas = [(n, s) for n, s in self._new_schemas if n != schema_id]
+            self._new_schemas.append((schema_id, schema))
+        return schema_id, schema
 
 
-def _deep(info: Mapping[Any, Any], types: tuple[type, ...]) -> tuple[Any, ...]:
-    """The types of an info's values, with keys and types in the place of dicts."""
-    deep: list[Any] = list(types)
+def _nested_types(info: Mapping[Any, Any], types: tuple[type, ...]) -> tuple[Any, ...]:
+    """Return the types of an info's values; a nested dict is represented by its keys and types."""
+    nested: list[Any] = list(types)
     for index, (key, value) in enumerate(info.items()):
         if types[index] is dict and value and key != "final_obs":
-            deep[index] = (*value, _deep(value, tuple(map(type, value.values()))))
-    return tuple(deep)
+            nested[index] = (*value, _nested_types(value, tuple(map(type, value.values()))))
+    return tuple(nested)
 
 
 def _is_known_by_types(schema: Schema, info: Mapping[Any, Any]) -> bool:
-    """Whether dicts with the same keys and types have the same schema, but for the dtypes and shapes of arrays."""
+    """Return whether keys and types determine the schema of a dict, except the dtypes and shapes of arrays."""
     if schema.by_row:
         return False
     for column in schema.columns:
         kind = type(_value(info, column, whole=True))
-        if column.is_dict and kind is not dict:  # one of another class is not looked into
+        if column.is_dict and kind is not dict:  # `_nested_types` does not look into other classes
             return False
-        if not column.is_dict and column.dtype is None and kind is int:  # too large for a number; the next may not be
+        if not column.is_dict and column.dtype is None and kind is int:  # too large for a dtype; the next may not be
             return False
     return True
 
 
 def _is_for_c(column: Column, kind: Any) -> bool:
-    """Whether C can copy values of this type into a column."""
-    if not has_buffer(column):  # an object, say, whatever its type
+    """Return whether C can copy values of this type into a column."""
+    if not has_buffer(column):  # objects, say
         return False
     if column.shape:
         return kind is np.ndarray
     return kind in _SCALARS or (column.dtype is not None and kind is column.dtype.type)
 
 
-def _info_of(known: _KnownSchema, like: Sequence[np.ndarray[Any, Any]], data: bytes) -> dict[Any, Any]:
-    """The dict that C has copied these values of."""
+def _info_of_bytes(known: _KnownSchema, templates: Sequence[np.ndarray[Any, Any]], data: bytes) -> dict[Any, Any]:
+    """Make the dict of the values that C has copied into bytes."""
     info: dict[Any, Any] = {}
     offset = 0
-    for key, kind, column in zip(known.keys, known.types, like, strict=True):
-        size = column.nbytes
-        value: np.ndarray[Any, Any] = np.ndarray(column.shape, column.dtype, data[offset : offset + size]).copy()
+    for key, kind, template in zip(known.keys, known.types, templates, strict=True):
+        size = template.nbytes
+        value: np.ndarray[Any, Any] = np.ndarray(template.shape, template.dtype, data[offset : offset + size]).copy()
         info[key] = value if kind is np.ndarray else kind(value[()])
         offset += size
     return info
 
 
 def _schema(info: Mapping[Any, Any]) -> Schema:
-    odd: list[Any] = []
-    columns = tuple(_columns(info, (), odd))
+    nonstandard: list[Any] = []
+    columns = tuple(_columns(info, (), nonstandard))
     # not without `is not None`: numpy takes None for float64
     floats = all(c.dtype is not None and c.dtype in _FLOATS and not c.shape for c in columns)
-    return Schema(columns, floats and not odd, bool(odd))
+    return Schema(columns, floats and not nonstandard, bool(nonstandard))
 
 
-def _columns(info: Mapping[Any, Any], path: Path, odd: list[Any]) -> Iterable[Column]:
-    """A column for each key, parents first; `odd` gets what whole columns can't be made of."""
+def _columns(info: Mapping[Any, Any], path: Path, nonstandard: list[Any]) -> Iterable[Column]:
+    """Make a column for each key, parents first; keys that can't become whole columns go to `nonstandard`."""
     for key, value in info.items():
-        here = (*path, key)
+        key_path = (*path, key)
         kind = type(value)
         if isinstance(key, str) and key.startswith("_"):
-            odd.append(key)  # it may be the mask of another key
+            nonstandard.append(key)  # it may be the mask of another key
         if key == "final_obs":
-            yield column_of_objects(here, [value])
+            yield column_of_objects(key_path, [value])
         elif isinstance(value, dict):
-            yield Column(here, None, (), is_dict=True)
-            yield from _columns(value, here, odd)
+            yield Column(key_path, None, (), is_dict=True)
+            yield from _columns(value, key_path, nonstandard)
         elif kind in _SCALARS or issubclass(kind, np.number):
             dtype: np.dtype[Any] | None = np.dtype(kind)
             if kind is int and not -(2**63) <= value < 2**63:
-                dtype = None  # too large for any integer dtype: it stays what it is
+                dtype = None  # too large for any integer dtype: it stays an int
             elif dtype.kind not in "biufc":  # type: ignore[union-attr]
-                dtype = None  # a timedelta, whose unit is its value's
-                odd.append(key)
-            yield Column(here, dtype, (), is_python=kind in _SCALARS)
+                dtype = None  # a timedelta: its unit belongs to the value
+                nonstandard.append(key)
+            yield Column(key_path, dtype, (), is_python=kind in _SCALARS)
         elif isinstance(value, np.ndarray) and value.shape and not value.dtype.hasobject:
-            yield Column(here, value.dtype, value.shape)
+            yield Column(key_path, value.dtype, value.shape)
         else:
             if isinstance(value, np.ndarray):
-                odd.append(key)
-            yield Column(here, None, ())
+                nonstandard.append(key)
+            yield Column(key_path, None, ())
 
 
 def _value(info: Mapping[Any, Any], column: Column, whole: bool = False) -> Any:
-    """What a column has of an info; of a dict nothing, since its keys have columns of their own, or all."""
+    """Return the value of a column in an info; None for a nested dict, unless it is wanted as a whole."""
     if column.is_dict and not whole:
         return None
     value: Any = info
@@ -387,14 +393,16 @@ def _pack(schema: Schema, rows: list[int], values: list[Any]) -> tuple[bytes, li
     data: list[bytes] = []
     objects: list[list[Any]] = []
     for column, items in zip(schema.columns, zip(*values, strict=True), strict=True):
-        if column.apart:
+        if column.as_objects:
             data += [item.tobytes() for item in items]
         elif column.dtype is not None:
-            data.append(np.array(list(items), column.dtype).tobytes())  # of a tuple it would make a record
+            data.append(np.array(list(items), column.dtype).tobytes())  # numpy would make a record of a tuple
         elif not column.is_dict:
             objects.append(list(items))
     return b"".join(data), objects
 
+
+# ------------------------------------------------------------ in the parent: columns to dicts
 
 _log = logging.getLogger("aioenv")
 
@@ -403,33 +411,33 @@ _OBJECT = np.dtype(object)
 
 @read_by_c
 class SchemaTable:
-    """What the parent knows of one worker's schemas.
+    """The schemas of one worker, by the ids that it uses.
 
     Args:
-        same: schemas of all workers of a fleet, so that equal ones are the same object.
+        interned: schemas of all workers of a pool, so that equal ones are the same object.
     """
 
-    def __init__(self, same: dict[Schema, Schema]) -> None:
+    def __init__(self, interned: dict[Schema, Schema]) -> None:
         self._schemas: dict[int, Schema] = {}
-        self._same = same
+        self._interned = interned
 
-    def learn(self, news: Iterable[tuple[int, Schema]]) -> None:
-        """Take note of schemas that came with a reply; a number may be given anew."""
-        for number, schema in news:
-            if len(self._same) > 4 * MAX_SCHEMAS:
-                self._same.clear()  # costs a slower merge of a few steps, nothing else
-            self._schemas[number] = self._same.setdefault(schema, schema)
+    def update(self, new_schemas: Iterable[tuple[int, Schema]]) -> None:
+        """Add the schemas that came with a reply; an id may be given to another schema."""
+        for schema_id, schema in new_schemas:
+            if len(self._interned) > 4 * MAX_SCHEMAS:
+                self._interned.clear()  # costs a slower merge of a few steps, nothing else
+            self._schemas[schema_id] = self._interned.setdefault(schema, schema)
 
-    def of(self, group: ColumnGroup) -> Schema:
-        """What a group's columns are."""
+    def schema_of(self, group: ColumnGroup) -> Schema:
+        """Return the schema of a group."""
         return self._schemas[group.schema]
 
     def unpack(self, group: ColumnGroup, positions: np.ndarray[Any, Any] | slice, count: int) -> Columns:
-        """A group's columns.
+        """Return the columns of a group.
 
         Args:
-            group: as it came.
-            positions: where the group's rows stand in the batch, ascending.
+            group: as received.
+            positions: the positions of its rows in the batch, ascending.
             count: how many rows the group has.
         """
         schema = self._schemas[group.schema]
@@ -439,17 +447,17 @@ class SchemaTable:
         values: list[Any] = []
         offset = 0
         objects = iter(group.objects)
-        for _, dtype, shape, is_dict, _, apart in schema.columns:
+        for _, dtype, shape, is_dict, _, as_objects in schema.columns:
             if dtype is not None:
                 array: np.ndarray[Any, Any] = np.ndarray((count, *shape), dtype, group.data, offset)
                 offset += array.nbytes
-                values.append([row.copy() for row in array] if apart else array)
+                values.append([row.copy() for row in array] if as_objects else array)
             else:
                 values.append(None if is_dict else next(objects))
         return Columns(positions, schema, values)
 
 
-def merge(parts: Sequence[Columns], size: int) -> dict[str, Any]:
+def merge_infos(parts: Sequence[Columns], size: int) -> dict[str, Any]:
     """Merge columns into the info dict of a batch, as `gymnasium.vector` gives it.
 
     Args:
@@ -465,14 +473,17 @@ def merge(parts: Sequence[Columns], size: int) -> dict[str, Any]:
 
 
 class RowDicts(dict[Any, Any]):
-    """Instead of an info dict of a batch: `{row: the info dict that it was}`."""
+    """The info dicts by row, in place of the info dict of a batch."""
 
 
-def merge_or_rows(parts: Sequence[Columns], size: int) -> dict[str, Any]:
-    """As `merge`, but with `RowDicts` where a key's values have several types, which an array would cast to one."""
+def merge_infos_or_rows(parts: Sequence[Columns], size: int) -> dict[str, Any]:
+    """Merge as `merge_infos` does, but return `RowDicts` where the values of a key have several types.
+
+    An array would cast them to one.
+    """
     infos = _merge_columns(parts, size)
     if infos is None and any(part.schema is NO_RESULT for part in parts):
-        return merge(parts, size)
+        return merge_infos(parts, size)
     if infos is None:
         infos = RowDicts()
         for position, info in _by_row(parts, size):
@@ -481,7 +492,7 @@ def merge_or_rows(parts: Sequence[Columns], size: int) -> dict[str, Any]:
 
 
 def _merge_columns(parts: Sequence[Columns], size: int) -> dict[str, Any] | None:
-    """Whole columns at once; None if that gives something else than row by row."""
+    """Merge whole columns at once; return None if the result would differ from that of a merge row by row."""
     if not parts:
         return {}
     if speedups.merge_columns is not None:
@@ -492,7 +503,7 @@ def _merge_columns(parts: Sequence[Columns], size: int) -> dict[str, Any] | None
             _names(part.schema)
     if any(part.schema.by_row for part in parts):
         return None
-    if _all_alike(parts, size):
+    if _have_one_schema(parts, size):
         return _join(parts, size)
     if all(part.schema.floats for part in parts) and (floats := _merge_floats(parts, size)) is not None:
         return floats
@@ -503,8 +514,8 @@ def _merge_columns(parts: Sequence[Columns], size: int) -> dict[str, Any] | None
     return infos
 
 
-def _all_alike(parts: Sequence[Columns], size: int) -> bool:
-    """Whether every row of the batch has the same keys and types, none of them an object: the usual step."""
+def _have_one_schema(parts: Sequence[Columns], size: int) -> bool:
+    """Return whether all rows have the same keys and types, and no objects: the common case."""
     schema = parts[0].schema
     covered = 0
     for part in parts:
@@ -538,12 +549,12 @@ class ColumnName(NamedTuple):
     shape: tuple[int, ...]
 
 
-# By the schema's identity: to hash one takes longer than its use. C merges those that have names.
+# By the identity of the schema: hashing it takes longer than its use. C merges schemas that have names here.
 _named: dict[int, tuple[Schema, tuple[ColumnName, ...] | None]] = {}
 
 
 def _names(schema: Schema) -> tuple[ColumnName, ...] | None:
-    """Those of all columns; None if C can't merge them."""
+    """Return the names of all columns; None if C can't merge them."""
     known, names = _named.get(id(schema), (None, None))
     if known is not schema:
         if len(_named) > MAX_SCHEMAS:
@@ -561,7 +572,7 @@ def _name(column: Column) -> ColumnName:
 
 
 def _name_rows(names: Iterable[ColumnName], table: np.ndarray[Any, Any], masks: np.ndarray[Any, Any]) -> dict[str, Any]:
-    """Rows of a float64 table and of its masks as the values and masks of keys."""
+    """Name the rows of a float64 table and its masks: the values and masks of keys."""
     infos: dict[str, Any] = {}
     for (key, mask_key, dtype, _), values, mask in zip(names, table, masks, strict=True):
         infos[key] = values if dtype is None else values.astype(dtype)
@@ -570,9 +581,9 @@ def _name_rows(names: Iterable[ColumnName], table: np.ndarray[Any, Any], masks: 
 
 
 def _merge_floats(parts: Sequence[Columns], size: int) -> dict[str, Any] | None:
-    """Tables into one, where some rows have other keys than others; None if a key has come with two dtypes."""
-    keys: dict[Any, tuple[int, ColumnName]] = {}  # its row in the table
-    places: dict[int, Any] = {}  # by schema, the rows of its columns
+    """Merge tables whose rows have different keys; return None if a key has two dtypes."""
+    keys: dict[Any, tuple[int, ColumnName]] = {}  # with its row in the table
+    places: dict[int, Any] = {}  # by schema: the rows of its columns
     for part in parts:
         schema = part.schema
         if id(schema) in places:
@@ -583,7 +594,7 @@ def _merge_floats(parts: Sequence[Columns], size: int) -> dict[str, Any] | None:
             if known[2] != name[2]:
                 return None
             rows.append(row)
-        # the first one's are all that there are until then
+        # the columns of the first schema are the first rows
         places[id(schema)] = np.array(rows, np.int64)[:, None] if places else slice(len(rows))
     table = np.zeros((len(keys), size))
     masks = np.zeros(table.shape, np.bool_)
@@ -598,7 +609,7 @@ def _merge_floats(parts: Sequence[Columns], size: int) -> dict[str, Any] | None:
 
 
 def _assign(infos: dict[str, Any], part: Columns, size: int) -> bool:
-    """Assign whole columns; False if a key has come with another type before."""
+    """Assign whole columns; return False if a key had another type before."""
     positions = part.positions
     for column, values in zip(part.schema.columns, part.values, strict=True):
         target = infos
@@ -631,8 +642,8 @@ def _assign(infos: dict[str, Any], part: Columns, size: int) -> bool:
     return True
 
 
-class _Holder:
-    """As much of a VectorEnv as `_add_info` needs."""
+class _InfoMerger:
+    """The part of a VectorEnv that `_add_info` needs."""
 
     _add_info = VectorEnv._add_info
 
@@ -641,26 +652,26 @@ class _Holder:
 
 
 def _by_row(parts: Sequence[Columns], size: int) -> list[tuple[int, dict[str, Any]]]:
-    """All dicts, in the order of rows."""
+    """Return all dicts in the order of their rows."""
     rows: list[tuple[int, dict[str, Any]]] = []
     for part in parts:
         positions = range(size)[part.positions] if isinstance(part.positions, slice) else part.positions
         rows.extend((int(position), _info(part, i)) for i, position in enumerate(positions))
-    rows.sort(key=lambda item: item[0])  # stable: within a row, the order in which they came
+    rows.sort(key=lambda item: item[0])  # stable: dicts of one row stay in order
     return rows
 
 
 def _merge_by_row(parts: Sequence[Columns], size: int) -> dict[str, Any]:
-    """Gymnasium's own way, one dict at a time in the order of rows: the first value of a key decides its dtype."""
+    """Merge as Gymnasium does, one dict at a time in the order of rows: the first value of a key decides its dtype."""
     rows = _by_row(parts, size)
-    holder = _Holder(size)
+    merger = _InfoMerger(size)
     infos: dict[str, Any] = {}
     try:
         with np.errstate(invalid="raise", over="raise"):  # NaN as an integer, or a number too large for its array
             for position, info in rows:
-                infos = holder._add_info(infos, info, position)  # type: ignore[misc]
-    except (ValueError, TypeError, AttributeError, ArithmeticError, Warning) as exc:  # if warnings are errors
-        # Gymnasium would lose the whole step here, or the value; as objects, nothing is lost
+                infos = merger._add_info(infos, info, position)  # type: ignore[misc]
+    except (ValueError, TypeError, AttributeError, ArithmeticError, Warning) as exc:  # warnings may be errors
+        # Gymnasium would lose the whole step key_path, or the value; as objects, nothing is lost
         _log.warning("infos do not fit one array a key (%s); they are given as objects", exc)
         infos, masks = {}, {}
         for position, info in rows:
@@ -670,25 +681,25 @@ def _merge_by_row(parts: Sequence[Columns], size: int) -> dict[str, Any]:
                     masks[f"_{key}"] = np.zeros(size, np.bool_)
                 infos[key][position] = value
                 masks[f"_{key}"][position] = True
-        infos = {**masks, **infos}  # an env's own key, if it is called as another's mask
+        infos = {**masks, **infos}  # a key of the env wins over the mask of another key
     if infos.pop(NO_RESULT_KEY, None) is not None:
         infos["_active"] = ~infos.pop(f"_{NO_RESULT_KEY}")
     return infos
 
 
 def _info(part: Columns, index: int) -> dict[str, Any]:
-    """Row `index` of a group as the dict that it was."""
+    """Rebuild the dict of row `index` of a group."""
     info: dict[str, Any] = {}
     for column, values in zip(part.schema.columns, part.values, strict=True):
         target = info
         for key in column.path[:-1]:
             target = target[key]
-        target[column.path[-1]] = {} if column.is_dict else _as_it_was(values[index], column)
+        target[column.path[-1]] = {} if column.is_dict else _original_value(values[index], column)
     return info
 
 
-def _as_it_was(value: Any, column: Column) -> Any:
-    """A value of a typed column, of a type that Gymnasium treats as the original's."""
+def _original_value(value: Any, column: Column) -> Any:
+    """Return a value of a typed column as a type that Gymnasium treats like the original."""
     if column.dtype is None or column.shape:
         return value
     return value.item() if column.is_python else column.dtype.type(value)

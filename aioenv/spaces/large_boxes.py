@@ -1,8 +1,7 @@
-"""Large boxes with one bound for all elements, as images have: their bounds take no memory, and travel as numbers.
+"""Large Box spaces whose bounds are all equal, as those of images: their bounds take no memory when batched or sent.
 
 Gymnasium keeps four arrays as large as an observation for each `Box`. To pickle, check and repeat those of 50 MB takes
-seconds. Here an array of bounds that are all equal becomes a view of one number (`numpy.broadcast_to`), which can't be
-written to.
+seconds. Here an array of equal bounds becomes a read-only view of one number (`numpy.broadcast_to`).
 """
 
 from __future__ import annotations
@@ -12,21 +11,24 @@ from typing import Any
 
 import numpy as np
 from gymnasium import Space, spaces
-from gymnasium.vector.utils import batch_space
+from gymnasium.vector.utils import batch_space as gymnasium_batch_space
 
-__all__ = ["batch", "packed"]
+__all__ = ["batch_space", "packed"]
 
-_LARGE = 1 << 20  # bytes of bounds, from which on they are not kept as arrays
+_LARGE = 1 << 20  # equal bounds of this many bytes or more are not kept as arrays
 
 
-def batch(space: Space[Any], n: int) -> Space[Any]:
+def batch_space(space: Space[Any], n: int) -> Space[Any]:
     """Batch `n` of a space as Gymnasium's `batch_space` does, without arrays of large, equal bounds."""
     small, shapes = _narrowed(space, n)
-    return batch_space(space, n) if shapes is None else _widened(batch_space(small, n), shapes, (n,))
+    if shapes is None:
+        return gymnasium_batch_space(space, n)
+    batched: Space[Any] = _widened(gymnasium_batch_space(small, n), shapes, (n,))
+    return batched
 
 
 def packed(space: Space[Any]) -> Any:
-    """Give what unpickles as the space; large arrays of equal bounds are not in the pickle."""
+    """Return an object that unpickles as the space; its pickle has no large arrays of equal bounds."""
     small, shapes = _narrowed(space, 1)
     return space if shapes is None else _Packed(small, shapes)
 
@@ -40,7 +42,7 @@ class _Packed:
 
 
 def _narrowed(space: Space[Any], n: int) -> tuple[Space[Any], Any]:
-    """A space with boxes of one element in place of large ones with equal bounds, and the shapes that these have.
+    """Replace large boxes of equal bounds by boxes of one element; return the space and the shapes of those boxes.
 
     The shapes are None where there is no such box; those of a Dict or Tuple are by its keys.
     """
@@ -69,7 +71,7 @@ def _narrowed(space: Space[Any], n: int) -> tuple[Space[Any], Any]:
 
 
 def _widened(space: Any, shapes: Any, lead: tuple[int, ...] = ()) -> Any:
-    """The space with its boxes of one element as large as they were, `lead` before their shapes. It is changed."""
+    """Give boxes of one element their shapes back, with `lead` before them; the space itself is changed."""
     if isinstance(shapes, dict):
         for key, shape in shapes.items():
             _widened(space.spaces[key], shape, lead)
@@ -83,7 +85,7 @@ def _widened(space: Any, shapes: Any, lead: tuple[int, ...] = ()) -> Any:
 
 
 def _bounds(box: spaces.Box) -> dict[str, np.ndarray[Any, Any]]:
-    """All arrays of a box that have its shape: the bounds, and where it has some."""
+    """Return all arrays of a box that have its shape: the bounds, and the masks of bounded elements."""
     return {
         name: value for name, value in vars(box).items() if isinstance(value, np.ndarray) and value.shape == box.shape
     }

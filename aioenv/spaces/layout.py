@@ -1,14 +1,14 @@
-"""How the elements of a Gymnasium space lie in flat arrays, and how they come out again.
+"""`Layout`: batches of a Gymnasium space as flat arrays, and back.
 
-Both ends of a connection build the same `Layout` from the same space, so that nothing about shapes travels with a
-step. A space is a tree; its leaves are of two sorts:
+Both ends of a connection build the same `Layout` from the same space, so no shapes travel with a step. A space is a
+tree with two kinds of leaves:
 
-* *array leaves* (Box, Discrete, MultiDiscrete, MultiBinary): one array of shape `(n, *shape)` a batch. These are
-  the fixed part of a frame. A Dict or Tuple with nothing in it is one too, of no bytes, which tells how many there are.
+* *array leaves* (Box, Discrete, MultiDiscrete, MultiBinary): one array of shape `(n, *shape)` a batch. They are the
+  fixed part of a frame. An empty Dict or Tuple is an array leaf of no bytes, whose length is that of the batch.
 * *object leaves* (Text, Graph, Sequence, OneOf, custom spaces): a list of n Python objects a batch.
 
-`Layout.take_apart` takes the actions of a whole batch apart, `Writer` puts observations into their rows,
-`Layout.assemble` makes of arrays and objects what `gymnasium.vector` would have made of them.
+`Layout.take_apart` splits the actions of a whole batch into leaves, `Writer` writes observations into their rows, and
+`Layout.assemble` makes the batch of arrays and objects that `gymnasium.vector` would have made.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gymnasium import Space, spaces
 from gymnasium.vector.utils import concatenate, create_empty_array
 
 from aioenv.errors import ActionError
-from aioenv.spaces.action_checks import Range, check_range, fit, is_quick, range_of
+from aioenv.spaces.action_checks import Range, check_range, fit_actions, has_fast_check, range_of
 from aioenv.speedups import within
 
 __all__ = ["Arrays", "Layout", "Leaf", "Writer", "byte_view"]
@@ -35,7 +35,7 @@ _ARRAY_SPACES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.Multi
 
 
 class Leaf(NamedTuple):
-    """An array leaf: where it stands in the space (as "['key'][0]"), and what one row of it is."""
+    """An array leaf: its path in the space (as "['key'][0]"), and shape and dtype of one row."""
 
     path: str
     shape: tuple[int, ...]
@@ -69,8 +69,8 @@ class _EmptyNode(NamedTuple):
 _Node: TypeAlias = "_ArrayNode | _ObjectNode | _DictNode | _TupleNode | _EmptyNode"
 
 
-# So many arrays C fills.
-_MOST_LEAVES = 16
+# C fills at most this many arrays.
+_MAX_C_LEAVES = 16
 
 
 def _is_numeric(node: _Node, leaves: Sequence[Leaf]) -> bool:
@@ -86,7 +86,7 @@ def _is_numeric(node: _Node, leaves: Sequence[Leaf]) -> bool:
 
 
 def byte_view(array: np.ndarray[Any, Any]) -> memoryview:
-    """The memory of a C-contiguous array as bytes, without a copy; fit for `wire.encode` and `place`."""
+    """Return the memory of a C-contiguous array as bytes, without a copy, as frames take it."""
     try:
         return memoryview(array).cast("B")  # type: ignore[arg-type]
     except (TypeError, ValueError):  # an empty array, or a dtype that `memoryview` has no code for
@@ -94,18 +94,18 @@ def byte_view(array: np.ndarray[Any, Any]) -> memoryview:
 
 
 class Layout:
-    """The plan of a space: its tree, its array leaves in order, and how many object leaves there are.
+    """The tree of a space: its array leaves in order, and the number of its object leaves.
 
     Attributes:
         space: the space of one element.
-        leaves: the array leaves, in the order of the buffers on the wire.
+        leaves: the array leaves, in the order of the buffers in a frame.
         num_objects: how many object leaves the space has.
-        ranges: of the array leaves, by number, whose numbers `take_apart` checks.
-        quick: the one range that there is, if `speedups.within` can look at it; else None.
+        ranges: the ranges that `take_apart` checks, by number of array leaf.
+        fast_range: the only range, if `speedups.within` can check it; else None.
 
     Args:
         space: as above.
-        bounded: whether `take_apart` refuses numbers that a Discrete, MultiDiscrete or MultiBinary space does not have.
+        bounded: whether `take_apart` refuses numbers outside a Discrete, MultiDiscrete or MultiBinary space.
     """
 
     def __init__(self, space: Space[Any], *, bounded: bool = False) -> None:
@@ -114,19 +114,19 @@ class Layout:
         self.ranges: dict[int, Range] = {}
         self.leaves: list[Leaf] = []
         self.num_objects = 0
-        self._root = self._plan(space, "")
-        self.quick: tuple[int, int] | None = None
-        if type(self._root) is _ArrayNode and self.ranges and is_quick(self.ranges[0], self.leaves[0].dtype):
-            self.quick = self.ranges[0]
+        self._root = self._build(space, "")
+        self.fast_range: tuple[int, int] | None = None
+        if type(self._root) is _ArrayNode and self.ranges and has_fast_check(self.ranges[0], self.leaves[0].dtype):
+            self.fast_range = self.ranges[0]
 
-    def _plan(self, space: Space[Any], path: str) -> _Node:
+    def _build(self, space: Space[Any], path: str) -> _Node:
         if isinstance(space, (spaces.Dict, spaces.Tuple)) and not space.spaces:
             self.leaves.append(Leaf(path, (0,), np.dtype(np.bool_)))
             return _EmptyNode(len(self.leaves) - 1, {} if isinstance(space, spaces.Dict) else ())
         if isinstance(space, spaces.Dict):
-            return _DictNode({k: self._plan(s, f"{path}[{k!r}]") for k, s in space.spaces.items()})
+            return _DictNode({k: self._build(s, f"{path}[{k!r}]") for k, s in space.spaces.items()})
         if isinstance(space, spaces.Tuple):
-            return _TupleNode(tuple(self._plan(s, f"{path}[{i}]") for i, s in enumerate(space.spaces)))
+            return _TupleNode(tuple(self._build(s, f"{path}[{i}]") for i, s in enumerate(space.spaces)))
         if isinstance(space, _ARRAY_SPACES) and space.dtype is not None and not space.dtype.hasobject:
             self.leaves.append(Leaf(path, tuple(space.shape or ()), np.dtype(space.dtype)))
             if self._bounded and (known := range_of(space)) is not None:
@@ -136,37 +136,37 @@ class Layout:
         return _ObjectNode(self.num_objects - 1, space)
 
     @property
-    def plain(self) -> bool:
+    def is_single_array(self) -> bool:
         """Whether a batch is one array of numbers, and nothing else."""
         return type(self._root) is _ArrayNode and self.leaves[0].dtype.kind in "biuf"
 
     @property
-    def numeric(self) -> bool:
-        """Whether a batch is arrays of numbers, in dicts with texts for keys and tuples, and nothing else."""
-        return not self.num_objects and len(self.leaves) <= _MOST_LEAVES and _is_numeric(self._root, self.leaves)
+    def is_numeric(self) -> bool:
+        """Whether a batch consists of arrays of numbers, in tuples and in dicts with strings as keys."""
+        return not self.num_objects and len(self.leaves) <= _MAX_C_LEAVES and _is_numeric(self._root, self.leaves)
 
     def empty(self, n: int, without: Container[int] = ()) -> Arrays:
-        """New arrays for n elements: one of shape `(n, *shape)` for each array leaf, not initialised.
+        """Make an array of shape `(n, *shape)` for each array leaf, not initialised.
 
         Args:
             n: how many elements.
-            without: numbers of leaves whose arrays shall have no elements.
+            without: numbers of leaves whose arrays have length 0.
         """
         return [np.empty((0 if i in without else n, *leaf.shape), leaf.dtype) for i, leaf in enumerate(self.leaves)]
 
     def zeros(self, n: int) -> Arrays:
-        """As `empty`, but zero."""
+        """Make arrays as `empty` does, but zero."""
         return [np.zeros((n, *leaf.shape), leaf.dtype) for leaf in self.leaves]
 
     def no_objects(self, n: int) -> list[list[Any]]:
-        """Lists for n elements of each object leaf, holding None."""
+        """Make a list of n Nones for each object leaf."""
         return [[None] * n for _ in range(self.num_objects)]
 
     def assemble(self, arrays: Sequence[np.ndarray[Any, Any]], objects: Sequence[Sequence[Any]]) -> Any:
-        """The batch as `gymnasium.vector` gives it: dicts and tuples of the very arrays (no copies).
+        """Make the batch as `gymnasium.vector` gives it: dicts and tuples of these very arrays (zero-copy).
 
-        Object leaves become what Gymnasium's `concatenate` makes of them: a tuple of n objects for its own
-        spaces, whatever was registered for custom ones.
+        Object leaves are joined by Gymnasium's `concatenate`: a tuple of n objects for its own spaces, and for custom
+        ones whatever was registered.
         """
         if type(self._root) is _ArrayNode:
             return arrays[0]
@@ -187,7 +187,7 @@ class Layout:
                 return value.copy() if isinstance(value, dict) else value
 
     def rows(self, arrays: Sequence[np.ndarray[Any, Any]], objects: Sequence[Sequence[Any]]) -> list[Any]:
-        """The batch as a list of single elements; array rows are views, scalars numpy scalars, as in Gymnasium."""
+        """Return the batch as a list of single elements; rows of arrays are views, scalars are numpy scalars."""
         if type(self._root) is _ArrayNode:
             return list(arrays[0])
         return list(self._rows(self._root, arrays, objects))
@@ -206,13 +206,13 @@ class Layout:
             case _EmptyNode(index, value):
                 return [value.copy() if isinstance(value, dict) else value for _ in range(len(arrays[index]))]
 
-    def split(self, data: bytes, n: int, here: Mapping[int, np.ndarray[Any, Any]] | None = None) -> Arrays:
-        """The arrays of n elements: those of `here` by number of leaf, the others out of their bytes, as copies."""
+    def split(self, data: bytes, n: int, shared: Mapping[int, np.ndarray[Any, Any]] | None = None) -> Arrays:
+        """Return the arrays of n elements: those in `shared` by number of leaf, the others copied from their bytes."""
         arrays: Arrays = []
         offset = 0
         for number, leaf in enumerate(self.leaves):
-            if here and number in here:
-                arrays.append(here[number])
+            if shared and number in shared:
+                arrays.append(shared[number])
                 continue
             array = np.frombuffer(data, leaf.dtype, n * math.prod(leaf.shape), offset).reshape((n, *leaf.shape)).copy()
             offset += array.nbytes
@@ -222,12 +222,12 @@ class Layout:
     def take_apart(
         self, batch: Any, n: int, used: np.ndarray[Any, np.dtype[np.int64]] | None = None
     ) -> tuple[Arrays, Objects]:
-        """Check a batch of n actions as a whole, and take it apart into arrays and objects.
+        """Check a batch of n actions as a whole, and split it into arrays and objects.
 
         Args:
-            batch: shaped like the batched space: for array leaves anything that `numpy.asarray` takes.
+            batch: shaped like the batched space; array leaves may be anything that `numpy.asarray` takes.
             n: how many elements it must have.
-            used: rows whose numbers matter; None: all.
+            used: rows whose ranges are checked; None: all.
 
         Returns:
             New C-contiguous arrays of shape `(n, *shape)` and the leaves' dtypes, and sequences of n objects.
@@ -238,8 +238,8 @@ class Layout:
                 message says where, what was expected, and what was got.
         """
         if type(self._root) is _ArrayNode:
-            array = fit(batch, n, *self.leaves[0])
-            if self.ranges and not (self.quick and within(array, *self.quick)):  # type: ignore[misc]
+            array = fit_actions(batch, n, *self.leaves[0])
+            if self.ranges and not (self.fast_range and within(array, *self.fast_range)):  # type: ignore[misc]
                 self.check_ranges([array], used)
             return [array], []
         arrays: Arrays = [None] * len(self.leaves)  # type: ignore[list-item]
@@ -250,7 +250,7 @@ class Layout:
         return arrays, objects
 
     def check_ranges(self, arrays: Arrays, used: np.ndarray[Any, np.dtype[np.int64]] | None = None) -> None:
-        """Raise an ActionError if a number is not in its space; `used` as of `take_apart`."""
+        """Raise an ActionError if a number is outside its space; `used` as for `take_apart`."""
         for number, known in self.ranges.items():
             array = arrays[number]
             if used is not None:  # the message names a row of the batch
@@ -262,7 +262,7 @@ class Layout:
     def _take_apart(self, node: _Node, value: Any, n: int, path: str, arrays: Arrays, objects: Objects) -> None:
         match node:
             case _ArrayNode(index):
-                arrays[index] = fit(value, n, *self.leaves[index])
+                arrays[index] = fit_actions(value, n, *self.leaves[index])
             case _ObjectNode(index, _):
                 if not hasattr(value, "__len__") or len(value) != n:
                     got = f"{len(value)} of them" if hasattr(value, "__len__") else type(value).__name__
@@ -286,7 +286,7 @@ class Layout:
                 arrays[index] = np.zeros((n, 0), np.bool_)
 
     def batch_of_one(self, value: Any) -> Any:
-        """A single action as a batch; one that does not fit comes out as something that `take_apart` refuses."""
+        """Return a single action as a batch; if it does not fit, `take_apart` refuses the result."""
         return self._batch_of_one(self._root, value)
 
     def _batch_of_one(self, node: _Node, value: Any) -> Any:
@@ -302,17 +302,17 @@ class Layout:
         return value
 
     def writer(self, arrays: Arrays, objects: list[list[Any]], *, cast: bool = False) -> Writer:
-        """What puts elements into rows of `arrays` and `objects`.
+        """Make a `Writer` of elements into rows of `arrays` and `objects`.
 
         Args:
-            arrays, objects: these.
-            cast: whether to make the space's dtype and shape of whatever has as many numbers.
+            arrays, objects: one for each leaf.
+            cast: whether to cast and reshape whatever has as many numbers as the space.
         """
         return Writer(self._root, self.leaves, arrays, objects, cast)
 
 
 class Writer:
-    """Puts elements of a space into rows: one by one, or a run of them at a fraction of the cost."""
+    """Writes elements of a space into rows: one by one, or successive rows at a fraction of the cost."""
 
     def __init__(
         self, root: _Node, leaves: Sequence[Leaf], arrays: Arrays, objects: list[list[Any]], cast: bool
@@ -320,11 +320,11 @@ class Writer:
         self._leaves = leaves
         self._arrays = arrays
         self._objects = objects
-        self._one = self._plan(root, _casting_writer if cast else _array_writer, _set_item)
-        self._run = self._plan(root, _array_run_writer, _set_items)
+        self._one = self._compile(root, _casting_writer if cast else _array_writer, _set_item)
+        self._run = self._compile(root, _array_run_writer, _set_items)
 
     def write(self, row: int, value: Any) -> None:
-        """Put one element into its row.
+        """Write one element into its row.
 
         Raises:
             ValueError, TypeError: if it does not fit the space's shape, dtype or structure.
@@ -332,14 +332,14 @@ class Writer:
         self._one(row, value)
 
     def write_run(self, start: int, values: Sequence[Any]) -> None:
-        """Put elements into successive rows.
+        """Write elements into successive rows.
 
         Raises:
-            Exception: if one of them does not fit, or may not; `write` says which, and why.
+            Exception: if one may not fit; `write` says which, and why.
         """
         self._run(start, values)
 
-    def _plan(self, node: _Node, of_array: Any, of_objects: Any, path: str = "") -> Callable[[int, Any], None]:
+    def _compile(self, node: _Node, of_array: Any, of_objects: Any, path: str = "") -> Callable[[int, Any], None]:
         match node:
             case _ArrayNode(index):
                 write: Callable[[int, Any], None] = of_array(self._arrays[index], self._leaves[index])
@@ -352,7 +352,7 @@ class Writer:
                 named = enumerate(children)
             case _EmptyNode():
                 named = ()
-        items = [(key, self._plan(child, of_array, of_objects, f"{path}[{key!r}]")) for key, child in named]
+        items = [(key, self._compile(child, of_array, of_objects, f"{path}[{key!r}]")) for key, child in named]
         if of_array is _array_run_writer:
             return partial(_write_all_of_run, items)
         return partial(_write_all, items, path, isinstance(node, _DictNode))
@@ -403,7 +403,7 @@ def _array_writer(array: np.ndarray[Any, Any], leaf: Leaf) -> Callable[[int, Any
 
 
 def _casting_writer(array: np.ndarray[Any, Any], leaf: Leaf) -> Callable[[int, Any], None]:
-    """As Gymnasium writes to its shared memory; but numbers that are too few are not repeated, and None is none."""
+    """Write as Gymnasium does to its shared memory, but refuse too few numbers (it repeats them) and None."""
     path, shape, dtype = leaf
     size = math.prod(shape)
 
@@ -419,7 +419,7 @@ def _casting_writer(array: np.ndarray[Any, Any], leaf: Leaf) -> Callable[[int, A
 
 
 def _array_run_writer(array: np.ndarray[Any, Any], leaf: Leaf) -> Callable[[int, Any], None]:
-    """One call of numpy for all rows; it refuses, for `_array_writer` to look at, whatever is not the usual."""
+    """Write all rows in one call of numpy; it raises for anything unusual, which `_array_writer` then looks at."""
     path, shape, dtype = leaf
     if not shape:
 

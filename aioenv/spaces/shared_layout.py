@@ -1,8 +1,8 @@
-"""Which arrays of a batch lie in memory that the parent and all workers share, and where.
+"""`SharedLayout`: which arrays of a batch lie in memory that the parent and all workers share, and where.
 
-Such a *plane* has several lanes, each with room for one batch. A request names its lane in one byte before the rest
-of its fixed part; the worker finds its slots' actions there and puts their observations there, and neither travels.
-Both sides map the same memory and make the same views of it.
+The memory holds several *shared batches*. A request names one of them in one byte before the rest of its fixed part;
+the worker reads its slots' actions there and writes their observations there, so neither travels. Both sides map the
+same memory and make the same views of it.
 """
 
 from __future__ import annotations
@@ -13,65 +13,65 @@ import numpy as np
 
 from aioenv.spaces.layout import Layout, Leaf
 
-__all__ = ["COPIED", "LANE_BYTES", "SHARED_BYTES", "SharedBatch", "SharedLayout", "choose_plane"]
+__all__ = ["BATCH_INDEX_BYTES", "COPIED", "SHARED_BYTES", "SharedBatch", "SharedLayout", "choose_shared_layout"]
 
-# From so many bytes a worker and step on an array is shared. Below, a socket is as fast, and the parent's memory stays
-# its own (docs/performance.md has the measurement).
+# An array is shared from this many bytes a worker and step on. Below, a socket is as fast, and the parent's memory
+# stays private (docs/performance.md has the measurement).
 SHARED_BYTES = 1 << 15
-# The lane whose rows belong to one request a slot: the parent copies out of it what has arrived. The others are
-# handed to the caller as they are, once the whole batch is there.
+# The shared batch whose rows the parent copies as they arrive: each belongs to one request a slot. The others are
+# handed to the caller without a copy, once the whole batch is there.
 COPIED = 0
-# What names each lane on the wire.
-LANE_BYTES = [bytes([number]) for number in range(256)]
-_ALIGNMENT = 64  # of each array, in bytes: a cache line
+# The byte that names each shared batch in a frame.
+BATCH_INDEX_BYTES = [bytes([number]) for number in range(256)]
+_ALIGNMENT = 64  # bytes, of each array: a cache line
 
 
 class SharedBatch(NamedTuple):
-    """One batch: arrays of shape `(num_envs, *shape)` by the number of their leaf."""
+    """One batch in shared memory: arrays of shape `(num_envs, *shape)` by number of leaf."""
 
     observations: dict[int, np.ndarray[Any, Any]]
     actions: dict[int, np.ndarray[Any, Any]]
 
 
 class SharedLayout(NamedTuple):
-    """What both sides must know to find the arrays."""
+    """The layout of the shared memory, which parent and workers know."""
 
     num_envs: int
-    num_lanes: int
+    num_batches: int
     observations: tuple[int, ...]  # the numbers of the array leaves that are shared
     actions: tuple[int, ...]
 
     def size(self, observations: Layout, actions: Layout) -> int:
-        """How many bytes of memory it takes."""
+        """Return how many bytes of memory it takes."""
         leaves = self._leaves(observations, actions)
-        return self.num_lanes * sum(_room(leaf, self.num_envs) for leaf in leaves)
+        return self.num_batches * sum(_aligned_bytes(leaf, self.num_envs) for leaf in leaves)
 
-    def lanes(self, memory: Any, observations: Layout, actions: Layout) -> list[SharedBatch]:
-        """Views of the memory: what is written into them, the other processes see."""
+    def batches(self, memory: Any, observations: Layout, actions: Layout) -> list[SharedBatch]:
+        """Make views of the memory, which all processes share."""
         offset = 0
-        lanes = []
-        for _ in range(self.num_lanes):
+        batches = []
+        for _ in range(self.num_batches):
             arrays = []
             for leaf in self._leaves(observations, actions):
                 arrays.append(np.ndarray((self.num_envs, *leaf.shape), leaf.dtype, memory, offset))
-                offset += _room(leaf, self.num_envs)
+                offset += _aligned_bytes(leaf, self.num_envs)
             split = len(self.observations)
-            lanes.append(
+            batches.append(
                 SharedBatch(
                     dict(zip(self.observations, arrays[:split], strict=True)),
                     dict(zip(self.actions, arrays[split:], strict=True)),
                 )
             )
-        return lanes
+        return batches
 
     def _leaves(self, observations: Layout, actions: Layout) -> list[Leaf]:
         return [observations.leaves[i] for i in self.observations] + [actions.leaves[i] for i in self.actions]
 
 
-def choose_plane(
-    transport: str, observations: Layout, actions: Layout, num_envs: int, num_workers: int, num_lanes: int
+def choose_shared_layout(
+    transport: str, observations: Layout, actions: Layout, num_envs: int, num_workers: int, num_batches: int
 ) -> SharedLayout | None:
-    """The plane for a transport: with "auto" large arrays, with "shared" all; None if there is nothing to share."""
+    """Choose the arrays that a transport shares: large ones for "auto", all for "shared"; None if there are none."""
 
     def chosen(layout: Layout) -> tuple[int, ...]:
         least = 1 if transport == "shared" else SHARED_BYTES
@@ -80,13 +80,13 @@ def choose_plane(
 
     if transport == "frames":
         return None
-    plane = SharedLayout(num_envs, num_lanes, chosen(observations), chosen(actions))
-    return plane if plane.observations or plane.actions else None
+    shared = SharedLayout(num_envs, num_batches, chosen(observations), chosen(actions))
+    return shared if shared.observations or shared.actions else None
 
 
 def _row_bytes(leaf: Leaf) -> int:
     return int(np.prod(leaf.shape, dtype=np.int64)) * leaf.dtype.itemsize
 
 
-def _room(leaf: Leaf, num_envs: int) -> int:
+def _aligned_bytes(leaf: Leaf, num_envs: int) -> int:
     return -(-_row_bytes(leaf) * num_envs // _ALIGNMENT) * _ALIGNMENT

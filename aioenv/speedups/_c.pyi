@@ -95,7 +95,7 @@ def read_columns(part: Any, tail: memoryview, kind: type[_Columns], /) -> list[_
     Args:
         part: the `engine.batch.Part` that the reply is to.
         tail: what tables and columns are views of.
-        kind: `batching.infos.Columns`.
+        kind: `spaces.infos.Columns`.
 
     Returns:
         What `engine.tails.read_tail` makes of it. None if the worker's schemas have no such number, or one of objects
@@ -114,12 +114,12 @@ def merge_columns(
     """Merge columns into the info dict of a batch.
 
     Args:
-        parts: `batching.infos.Columns`.
+        parts: `spaces.infos.Columns`.
         size: how many rows the batch has.
-        named: by the identity of a schema, itself, and what `batching.merge._names` says of it (None: it is not for C).
+        named: by the identity of a schema, itself, and what `spaces.infos._names` says of it (None: it is not for C).
 
     Returns:
-        What `batching.merge.merge` gives. None if there are no parts, if a schema is not among those, a key is no
+        What `spaces.infos.merge_infos` gives. None if there are no parts, if a schema is not among those, a key is no
         string or comes with two dtypes or shapes, or positions or values do not fit: that is Python's, which names what
         is new.
 
@@ -170,7 +170,7 @@ def serve_express(
         plan: where actions are read into, after the number of a lane of shared memory, if there are several; the array
             that they are then; `steps`, `resets`, `due`, `seeds`, `at_end`, `mark` and, for each lane, `into` as
             `step_rows` takes them; what tells what travels of so many rows from one on; the sorts of infos that the
-            parent knows as columns (see `batching.gather.Gatherer.sorts`); what travels of all; and what is called
+            parent knows as columns (see `spaces.infos.Gatherer.c_schemas`); what travels of all; and what is called
             when so many rows from one on were stepped, and says whether there is no more to tell than that; or None.
         seconds: how long not to sleep after a reply, before that is nothing.
 

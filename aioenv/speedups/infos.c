@@ -22,9 +22,9 @@ static Py_ssize_t keys_of(PyObject *sort) { return PyList_GET_SIZE(part_of(sort,
 
 static int is_sort(PyObject *sort) {
     uint32_t number;
-    if (!PyTuple_Check(sort) || PyTuple_GET_SIZE(sort) != KNOWN_FIELDS || as_word(part_of(sort, KNOWN_NUMBER), &number))
+    if (!PyTuple_Check(sort) || PyTuple_GET_SIZE(sort) != KNOWN_FIELDS || as_word(part_of(sort, KNOWN_SCHEMA_ID), &number))
         return 0;
-    for (int part = KNOWN_KEYS; part <= KNOWN_LIKE; part++)
+    for (int part = KNOWN_KEYS; part <= KNOWN_TEMPLATES; part++)
         if (!PyList_CheckExact(part_of(sort, part)) || PyList_GET_SIZE(part_of(sort, part)) != keys_of(sort))
             return 0;
     return keys_of(sort) <= MAX_KEYS;
@@ -125,7 +125,7 @@ static int begin_group(InfoGroup *group, PyObject *sort, Py_ssize_t rows) {
     int takes = group->items != NULL;
     while (takes && group->keys < keys) {
         InfoItem *item = &group->items[group->keys];
-        PyObject *like = PyList_GET_ITEM(part_of(sort, KNOWN_LIKE), group->keys);
+        PyObject *like = PyList_GET_ITEM(part_of(sort, KNOWN_TEMPLATES), group->keys);
         takes = Py_TYPE(like) == (PyTypeObject *)numpy_array &&
                 PyObject_GetBuffer(like, &item->like, PyBUF_FORMAT | PyBUF_C_CONTIGUOUS) == 0;
         if (!takes)
@@ -170,7 +170,7 @@ int note_columns(Columns *columns, PyObject *info, Py_ssize_t row) {
 static PyObject *dict_of(const InfoGroup *group, Py_ssize_t index) {
     const char *from = group->values + index * group->row_bytes;
     PyObject *bytes = PyBytes_FromStringAndSize(from, group->row_bytes);
-    PyObject *info = bytes == NULL ? NULL : PyObject_CallOneArg(part_of(group->sort, KNOWN_MAKE), bytes);
+    PyObject *info = bytes == NULL ? NULL : PyObject_CallOneArg(part_of(group->sort, KNOWN_MAKE_INFO), bytes);
     Py_XDECREF(bytes);
     return info;
 }
@@ -222,7 +222,7 @@ PyObject *tail_of(const Columns *columns) {
         const InfoGroup *group = &columns->groups[i];
         int all = group->used == columns->rows;
         uint32_t number = 0;
-        as_word(part_of(group->sort, KNOWN_NUMBER), &number);
+        as_word(part_of(group->sort, KNOWN_SCHEMA_ID), &number);
         to = put_number(to, number, 4);
         to = put_number(to, all ? UINT32_MAX : (uint64_t)group->used, 4);
         to = put_number(to, (uint64_t)(group->used * group->row_bytes), 8);

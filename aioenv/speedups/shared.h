@@ -32,8 +32,8 @@ enum { PENDING_INTO, PENDING_ON_REPLY, PENDING_COUNTED, PENDING_FIELDS }; /* aio
 enum { COUNTED_PART, COUNTED_WHOLE, COUNTED_READ, COUNTED_ALWAYS, COUNTED_FIELDS }; /* aioenv.process.connection.CountedReply */
 enum { COLUMNS_POSITIONS, COLUMNS_SCHEMA, COLUMNS_VALUES, COLUMNS_FIELDS }; /* aioenv.spaces.infos.Columns */
 enum { SCHEMA_COLUMNS, SCHEMA_FLOATS, SCHEMA_BY_ROW, SCHEMA_FIELDS }; /* aioenv.spaces.infos.Schema */
-enum { COLUMN_PATH, COLUMN_DTYPE, COLUMN_SHAPE, COLUMN_IS_DICT, COLUMN_IS_PYTHON, COLUMN_APART, COLUMN_FIELDS }; /* aioenv.spaces.infos.Column */
-enum { KNOWN_NUMBER, KNOWN_KEYS, KNOWN_TYPES, KNOWN_LIKE, KNOWN_MAKE, KNOWN_FIELDS }; /* aioenv.spaces.infos.NumericSchema */
+enum { COLUMN_PATH, COLUMN_DTYPE, COLUMN_SHAPE, COLUMN_IS_DICT, COLUMN_IS_PYTHON, COLUMN_AS_OBJECTS, COLUMN_FIELDS }; /* aioenv.spaces.infos.Column */
+enum { KNOWN_SCHEMA_ID, KNOWN_KEYS, KNOWN_TYPES, KNOWN_TEMPLATES, KNOWN_MAKE_INFO, KNOWN_FIELDS }; /* aioenv.spaces.infos.NumericSchema */
 enum { NAME_KEY, NAME_MASK_KEY, NAME_DTYPE, NAME_SHAPE, NAME_FIELDS }; /* aioenv.spaces.infos.ColumnName */
 
 /* Attributes (see attributes.py). */

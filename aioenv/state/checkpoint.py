@@ -22,7 +22,7 @@ import numpy.typing as npt
 from gymnasium import Env
 
 from aioenv.ipc.messages import dump
-from aioenv.spaces.seeding import generator_of, raw_state, seed_of, seed_words, state_words
+from aioenv.spaces.seeding import generator_from_words, live_state, seed_from_words, seed_words, state_words
 from aioenv.state.model_edits import ModelEdits, may_edit
 from aioenv.state.mujoco_versions import lets_sleep
 from aioenv.state.wrapper_stack import KINDS, REMEDY, examine, python_values, settle
@@ -175,7 +175,7 @@ class RowCheckpoint:
             raise _Unfit(2)
         words[_SEED : _SEED + 3] = seed_words(getattr(self._base, "_np_random_seed", None))
         self._generator = generator
-        if (raw := raw_state(generator)) is not None:
+        if (raw := live_state(generator)) is not None:
             self._rng_octets = _octets(raw[0]), _octets(raw[1])
 
     def _write_own(self, words: Words) -> None:
@@ -203,8 +203,8 @@ class RowCheckpoint:
         status = int(words[_STATUS])
         if status != _VALID:
             raise ValueError(_MISSING.get(status, "this is no checkpoint"))
-        self._base._np_random = generator_of(words[_RNG : _RNG + 5].tolist())
-        self._base._np_random_seed = seed_of(words[_SEED : _SEED + 3].tolist())
+        self._base._np_random = generator_from_words(words[_RNG : _RNG + 5].tolist())
+        self._base._np_random_seed = seed_from_words(words[_SEED : _SEED + 3].tolist())
         if self._physics:
             import mujoco
 

@@ -50,7 +50,7 @@ class EpisodeCounter:
         return f"<EpisodeCounter of {self.num_slots or 'any'} slots>"
 
     def at(self, slot: int) -> SlotCounter:
-        """The counter of a slot, for its factory.
+        """Return the counter of a slot, for its factory.
 
         Raises:
             ValueError: if there is no such slot. A counter without slots takes any.
@@ -62,11 +62,11 @@ class EpisodeCounter:
         return SlotCounter(self, int(slot))
 
     def next_id(self) -> int:
-        """The next number; only without slots.
+        """Return the next number; only without slots.
 
         Raises:
             ValueError: if there are slots.
-            ClosedError: if this is closed.
+            ClosedError: if the counter is closed.
         """
         if self.num_slots is not None:
             raise ValueError("this counter has slots: ask counter.at(slot)")
@@ -89,10 +89,10 @@ class EpisodeCounter:
             return {"counts": self._cells.tolist()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where a `state_dict` was taken, in every process.
+        """Continue from a `state_dict`, in every process.
 
         Raises:
-            ValueError: if it is of a counter with another number of slots, or no such state.
+            ValueError: if it is the state of a counter with another number of slots, or no such state.
         """
         try:
             counts = [int(count) for count in state["counts"]]
@@ -105,14 +105,14 @@ class EpisodeCounter:
                 self._cells[cell] = count
 
     def unshared(self) -> EpisodeCounter:
-        """A copy in the same state that nobody else has: either hands out the same numbers as the other."""
+        """Return a private copy in the same state: both hand out the same numbers from here on."""
         other = EpisodeCounter.__new__(EpisodeCounter)
         other._set_up(self.num_slots, SharedBlock(8 * (self.num_slots or 1), shared=False))
         other.load_state_dict(self.state_dict())
         return other
 
     def close(self) -> None:
-        """Let go of the memory in this process; workers keep theirs. What it has counted can still be read here."""
+        """Release the memory in this process; workers keep theirs. The counts can still be read here."""
         self._cells = memoryview(bytes(self._cells)).cast("q")
         self._block.close()
         self._block.data.release()
@@ -144,7 +144,7 @@ class SlotCounter:
         return f"<slot {self.slot} of {self.counter!r}>"
 
     def next_id(self) -> int:
-        """The next number of this slot."""
+        """Return the next number of this slot."""
         slots = self.counter.num_slots
         if slots is None:
             return self.counter.next_id()
@@ -156,10 +156,10 @@ class CountEpisodes(Wrapper[Any, Any, Any, Any]):
 
     Args:
         env: any env.
-        counter: where numbers come from: `EpisodeCounter.at(slot)`, or a counter without slots.
+        counter: the source of the numbers: `EpisodeCounter.at(slot)`, or a counter without slots.
 
     Raises:
-        ValueError: if it is a counter of slots, and not that of one.
+        ValueError: if it is a counter with slots, and not that of one slot.
     """
 
     def __init__(self, env: Env[Any, Any], counter: EpisodeCounter | SlotCounter) -> None:
@@ -187,19 +187,20 @@ class CountEpisodes(Wrapper[Any, Any, Any, Any]):
         return obs, reward, terminated, truncated, {**info, "episode_id": self._id}
 
     def get_state(self) -> dict[str, Any]:
-        """The number of the episode, -1 before the first."""
+        """Return the number of the episode, -1 before the first."""
         return {"episode_id": -1 if self._id is None else self._id}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Go on with a state of `get_state`."""
+        """Continue from a state of `get_state`."""
         self._id = None if state["episode_id"] < 0 else int(state["episode_id"])
 
 
 class SeedPlan:
-    """A list of seeds, of which slot i's episode k gets number `i + k * num_envs`, and from the start again at its end.
+    """A list of seeds for all episodes: episode k of slot i gets seed `i + k * num_envs`, modulo its length.
 
-    How many episodes a slot has begun is in memory that all processes share, so that a worker that is started again
-    goes on. Where memory can't be shared it begins anew.
+    So the seeds are the same for any number of workers, whatever the timing. The number of episodes that a slot has
+    begun is in memory that all processes share, so a worker that is restarted continues the plan. Where memory can't be
+    shared, it starts the plan again.
 
     Args:
         seeds: int64.
@@ -215,22 +216,22 @@ class SeedPlan:
         self._block = block
         self._begun: Any = block.data.cast("q")  # by slot; each is written by one worker alone, so without a lock
 
-    def first(self, slots: Iterable[int]) -> list[int | None]:
-        """The seeds that slots begin with."""
+    def first_seeds(self, slots: Iterable[int]) -> list[int | None]:
+        """Return the first seeds of some slots."""
         return [int(self._seeds[slot]) for slot in slots]
 
-    def next(self, slot: int) -> int:
-        """The seed of a slot's next episode."""
+    def next_seed(self, slot: int) -> int:
+        """Return the seed of a slot's next episode."""
         begun = self._begun[slot]
         self._begun[slot] = begun + 1
         return int(self._seeds[(slot + begun * self._num_envs) % len(self._seeds)])
 
-    def begin(self, slot: int) -> None:
-        """A slot has been given a seed, in place of its first one."""
+    def skip_first(self, slot: int) -> None:
+        """Note that a slot was given a seed in place of its first one."""
         self._begun[slot] = 1
 
     def close(self) -> None:
-        """Let go of the memory in this process. Idempotent."""
+        """Release the memory in this process. Idempotent."""
         if not self._block.closed:
             self._begun.release()
             self._block.close()

@@ -10,7 +10,7 @@ import gymnasium
 
 from aioenv.errors import EpisodesDone, SlotError, StepTimeout
 from aioenv.loops.evaluate import Evaluation, Progress, counted, set_partial, summary
-from aioenv.rollout.episodes import Episode, episode_seeds
+from aioenv.rollout.numbered_episodes import Episode, episode_seeds
 from aioenv.rollout.rollout import Policy
 from aioenv.vector_env import AsyncVectorEnv
 

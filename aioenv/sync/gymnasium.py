@@ -14,7 +14,7 @@ from gymnasium.vector.async_vector_env import AsyncState
 from gymnasium.vector.utils import iterate
 
 from aioenv import vector_env
-from aioenv.core import calls
+from aioenv.core import env_calls
 from aioenv.core.arguments import check_num_workers
 from aioenv.core.results import ResetResult, StepResult
 from aioenv.errors import (
@@ -381,12 +381,12 @@ async def _call(
 ) -> tuple[Any, ...]:
     if name in _NOT_BY_CALL:
         raise ValueError(f"Trying to call function `{name}` with `call`, use `{name}` directly instead.")
-    schedule = envs._running
+    schedule = envs._check_running()
     await schedule.drain()  # what a timeout or an interrupt has left
-    return await calls.call_envs(schedule, None, name, args, kwargs)
+    return await env_calls.call_envs(schedule, None, name, args, kwargs)
 
 
 async def _set_attr(envs: vector_env.AsyncVectorEnv, name: str, values: Any) -> None:
-    schedule = envs._running
+    schedule = envs._check_running()
     await schedule.drain()
-    await calls.set_attr(schedule, name, values)
+    await env_calls.set_attr(schedule, name, values)

@@ -7,7 +7,7 @@ import queue
 from collections.abc import Callable, Coroutine, Generator, Sequence
 from typing import Any, Literal
 
-from aioenv.rollout.episodes import Episode
+from aioenv.rollout.numbered_episodes import Episode
 from aioenv.rollout.recorder import Rollout
 from aioenv.rollout.rollout import Policy, takes
 from aioenv.sync.facade import Facade

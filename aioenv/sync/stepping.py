@@ -34,7 +34,7 @@ class BlockingStepper:
     def __init__(self, portal: Portal, envs: AsyncVectorEnv) -> None:
         self.portal = portal
         self.envs = envs
-        schedule = envs._schedule
+        schedule = envs._scheduler
         visits = isinstance(schedule, RequestScheduler) and schedule.needs_replies_only
         self.here = ReplyPoller(schedule.fleet.members if schedule is not None and visits else ())
         portal.may_park = self.here.suffices if visits else None
@@ -68,7 +68,7 @@ class BlockingStepper:
         return ready[0] if ready else self.portal.call(self.envs.recv, min_slots, max_slots, deadline_s=deadline_s)
 
     def _recv_here(self, signals: list[Any], ready: list[Ready], min_slots: int, max_slots: int | None) -> None:
-        schedule, clock = self.envs._schedule, self.envs._clock
+        schedule, clock = self.envs._scheduler, self.envs._clock
         if schedule is None or schedule.closing or not schedule.outstanding:
             return
         wanted = min_slots if max_slots is None else min(min_slots, max_slots)
@@ -128,7 +128,7 @@ class BlockingStep:
             self._call.wait_begun()
 
     def _begin_here(self, signals: list[Any], actions: Any, go_on: bool) -> None:
-        schedule = self._envs._schedule
+        schedule = self._envs._scheduler
         if schedule is None or not schedule.steps_here or self._envs.closed:
             return
         exchange = schedule.begin_step(actions, given=self._given)
@@ -139,7 +139,7 @@ class BlockingStep:
                 self._portal.hurry()
 
     def _wait_here(self, signals: list[Any], timeout_s: float | None) -> None:
-        schedule, exchange = self._envs._schedule, self._exchange
+        schedule, exchange = self._envs._scheduler, self._exchange
         if schedule is None or exchange is None or schedule.closing:
             return
         try:
@@ -224,13 +224,13 @@ def _limit(schedule: RequestScheduler, timeout_s: float | None) -> float:
 
 async def _step(envs: AsyncVectorEnv, actions: Any, given: bool, timeout_s: float | None) -> StepResult:
     if given:
-        return await envs._running.step(actions, given=True, timeout_s=timeout_s)
+        return await envs._check_running().step(actions, given=True, timeout_s=timeout_s)
     return await envs.step(actions, timeout_s=timeout_s)
 
 
 async def _begin(envs: AsyncVectorEnv, actions: Any, given: bool) -> tuple[BatchRequest, asyncio.Future[None]] | None:
     """Send a step, and leave it; None, and nothing was sent, if there are slots that don't take part."""
-    schedule = envs._running
+    schedule = envs._check_running()
     if schedule.table.paused is not None:
         return None
     exchange = await schedule.send_step(actions, given=given)
@@ -241,7 +241,7 @@ async def _begin(envs: AsyncVectorEnv, actions: Any, given: bool) -> tuple[Batch
 async def _outcome(
     envs: AsyncVectorEnv, exchange: BatchRequest, done: asyncio.Future[None], timeout_s: float | None
 ) -> StepResult:
-    schedule, wait = envs._running, envs._clock.envs.begin()
+    schedule, wait = envs._check_running(), envs._clock.envs.begin()
     try:
         schedule.take_up(exchange, done)
         return await schedule.step_outcome(exchange, timeout_s)

@@ -11,14 +11,14 @@ import numpy as np
 import numpy.typing as npt
 
 from aioenv import make
-from aioenv.core.images.stream import ImageStream
 from aioenv.core.results import Ready, ResetResult, SlotStep, StepResult
 from aioenv.core.session import CLOSE_GRACE_S
 from aioenv.envs import ActorID
 from aioenv.errors import ClosedError
 from aioenv.native_vector_env import NativeVectorEnv
-from aioenv.rendering.tiles import side_by_side
-from aioenv.rollout.episodes import Episode
+from aioenv.rendering.images import side_by_side
+from aioenv.rendering.step_images import ImageStream
+from aioenv.rollout.numbered_episodes import Episode
 from aioenv.rollout.recorder import Rollout
 from aioenv.rollout.rollout import Policy
 from aioenv.state.env_state import EnvState
@@ -285,7 +285,7 @@ class _Items(Iterator[tuple[int, Any]]):
         try:
             item = self._portal.call(self._stream.next)
         except ClosedError:  # between two items: nothing is waited for any more
-            item = self._stream.take_left()
+            item = self._stream.next_drawn()
         if item is None:
             raise StopIteration
         return item

@@ -158,22 +158,22 @@ class EnvService(SlotService):
             riding.append(self._checkpoints.array)
         lanes = [SharedBatch({}, {})]
         if plane is not None:
-            lanes = plane.lanes(map_memory(plane.size(observations, layout)), observations, layout)
+            lanes = plane.batches(map_memory(plane.size(observations, layout)), observations, layout)
         mine = slice(start, start + n)
         shared = [{i: a[mine] for i, a in lane.observations.items()} for lane in lanes]
         self._rows = ResultRows(observations, n, shared, riding, self._cast)
         actions = [{i: array[mine] for i, array in lane.actions.items()} for lane in lanes]
         self._actions = Actions(layout, n, actions, laned=plane is not None)
         self._action_views = self._actions.views
-        simple = layout.plain and observations.numeric and not (plane and plane.actions)
+        simple = layout.is_single_array and observations.is_numeric and not (plane and plane.actions)
         small = sum(map(len, self._rows.stepped_run(0, n))) <= MAX_FIXED_BYTES  # else Python says that it is not
         self._tells_no_more = simple and small and not draws_late
         self._rides = self._let_ride if riding or self._editing else None
         if seed_plan is not None:
-            self._stepper.follow(seed_plan, start)
+            self._stepper.use_seed_plan(seed_plan, start)
         for row, what, subject in self._editing:
             if what == "render":
-                self._stepper.around_resets(row, subject.end, subject.begin)
+                self._stepper.wrap_reset(row, subject.end, subject.begin)
         # what is here now stays: full collections need not look at it again
         if worker_context.owns_process():
             gc.collect()
@@ -186,7 +186,7 @@ class EnvService(SlotService):
             if not 0 < needed <= size:
                 why = f"it needs {needed}" if needed else "it can't be resumed"
                 raise ValueError(f"row {row} has no checkpoint of {size} words: {why}")
-        checkpoints = Checkpoints(self._row_checkpoints, size, self._stepper.due)
+        checkpoints = Checkpoints(self._row_checkpoints, size, self._stepper.pending_reset)
         checkpoints.capture(self._all_rows)
         return checkpoints
 
@@ -211,11 +211,10 @@ class EnvService(SlotService):
         into = self._rows.lanes if self._tells_no_more else None
         if into is None or (self._checkpoints is not None and self._checkpoints.beyond):
             return None  # a state that is too long now may be so in the next step, and need not be written twice then
-        rows, sorts = self._rows.stepped_run, self._gatherer.sorts
+        rows, sorts = self._rows.stepped_run, self._gatherer.c_schemas
         fixed = rows(0, len(self._envs))
-        return FastPath(
-            self._action_views, self._actions.array, *self._stepper.express, into, rows, sorts, fixed, self._rides
-        )
+        envs = self._stepper.c_arguments
+        return FastPath(self._action_views, self._actions.array, *envs, into, rows, sorts, fixed, self._rides)
 
     def _let_ride(self, first: int, count: int) -> bool:
         """Write states and checkpoints of so many rows from one on, stepped in C; False: there is more to tell."""
@@ -252,7 +251,7 @@ class EnvService(SlotService):
         if out.rows:
             self._rows.store(lane, out)
         failures = [describe_failure(exc, row) for row, exc in out.failures] if out.failures else []
-        return self._reply(rows, True, out.infos, failures, rows, out.over, out.lost)
+        return self._reply(rows, True, out.infos, failures, rows, out.exhausted, out.lost)
 
     def _reset(self, frame: Frame) -> Reply:
         request: ResetRequest = load(frame.tail)
@@ -269,7 +268,7 @@ class EnvService(SlotService):
             except SystemExit:
                 raise
             except BaseException as exc:
-                if self._stepper.is_end(row, exc):
+                if self._stepper.note_exhausted(row, exc):
                     over.append(row)
                 else:
                     failures.append(describe_failure(exc, row))
@@ -318,7 +317,7 @@ class EnvService(SlotService):
             return new_tuple(Reply, (fixed, b""))
         try:
             groups = self._gatherer.gather(infos, rows) if infos else []
-            news = self._gatherer.take_news()
+            news = self._gatherer.take_new_schemas()
             more = news or failures or objects or over or beyond or parcels
             if not (more or any(group.objects for group in groups)):
                 return Reply(fixed, dump_columns(groups))
@@ -371,7 +370,7 @@ class EnvService(SlotService):
                     column[index] = None
         self._gatherer = Gatherer()  # what it believes to have sent, it has not
         groups = self._gatherer.gather(good, rows)
-        return dump(StepReply(self._gatherer.take_news(), groups, objects, failures, over, beyond, parcels))
+        return dump(StepReply(self._gatherer.take_new_schemas(), groups, objects, failures, over, beyond, parcels))
 
     def afterwards(self) -> Reply | None:
         """Render the rows that were just stepped, if the parent wants images and nobody else can draw them."""
@@ -439,11 +438,11 @@ class EnvService(SlotService):
 
     def resets_due(self, rows: Sequence[int]) -> tuple[list[bytes], list[Failure]]:
         """For each row whether its next step will be a reset instead."""
-        return self._for_each(rows, [lambda _, row=row: self._stepper.due[row] == 1 for row in rows])  # type: ignore[misc]
+        return self._for_each(rows, [lambda _, row=row: self._stepper.pending_reset[row] == 1 for row in rows])  # type: ignore[misc]
 
     def get_states(self, rows: Sequence[int]) -> tuple[list[bytes], list[Failure]]:
         """The state of each env, or, as a text, why it can't be had."""
-        due = self._stepper.due
+        due = self._stepper.pending_reset
         return self._for_each(rows, [lambda env, row=row: _or_text(read_snapshot, env, due[row] == 1) for row in rows])  # type: ignore[misc]
 
     def set_states(self, rows: Sequence[int], states: Sequence[RawState]) -> tuple[list[bytes], list[Failure]]:
@@ -467,7 +466,7 @@ class EnvService(SlotService):
             state = as_single(self._envs[row], state, self._stepper.mode)
         if state[1].get("due") and not self._stepper.resets_next_step:
             raise Misfit(AWAITS_RESET)
-        self._stepper.go_on(row, write_snapshot(self._envs[row], state))
+        self._stepper.continue_from(row, write_snapshot(self._envs[row], state))
         if self._checkpoints is None:
             return None
         self._checkpoints.capture([row])
@@ -543,7 +542,7 @@ class EnvService(SlotService):
     ) -> str | None:
         assert self._checkpoints is not None
         checkpoint = self._row_checkpoints[row]
-        due = self._stepper.due
+        due = self._stepper.pending_reset
         match operation:
             case None:
                 due[row] = checkpoint.restore(after, beyond[1])
@@ -574,7 +573,7 @@ class EnvService(SlotService):
                 self._rows.keep(0, row, obs)  # a reset of other rows tells it once more
             if state is not None:
                 self._state[row] = state  # and what images of it are drawn from
-            self._stepper.begin_anew(row, seed, None if over else obs)
+            self._stepper.replace_lost_env(row, seed, None if over else obs)
 
     def show_again(self, rows: Sequence[tuple[int, Any]]) -> None:
         """What rows of another process that must be reset observed last: a reset of other rows tells it once more."""

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from aioenv.ipc.frames import Buffer, Frame
-from aioenv.spaces.autoreset import Into, Stepped
+from aioenv.spaces.autoreset import ResultArrays, Stepped
 from aioenv.spaces.layout import Arrays, Layout, byte_view
 from aioenv.speedups import compiled
 
@@ -103,23 +103,23 @@ class ResultRows:
         # observations, as the envs gave them: a lane of shared memory holds those of another step
         self._last: list[Any] = [None] * n
         self._views: dict[tuple[bool, int, int], Sequence[Buffer]] = {}
-        self.lanes: list[Into] | None = None
-        if compiled and layout.numeric and not cast:
+        self.lanes: list[ResultArrays] | None = None
+        if compiled and layout.is_numeric and not cast:
             flags = self._terminated, self._truncated
             trees = [layout.assemble([lane.get(i, array) for i, array in enumerate(own)], ()) for lane in shared]
             self.lanes = [(tree, self._reward, *flags, self._last) for tree in trees]
 
-    def into(self, lane: int) -> Into | None:
+    def into(self, lane: int) -> ResultArrays | None:
         """One of `lanes`, if there are any."""
         return self.lanes[lane] if self.lanes is not None else None
 
     def store(self, lane: int, out: Stepped) -> None:
         """Put in what a step gave; a row whose values don't fit is added to `out.failures`."""
-        if out.odd:
+        if out.nonstandard:
             self.lanes = None
         rows = out.rows
         start = run_of(rows)
-        odd = out.failures or out.over
+        odd = out.failures or out.exhausted
         if not odd and start is not None:
             try:
                 self._writers[lane].write_run(start, out.observations)
@@ -144,12 +144,12 @@ class ResultRows:
     def _store_one_by_one(self, lane: int, out: Stepped) -> None:
         failed = {row for row, _ in out.failures}
         for index, row in enumerate(out.rows):
-            if row not in failed and not (out.observations[index] is None and row in out.over):
+            if row not in failed and not (out.observations[index] is None and row in out.exhausted):
                 try:
                     self.keep(lane, row, out.observations[index])
                     continue
                 except Exception as exc:
-                    out.spoil(index, row, exc)
+                    out.mark_failed(index, row, exc)
             self.show(lane, [row])
 
     def keep(self, lane: int, row: int, obs: Any) -> None:

@@ -13,7 +13,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 
 from aioenv.errors import ActionError
 from aioenv.spaces.layout import Layout
-from aioenv.spaces.outcomes import first_bad, refuse
+from aioenv.spaces.outcomes import find_not_finite, raise_not_finite
 from aioenv.state.snapshot import Misfit, RawState
 from aioenv.worker.making import AnyVectorEnv
 from aioenv.worker.vector_states import read_vector_states, write_vector_states
@@ -443,7 +443,7 @@ class CheckedNumerics(_Wrapper):
         last: Any = info.get("final_obs")
         for slot in slots.tolist() if last is not None else ():
             obs = {key: part[slot] for key, part in last.items()} if isinstance(last, dict) else last[slot]
-            if (found := first_bad(obs, "final observation")) is not None:
+            if (found := find_not_finite(obs, "final observation")) is not None:
                 self._refuse(slot, *found)
 
     def _look(self, where: str, batch: Any, slots: npt.NDArray[np.int64]) -> None:
@@ -458,8 +458,8 @@ class CheckedNumerics(_Wrapper):
             if isinstance(batch, np.ndarray) and np.isfinite(batch).all():
                 return
             for slot in slots.tolist() if len(batch) == self.num_envs else ():
-                if (found := first_bad(batch[slot], where)) is not None:
+                if (found := find_not_finite(batch[slot], where)) is not None:
                     self._refuse(slot, *found)
 
     def _refuse(self, slot: int, where: str, number: Any) -> None:
-        refuse(f"slot {self._first + slot}: {where}", number, int(self._steps[slot]))
+        raise_not_finite(f"slot {self._first + slot}: {where}", number, int(self._steps[slot]))

@@ -443,7 +443,7 @@ class VectorReplies:
         if not objects and not beyond and not any(info for info, _ in infos):
             return Reply(fixed)
         groups = [group for info, of in infos if info for group in self._packer.pack(info, of)]
-        news = self._packer.take_news()
+        news = self._packer.take_new_schemas()
         if not (news or objects or beyond or any(group.objects for group in groups)):
             return Reply(fixed, dump_columns(groups))
         return Reply(fixed, dump(StepReply(news, groups, [list(o) for o in objects], [], (), beyond)))
@@ -487,7 +487,7 @@ class InfoPacker:
             run.append((column, values))
         return groups + self._group(run, mask & chosen) if run else groups
 
-    def take_news(self) -> list[tuple[int, Schema]]:
+    def take_new_schemas(self) -> list[tuple[int, Schema]]:
         """The schemas that the parent has not been told of yet."""
         news, self._news = self._news, []
         return news
@@ -534,7 +534,7 @@ class InfoPacker:
         data: list[bytes] = []
         objects: list[list[Any]] = []
         for column, values in run:
-            if column.apart:
+            if column.as_objects:
                 data += [values[row].tobytes() for row in rows.tolist()]
             elif column.dtype is not None:
                 data.append(np.ascontiguousarray(values[rows]).tobytes())

@@ -325,7 +325,7 @@ def test_a_worker_that_has_left_its_process_group(way):
         with pytest.raises(aioenv.WorkerDied if way == "kill" else aioenv.StepTimeout):
             await envs.step([1], timeout_s=0.5)
         if way == "forget":
-            worker = envs._schedule.fleet.members[0].worker
+            worker = envs._scheduler.fleet.members[0].worker
             with pytest.warns(ResourceWarning, match="its workers were killed"):
                 del envs
                 gc.collect()

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import aioenv
-from aioenv.rendering.watchdog import Watchdog
+from aioenv.rendering.queue import Watchdog
 from faults.play import within
 
 TIMEOUT_S = 2.5
@@ -166,16 +166,16 @@ async def test_who_is_late_and_who_is_not():
     late: asyncio.Queue[float] = asyncio.Queue()
     watch = Watchdog(0.05, lambda: late.put_nowait(loop.time()))
     watch.sent()
-    watch.came(died=False)  # else its first answer may take longer
+    watch.answered(died=False)  # else its first answer may take longer
     watch.sent()
     watch.sent()
     began = loop.time()
     time.sleep(0.1)  # noqa: ASYNC251 - a loop that stood still blames nobody
     await asyncio.sleep(0)
-    watch.came(died=False)
+    watch.answered(died=False)
     assert late.empty()
     assert await late.get() - began > 0.15  # one is still open
-    watch.came(died=True)
+    watch.answered(died=True)
     watch.sent()  # a new process takes its time
     await asyncio.sleep(0.3)
     assert late.empty()

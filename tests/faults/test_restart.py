@@ -340,8 +340,8 @@ async def test_what_is_forgotten_in_a_restart_leaves_no_process(way, when):
     await died(envs, 0)
     while envs.workers[0].state != when:
         await asyncio.sleep(0)
-    workers = [member.worker for member in envs._schedule.fleet.members]
-    (restart,) = envs._schedule.restarter._tasks.values()
+    workers = [member.worker for member in envs._scheduler.fleet.members]
+    (restart,) = envs._scheduler.restarter._tasks.values()
     with pytest.warns(ResourceWarning, match="unclosed"):
         del envs
         gc.collect()

@@ -10,13 +10,13 @@ import numpy.typing as npt
 from gymnasium.vector import AutoresetMode
 
 from aioenv.core.results import ResetResult, StepResult
-from aioenv.spaces.infos import NO_RESULT, Column, Columns, Schema, merge
+from aioenv.spaces.infos import NO_RESULT, Column, Columns, Schema, merge_infos
 from aioenv.stats.episodes import Ended, EpisodeStats
 
 if TYPE_CHECKING:
     from aioenv.core.requests import BatchRequest, WorkerRequest
 
-__all__ = ["EpisodeTracker", "Episodes", "InProcessEpisodeTracker", "check_episode_stats"]
+__all__ = ["EpisodeTracker", "InProcessEpisodeTracker", "check_episode_stats"]
 
 _KEY = "episode"
 # As Gymnasium's RecordEpisodeStatistics: return, length, time.
@@ -30,25 +30,6 @@ _SCHEMA = Schema(
     False,
     False,
 )
-
-
-class Episodes:
-    """The part of a vector env that keeps statistics of its episodes."""
-
-    _episode_stats: EpisodeStats | None = None
-
-    @property
-    def episode_stats(self) -> EpisodeStats:
-        """Returns, lengths, times and events of the episodes that have ended: `print(envs.episode_stats.epoch())`.
-
-        Raises:
-            RuntimeError: if nobody asked for them.
-        """
-        if self._episode_stats is None:
-            raise RuntimeError(
-                "episode_stats: nobody counts episodes here; make the vector env with episode_stats=True"
-            )
-        return self._episode_stats
 
 
 def check_episode_stats(
@@ -183,7 +164,7 @@ class InProcessEpisodeTracker:
         ended = self.stats.step(slots, value.reward[slots], over, values)
         if len(ended.rows) and _KEY not in value.info:
             told = [None, ended.returns, ended.lengths, ended.times_s]
-            value.info.update(merge([Columns(slots[ended.rows], _SCHEMA, told)], self._n))
+            value.info.update(merge_infos([Columns(slots[ended.rows], _SCHEMA, told)], self._n))
 
     def _values(
         self, info: Mapping[Any, Any], slots: npt.NDArray[np.int64], over: npt.NDArray[np.bool_]

@@ -1,4 +1,7 @@
-"""Images as observations, drawn by render workers: envs give states, in whose place the user gets images."""
+"""Images as observations, drawn by render workers: envs give states, in whose place the user gets images.
+
+`PixelRenderer` draws replies of workers, `ResultPixelRenderer` results of a vector env in this process.
+"""
 
 from __future__ import annotations
 
@@ -8,59 +11,59 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from aioenv.core.images.pool import Pool
 from aioenv.core.requests import Batch, WorkerRequest
 from aioenv.core.results import ResetResult, StepResult
 from aioenv.errors import EnvError, RenderError
 
 if TYPE_CHECKING:
-    from aioenv.rendering.draw_requests import ImageBuffer
+    from aioenv.rendering.image_memory import ImageBuffer
+    from aioenv.rendering.step_pool import StepRenderPool
     from aioenv.state.render_source import RenderUpdate
 
 __all__ = ["PixelRenderer", "ResultPixelRenderer"]
 
 Done = Callable[[RenderError | None], None]
-# A terminal observation: whose it is, and the element of infos that it is.
+# A terminal observation: its slot, and the array of infos and the index there that it is at.
 Final = tuple[int, Any, int]
 
 
 class PixelRenderer:
-    """Draws what has arrived, before it is handed out.
+    """Draws the states of replies before they are returned.
 
     Args:
         pool: draws states.
-        leaf: the number of the observations' leaf that is drawn.
+        leaf: the number of the leaf of the observations that is drawn.
         key: its key in a Dict of observations; None if it is the whole observation.
     """
 
-    def __init__(self, pool: Pool, leaf: int, key: str | None) -> None:
+    def __init__(self, pool: StepRenderPool, leaf: int, key: str | None) -> None:
         self._pool = pool
         self._leaf = leaf
         self._key = key
 
-    def sheet(self, n: int) -> ImageBuffer:
-        """What n rows of observations are drawn on."""
-        return self._pool.sheet(n)
+    def new_buffer(self, n: int) -> ImageBuffer:
+        """Return a buffer for n rows of observations."""
+        return self._pool.new_buffer(n)
 
-    def receive(self, parcels: Sequence[tuple[int, RenderUpdate]]) -> None:
-        """Models have come, of slots whose states are drawn next."""
-        self._pool.receive(parcels)
+    def update_models(self, updates: Sequence[tuple[int, RenderUpdate]]) -> None:
+        """Pass on new models of slots, before the states that are drawn with them."""
+        self._pool.update_models(updates)
 
-    def paint(self, batch: Batch, part: WorkerRequest, done: Done) -> None:
+    def draw(self, batch: Batch, part: WorkerRequest, done: Done) -> None:
         """Draw the images of a part whose reply has been read; never blocks.
 
         Args:
-            batch: the part's, with a sheet of `sheet`, whose rows are drawn on.
-            part: with the terminal observations in its infos, which are drawn too.
-            done: called once, when all are drawn or can't be.
+            batch: the part's, with an image buffer, whose rows are drawn into.
+            part: with terminal observations in its infos, which are drawn too.
+            done: called once, when all are drawn or have failed.
         """
-        assert batch.sheet is not None
+        assert batch.image_buffer is not None
         states = batch.received[self._leaf][part.start : part.stop]
         finals = list(self._finals(part))
-        _draw(self._pool, self._key, part.slots.tolist(), states, batch.sheet, part.start, finals, done)
+        _draw(self._pool, self._key, part.slots.tolist(), states, batch.image_buffer, part.start, finals, done)
 
     def _finals(self, part: WorkerRequest) -> Iterator[Final]:
-        """The terminal observations of a part."""
+        """Yield the terminal observations of a part."""
         for columns in part.columns:
             for column, values in zip(columns.schema.columns, columns.values, strict=True):
                 if column.path != ("final_obs",):
@@ -72,24 +75,24 @@ class PixelRenderer:
 
 
 class ResultPixelRenderer:
-    """Draws the results of a vector env in this process, before they are handed out.
+    """Draws the results of a vector env in this process before they are returned.
 
     Args:
         pool: draws states.
         key: of the states in a Dict of observations; None if they are the whole observation.
-        error_of: what the vector env's error is if they can't be drawn.
+        error_of: makes the vector env's error of a failure to draw.
 
     Attributes:
         drawing: how many results are being drawn.
     """
 
-    def __init__(self, pool: Pool, key: str | None, error_of: Callable[[Exception], EnvError]) -> None:
+    def __init__(self, pool: StepRenderPool, key: str | None, error_of: Callable[[Exception], EnvError]) -> None:
         self._pool = pool
         self._key = key
         self._error_of = error_of
         self.drawing = 0
 
-    def paint(
+    def draw(
         self,
         result: StepResult | ResetResult,
         slots: npt.NDArray[np.int64],
@@ -98,23 +101,23 @@ class ResultPixelRenderer:
         """Draw the images of a result; never blocks.
 
         Args:
-            result: a batch of all slots, which nobody else has; its terminal observations are drawn in place.
-            slots: int64, ascending: those that are handed out. The images of others are black.
-            done: called once, with the result that has images; or the error, whose `partial` has those that could be
-                drawn.
+            result: a batch of all slots that has no other user; images replace its terminal observations in place.
+            slots: int64, ascending: the slots that are returned. The images of others are black.
+            done: called once, with the result that has images; or with the error, whose `partial` has the images that
+                could be drawn.
         """
         key, info = self._key, result.info
         states = result.obs if key is None else result.obs[key]
         finals = info.get("final_obs", ())
-        sheet = self._pool.sheet(len(slots))
+        buffer = self._pool.new_buffer(len(slots))
         self.drawing += 1
 
         def on_done(error: RenderError | None) -> None:
             self.drawing -= 1
-            drawn = sheet.images.rgb
+            drawn = buffer.images.rgb
             if len(slots) < len(states):
                 drawn = np.zeros((len(states), *drawn.shape[1:]), drawn.dtype)
-                drawn[slots] = sheet.images.rgb
+                drawn[slots] = buffer.images.rgb
             whole = result._replace(obs=drawn if key is None else {**result.obs, key: drawn})
             if error is None:
                 done(whole)
@@ -125,21 +128,21 @@ class ResultPixelRenderer:
 
         ends = [(slot, finals, slot) for slot, obs in enumerate(finals) if obs is not None]
         some = states if len(slots) == len(states) else states[slots]
-        _draw(self._pool, key, slots.tolist(), some, sheet, 0, ends, on_done)
+        _draw(self._pool, key, slots.tolist(), some, buffer, 0, ends, on_done)
 
 
 def _draw(
-    pool: Pool,
+    pool: StepRenderPool,
     key: str | None,
     slots: Sequence[int],
     states: npt.NDArray[np.float64],
-    sheet: ImageBuffer,
+    buffer: ImageBuffer,
     first: int,
     finals: Sequence[Final],
     done: Done,
 ) -> None:
-    """Draw states on a sheet from row `first` on, and terminal observations in their place."""
-    aside = pool.sheet(len(finals)) if finals else None
+    """Draw states into a buffer from row `first` on, and replace terminal observations by images."""
+    final_buffer = pool.new_buffer(len(finals)) if finals else None
     left = 2 if finals else 1
     first_error: RenderError | None = None
     missing: set[int] = set()
@@ -153,13 +156,14 @@ def _draw(
             first_error.slots = tuple(sorted(missing))
         if left:
             return
-        for (_, column, index), image in zip(finals, aside.images.rgb if aside is not None else (), strict=True):
-            # its own: views of a batch of them would all keep that
+        images = final_buffer.images.rgb if final_buffer is not None else ()
+        for (_, column, index), image in zip(finals, images, strict=True):
+            # copies: views would each keep the whole buffer
             column[index] = image.copy() if key is None else {**column[index], key: image.copy()}
         done(first_error)
 
-    if aside is not None:
+    if final_buffer is not None:
         each = [column[index] for _, column, index in finals]
         final_states = np.stack([obs if key is None else obs[key] for obs in each])
-        pool.submit([slot for slot, _, _ in finals], final_states, aside, 0, on_done)
-    pool.submit(slots, states, sheet, first, on_done)
+        pool.submit([slot for slot, _, _ in finals], final_states, final_buffer, 0, on_done)
+    pool.submit(slots, states, buffer, first, on_done)

@@ -17,16 +17,16 @@ import numpy.typing as npt
 
 from aioenv.assign import draw_seeds
 from aioenv.errors import ActionError, EpisodesDone, PausedError, PendingCallError
-from aioenv.rollout.episode_stepper import EpisodeStepper, GroupEpisodeStepper, SteppedSlots
-from aioenv.rollout.pausing import ActiveSlots
+from aioenv.rollout.episode_stepper import EpisodeStepper, SteppedSlots
 from aioenv.rollout.rollout import Policy, are_pairs, hint_for, split_answer, takes
-from aioenv.spaces.seeding import listed_seeds
+from aioenv.rollout.subset import Pausing, check_steps_some
+from aioenv.spaces.seeding import normalize_seeds
 
 if TYPE_CHECKING:
     from aioenv.core.scheduler import RequestScheduler
     from aioenv.core.waits import Clock
 
-__all__ = ["Episode", "Numbered", "episode_seeds"]
+__all__ = ["Episode", "NumberedEpisodes", "episode_seeds"]
 
 Slots = npt.NDArray[np.int64]
 
@@ -57,84 +57,66 @@ class Episode(NamedTuple):
     info: dict[str, Any]
 
 
-class Numbered:
-    """The part of a vector env that runs episodes by number."""
+class NumberedEpisodes:
+    """Runs episodes by number on a started vector env; see `AsyncVectorEnv.episodes`.
 
-    num_envs: int
-    _clock: Clock
-    _live: ActiveSlots | None
-    _latest: list[_EpisodesRun] | None = None  # the run of the latest iteration, until it ends
+    Args:
+        scheduler: knows the spaces and the slots.
+        make_stepper: makes what steps and resets the slots, for each iteration anew.
+        pausing: knows the last observations of paused slots.
+        clock: counts how long the caller waits.
+    """
 
-    if TYPE_CHECKING:
+    def __init__(
+        self,
+        scheduler: RequestScheduler,
+        make_stepper: Callable[[], EpisodeStepper],
+        pausing: Pausing,
+        clock: Clock,
+    ) -> None:
+        self._scheduler = scheduler
+        self._make_stepper = make_stepper
+        self._pausing = pausing
+        self._clock = clock
+        self._latest: list[_EpisodesRun] | None = None  # the run of the latest iteration, until it ends
 
-        @property
-        def _running(self) -> RequestScheduler: ...
-
-    def episodes(
-        self, policy: Policy, n: int, *, seed: int | Sequence[int | None] | None = None
+    def iterate(
+        self, policy: Policy, n: int, seed: int | Sequence[int | None] | None, owner: object
     ) -> AsyncGenerator[Episode, None]:
-        """Run episodes 0 … n-1, each exactly once and to its end, however long each is::
-
-            async for episode in envs.episodes(policy, 100, seed=0):
-                print(episode.number, episode.total_reward)
-
-        They come as they end. Episode k begins with a reset with a seed of its own, so that its result, for a
-        deterministic policy that treats row by row, depends neither on how many slots and workers there are nor on
-        what was lost on the way; and since those that count are chosen before they are run, short ones are not
-        over-represented. A slot with nothing left to do is paused, until the end of the iteration. Afterwards, or when
-        the iteration is left early, `reset` before you step. Where envs reset by themselves in the last step of an
-        episode (`AutoresetMode.SAME_STEP`), they are reset twice.
-
-        With `restart=RestartPolicy()` an episode that a worker has lost is run again, with its seed. If this is
-        cancelled, the policy raises, or something goes wrong in an env, what is in flight is left as by a cancelled
-        `step`.
+        """Return an iterator over episodes 0 … n-1.
 
         Args:
-            policy: `policy(obs)` gives a batch of actions for the observations of all slots, `(num_envs, …)`: rows of
-                slots that are not stepped just now are ignored. Of the parameters that it names it gets `slots` (as for
-                `rollout`: here always all of them), `episodes`, int64 `(num_envs,)`, which episode each row is of, -1
-                for none; and `started`, bool `(num_envs,)`, whose observation is an episode's first one: there a
-                recurrent policy clears its state. It may be a coroutine function.
-            n: how many.
-            seed: an int, or None for fresh entropy, from which a seed is drawn for each episode; or a list of n.
-
-        Raises:
-            ValueError, TypeError: if an argument is none of the values that it may have.
-            PausedError: if all slots are paused.
-            PendingCallError: if a slot has a request in flight, or a result that nobody took; or another iteration
-                has begun since: it has the slots; or they were stepped or reset by somebody else meanwhile.
-            EpisodesDone: if envs have no further episode before n have been run.
-            ActionError, EnvError, WorkerDied, StepTimeout: as for `step`.
+            policy: as of `AsyncVectorEnv.episodes`.
+            n: likewise.
+            seed: likewise.
+            owner: what must not be collected, and so closed, before the iterator is.
         """
-        schedule = self._running
         if not callable(policy):
             raise TypeError(f"episodes: policy: expected a function of observations, got {policy!r}")
         _, seeds = episode_seeds(n, seed)
+        for slot in range(self._scheduler.num_envs):
+            check_steps_some(self._scheduler, "episodes", [slot])
         runs: list[_EpisodesRun] = []
 
         def end() -> None:
             if runs:
                 runs.pop().end()
-                self._live = None
+                self._pausing.forget()
 
-        return _Iteration(self._episodes(schedule, policy, seeds, runs, end), end)
+        return _Iteration(self._episodes(policy, seeds, runs, end), end, owner)
 
     async def _episodes(
-        self,
-        schedule: RequestScheduler,
-        policy: Policy,
-        seeds: Sequence[int | None],
-        runs: list[_EpisodesRun],
-        end: Callable[[], None],
+        self, policy: Policy, seeds: Sequence[int | None], runs: list[_EpisodesRun], end: Callable[[], None]
     ) -> AsyncGenerator[Episode, None]:
-        await schedule.drain()
-        if schedule.outstanding:
+        scheduler = self._scheduler
+        await scheduler.drain()
+        if scheduler.outstanding:
             raise PendingCallError("episodes: there are requests in flight, or results that nobody took; recv() them")
-        if self._latest:  # an iteration that was left early, and that somebody still holds
+        if self._latest:  # an iteration that was left early, and is still referenced
             self._latest.pop().end()
-            self._live = None
+            self._pausing.forget()
         self._latest = runs
-        run = _EpisodesRun(schedule, self._walk(schedule), self._clock, policy, seeds)
+        run = _EpisodesRun(scheduler, self._make_stepper(), self._clock, policy, seeds)
         runs.append(run)
         try:
             while run.busy:
@@ -142,9 +124,6 @@ class Numbered:
                     yield episode
         finally:
             end()
-
-    def _walk(self, schedule: RequestScheduler) -> EpisodeStepper:
-        return GroupEpisodeStepper(schedule)
 
 
 def episode_seeds(n: int, seed: int | Sequence[int | None] | None) -> tuple[int | None, list[int | None]]:
@@ -159,7 +138,7 @@ def episode_seeds(n: int, seed: int | Sequence[int | None] | None) -> tuple[int 
     if seed is None or isinstance(seed, (int, np.integer)):
         entropy, drawn = draw_seeds(seed, int(n))
         return entropy, [*drawn]
-    seeds = listed_seeds(seed)
+    seeds = normalize_seeds(seed)
     if len(seeds) != n:
         raise ValueError(f"seed: expected an int, None, or a list of one for each of {n} episodes, got {len(seeds)}")
     return None, seeds
@@ -173,11 +152,13 @@ class _Iteration(AsyncGenerator[Episode, None]):
     Args:
         inner: the episodes.
         end: ends what they began; idempotent.
+        owner: what must not be collected before this is.
     """
 
-    def __init__(self, inner: AsyncGenerator[Episode, None], end: Callable[[], None]) -> None:
+    def __init__(self, inner: AsyncGenerator[Episode, None], end: Callable[[], None], owner: object) -> None:
         self._inner = inner
         self._end = end
+        self._owner = owner
 
     async def asend(self, value: None) -> Episode:
         return await self._inner.asend(value)
@@ -214,21 +195,21 @@ class _EpisodesRun:
 
     def __init__(
         self,
-        schedule: RequestScheduler,
-        walk: EpisodeStepper,
+        scheduler: RequestScheduler,
+        stepper: EpisodeStepper,
         clock: Clock,
         policy: Policy,
         seeds: Sequence[int | None],
     ) -> None:
-        table, n = schedule.table, schedule.num_envs
+        table, n = scheduler.table, scheduler.num_envs
         if not len(table.live):
             raise PausedError("episodes: all slots are paused; resume() some first")
-        self._schedule = schedule
-        self._walk = walk
+        self._scheduler = scheduler
+        self._stepper = stepper
         self._clock = clock
         self._policy = policy
         self._wanted = [name for name in ("slots", "episodes", "started") if takes(policy, name)]
-        self._pairs = are_pairs(schedule.fleet.single_action_space)
+        self._pairs = are_pairs(scheduler.fleet.single_action_space)
         self._seeds = seeds
         self._queue = deque(range(len(seeds)))
         self._running: dict[int, _Attempt] = {}  # by slot
@@ -246,13 +227,13 @@ class _EpisodesRun:
 
     def _count(self) -> tuple[int, int]:
         """How many steps and resets there have been, whosever they were."""
-        return self._schedule.table.steps, self._schedule.table.resets
+        return self._scheduler.table.steps, self._scheduler.table.resets
 
     def end(self) -> None:
         """Resume what was paused here; there are no more episodes."""
         self._over = True
-        own = [slot for slot in self._paused if slot not in self._schedule.table.exhausted]
-        self._schedule.table.resume(np.array(own, np.int64))
+        own = [slot for slot in self._paused if slot not in self._scheduler.table.exhausted]
+        self._scheduler.table.resume(np.array(own, np.int64))
 
     def _next(self, slot: int) -> None:
         """A slot is free: begin another episode, or pause it."""
@@ -260,7 +241,7 @@ class _EpisodesRun:
             self._begin[slot] = _Attempt(self._queue.popleft(), 1)
         else:
             self._paused.append(slot)
-            self._schedule.table.pause([slot])
+            self._scheduler.table.pause([slot])
 
     async def advance(self) -> list[Episode]:
         """A step of every slot: of its env, or the reset that begins an episode. Gives the episodes that have ended."""
@@ -282,18 +263,18 @@ class _EpisodesRun:
             attempt.began = perf_counter()
         wait = self._clock.envs.begin()
         try:
-            moved = await self._walk.move(stepped, *actions, seeds)
+            moved = await self._stepper.move(stepped, *actions, seeds)
         finally:
             wait.end()
         self._counted = self._count()
-        for column in self._walk.objects:  # slots without a first episode show another's, rather than None
+        for column in self._stepper.objects:  # slots without a first episode show another's, rather than None
             shown = next((item for item in column if item is not None), None)
             if any(item is None for item in column):
                 column[:] = [shown if item is None else item for item in column]
         ended = self._take(stepped, moved) if moved is not None else []
         self._started[:] = False
         for slot, attempt in reset.items():
-            if slot in self._schedule.table.exhausted:
+            if slot in self._scheduler.table.exhausted:
                 self._queue.appendleft(attempt.number)
             else:
                 self._running[slot] = attempt
@@ -303,7 +284,7 @@ class _EpisodesRun:
 
     async def _ask(self) -> tuple[Any, Any]:
         """What the policy would have all slots do, taken apart."""
-        n, fleet = self._schedule.num_envs, self._schedule.fleet
+        n, fleet = self._scheduler.num_envs, self._scheduler.fleet
         given: dict[str, Any] = {}
         if "slots" in self._wanted:
             given["slots"] = np.arange(n)
@@ -312,7 +293,7 @@ class _EpisodesRun:
         if "episodes" in self._wanted:
             given["episodes"] = np.array([self._running[i].number if i in self._running else -1 for i in range(n)])
         obs = fleet.observations.assemble(
-            [array.copy() for array in self._walk.obs], [list(c) for c in self._walk.objects]
+            [array.copy() for array in self._stepper.obs], [list(c) for c in self._stepper.objects]
         )
         answer = self._policy(obs, **given)
         if inspect.isawaitable(answer):
@@ -363,12 +344,12 @@ class _EpisodesRun:
         Raises:
             EpisodesDone: if nobody can run what is left.
         """
-        exhausted = self._schedule.table.exhausted
+        exhausted = self._scheduler.table.exhausted
         free = [slot for slot in self._paused if slot not in exhausted]
         while self._queue and free:
             slot = free.pop(0)
             self._paused.remove(slot)
-            self._schedule.table.resume(np.array([slot]))
+            self._scheduler.table.resume(np.array([slot]))
             self._next(slot)
         if self._queue and not self.busy:
             raise EpisodesDone(

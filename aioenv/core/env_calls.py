@@ -1,0 +1,216 @@
+"""`EnvCalls`: calls of methods and attributes of the envs, of their states and of their actors, by pickle.
+
+Steps take a faster path (see `scheduler.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+from gymnasium.vector import AutoresetMode
+
+from aioenv.envs import ActorID
+from aioenv.errors import OutOfStepError, ResumeError
+from aioenv.state.env_state import EnvState
+from aioenv.worker.vector_states import awaits_reset
+
+if TYPE_CHECKING:
+    from aioenv.core.scheduler import RequestScheduler
+    from aioenv.core.waits import Clock
+
+__all__ = ["EnvCalls", "call_envs", "in_order", "set_attr"]
+
+
+class EnvCalls:
+    """Calls of the envs of a started vector env; see the methods of `AsyncVectorEnv` of the same names.
+
+    Args:
+        scheduler: sends the calls.
+        clock: counts how long the caller waits.
+        mode: the autoreset mode.
+    """
+
+    def __init__(self, scheduler: RequestScheduler, clock: Clock, mode: AutoresetMode) -> None:
+        self._scheduler = scheduler
+        self._clock = clock
+        self._mode = mode
+
+    # ------------------------------------------------------------ methods and attributes
+
+    async def call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+        """Call a method of every env, or read an attribute."""
+        with self._clock.envs:
+            return await call_envs(self._scheduler, None, name, args, kwargs)
+
+    async def call_at(
+        self, slots: int | Iterable[int], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Call a method of the envs in some slots, or read an attribute."""
+        if slots is None or isinstance(slots, bool):  # not all, nor 0 or 1
+            raise ValueError(f"slots: expected one or more slot numbers, got {slots!r}")
+        one = [int(slots)] if isinstance(slots, (int, np.integer)) else None
+        numbers = self._scheduler.table.named(slots if one is None else one)  # type: ignore[arg-type]
+        with self._clock.envs:
+            results = await call_envs(self._scheduler, numbers, name, args, kwargs)
+        return results[0] if one else in_order(numbers, results)
+
+    async def get_attr(self, name: str) -> tuple[Any, ...]:
+        """Read an attribute of every env."""
+        with self._clock.envs:
+            return await call_envs(self._scheduler, None, name, (), {}, what="get_attr")
+
+    async def set_attr(self, name: str, values: Any) -> None:
+        """Set an attribute of every env."""
+        with self._clock.envs:
+            await set_attr(self._scheduler, name, values)
+
+    # ------------------------------------------------------------ states
+
+    async def get_state(self, slots: Iterable[int] | None) -> list[EnvState]:
+        """Return the states of envs, in the order in which the slots were named."""
+        numbers = self._scheduler.table.named(slots)
+        with self._clock.envs:
+            replies = await self._scheduler.for_each(numbers, "get_state", "get_states", lambda _: ())
+        by_slot = dict(zip(np.sort(numbers).tolist(), replies, strict=True))
+        _refuse_misfits(by_slot)
+        return [EnvState(*by_slot[slot]) for slot in numbers.tolist()]
+
+    async def set_state(self, states: Iterable[EnvState], slots: Iterable[int] | None) -> None:
+        """Bring envs into states that `get_state` gave."""
+        scheduler = self._scheduler
+        numbers = scheduler.table.named(slots)
+        states = list(states) if isinstance(states, Iterable) else [states]
+        if strange := [state for state in states if not isinstance(state, EnvState)]:
+            raise TypeError(f"set_state: expected EnvStates, as get_state gives them, got {strange[0]!r}")
+        if len(states) != len(numbers):
+            raise ValueError(f"set_state: got {len(states)} states for {len(numbers)} slots")
+        raw = {slot: (s.env_id, s.values, s.arrays) for slot, s in zip(numbers.tolist(), states, strict=True)}
+        with self._clock.envs:
+            replies = await scheduler.for_each(
+                numbers, "set_state", "set_states", lambda mine: ([raw[s] for s in mine],)
+            )
+        by_slot = dict(zip(np.sort(numbers).tolist(), replies, strict=True))
+        done = {slot: reply for slot, reply in by_slot.items() if not isinstance(reply, str)}
+        scheduler.table.note_states(np.array(list(done), np.int64))
+        if scheduler.episodes is not None:
+            scheduler.episodes.stats.drop(np.array(list(done), np.int64))
+            if self._mode is AutoresetMode.NEXT_STEP:  # the episode that begins with the reset is a whole one
+                scheduler.episodes.stats.await_resets([slot for slot in done if awaits_reset(raw[slot])])
+        if scheduler.history is not None:
+            scheduler.history.note_states({slot: (raw[slot], checkpoint) for slot, checkpoint in done.items()})
+        _refuse_misfits(by_slot)
+
+    # ------------------------------------------------------------ envs of several actors (see `aioenv.envs`)
+
+    async def actor_rewards(self) -> npt.NDArray[np.float32] | None:
+        """Return the reward of each actor in the last whole step, one actor a row."""
+        rewards = await self._ask("actor_rewards")
+        if any(each is None for each in rewards):
+            return None
+        columns = [np.asarray(each, np.float32) for each in rewards]
+        if len({column.shape for column in columns}) > 1:
+            numbers = [len(column) for column in columns]
+            raise ValueError(f"actor_rewards: expected the same number of actors in all envs, got {numbers}")
+        return np.stack(columns, 1)
+
+    async def actor_ids(self, *, same_step: bool) -> tuple[ActorID, ...]:
+        """Return whose turn it is in each slot."""
+        ids = await self._ask("actor_id")
+        if None in ids:
+            raise TypeError(
+                f"the env of slot {ids.index(None)} has no actor_id(): expected one of several actors, such as "
+                "aioenv.envs.SubStepEnv"
+            )
+        found = tuple(ActorID(*each) for each in ids)
+        keys = list(dict.fromkeys(actor.step_key for actor in found))
+        if same_step and len(keys) > 1:
+            places = [[slot for slot, actor in enumerate(found) if actor.step_key == key] for key in keys]
+            where = ", ".join(f"{key!r} in slots {slots}" for key, slots in zip(keys, places, strict=True))
+            raise OutOfStepError(
+                f"expected all envs in the same sub-step, got {where}; pass same_step=False, or see that they stay "
+                "together: under AutoresetMode.SAME_STEP no env falls behind by a reset"
+            )
+        return found
+
+    async def is_actor_done(self) -> npt.NDArray[np.bool_]:
+        """Return whether the actor whose turn it is has nothing more to do, for each slot."""
+        done = await self._ask("is_actor_done")
+        if None in done:
+            raise TypeError(f"the env of slot {done.index(None)} has no is_actor_done(): it is not of several actors")
+        return np.array(done, np.bool_)
+
+    async def _ask(self, name: str) -> tuple[Any, ...]:
+        with self._clock.envs:
+            return await self._scheduler.for_each(None, f"{name}()", "call_if_any", lambda _: (name,))
+
+
+def in_order(numbers: npt.NDArray[np.int64], results: Sequence[Any]) -> tuple[Any, ...]:
+    """Return results, which came in ascending order of slots, in the order in which the slots were named."""
+    place = np.argsort(np.argsort(numbers))
+    return tuple(results[i] for i in place.tolist())
+
+
+def _check_name(what: str, name: Any) -> None:
+    """Raise a TypeError if this can't be the name of a method or attribute."""
+    if not isinstance(name, str):
+        raise TypeError(f"{what}: name: expected a string, the name of a method or attribute of the envs, got {name!r}")
+
+
+async def call_envs(
+    scheduler: RequestScheduler,
+    slots: Iterable[int] | None,
+    name: str,
+    args: tuple[Any, ...],
+    kwargs: Any,
+    what: str = "call",
+) -> tuple[Any, ...]:
+    """Call a method, or read an attribute, of the envs in `slots` (None: all); results in the order of slots.
+
+    Args:
+        scheduler: sends the call.
+        slots: slot numbers.
+        name: of the method or attribute.
+        args: positional arguments of the method.
+        kwargs: its keyword arguments.
+        what: the user's call, for errors.
+
+    Raises:
+        TypeError: if the name is no string.
+    """
+    _check_name(what, name)
+    return await scheduler.for_each(slots, f"{what}({name!r})", "call_envs", lambda _: (name, args, kwargs))
+
+
+async def set_attr(scheduler: RequestScheduler, name: str, values: Any) -> None:
+    """Set an attribute of every env: to its element of a list or tuple, else all to the same value.
+
+    Raises:
+        ValueError: if a list has another length than there are slots; worded as Gymnasium's.
+        TypeError: if the name is no string.
+    """
+    _check_name("set_attr", name)
+    num_envs = scheduler.num_envs
+    if not isinstance(values, (list, tuple)):
+        values = [values] * num_envs
+    if len(values) != num_envs:
+        raise ValueError(
+            "Values must be a list or tuple with length equal to the number of environments. "
+            f"Got `{len(values)}` values for {num_envs} environments."
+        )
+
+    def arguments(numbers: list[int]) -> tuple[Any, ...]:
+        return name, [values[number] for number in numbers]
+
+    await scheduler.for_each(None, f"set_attr({name!r})", "set_attr", arguments)
+
+
+def _refuse_misfits(replies: dict[int, Any]) -> None:
+    """Raise if a worker answered with a text, which says why a state can't be read or set."""
+    texts = {slot: reply for slot, reply in replies.items() if isinstance(reply, str)}
+    if texts:
+        first = min(texts)
+        more = f" (and so for {len(texts) - 1} more slots)" if len(texts) > 1 else ""
+        raise ResumeError(f"slot {first}: {texts[first]}{more}")

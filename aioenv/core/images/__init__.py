@@ -1,1 +1,0 @@
-"""Images between steps and render workers: of the states that steps return, for users or as observations."""

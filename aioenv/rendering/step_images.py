@@ -1,0 +1,524 @@
+"""Images of the states that steps return: requested when a step is sent, drawn while the next steps run.
+
+`StepImages` keeps one `ImageRequest` for each step or reset that is sent. Its images are drawn by a `StepRenderPool`
+from the physics states that come with each reply, or by the envs' workers themselves after they have replied. For each
+slot the two newest requests are kept: that of the result that was returned last, and that of the one in flight. An
+older request whose images are neither returned nor waited for is dropped unless its drawing has begun. `ImageStream`
+iterates over the images of all results.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import partial
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from aioenv.errors import RenderError, WireError
+from aioenv.ipc.frames import Frame
+from aioenv.ipc.messages import Failure, load, reason_of
+from aioenv.ipc.partial_unpickling import find_unreadable, salvage
+from aioenv.process.supervisor import Worker
+from aioenv.rendering.images import stack_images
+
+if TYPE_CHECKING:
+    from aioenv.rendering.image_memory import ImageBuffer
+    from aioenv.rendering.step_pool import RenderContext, StepRenderPool
+    from aioenv.state.render_source import RenderUpdate
+    from aioenv.tracing.timeline import Trace
+
+__all__ = ["ImageRequest", "ImageStream", "StepImages"]
+
+Slots = npt.NDArray[np.int64]
+States = npt.NDArray[np.float64]
+
+# Waits for images within the user's timeout: the name of the user's call, and a function that gives what to wait for.
+WaitForImages: TypeAlias = Callable[[str, Callable[[], Awaitable[object]]], Awaitable[None]]
+
+
+class ImageRequest:
+    """The images of one step or reset: that in row i is of `slots[i]`.
+
+    Attributes:
+        slots: int64, ascending.
+        buffer: the arrays that the render pool draws on; None until its drawing begins.
+        images: what the envs' workers drew, where they draw.
+        undrawn: how many slots have neither an image nor an error yet.
+        users: how many reasons there are to draw it: slots for which it is one of the two newest requests or the
+            current one, callers that wait for it, and streams that hold it.
+        error: the first error.
+        missing: slots without an image, once that is known.
+        done: has a result once every image is there or has failed.
+        active: whether the render pool draws it now.
+        waiting: states that wait until it becomes active.
+        states: of a vector env in this process, the states to draw, which are read before the result arrives.
+        step: the number of the step in the timeline.
+    """
+
+    def __init__(self, slots: Slots, done: asyncio.Future[None]) -> None:
+        self.slots = slots
+        self.buffer: ImageBuffer | None = None
+        self.images: list[Any] = [None] * len(slots)
+        self.undrawn = len(slots)
+        self.users = 0
+        self.error: Exception | None = None
+        self.missing: set[int] = set()
+        self.done = done
+        self.active = False
+        self.waiting: list[tuple[Slots, States, RenderContext]] = []
+        self.states: States | None = None
+        self.step: int | None = None
+
+    def rows(self, slots: Slots) -> npt.NDArray[np.int64]:
+        """Return the rows of these slots."""
+        return np.searchsorted(self.slots, slots)
+
+    def row(self, slot: int) -> int:
+        """Return the row of one slot."""
+        return int(np.searchsorted(self.slots, slot))
+
+
+class _NoImage:
+    """Stands for an image that a worker could not draw, or that was lost with its worker; and says why."""
+
+    def __init__(self, why: str) -> None:
+        self.why = why
+
+
+class StepImages:
+    """The image requests of a vector env.
+
+    Args:
+        num_envs: the number of slots.
+        pool: draws states; None if the workers of the envs draw.
+        max_active: how many requests the pool draws at once: one is drawn, the next ones are ready in its workers.
+
+    Attributes:
+        loop: the event loop that it belongs to.
+        trace: the timeline that is being collected, if any.
+        streams: the open image streams.
+    """
+
+    def __init__(self, num_envs: int, pool: StepRenderPool | None, max_active: int = 2) -> None:
+        self._pool = pool
+        self._max_active = max_active
+        self.loop = asyncio.get_running_loop()
+        self._newest: list[deque[ImageRequest]] = [deque() for _ in range(num_envs)]
+        self._current: list[ImageRequest | None] = [None] * num_envs  # the requests whose results were returned last
+        self._last_drawn: list[Any] = [None] * num_envs  # by workers: images; None before the first, or a `_NoImage`
+        self._queue: deque[ImageRequest] = deque()
+        self._unfinished: set[ImageRequest] = set()
+        self._active = 0
+        self._advancing = False
+        self._expected: dict[tuple[int, int], tuple[ImageRequest, Slots]] = {}  # IMAGES frames, by worker and request
+        self.trace: Trace | None = None
+        self.streams: weakref.WeakSet[ImageStream] = weakref.WeakSet()
+        self._results = 0
+
+    # ------------------------------------------------------------ called by what sends steps and returns results
+
+    def new_request(self, slots: Slots) -> ImageRequest:
+        """Request the images of a step or reset of these slots, which is about to be sent."""
+        request = ImageRequest(slots, self.loop.create_future())
+        self._unfinished.add(request)
+        request.users = request.undrawn
+        for slot in slots.tolist():
+            newest = self._newest[slot]
+            newest.append(request)
+            if len(newest) > 2:
+                self.release(newest.popleft())
+        if not request.undrawn:
+            self._finish(request, slots)
+        return request
+
+    def expect_frame(self, worker: Worker, request_id: int, request: ImageRequest, slots: Slots) -> None:
+        """Expect a worker to draw these slots after it has answered a request; a no-op if there is a render pool."""
+        if self._pool is None:
+            worker.on_images = lambda frame: self._on_images(worker, frame)
+            self._expected[worker.index, request_id] = (request, slots)
+
+    def forget_frame(self, worker: Worker, request_id: int | None) -> None:
+        """Expect no images for a request that was not answered and will be sent again."""
+        if request_id is not None:
+            self._expected.pop((worker.index, request_id), None)
+
+    def update_models(self, updates: Sequence[tuple[int, RenderUpdate]]) -> None:
+        """Pass on new models of slots, before the states that are drawn with them."""
+        assert self._pool is not None
+        self._pool.update_models(updates)
+
+    def draw(self, request: ImageRequest, slots: Slots, states: States) -> None:
+        """Draw states that have arrived; they are copied unless they are sent on at once."""
+        if request.done.done():  # the vector env is being closed
+            return
+        if request.active or self._active < self._max_active:
+            self._activate(request)
+            self._submit(request, slots, states)
+        else:
+            if not request.waiting:
+                self._queue.append(request)
+            assert self._pool is not None
+            request.waiting.append((slots, states.copy(), self._pool.context_of(slots.tolist(), states)))
+
+    def fail(
+        self, worker: Worker | None, request_id: int | None, request: ImageRequest, slots: Slots, error: Exception
+    ) -> None:
+        """Fail the images of slots whose step failed as a whole, so that there is no state to draw.
+
+        Args:
+            worker: the worker that the step was sent to; None if it was sent to none.
+            request_id: the number of the worker's request.
+            request: the images.
+            slots: the slots of that worker.
+            error: why the step failed.
+        """
+        if worker is not None:
+            self.forget_frame(worker, request_id)
+        self._finish(request, slots, error)
+        self._advance(request)
+
+    def fail_worker(self, worker: Worker, error: Exception) -> None:
+        """Fail the images that a worker that has ended was still to draw."""
+        for key in [key for key in self._expected if key[0] == worker.index]:
+            request, slots = self._expected.pop(key)
+            for slot in slots.tolist():
+                self._last_drawn[slot] = _NoImage("its last image was lost with its worker")
+            self._finish(request, slots, error)
+
+    def set_current(self, request: ImageRequest, slots: Slots) -> None:
+        """Have `render` give these images, as the results of these slots are returned now."""
+        request.users += len(slots)
+        for slot in slots.tolist():
+            before, self._current[slot] = self._current[slot], request
+            if before is not None:
+                self.release(before)
+
+    def newest_requests(self, slots: Slots) -> dict[int, ImageRequest]:
+        """Return the newest request of each of these slots that has one, returned or not."""
+        return {slot: self._newest[slot][-1] for slot in slots.tolist() if self._newest[slot]}
+
+    def set_current_of_each(self, requests: Mapping[int, ImageRequest]) -> None:
+        """Have `render` give the images of these requests, by slot: a result of other slots repeats their states."""
+        for slot, request in requests.items():
+            if self._current[slot] is not request:
+                self.set_current(request, np.array([slot]))
+
+    def end_result(self) -> None:
+        """Give every stream one item, after `set_current` was called for all slots of a result."""
+        self._results += 1
+        if self.streams:
+            requests = [request for request in self._current if request is not None]
+            if len(requests) == len(self._current):
+                for stream in self.streams:
+                    stream.add(self._results - 1, requests)
+
+    def release(self, request: ImageRequest) -> None:
+        """Drop one reason to draw a request; after the last one it is not drawn unless its drawing has begun."""
+        request.users -= 1
+        if request.users <= 0 and request.waiting:
+            self._queue.remove(request)
+            request.waiting = []
+            self._drop(request, RenderError("these images were dropped: newer ones came twice"))
+
+    def _drop(self, request: ImageRequest, error: Exception) -> None:
+        """End a request that is not drawn to the end."""
+        request.undrawn = 0
+        self._finish(request, request.slots[:0], error, request.slots)
+
+    def _finish(
+        self, request: ImageRequest, slots: Slots, error: Exception | None = None, missing: Iterable[int] | None = None
+    ) -> None:
+        """Record that the images of these slots are there; with an error, `missing` (by default all) are not."""
+        request.undrawn -= len(slots)
+        request.error = request.error or error
+        if error is not None:
+            request.missing.update(map(int, slots if missing is None else missing))
+        if request.undrawn == 0 and not request.done.done():
+            self._unfinished.discard(request)
+            request.done.set_result(None)
+
+    # ------------------------------------------------------------ drawing
+
+    def _activate(self, request: ImageRequest) -> None:
+        if not request.active:
+            request.active = True
+            self._active += 1
+            assert self._pool is not None
+            # not allocated before, since many requests may be dropped
+            request.buffer = request.buffer or self._pool.new_buffer(len(request.slots))
+
+    def _submit(
+        self, request: ImageRequest, slots: Slots, states: States, context: RenderContext | None = None
+    ) -> None:
+        assert self._pool is not None and request.buffer is not None
+
+        def on_done(error: RenderError | None) -> None:
+            self._finish(request, slots, error, (error and error.slots) or None)
+            self._advance(request)
+
+        if self.trace is not None:
+            self.trace.step = request.step
+        # the slots of one worker are adjacent
+        self._pool.submit(slots.tolist(), states, request.buffer, request.row(slots[0]), on_done, context)
+
+    def _advance(self, request: ImageRequest) -> None:
+        """Begin the next request that is still wanted, if this one is complete."""
+        if request.undrawn <= 0 and request.active:
+            request.active = False
+            self._active -= 1
+        if self._advancing:  # a pool without workers answers at once: don't recurse
+            return
+        self._advancing = True
+        try:
+            while self._queue and self._active < self._max_active:
+                following = self._queue.popleft()
+                parts, following.waiting = following.waiting, []
+                self._activate(following)
+                for slots, states, context in parts:
+                    self._submit(following, slots, states, context)
+        finally:
+            self._advancing = False
+
+    def _on_images(self, worker: Worker, frame: Frame) -> None:
+        expected = self._expected.pop((worker.index, frame.request), None)
+        if expected is None:
+            return
+        request, slots = expected
+        try:
+            error = self._read_images(worker, request, slots, frame.tail)
+        except Exception as exc:
+            error = RenderError(f"what slots {slots.tolist()} have drawn can't be read: {reason_of(exc)}")
+            error.slots = tuple(slots.tolist())
+        self._finish(request, slots, error, (error and error.slots) or None)
+
+    def _read_images(
+        self, worker: Worker, request: ImageRequest, slots: Slots, payload: memoryview
+    ) -> RenderError | None:
+        """Put the images that envs have drawn into a request.
+
+        Returns:
+            The error of the first slot that has no image, with all such slots; None if every slot has one.
+        """
+        failed: list[Failure]
+        try:
+            rows, images, failed = load(payload)
+        except WireError:  # images that don't unpickle are errors of their slots
+            rows, images, failed = salvage(payload, ())
+        errors = [worker.failure(failure) for failure in failed]
+        drawn = {worker.slots[row] for row in rows}
+        for row, image in zip(rows, images, strict=True):
+            slot = worker.slots[row]
+            found = find_unreadable(image)
+            self._last_drawn[slot] = image
+            if found is not None:
+                why = f"its image does not unpickle in this process: {reason_of(found.exc)}"
+                errors.append(worker.failure_here(why, [slot]))
+        for error in errors:
+            self._last_drawn[error.slot] = _NoImage(f"its last image could not be drawn: {error}")
+        # slots that a masked reset left alone look as before
+        for slot, row in zip(slots.tolist(), request.rows(slots), strict=True):
+            request.images[row] = last = self._last_drawn[slot]
+            if isinstance(last, _NoImage) and slot not in drawn:
+                errors.append(worker.failure_here(last.why, [slot]))
+        if not errors:
+            return None
+        first = min(errors, key=lambda error: error.slot)
+        failure = RenderError(f"slot {first.slot} could not be rendered: {first}")
+        failure.slots = tuple(sorted({int(error.slot) for error in errors}))
+        return failure
+
+    # ------------------------------------------------------------ to the user
+
+    async def render(self, wait: WaitForImages) -> Any:
+        """Return images of the states that were returned last: an array, or a tuple of what was asked for.
+
+        Where the workers draw, it is a tuple of N images if they don't stack.
+
+        Raises:
+            RenderError: if there is no state yet, or an image could not be drawn.
+            StepTimeout: if the images don't come in time.
+        """
+        requests = list(self._current)
+        missing = [slot for slot, request in enumerate(requests) if request is None]
+        if missing:
+            raise RenderError(f"render: slots {missing} have no state yet; reset() first")
+        distinct = list(dict.fromkeys(request for request in requests if request is not None))
+        for request in distinct:
+            request.users += 1  # or it might be dropped meanwhile
+        try:
+            if undone := [request.done for request in distinct if not request.done.done()]:
+                await wait("render", partial(asyncio.wait, undone))
+        finally:
+            for request in distinct:
+                self.release(request)
+        return self.gather("render", [request for request in requests if request is not None])
+
+    def gather(self, what: str, requests: Sequence[ImageRequest]) -> Any:
+        """Return the images of all slots, each from its request; all of them are done.
+
+        Args:
+            what: the user's call, for errors.
+            requests: of slot 0, 1, ….
+
+        Raises:
+            RenderError: if an image could not be drawn; the others are its `partial`.
+        """
+        missing = [slot for slot, request in enumerate(requests) if slot in request.missing]
+        if missing:
+            wrong = requests[missing[0]].error  # of one worker; others may have failed, too
+            more = f"\n(there are no images of slots {missing})" if len(missing) > 1 else ""
+            error = RenderError(f"{what}: {wrong}{more}")
+            error.slots, error.partial = tuple(missing), self._gather_some(requests)
+            raise error from wrong
+        first = requests[0]
+        if first.buffer is not None and all(request is first for request in requests):  # it is of all slots
+            arrays = first.buffer.images.arrays
+            return arrays[0] if len(arrays) == 1 else arrays
+        rows = [request.row(slot) for slot, request in enumerate(requests)]
+        if self._pool is None:
+            return stack_images([request.images[row] for request, row in zip(requests, rows, strict=True)])
+        each = [
+            request.buffer.images.row(row).arrays for request, row in zip(requests, rows, strict=True) if request.buffer
+        ]
+        stacked = tuple(np.stack(kind) for kind in zip(*each, strict=True))
+        return stacked[0] if len(stacked) == 1 else stacked
+
+    def _gather_some(self, requests: Sequence[ImageRequest]) -> Any:
+        """Return likewise, where some images are missing; None if all are."""
+        drawn: list[Any] = []
+        for slot, request in enumerate(requests):
+            row = request.row(slot)
+            if slot in request.missing:
+                drawn.append(None)
+            else:
+                drawn.append(request.images[row] if request.buffer is None else request.buffer.images.row(row).arrays)
+        first = next((image for image in drawn if image is not None), None)
+        if first is None or self._pool is None:
+            return None if first is None else tuple(drawn)
+        blank = tuple(map(np.zeros_like, first))
+        each = [blank if arrays is None else arrays for arrays in drawn]
+        stacked = tuple(np.stack(kind) for kind in zip(*each, strict=True))
+        return stacked[0] if len(stacked) == 1 else stacked
+
+    def fail_all(self, error: Exception) -> None:
+        """End every wait with this error, as the vector env is being closed."""
+        for request in self._queue:
+            request.waiting = []  # or a stream that releases it would look for it in the queue
+        self._queue.clear()
+        for stream in self.streams:  # first, while drawn requests can be told from the others
+            stream.end(keep_drawn=True)
+        for request in list(self._unfinished):
+            self._drop(request, error)
+        # free the images that only this object refers to
+        count = len(self._current)
+        self._current, self._last_drawn = [None] * count, [None] * count
+        for newest in self._newest:
+            newest.clear()
+
+
+class ImageStream:
+    """An async iterator of `(step, images)`; see `AsyncVectorEnv.render_stream`.
+
+    Args:
+        images: the image requests of the vector env.
+        buffer: how many results may wait here at most.
+        wait: waits for images that are being drawn.
+    """
+
+    def __init__(self, images: StepImages, buffer: int, wait: WaitForImages) -> None:
+        self._wait = wait
+        self._images = images
+        self._buffer = buffer
+        self._items: deque[tuple[int, list[ImageRequest]]] = deque()
+        self._arrival = asyncio.Event()
+        self._ended: asyncio.Future[None] = images.loop.create_future()
+        images.streams.add(self)
+
+    def add(self, step: int, requests: list[ImageRequest]) -> None:
+        """Add a result that was returned, with the request of each slot; the oldest ones over `buffer` are dropped."""
+        for request in set(requests):
+            request.users += 1
+        self._items.append((step, requests))
+        while len(self._items) > self._buffer:
+            self._release(self._items.popleft()[1])
+        self._arrival.set()
+
+    def end(self, *, keep_drawn: bool = False) -> None:
+        """End the stream; with `keep_drawn` the items that are drawn already can still be taken."""
+        if not self._ended.done():
+            self._ended.set_result(None)
+        items, self._items = self._items, deque()
+        for step, requests in items:
+            if keep_drawn and all(request.done.done() for request in requests):
+                self._items.append((step, requests))
+            else:
+                self._release(requests)
+        self._arrival.set()
+
+    async def next(self) -> tuple[int, Any] | None:
+        """Return the next item; None at the end. If this is cancelled, the next call returns it.
+
+        Raises:
+            RenderError: if an image could not be drawn; the stream goes on with the next step.
+            StepTimeout: if that takes too long; the next call waits for the same item again.
+        """
+        while not self._ended.done():
+            if not self._items:
+                self._arrival.clear()
+                await self._arrival.wait()
+                continue
+            # out of the buffer: if images are drawn slower than steps are made, each item would be dropped in turn
+            step, requests = self._items.popleft()
+            try:
+                for request in set(requests):
+                    if not request.done.done():
+                        ends = [request.done, self._ended]
+                        first = partial(asyncio.wait, ends, return_when=asyncio.FIRST_COMPLETED)
+                        await self._wait("render_stream", first)
+            except BaseException:
+                if self._ended.done():
+                    self._release(requests)
+                else:
+                    self._items = deque(sorted([(step, requests), *self._items], key=itemgetter(0)))
+                    self._arrival.set()  # another task may wait for an item
+                raise
+            if not self._ended.done():
+                return self._gather(step, requests)
+            self._release(requests)
+        return self.next_drawn()
+
+    def next_drawn(self) -> tuple[int, Any] | None:
+        """Return the next item that was drawn when the stream ended; None if there is none.
+
+        Raises:
+            RenderError: if an image could not be drawn.
+        """
+        return self._gather(*self._items.popleft()) if self._items else None
+
+    def _gather(self, step: int, requests: list[ImageRequest]) -> tuple[int, Any]:
+        self._release(requests)
+        return step, self._images.gather(f"render_stream: step {step}", requests)
+
+    def _release(self, requests: list[ImageRequest]) -> None:
+        for request in set(requests):
+            self._images.release(request)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> tuple[int, Any]:
+        item = await self.next()
+        if item is None:
+            raise StopAsyncIteration
+        return item
+
+    async def aclose(self) -> None:
+        """End the stream; every task that iterates over it stops."""
+        self._images.streams.discard(self)
+        self.end()
