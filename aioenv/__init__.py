@@ -70,10 +70,10 @@ if TYPE_CHECKING:
     from aioenv.make import make_vec as make_vec
     from aioenv.make import run as run
     from aioenv.modders.base import Modder as Modder
-    from aioenv.modders.camera import CameraModder as CameraModder
-    from aioenv.modders.light import LightModder as LightModder
-    from aioenv.modders.material import MaterialModder as MaterialModder
-    from aioenv.modders.texture import TextureModder as TextureModder
+    from aioenv.modders.lights_and_cameras import CameraModder as CameraModder
+    from aioenv.modders.lights_and_cameras import LightModder as LightModder
+    from aioenv.modders.surfaces import MaterialModder as MaterialModder
+    from aioenv.modders.surfaces import TextureModder as TextureModder
     from aioenv.native.mujoco_env import NativeMujocoEnv as NativeMujocoEnv
     from aioenv.native.sim_pool import SimPool as SimPool
     from aioenv.native_vector_env import NativeVectorEnv as NativeVectorEnv
@@ -114,14 +114,14 @@ _HOME = {
     "Stats": "aioenv.core.waits",
     "NativeMujocoEnv": "aioenv.native.mujoco_env",
     "NativeVectorEnv": "aioenv.native_vector_env",
-    "CameraModder": "aioenv.modders.camera",
-    "LightModder": "aioenv.modders.light",
-    "MaterialModder": "aioenv.modders.material",
+    "CameraModder": "aioenv.modders.lights_and_cameras",
+    "LightModder": "aioenv.modders.lights_and_cameras",
+    "MaterialModder": "aioenv.modders.surfaces",
     "Modder": "aioenv.modders.base",
     "RenderConfig": "aioenv.rendering.config",
     "RenderPool": "aioenv.rendering.render_pool",
     "RenderQuality": "aioenv.rendering.quality",
-    "TextureModder": "aioenv.modders.texture",
+    "TextureModder": "aioenv.modders.surfaces",
     "Recording": "aioenv.loops.record",
     "record": "aioenv.loops.record",
     "RestartPolicy": "aioenv.process.restart",

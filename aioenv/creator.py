@@ -1,4 +1,4 @@
-"""`EnvCreator`: how to make an env, in any process, and what all of its envs share."""
+"""`EnvCreator`: a function that makes an env, with its arguments and with the objects that all of its envs share."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from aioenv.stats.running import SharedRunningStats, SlotStats
 if TYPE_CHECKING:
     from aioenv.worker.description import EnvMetadata
 
-__all__ = ["EnvCreator", "Stateful", "place_creators"]
+__all__ = ["EnvCreator", "Stateful", "bind_to_slots"]
 
 
 @runtime_checkable
 class Stateful(Protocol):
-    """Something whose state can be taken and put back, as that of `SharedRunningStats` and `EpisodeCounter`."""
+    """An object whose state can be saved and loaded, as that of `SharedRunningStats` and `EpisodeCounter`."""
 
     def state_dict(self) -> Any:
-        """The state."""
+        """Return the state."""
 
     def load_state_dict(self, state: Any) -> None:
-        """Go to a state of `state_dict`."""
+        """Load a state that `state_dict` returned."""
 
 
-class _KnownMetadata:
-    """What a creator knows of its envs; variants whose envs can't differ have it in common."""
+class _MetadataCache:
+    """The metadata of a creator's envs, None until it is known; variants whose envs can't differ share one."""
 
     def __init__(self, metadata: EnvMetadata | None = None) -> None:
         self.metadata = metadata
@@ -41,19 +41,19 @@ class _KnownMetadata:
 class EnvCreator:
     """A function that makes an env, with arguments, as one object that pickles and may be called in any process.
 
-    What a process learns of the env (`metadata`) comes from a worker: this never builds one here unless it is called.
+    The metadata of the env (`metadata`) comes from a worker: this builds no env in this process unless it is called.
 
     `SharedRunningStats` and `EpisodeCounter` among the arguments, also within dicts, lists and tuples of them, are the
-    same ones in every process. Where they have slots, `AsyncVectorEnv` and `make_vec` hand each env those of
-    its own slot: the function gets `stats.at(slot)`.
+    same ones in every process. Where they have slots, `AsyncVectorEnv` and `make_vec` give each env those of its own
+    slot: the function gets `stats.at(slot)`.
 
     Args:
         factory: a function that makes an env (a lambda or a closure will do), an id of Gymnasium's registry, an
-            `EnvSpec`, or another creator, whose arguments these are put over.
+            `EnvSpec`, or another creator, whose arguments these are added to or replace.
         *args: passed to it.
-        share: whether what can be shared is; None: as another creator that is given says, else it is. With False each
-            env gets statistics and counters of its own, in the state that the shared ones are in when it is made. What
-            a function closes over is shared all the same.
+        share: whether statistics and counters are shared; None: as the other creator has it, if one is given, else
+            True. With False each env gets statistics and counters of its own, in the state that the shared ones are in
+            when it is made. Objects that a function closes over are shared all the same.
         **kwargs: passed to it.
 
     Attributes:
@@ -62,8 +62,8 @@ class EnvCreator:
         share: as above.
 
     Raises:
-        TypeError: if `factory` is nothing that can be called.
-        ArgumentError: if an argument looks like `share`, and the function names no such argument.
+        TypeError: if `factory` can't be called.
+        ArgumentError: if the name of an argument is much like `share`, and the function has no such parameter.
     """
 
     def __init__(
@@ -74,16 +74,16 @@ class EnvCreator:
         share: bool | None = None,
         **kwargs: Any,
     ) -> None:
-        self._known = _KnownMetadata()
+        self._cache = _MetadataCache()
         self._registered: dict[str, Stateful] = {}
         if kwargs:
-            from aioenv.core.misspelled import refuse_misspelled  # workers do without
+            from aioenv.core.misspelled import refuse_misspelled  # not in workers
 
             refuse_misspelled("aioenv.EnvCreator", ("share",), kwargs, factory)
         if isinstance(factory, EnvCreator):
             inner = factory
-            if not args and _same(inner._kwargs, {**inner._kwargs, **kwargs}):
-                self._known = inner._known
+            if not args and _same_spaces(inner._kwargs, {**inner._kwargs, **kwargs}):
+                self._cache = inner._cache
             self._registered = {**inner._registered}
             factory, args, kwargs = inner.factory, (*inner._args, *args), {**inner._kwargs, **kwargs}
             share = inner.share if share is None else share
@@ -101,18 +101,18 @@ class EnvCreator:
 
     @property
     def args(self) -> tuple[Any, ...]:
-        """What the function is called with."""
+        """The positional arguments that the function is called with."""
         return self._args
 
     @property
     def kwargs(self) -> dict[str, Any]:
-        """Likewise; a copy."""
+        """The keyword arguments that the function is called with; a copy."""
         return {**self._kwargs}
 
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            if name == "__wrapped__":  # no property: `inspect` would take the class's for what the class wraps
+            if name == "__wrapped__":  # not a property: `inspect` would take it for what the class itself wraps
                 return partial(self.factory, *self._args, **self._kwargs)
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
@@ -120,12 +120,12 @@ class EnvCreator:
         """Make an env in this process.
 
         Args:
-            **kwargs: in place of stored ones of the same names. (In TorchRL the stored ones win.)
+            **kwargs: replace stored ones of the same names. (In TorchRL the stored ones take precedence.)
         """
         args, named = self._args, {**self._kwargs, **kwargs}
         if not self.share:
             own: dict[int, Any] = {}
-            args, named = _exchange((args, named), lambda value: _unshared(value, own))
+            args, named = _replace_shared((args, named), lambda value: _unshared(value, own))
         return self.factory(*args, **named)
 
     def __repr__(self) -> str:
@@ -136,29 +136,30 @@ class EnvCreator:
     # ------------------------------------------------------------ variants
 
     def make_variant(self, **kwargs: Any) -> Self:
-        """A creator with some arguments changed; this one stays as it is.
+        """Return a creator with some arguments changed; this one stays as it is.
 
-        It shares all statistics and counters that are not changed, and what was registered. It has the same metadata,
-        too, if it differs in nothing but statistics and counters of the same sort; else it asks for its own.
+        The new one shares all statistics and counters that are not changed, and the registered objects. It shares the
+        metadata, too, if only statistics and counters differ, and are of the same kind.
         """
         return self._copy(self._args, {**self._kwargs, **kwargs})
 
     def at(self, slot: int) -> Self:
-        """The variant of one slot: shared objects that have slots are handed over as `object.at(slot)`.
+        """Return the variant of one slot, which passes shared objects that have slots as `object.at(slot)`.
 
-        This very creator if there are none.
+        Returns:
+            This creator itself if no argument has slots.
 
         Raises:
             ValueError: if one of them has no such slot.
         """
-        args, kwargs = _exchange((self._args, self._kwargs), lambda value: _of_slot(value, slot))
+        args, kwargs = _replace_shared((self._args, self._kwargs), lambda value: _of_slot(value, slot))
         if args is self._args and kwargs is self._kwargs:
             return self
         return self._copy(args, kwargs)
 
     def _copy(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Self:
         other = type(self).__new__(type(self))
-        other._known = self._known if _same((self._args, self._kwargs), (args, kwargs)) else _KnownMetadata()
+        other._cache = self._cache if _same_spaces((self._args, self._kwargs), (args, kwargs)) else _MetadataCache()
         other._registered = {**self._registered}
         other.factory = self.factory
         other._args = args
@@ -167,18 +168,18 @@ class EnvCreator:
         return other
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # by cloudpickle whoever pickles it: plain pickle refuses lambdas
+        # always by cloudpickle: plain pickle refuses lambdas
         return _restore, (type(self), dump_code(self._parts))
 
     def reduce_among_definitions(self) -> tuple[Any, ...]:
-        """As `__reduce__`, for a pickler that knows lambdas itself."""
+        """Reduce as `__reduce__` does, for a pickler that can pickle lambdas itself."""
         return _restore_parts, (type(self), self._parts)
 
     @property
     def _parts(self) -> tuple[Any, ...]:
-        return self.factory, self._args, self._kwargs, self.share, self._registered, self._known.metadata
+        return self.factory, self._args, self._kwargs, self.share, self._registered, self._cache.metadata
 
-    # ------------------------------------------------------------ what is known of its envs
+    # ------------------------------------------------------------ metadata
 
     async def metadata(
         self,
@@ -188,10 +189,10 @@ class EnvCreator:
         preload: Iterable[str] = (),
         worker_env: Mapping[str, str] | None = None,
     ) -> EnvMetadata:
-        """Spaces, spec and the like of its envs, from a worker that makes one and ends; asked once, then remembered.
+        """Return the spaces, spec and the like of its envs: a worker makes one env, closes it, and exits; cached.
 
-        The env is made and closed, never reset, so that no shared statistics count it. If this is cancelled, the worker
-        is killed. `aioenv.sync.env_metadata` is the same for blocking code.
+        The env is never reset, so that no shared statistics count it. If this is cancelled, the worker is killed.
+        `aioenv.sync.env_metadata` is the same for blocking code.
 
         Args:
             start: as for `AsyncVectorEnv`, like the other arguments.
@@ -201,28 +202,28 @@ class EnvCreator:
 
         Raises:
             WorkerStartError: if the env could not be made; it carries the worker's traceback.
-            TypeError: if something that the function refers to does not pickle.
+            TypeError: if an object that the function refers to does not pickle.
         """
-        if self._known.metadata is None:
-            from aioenv.core.describe import describe_env  # it imports asyncio, which workers do without
+        if self._cache.metadata is None:
+            from aioenv.core.describe import describe_env  # it imports asyncio, which workers don't
 
-            self._known.metadata = await describe_env(
+            self._cache.metadata = await describe_env(
                 self.at(0), start=start, start_timeout_s=start_timeout_s, preload=preload, worker_env=worker_env
             )
-        return self._known.metadata
+        return self._cache.metadata
 
-    # ------------------------------------------------------------ what its envs share
+    # ------------------------------------------------------------ shared objects
 
     def register(self, name: str, shared: Stateful) -> None:
-        """Name something shared that the function closes over, so that `state_dict` has it; variants made later, too.
+        """Add an object that the function closes over to `state_dict`, here and in variants that are made later.
 
         Args:
-            name: its key there.
-            shared: anything with `state_dict` and `load_state_dict`, `SharedRunningStats` say.
+            name: its key in `state_dict`.
+            shared: an object with `state_dict` and `load_state_dict`, `SharedRunningStats` for example.
 
         Raises:
             TypeError: if it has neither `state_dict` nor `load_state_dict`.
-            ValueError: if the name is taken.
+            ValueError: if the name is in use.
         """
         if not isinstance(shared, Stateful):
             raise TypeError(f"{name}: expected something with state_dict and load_state_dict, got {shared!r}")
@@ -231,36 +232,36 @@ class EnvCreator:
         self._registered[name] = shared
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of each shared object, by the name of its argument (or "args[0]", "config['seen']" …)."""
+        """Return the state of each shared object, by the name of its argument (or "args[0]", "config['seen']" …)."""
         return {name: shared.state_dict() for name, shared in self._shared().items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Bring shared objects into the states of a `state_dict`, in every process.
+        """Load the states of a `state_dict` into the shared objects, in every process.
 
         Raises:
-            KeyError: if it is of other objects; nothing was changed then.
+            KeyError: if it has the states of other objects. Nothing was changed.
             ValueError: if a state does not fit its object.
         """
         shared = self._shared()
         if set(state) != set(shared):
             raise KeyError(f"load_state_dict: expected states of {sorted(shared)}, got {sorted(state)}")
-        for name, known in shared.items():
-            known.load_state_dict(state[name])
+        for name, each in shared.items():
+            each.load_state_dict(state[name])
 
     def _shared(self) -> dict[str, Stateful]:
         found: dict[str, Stateful] = {}
         seen: set[int] = set()
         named = [(f"args[{i}]", value) for i, value in enumerate(self._args)]
         for start, argument in [*named, *self._kwargs.items()]:
-            for name, value in _walk(start, argument):
+            for name, value in _iter_shared(start, argument):
                 if id(value) not in seen:
                     seen.add(id(value))
                     found[name] = value
         return {**found, **self._registered}
 
 
-def place_creators(env_fns: Iterable[Any]) -> list[Any]:
-    """Factories by slot, with creators as those of their slots."""
+def bind_to_slots(env_fns: Iterable[Any]) -> list[Any]:
+    """Return factories, one a slot, with each creator replaced by its variant of that slot."""
     return [fn.at(slot) if isinstance(fn, EnvCreator) else fn for slot, fn in enumerate(env_fns)]
 
 
@@ -271,15 +272,15 @@ def _restore(kind: type[EnvCreator], data: bytes) -> EnvCreator:
 def _restore_parts(kind: type[EnvCreator], parts: tuple[Any, ...]) -> EnvCreator:
     creator = kind.__new__(kind)
     creator.factory, creator._args, creator._kwargs, creator.share, creator._registered, metadata = parts
-    creator._known = _KnownMetadata(metadata)
+    creator._cache = _MetadataCache(metadata)
     return creator
 
 
 # ------------------------------------------------------------ shared objects among arguments
 
 
-def _walk(name: str, value: Any) -> Iterator[tuple[str, Stateful]]:
-    """What is shared in an argument, by where it stands."""
+def _iter_shared(name: str, value: Any) -> Iterator[tuple[str, Stateful]]:
+    """Yield the shared objects in an argument, each with its place there."""
     if isinstance(value, SlotStats):
         value = value.stats
     elif isinstance(value, SlotCounter):
@@ -288,22 +289,22 @@ def _walk(name: str, value: Any) -> Iterator[tuple[str, Stateful]]:
         yield name, value
     elif type(value) is dict:
         for key, part in value.items():
-            yield from _walk(f"{name}[{key!r}]", part)
+            yield from _iter_shared(f"{name}[{key!r}]", part)
     elif type(value) in (list, tuple):
         for index, part in enumerate(value):
-            yield from _walk(f"{name}[{index}]", part)
+            yield from _iter_shared(f"{name}[{index}]", part)
 
 
-def _exchange(value: Any, change: Callable[[Any], Any]) -> Any:
-    """Shared objects in plain dicts, lists and tuples replaced; what holds none stays the very same object."""
+def _replace_shared(value: Any, change: Callable[[Any], Any]) -> Any:
+    """Replace shared objects in plain dicts, lists and tuples; a container without any is returned as it is."""
     new = value
     if isinstance(value, (SharedRunningStats, EpisodeCounter, SlotStats, SlotCounter)):
         return change(value)
     if type(value) is dict:
-        new = {key: _exchange(part, change) for key, part in value.items()}
+        new = {key: _replace_shared(part, change) for key, part in value.items()}
         changed = any(new[key] is not part for key, part in value.items())
     elif type(value) in (list, tuple):
-        new = type(value)(_exchange(part, change) for part in value)
+        new = type(value)(_replace_shared(part, change) for part in value)
         changed = any(a is not b for a, b in zip(new, value, strict=True))
     else:
         return value
@@ -315,7 +316,7 @@ def _of_slot(value: Any, slot: int) -> Any:
 
 
 def _unshared(value: Any, own: dict[int, Any]) -> Any:
-    """A copy of one env's own; the same for all mentions of an object, which `own` remembers."""
+    """Return a copy for one env; `own` has the copies made for it, so that an object is copied once."""
     if isinstance(value, SlotStats):
         return SlotStats(_unshared(value.stats, own), value.slot)
     if isinstance(value, SlotCounter):
@@ -325,24 +326,24 @@ def _unshared(value: Any, own: dict[int, Any]) -> Any:
     return own[id(value)]
 
 
-def _same(a: Any, b: Any) -> bool:
-    """Whether envs made with these arguments are of the same spaces, for all that can be seen."""
-    if a is b or (_sort(a) is not None and _sort(a) == _sort(b)):
+def _same_spaces(a: Any, b: Any) -> bool:
+    """Return whether envs made with these arguments have the same spaces, as far as can be seen."""
+    if a is b or (_kind(a) is not None and _kind(a) == _kind(b)):
         return True
     if type(a) is not type(b):
         return False
     if isinstance(a, dict):
-        return a.keys() == b.keys() and all(_same(a[key], b[key]) for key in a)
+        return a.keys() == b.keys() and all(_same_spaces(a[key], b[key]) for key in a)
     if isinstance(a, (list, tuple)):
-        return len(a) == len(b) and all(map(_same, a, b))
+        return len(a) == len(b) and all(map(_same_spaces, a, b))
     try:
         return bool(a == b)
-    except Exception:  # arrays, and whatever else does not compare
+    except Exception:  # arrays, and other objects that don't compare
         return False
 
 
-def _sort(value: Any) -> Any:
-    """What matters of a shared object to the spaces of an env; None for anything else."""
+def _kind(value: Any) -> Any:
+    """Return the properties of a shared object on which spaces may depend; None for any other object."""
     if isinstance(value, SlotStats):
         value = value.stats
     if isinstance(value, SharedRunningStats):

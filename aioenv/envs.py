@@ -12,7 +12,7 @@ from gymnasium.wrappers.utils import create_zero_array
 
 from aioenv.errors import ResetNeededError
 
-__all__ = ["ActorEnv", "ActorID", "PettingZooEnv", "Rewards", "StructuredEnv", "SubStepEnv"]
+__all__ = ["ActorID", "PettingZooEnv", "StructuredEnv", "SubStepEnv"]
 
 Rewards = npt.NDArray[np.float32]
 

@@ -1,4 +1,4 @@
-"""`make_vec` and `run`: the shortest way to a vector env, and to a loop to run it on."""
+"""`make_vec` makes a vector env of copies of one env; `run` runs a coroutine on the fastest event loop."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from aioenv.vector_env import AsyncVectorEnv
 from aioenv.worker.making import (
     is_native_task,
     make_env,
-    make_noted,
+    make_with_hints,
     refuse_wrappers,
-    take_apart,
+    split_spec,
     vector_entry_point,
     versioned,
 )
@@ -80,30 +80,30 @@ def make_vec(
     """Make a vector env of copies of one env.
 
     Args:
-        env: an id of Gymnasium's registry, an `EnvSpec`, be it a vector env's own, a function that makes an env, or an
-            `EnvCreator`, which each slot gets as its own.
-        num_envs: how many copies; None: as many as the vector env had whose spec this is, else one.
+        env: an id of Gymnasium's registry, an `EnvSpec` (also that of a vector env), a function that makes an env, or
+            an `EnvCreator`, of which each slot gets its own variant.
+        num_envs: how many copies. None: as many as the vector env had if this is the spec of one, else one.
         backend: "workers" steps single envs in worker processes. "native" takes the env's own vectorized version: ours,
-            for Gymnasium's MuJoCo tasks (v5), with the same results; else what Gymnasium has registered as its
-            `vector_entry_point`, or, as `env`, a function that is called with `num_envs` and makes a
-            `gymnasium.vector.VectorEnv`. It lives in this process, or, with `num_workers`, split over as many (see
-            `NativeVectorEnv`). Other than a `NativeMujocoEnv` it keeps its own seeding and, unless it takes an argument
-            `autoreset_mode`, its own mode.
+            for Gymnasium's MuJoCo tasks (v5), with the same results; else the one that Gymnasium has registered as its
+            `vector_entry_point`; or, as `env`, a function that is called with `num_envs` and makes a
+            `gymnasium.vector.VectorEnv`. It lives in this process, or is split over `num_workers` processes (see
+            `NativeVectorEnv`). Unless it is a `NativeMujocoEnv`, it keeps its own seeding and, unless it takes an
+            argument `autoreset_mode`, its own mode.
         wrappers: applied to each env in the worker, the first one innermost.
         **env_kwargs: passed to `gymnasium.make`, or to the function. With `render` or `pixels` given, an id or a spec
-            gets `render_mode="rgb_array"` unless you say otherwise.
+            gets `render_mode="rgb_array"` unless this has another one.
 
     The other arguments are those of `AsyncVectorEnv`.
 
     Returns:
-        A vector env that is not started yet: `async with` it, or await it.
+        A vector env that is not started yet: use `async with`, or await it.
 
     Raises:
-        ValueError: if `num_envs` is not positive, or an argument is none of the values it may have; if `backend` is
-            "native" and the env has no vectorized version, or an argument is for single envs.
+        ValueError: if `num_envs` is not positive, or an argument is not one of its values; if `backend` is "native" and
+            the env has no vectorized version, or an argument is for single envs.
         gymnasium.error.Error: if the id is malformed or not registered.
-        TypeError: if `env` or `wrappers` is none of what it may be, or an argument is `gymnasium.make_vec`'s alone.
-        ArgumentError: if an argument looks like a misspelled one of these, and the env names no such argument.
+        TypeError: if `env` or `wrappers` has a wrong type, or an argument is one of `gymnasium.make_vec` alone.
+        ArgumentError: if an argument looks like a misspelled one of these, and the env has no such parameter.
     """
     if wrong := [name for name in ("vectorization_mode", "vector_kwargs") if name in env_kwargs]:
         raise TypeError(
@@ -113,7 +113,7 @@ def make_vec(
     if isinstance(env, str) and ":" not in env:  # "module:id" is imported in the worker
         env = versioned(env)
     if isinstance(env, EnvSpec):
-        theirs = take_apart(env)
+        theirs = split_spec(env)
         env = theirs.spec
         num_envs = theirs.num_envs if num_envs is None else num_envs
         if backend == "native":
@@ -128,7 +128,7 @@ def make_vec(
     if backend not in BACKENDS:
         raise ValueError(f"backend: expected one of {', '.join(map(repr, BACKENDS))}, got {backend!r}")
     if env_kwargs:
-        refuse_misspelled("aioenv.make_vec", _OURS, env_kwargs, env, native=backend == "native")
+        refuse_misspelled("aioenv.make_vec", _PARAMETERS, env_kwargs, env, native=backend == "native")
     if backend == "native":
         ours = is_native_task(env)
         usual = autoreset_mode in (AutoresetMode.NEXT_STEP, AutoresetMode.NEXT_STEP.value)
@@ -146,7 +146,7 @@ def make_vec(
             env_kwargs["autoreset_mode"] = parse_mode(autoreset_mode)
         factory = vector_env_factory(env, env_kwargs)
         if near := _misspelled(env_kwargs):
-            factory = partial(make_noted, factory, near)
+            factory = partial(make_with_hints, factory, near)
         return NativeVectorEnv(
             factory,
             num_envs,
@@ -203,7 +203,7 @@ def make_vec(
 
 
 def _refuse_native(**given: bool) -> None:
-    """Raise if arguments were given that are about single envs."""
+    """Raise a ValueError if arguments were given that are for single envs."""
     wrong = [name for name, is_given in given.items() if is_given]
     if wrong:
         raise ValueError(
@@ -213,7 +213,7 @@ def _refuse_native(**given: bool) -> None:
 
 
 def takes_mode(env: Any) -> bool:
-    """Whether a vector env has an argument for its autoreset mode, as Atari's: of an id, or made by a function."""
+    """Return whether a vector env, of an id or made by a function, takes its autoreset mode as an argument."""
     if isinstance(env, str) and ":" not in env:
         env = gymnasium.spec(env)
     maker: Any = vector_entry_point(env) if isinstance(env, EnvSpec) else env
@@ -223,7 +223,7 @@ def takes_mode(env: Any) -> bool:
         if isinstance(env, EnvSpec) and callable(maker) and is_native_task(maker):
             return True
         return "autoreset_mode" in inspect.signature(maker).parameters
-    except (ImportError, AttributeError, TypeError, ValueError):  # who makes it will say what is wrong
+    except (ImportError, AttributeError, TypeError, ValueError):  # making it will raise an error that says more
         return False
 
 
@@ -234,7 +234,7 @@ def env_factory(
     images: bool,
     env_kwargs: dict[str, Any],
 ) -> Callable[[], Env[Any, Any]]:
-    """The factory of one env of `make_vec`, its arguments checked."""
+    """Check arguments of `make_vec`, and return the factory of one env."""
     check_num_envs(num_envs)
     if not isinstance(wrappers, Iterable) or not all(map(callable, wrappers)):
         one = "; one alone goes into a list, too" * callable(wrappers)
@@ -265,22 +265,24 @@ def env_factory(
     return partial(make_env, env, tuple(wrappers), env_kwargs, _misspelled(env_kwargs))
 
 
-_OURS = tuple(name for name in inspect.signature(make_vec).parameters if name not in ("env", "env_kwargs"))
+_PARAMETERS = tuple(name for name in inspect.signature(make_vec).parameters if name not in ("env", "env_kwargs"))
 
 
 def _misspelled(env_kwargs: Mapping[str, Any]) -> dict[str, str]:
-    """Those of an env's arguments that look like one of `make_vec`, or of `reset`, and what to say of each."""
-    found = {name: get_close_matches(name, _OURS, 1, 0.75) for name in env_kwargs if name not in _OURS}
+    """Return hints about the arguments of an env whose names are much like one of `make_vec`, or of `reset`."""
+    found = {name: get_close_matches(name, _PARAMETERS, 1, 0.75) for name in env_kwargs if name not in _PARAMETERS}
     hints = {name: f"aioenv.make_vec has an argument {matches[0]}" for name, matches in found.items() if matches}
     return {**hints, **({"seed": "envs are seeded by reset(seed=…)"} if "seed" in env_kwargs else {})}
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
-    """A new loop of the kind that steps fastest here: uvloop's where there is one, else asyncio's."""
-    if sys.platform != "win32" and _has_standard_streams():  # else uvloop's own end up there, and it aborts
+    """Make an event loop of the kind that steps fastest: uvloop's if it is installed, else asyncio's."""
+    if (
+        sys.platform != "win32" and _has_standard_streams()
+    ):  # else uvloop's descriptors get these numbers, and it aborts
         try:
             import uvloop
-        except (ImportError, RuntimeError):  # on a thread that outlives the main one it can't be imported any more
+        except (ImportError, RuntimeError):  # it can't be imported after the main thread has ended
             pass
         else:
             loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
@@ -289,7 +291,7 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
 
 
 def _has_standard_streams() -> bool:
-    """Whether descriptors 0 to 2 are open."""
+    """Return whether descriptors 0 to 2 are open."""
     try:
         for descriptor in range(3):
             os.fstat(descriptor)
@@ -299,20 +301,20 @@ def _has_standard_streams() -> bool:
 
 
 def run(coro: Coroutine[Any, Any, T], *, debug: bool | None = None) -> T:
-    """Run a coroutine to its end on a new event loop, as `asyncio.run` does, on the faster loop.
+    """Run a coroutine on a new event loop, as `asyncio.run` does, but on uvloop's if it is installed.
 
     Ctrl-C cancels the coroutine, whose traceback is then that of the KeyboardInterrupt.
 
     Args:
         coro: the coroutine.
-        debug: asyncio's debug mode; None leaves it to `PYTHONASYNCIODEBUG`.
+        debug: asyncio's debug mode; None: as `PYTHONASYNCIODEBUG` says.
 
     Returns:
-        What the coroutine returns.
+        The result of the coroutine.
 
     Raises:
         RuntimeError: if a loop runs in this thread, as in a notebook.
-        TypeError: if it is no coroutine.
+        TypeError: if `coro` is not a coroutine.
     """
     if not asyncio.iscoroutine(coro):
         raise TypeError(f"aioenv.run: expected a coroutine, as `main()` gives if it is an `async def`, got {coro!r}")
@@ -327,6 +329,6 @@ def run(coro: Coroutine[Any, Any, T], *, debug: bool | None = None) -> T:
         with asyncio.Runner(debug=debug, loop_factory=new_event_loop) as runner:
             return runner.run(coro)
     except KeyboardInterrupt as exc:
-        if isinstance(exc.__context__, asyncio.CancelledError):  # one traceback that says where, instead of two
+        if isinstance(exc.__context__, asyncio.CancelledError):  # one traceback instead of two
             raise exc.with_traceback(exc.__context__.__traceback__) from None
         raise

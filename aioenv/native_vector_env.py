@@ -1,4 +1,4 @@
-"""`NativeVectorEnv`: a `gymnasium.vector.VectorEnv`, be it Gymnasium's or yours, behind the API of `AsyncVectorEnv`."""
+"""`NativeVectorEnv`: a `gymnasium.vector.VectorEnv`, Gymnasium's or yours, with the API of `AsyncVectorEnv`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from aioenv.rendering.pixel_states import with_pixel_states
 from aioenv.requirements import require_batch
 from aioenv.stats.episodes import EpisodeStats
 from aioenv.vector_env import AsyncVectorEnv, SubsetBackend
-from aioenv.worker.making import is_native_task, make_registered, of_so_many, refuse_wrappers
+from aioenv.worker.making import is_native_task, make_registered, refuse_wrappers, with_num_envs
 
 if TYPE_CHECKING:
     from aioenv.process.restart import RestartPolicy
@@ -51,66 +51,67 @@ __all__ = ["NativeVectorEnv", "vector_env_factory"]
 class NativeVectorEnv(AsyncVectorEnv):
     """A vector env that steps all of its slots itself, behind the methods and the contract of `AsyncVectorEnv`.
 
-    It lives in this process, on a thread of its own; steps that take less than 200 µs are made on the loop. Or it is
-    split over worker processes, each with one vector env of its share of the slots.
+    It lives in this process, on a thread of its own; steps that take less than 200 µs run on the loop. Or it is split
+    over worker processes, each with one vector env of its share of the slots::
 
         async with NativeVectorEnv(CartPoleVectorEnv, 64) as envs:
             obs, info = await envs.reset(seed=0)
             obs, reward, terminated, truncated, info = await envs.step(actions)
 
-    What it is made of decides how episodes are reset (`metadata["autoreset_mode"]`), and what a seed does to each slot:
+    The vector env decides how episodes are reset (`metadata["autoreset_mode"]`), and what a seed does to each slot: the
     seed (an int, or a list of one a slot) and options of `reset` are passed on as they are. (Over workers an int seeds
-    each share with `seed` plus its first slot.) Infos come as the env gives them, rewards as float64, flags as bool.
+    each share with `seed` plus its first slot.) Infos are returned as the env gives them, rewards as float64, flags as
+    bool.
 
-    The env is used by one thread at a time. With `run_in="auto"` these may be two in turn: the loop's, and its own,
-    where it is made, called and closed. An env with a `render_mode` stays on its own thread, since what draws is tied
-    to it; so does one with a `timeout_s`. Give `run_in="thread"` to others that must not change threads.
+    The env is used by one thread at a time. With `run_in="auto"` two threads use it in turn: that of the loop, and its
+    own, on which it is made, called and closed. An env with a `render_mode` stays on its own thread, since OpenGL
+    contexts are tied to a thread; so does one with a `timeout_s`. Pass `run_in="thread"` for other envs that must not
+    change threads.
 
-    The slots are one env, so an exception fails all slots that were asked, until they are reset. An env that hangs on
-    its thread can't be killed: `close` leaves the thread to itself then, after `grace_s`, with a warning. A process can
-    be killed.
+    The slots are one env, so an exception fails all slots that were asked, until they are reset. A thread can't be
+    killed: if the env hangs, `close` gives up after `grace_s`, with a warning. A worker process can be killed.
 
-    Slots are stepped without others where the env has `step_some(actions, slots)`, as `NativeMujocoEnv` has: see
-    `docs/vector-envs.md`. Of an env without it, these methods raise a ValueError if they would step some of its slots
-    only:
+    Slots are stepped without others if the env has `step_some(actions, slots)`, as `NativeMujocoEnv` has (see
+    `docs/vector-envs.md`). If it has not, these methods raise a ValueError when they would step only some of its slots:
 
-    - `send` takes all slots that there are; over workers, all slots of some workers.
+    - `send` takes all slots; over workers, all slots of some workers.
     - `pause` and `resume` take all slots of a worker together.
-    - `step_at` and `episodes` take an env of one slot in each worker.
+    - `step_at` and `episodes` take only envs of one slot a worker.
 
-    `reset_at` takes an env that looks at `options["reset_mask"]`; its seed stands in a list of one for each slot, None
-    for the others. `episodes` takes an env whose `reset` takes such a mask and such a list. `render` without `render=`
-    gives the images that the env itself draws, and raises a RenderError if the env has no render mode.
+    `reset_at` is for an env that reads `options["reset_mask"]`; its seed stands in a list with one element a slot, None
+    for the others. `episodes` is for an env whose `reset` takes such a mask and such a list. `render` without `render=`
+    returns the images that the env draws itself, and raises a RenderError if the env has no render mode.
 
-    A `rollout` has groups in this process, too, if the env has `step_some`: they step in turn while the policy runs.
-    Elsewhere all slots are one group, or over workers those of a worker. In this process it begins with the arrays that
-    the last `step` gave if the env has no `step_some` and keeps none: don't write to them before.
+    In this process, a `rollout` has groups if the env has `step_some`: they step in turn while the policy runs. Else
+    all slots are one group. Over workers a group is the slots of some workers. A rollout in this process begins with
+    the arrays that the last `step` returned if the env has no `step_some` and keeps no copy: don't write to them
+    before.
 
     Args:
-        make_vector_env: called with `num_envs`, gives a `gymnasium.vector.VectorEnv` of so many slots.
-        num_envs: how many slots.
-        num_workers: over how many processes to split it; 0: it lives in this one.
-        run_in: without workers, where steps are made: "inline" (on the loop, whatever it takes), "thread", or "auto".
-        copy: whether results are arrays of your own; with False they are what the env gives (or, with workers, views
-            into two batches used in turn), valid until the next step.
-        timeout_s: how long `reset`, `step`, `recv`, `render` and calls may wait, in seconds; None for ever.
+        make_vector_env: a function that is called with `num_envs` and returns a `gymnasium.vector.VectorEnv`.
+        num_envs: the number of slots.
+        num_workers: the number of processes to split it over; 0: it lives in this one.
+        run_in: without workers, where steps run: "inline" (on the loop, however long they take), "thread", or "auto".
+        copy: whether results are arrays of your own; with False they are the env's (or, with workers, views into two
+            batches used in turn), valid until the next step.
+        timeout_s: how long `reset`, `step`, `recv`, `render` and calls may wait, in seconds; None: without limit.
         on_timeout: with workers, see `AsyncVectorEnv`: "raise", "kill" or "restart".
         start: with workers, see `AsyncVectorEnv`; likewise `channel`, `preload`, `log_prefix`, `worker_env`,
             `cpu_affinity`.
-        restart: with workers: start one again that died, whose slots all come back truncated; with `resume` they go on
-            as if nothing had happened, if the vector env tells its state.
-        start_timeout_s: how long it may take to make it, in seconds.
+        restart: with workers: start a worker again that died. Its slots come back truncated; with `resume` they go on
+            as if it had not died, if the vector env has methods for its state.
+        start_timeout_s: how long it may take to make the env, in seconds.
         render: draw images of every returned state while the next steps run, of a vector env that has a MuJoCo `model`
             and `physics_states()` (see `PhysicsBatch` in `aioenv/state/render_source.py`).
         pixels: make such images the observations, or one key of them.
         episode_stats, stats_prefix, check_numerics: see `AsyncVectorEnv`.
 
     Attributes:
-        num_envs: how many slots there are.
+        num_envs: the number of slots.
         autoreset_mode: the env's own, once it is started.
 
     Raises:
-        ValueError: if an argument is none of the values it may have, or makes no sense without (or with) workers.
+        ValueError: if an argument is not one of its values, or makes no sense without (or with) workers.
         TypeError: if `make_vector_env` is not callable; with workers, if it can't be pickled.
     """
 
@@ -150,7 +151,7 @@ class NativeVectorEnv(AsyncVectorEnv):
             raise ValueError(f"run_in: expected one of {', '.join(map(repr, RUN_IN))}, got {run_in!r}")
         self._timeout_s = check_timeout(timeout_s)
         self._on_timeout = check_on_timeout(on_timeout, restart)
-        split = not (isinstance(num_workers, int) and num_workers == 0)  # False is no number of workers, but 0
+        split = not (isinstance(num_workers, int) and num_workers == 0)  # False equals 0
         if split and run_in != "auto":
             raise ValueError(f"run_in={run_in!r}: with num_workers={num_workers} it runs in the workers")
         if not split and on_timeout != "raise":
@@ -189,7 +190,7 @@ class NativeVectorEnv(AsyncVectorEnv):
             transport="frames",
             vectorized=True,
             check_numerics=bool(check_numerics),
-            # at the end, see `AsyncVectorEnv`; the mode is told when the env is there
+            # last, see `AsyncVectorEnv`; the mode is set when the env is started
             episodes=check_episode_stats(episode_stats, stats_prefix, self.num_envs, AutoresetMode.NEXT_STEP),
         )
         self._episode_stats = self._config.episodes
@@ -207,11 +208,11 @@ class NativeVectorEnv(AsyncVectorEnv):
             render=self._render_config,
             pixels=self._pixels_config,
         )
-        return cast(Session, self._inprocess)  # which it stands in for, as well as for a fleet and a schedule
+        return cast(Session, self._inprocess)  # it is also the worker pool and the scheduler
 
     def _take_over(self, session: Session, scheduler: RequestScheduler) -> None:
         if self._config.num_workers:
-            session.fleet.spec = of_so_many(session.fleet.spec, self.num_envs)
+            session.fleet.spec = with_num_envs(session.fleet.spec, self.num_envs)
         self.autoreset_mode = session.fleet.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP)
         super()._take_over(session, scheduler)
 
@@ -228,13 +229,13 @@ class NativeVectorEnv(AsyncVectorEnv):
 
     @property
     def runs(self) -> str:
-        """Where the next step will be made: "inline" (on the loop), "thread" or "workers"."""
+        """Where the next step will run: "inline" (on the loop), "thread" or "workers"."""
         if self._inprocess is None:
             return "workers" if self._config.num_workers else self._run_in
         return "inline" if self._inprocess.schedule is not None and self._inprocess.steps_inline else "thread"
 
     def _step_here(self, actions: Any) -> StepResult | None:
-        """`step` on the thread of a blocking caller, whose loop does nothing meanwhile; None: the loop must do it."""
+        """Step on the thread of a blocking caller, while the loop is idle; return None if the loop must do it."""
         backend = self._inprocess
         if backend is None or self.closed or not backend.can_step_inline or backend.table.paused is not None:
             return None
@@ -245,28 +246,28 @@ class NativeVectorEnv(AsyncVectorEnv):
             wait.end()
 
     def _fit_here(self, actions: Any) -> Any:
-        """A checked copy of actions, for a vector env in this process whose step is made later."""
+        """Return a checked copy of actions, for a vector env in this process that steps later."""
         assert self._inprocess is not None
         return self._inprocess.checked_actions(actions)
 
     def model_field(self, name: str) -> npt.NDArray[Any]:
-        """A field of MuJoCo's model with values for each slot; write to it to change them.
+        """Return a live field of MuJoCo's model with values for each slot; write to it to change them::
 
             envs.model_field("body_mass")[[3, 5]] *= 1.5
 
-        It is live, in workers too, whose processes share its memory: each step and reset takes the field from it, and
-        images that are drawn from states show it. So write while nothing is in flight. A worker that is started again
-        has it as it is.
+        Each step and reset takes the field from this array, also in workers, which share its memory, and images that
+        are drawn from states show it. So write while no request is in flight. A worker that is started again uses it as
+        it is.
 
         Args:
-            name: of a field of `MjModel` that can differ between slots; "opt.gravity" and the like too.
+            name: the name of a field of `MjModel` that can differ between slots; also "opt.gravity" and the like.
 
         Returns:
             `(num_envs, ...)`, of the field's own dtype.
 
         Raises:
-            ValueError: if the vector env is no `NativeMujocoEnv`, or there is no such field; in workers, if the env has
-                taken the field itself.
+            ValueError: if the vector env is not a `NativeMujocoEnv`, or there is no such field; in workers, if the env
+                has taken the field itself.
             PendingCallError: if a slot has a request in flight.
             WorkerDied: if a worker is gone.
         """
@@ -287,7 +288,7 @@ class NativeVectorEnv(AsyncVectorEnv):
 def vector_env_factory(
     env: str | EnvSpec | Callable[..., Any], env_kwargs: Mapping[str, Any]
 ) -> Callable[..., VectorEnv[Any, Any, Any]]:
-    """The factory of `make_vec(..., backend="native")`, its arguments checked.
+    """Check arguments of `make_vec(..., backend="native")`, and return the factory of the vector env.
 
     Raises:
         ValueError: if the env has no vectorized version.
@@ -299,7 +300,7 @@ def vector_env_factory(
             require_batch()
         elif spec.vector_entry_point is None:
             raise ValueError(
-                f'backend="native": {spec.id} has no vector_entry_point, nobody has written it as one vector env; use '
+                f'backend="native": {spec.id} has no vector_entry_point: there is no vector env of it; use '
                 'backend="workers", or pass a function that makes a gymnasium.vector.VectorEnv'
             )
     elif not isinstance(env, str):

@@ -45,7 +45,7 @@ from aioenv.core.scheduler import RequestScheduler
 from aioenv.core.session import CLOSE_GRACE_S, Session
 from aioenv.core.waits import Clock, Stats
 from aioenv.core.worker_pool import WorkerPool, WorkerPoolConfig
-from aioenv.creator import place_creators
+from aioenv.creator import bind_to_slots
 from aioenv.envs import ActorID
 from aioenv.process.async_resource import AsyncResource
 from aioenv.process.channel import check_channel
@@ -91,9 +91,9 @@ class SubsetBackend(NamedTuple):
 
 
 class AsyncVectorEnv(Traced, AsyncResource):
-    """Many envs, stepped at once in worker processes; every call that waits is awaited.
+    """Many envs, stepped at once in worker processes; every method that waits is a coroutine function.
 
-    Nothing is started by the constructor. Use it as an async context manager, or await it and close it::
+    The constructor starts no process. Use it as an async context manager, or await it and close it::
 
         async with AsyncVectorEnv([make_env] * 64) as envs:
             obs, info = await envs.reset(seed=0)
@@ -104,71 +104,71 @@ class AsyncVectorEnv(Traced, AsyncResource):
         await envs.close()
 
     It belongs to the event loop that it was started on. No env is built in this process: spaces come from the
-    workers. Factories travel by value, so lambdas, closures and classes of `__main__` or of a notebook work, and no
-    `if __name__ == "__main__"` guard is needed.
+    workers. Factories are pickled by value, so lambdas, closures and classes of `__main__` or of a notebook work, and
+    no `if __name__ == "__main__"` guard is needed.
 
     Args:
-        env_fns: a factory for each slot. Slots are numbered by their place in it. An `EnvCreator` is taken as that of
-            its slot.
-        num_workers: how many processes; slots are spread over them evenly. Default: as many as this process may
-            use CPUs, at most one a slot.
+        env_fns: a factory for each slot, in the order of slots. Of an `EnvCreator` each slot gets its own variant.
+        num_workers: the number of processes; slots are spread over them evenly. Default: the number of CPUs that this
+            process may use, at most one worker a slot.
         start: how processes are started: "forkserver" (forked from a process that has imported the modules that they
             need), "spawn" (a new interpreter each), or None for "forkserver" where the platform has it.
-        channel: how frames travel: "scatter" (a socket, read straight into the batch), "streams" (pipes under
+        channel: the transport of frames: "scatter" (a socket, read straight into the batch), "streams" (pipes under
             asyncio's streams, the portable reference), or "auto" for the fastest that the platform has.
-        transport: where arrays travel: "frames" (through the channel), "shared" (anonymous memory that all workers
-            map; a frame says where), or "auto": large ones, and what render workers draw, in shared memory.
+        transport: the transport of arrays: "frames" (through the channel), "shared" (anonymous memory that all workers
+            map), or "auto": large arrays, and those that render workers draw, in shared memory, others in frames.
         preload: names of modules that a worker imports before it unpickles a factory; a fork server imports them
-            once for all.
-        copy: whether results are arrays of your own (their memory is used again once you have let go of them and of
-            every view); with False they are views into two batches used in turn, valid until the second next step: in
-            asyncio's debug mode a `StaleViewWarning` says if they are still in use then.
+            once for all workers.
+        copy: whether results are arrays of your own. Their memory is used again once you have released them and every
+            view of them. With False they are views into two batches used in turn, valid until the second next step: in
+            asyncio's debug mode a `StaleViewWarning` is given if they are still in use then.
         observation_mode: "same" (all observation spaces are equal), "different" (bounds may differ), or a tuple
             `(batched space, single space)`, as in Gymnasium.
         autoreset_mode: an `AutoresetMode` of Gymnasium, or its value.
-        timeout_s: how long `reset`, `step`, `recv`, `render` and calls of envs may wait for replies, in seconds; None
-            for ever.
-        on_timeout: what happens then in `reset`, `step` and `recv`: "raise" a StepTimeout; "kill" the workers that
-            owe a reply, for good; or "restart" them. Where workers are killed the call goes on: it returns what their
-            slots report then, or raises WorkerDied. A render worker that finishes no image for `timeout_s` holds
-            nothing that could be lost: with `restart` it is replaced, and draws again what it had not, even with
-            "raise".
-        restart: start workers again that died; None: their slots are lost.
-        start_timeout_s: how long a worker may take to come up, in seconds.
-        log_prefix: goes before each line that envs print. What they print becomes log records of the logger
+        timeout_s: how long `reset`, `step`, `recv`, `render` and calls of envs may wait for replies, in seconds; None:
+            without limit.
+        on_timeout: the reaction of `reset`, `step` and `recv` to a timeout: "raise" a StepTimeout; "kill" the workers
+            that owe a reply, for good; or "restart" them. After a kill the call goes on: it returns the results that
+            the slots have then, or raises WorkerDied. A render worker that finishes no image for `timeout_s` holds no
+            state that could be lost: with `restart` it is replaced, even with "raise", and its images are drawn again.
+        restart: the policy by which workers that died are started again; None: their slots are lost.
+        start_timeout_s: how long the start of a worker may take, in seconds.
+        log_prefix: is put before each line that envs print. These lines become log records of the logger
             "aioenv.workers", at level INFO; warnings, each once, at level WARNING.
-        worker_env: environment variables for the workers, over those of this process and over the limit of one
-            thread for each numeric library. A list has one mapping (or None) for each of `num_workers` workers.
-        render: draw images of every returned state while the next steps run; None draws nothing by itself.
-        pixels: make images the observations, or one key of them (see `RenderConfig`); None leaves them as they are.
-        ignore_signals: let workers ignore SIGTERM, SIGUSR1 and SIGUSR2, so that a cluster that tells all processes of
-            a job of its end ends no env before you have saved your work. (SIGINT they always ignore, and SIGKILL
-            nobody can: `close` comes to that a second later.)
+        worker_env: environment variables for the workers. They take precedence over those of this process, and over the
+            limit of one thread for each numeric library. A list has one mapping (or None) for each of `num_workers`
+            workers.
+        render: draw images of every returned state while the next steps run; None: no images are drawn beside steps.
+        pixels: make images the observations, or one key of them (see `RenderConfig`); None: observations are the envs'
+            own.
+        ignore_signals: let workers ignore SIGTERM, SIGUSR1 and SIGUSR2. So a cluster that signals all processes of a
+            job before it ends stops no env before you have saved your work. (Workers always ignore SIGINT. `close`
+            sends SIGKILL, which can't be ignored, a second after SIGTERM.)
         debug: run the envs in this process instead, on a thread for each worker (by default one for all), so that
-            `breakpoint()` in an env stops at this terminal, and a debugger sees them. All else is as always; `start`,
-            `channel`, `worker_env` and `cpu_affinity` say nothing. What an env does to its process it does to this one.
-        cpu_affinity: which CPUs the workers may use: "spread" pins each to one of those that this process may use, in
-            turn; a sequence of CPU numbers, or of sets of them, gives worker i element `i % len`; None leaves it to
-            the system, and to what this process may use.
+            `breakpoint()` in an env stops at this terminal, and a debugger sees them. `start`, `channel`, `worker_env`
+            and `cpu_affinity` have no effect then. Whatever an env does to its process it does to this one.
+        cpu_affinity: the CPUs that the workers may use: "spread" pins each worker to one CPU of this process, in turn;
+            of a sequence of CPU numbers, or of sets of them, worker i gets element `i % len`; None: the CPUs of this
+            process.
         episode_stats: count returns, lengths and times of episodes, in `envs.episode_stats` and, where an episode ends,
-            as "episode" in the infos, as Gymnasium's RecordEpisodeStatistics does; or an `EpisodeStats` that is told
-            of more.
-        stats_prefix: what these statistics are called, "train" say, in the log "aioenv.stats" and by writers; with None
-            they are not logged.
+            as "episode" in the infos, as Gymnasium's RecordEpisodeStatistics does; or an `EpisodeStats` that counts
+            more.
+        stats_prefix: the name of these statistics ("train" for example) in the log "aioenv.stats" and in writers; with
+            None they are not logged.
         seed_plan: seeds for episodes that are given none, autoresets above all; at least `num_envs`. Slot i's episode k
-            gets number `i + k * num_envs` of them, and from the start again at the end: the same for any number of
-            workers. A reset of all slots begins anew; a seed of a reset stands in place of its slot's first.
-        check_numerics: make it an error if an env gives a reward or an observation that is NaN or infinite, be it
-            within the bounds of its space: an `EnvError` of its slot, which must be reset then, with a `NumericsError`
-            as its `__cause__` that says in which step since the slot's reset, and where. (Steps count from the start of
-            a worker that was started again.) It takes about 1 µs a step and env, if observations are small.
+            gets seed number `i + k * num_envs`, modulo their number, whatever the number of workers. A reset of all
+            slots starts the plan again; a seed passed to `reset` replaces the first one of its slot.
+        check_numerics: raise an `EnvError` if a reward or an observation is NaN or infinite, even if it is within the
+            bounds of its space. Its `__cause__` is a `NumericsError` with the step since the slot's reset (or since
+            the restart of its worker) and the place of the value. The slot must be reset then. The check takes about
+            1 µs a step and env, if observations are small.
 
     Attributes:
-        num_envs: how many slots there are.
+        num_envs: the number of slots.
         closed: whether `close` has been called.
 
     Raises:
-        ValueError: if `env_fns` is empty, or an argument is none of the values it may have.
+        ValueError: if `env_fns` is empty, or an argument is not one of its values.
         TypeError: if an element of `env_fns` is not callable, or can't be pickled.
     """
 
@@ -213,7 +213,7 @@ class AsyncVectorEnv(Traced, AsyncResource):
         seed_plan: Sequence[int] | None = None,
         check_numerics: bool = False,
     ) -> None:
-        env_fns = place_creators(listed_factories(env_fns))
+        env_fns = bind_to_slots(listed_factories(env_fns))
         check_factories(env_fns)
         needed = needed_by(env_fns)
         check_render(render, pixels)
@@ -258,7 +258,7 @@ class AsyncVectorEnv(Traced, AsyncResource):
             stats=stats,
             check_numerics=bool(check_numerics),
             seeds=check_seed_plan(seed_plan, self.num_envs, restart),
-            # at the end: they are bound to this vector env, which another wrong argument would keep from being made
+            # last: they are bound to this vector env, which must not fail on another argument after that
             episodes=check_episode_stats(episode_stats, stats_prefix, self.num_envs, self.autoreset_mode),
         )
         self._episode_stats = self._config.episodes
@@ -266,15 +266,13 @@ class AsyncVectorEnv(Traced, AsyncResource):
     # ------------------------------------------------------------ start and close
 
     async def _ensure_started(self) -> Self:
-        """Start the workers, once.
-
-        If this is cancelled, the workers are ended.
+        """Start the workers, once. If this is cancelled, they are killed.
 
         Raises:
-            WorkerStartError: if an env could not be made; it carries the worker's traceback.
+            WorkerStartError: if an env could not be made; it has the worker's traceback.
             SpaceMismatchError: if the envs' spaces can't be batched.
             RenderError: if images were asked for and can't be drawn.
-            OSError: if the timeline that `AIOENV_TRACE` asks for can't be written.
+            OSError: if the timeline can't be written to the path that `AIOENV_TRACE` names.
         """
         await super()._ensure_started()
         if self._scheduler is None:
@@ -340,12 +338,11 @@ class AsyncVectorEnv(Traced, AsyncResource):
         )
 
     async def close(self, *, grace_s: float = CLOSE_GRACE_S) -> None:
-        """End the workers: each may close its envs for `grace_s`, then gets SIGTERM, a second later SIGKILL.
-
-        Idempotent. If this is cancelled, the workers are killed at once.
+        """Close the envs and end the workers. Idempotent; if this is cancelled, the workers are killed at once.
 
         Args:
-            grace_s: in seconds; envs that write a video when they are closed, say, may want more than one.
+            grace_s: how long a worker may take to close its envs, in seconds, before it gets SIGTERM, and a second
+                later SIGKILL. Envs that write a video when they are closed may need more than the default.
         """
         try:
             await self._close_once(partial(self._close, grace_s))
@@ -368,7 +365,7 @@ class AsyncVectorEnv(Traced, AsyncResource):
         self._end_trace()
 
     def _forget_code(self) -> None:
-        """Let go of the snapshot of the factories, and its memory: no worker is started from it any more."""
+        """Release the snapshot of the factories: no worker is started from it any more."""
         if self._config.code is not None:
             self._config = self._config._replace(code=None)
             if self._session is not None:
@@ -440,24 +437,24 @@ class AsyncVectorEnv(Traced, AsyncResource):
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """The metadata of the first env, and `autoreset_mode`."""
+        """The metadata of the first env, with `autoreset_mode`."""
         return self._started.metadata
 
     @property
     def spec(self) -> EnvSpec | None:
         """The `EnvSpec` of the first env, if it has one that pickles.
 
-        Arrays, strings and bytes of 64 KiB or more among its arguments are the very ones that the vector env was made
-        with: equal ones are looked for in the first factory, in what it refers to, and in Gymnasium's registry. An
-        `OmittedValue` stands for a value that is not found, since a factory made it, or the env changed it; its repr
-        tells what was left out.
+        Arrays, strings and bytes of 64 KiB or more among its arguments are not sent back by the worker. Equal ones are
+        looked up in the first factory, in the objects that it refers to, and in Gymnasium's registry. An
+        `OmittedValue`, whose repr describes the value, stands for one that is not found, because a factory made it or
+        the env changed it.
         """
         spec: EnvSpec | None = self._started.spec
         return spec
 
     @property
     def render_mode(self) -> str | None:
-        """The render mode of the first env; "rgb_array" if it has none, and `render=` or `pixels=` draw."""
+        """The render mode of the first env; "rgb_array" if it has none and `render=` or `pixels=` was given."""
         return self._render_mode_of(self._started)
 
     def _render_mode_of(self, fleet: WorkerPool) -> str | None:
@@ -480,19 +477,22 @@ class AsyncVectorEnv(Traced, AsyncResource):
         options: dict[str, Any] | None = None,
         timeout_s: float | None = None,
     ) -> ResetResult:
-        """Begin an episode in every slot, or in those that `options["reset_mask"]` names.
+        """Begin an episode in every slot, or in the slots of `options["reset_mask"]`.
 
-        If this is cancelled, or times out, the envs do reset all the same; `recv` takes the result.
+        If this is cancelled, or times out, the envs are reset all the same, and `recv` takes the result.
 
         Args:
-            seed: an int seeds slot i with `seed + i`; a list gives each slot its own (None: no seed).
-            options: passed to each env's `reset`, but for "reset_mask", a bool array of shape `(num_envs,)`:
-                slots where it is False go on as they are and keep their last observation.
+            seed: an int seeds slot i with `seed + i`; a list has a seed for each slot (None: no seed).
+            options: passed to each env's `reset`, without "reset_mask", a bool array of shape `(num_envs,)`: slots
+                where it is False are not reset, and their last observation is returned.
             timeout_s: instead of the constructor's, in seconds.
+
+        Returns:
+            `(obs, info)`: observations as a batch of `observation_space`, infos as arrays by key.
 
         Raises:
             PendingCallError: if a slot has a request in flight. Nothing was sent.
-            EnvError: if an env raised; `error.partial` has what the others returned.
+            EnvError: if an env raised; `error.partial` has the results of the others.
             WorkerDied: if a worker ended.
             StepTimeout: if `timeout_s` passed.
         """
@@ -509,13 +509,13 @@ class AsyncVectorEnv(Traced, AsyncResource):
     async def step(self, actions: Any, *, timeout_s: float | None = None) -> StepResult:
         """Step every slot.
 
-        If this is cancelled before anything was sent, nothing happened. After that the envs do step, and the result
-        waits: `recv` takes it; a later `step` or `reset` first waits for it and then drops it, with a warning if
-        an episode ended in it.
+        If this is cancelled before the actions were sent, it has no effect. After that the envs are stepped all the
+        same, and `recv` takes the result. A later `step` or `reset` first waits for that result and drops it, with a
+        warning if an episode ended in it.
 
         Args:
-            actions: a batch of `action_space`: for most spaces an array of shape `(num_envs, *shape)`. It is
-                cast to the space's dtype.
+            actions: a batch of `action_space`: for most spaces an array of shape `(num_envs, *shape)`. It is cast to
+                the space's dtype.
             timeout_s: instead of the constructor's, in seconds.
 
         Returns:
@@ -526,7 +526,7 @@ class AsyncVectorEnv(Traced, AsyncResource):
             ActionError: if the actions don't fit the action space. Nothing was sent.
             PendingCallError: if a slot has a request in flight. Nothing was sent.
             ResetNeededError: if a slot's episode is over and autoreset is disabled. Nothing was sent.
-            EnvError: if an env raised; `error.partial` has what the others returned. The slot must be reset.
+            EnvError: if an env raised; `error.partial` has the results of the others. The slot must be reset.
             WorkerDied: if a worker ended.
             StepTimeout: if `timeout_s` passed.
         """
@@ -541,13 +541,15 @@ class AsyncVectorEnv(Traced, AsyncResource):
     # ------------------------------------------------------------ some slots, in the order in which they finish
 
     def send(self, actions: Any, slots: Iterable[int] | None = None) -> None:
-        """Send actions to some slots; never blocks, and returns nothing: `recv` or `ready` give the results.
+        """Send actions to some slots, without waiting; `recv` or `ready` give the results.
 
         Args:
             actions: a batch of actions, one for each of `slots` in that order.
             slots: slot numbers, None for all.
 
         Raises:
+            ValueError: if it would step some slots of a vector env that must be stepped as a whole (see
+                `NativeVectorEnv`). Nothing was sent.
             ActionError, PendingCallError, ResetNeededError, EnvError, WorkerDied: as for `step`. Nothing was sent.
         """
         scheduler = self._check_running()
@@ -565,11 +567,11 @@ class AsyncVectorEnv(Traced, AsyncResource):
         seed: int | Sequence[int | None] | None = None,
         options: dict[str, Any] | None = None,
     ) -> None:
-        """Begin episodes in some slots; never blocks: `recv` or `ready` give the first observations.
+        """Begin episodes in some slots, without waiting; `recv` or `ready` give the first observations.
 
         Args:
             slots: slot numbers, None for all.
-            seed: an int seeds slot i with `seed + i`; a list gives each of `slots` its own.
+            seed: an int seeds slot i with `seed + i`; a list has a seed for each of `slots`.
             options: passed to each env's `reset`.
 
         Raises:
@@ -584,18 +586,21 @@ class AsyncVectorEnv(Traced, AsyncResource):
             scheduler.send_reset(slots, seed, options)
 
     async def recv(self, min_slots: int = 1, max_slots: int | None = None, *, deadline_s: float | None = None) -> Ready:
-        """Take the results of `min_slots` slots or more, as soon as so many are in.
+        """Wait until `min_slots` slots have results, and take the results of all slots that have one.
 
-        If this is cancelled, nothing is taken and nothing is lost.
+        If this is cancelled, no result is taken and none is lost.
 
         Args:
-            min_slots: how many to wait for; at most what is in flight.
-            max_slots: how many to take at most; None for all that are in.
-            deadline_s: after this many seconds, take what is in, be it nothing.
+            min_slots: the number of slots to wait for; of those in flight, if they are fewer.
+            max_slots: the most slots to take; None: all that have a result.
+            deadline_s: after so many seconds take the results that there are, which may be none.
+
+        Returns:
+            `(slots, obs, reward, terminated, truncated, info)`: slot numbers, ascending, and a row for each of them.
 
         Raises:
             ValueError: if `min_slots` or `max_slots` is less than 1, or an argument is no such number.
-            NoAsyncCallError: if nothing is in flight and nothing is ready.
+            NoAsyncCallError: if no request is in flight and no result is ready.
             EnvError: if an env raised; `error.partial` has the other slots' results.
             WorkerDied: likewise, if a worker ended.
             StepTimeout: if `timeout_s` passed.
@@ -611,40 +616,41 @@ class AsyncVectorEnv(Traced, AsyncResource):
     async def ready(
         self, min_slots: int = 1, max_slots: int | None = None, *, deadline_s: float | None = None
     ) -> AsyncIterator[Ready]:
-        """Iterate over results as they come, until nothing is in flight any more.
+        """Iterate over results as they arrive, until no request is in flight.
 
-        If this is cancelled, or left, what was not taken yet waits for `recv`.
+        If this is cancelled, or left, `recv` takes the results that were not taken here.
 
-        Args, Raises: as `recv`; `deadline_s` is counted anew for each result.
+        Args, Raises: as `recv`; `deadline_s` starts again with each result.
 
         Yields:
-            What `recv` gives.
+            The results of `recv`.
         """
         while self.outstanding:
             yield await self.recv(min_slots, max_slots, deadline_s=deadline_s)
 
     @property
     def outstanding(self) -> bool:
-        """Whether anything is in flight, or has come and was not taken: whether `recv` would give something."""
+        """Whether a request is in flight, or a result was not taken: whether `recv` would return a result."""
         return self._check_running().outstanding
 
     # ------------------------------------------------------------ one slot, and paused ones
 
     async def step_at(self, slot: int, action: Any) -> SlotStep:
-        """Step one slot; others may be in flight meanwhile (`send`).
+        """Step one slot; requests of other slots may be in flight (`send`).
 
-        If this is cancelled after it was sent, `recv` takes the result, or a later `step` or `reset` drops it.
+        If this is cancelled after the action was sent, `recv` takes the result, or a later `step` or `reset` drops it.
 
         Args:
-            slot: its number.
+            slot: the slot number.
             action: an action of `single_action_space`.
 
         Returns:
-            `(obs, reward, terminated, truncated, info)`, as the env gave them: no batch.
+            `(obs, reward, terminated, truncated, info)` of the one env, not as a batch.
 
         Raises:
             ActionError, PendingCallError, ResetNeededError, EnvError, WorkerDied, StepTimeout: as for `step`.
             PausedError: if the slot is paused.
+            ValueError: if the slot must be stepped with others (see `NativeVectorEnv`).
         """
         check_steps_some(self._check_running(), "step_at", [slot])
         with self._clock.envs:
@@ -657,12 +663,12 @@ class AsyncVectorEnv(Traced, AsyncResource):
         """Begin an episode in one slot; otherwise as `step_at`.
 
         Args:
-            slot: its number.
-            seed: for it alone: exactly this one.
+            slot: the slot number.
+            seed: the seed of its env.
             options: passed to the env's `reset`.
 
         Raises:
-            TypeError: if the seed is no int.
+            TypeError: if the seed is not an int.
             PendingCallError, PausedError, EnvError, WorkerDied, StepTimeout: as for `step_at`.
         """
         self._check_running()
@@ -674,39 +680,39 @@ class AsyncVectorEnv(Traced, AsyncResource):
         return result
 
     def pause(self, slots: int | Iterable[int]) -> None:
-        """Leave slots out of whole batches, until they are resumed. Never blocks, and tells the workers nothing.
+        """Leave slots out of whole batches until they are resumed; sends nothing to the workers, and does not wait.
 
-        They keep their process and their state, in the middle of an episode, say. Batches keep their shape: `step` and
-        `reset` take and give as many rows as before. The rows of paused slots in actions, seeds and reset masks are
-        ignored. In results they repeat the slot's last observation (zeros, if it had none, if its worker is gone, or
-        while that is busy: a reply of the slot's own is in flight, say, or a call that was cancelled goes on), with
-        reward 0 and flags False, and `info["_active"]`, a bool array that is there while anything is paused, is False.
-        `send` and `send_reset` without slots leave them out, too; to name one there, in `step_at` or in `reset_at` is a
-        `PausedError`. Calls, attributes, states and images are as before. A worker whose slots are all paused gets no
-        frames.
+        Paused slots keep their process and their state, also in the middle of an episode. Batches keep their shape, so
+        `step` and `reset` take and return as many rows as before. The rows of paused slots in actions, seeds and reset
+        masks are ignored. In results these rows have the slot's last observation, reward 0 and flags False. The
+        observation is zeros if the slot had none, if its worker is gone, or while its worker is busy with another
+        request. While any slot is paused, results have `info["_active"]`, a bool array that is False for paused slots.
 
-        A reply that is in flight is not lost: `recv` takes it. A slot that has failed, or whose worker is gone, may be
-        paused, too: the others go on.
+        `send` and `send_reset` without slots leave paused slots out, too. To name one there, in `step_at` or in
+        `reset_at` raises a `PausedError`. Calls, attributes, states and images are as before. A worker whose slots are
+        all paused gets no frames. A reply in flight is not lost: `recv` takes it. A slot that has failed, or whose
+        worker is gone, may be paused, so that the others go on.
 
         Args:
-            slots: a slot number, or some; `numpy.flatnonzero(…)` of nothing pauses none. One that is paused already
-                stays so.
+            slots: a slot number, or some; an empty array, as from `numpy.flatnonzero(…)`, pauses none. A slot that is
+                paused stays paused.
 
         Raises:
-            IndexError, ValueError: if they are no slot numbers. Nothing is paused.
+            IndexError, ValueError: if they are not slot numbers; or if the slots of a vector env must be stepped as a
+                whole (see `NativeVectorEnv`). Nothing is paused.
         """
         self._check_running()
         self._pausing.pause(slots)
 
     def resume(self, slots: int | Iterable[int] | None = None) -> None:
-        """Take slots into whole batches again, where they are. One that is not paused stays as it is.
+        """Take slots into whole batches again, in the state in which they were paused; others stay as they are.
 
         Args:
             slots: a slot number, or some; None for all. A slot that is `exhausted` tries another reset with its next
                 step.
 
         Raises:
-            IndexError, ValueError: if they are no slot numbers.
+            IndexError, ValueError: as for `pause`. Nothing is resumed.
         """
         self._check_running()
         self._pausing.resume(slots)
@@ -724,10 +730,10 @@ class AsyncVectorEnv(Traced, AsyncResource):
     def exhausted(self) -> tuple[int, ...]:
         """The slots that were paused because their envs have no further episode, ascending.
 
-        An env says so by raising `EpisodesDone` in `reset`. Where it has an attribute `finite_episodes` that is true,
-        a StopIteration means the same; `construct_envs` gives it to envs that were dealt episodes. It is no error,
-        whoever resets: the slot is paused. In the result `info["_active"]` is False for it, unless its last episode
-        ended in that very step (under SAME_STEP).
+        An env reports this by raising `EpisodesDone` in `reset`. If it has an attribute `finite_episodes` that is true,
+        a StopIteration means the same; `construct_envs` sets it on envs to which it dealt episodes. This is not an
+        error, whatever caused the reset: the slot is paused. In the result `info["_active"]` is False for it, unless
+        its last episode ended in that very step (under SAME_STEP).
         """
         return tuple(sorted(self._check_running().table.exhausted))
 
@@ -738,44 +744,44 @@ class AsyncVectorEnv(Traced, AsyncResource):
     ) -> Rollout:
         """Collect `steps` steps of every slot, with the envs of one group stepping while the policy of another runs.
 
-        The slots of every worker are split into `groups` groups, so that a worker which is done with one group finds
-        the next one's actions waiting; with 1 it is lock-step. Such groups are for a policy that waits for another
-        device. Where it computes on the CPUs that the envs need, `split="workers"` costs less: then a group is one or
-        more whole workers, which rest while the policy of their own group runs. Trajectories do not depend on `groups`
-        and `split`, as long as the policy treats row by row. It begins with the envs as they are: `reset` first; a
-        second rollout goes on where the first one stopped. Under `AutoresetMode.DISABLED` it resets, without a seed,
-        each slot whose episode is over before its next step; the episode's last observation is in
-        `infos[t]["final_obs"]`, as under SAME_STEP.
+        The slots of every worker are split into `groups` groups. So a worker that is done with one group finds the next
+        one's actions waiting; with 1 group all slots step in lock-step. Such groups are for a policy that waits for
+        another device. If it computes on the CPUs that the envs need, `split="workers"` costs less: then a group is one
+        or more whole workers, which are idle while the policy of their own group runs. Trajectories do not depend on
+        `groups` and `split`, as long as the policy treats row by row.
 
-        If this is cancelled, or the policy raises, or a timeout passes, what is in flight is left as by a cancelled
-        `step`: the envs do step, `recv` takes the results, and a later `step`, `reset` or `rollout` first waits for
-        them and drops them, with a warning if an episode ended in one.
+        A rollout begins with the envs as they are: `reset` first; a second rollout goes on where the first one stopped.
+        Under `AutoresetMode.DISABLED` it resets each slot whose episode is over, without a seed, before its next step.
+        The episode's last observation is in `infos[t]["final_obs"]`, as under SAME_STEP.
+
+        If this is cancelled, or the policy raises, or a timeout passes, requests in flight are left as by a cancelled
+        `step`: the envs are stepped all the same, and `recv` takes the results. A later `step`, `reset` or `rollout`
+        first waits for them and drops them, with a warning if an episode ended in one.
 
         Args:
-            policy: `policy(obs)` gives a batch of actions for a batch of observations, those of a group's k slots;
-                or `(actions, extras)`, a dict of arrays of shape `(k, …)` to be kept, values and log-probabilities
-                say, with the same keys each time. (Not where an action is itself a pair whose second element is a
-                Dict: there it is all actions.) If it has a parameter `slots`, it gets the slot numbers too, int64 of
-                shape `(k,)`, ascending, the same each time it is a group's turn: a recurrent policy keeps its state by
-                them. They are its own. It may be a coroutine function. A plain function holds up the loop, while
-                workers go on.
-            steps: how many, of each slot.
-            groups: how many; at most as many as the worker with the fewest slots has, or, with `split="workers"`, as
-                there are workers; more are so many. Of vector envs see `NativeVectorEnv`.
-            split: whether a group is some slots of every worker, "slots", or all of some workers, "workers". Of vector
-                envs it says nothing.
+            policy: `policy(obs)` returns a batch of actions for a batch of observations, those of a group's k slots; or
+                `(actions, extras)`, where `extras` is a dict of arrays of shape `(k, …)` to be recorded, such as values
+                and log-probabilities, with the same keys each time. (If an action is itself a pair whose second element
+                is a Dict, the whole answer is actions.) A parameter named `slots` gets the slot numbers, int64 of shape
+                `(k,)`, ascending, the same ones each time: a recurrent policy keeps its state by them. It may be a
+                coroutine function. A plain function blocks the loop, while workers go on.
+            steps: the number of steps of each slot.
+            groups: the number of groups; at most as many as the worker with the fewest slots has, or, with
+                `split="workers"`, as there are workers. Of vector envs see `NativeVectorEnv`.
+            split: "slots": a group is some slots of every worker; "workers": a group is all slots of some workers. It
+                has no effect on vector envs.
 
         Returns:
-            Arrays `(steps, num_envs, …)`; `valid` says which rows to learn from (see `Rollout`). Slots that are paused
-            when it begins are not stepped: their last observation throughout, and `valid` False.
+            Arrays `(steps, num_envs, …)`; learn from the rows where `valid` is True (see `Rollout`). Slots that are
+            paused when it begins are not stepped: all their rows have the last observation, and `valid` False.
 
         Raises:
-            ResetNeededError: if a slot has no observation yet: never reset, or just put into a state.
+            ResetNeededError: if a slot has no observation yet: it was never reset, or its state was just set.
             PausedError: if all slots are paused.
             ActionError: if actions don't fit the action space; the message names the group.
             PendingCallError: if a slot has a request in flight. Nothing was sent.
-            EnvError: if an env raised; `error.partial` is a `Rollout` of what was collected, all groups' last steps
-                included. The slot must be reset; the others are in order.
+            EnvError: if an env raised; `error.partial` is a `Rollout` of the steps collected, with the last steps of
+                all groups. The slot must be reset; the others can go on.
             WorkerDied: likewise, if a worker ended.
             StepTimeout: if a group's step took longer than `timeout_s`; `error.partial` as above.
         """
@@ -785,37 +791,37 @@ class AsyncVectorEnv(Traced, AsyncResource):
     def episodes(
         self, policy: Policy, n: int, *, seed: int | Sequence[int | None] | None = None
     ) -> AsyncGenerator[Episode, None]:
-        """Run episodes 0 … n-1, each exactly once and to its end, however long each is::
+        """Run episodes 0 … n-1, each exactly once and to its end::
 
             async for episode in envs.episodes(policy, 100, seed=0):
                 print(episode.number, episode.total_reward)
 
-        They come as they end. Episode k begins with a reset with a seed of its own, so that its result, for a
-        deterministic policy that treats row by row, depends neither on how many slots and workers there are nor on
-        what was lost on the way; and since those that count are chosen before they are run, short ones are not
-        over-represented. A slot with nothing left to do is paused, until the end of the iteration. Afterwards, or when
-        the iteration is left early, `reset` before you step. Where envs reset by themselves in the last step of an
-        episode (`AutoresetMode.SAME_STEP`), they are reset twice.
+        Episodes are yielded as they end. Episode k begins with a reset with a seed of its own. So the result of a
+        deterministic policy that treats row by row depends neither on the number of slots and workers, nor on restarts.
+        The episodes that count are chosen before they are run, so short ones are not over-represented.
 
-        With `restart=RestartPolicy()` an episode that a worker has lost is run again, with its seed. If this is
-        cancelled, the policy raises, or something goes wrong in an env, what is in flight is left as by a cancelled
-        `step`.
+        A slot without further episodes is paused until the end of the iteration. After the iteration, also if it was
+        left early, `reset` before you step. Envs that reset themselves in the last step of an episode
+        (`AutoresetMode.SAME_STEP`) are reset twice. With `restart=RestartPolicy()` an episode that a worker has lost is
+        run again, with its seed. If this is cancelled, the policy raises, or an env fails, requests in flight are left
+        as by a cancelled `step`.
 
         Args:
-            policy: `policy(obs)` gives a batch of actions for the observations of all slots, `(num_envs, …)`: rows of
-                slots that are not stepped just now are ignored. Of the parameters that it names it gets `slots` (as for
-                `rollout`: here always all of them), `episodes`, int64 `(num_envs,)`, which episode each row is of, -1
-                for none; and `started`, bool `(num_envs,)`, whose observation is an episode's first one: there a
-                recurrent policy clears its state. It may be a coroutine function.
-            n: how many.
-            seed: an int, or None for fresh entropy, from which a seed is drawn for each episode; or a list of n.
+            policy: `policy(obs)` returns a batch of actions for the observations of all slots, `(num_envs, …)`; rows of
+                slots that are not stepped are ignored. Parameters of these names get more: `slots`, the slot numbers,
+                always all; `episodes`, int64 `(num_envs,)`, the number of each row's episode, -1 for none; `started`,
+                bool `(num_envs,)`, whether a row is an episode's first observation, at which a recurrent policy clears
+                its state. It may be a coroutine function.
+            n: the number of episodes.
+            seed: an int, or None for fresh entropy, from which a seed is drawn for each episode; or a list of n seeds.
 
         Raises:
-            ValueError, TypeError: if an argument is none of the values that it may have.
+            ValueError, TypeError: if an argument is not one of its values, or if the slots of a vector env must be
+                stepped as a whole (see `NativeVectorEnv`).
             PausedError: if all slots are paused.
-            PendingCallError: if a slot has a request in flight, or a result that nobody took; or another iteration
-                has begun since: it has the slots; or they were stepped or reset by somebody else meanwhile.
-            EpisodesDone: if envs have no further episode before n have been run.
+            PendingCallError: if a slot has a request in flight, or a result that was not taken; if another iteration
+                has begun since; or if other code has stepped or reset slots meanwhile.
+            EpisodesDone: if the envs have no further episode before n have been run.
             ActionError, EnvError, WorkerDied, StepTimeout: as for `step`.
         """
         self._check_running()
@@ -826,19 +832,17 @@ class AsyncVectorEnv(Traced, AsyncResource):
         """Returns, lengths, times and events of the episodes that have ended: `print(envs.episode_stats.epoch())`.
 
         Raises:
-            RuntimeError: if nobody asked for them.
+            RuntimeError: if the vector env was made without `episode_stats`.
         """
         if self._episode_stats is None:
-            raise RuntimeError(
-                "episode_stats: nobody counts episodes here; make the vector env with episode_stats=True"
-            )
+            raise RuntimeError("episode_stats: episodes are not counted; make the vector env with episode_stats=True")
         return self._episode_stats
 
     def stats(self, *, reset: bool = False) -> Stats:
-        """How long the run waited for envs, for images and for the policy; `print` it.
+        """Return how long the run waited for envs, for images and for the policy; `print` it.
 
         Args:
-            reset: count anew from here.
+            reset: whether to count from zero again after this.
         """
         steps = 0 if self._scheduler is None else self._scheduler.table.steps
         stats = self._clock.stats(self.num_envs, steps)
@@ -860,32 +864,32 @@ class AsyncVectorEnv(Traced, AsyncResource):
     async def render(self, mode: Literal["grid"]) -> npt.NDArray[np.uint8]: ...
 
     async def render(self, mode: Literal["arrays", "grid"] | None = None) -> Any:
-        """Images of the states that `reset` and `step` (or `recv`) returned last.
+        """Return images of the states that `reset` and `step` (or `recv`) returned last.
 
-        With `render=` given to the constructor they are already on their way, drawn from the very state that was
-        returned, and a step may be in flight meanwhile. Without, this is `call("render")`: with `pixels=` the images
-        that observations hold, several cameras side by side; else None, unless the envs were made with a `render_mode`,
-        "rgb_array" say.
-
-        If this is cancelled, the images are drawn all the same.
+        With `render=` given to the constructor they are drawn from the very states that were returned, beginning with
+        the reply, and a step may be in flight meanwhile. Without it, this is `call("render")`: with `pixels=` the
+        images that the observations hold, several cameras side by side; else the images that the envs draw themselves
+        if they were made with a `render_mode` such as "rgb_array", or None. If this is cancelled, the images are drawn
+        all the same.
 
         Args:
-            mode: None or "arrays" for one image a slot (the blocking API tells these two apart); "grid" for one picture
-                of all, as square a grid as it gets.
+            mode: None or "arrays" for one image a slot (these two differ in the blocking API alone); "grid" for one
+                picture of all slots, as square a grid as possible.
 
         Returns:
-            uint8 of shape `(num_envs, height, width, 3)`, row by row from the top; a tuple where the images of
-            the envs differ in shape. With `depth` or `segmentation` a tuple of that and of these arrays: depth float32
+            uint8 of shape `(num_envs, height, width, 3)`, row by row from the top; a tuple if the images of the envs
+            differ in shape. With `depth` or `segmentation` it is a tuple of that and of these arrays: depth float32
             `(num_envs, height, width)` in metres, and segmentation int32 `(num_envs, height, width, 2)`. With a list of
-            C cameras an axis of C comes second. The same arrays again if nothing was returned in between. With "grid"
-            colours alone, `(rows * height, columns * width, 3)`.
+            C cameras an axis of C comes second. The arrays are the same ones again if nothing was returned in between.
+            With "grid" it is colours alone, `(rows * height, columns * width, 3)`.
 
         Raises:
             RenderError: if there is no state yet; if an image could not be drawn (`slots`), with the others as
-                `partial`; with "grid" also if the envs' images differ in shape.
-            StepTimeout: if `timeout_s` passed. The images are drawn all the same, by another render worker if
-                this one hangs and `restart` allows it.
-            ValueError: if `mode` is neither.
+                `partial`; with "grid" also if the envs' images differ in shape; of a vector env (`NativeVectorEnv`)
+                also if it has no render mode and `render=` was not given.
+            StepTimeout: if `timeout_s` passed. The images are drawn all the same, by another render worker if this one
+                hangs and `restart` allows it.
+            ValueError: if `mode` is not one of its values.
         """
         self._check_running()
         return await self._images.render(mode)
@@ -896,24 +900,24 @@ class AsyncVectorEnv(Traced, AsyncResource):
             async for step, images in envs.render_stream():
                 video.append(images)
 
-        Each result of `reset`, `step` or `recv` that is handed out, and each of a group of `rollout`, gives one item:
-        its number, counted from 0 at the first result of this vector env, and what `render()` would have given then
-        (nothing, as long as a slot has had no result yet). The arrays may be those that `render()` and other streams
-        give: copy what you write to.
-        Stepping never waits for the stream. When more than `buffer` items wait, because they are drawn or taken
-        slower than steps are made, the oldest is dropped, which shows as a gap in the numbers. There may be several.
+        Each result of `reset`, `step` or `recv`, and each of a group of `rollout`, gives one item: its number, counted
+        from 0 at the first result of this vector env, and the images that `render()` would have returned then. There is
+        no item before every slot has had a result. The arrays may be those that `render()` and other streams give, so
+        copy those that you write to.
 
-        It ends when the vector env is closed, with what is not drawn by then left out; `await stream.aclose()` ends
-        it before. A cancelled iteration loses nothing.
+        Stepping never waits for the stream. If more than `buffer` items wait, because they are drawn or taken slower
+        than steps are made, the oldest is dropped, which shows as a gap in the numbers. There may be several streams.
+        It ends when the vector env is closed, without the items that are not drawn by then; `await stream.aclose()`
+        ends it before. A cancelled iteration loses no item.
 
         Args:
-            buffer: how many items may wait.
+            buffer: the number of items that may wait.
 
         Raises:
-            RenderError: if nothing is drawn, since `render=` was not given; while iterating, if an image could
-                not be drawn: iterate again to go on with the next step.
+            RenderError: if `render=` was not given; while iterating, if an image could not be drawn: iterate again to
+                go on with the next step.
             StepTimeout: while iterating, if a result's images are not drawn within `timeout_s` from when they are
-                waited for: iterate again to wait on.
+                waited for: iterate again to go on waiting.
             ValueError: if `buffer` is not a positive int.
         """
         self._check_running()
@@ -924,21 +928,21 @@ class AsyncVectorEnv(Traced, AsyncResource):
     async def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Call a method of every env (or read an attribute), through its wrappers.
 
-        If this is cancelled, the envs run it all the same; the results are dropped.
+        If this is cancelled, the envs run it all the same, and the results are dropped.
 
         Args:
-            name: of the method or attribute, wherever in the stack of wrappers it is.
-            *args: for the method.
-            **kwargs: likewise.
+            name: the name of the method or attribute, anywhere in the stack of wrappers.
+            *args: positional arguments of the method.
+            **kwargs: keyword arguments of the method.
 
         Returns:
             One result a slot.
 
         Raises:
             PendingCallError: if a slot has a request in flight. Nothing was sent.
-            EnvError: if an env raised; `error.partial` has the others' results.
+            EnvError: if an env raised; `error.partial` has the results of the others.
             WorkerDied: if a worker ended.
-            StepTimeout: if `timeout_s` passed. The envs run it all the same; the results are dropped.
+            StepTimeout: if `timeout_s` passed. The envs run it all the same, and the results are dropped.
         """
         self._check_running()
         return await self._calls.call(name, args, kwargs)
@@ -953,16 +957,16 @@ class AsyncVectorEnv(Traced, AsyncResource):
         """Call a method of one slot's env, or of some slots' envs (or read an attribute); otherwise as `call`.
 
         Args:
-            slots: a slot number, or some. (It stands first, so that every keyword is the method's own.)
-            name: of the method or attribute, wherever in the stack of wrappers it is.
-            *args: for the method.
-            **kwargs: likewise.
+            slots: a slot number, or some. (It is positional, so that every keyword goes to the method.)
+            name: the name of the method or attribute, anywhere in the stack of wrappers.
+            *args: positional arguments of the method.
+            **kwargs: keyword arguments of the method.
 
         Returns:
             For a number its result; else a tuple of one result for each of `slots`, in that order.
 
         Raises:
-            ValueError, IndexError: if they are no slot numbers.
+            ValueError, IndexError: if they are not slot numbers.
             PendingCallError, EnvError, WorkerDied, StepTimeout: as for `call`.
         """
         self._check_running()
@@ -974,13 +978,11 @@ class AsyncVectorEnv(Traced, AsyncResource):
         return await self._calls.get_attr(name)
 
     async def set_attr(self, name: str, values: Any) -> None:
-        """Set an attribute of every env.
-
-        If this is cancelled, it is set all the same.
+        """Set an attribute of every env. If this is cancelled, it is set all the same.
 
         Args:
-            name: of the attribute; it is set on the wrapper that has it, else on the env itself.
-            values: a list or tuple with an element for each slot; anything else is the value of all.
+            name: the name of the attribute; it is set on the wrapper that has it, else on the env itself.
+            values: a list or tuple with an element for each slot; any other object is the value of all.
 
         Raises:
             ValueError: if a list has another length than there are slots.
@@ -990,22 +992,22 @@ class AsyncVectorEnv(Traced, AsyncResource):
         await self._calls.set_attr(name, values)
 
     def model_field(self, name: str) -> npt.NDArray[Any]:
-        """A live field of the models of native MuJoCo slots (see `NativeVectorEnv.model_field`).
+        """Raise a ValueError; see `NativeVectorEnv.model_field`, a live field of the models of native MuJoCo slots.
 
         Raises:
-            ValueError: always, since envs with a model each have none in common; with `backend="native"` they have.
+            ValueError: always, since single envs have a model each; with `backend="native"` the slots share one.
         """
         raise ValueError(
             f'model_field({name!r}): only with backend="native"; of single envs, `call` a method that changes the model'
         )
 
     async def get_state(self, slots: Iterable[int] | None = None) -> list[EnvState]:
-        """The states of envs: with `set_state` any env of the same sort goes on from there, bit for bit.
+        """Return the states of envs; with `set_state` any env of the same kind goes on from there, bit for bit.
 
-        They hold what the next steps, and the next automatic resets, depend on: all of MuJoCo's data, what wrappers
-        count, the random generator, and whether a reset is due. An env that is not MuJoCo's, or a wrapper that
-        Gymnasium does not have, must have `get_state()` and `set_state(state)`. Changes to a MuJoCo model are not
-        among it. If this is cancelled, nothing is lost.
+        A state has everything that the next steps, and the next automatic resets, depend on: all of MuJoCo's data, the
+        counters of wrappers, the random generator, and whether a reset is pending. It does not have changes to a MuJoCo
+        model. An env that is not MuJoCo's, or a wrapper that Gymnasium does not have, must have `get_state()` and
+        `set_state(state)`. If this is cancelled, no state is changed.
 
         Args:
             slots: slot numbers, None for all.
@@ -1014,18 +1016,18 @@ class AsyncVectorEnv(Traced, AsyncResource):
             One state for each of `slots`, in that order; `aioenv.save` writes them to a file.
 
         Raises:
-            ResumeError: if a state can't be had; the message names the wrapper or env in the way.
+            ResumeError: if an env's state can't be read; the message names the wrapper or env that has no such methods.
             PendingCallError, EnvError, WorkerDied: as for `call`.
         """
         self._check_running()
         return await self._calls.get_state(slots)
 
     async def set_state(self, states: Iterable[EnvState], slots: Iterable[int] | None = None) -> None:
-        """Bring envs into states that `get_state` gave, of whichever slot, worker, process or `aioenv.load`.
+        """Set the states of envs to those of `get_state` or `aioenv.load`, from any slot, worker or process.
 
-        A slot that has failed, or whose episode was over, can be stepped again. No observation is returned, and
-        images show the new state after the next step. If this is cancelled, envs take on the states all the same, but
-        a slot that had failed stays so: set them again.
+        A slot that had failed, or whose episode was over, can be stepped again. No observation is returned, and images
+        show the new state after the next step. If this is cancelled, the states are set all the same, but a slot that
+        had failed must have its state set again.
 
         Args:
             states: one for each of `slots`, in that order.
@@ -1033,8 +1035,8 @@ class AsyncVectorEnv(Traced, AsyncResource):
 
         Raises:
             ValueError: if there are more or fewer states than slots.
-            TypeError: if one is no `EnvState`.
-            ResumeError: if one is of another sort of env, whose slot is as it was then; the others' states are set.
+            TypeError: if one is not an `EnvState`.
+            ResumeError: if one is of another kind of env; its slot keeps its state, and the others' states are set.
             PendingCallError, EnvError, WorkerDied: as for `call`.
         """
         self._check_running()
@@ -1043,24 +1045,23 @@ class AsyncVectorEnv(Traced, AsyncResource):
     # ------------------------------------------------------------ envs of several actors
 
     async def actor_rewards(self) -> npt.NDArray[np.float32] | None:
-        """The reward of each actor in the last whole step, one actor a row.
+        """Return the reward of each actor in the last whole step, one actor a row.
 
-        It outlives an autoreset: until its first whole step, a new episode has those of the one before. If this is
-        cancelled, nothing is lost. Calls raise what `call` raises.
+        It outlasts an autoreset: until its first whole step, a new episode has the rewards of the one before. If this
+        is cancelled, no state is changed.
 
         Returns:
             float32 of shape `(n_actors, num_envs)`; None if an env has no such rewards.
 
         Raises:
             ValueError: if envs have different numbers of actors.
+            PendingCallError, EnvError, WorkerDied, StepTimeout: as for `call`.
         """
         self._check_running()
         return await self._calls.actor_rewards()
 
     async def actor_ids(self, *, same_step: bool = True) -> tuple[ActorID, ...]:
-        """Whose turn it is in each slot.
-
-        If this is cancelled, nothing is lost. Calls raise what `call` raises.
+        """Return the actor whose turn it is in each slot. If this is cancelled, no state is changed.
 
         Args:
             same_step: whether all envs must be in the same part of their step, so that one policy serves them all.
@@ -1069,19 +1070,21 @@ class AsyncVectorEnv(Traced, AsyncResource):
             `(step_key, agent_id)`, one a slot.
 
         Raises:
-            OutOfStepError: if they are in different ones, and must not be.
+            OutOfStepError: if `same_step` is True and they are in different ones.
             TypeError: if an env has no actors.
+            PendingCallError, EnvError, WorkerDied, StepTimeout: as for `call`.
         """
         self._check_running()
         return await self._calls.actor_ids(same_step=same_step)
 
     async def is_actor_done(self) -> npt.NDArray[np.bool_]:
-        """Whether the actor whose turn it is has nothing more to do, bool of shape `(num_envs,)`.
+        """Return whether the actor whose turn it is has ended, bool of shape `(num_envs,)`.
 
-        If this is cancelled, nothing is lost. Calls raise what `call` raises.
+        If this is cancelled, no state is changed.
 
         Raises:
             TypeError: if an env has no actors.
+            PendingCallError, EnvError, WorkerDied, StepTimeout: as for `call`.
         """
         self._check_running()
         return await self._calls.is_actor_done()
@@ -1094,17 +1097,17 @@ class AsyncVectorEnv(Traced, AsyncResource):
             with envs.trace("run.json"):
                 ...
 
-        It shows, for each worker and render worker, when it stepped, reset, drew and waited, and what the loop did:
-        waiting for envs or images, sending, handling replies, and in between the policy. Spans have the number of the
-        step that they are of: step n leads to state n, of which the images n are. Open it at https://ui.perfetto.dev,
-        or draw it with `aioenv trace run.json --png out.png`. It is written when it ends, also after an error;
-        after a million spans it ends by itself.
+        It shows when each worker and render worker stepped, reset, drew and waited; and when the loop waited for envs
+        or images, sent, handled replies, and, between these, ran the policy. A span has the number of its step: step n
+        leads to state n, of which the images n are. Open the file at https://ui.perfetto.dev, or draw it with `aioenv
+        trace run.json --png out.png`. It is written at the end, also after an error; after a million spans it ends by
+        itself.
 
         With the variable `AIOENV_TRACE=run.json` every vector env and render pool of the process is traced from its
         start to its close, the second one to run-2.json, and so on.
 
         Args:
-            path: of the JSON file; one that is there is overwritten.
+            path: the JSON file; an existing one is overwritten.
 
         Raises:
             RuntimeError: if a timeline is being collected already, or the vector env is not started.

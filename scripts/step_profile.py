@@ -104,16 +104,16 @@ def worker(task: Task) -> None:
     for sock in (mine, theirs):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 22)
     link = WorkerEnd(theirs.fileno(), theirs.fileno())
-    link.aim(service)
+    link.use(service)
     encoder = Encoder()
     whole, alone = [], []
 
     def answer() -> None:
         """As `WorkerEnd.read` and the loop around it do."""
-        plan = service.express() if speedups.serve_express is not None else None
+        plan = service.fast_path() if speedups.serve_express is not None else None
         got: Any = None if plan is None else link._serve(plan, 0.0)
         if got is not None and not isinstance(got, int):
-            got = PartialStep.of(got)
+            got = PartialStep.from_tuple(got)
         elif got is None or got > 0:
             got = link.read()
         else:

@@ -12,8 +12,8 @@ import aioenv
 def parked(envs):
     """Have its loop stand still before this returns."""
     portal = envs._portal
-    while not portal._parking._open or portal._parking._wanted:
-        portal.run_soon(int)
+    while not portal._handoff._paused or portal._handoff._turn_requested:
+        portal.run(int)
     return envs
 
 

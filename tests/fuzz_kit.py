@@ -122,7 +122,7 @@ class Awaited:
 
     @property
     def outstanding(self) -> bool:
-        return self.envs._portal.run_soon(lambda: self.envs._envs.outstanding)
+        return self.envs._portal.run(lambda: self.envs._envs.outstanding)
 
 
 class Driver(Requests, Others):

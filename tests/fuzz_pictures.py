@@ -314,7 +314,7 @@ class Pictures:
         self.begun = self.results
 
     async def do_read(self) -> None:
-        if self.stream is None or not self.stream._waiting:
+        if self.stream is None or not self.stream._items:
             return
         how, item = await self.attempt(self.stream.__anext__())
         if how == "ok":

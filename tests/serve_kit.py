@@ -553,7 +553,7 @@ class Desk:
         self.mine, self.theirs = socket.socketpair()
         self.encoder, self.decoder = Encoder(), Decoder()
         self.its_encoder = Encoder()
-        self.its_decoder = Decoder(self.service.place, self.service.expect)
+        self.its_decoder = Decoder(self.service.request_buffers, self.service.expected_buffers)
         self.service.handle(Frame(Kind.RESET, 0, GENERATION, (), memoryview(self.reset())))
 
     make: Callable[[int], gym.Env[Any, Any]]
@@ -572,12 +572,12 @@ class Desk:
 
     def encode(self, kind: Kind = Kind.STEP, fixed: Sequence[bytes] | None = None, tail: bytes = b"") -> bytes:
         if fixed is None:
-            fixed = [bytes(len(view)) for view in self.service.expect() or ()]
+            fixed = [bytes(len(view)) for view in self.service.expected_buffers() or ()]
         return b"".join(self.encoder.encode(kind, 7, GENERATION, fixed, tail))
 
     def serve(self, seconds: float = 0.0, write_fd: int | None = None) -> Any:
         fd = self.theirs.fileno()
-        plan = self.service.express()
+        plan = self.service.fast_path()
         assert plan is not None and speedups.serve_express is not None
         write_fd = fd if write_fd is None else write_fd
         return speedups.serve_express(fd, write_fd, self.its_decoder, self.its_encoder, plan, seconds)
@@ -593,7 +593,7 @@ class Desk:
         self.mine.sendall(self.encode())
         got = self.serve()
         if isinstance(got, tuple):
-            begun = PartialStep.of(got)
+            begun = PartialStep.from_tuple(got)
             assert begun[1:3] == (7, GENERATION)
             infos_so_far = list(begun.infos)
             reply = self.service.handle(begun)
@@ -604,7 +604,7 @@ class Desk:
 
     def frame(self) -> Frame:
         """A request for a step, read already."""
-        return Frame(Kind.STEP, 7, GENERATION, self.service.expect() or (), memoryview(b""))
+        return Frame(Kind.STEP, 7, GENERATION, self.service.expected_buffers() or (), memoryview(b""))
 
     def step_in_python(self) -> Any:
         reply = self.service.handle(self.frame())

@@ -50,7 +50,7 @@ class Asked(gym.Wrapper):
 
     def copies(self, path):
         """Whether this file would be copied: then nothing is loaded."""
-        models = __import__("sys").modules["aioenv.worker.forkserver_warmup"]._models
+        models = __import__("sys").modules["aioenv.worker.forkserver_warmup"]._compiled
         before = models._model
         model = mujoco.MjModel.from_xml_path(path)
         return models._model is before is not None, model.nq
@@ -136,12 +136,12 @@ def test_what_a_model_is_made_of_besides_its_file_is_not_looked_for():
                 mujoco.MjModel.from_xml_path(name)
             here.Env = env(name)
             models.compile_models(["__main__:Env", "__main__:saved", "__main__:nothing", "no.such.module:Env"])
-            assert models._models._text is None, name
+            assert models._compiled._text is None, name
         here.Env = env("plain.xml")
         models.compile_models(["__main__:Env"])
         load = mujoco.MjModel.from_xml_path
-        assert models._models._text == plain.encode()
-        kept = models._models._model
+        assert models._compiled._text == plain.encode()
+        kept = models._compiled._model
         copy = load("plain.xml")
         copy.geom_size[0, 0] = 7
         assert kept.geom_size[0, 0] == 1 and saved(load("plain.xml")) == saved(kept)
@@ -152,10 +152,10 @@ def test_what_a_model_is_made_of_besides_its_file_is_not_looked_for():
             except Exception as exc:
                 print(type(exc).__name__)
         assert load(filename="plain.xml", assets={{}}).ngeom == 1
-        assert models._models._text is None and load("plain.xml").ngeom == 1
+        assert models._compiled._text is None and load("plain.xml").ngeom == 1
         models.compile_models(["__main__:Env"])
         mujoco.MjModel.from_xml_string("<mujoco/>")
-        assert models._models._text is None
+        assert models._compiled._text is None
         # what MuJoCo warns of is told each time, to whoever is told then
         with open("warns.xml", "w") as file:
             file.write(plain.replace("<worldbody>", "<compiler settotalmass='2'/><worldbody>"))
@@ -163,15 +163,15 @@ def test_what_a_model_is_made_of_besides_its_file_is_not_looked_for():
         seen, more = [], []
         mujoco.set_mju_user_warning(seen.append)
         models.compile_models(["__main__:Env"])
-        assert not seen and models._models._text is not None
+        assert not seen and models._compiled._text is not None
         load("warns.xml")
         mujoco.set_mju_user_warning(more.append)
         load("warns.xml")
-        assert seen == more and models._models._text is not None
+        assert seen == more and models._compiled._text is not None
         mujoco.set_mju_user_warning(None)
         if seen:  # older versions have nothing against it
             load("warns.xml")
-            assert seen == more and "settotalmass" in seen[0] and models._models._text is None
+            assert seen == more and "settotalmass" in seen[0] and models._compiled._text is None
             with open("MUJOCO_LOG.TXT") as file:
                 assert file.read().count("settotalmass") == 1
     """

@@ -15,7 +15,7 @@ from process_kit import run_alone
 import aioenv
 from aioenv import EnvCreator, EpisodeCounter, SharedRunningStats
 from aioenv.core.imports import needed_by
-from aioenv.creator import place_creators
+from aioenv.creator import bind_to_slots
 from aioenv.process.launch import START_METHODS
 from aioenv.stats import CountEpisodes, NormalizeObservation, NormalizeReward
 from aioenv.stats.sharing import can_share
@@ -185,11 +185,11 @@ def test_ec_variants_have_metadata_in_common_where_it_can_be_the_same():
             EnvCreator(base),
             pickle.loads(pickle.dumps(base)),
         ):
-            assert variant._known.metadata == metadata
+            assert variant._cache.metadata == metadata
         for variant in (base.make_variant(size=4), base.make_variant(config=seen), EnvCreator(base, length=1)):
-            assert variant._known.metadata is None
+            assert variant._cache.metadata is None
         arrays = EnvCreator(Endless, config=np.ones(2))
-        assert arrays.make_variant(config=np.ones(2))._known is not arrays._known
+        assert arrays.make_variant(config=np.ones(2))._cache is not arrays._cache
 
 
 def test_creators_of_creators_are_flat():
@@ -412,4 +412,4 @@ def test_a_slot_that_shared_objects_do_not_have():
         with pytest.raises(ValueError, match="slot: expected 0 … 1, got 2: num_slots is 2"):
             aioenv.AsyncVectorEnv([creator] * 3)
         plain = EnvCreator(Endless, config=[counter.at(1)])
-        assert place_creators([plain, Endless]) == [plain, Endless]
+        assert bind_to_slots([plain, Endless]) == [plain, Endless]

@@ -329,7 +329,7 @@ def test_a_result_that_is_there_needs_no_time(visits):
     with AsyncVectorEnv(counters(2, length=99), num_workers=1) as envs:
         envs.reset(seed=0)
         if not visits:
-            envs._portal.may_park = None
+            envs._portal.may_pause = None
         for timeout in (0, -1, 1e-6):
             for _ in range(3):
                 envs.step_async([0, 0])
@@ -340,7 +340,7 @@ def test_a_result_that_is_there_needs_no_time(visits):
 
 def replied(envs):
     """Wait until the worker has replied to the step, whether or not somebody has read that."""
-    exchange, worker = envs._pending._exchange, envs._envs._scheduler.fleet.members[0].worker
+    exchange, worker = envs._pending._request, envs._envs._scheduler.fleet.members[0].worker
     while exchange.open and not select.select([worker.waitable], [], [], 0.01)[0]:
         pass
 

@@ -223,7 +223,7 @@ def test_a_descriptor_of_nothing_is_left_to_python():
     with telling("floats") as desk:
         fd = desk.theirs.fileno()
         desk.theirs.close()
-        plan: Any = desk.service.express()
+        plan: Any = desk.service.fast_path()
         assert speedups.serve_express is not None
         assert speedups.serve_express(fd, fd, desk.its_decoder, desk.its_encoder, plan, 0.0) is None
 
@@ -285,7 +285,7 @@ def serve_nobody() -> None:
     """Answer a request for a run with a plan of no envs."""
     worker_context.use_row_mark_of_parent(memoryview(bytearray(4)).cast("I"))
     with telling("floats") as desk:
-        plan = list(desk.service.express() or ())
+        plan = list(desk.service.fast_path() or ())
         plan[2] = []
         desk.mine.sendall(desk.encode(fixed=[bytes(16)], tail=RUN.pack(b"R", 0, 2)))
         fd = desk.theirs.fileno()

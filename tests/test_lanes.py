@@ -72,7 +72,7 @@ def laned(monkeypatch: pytest.MonkeyPatch, odd: int = 0) -> tuple[Desk, list[Any
     memory = bytearray(plane.size(*layouts))
     monkeypatch.setattr(env_service, "map_memory", lambda size: memory)
     desk = Desk(lambda row: Wide(row, odd), ROWS)
-    desk.service.configure(None, None, 0, False, plane=plane, start=2)
+    desk.service.configure(None, None, 0, False, shared_layout=plane, start=2)
     desk.service.handle(Frame(Kind.RESET, 0, GENERATION, (b"\0",), memoryview(desk.reset())))
     return desk, [lane.observations[0] for lane in plane.batches(memory, *layouts)]
 
@@ -91,7 +91,7 @@ def test_c_puts_observations_into_the_lane_that_is_named(monkeypatch):
             desk.mine.sendall(desk.encode(fixed=fixed(lane)))
             if n < 3:  # infos and ends are new
                 got = desk.serve()
-                reply = desk.take() if got == -1 else desk.service.handle(PartialStep.of(got))
+                reply = desk.take() if got == -1 else desk.service.handle(PartialStep.from_tuple(got))
             else:
                 assert desk.serve() == -1
                 reply = desk.take()
@@ -119,7 +119,7 @@ def test_some_rows_are_stepped_in_a_lane_as_in_python(monkeypatch):
                         desk.mine.sendall(data)
                         got = desk.serve()
                         assert n < 10 or got == -1
-                        reply = desk.take() if got == -1 else desk.service.handle(PartialStep.of(got))
+                        reply = desk.take() if got == -1 else desk.service.handle(PartialStep.from_tuple(got))
                     else:
                         desk.its_decoder.feed(data)
                         reply = desk.service.handle(desk.its_decoder.next_frame())  # type: ignore[arg-type]
@@ -150,7 +150,7 @@ def test_what_names_no_lane_or_is_too_short_is_not_c_s(monkeypatch):
             desk.mine.sendall(data)
             assert desk.serve() == len(data)
             desk.encoder, desk.its_encoder = type(desk.encoder)(), type(desk.encoder)()  # Python would go on
-            desk.its_decoder = type(desk.its_decoder)(desk.service.place, desk.service.expect)
+            desk.its_decoder = type(desk.its_decoder)(desk.service.request_buffers, desk.service.expected_buffers)
     assert all((array == was).all() for array, was in zip(lanes, before, strict=True))
 
 
@@ -161,13 +161,13 @@ def test_a_step_that_turns_odd_goes_on_in_its_lane(monkeypatch):
         for n in range(1, 25):
             lane = n % LANES
             desk.mine.sendall(desk.encode(fixed=fixed(lane)))
-            if desk.service.express() is None:  # a list is probably one each time
+            if desk.service.fast_path() is None:  # a list is probably one each time
                 assert n > 5
                 desk.its_decoder.feed(desk.theirs.recv(1 << 16))
                 desk.service.handle(desk.its_decoder.next_frame())  # type: ignore[arg-type]
             elif isinstance(got := desk.serve(), tuple):
-                assert PartialStep.of(got).lane == lane
-                desk.service.handle(PartialStep.of(got))
+                assert PartialStep.from_tuple(got).batch == lane
+                desk.service.handle(PartialStep.from_tuple(got))
             else:
                 desk.take()
             latest = np.array(desk.service._rows._last, np.float32)

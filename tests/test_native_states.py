@@ -223,17 +223,17 @@ async def test_some_of_the_lost_are_reset_by_themselves(mode, told):
     if told and mode is AutoresetMode.NEXT_STEP:
         obs, _, _, truncated, infos = anew.step(np.ones(3, np.int64))
         assert_same([obs, truncated], [anew_obs(), np.ones(3, np.bool_)])
-        assert infos[0][0]["restarted"].all() and not anew.is_over
+        assert infos[0][0]["restarted"].all() and not anew.done
     mask = np.array([False, True, False])
     obs, _ = anew.reset([None, 4, None], mask, None)
     twin.reset(seed=7)
     expected, _ = twin.reset(seed=[None, 4, None], options={"reset_mask": mask})
-    assert obs[1].tobytes() == expected[1].tobytes() and not anew.is_over
+    assert obs[1].tobytes() == expected[1].tobytes() and not anew.done
     walked = twin.step(np.ones(3, np.int64))
     obs, reward, _, truncated, infos = anew.step(np.ones(3, np.int64))
     assert obs[1].tobytes() == walked[0][1].tobytes() and reward[1] == walked[1][1] and not truncated[1]
     if told and mode is AutoresetMode.NEXT_STEP:
-        assert not truncated.any() and reward[[0, 2]].tolist() == [0, 0] and anew.is_over
+        assert not truncated.any() and reward[[0, 2]].tolist() == [0, 0] and anew.done
     else:
         assert truncated.tolist() == [True, False, True]
         ((info, rows),) = [(info, rows) for info, rows in infos if "restarted" in info]
@@ -241,14 +241,14 @@ async def test_some_of_the_lost_are_reset_by_themselves(mode, told):
         assert ("final_obs" in info) is (mode is AutoresetMode.SAME_STEP)
         if mode is not AutoresetMode.SAME_STEP:
             assert_same(obs[[0, 2]], np.array([[0.0, 0], [2, 2]]))
-        assert anew.is_over is (mode is AutoresetMode.SAME_STEP)
+        assert anew.done is (mode is AutoresetMode.SAME_STEP)
     if mode is AutoresetMode.DISABLED:
-        assert anew.begun.tolist() == [False, True, False]
+        assert anew.started.tolist() == [False, True, False]
         anew.reset(None, ~mask, None)
-        assert anew.is_over
+        assert anew.done
     if mode is AutoresetMode.NEXT_STEP and not told:
         obs, reward, _, truncated, _ = anew.step(np.ones(3, np.int64))
-        assert anew.is_over and reward[[0, 2]].tolist() == [0, 0] and reward[1] and not truncated.any()
+        assert anew.done and reward[[0, 2]].tolist() == [0, 0] and reward[1] and not truncated.any()
 
 
 def anew_obs():

@@ -70,11 +70,11 @@ def test_who_looks_by_himself_is_told_for_how_long():
     poller = SpinPoller(50e-6)
     turns = []
     for _ in range(42):
-        turns.append(poller.turn())
+        turns.append(poller.next_wait())
         if turns[-1]:
-            assert not poller.note(False)
+            assert not poller.record(False)
     assert turns == [50e-6] * 8 + [0.0] * 32 + [50e-6] * 2
-    assert poller.note(True)
+    assert poller.record(True)
 
 
 @pytest.mark.asyncio

@@ -407,7 +407,7 @@ def test_the_blocking_pool():
 def test_a_blocking_pool_that_could_not_be_closed_is_closed_later():
     pool = aioenv.sync.RenderPool(PLAIN, quality="fast")
     with pytest.raises(aioenv.LoopError):
-        pool._portal.run_soon(pool.close)  # as the callback of a future that `submit` gave
+        pool._portal.run(pool.close)  # as the callback of a future that `submit` gave
     assert not pool.closed
     pool.close()
     assert pool.closed

@@ -107,7 +107,7 @@ def test_what_comes_in_the_same_read_is_answered_next(behind):
     """Another step, or the beginning of one; here and behind an env that raises, where C gives it to Python."""
 
     def halves(desk: Desk) -> list[bytes]:
-        actions = [bytes(len(view)) for view in desk.service.expect() or ()]
+        actions = [bytes(len(view)) for view in desk.service.expected_buffers() or ()]
         return [desk.encode(Kind.STEP, *run_of(actions, rows, 4)) for rows in (range(2), range(2, 4))]
 
     for story, raises in (("floats", False), ("raises in the first row", True)):
@@ -119,9 +119,9 @@ def test_what_comes_in_the_same_read_is_answered_next(behind):
             desk.mine.sendall(first + second[:cut])
             got = desk.serve()
             if raises:
-                assert isinstance(got, tuple) and PartialStep.of(got).rows == range(2)
+                assert isinstance(got, tuple) and PartialStep.from_tuple(got).rows == range(2)
                 assert len(desk.its_decoder.frames) == (behind is None)
-                desk.service.handle(PartialStep.of(got))
+                desk.service.handle(PartialStep.from_tuple(got))
             elif behind is None:
                 assert got == -1 and [desk.take().kind, desk.take().kind] == [Kind.RESULT, Kind.RESULT]
                 continue
@@ -224,11 +224,11 @@ def test_a_reply_that_is_larger_than_the_socket_is_written_whole():
 @compiled
 def test_a_reply_that_would_be_over_the_limit_is_python_s(monkeypatch):
     with telling("floats") as desk:
-        most = sum(len(view) for view in desk.service.express()[11])
+        most = sum(len(view) for view in desk.service.fast_path()[11])
     for limit, answers in ((most, True), (most - 1, False)):
         monkeypatch.setattr(env_service, "MAX_FIXED_BYTES", limit)
         with telling("floats") as desk:
-            assert (desk.service.express() is not None) == answers
+            assert (desk.service.fast_path() is not None) == answers
 
 
 @compiled
@@ -290,7 +290,7 @@ def test_an_env_that_takes_its_worker_apart_does_c_no_harm(name):
             desk.step()
             return
         desk.mine.sendall(desk.encode())
-        begun = PartialStep.of(desk.serve())
+        begun = PartialStep.from_tuple(desk.serve())
         infos_of_rows = [(row, {"x": row / 9 + 3, "y": -3 / 7}) for row in range(4)]
         assert begun.infos == infos_of_rows[: len(begun.infos)]
         assert begun.row == -1 and type(begun.outcome) is ValueError
@@ -306,7 +306,7 @@ def test_a_due_that_is_no_number_is_not_usual():
         desk.step()
         desk.mine.sendall(desk.encode())
         try:
-            begun = PartialStep.of(desk.serve())
+            begun = PartialStep.from_tuple(desk.serve())
         except SystemError as exc:
             pytest.fail(f"{exc}")
         assert begun.row == 2
@@ -453,7 +453,7 @@ def test_sorts_without_end_come_out_as_they_went_in():
                 if in_c:
                     desk.mine.sendall(desk.encode())
                     got = desk.serve()
-                    reply = desk.take() if got == -1 else desk.service.handle(PartialStep.of(got))
+                    reply = desk.take() if got == -1 else desk.service.handle(PartialStep.from_tuple(got))
                     alone += got == -1
                 else:
                     reply = desk.service.handle(desk.frame())

@@ -58,7 +58,7 @@ ODD_SORTS: list[Any] = [
 def arguments(desk: Desk, place: int, odd: Any) -> tuple[Any, ...]:
     """Those of `serve_express`, one of which is odd."""
     fd = desk.theirs.fileno()
-    of = [fd, fd, desk.its_decoder, desk.its_encoder, desk.service.express(), 0.0]
+    of = [fd, fd, desk.its_decoder, desk.its_encoder, desk.service.fast_path(), 0.0]
     of[place] = odd
     return tuple(of)
 
@@ -67,7 +67,7 @@ def odd_calls() -> Iterator[tuple[str, Callable[[Desk], tuple[Any, ...]]]]:
     """What is odd, and what makes arguments of which one is."""
 
     def with_plan(desk: Desk, part: int, odd: Any) -> tuple[Any, ...]:
-        plan = list(desk.service.express() or ())
+        plan = list(desk.service.fast_path() or ())
         plan[part] = odd
         return arguments(desk, 4, tuple(plan))
 
@@ -106,7 +106,10 @@ def print_what_comes_of(calls: Callable[[], Any]) -> None:
             desk.mine.close()
             desk.theirs.close()
             desk.mine, desk.theirs = socket.socketpair()
-            desk.encoder, desk.its_decoder = Encoder(), Decoder(desk.service.place, desk.service.expect)
+            desk.encoder, desk.its_decoder = (
+                Encoder(),
+                Decoder(desk.service.request_buffers, desk.service.expected_buffers),
+            )
             desk.mine.sendall(desk.encode())
             desk.mine.shutdown(socket.SHUT_WR)  # nobody waits for more
             of = make(desk)
@@ -218,7 +221,7 @@ def test_steps_leave_nothing_behind(name, mode):
         Same.given = [(OBS, 1.0, False, False, TOLD), (OBS, 1.0, False, False, MANY)]
         desk.step()  # sorts are known from here on
         Same.given = ALWAYS[name]
-        plan = desk.service.express()
+        plan = desk.service.fast_path()
         assert plan is not None and len(plan[10]) == 3
         serve: Any = speedups.serve_express
         fd, fixed, due = desk.theirs.fileno(), [bytes(2 * 8)], desk.service._stepper.pending_reset
@@ -253,7 +256,7 @@ def test_what_is_no_step_leaves_nothing_behind(way):
     Same.given = [(OBS, 1.0, False, False, TOLD)] * 2
     with Desk(Same, 2) as desk:
         desk.step()
-        plan: Any = desk.service.express()
+        plan: Any = desk.service.fast_path()
         serve: Any = speedups.serve_express
         fd = write_fd = desk.theirs.fileno()
         fixed = [bytes(2 * 8)]
@@ -285,7 +288,7 @@ def test_what_is_no_step_leaves_nothing_behind(way):
                 return
             got = serve(fd, write_fd, desk.its_decoder, desk.its_encoder, plan, 0.0)
             if way == "taken apart":
-                assert PartialStep.of(got).row == -1 and type(PartialStep.of(got).outcome) is ValueError
+                assert PartialStep.from_tuple(got).row == -1 and type(PartialStep.from_tuple(got).outcome) is ValueError
             else:
                 assert got == expected
 

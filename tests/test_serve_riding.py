@@ -56,7 +56,7 @@ def of_both(one: Desk, other: Desk, steps: int, meanwhile: Any = lambda desk, nu
     for number in range(steps):
         meanwhile(one, number)
         meanwhile(other, number)
-        reply, begun = one.step() if one.service.express() is not None else (one.step_in_python(), True)
+        reply, begun = one.step() if one.service.fast_path() is not None else (one.step_in_python(), True)
         assert reply == other.step_in_python(), number
         answered.append(begun is None)
     return answered
@@ -79,7 +79,7 @@ def test_of_some_rows_it_is_the_same_too():
         rows = slice(1, 3)
         for env in desk.service._envs[rows]:
             env.step(np.zeros(6, np.float32))
-        assert desk.service.express()[-1](1, 2)
+        assert desk.service.fast_path()[-1](1, 2)
         for array, was in zip((desk.service._checkpoints.array, desk.service._state), before, strict=True):
             assert (array[0] == was[0]).all()
             assert (array[rows] != was[rows]).any(axis=1).all()
@@ -91,7 +91,7 @@ def test_a_state_that_is_longer_than_its_room_is_python_s_while_it_is():
 
     with Desk(make, 2, rides=True) as one, Desk(make, 2, rides=True) as other:
         answered = of_both(one, other, 12)
-        assert one.service._checkpoints.beyond
+        assert one.service._checkpoints.overflow
         told = [env.told for env in one.service._envs]
         assert of_both(one, other, 3) == [False] * 3
         assert [env.told for env in one.service._envs] == [n + 3 for n in told], "once a step"
@@ -111,7 +111,7 @@ def test_what_can_t_be_told_of_a_state_is_as_in_python():
 
 def test_physics_that_can_t_be_read_fail_their_row_as_in_python():
     def lose(desk: Desk, number: int) -> None:
-        whole, subject = desk.service._sources[1], desk.service._subjects[1]
+        whole, subject = desk.service._sources[1], desk.service._renderables[1]
         subject.source = replace(whole, state_size=3) if number == 3 else whole
 
     with Desk(cheetah, 2, rides=True) as one, Desk(cheetah, 2, rides=True) as other:

@@ -203,7 +203,7 @@ def test_a_restarted_env_begins_with_the_seed_it_was_given(mode):
     actions = np.zeros((2, 2), np.float32)
     with Bench(factories, mode) as bench, Bench(factories, mode) as fresh:
         expected, _ = bench.reset([7, 8])
-        fresh.service.begin_anew([LostRow(row, seed, None, True) for row, seed in enumerate((7, 8))])
+        fresh.service.reset_lost_rows([LostRow(row, seed, None, True) for row, seed in enumerate((7, 8))])
         if mode is AutoresetMode.NEXT_STEP:
             obs, reward, terminated, truncated, _ = fresh.step(actions)
             assert not (reward.any() or terminated.any() or truncated.any())
@@ -213,7 +213,7 @@ def test_a_restarted_env_begins_with_the_seed_it_was_given(mode):
         assert_same(fresh.step(actions), bench.step(actions))
         # once only
         assert_same(fresh.reset([None, None]), bench.reset([None, None]))
-        fresh.service.begin_anew([LostRow(row, 1, None, True) for row in range(2)])
+        fresh.service.reset_lost_rows([LostRow(row, 1, None, True) for row in range(2)])
         assert_same(fresh.reset([9, 9]), bench.reset([9, 9]))
         assert_same(fresh.reset([None, None]), bench.reset([None, None]))
 

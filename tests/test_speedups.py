@@ -134,7 +134,7 @@ def run(name: str, mode: AutoresetMode) -> tuple[list[Any], bool]:
     for step in range(8):
         actions = [np.int64((step + row) % 3) for row in range(N)]
         try:
-            out = stepper.step(range(N), actions, rows.into(0))
+            out = stepper.step(range(N), actions, rows.direct_into(0))
             if out.rows:
                 rows.store(0, out)
         except BaseException as exc:
@@ -146,7 +146,7 @@ def run(name: str, mode: AutoresetMode) -> tuple[list[Any], bool]:
             (arrays, repr(out.infos), failures, out.exhausted, out.lost, list(stepper.pending_reset), mark[0])
         )
     outcome += [env.seen for env in envs]
-    return outcome, rows.into(0) is not None
+    return outcome, rows.direct_into(0) is not None
 
 
 @compiled
@@ -169,7 +169,7 @@ def test_the_traceback_of_an_env_that_raises_names_its_line():
         ResultRows(Layout(BOX), 1, [{}], []),
     )
     rows.keep(0, 0, stepper.reset(0, None, None)[0])
-    ((_, exc),) = stepper.step(range(1), [0], rows.into(0)).failures
+    ((_, exc),) = stepper.step(range(1), [0], rows.direct_into(0)).failures
     frames, tb = [], exc.__traceback__
     while tb is not None:
         frames.append((tb.tb_frame.f_code.co_name, tb.tb_frame.f_code.co_filename))
@@ -183,7 +183,7 @@ def test_an_env_that_ends_the_process_is_not_held_back():
     rows = ResultRows(Layout(BOX), 1, [{}], [])
     stepper.reset(0, None, None)
     with pytest.raises(SystemExit):
-        stepper.step(range(1), [0], rows.into(0))
+        stepper.step(range(1), [0], rows.direct_into(0))
     assert stepper._current_row[0] == 1, "the parent reads there who it was"
 
 
@@ -199,7 +199,7 @@ def test_an_env_that_takes_its_worker_apart_is_an_error_and_no_crash():
     rows = ResultRows(Layout(BOX), 1, [{}], [])
     stepper.reset(0, None, None)
     with pytest.raises(ValueError, match="one of everything a row"):
-        stepper.step(range(1), [0], rows.into(0))
+        stepper.step(range(1), [0], rows.direct_into(0))
 
 
 # ------------------------------------------------------------ frames

@@ -145,7 +145,7 @@ def test_calling_from_its_own_loop_thread_raises():
                 envs.step(np.zeros(1, int))
             return "raised"
 
-        assert envs._portal.run_soon(from_inside) == "raised"
+        assert envs._portal.run(from_inside) == "raised"
 
 
 def test_a_failed_start_leaves_nothing():
@@ -335,7 +335,7 @@ def test_what_a_portal_has_not_done_when_it_is_closed_is_refused():
     thread.start()
     begun.wait()
     prepared, late = portal.prepare(wait_for_ever), portal.prepare(wait_for_ever)
-    portal.enlist(late)  # as far as `post` gets before it sends
+    portal.register(late)  # as far as `post` gets before it sends
     portal.close()
     thread.join()
     late._send(late._start)

@@ -18,8 +18,8 @@ from parity.compare import assert_same
 
 import aioenv
 from aioenv import sync
-from aioenv.sync import loop_handoff, stepping
-from aioenv.sync.loop_handoff import LoopHandoff
+from aioenv.sync import portal, stepping
+from aioenv.sync.portal import LoopHandoff
 from aioenv.testing import leak_check
 
 N = 4
@@ -57,19 +57,19 @@ class Told(gym.Env):
 def visits(monkeypatch):
     """A loop that waits for visitors until it is wanted, and the outcomes of all visits."""
     outcomes = []
-    visit = LoopHandoff.visit
+    run_inline = LoopHandoff.run_inline
 
     def noted(self, function, *args):
         outcome = True  # if it raises, too
         try:
-            outcome = visit(self, function, *args)
+            outcome = run_inline(self, function, *args)
         finally:
             outcomes.append(outcome)
         return outcome
 
-    monkeypatch.setattr(loop_handoff, "PARK_S", 60.0)
-    monkeypatch.setattr(stepping, "PARK_S", 60.0)
-    monkeypatch.setattr(LoopHandoff, "visit", noted)
+    monkeypatch.setattr(portal, "MAX_PAUSE_S", 60.0)
+    monkeypatch.setattr(stepping, "MAX_PAUSE_S", 60.0)
+    monkeypatch.setattr(LoopHandoff, "run_inline", noted)
     return outcomes
 
 
@@ -328,13 +328,13 @@ def test_nobody_waits_for_himself(visits):
             for call in (
                 lambda: envs.step(ACTIONS),
                 lambda: envs.get_attr("count"),
-                lambda: envs._portal.run_soon(id, 1),
+                lambda: envs._portal.run(id, 1),
             ):
                 with pytest.raises(aioenv.LoopError):
                     call()
                 caught.append(call)
 
-        assert envs._portal.visit(visit)
+        assert envs._portal.run_inline(visit)
         assert len(caught) == 3
         assert envs.step(ACTIONS).obs.tolist() == [1.0] * N
 
@@ -354,7 +354,7 @@ def test_on_a_running_loop(visits):
 
 def test_no_visitors_in_debug_mode(visits, monkeypatch):
     monkeypatch.setenv("PYTHONASYNCIODEBUG", "1")
-    monkeypatch.setattr(loop_handoff, "PARK_S", 10e-3)
+    monkeypatch.setattr(portal, "MAX_PAUSE_S", 10e-3)
     with sync.VectorEnv([Told] * N, num_workers=2) as envs:
         if not envs._portal._loop.get_debug():
             pytest.skip("this loop has no debug mode by that variable")

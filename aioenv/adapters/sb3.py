@@ -27,7 +27,7 @@ from aioenv.make import takes_mode
 from aioenv.native_vector_env import NativeVectorEnv
 from aioenv.rollout.subset import infos_of
 from aioenv.spaces.infos import merge_infos_or_rows
-from aioenv.sync.portal import PostponedCall
+from aioenv.sync.portal import DeferredCall
 from aioenv.sync.stepping import BlockingStep
 from aioenv.vector_env import AsyncVectorEnv
 from aioenv.worker.making import is_native_task
@@ -89,7 +89,7 @@ class VecEnv(_VecEnv):  # type: ignore[misc]  # Stable-Baselines3 need not be in
             envs = sync.VectorEnv(env_fns, episode_stats=episode_stats, **kwargs)
         self._envs = envs
         self._counts_episodes, self._counts_inside = episode_stats, False
-        self._pending: BlockingStep | PostponedCall | None = None
+        self._pending: BlockingStep | DeferredCall | None = None
         try:
             if envs.autoreset_mode.value != "SameStep":
                 raise ValueError(

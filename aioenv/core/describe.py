@@ -15,7 +15,7 @@ from aioenv.definitions.restore import Shipped
 from aioenv.ipc.messages import dump_code
 from aioenv.process.launch import check_start
 from aioenv.process.supervisor import Worker
-from aioenv.worker.description import Describer, EnvMetadata
+from aioenv.worker.description import EnvMetadata, MetadataService
 from aioenv.worker.specs import restore_values
 
 __all__ = ["describe_env"]
@@ -33,7 +33,7 @@ async def describe_env(
     check_factories([factory])
     code = make_program([factory], 1)
     worker = Worker(
-        dump_code(partial(Describer, Shipped())),
+        dump_code(partial(MetadataService, Shipped())),
         index=0,
         slots=(0,),
         start=check_start(start),

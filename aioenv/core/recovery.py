@@ -59,6 +59,6 @@ class WorkerRecovery:
             if not (rows and vectorized):  # of which all rows were restored
                 self._history.note_first(member, first, [row for row in every if row not in rows])
         if lost_rows := self._history.lost_rows(member, lost):
-            await worker.call("begin_anew", lost_rows)
+            await worker.call("reset_lost_rows", lost_rows)
         if not self._fleet.vectorized and (failed := self._history.last_of_failed(member)):
-            await worker.call("show_again", failed)
+            await worker.call("keep_observations", failed)

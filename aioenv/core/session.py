@@ -14,7 +14,7 @@ from aioenv.errors import ClosedError, RenderError, SpaceMismatchError, WorkerSt
 from aioenv.process.async_resource import together
 from aioenv.rendering.backends import candidates, environment, no_backend_works, warn_of_software
 from aioenv.rendering.config import BACKENDS, check_devices
-from aioenv.rendering.pixels import PixelsRefused, in_place
+from aioenv.rendering.pixels import PixelsRefused, replace_states
 from aioenv.rendering.step_images import StepImages
 from aioenv.worker.mujoco_gl import choose_backend_here
 
@@ -209,7 +209,7 @@ class Session:
             return None
         self._pixels_pool = late_pool(sources, config, self._config, self._timeout_s, self._on_timeout)
         await self._pixels_pool.start()
-        key, space = in_place(fleet.single_observation_space, config)
+        key, space = replace_states(fleet.single_observation_space, config)
         return PixelRenderer(self._pixels_pool, fleet.receive_instead(key, space), key)
 
     @property

@@ -41,7 +41,7 @@ from aioenv.stats.episodes import EpisodeStats
 from aioenv.stats.running import SharedRunningStats
 from aioenv.worker.description import EnvDescription
 from aioenv.worker.env_service import EnvService
-from aioenv.worker.loop import run_here
+from aioenv.worker.loop import run_in_thread
 from aioenv.worker.specs import restore_values
 from aioenv.worker.vector_service import VectorService
 from aioenv.worker.worker_end import MAX_POLL_S
@@ -207,7 +207,7 @@ class WorkerPool:
                 cpus=affinity[index % len(affinity)] if affinity is not None else None,
                 cpu_share=cpu_share,
                 ignored=config.ignored,
-                here=run_here if config.debug else None,
+                here=run_in_thread if config.debug else None,
             )
             self.members.append(WorkerSlots(worker, start, stop, SchemaTable(same)))
 

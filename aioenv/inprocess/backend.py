@@ -45,7 +45,7 @@ from aioenv.inprocess.rollout import InProcessGroup, InProcessRollout
 from aioenv.ipc.messages import reason_of, traceback_of
 from aioenv.process.async_resource import together
 from aioenv.rendering.pixel_states import PixelStates
-from aioenv.rendering.pixels import PixelsRefused, in_place
+from aioenv.rendering.pixels import PixelsRefused, replace_states
 from aioenv.rendering.step_images import StepImages
 from aioenv.spaces.large_boxes import batch_space
 from aioenv.spaces.layout import Arrays, Layout
@@ -233,7 +233,7 @@ class InProcessBackend:
         sources = [self._env.physics.source] * self.num_envs
         self._pixels_pool = late_pool(sources, pixels, self._config, self._timeout_s)
         await self._pixels_pool.start()
-        key, space = in_place(self.single_observation_space, pixels)
+        key, space = replace_states(self.single_observation_space, pixels)
         self.single_observation_space, self.observation_space = space, batch_space(space, self.num_envs)
         self.observations = Layout(space)
         self._requests.pixel_renderer = ResultPixelRenderer(

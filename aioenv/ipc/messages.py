@@ -198,7 +198,7 @@ def load_columns(tail: memoryview) -> list[tuple[int, tuple[int, ...] | None, me
 
 
 class LostRow(NamedTuple):
-    """In a call of `begin_anew`: a row whose env a process took with it, and which begins anew in another."""
+    """In a call of `reset_lost_rows`: a row whose env a process took with it, and which begins anew in another."""
 
     row: int
     seed: int | None  # for its next reset, unless that is given another

@@ -1,4 +1,4 @@
-"""What modders have in common: they remember what they change, and draw their randomness from one seed."""
+"""`Modder`, the base class of modders: edits a model, restores it, and has all its randomness from one seed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import mujoco
 import numpy as np
 import numpy.typing as npt
 
-from aioenv.state.model_edits import check_edit, loosened
+from aioenv.state.model_edits import check_edit, implied_edits
 
 __all__ = ["Modder", "Name", "Seed"]
 
@@ -17,27 +17,29 @@ Name: TypeAlias = "str | int"
 Seed: TypeAlias = "int | Sequence[int] | np.random.Generator | None"
 
 
-_TEXTURE = "texture"  # of which all bytes are remembered, rather than a row
+# The name under which all bytes of a texture are remembered, in place of a field.
+_TEXTURE = "texture"
 
 
 class Modder:
-    """Edits how a model looks. `restore` takes back all that it did; what others did meanwhile to other things stays.
+    """Edits how a model looks. `restore` undoes all its edits, and keeps those that others made of other fields.
 
-    Subclasses say in `randomize` what a new look is, with all their randomness from `rng`, and edit by `_edit`. In a
-    `RenderPool` each worker makes its own; before each `randomize` the model is as it was loaded and `rng` is new.
+    Subclasses make a new look in `randomize`, with all their randomness from `rng`, and edit by `_edit`. In a
+    `RenderPool` each worker makes its own modders; before each `randomize` the model is as it was loaded and `rng` is
+    seeded anew.
 
     Args:
         model: the model; it is edited in place.
         seed: of the randomness: an int, a generator, or None for another one each time.
-        renderer: what shall see edited textures, of which OpenGL has copies of its own: a `mujoco.Renderer`, an
-            `MjrContext` (to be current whenever a texture is edited), a function of a texture's number, or None.
+        renderer: shows edited textures, of which OpenGL has copies: a `mujoco.Renderer`, an `MjrContext` (that must be
+            current whenever a texture is edited), a function of a texture's number, or None.
 
     Attributes:
         model: the model.
-        rng: where all randomness comes from.
+        rng: the source of all randomness.
 
     Raises:
-        TypeError: if `model` is no MjModel, or `renderer` none of what it may be.
+        TypeError: if `model` is no MjModel, or `renderer` none of the above.
     """
 
     def __init__(self, model: mujoco.MjModel, *, seed: Seed = None, renderer: Any = None) -> None:
@@ -45,55 +47,55 @@ class Modder:
             raise TypeError(f"model: expected an MjModel, got {model!r}")
         self.model = model
         self.rng = np.random.default_rng(seed)
-        self._tell = _teller(model, renderer)
+        self._upload = _uploader(model, renderer)
         self._before: dict[tuple[str, int], npt.NDArray[Any]] = {}  # rows of fields as they were
 
     def reseed(self, seed: Seed) -> None:
-        """Begin the randomness anew."""
+        """Seed the randomness again."""
         self.rng = np.random.default_rng(seed)
 
     def randomize(self) -> None:
-        """Give everything that this modder knows of another look."""
+        """Give all that this modder edits a random look."""
         raise NotImplementedError(f"{type(self).__name__} does not say what a new look is: write randomize()")
 
     def restore(self) -> None:
-        """Take back all edits."""
+        """Undo all edits."""
         before, self._before = self._before, {}
         for (field, row), value in before.items():
             if field == _TEXTURE:
                 self._texels(row)[:] = value
-                self._tell(row)
+                self._upload(row)
             else:
                 getattr(self.model, field)[row] = value
 
     # ------------------------------------------------------------ for subclasses
 
     def _edit(self, field: str, row: int, value: Any) -> None:
-        """Write a row of a field, and remember what was there.
+        """Write a row of a field, for `restore` to undo.
 
         Args:
-            field: an array of the model's. A row of `tex_data` is a byte, of some texture.
+            field: the name of an array of the model. A row of `tex_data` is a byte of a texture.
             row: its number; negative ones count from the end.
-            value: what fits there.
+            value: the new value of the row.
 
         Raises:
-            ValueError: if there is no such field, or it can't be drawn so: the size of a plane, of which OpenGL has a
-                copy, or the number of a material that the model does not have.
-            IndexError: if it has no such row.
+            ValueError: if there is no such field, or the value can't be drawn: the size of a plane, of which OpenGL has
+                a copy, or the number of a material that the model does not have.
+            IndexError: if the field has no such row.
         """
         array = getattr(self.model, field, None)
         if not isinstance(array, np.ndarray):
             raise ValueError(f"{type(self).__name__}: edit: expected the name of an array of MjModel, got {field!r}")
-        row = range(len(array))[row]  # else one row may have two names, and be restored to what it was in between
+        row = range(len(array))[row]  # or a row with two numbers might be restored to a value in between
         if field == "tex_data":
             texture = int(np.searchsorted(self.model.tex_adr, row, "right")) - 1
             self._edit_texture(texture)[row - int(self.model.tex_adr[texture])] = value
-            self._tell(texture)
+            self._upload(texture)
             return
         edited = np.array(array[row : row + 1])
         edited[0] = value
         check_edit(self.model, field, edited, f"{type(self).__name__}: edit of {field} {row}", slice(row, row + 1))
-        for frame, values in loosened(self.model, field, row).items():  # or a geom may stay where its body is
+        for frame, values in implied_edits(self.model, field, row).items():  # else MuJoCo may ignore it
             for other in np.flatnonzero(getattr(self.model, frame) != values).tolist():
                 self._write(frame, other, values[other])
         self._write(field, row, value)
@@ -105,7 +107,7 @@ class Modder:
         array[row] = value
 
     def _texels(self, texture: int) -> npt.NDArray[np.uint8]:
-        """The bytes of a texture, a view of the model."""
+        """Return the bytes of a texture, a view of the model."""
         model = self.model
         start = int(model.tex_adr[texture])
         size = int(model.tex_height[texture]) * int(model.tex_width[texture]) * int(model.tex_nchannel[texture])
@@ -113,17 +115,17 @@ class Modder:
         return texels
 
     def _edit_texture(self, texture: int) -> npt.NDArray[np.uint8]:
-        """The bytes of a texture that is about to be edited: they are remembered."""
+        """Return the bytes of a texture that is about to be edited, for `restore` to undo."""
         texels = self._texels(texture)
         if (_TEXTURE, texture) not in self._before:
             self._before[_TEXTURE, texture] = texels.copy()
         return texels
 
     def _find(self, kind: str, name: Name) -> int:
-        """The number of something of the model, by its name, or by its number.
+        """Return the number of a light, camera or geom, given its name or number.
 
         Raises:
-            ValueError: if there is nothing of that name; the message lists the names that there are.
+            ValueError: if there is none of that name; the message lists the names.
         """
         what = getattr(mujoco.mjtObj, f"mjOBJ_{kind.upper()}")
         count = {"light": self.model.nlight, "camera": self.model.ncam, "geom": self.model.ngeom}[kind]
@@ -139,7 +141,7 @@ class Modder:
 
 
 def vector(name: str, value: npt.ArrayLike, count: int) -> npt.NDArray[np.float64]:
-    """So many finite numbers.
+    """Return so many finite numbers as an array.
 
     Raises:
         ValueError: if it is something else.
@@ -151,7 +153,7 @@ def vector(name: str, value: npt.ArrayLike, count: int) -> npt.NDArray[np.float6
 
 
 def fraction(name: str, value: float) -> float:
-    """A number from 0 to 1.
+    """Return a number from 0 to 1 as a float.
 
     Raises:
         ValueError: if it is something else.
@@ -161,7 +163,7 @@ def fraction(name: str, value: float) -> float:
     return float(value)
 
 
-def _teller(model: mujoco.MjModel, renderer: Any) -> Callable[[int], Any]:
+def _uploader(model: mujoco.MjModel, renderer: Any) -> Callable[[int], Any]:
     if renderer is None:
         return lambda texture: None
     if isinstance(renderer, mujoco.MjrContext):
@@ -169,7 +171,7 @@ def _teller(model: mujoco.MjModel, renderer: Any) -> Callable[[int], Any]:
     if isinstance(renderer, mujoco.Renderer):
 
         def upload(texture: int) -> None:
-            # it has no public way to its contexts
+            # (its contexts are not public)
             if renderer._gl_context:
                 renderer._gl_context.make_current()
             mujoco.mjr_uploadTexture(model, renderer._mjr_context, texture)

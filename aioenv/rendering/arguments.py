@@ -1,4 +1,4 @@
-"""The arguments of `RenderPool`, checked: what was expected, what was got, what to do."""
+"""Checks of the arguments of `RenderPool`; errors say what was expected, what was got, and what to do."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ States: TypeAlias = "npt.ArrayLike | Sequence[mujoco.MjData]"
 
 
 class DrawOptions(TypedDict, total=False):
-    """Arguments of `RenderPool.render` that say nothing of what it gives, for type checkers."""
+    """The arguments of `RenderPool.render` that don't change the type of its result, for type checkers."""
 
     slots: Sequence[int] | npt.NDArray[np.integer[Any]] | None
     width: Required[int]
@@ -51,22 +51,22 @@ class DrawOptions(TypedDict, total=False):
     copy: bool
 
 
-# Of each slot the pool keeps the last state.
+# The pool keeps the last state of each slot.
 MAX_SLOTS = 1 << 20
 
 
-def default_spec() -> int:
-    """All parts of the state that a picture can depend on."""
+def _default_spec() -> int:
+    """Return all parts of the state that an image can depend on."""
     part = mujoco.mjtState
     parts = ("FULLPHYSICS", "CTRL", "EQ_ACTIVE", "MOCAP_POS", "MOCAP_QUAT", "USERDATA")
     return sum(int(getattr(part, f"mjSTATE_{name}")) for name in parts)
 
 
 def check_modders(modder: Any) -> tuple[Callable[..., Any], ...]:
-    """What makes the modders: none, one, or several that are used together.
+    """Return the callables that make modders: none, one, or several that are used together.
 
     Raises:
-        ValueError: if one is not a class (or another callable), but a modder, say.
+        ValueError: if one is not a class or another callable (but a modder, say).
     """
     makers = () if modder is None else tuple(modder) if isinstance(modder, (list, tuple)) else (modder,)
     for maker in makers:
@@ -85,7 +85,7 @@ def check_timeout(name: str, timeout_s: float | None) -> None:
 
 
 def check_life(retry: Any, restart: Any, log_prefix: Any) -> None:
-    """Raise a TypeError or a ValueError unless they are of the kinds that they may be."""
+    """Raise a TypeError or a ValueError unless they are of the right types."""
     if not isinstance(retry, bool):
         raise ValueError(f"retry: expected True or False, got {retry!r}")
     if restart is not None and not isinstance(restart, RestartPolicy):
@@ -95,13 +95,13 @@ def check_life(retry: Any, restart: Any, log_prefix: Any) -> None:
 
 
 def check_spec(model: mujoco.MjModel, spec: Any) -> tuple[int, int]:
-    """Which parts of the state `states` consist of, and of how many float64 that is.
+    """Return which parts of the state `states` consist of, and how many float64 a row has.
 
     Raises:
         ValueError: if there are no such parts, or the model has none of them.
     """
     if spec is None:
-        spec = default_spec()
+        spec = _default_spec()
     whole = isinstance(spec, (Integral, mujoco.mjtState)) and not isinstance(spec, bool)
     if not whole or not 0 <= int(spec) < 1 << int(mujoco.mjtState.mjNSTATE):
         raise ValueError(f"state_spec: expected parts of mujoco.mjtState, got {spec!r}")
@@ -112,10 +112,10 @@ def check_spec(model: mujoco.MjModel, spec: Any) -> tuple[int, int]:
 
 
 def check_size(width: int, height: int, max_image_size: int) -> tuple[int, int]:
-    """The size of an image, in plain ints.
+    """Return the width and height of an image as ints.
 
     Raises:
-        ValueError: if it is none, or larger than was said when the pool was made.
+        ValueError: if one is not a positive int, or the image is larger than `max_image_size`.
     """
     check_int("width", width, MAX_SIDE)
     check_int("height", height, MAX_SIDE)
@@ -128,15 +128,15 @@ def check_size(width: int, height: int, max_image_size: int) -> tuple[int, int]:
 
 
 def check_slots(slots: Any, count: int | None, max_batch_size: int | None) -> npt.NDArray[np.int64]:
-    """The slots to draw.
+    """Return the slots to draw as an array of int64.
 
     Args:
-        slots: what the user gave; not None.
+        slots: the user's argument; not None.
         count: how many states there are; None if they are not given.
         max_batch_size: slots are smaller; None for 2**20.
 
     Raises:
-        ValueError: if they are not different ints in range, or not one for each state.
+        ValueError: if they are not distinct ints in range, or not one for each state.
     """
     numbers = np.asarray(slots)
     if numbers.ndim != 1 or (numbers.size and numbers.dtype.kind not in "iu"):
@@ -160,12 +160,12 @@ def check_data(name: str, model: mujoco.MjModel, spec: int, data: Any) -> None:
 
 
 def _sizes(model: mujoco.MjModel, spec: int) -> list[int]:
-    """Of how many float64 each part of a state is."""
+    """Return how many float64 each part of a state has."""
     return [mujoco.mj_stateSize(model, 1 << bit) for bit in range(int(mujoco.mjtState.mjNSTATE)) if spec >> bit & 1]
 
 
 def check_states(model: mujoco.MjModel, spec: int, states: States) -> npt.NDArray[np.float64]:
-    """States as an array of one's own, float64 of shape `(N, nstate)`.
+    """Return a copy of states, float64 of shape `(N, nstate)`.
 
     Raises:
         ValueError: if the shape is another, or a state is of another model.
@@ -202,7 +202,7 @@ def check_states(model: mujoco.MjModel, spec: int, states: States) -> npt.NDArra
 def check_edits(
     model: mujoco.MjModel, edits: Mapping[str, npt.ArrayLike] | None, count: int
 ) -> dict[str, npt.NDArray[Any]] | None:
-    """Edits of the model, one row a state, as arrays of one's own.
+    """Return a copy of edits of the model, one row a state; None if there are none.
 
     Raises:
         ValueError: if a field can't be edited, or a shape is wrong.
@@ -238,17 +238,18 @@ def check_flags(**flags: Any) -> None:
 
 
 def check_out(out: Any, shape: tuple[int, ...], *, depth: bool, segmentation: bool) -> ImageArrays:
-    """The arrays that images shall be put into.
+    """Return the arrays that images are put into.
 
     Args:
-        out: what the user gave: an array, or as many as there are kinds of images.
-        shape: of a depth image's array.
-        depth, segmentation: which kinds of images there are.
+        out: the user's argument: an array, or a tuple of one for each kind of image.
+        shape: of the array of depth images.
+        depth: whether there are depth images.
+        segmentation: whether there are segmentation images.
 
     Raises:
         ValueError: if they are not such arrays.
     """
-    # of no memory: there may be more images than go into it, in a file say
+    # broadcast, without memory of their own: the user's arrays may be larger than memory, in a file say
     likes = (
         kind and np.broadcast_to(np.empty((), kind[1]), kind[0]) for kind in image_kinds(shape, depth, segmentation)
     )

@@ -1,4 +1,4 @@
-"""Which OpenGL the render workers use, and what to do when there is none."""
+"""OpenGL backends: which ones render workers try, the environment variables they need, and hints if none works."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ __all__ = [
     "why_software",
 ]
 
-# The backends that MuJoCo has elsewhere than on Linux, the best first.
+# MuJoCo's backends on other platforms than Linux, the best first.
 _ELSEWHERE = {"darwin": ("cgl", "glfw"), "win32": ("glfw",)}
-# What each backend takes, on Debian and Ubuntu.
+# How to install each backend on Debian and Ubuntu.
 _INSTALL = {
     "egl": "apt-get install libegl1 libgl1-mesa-dri",
     "osmesa": "apt-get install libosmesa6",
@@ -44,40 +44,40 @@ NVIDIA_HINT = (
     "libgl1-mesa-dri, and need a user who may open /dev/dri/renderD* (the group render)."
 )
 
-# What MuJoCo says of a device that does not exist.
+# MuJoCo's error for a device that does not exist.
 _NO_DEVICE = re.compile(r"MUJOCO_EGL_DEVICE_ID .*between 0 and (\d+) \(inclusive\), got (\S+?)\.?$", re.MULTILINE)
 
 # Parts of the names of OpenGL implementations that draw on the CPU.
 _SOFTWARE = ("llvmpipe", "softpipe", "swrast", "software", "swiftshader", "gdi generic", "basic render")
-# Kernel drivers of GPUs; there are others that only show what a server draws.
+# Kernel drivers of GPUs. (Others only display what a server draws.)
 _GPU_DRIVERS = set(
     "nvidia nouveau amdgpu radeon i915 xe panfrost panthor lima msm v3d vc4 etnaviv tegra asahi powervr".split()
 )
 
 
 def backends_here() -> tuple[str, ...]:
-    """The backends that MuJoCo has on this platform, the best first."""
+    """Return MuJoCo's backends on this platform, the best first."""
     return _ELSEWHERE.get(sys.platform, ("egl", "osmesa", "glfw"))
 
 
 def how_to_get(backend: str) -> str:
-    """What to do where a backend does not work; empty if there is nothing to be said."""
+    """Return what to do if a backend does not work; empty if there is no hint."""
     return "" if sys.platform in _ELSEWHERE else _INSTALL.get(backend, "")
 
 
 def how_to_get_any() -> str:
-    """What to do where no backend works."""
+    """Return what to do if no backend works."""
     if sys.platform in _ELSEWHERE:
         return "MuJoCo needs OpenGL to draw; a session on the desktop has it. `aioenv doctor` shows what works."
     return _INSTALL_HINT
 
 
 def candidates(backend: str | None, devices: Sequence[int] | None = None) -> tuple[str, ...]:
-    """The backends to try, in order: the one asked for; for None the user's MUJOCO_GL; else the best first.
+    """Return the backends to try, in order: the one asked for; for None the user's MUJOCO_GL; else the best first.
 
-    Best is EGL, the only one with a GPU and no display, then GLFW if there is a display, then OSMesa; on macOS CGL,
-    then GLFW. Who names devices gets EGL alone, where there is EGL: the others know none, and would draw on the CPU in
-    the place of a device that does not exist.
+    The best is EGL, the only one that uses a GPU without a display, then GLFW if there is a display, then OSMesa; on
+    macOS CGL, then GLFW. With `devices` it is EGL alone, where there is EGL: the others have no devices, and would draw
+    on the CPU in place of a device that does not exist.
 
     Raises:
         ValueError: if there is no such backend here.
@@ -98,7 +98,7 @@ def candidates(backend: str | None, devices: Sequence[int] | None = None) -> tup
 
 
 def environment(backend: str, device: int | None = None) -> dict[str, str]:
-    """Environment variables for a render worker.
+    """Return the environment variables of a render worker.
 
     Args:
         backend: the OpenGL backend.
@@ -107,7 +107,7 @@ def environment(backend: str, device: int | None = None) -> dict[str, str]:
     variables = {
         "MUJOCO_GL": backend,
         "PYOPENGL_PLATFORM": backend if backend in ("egl", "osmesa") else "",
-        # llvmpipe draws in the calling thread: its own threads would fight the other workers for the CPUs
+        # llvmpipe draws in the calling thread: its own threads would compete with the other workers for the CPUs
         "LP_NUM_THREADS": "0",
     }
     if device is not None:
@@ -116,12 +116,12 @@ def environment(backend: str, device: int | None = None) -> dict[str, str]:
 
 
 def is_software(renderer: str) -> bool:
-    """Whether an OpenGL implementation, by its name (GL_RENDERER), draws on the CPU."""
+    """Return whether an OpenGL implementation, by its name (GL_RENDERER), draws on the CPU."""
     return any(part in renderer.lower() for part in _SOFTWARE)
 
 
 def find_gpus(root: Path = Path("/")) -> list[str]:
-    """The GPUs that the kernel knows of, in words; empty where it can't be asked.
+    """Return descriptions of the GPUs that the kernel knows; empty if that can't be found out.
 
     Args:
         root: where /proc, /sys and /dev are.
@@ -146,7 +146,7 @@ def find_gpus(root: Path = Path("/")) -> list[str]:
 
 
 def why_software(renderer: str, gpus: Sequence[str]) -> str | None:
-    """What to tell who has a GPU while this draws on the CPU; None if all is well."""
+    """Return the warning for an implementation that draws on the CPU though there is a GPU; None if it does not."""
     if not gpus or not is_software(renderer):
         return None
     return (
@@ -162,16 +162,16 @@ def warn_of_software(renderer: str, tried: Sequence[str]) -> None:
         renderer: the name of the OpenGL implementation that draws.
         tried: the backends that might have been used.
     """
-    # who asked for OSMesa knows; in all other cases it is a GPU that is expected to draw where there is one
+    # a user who asks for OSMesa expects the CPU; all others expect a GPU to be used
     if tuple(tried) != ("osmesa",) and (why := why_software(renderer, find_gpus())) is not None:
         warn_caller(why, SoftwareRenderWarning)
 
 
 def no_backend_works(reasons: Sequence[str]) -> RenderError:
-    """The error for when every backend that was tried has failed.
+    """Return the error for when every backend that was tried has failed.
 
     Args:
-        reasons: what each of them reported.
+        reasons: the error of each backend.
     """
     for reason in reasons:
         if (found := _NO_DEVICE.search(reason)) is not None:

@@ -15,7 +15,7 @@ __all__ = ["BACKENDS", "MAX_SIDE", "CameraChoice", "RenderConfig", "check_backen
 
 BACKENDS = ("egl", "osmesa", "glfw", "cgl")
 
-# What one render target may measure in each direction; more than any OpenGL implementation here allows.
+# The maximum width and height of an image; more than any OpenGL implementation allows.
 MAX_SIDE = 16_384
 _MAX_WORKERS = 1024
 
@@ -23,7 +23,7 @@ CameraChoice: TypeAlias = "str | int | None"
 
 
 class _Default(int):
-    """A size that was not asked for."""
+    """A size that the user did not give."""
 
     __slots__ = ()
 
@@ -32,17 +32,17 @@ class _Default(int):
 class RenderConfig:
     """How a vector env draws its states: `render=` draws those that it returns, `pixels=` makes images observations.
 
-    `render=`: MuJoCo envs are drawn by a pool of render workers from their physics states, and from what was edited in
-    their models (see `edits`). If any env is none of MuJoCo's, or it or a wrapper has a `render` of its
-    own, all envs of the vector env draw themselves in their own workers, after their replies have gone out, with their
-    own sizes and cameras; then only that they are drawn is taken from here. Where `camera` names cameras of the model
-    alone, MuJoCo envs with a `render` of their own are drawn by the pool, too.
+    `render=`: MuJoCo envs are drawn by a pool of render workers, from their physics states and the edits of their
+    models (see `edits`). If any env is not a MuJoCo env, or it or a wrapper has a `render` of its own, all envs of the
+    vector env draw themselves: in their own workers, after their replies were sent, with their own sizes and cameras.
+    Then the arguments here have no effect. If `camera` names only cameras of the model, MuJoCo envs with a `render` of
+    their own are drawn by the pool, too.
 
-    `pixels=`: each worker draws its own MuJoCo envs as it steps them, in one OpenGL context for each model; with
-    `workers` given, that many render workers do, each state as soon as it arrives. Any other env draws itself, in its
-    own size: another one that is asked for is refused, unless the env draws with Gymnasium's `MujocoRenderer`. To know
-    its images, each worker makes one more of such envs, and closes it. Of vector envs (`backend="native"`) render
-    workers always draw the states.
+    `pixels=`: each worker draws its own MuJoCo envs as it steps them, in one OpenGL context for each model. With
+    `workers` given, that many render workers draw, each state as soon as it arrives. Any other env draws itself, in its
+    own size: another size is refused, unless the env draws with Gymnasium's `MujocoRenderer`. To know the shape of its
+    images, each worker makes one more env, and closes it. The states of vector envs (`backend="native"`) are always
+    drawn by render workers.
 
     Args:
         width: of an image, in pixels.
@@ -51,34 +51,32 @@ class RenderConfig:
             C of them adds an axis of C before that of the height.
         quality: "exact" gives the pixels of `mujoco.Renderer`; "fast" leaves out shadows, reflections and
             multisampling, which cost software OpenGL up to 50 times the rest of the image, and cuts straight sides into
-            fewer rings; "coarse" draws round shapes with half as many sides and rings besides, which takes a third off
-            what is left. A `RenderQuality` has each switch by name.
-        workers: how many render workers; None for one a usable CPU, at most four and at most one an env, and for
-            `pixels=` of single envs none. (Eight processes that draw on one GPU have been seen to hang, mujoco issue
-            3444.)
+            fewer rings; "coarse" also draws round shapes with half as many sides and rings, which takes a third less
+            time. A `RenderQuality` has each switch by name.
+        workers: how many render workers; None for one for each usable CPU, at most four and at most one an env, and for
+            `pixels=` of single envs none. (Eight processes that draw on one GPU were seen to hang: mujoco issue 3444.)
         backend: "egl", "osmesa", "glfw" or "cgl"; "auto" for the best that works (EGL, GLFW if there is a display,
             OSMesa; on macOS CGL, GLFW); None for `MUJOCO_GL` if it is set, else "auto". (With a list of `devices` EGL
             alone: the others know none.)
         depth: for `render=`, give distances from the camera's plane too, in metres, float32 without the last axis.
-        segmentation: for `render=`, give too what is seen: its id and its `mujoco.mjtObj`, int32 with a last axis of
-            2, -1 where nothing is.
+        segmentation: for `render=`, give the visible objects too: id and `mujoco.mjtObj`, int32 with a last axis of 2,
+            -1 for the background.
         devices: the GPUs to draw on: how many, or a list of their numbers as MuJoCo counts them. Worker i draws on the
             i-th, in turn. 1 leaves the choice to MuJoCo.
-        max_in_flight: for `render=`, of how many results images may be drawn at a time; of those that wait for that,
+        max_in_flight: for `render=`, the images of how many results may be drawn at a time; of the results that wait,
             only the two newest are drawn at all.
         render_only: for `pixels=`, whether the image is the whole observation. Otherwise it is one key of a Dict beside
             the observation itself, or beside the keys of one that is a Dict.
         render_key: the key of the image in that Dict.
         obs_key: the key of an observation that is not a Dict itself.
-        edits: when to look whether an env has edited what OpenGL has a copy of: height fields, textures, meshes, skins,
-            fog. "each reset" is also after `call`, `set_attr` and `set_state`; an edit in a step that is found later is
-            warned of, and from then on that env's are looked for in each step. "never" is for models with large assets
-            that nobody edits. (Whatever else shows goes beside each state; a model that an env has made anew is always
-            followed.)
+        edits: when to check whether an env has edited what OpenGL has copies of: height fields, textures, meshes,
+            skins, fog. "each reset" is also after `call`, `set_attr` and `set_state`. If an edit in a step is found
+            later, there is a warning, and that env is checked in each step from then on. "never" is for models with
+            large assets that are not edited. (All other fields are sent with each state, and a model that an env makes
+            later is always drawn.)
 
     Raises:
-        ValueError: if a size is not a positive int of at most 16384, a word is none of those above, or another argument
-            is none of the values that it may have.
+        ValueError: if a size is not a positive int of at most 16384, or another argument has none of its values.
     """
 
     width: int = _Default(256)
@@ -97,7 +95,7 @@ class RenderConfig:
     edits: Looks = "each reset"
 
     def __post_init__(self) -> None:
-        for name in ("camera", "devices"):  # so that it can be a key, and equals one that was given a tuple
+        for name in ("camera", "devices"):  # so that it is hashable, and equal to a config with tuples
             if isinstance(getattr(self, name), list):
                 object.__setattr__(self, name, tuple(getattr(self, name)))
         check_int("width", self.width, MAX_SIDE)
@@ -129,7 +127,7 @@ class RenderConfig:
 
     @property
     def by_camera(self) -> bool:
-        """Whether only cameras of the model are asked for, and not the env's own view."""
+        """Whether only cameras of the model are asked for, not the env's own view."""
         return None not in self.cameras
 
     @property
@@ -144,7 +142,7 @@ class RenderConfig:
 
     @property
     def gives_arrays(self) -> bool:
-        """Whether there is more than colours."""
+        """Whether there is more than colours: depth or segmentation."""
         return self.depth or self.segmentation
 
     @property
@@ -154,7 +152,7 @@ class RenderConfig:
 
     @property
     def refused_by_envs(self) -> str:
-        """What of this envs that draw themselves can't heed, in words; empty if nothing."""
+        """The arguments that envs that draw themselves can't follow, for errors; empty if there are none."""
         wants = [f"{name}=True" for name in ("depth", "segmentation") if getattr(self, name)]
         if self.camera is not None:
             wants.append(f"camera={self.camera!r}")
@@ -178,11 +176,11 @@ def check_int(name: str, value: Any, maximum: int) -> None:
 
 
 def check_backend(backend: str | None) -> None:
-    """Look at a backend, and at what MuJoCo is told of one.
+    """Check a backend, and the environment variable MUJOCO_GL.
 
     Raises:
         ValueError: if there is no such backend.
-        RenderError: if MUJOCO_GL names none.
+        RenderError: if MUJOCO_GL is not a backend.
     """
     check_mujoco_gl()
     if backend is not None and backend not in (*BACKENDS, "auto"):
@@ -190,7 +188,7 @@ def check_backend(backend: str | None) -> None:
 
 
 def check_devices(devices: Any) -> tuple[int, ...] | None:
-    """The devices to draw on; None for one that MuJoCo chooses.
+    """Return the devices to draw on; None for one that MuJoCo chooses.
 
     Raises:
         ValueError: if it is neither a positive int nor a sequence of ints.

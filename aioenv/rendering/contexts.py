@@ -1,4 +1,4 @@
-"""What MuJoCo draws with, as a quality wants it, and with less of it where images are the same or nearly so."""
+"""MuJoCo's rendering contexts: made for a quality, and cheaper where images are the same or nearly so."""
 
 from __future__ import annotations
 
@@ -11,60 +11,59 @@ import mujoco
 from aioenv.rendering.quality import RenderQuality
 from aioenv.worker.mujoco_setup import plain_context
 
-__all__ = ["functions", "make_contexts", "make_planes", "opengl_name", "set_top_first"]
+__all__ = ["gl_functions", "make_contexts", "make_plane", "opengl_name", "set_top_first"]
 
-# OpenGL's numbers, since `OpenGL.GL`, which names them, takes 0.1 s to import.
+# OpenGL's constants: to import `OpenGL.GL`, which has them, takes 0.1 s.
 _TEXTURE_2D, _TEXTURE1, _ACTIVE_TEXTURE = 0x0DE1, 0x84C1, 0x84E0
 _FRAMEBUFFER, _FRAMEBUFFER_BINDING, _FRAMEBUFFER_COMPLETE = 0x8D40, 0x8CA6, 0x8CD5
 _COMPILE, _RENDERER, _EXTENSIONS = 0x1300, 0x1F01, 0x1F03
 _PACK_INVERT, _PACK_INVERT_EXTENSION = 0x8758, "GL_MESA_pack_invert"
-# internal format, format and type: as MuJoCo makes it, and with the same 24 bits of depth alone
+# Internal format, format and type of a shadow map: MuJoCo's, and the same 24 bits of depth without stencil.
 _DEPTH24_STENCIL8 = (0x88F0, 0x84F9, 0x84FA)
 _DEPTH24 = (0x81A6, 0x1902, 0x1405)
-# MuJoCo's display lists of shapes: how many there are, and which are cylinders, closed and open
+# MuJoCo's display lists of shapes: how many there are, and which are cylinders, closed and open.
 _SHAPES, _CYLINDERS = 8, (3, 4)
 
 
 def make_contexts(model: mujoco.MjModel, quality: RenderQuality) -> list[mujoco.MjrContext]:
-    """Make what a model is drawn with, in the OpenGL context that is current.
+    """Make the rendering context of a model, in the OpenGL context that is current.
 
     Args:
         model: the model; its `vis` has been prepared by the quality.
         quality: what is drawn.
 
     Returns:
-        The model's own, and whatever has to live as long and is to be freed with it.
+        The model's context, and others that it refers to, which must be freed with it.
     """
-    gl = functions()
+    gl = gl_functions()
     stacks = quality.side_stacks_of(model) if gl is not None else None
     made: list[mujoco.MjrContext] = []
     try:
         shapes = None
-        if stacks is not None:  # before the model's own: what is made last sets the fog
-            shapes = _shapes(stacks, model.vis.quality.numslices)
+        if stacks is not None:  # before the model's context: the context that is made last sets the fog
+            shapes = _make_shapes(stacks, model.vis.quality.numslices)
             made.append(shapes)
         with quality.prepared_planes(model):
             own = _make(model)
         made.insert(0, own)
         if shapes is not None:
-            _take_cylinders(gl, own, shapes)
+            _replace_cylinders(gl, own, shapes)
         if gl is not None and own.shadowSize and opengl_name().startswith("llvmpipe"):
             _drop_stencil(gl, own)
     except BaseException:
-        for context in made:  # or they would be when another OpenGL context is current, which has the same numbers
+        for context in made:  # now: later another OpenGL context is current, whose objects have the same numbers
             context.free()
         raise
     return made
 
 
 def _make(model: mujoco.MjModel) -> mujoco.MjrContext:
-    # whoever draws with it makes its OpenGL context current
     context: mujoco.MjrContext = plain_context(mujoco)(model, mujoco.mjtFontScale.mjFONTSCALE_150.value)
     return context
 
 
-def _shapes(stacks: int, slices: int) -> mujoco.MjrContext:
-    """What has nothing but MuJoCo's shapes, of so many stacks and slices."""
+def _make_shapes(stacks: int, slices: int) -> mujoco.MjrContext:
+    """Make a context that has only MuJoCo's shapes, of so many stacks and slices."""
     empty = mujoco.MjModel.from_xml_string("<mujoco/>")
     quality, buffer = empty.vis.quality, empty.vis.global_
     quality.numstacks, quality.numslices = stacks, slices
@@ -73,8 +72,8 @@ def _shapes(stacks: int, slices: int) -> mujoco.MjrContext:
     return _make(empty)
 
 
-def make_planes(model: mujoco.MjModel, geom: int, quality: RenderQuality) -> mujoco.MjrContext:
-    """What has, beside MuJoCo's shapes, one plane of a model: as that would be cut now, in the context that is current.
+def make_plane(model: mujoco.MjModel, geom: int, quality: RenderQuality) -> mujoco.MjrContext:
+    """Make a context that has one plane of a model, cut into patches as the model is now.
 
     Args:
         model: the model.
@@ -92,19 +91,19 @@ def make_planes(model: mujoco.MjModel, geom: int, quality: RenderQuality) -> muj
     with quality.prepared_planes(model):
         alone.geom_size[0] = model.geom_size[geom]
     alone.stat.extent = model.stat.extent
-    for name in ("zfar", "fogstart", "fogend"):  # what is made last sets the fog
+    for name in ("zfar", "fogstart", "fogend"):  # the context that is made last sets the fog
         setattr(alone.vis.map, name, getattr(model.vis.map, name))
     alone.vis.rgba.fog[:] = model.vis.rgba.fog
     shown, buffer = alone.vis.quality, alone.vis.global_
-    shown.numquads = shown.numslices = shown.numstacks = 3  # of what nobody draws
+    shown.numquads = shown.numslices = shown.numstacks = 3  # of shapes that are not drawn
     shown.shadowsize = shown.offsamples = 0
     buffer.offwidth = buffer.offheight = 1
     return _make(alone)
 
 
-def _take_cylinders(gl: Any, context: mujoco.MjrContext, shapes: mujoco.MjrContext) -> None:
-    """Draw what is a cylinder as the other one does: such geoms, the sides of capsules, arrows and the sky."""
-    if context.rangeBuiltin != _SHAPES:  # a MuJoCo that has others
+def _replace_cylinders(gl: Any, context: mujoco.MjrContext, shapes: mujoco.MjrContext) -> None:
+    """Have a context draw the cylinders of another one: for such geoms, the sides of capsules, arrows and the sky."""
+    if context.rangeBuiltin != _SHAPES:  # a version of MuJoCo with other shapes
         return
     for shape in _CYLINDERS:
         gl.glNewList(context.baseBuiltin + shape, _COMPILE)
@@ -115,27 +114,27 @@ def _take_cylinders(gl: Any, context: mujoco.MjrContext, shapes: mujoco.MjrConte
 
 
 def _drop_stencil(gl: Any, context: mujoco.MjrContext) -> None:
-    """Make the shadow map anew, without the stencil that nothing uses.
+    """Make the shadow map without a stencil, which nothing uses.
 
-    MuJoCo has 24 bits of depth and 8 of stencil a texel, and clears the depth alone before each image. llvmpipe reads,
-    masks and writes all 4096 x 4096 texels for that; where there is no stencil it just writes them, and a small image
-    takes four fifths of the time. The depths are the same, and so are the images.
+    MuJoCo's has 24 bits of depth and 8 bits of stencil a texel, and only the depth is cleared before each image. For
+    that llvmpipe reads, masks and writes all 4096 x 4096 texels. Without a stencil it only writes them, and a small
+    image takes four fifths of the time. The depths are the same, and so are the images.
     """
     unit, target = ctypes.c_int(), ctypes.c_int()
     gl.glGetIntegerv(_ACTIVE_TEXTURE, unit)
     gl.glGetIntegerv(_FRAMEBUFFER_BINDING, target)
     gl.glActiveTexture(_TEXTURE1)
-    gl.glBindTexture(_TEXTURE_2D, context.shadowTex)  # where MuJoCo has it bound, too
+    gl.glBindTexture(_TEXTURE_2D, context.shadowTex)  # as MuJoCo does
     gl.glBindFramebuffer(_FRAMEBUFFER, context.shadowFBO)
-    if not _remake(gl, context.shadowSize, _DEPTH24):
-        _remake(gl, context.shadowSize, _DEPTH24_STENCIL8)
+    if not _set_format(gl, context.shadowSize, _DEPTH24):
+        _set_format(gl, context.shadowSize, _DEPTH24_STENCIL8)
     gl.glBindFramebuffer(_FRAMEBUFFER, target.value)
     gl.glActiveTexture(unit.value)
 
 
-def _remake(gl: Any, side: int, how: tuple[int, int, int]) -> bool:
-    """Make the texture that is bound anew; whether it can be drawn on."""
-    internal, form, kind = how
+def _set_format(gl: Any, side: int, texture_format: tuple[int, int, int]) -> bool:
+    """Allocate the bound texture in a format; return whether it can be drawn into."""
+    internal, form, kind = texture_format
     try:
         gl.glTexImage2D(_TEXTURE_2D, 0, internal, side, side, 0, form, kind, None)
     except Exception:  # PyOpenGL's
@@ -144,8 +143,8 @@ def _remake(gl: Any, side: int, how: tuple[int, int, int]) -> bool:
 
 
 def set_top_first() -> bool:
-    """Have images read with the top row first, where the context that is current can: Mesa's can."""
-    gl = functions()
+    """Have images read with the top row first; return False if the current context can't. (Mesa's can.)"""
+    gl = gl_functions()
     if gl is None or _PACK_INVERT_EXTENSION not in _text(_EXTENSIONS).split():
         return False
     gl.glPixelStorei(_PACK_INVERT, 1)
@@ -153,7 +152,7 @@ def set_top_first() -> bool:
 
 
 def opengl_name() -> str:
-    """The name of the OpenGL implementation whose context is current, if it can be had."""
+    """Return the name of the OpenGL implementation whose context is current, if it is known."""
     return _text(_RENDERER) or "unknown"
 
 
@@ -163,12 +162,12 @@ def _text(name: int) -> str:
 
         text = glGetString(name)  # bytes once OpenGL.GL has been imported, else a pointer
         return (text if isinstance(text, bytes) else ctypes.cast(text, ctypes.c_char_p).value or b"").decode()
-    except Exception:  # a convenience, not worth a failure to start
+    except Exception:  # the name is not worth a failure to start
         return ""
 
 
-def functions() -> Any:
-    """OpenGL's functions; None where PyOpenGL does not find them all. MuJoCo, which looks elsewhere, draws even so."""
+def gl_functions() -> Any:
+    """Return OpenGL's functions; None if PyOpenGL does not find them all. (MuJoCo finds its own, and draws even so.)"""
     try:
         from OpenGL.raw.GL.VERSION import GL_1_0, GL_1_1, GL_1_3, GL_3_0
 
@@ -185,6 +184,6 @@ def functions() -> Any:
             )
             for name in names.split()
         }
-    except Exception:  # without a libGL that is no ImportError
+    except Exception:  # without libGL it is not an ImportError
         return None
     return SimpleNamespace(**found) if all(found.values()) else None

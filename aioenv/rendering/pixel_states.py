@@ -1,6 +1,6 @@
-"""Images as observations of a vector env: the states that stand in their place until render workers have drawn them.
+"""`PixelStates`: a vector env with images as observations, in whose place states stand until render workers draw them.
 
-The wrapper is where the vector env is, here or in a worker, and draws nothing.
+The wrapper is where the vector env is, in this process or in a worker, and draws nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 
 from aioenv.rendering.config import RenderConfig
-from aioenv.rendering.pixels import PixelsRefused, beside, space_beside
+from aioenv.rendering.pixels import PixelsRefused, add_image, add_image_space
 from aioenv.spaces.large_boxes import batch_space
 from aioenv.state.render_source import find_physics
 from aioenv.worker.making import make_vector_env
@@ -35,11 +35,11 @@ class PixelStates(AnyVectorWrapper):
     """A vector env whose observations are the states that images are drawn from, alone or beside its own.
 
     Args:
-        env: has a MuJoCo `model` and `physics_states` (see `PhysicsBatch`).
+        env: a vector env with a MuJoCo `model` and `physics_states` (see `PhysicsBatch`).
         config: what is drawn.
 
     Raises:
-        PixelsRefused: if it has not, or has not what terminal images are drawn from, or the key of the image already.
+        PixelsRefused: if it lacks these, or the states of terminal images, or has a key of the image's name.
         ValueError: see `PhysicsReader`.
     """
 
@@ -60,11 +60,11 @@ class PixelStates(AnyVectorWrapper):
         self._config = config
         self._merges = isinstance(env.single_observation_space, spaces.Dict)
         state = spaces.Box(-np.inf, np.inf, (physics.source.state_size,), np.float64)
-        self.single_observation_space = space_beside(env.single_observation_space, state, config)
+        self.single_observation_space = add_image_space(env.single_observation_space, state, config)
         self.observation_space = batch_space(self.single_observation_space, env.num_envs)
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Begin episodes."""
+        """Reset slots."""
         obs, info = reset_result(self.env.reset(seed=seed, options=options))
         return self._observe(obs), info
 
@@ -74,7 +74,7 @@ class PixelStates(AnyVectorWrapper):
 
     @property
     def step_some(self) -> Callable[..., Any] | None:
-        """Steps some of the slots (see `steps_some`); None if the env can't."""
+        """The method that steps some of the slots (see `steps_some`); None if the env can't."""
         return self._step_some if steps_some(self.env) else None
 
     def _step_some(self, actions: Any, slots: npt.NDArray[np.int64]) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
@@ -90,18 +90,18 @@ class PixelStates(AnyVectorWrapper):
     def _observe(self, obs: Any) -> Any:
         states = np.empty((self.num_envs, self._physics.source.state_size))
         self._physics.read(None, states)
-        return beside(obs, states, self._config, merges=self._merges)
+        return add_image(obs, states, self._config, merges=self._merges)
 
     def _finals(self, finals: Any) -> Any:
         slots = [slot for slot, obs in enumerate(finals) if obs is not None]
         each: Any = np.full(self.num_envs, None, object)
         for slot, state in zip(slots, self._physics.read_finals(slots), strict=True):
-            each[slot] = beside(finals[slot], state, self._config, merges=self._merges)
+            each[slot] = add_image(finals[slot], state, self._config, merges=self._merges)
         return each
 
 
 def with_pixel_states(make: Callable[..., AnyVectorEnv], config: RenderConfig) -> Callable[..., AnyVectorEnv]:
-    """A function that makes the same vector env, with these states as observations.
+    """Wrap a function that makes a vector env, so that its observations are such states.
 
     Raises:
         ValueError: if such images can't be observations.

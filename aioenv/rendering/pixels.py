@@ -1,8 +1,8 @@
-"""Images as observations, drawn in the env's own worker.
+"""`PixelObservation`: images as observations, drawn in the env's own worker.
 
-`PixelObservation` is a wrapper that goes around each env when its factory is called there, so that whatever is true of
-observations (terminal ones, masked resets, rollouts, shared memory) is true of images too. All envs of a worker with
-the same model draw in one OpenGL context, which is made when the first env is, long after the fork.
+The wrapper goes around each env when its factory is called in the worker. So all that works for observations (terminal
+ones, masked resets, rollouts, shared memory) works for images too. All envs of a worker with the same model draw in one
+OpenGL context, which is made with the first env, after the fork. `with_pixels` wraps factories.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from aioenv.rendering.images import ImageArrays, side_by_side
 from aioenv.state.assets import LATE
 from aioenv.state.render_source import EnvRenderable, MujocoSource, find_source, has_source
 from aioenv.worker import worker_context
-from aioenv.worker.making import what_is_no_env
+from aioenv.worker.making import explain_no_env
 
 if TYPE_CHECKING:
     from aioenv.rendering.renderers import SourceRenderer
 
-__all__ = ["PixelObservation", "PixelsRefused", "beside", "in_place", "space_beside", "with_pixels"]
+__all__ = ["PixelObservation", "PixelsRefused", "add_image", "add_image_space", "replace_states", "with_pixels"]
 
 
-# A wrapper of these very classes does with images what it does with observations, given its own arguments.
-_OF_IMAGES = (DelayObservation, FrameStackObservation, GrayscaleObservation, ResizeObservation)
+# Wrappers that do to images what they do to other observations. (Subclasses may do something else.)
+_IMAGE_WRAPPERS = (DelayObservation, FrameStackObservation, GrayscaleObservation, ResizeObservation)
 
 
 class PixelsRefused(ValueError):
@@ -42,21 +42,21 @@ class PixelsRefused(ValueError):
 
 
 class PixelObservation(Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
-    """An env whose observations are images of it, alone or beside its own, as Gymnasium's `AddRenderObservation`.
+    """An env whose observations are its images, alone or beside its own, as with Gymnasium's `AddRenderObservation`.
 
-    A MuJoCo env is drawn from its state with fresh kinematics, and with what was edited in its model since it was made;
-    any other env by its own `render`. Where render workers draw (`config.workers`), the state stands in the place of
-    the image, until the parent has it drawn.
+    A MuJoCo env is drawn from its state with fresh kinematics, and with the edits of its model; any other env by its
+    own `render`. Where render workers draw (`config.workers`), the state takes the place of the image until the parent
+    has it drawn.
 
     Args:
         env: the env.
         config: what to draw.
-        own_shape: of the images of an env that draws itself; without it, it is reset once, to know.
+        own_shape: of the images of an env that draws itself; None to reset it once and draw it.
 
     Raises:
-        PixelsRefused: if it has no such camera, no render mode, another size than was asked for, or the key of the
-            image already.
-        RenderError: if there is no OpenGL context to be had.
+        PixelsRefused: if the env has no such camera, no render mode, another size than was asked for, or a key of the
+            image's name.
+        RenderError: if no OpenGL context can be made.
     """
 
     def __init__(self, env: Env[Any, Any], config: RenderConfig, own_shape: tuple[int, ...] | None = None) -> None:
@@ -64,17 +64,17 @@ class PixelObservation(Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
         Wrapper.__init__(self, env)
         self._config = config
         self._base: Any = env.unwrapped
-        self._renderer: _Shared | None = None
+        self._renderer: _SharedRenderer | None = None
         source = find_source(env, by_camera=config.by_camera)
         self._state_size = 0
-        self._subject: EnvRenderable | None = None
+        self._renderable: EnvRenderable | None = None
         if source is not None:
-            self._subject = EnvRenderable(env, source, by_camera=config.by_camera, looks=config.edits)
+            self._renderable = EnvRenderable(env, source, by_camera=config.by_camera, looks=config.edits)
         shape: tuple[int, ...] = (*config.shape, 3)
         if source is None:
             shape = own_shape if own_shape is not None else _shape_of_own_images(env, config)
         elif config.workers is None:
-            self._take_renderer(source)
+            self._renderer = _SharedRenderer.acquire(source, config)
         else:
             self._state_size = source.state_size
         space: Any = spaces.Box(0, 255, shape, np.uint8)
@@ -83,35 +83,35 @@ class PixelObservation(Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
         self._merges = isinstance(env.observation_space, spaces.Dict)
         self._shape = shape
         try:
-            self.observation_space = space_beside(env.observation_space, space, config)
+            self.observation_space = add_image_space(env.observation_space, space, config)
         except PixelsRefused:
-            self._let_go()
+            self._release_renderer()
             raise
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Begin an episode, and draw its first state."""
-        subject = self._subject
-        if subject is not None:
-            subject.end()
+        """Start an episode, and draw its first state."""
+        renderable = self._renderable
+        if renderable is not None:
+            renderable.note_episode_end()
         obs, info = self.env.reset(seed=seed, options=options)
-        if subject is not None:
-            subject.begin()
-        return beside(obs, self._draw(), self._config, merges=self._merges), info
+        if renderable is not None:
+            renderable.expect_edit()
+        return add_image(obs, self._draw(), self._config, merges=self._merges), info
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """Step, and draw the state after it."""
         obs, reward, terminated, truncated, info = self.env.step(action)
-        obs = beside(obs, self._draw(), self._config, merges=self._merges)
+        obs = add_image(obs, self._draw(), self._config, merges=self._merges)
         return obs, reward, terminated, truncated, info
 
     def render(self) -> Any:
-        """The image that the latest observation holds, several cameras side by side."""
-        subject = self._subject
-        if subject is None:
+        """Return the image of the latest observation, several cameras side by side."""
+        renderable = self._renderable
+        if renderable is None:
             return self.env.render()
-        if self._state_size:  # render workers draw what is observed, and this is drawn here
-            if self._renderer is None or not self._renderer.draws(subject.source):
-                self._change_renderer(subject.source)
+        if self._state_size:  # render workers draw observations; this image is drawn here
+            if self._renderer is None or not self._renderer.draws(renderable.source):
+                self._change_renderer(renderable.source)
             image = self._draw_model()
         else:
             image = self._draw()
@@ -119,22 +119,22 @@ class PixelObservation(Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
 
     @property
     def drawn_by(self) -> str:
-        """The name of the OpenGL implementation that draws here; empty if none does."""
+        """The name of the OpenGL implementation that draws in this process; empty if none does."""
         return "" if self._renderer is None else self._renderer.drawn_by
 
     def _draw(self) -> npt.NDArray[Any]:
-        subject = self._subject
-        if subject is None:
+        renderable = self._renderable
+        if renderable is None:
             # a copy: some envs give the same array each time
             return np.array(self.env.render())
         if self._state_size:
             state = np.empty(self._state_size)
-            subject.read(state)
+            renderable.read(state)
             return state
-        if subject.look() or self._renderer is None:  # (none is left of one that could not be drawn)
-            self._change_renderer(subject.source)
-            if subject.late:
-                subject.told()
+        if renderable.refresh() or self._renderer is None:  # (None after a model that could not be drawn)
+            self._change_renderer(renderable.source)
+            if renderable.late:
+                renderable.clear_late()
                 logging.getLogger(None if worker_context.owns_process() else "aioenv.workers").warning(LATE)
         return self._draw_model()
 
@@ -142,44 +142,36 @@ class PixelObservation(Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
         assert self._renderer is not None
         return self._renderer.draw(self._base.model, self._base.data, self._shape)
 
-    @property
-    def subject(self) -> EnvRenderable | None:
-        """What it is drawn from; None if the env draws itself."""
-        return self._subject
-
-    def _take_renderer(self, source: MujocoSource) -> None:
-        self._renderer = _Shared.take(source, self._config)
-
     def _change_renderer(self, source: MujocoSource) -> None:
         before, self._renderer = self._renderer, None
         try:
-            self._take_renderer(source)
+            self._renderer = _SharedRenderer.acquire(source, self._config)
         finally:
-            if before is not None:  # not before: the next one may draw in the same OpenGL context
-                before.let_go()
+            if before is not None:  # last: the next one may draw in the same OpenGL context
+                before.release()
 
-    def _let_go(self) -> None:
+    def _release_renderer(self) -> None:
         renderer, self._renderer = self._renderer, None
         if renderer is not None:
-            renderer.let_go()
+            renderer.release()
 
     def close(self) -> None:
-        """Close the env; the OpenGL context goes with the last env that draws in it."""
-        self._let_go()
+        """Close the env; the OpenGL context is freed with the last env that draws in it."""
+        self._release_renderer()
         super().close()
 
 
-class _KnownShapes(threading.local):
-    """Those of this thread, which alone may draw with them: a worker may be one of its parent's."""
+class _ThreadRenderers(threading.local):
+    """The renderers of one thread, which alone may draw with them: a worker may be a thread of its parent."""
 
     def __init__(self) -> None:
-        self.all: list[_Shared] = []
+        self.all: list[_SharedRenderer] = []
 
 
-_known = _KnownShapes()
+_renderers = _ThreadRenderers()
 
 
-class _Shared:
+class _SharedRenderer:
     """A renderer, and how many envs of this worker draw with it."""
 
     def __init__(self, source: MujocoSource, config: RenderConfig) -> None:
@@ -195,30 +187,30 @@ class _Shared:
         self.drawn_by = self._renderer.drawn_by
 
     @classmethod
-    def take(cls, source: MujocoSource, config: RenderConfig) -> _Shared:
-        """One for this model and view: that of another env, or a new one."""
-        for known in _known.all:
+    def acquire(cls, source: MujocoSource, config: RenderConfig) -> _SharedRenderer:
+        """Return a renderer of this model and view: that of another env, or a new one."""
+        for known in _renderers.all:
             if known._source == source and known._config == config:
                 break
         else:
             known = cls(source, config)
-            _known.all.append(known)
+            _renderers.all.append(known)
         known._users += 1
         return known
 
     def draws(self, source: MujocoSource) -> bool:
-        """Whether it draws this model and view."""
+        """Return whether it draws this model and view."""
         return self._source == source
 
-    def let_go(self) -> None:
-        """One env less draws with it; the last one frees the OpenGL context."""
+    def release(self) -> None:
+        """End the use by one env; the last one frees the OpenGL context."""
         self._users -= 1
         if not self._users:
-            _known.all.remove(self)
+            _renderers.all.remove(self)
             self._renderer.close()
 
     def draw(self, model: Any, data: Any, shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
-        """A new image of an env's state."""
+        """Draw a new image of an env's state."""
         image: npt.NDArray[np.uint8] = np.empty(shape, np.uint8)
         views = image if image.ndim == 4 else image[None]
         self._renderer.draw_env(model, data, ImageArrays(views, None, None))
@@ -226,9 +218,9 @@ class _Shared:
 
 
 def _base_of(source: MujocoSource, config: RenderConfig) -> SourceRenderer | None:
-    """What draws the same model with some of the same patches; None if nothing does."""
+    """Return a renderer of the same model with some of the same patches; None if there is none."""
     names = {name for name, _ in source.patches}
-    for known in _known.all if names else ():
+    for known in _renderers.all if names else ():
         theirs = {name for name, _ in known._source.patches}
         if known._config == config and theirs <= names and known._source.model == source.model:
             return known._renderer
@@ -236,10 +228,10 @@ def _base_of(source: MujocoSource, config: RenderConfig) -> SourceRenderer | Non
 
 
 def _shape_of_own_images(env: Env[Any, Any], config: RenderConfig) -> tuple[int, ...]:
-    """What an env that draws itself will draw. It is reset and drawn for that.
+    """Reset and draw an env that draws itself; return the shape of its image.
 
     Raises:
-        PixelsRefused: if that is no image, or none as it was asked for.
+        PixelsRefused: if that is not an image, or not as it was asked for.
     """
     if wants := config.refused_by_envs:
         raise PixelsRefused(
@@ -269,16 +261,16 @@ def _shape_of_own_images(env: Env[Any, Any], config: RenderConfig) -> tuple[int,
 
 
 def _set_size(env: Env[Any, Any], config: RenderConfig) -> None:
-    """Have Gymnasium's renderer of an env, or of one that it holds, draw in the size that was asked for.
+    """Have Gymnasium's renderer of an env, or of an env that it holds, draw in the size that was asked for.
 
-    One that has drawn already goes on in its own.
+    A renderer that has drawn already keeps its size.
     """
     module = sys.modules.get("gymnasium.envs.mujoco.mujoco_rendering")
     if module is None or not config.sized:
         return
     seen = {id(env.unwrapped)}
     envs: list[Any] = [env.unwrapped]
-    for one in envs:  # which grows
+    for one in envs:  # (the loop appends to it)
         for value in list(getattr(one, "__dict__", {}).values()):
             if isinstance(value, module.MujocoRenderer) and not value._viewers:
                 value.width, value.height = int(config.width), int(config.height)
@@ -290,16 +282,16 @@ def _set_size(env: Env[Any, Any], config: RenderConfig) -> None:
                 envs.append(value.unwrapped)
 
 
-def space_beside(own: Space[Any], image: Space[Any], config: RenderConfig) -> Space[Any]:
-    """The space of observations with an image, as Gymnasium's `AddRenderObservation` makes it.
+def add_image_space(own: Space[Any], image: Space[Any], config: RenderConfig) -> Space[Any]:
+    """Return the space of observations with an image, as Gymnasium's `AddRenderObservation` makes it.
 
     Args:
-        own: that of the env's own observations.
-        image: that of the image, or of what stands in its place.
-        config: says how they go together.
+        own: of the env's own observations.
+        image: of the image, or of the state in its place.
+        config: how the two are combined.
 
     Raises:
-        PixelsRefused: if the key of the image is one of theirs already.
+        PixelsRefused: if the observations have a key of the image's name.
     """
     key = config.render_key
     if config.render_only:
@@ -311,29 +303,29 @@ def space_beside(own: Space[Any], image: Space[Any], config: RenderConfig) -> Sp
     return _dict_like(own, {key: image, **own.spaces})
 
 
-def beside(own: Any, image: Any, config: RenderConfig, *, merges: bool) -> Any:
-    """An observation of that space, or a batch of them.
+def add_image(own: Any, image: Any, config: RenderConfig, *, merges: bool) -> Any:
+    """Return an observation of that space, or a batch of them.
 
     Args:
-        own: the env's.
-        image: the image, or what stands in its place.
-        config: says how they go together.
-        merges: whether the env's own are Dicts.
+        own: the env's own.
+        image: the image, or the state in its place.
+        config: how the two are combined.
+        merges: whether the env's own observations are Dicts.
     """
     if config.render_only:
         return image
     return {config.render_key: image, **own} if merges else {config.obs_key: own, config.render_key: image}
 
 
-def in_place(space: Space[Any], config: RenderConfig) -> tuple[str | None, Space[Any]]:
-    """Images in the place of what stands for them.
+def replace_states(space: Space[Any], config: RenderConfig) -> tuple[str | None, Space[Any]]:
+    """Return the space of observations in which images replace states.
 
     Args:
-        space: of `space_beside`.
+        space: of `add_image_space`, with states.
         config: what is drawn.
 
     Returns:
-        Where the images are: a key of the Dict, None if they are the whole observation. And the space with them.
+        The key of the image in the Dict, or None if it is the whole observation; and the space.
     """
     image = spaces.Box(0, 255, (*config.shape, 3), np.uint8)
     if config.render_only:
@@ -345,20 +337,20 @@ def in_place(space: Space[Any], config: RenderConfig) -> tuple[str | None, Space
 
 
 def _dict_like(space: spaces.Dict, parts: dict[str, Space[Any]]) -> spaces.Dict:
-    """Make a space of parts, in an order as in another one; before Gymnasium 1.4 they are always sorted."""
+    """Make a Dict of parts that sorts keys as another one does; before Gymnasium 1.4 they are always sorted."""
     if hasattr(space, "sort_keys"):
         return spaces.Dict(parts, sort_keys=space.sort_keys)
     return spaces.Dict(parts)
 
 
 def with_pixels(factories: Sequence[Callable[[], Any]], config: RenderConfig) -> list[Callable[[], Any]]:
-    """Factories of the same envs, with images as observations."""
+    """Wrap factories, so that the observations of their envs are images."""
     config.check_pixels()
-    known = {id(factory): _Factory(factory, config) for factory in factories}
+    known = {id(factory): _PixelFactory(factory, config) for factory in factories}
     return [known[id(factory)] for factory in factories]
 
 
-class _Factory:
+class _PixelFactory:
     """A factory of the same envs, with images as observations."""
 
     def __init__(self, factory: Callable[[], Any], config: RenderConfig) -> None:
@@ -369,24 +361,24 @@ class _Factory:
     def __call__(self) -> Env[Any, Any]:
         made: Env[Any, Any] = self._factory()
         env = made
-        if what_is_no_env(env):
-            return env  # it is said what it is
+        if explain_no_env(env):
+            return env  # the caller raises an error that says what it is
         try:
-            wrappers = of_images(env, self._config)
+            wrappers = _image_wrappers(env, self._config)
             if not has_source(env, by_camera=self._config.by_camera):
-                made = env = self._settle(env)
+                made = env = self._undrawn(env)
             made = PixelObservation(env, self._config, self._own_shape)
-            warn_of_replaced(env, self._config)
-            return put_around(made, wrappers)
+            _warn_of_replaced(env, self._config)
+            return _rewrap(made, wrappers)
         except BaseException:
             made.close()
             raise
 
-    def _settle(self, env: Env[Any, Any]) -> Env[Any, Any]:
-        """Find out once what envs that draw themselves will draw; returns one that nobody has used yet.
+    def _undrawn(self, env: Env[Any, Any]) -> Env[Any, Any]:
+        """Find out, once, what envs that draw themselves draw; return an env that was not reset or drawn.
 
-        What an env has drawn first may stay with it for good (where its camera looks, say), and an image takes a reset:
-        so another env is drawn, and closed.
+        Drawing may change an env for good (where its camera looks, say), and takes a reset. So one env is drawn and
+        closed, and another one is returned.
         """
         _set_size(env, self._config)
         if self._own_shape is not None:
@@ -394,28 +386,28 @@ class _Factory:
         self._own_shape = _shape_of_own_images(env, self._config)
         try:
             another: Env[Any, Any] = self._factory()
-        except Exception:  # some can't be twice at a time: they have a port, or a device
+        except Exception:  # some can't exist twice at a time: they have a port, or a device
             env.close()
             another = self._factory()
         else:
-            if another.unwrapped is not env.unwrapped:  # the factory may have but one to give
+            if another.unwrapped is not env.unwrapped:  # the factory may return the same env each time
                 env.close()
         _set_size(another, self._config)
         return another
 
 
-# ------------------------------------------------------------ the wrappers of an env whose images are observed
+# ------------------------------------------------------------ the wrappers around an env
 
 
-def of_images(env: Env[Any, Any], config: RenderConfig) -> list[Any]:
-    """The wrappers around an env that are applied to its images, the outermost first.
+def _image_wrappers(env: Env[Any, Any], config: RenderConfig) -> list[Any]:
+    """Return the wrappers around an env that are applied to its images, the outermost first.
 
-    Beside images (`render_only=False`) the env's own observations stay as they are, and images are as they are drawn.
+    With `render_only=False` there are none: they stay around the env's own observations.
 
     Raises:
-        PixelsRefused: if there are any, and render workers draw: what they draw is an observation as it is.
+        PixelsRefused: if there are any, and render workers draw, whose images are not wrapped.
     """
-    found = [layer for layer in _layers(env) if type(layer) in _OF_IMAGES] if config.render_only else []
+    found = [layer for layer in _layers(env) if type(layer) in _IMAGE_WRAPPERS] if config.render_only else []
     if found and config.workers is not None:
         raise PixelsRefused(
             f"pixels: {_names(found)} takes images that workers draw themselves: RenderConfig(workers=None). Render "
@@ -424,11 +416,11 @@ def of_images(env: Env[Any, Any], config: RenderConfig) -> list[Any]:
     return found
 
 
-def put_around(pixels: Any, wrappers: list[Any]) -> Env[Any, Any]:
-    """Put such wrappers around a `PixelObservation`; the outermost tells `drawn_by`, too.
+def _rewrap(pixels: Any, wrappers: list[Any]) -> Env[Any, Any]:
+    """Put such wrappers around a `PixelObservation`; they get its `drawn_by`.
 
     Raises:
-        PixelsRefused: if one does not take images.
+        PixelsRefused: if a wrapper does not take images.
     """
     env = pixels
     for layer in reversed(wrappers):
@@ -441,8 +433,8 @@ def put_around(pixels: Any, wrappers: list[Any]) -> Env[Any, Any]:
     return env  # type: ignore[no-any-return]
 
 
-def warn_of_replaced(env: Env[Any, Any], config: RenderConfig) -> None:
-    """Warn if wrappers change observations that images replace."""
+def _warn_of_replaced(env: Env[Any, Any], config: RenderConfig) -> None:
+    """Warn if wrappers changed the observations that images replace."""
     replaced = [layer for layer in _layers(env) if _changes_observations(layer)] if config.render_only else []
     if replaced:
         warnings.warn(
@@ -453,13 +445,13 @@ def warn_of_replaced(env: Env[Any, Any], config: RenderConfig) -> None:
 
 
 def _changes_observations(layer: Any) -> bool:
-    if type(layer) in _OF_IMAGES:
+    if type(layer) in _IMAGE_WRAPPERS:
         return False
     return isinstance(layer, ObservationWrapper) or layer.observation_space != layer.env.observation_space
 
 
 def _layers(env: Any) -> list[Any]:
-    """The wrappers around an env, the outermost first."""
+    """Return the wrappers around an env, the outermost first."""
     layers = []
     while isinstance(env, Wrapper):
         layers.append(env)

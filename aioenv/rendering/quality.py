@@ -1,9 +1,8 @@
-"""What "exact", "fast" and "coarse" mean, in MuJoCo's terms.
+"""`RenderQuality`: what "exact", "fast" and "coarse" mean, in MuJoCo's terms.
 
-On software OpenGL nearly all of an image's cost is the shadow map: HalfCheetah at 84x84 takes 20 to 30 ms as it
-comes, and 0.6 ms without shadows, reflections and multisampling. What is left is for the most part not pixels but
-vertices: those of planes that are cut into up to 200 x 200 patches (3 ms, where a model asks for it), then those of
-round shapes.
+On software OpenGL nearly all of an image's cost is the shadow map: HalfCheetah at 84x84 takes 20 to 30 ms by default,
+and 0.6 ms without shadows, reflections and multisampling. Most of the rest is not pixels but vertices: those of planes
+that are cut into up to 200 x 200 patches (3 ms, where a model asks for it), then those of round shapes.
 """
 
 from __future__ import annotations
@@ -14,14 +13,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from aioenv.state.mujoco_versions import is_sunny
+from aioenv.state.mujoco_versions import has_only_directional_lights
 
 if TYPE_CHECKING:
     import mujoco
 
 __all__ = ["COARSE", "EXACT", "FAST", "Quality", "RenderQuality", "parse_quality"]
 
-# Whole numbers: the switch, and the least and the most that it may be.
+# Switches that are ints: name, minimum and maximum.
 _NUMBERS = (
     ("shadow_map", 0, 16_384),
     ("samples", 0, 64),
@@ -34,29 +33,28 @@ _NUMBERS = (
 
 @dataclass(frozen=True)
 class RenderQuality:
-    """What is drawn and what is left out. As it comes it is "exact": the pixels of `mujoco.Renderer`.
+    """What is drawn and what is left out. By default it is "exact": the pixels of `mujoco.Renderer`.
 
     Args:
         shadows: cast shadows, which cost software OpenGL up to 40 times the rest of the image.
-        shadow_map: the side of the shadow map, in texels; None for what the model says (4096 unless it says more).
-        reflections: draw what reflecting planes show: the scene once more for each of them.
-        samples: multisampling: how many samples a pixel; 0 for none, None for what the model says (4).
-        slices: how many sides round shapes (spheres, capsules, cylinders, …) have at most; None for what the model says
-            (28).
-        stacks: how many rings spheres and the ends of capsules have at most; None for what the model says (16).
-        side_stacks: how many rings what is straight is cut into at most: the sides of cylinders and capsules, and the
-            sky, all with the same outlines, and the lids of cylinders, into half as many; None for as many as
-            `stacks`. Light is computed at their corners: only models all of whose lights are directional, when the
-            OpenGL context is made, are drawn with fewer, and there 4 change 3 of 10,000 pixels of Gymnasium's tasks by
-            2 of 255 or more.
-        plane_patches: how many patches a side a finite plane is cut into at most; None for what its third size says (up
-            to 200). Light is computed at their corners: only models all of whose lights are directional are drawn with
-            fewer than they ask for, and there 32 change a pixel by 2 of 255.
-        buffer: how large the buffer is that images are drawn in: "image" (as large as the image, the least to clear
-            and to read) or "model" (at least as large as the model's `offwidth` and `offheight`). Pixels are the same.
+        shadow_map: the side of the shadow map, in texels; None for the model's (4096 by default).
+        reflections: draw reflections: the scene once more for each reflecting plane.
+        samples: multisampling: how many samples a pixel; 0 for none, None for the model's (4 by default).
+        slices: how many sides round shapes (spheres, capsules, cylinders, …) have at most; None for the model's (28 by
+            default).
+        stacks: how many rings spheres and the ends of capsules have at most; None for the model's (16 by default).
+        side_stacks: how many rings straight sides have at most: those of cylinders, capsules and the sky, and half as
+            many for the lids of cylinders; None for as many as `stacks`. Outlines don't change. Light is computed at
+            vertices, so only models whose lights are all directional when the OpenGL context is made are drawn with
+            fewer rings. There 4 rings change 3 of 10,000 pixels of Gymnasium's tasks by 2 of 255 or more.
+        plane_patches: how many patches a side a finite plane is cut into at most; None for its third size (up to 200).
+            Light is computed at vertices, so only models whose lights are all directional are drawn with fewer patches
+            than they ask for. There 32 patches change a pixel by 2 of 255.
+        buffer: the size of the buffer that images are drawn in: "image" for that of the image, the least to clear and
+            to read, or "model" for at least the model's `offwidth` and `offheight`. Pixels are the same.
 
     Raises:
-        ValueError: if a switch is neither True nor False, a number is negative, or a word is none of those above.
+        ValueError: if a switch is neither True nor False, a number is out of range, or a word is none of those above.
     """
 
     shadows: bool = True
@@ -83,7 +81,7 @@ class RenderQuality:
             raise ValueError(f"buffer: expected 'image' or 'model', got {self.buffer!r}")
 
     def prepare_model(self, model: mujoco.MjModel) -> None:
-        """Set up a model before its OpenGL context is made, which allocates by it."""
+        """Write to a model, before its OpenGL context is made from it."""
         quality = model.vis.quality
         if not self.shadows:
             quality.shadowsize = 0
@@ -98,10 +96,10 @@ class RenderQuality:
 
     @contextlib.contextmanager
     def prepared_planes(self, model: mujoco.MjModel) -> Iterator[None]:
-        """Around the making of the OpenGL context, which is when planes are cut into patches."""
+        """Set the patches of planes while an OpenGL context is made, and restore them."""
         import mujoco
 
-        if self.plane_patches is None or not is_sunny(model):
+        if self.plane_patches is None or not has_only_directional_lights(model):
             yield
             return
         sizes = model.geom_size
@@ -116,9 +114,10 @@ class RenderQuality:
             sizes[:] = before
 
     def side_stacks_of(self, model: mujoco.MjModel) -> int | None:
-        """How many rings a model's straight sides are cut into; None: as many as whatever else is round."""
+        """Return how many rings a model's straight sides have; None for as many as its other round shapes."""
         few = self.side_stacks
-        return few if few is not None and few < model.vis.quality.numstacks and is_sunny(model) else None
+        fewer = few is not None and few < model.vis.quality.numstacks
+        return few if fewer and has_only_directional_lights(model) else None
 
     def prepare_scene(self, scene: mujoco.MjvScene) -> None:
         """Set a scene's flags."""
@@ -134,12 +133,12 @@ EXACT = RenderQuality()
 FAST = RenderQuality(shadows=False, reflections=False, samples=0, side_stacks=4, plane_patches=32)
 COARSE = dataclasses.replace(FAST, slices=14, stacks=8)
 
-# What users write.
+# A user's argument.
 Quality: TypeAlias = "Literal['exact', 'fast', 'coarse'] | RenderQuality"
 
 
 def parse_quality(quality: Quality) -> RenderQuality:
-    """A quality by its name, or as it is.
+    """Return a quality by its name, or as it is.
 
     Raises:
         ValueError: if it is neither a name nor a `RenderQuality`.

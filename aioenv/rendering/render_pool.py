@@ -197,48 +197,48 @@ class _RingEntry(NamedTuple):
 class RenderPool(AsyncResource, Traced):
     """Render workers that draw states of one model.
 
-    Nothing is started by the constructor. Use it as an async context manager, or await it and close it::
+    The constructor starts nothing. Use the pool as an async context manager, or await it and close it::
 
         async with aioenv.RenderPool(model, workers_per_device=2) as pool:
             images = await pool.render(states, width=84, height=84, camera="track")
 
-    It belongs to the event loop that it was started on. Slot i is always drawn by worker `i % n`. No
+    The pool belongs to the event loop that it was started on. Slot i is always drawn by worker `i % n`. No
     `if __name__ == "__main__"` guard is needed.
 
     Args:
-        model: an MjModel, an MjSpec, or a path or a string of XML. Workers get it as it is now.
-        devices: which GPUs to draw on: a list of their numbers, as MuJoCo counts them (worker i gets
+        model: an MjModel, an MjSpec, or a path or a string of XML. Later edits of it have no effect.
+        devices: the GPUs to draw on: a list of their numbers, as MuJoCo counts them (worker i gets
             `devices[i % len(devices)]` as MUJOCO_EGL_DEVICE_ID), or how many: n for the first n, 1 for the one that
-            MuJoCo chooses by itself.
-        workers_per_device: how many processes draw on each. Without a GPU, as many as there are CPUs.
+            MuJoCo chooses.
+        workers_per_device: how many processes draw on each device. Without a GPU, the number of CPUs is a good choice.
         max_batch_size: how many slots there are; None for as many as are used, at most 2**20.
         max_image_size: how many pixels an image may have.
-        modder: a class, or several, that randomise how the model looks (`aioenv.TextureModder`, say): each worker makes
-            its own.
+        modder: a class, or several, that randomise how the model looks (`aioenv.TextureModder`, say); each worker makes
+            its own instances.
         seed: of the randomisation; None for another one each time. With the same seed a slot looks the same after the
-            same number of randomisations, whatever else was drawn, by however many workers.
+            same number of randomisations, whatever else was drawn, and for any number of workers.
         quality: "exact" (the pixels of `mujoco.Renderer`), "fast" (no shadows, reflections, multisampling;
             straight sides in fewer rings), "coarse" (round shapes with fewer sides, too), or a `RenderQuality`.
         start: how processes are started: "forkserver", "spawn", or None for the first where the platform has it.
         timeout_s: how long a worker may go without finishing an image that it owes before it is killed, in seconds;
-            None for ever. What a process draws first takes several times as long as the rest, so that may take 10
+            None for ever. The first images of a process take several times as long as the rest, so they may take 10
             seconds at least.
-        retry: have the replacement of a worker that died or hung draw, once, what it was drawing. Otherwise that call
-            fails; calls that it had not begun on wait for the replacement in any case.
+        retry: if a worker dies or hangs, have its replacement draw, once, what it was drawing. Otherwise that call
+            fails. Calls that the worker had not begun wait for the replacement in any case.
         restart: how often workers are replaced; None: never.
-        state_spec: which parts of the state `states` consist of, of `mujoco.mjtState`; None for all that a picture
+        state_spec: which parts of the state `states` consist of, of `mujoco.mjtState`; None for all that an image
             can depend on, controls, mocap bodies and userdata included.
         backend: "egl", "osmesa", "glfw" or "cgl"; "auto" for the best that works (EGL, GLFW if there is a display,
             OSMesa; on macOS CGL, GLFW); None for `MUJOCO_GL` if it is set, else "auto". (With `devices` EGL alone, as
-            the others know none.)
-        transport: how images come back: "shared" (workers draw into anonymous memory that this process has too),
-            "frames" (through the channel), or "auto", which is the first where the platform has it.
+            the others have none.)
+        transport: how images are returned: "shared" (workers draw into anonymous memory that they share with this
+            process), "frames" (through the channel), or "auto" for "shared" where the platform has it.
         channel, log_prefix, start_timeout_s: as those of `AsyncVectorEnv`.
 
     Attributes:
         model: the model.
         state_spec: which parts of the state `states` consist of.
-        state_size: of how many float64.
+        state_size: how many float64 a row of `states` has.
         num_workers: how many processes draw.
         devices: the device of each worker; None if MuJoCo chooses.
         closed: whether `close` has been called.
@@ -449,32 +449,32 @@ class RenderPool(AsyncResource, Traced):
     ) -> Any:
         """Draw states, and wait for the images.
 
-        If this is cancelled, what no worker has begun is not drawn, and nothing is written to `out` any more.
+        If this is cancelled, states that no worker has begun are not drawn, and nothing more is written to `out`.
 
         Args:
-            states: float64 of shape `(N, nstate)`, whose rows are as `get_state` gives them, or N `MjData`; None for
-                the states that were given last for the slots (at first, the model's initial one).
-            slots: the slot of each state; None for 0 … N-1. (Without states: which slots; None for all: as many
-                as `max_batch_size` says, or as were used; if none was, one a worker.)
+            states: float64 of shape `(N, nstate)`, with rows as `get_state` returns them, or N `MjData`; None for the
+                last states of the slots (at first, the model's initial state).
+            slots: the slot of each state; None for 0 … N-1. Without states: the slots to draw; None for all of
+                `max_batch_size`, else for all that were used, else for one a worker.
             width: of an image, in pixels.
-            height: likewise.
+            height: of an image, in pixels.
             camera: a camera of the model by name or number, an `MjvCamera`, -1 or None for the free camera; or a list
                 of C of them.
-            scene_option: what is visible: groups of geoms, contact points, frames, labels and so on; None for what
-                MuJoCo shows by itself. (Forces that were applied show only if `state_spec` has them.)
-            depth: give distances too.
-            segmentation: give what is where too.
-            randomize: have the modders give each slot another look first. It lasts until the next time.
-            edits: fields of the model that are other ones for each state, for this call alone, over what modders do:
+            scene_option: what is visible: groups of geoms, contact points, frames, labels and so on; None for MuJoCo's
+                defaults. (Applied forces show only if `state_spec` has them.)
+            depth: return distances too.
+            segmentation: return the visible objects too.
+            randomize: have the modders give each slot a new look first, which it keeps until the next time.
+            edits: fields of the model with other values for each state, for this call alone, applied after modders:
                 `{"geom_rgba": (N, ngeom, 4)}`, say.
             out: an array to fill and return, or a tuple of them if there are several results.
-            copy: with False results are arrays that the second next call with copy=False may write to.
+            copy: with False, the second next call with copy=False may write to the arrays that this one returns.
 
         Returns:
             Images, uint8 of shape `(N, height, width, 3)`, top row first, in the order of the states. With `depth`
             and `segmentation` a tuple of these, then float32 `(N, height, width)` (distances from the camera's plane,
-            in metres), then int32 `(N, height, width, 2)` (id of the object and its `mujoco.mjtObj`; -1 where nothing
-            is). With a list of cameras an axis of C comes second.
+            in metres), then int32 `(N, height, width, 2)` (id of the object and its `mujoco.mjtObj`; -1 for the
+            background). With a list of cameras an axis of C comes second.
 
         Raises:
             ValueError: if an argument is wrong; nothing is sent then.
@@ -531,12 +531,12 @@ class RenderPool(AsyncResource, Traced):
         out: Any = None,
         copy: bool = True,
     ) -> asyncio.Future[Any]:
-        """Have states drawn, without waiting: gives at once a future of what `render` returns.
+        """Draw states without waiting: return a future of the result of `render`.
 
-        States and edits are copied. Any number of calls may be under way: workers draw them in turn, and only two small
-        pieces a worker are in flight. To cancel the future drops what no worker has begun.
+        States and edits are copied. Any number of calls may be in flight: workers draw them in turn, and each worker
+        has two small parts of them at most. To cancel the future drops what no worker has begun.
 
-        Args, Raises: as `render`; what goes wrong later comes out of the future.
+        Args, Raises: as `render`; the future has all later errors.
         """
         loop = self._check_running()
         width, height = check_size(width, height, self._max_image_size)
@@ -624,7 +624,7 @@ class RenderPool(AsyncResource, Traced):
             out: float64 of shape `(state_size,)` to fill; None for a new array.
 
         Raises:
-            ValueError: if they are of a model whose state is another.
+            ValueError: if it is the data of a model whose states have other sizes.
         """
         check_data("data", self.model, self.state_spec, data)
         row = np.empty(self.state_size) if out is None else out

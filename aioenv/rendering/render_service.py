@@ -71,14 +71,14 @@ class RenderService:
         """Return the name of the OpenGL implementation, if it is known."""
         return self._renderer.describe()
 
-    def place(self, header: Header) -> Sequence[memoryview] | None:
+    def request_buffers(self, header: Header) -> Sequence[memoryview] | None:
         """Return None: states may be read into any memory."""
         return None
 
-    def expect(self) -> None:
+    def expected_buffers(self) -> None:
         """Return None: the length of a request is not known beforehand."""
 
-    def express(self) -> None:
+    def fast_path(self) -> None:
         """Return None: nothing is stepped."""
 
     def handle(self, frame: Frame | PartialStep) -> Reply:
@@ -109,7 +109,7 @@ class RenderService:
         fixed = [byte_view(array) for array in images.arrays] if request.location is None else ()
         return Reply(fixed, dump_seconds(perf_counter() - started))
 
-    def afterwards(self) -> None:
+    def after_reply(self) -> None:
         """Do nothing: no work is put off."""
 
     def close(self) -> None:

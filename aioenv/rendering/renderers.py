@@ -24,7 +24,7 @@ from aioenv.rendering.images import ImageArrays
 from aioenv.rendering.offscreen import TEXTURED, OffscreenRenderer, acquire_offscreen, release_offscreen
 from aioenv.rendering.quality import RenderQuality, parse_quality
 from aioenv.state.assets import Assets
-from aioenv.state.model_edits import field_of, loosened, set_field, write_fields
+from aioenv.state.model_edits import field_of, implied_edits, set_field, write_fields
 from aioenv.state.render_source import MujocoSource, load_model, patch_model, read_state
 
 __all__ = ["ModderStack", "PoolRenderer", "SourceRenderer", "StepRenderer"]
@@ -299,7 +299,7 @@ class PoolRenderer(ModelRenderer):
         """Edit the model for one state, and restore it."""
         changes = dict(edits)
         for name in edits:
-            for frame, values in loosened(self._model, name).items():
+            for frame, values in implied_edits(self._model, name).items():
                 # two fields may loosen the same frames: what either does (0 is mjSAMEFRAME_NONE) is loose
                 changes[frame] = np.minimum(changes[frame], values) if frame in changes else values
         before = {name: np.array(field_of(self._model, name)) for name in changes}

@@ -1,7 +1,7 @@
-"""What is in an OpenGL context of a model's height fields, textures, meshes and planes, and bringing other contents in.
+"""The height fields, textures, meshes and planes that an OpenGL context has, and uploading those of other models.
 
 Slots whose models differ in these take turns in one context. To upload a height field takes up to five times as long as
-to draw it, so contents stay there for a while, and to go back to one of them costs next to nothing.
+to draw it. So contents are kept for a while, and switching back to one of them costs almost nothing.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ import mujoco
 import numpy as np
 
 from aioenv.errors import RenderError
-from aioenv.rendering.contexts import functions, make_planes
+from aioenv.rendering.contexts import gl_functions, make_plane
 from aioenv.rendering.quality import RenderQuality
 from aioenv.state.assets import Assets, Part, part_of
 
 __all__ = ["Uploads"]
 
-# How much of contents that are not on show stays in a context, by a guess of what OpenGL takes for it, in bytes.
-_ROOM = 128 << 20
-# What it takes for each byte of an array: a display list of triangles in place of a grid, or of numbers of vertices.
+# How much memory contents that are not drawn may take in a context, in bytes, by an estimate of what OpenGL uses.
+_MAX_BYTES = 128 << 20
+# Bytes that OpenGL uses for each byte of an array: display lists have triangles in place of a grid or of indices.
 _EXPANSION = {"hfield": 36, "mesh": 8, "tex": 2}
 _PLANE_BYTES = 1 << 20
 _COMPILE = 0x1300
@@ -31,20 +31,20 @@ Key = tuple[str, int, bytes]
 
 
 class _Content(NamedTuple):
-    """One content of a part, in OpenGL."""
+    """One content of a part of a model, in OpenGL."""
 
     name: int  # of a texture, or the first of its display lists
-    size: int  # a guess, in bytes
-    held: Any = None  # what has to live as long
+    size: int  # an estimate, in bytes
+    context: Any = None  # that has it, if it is another one
 
 
 class Uploads:
-    """What a context shows of a model's parts.
+    """The contents of a context.
 
     Args:
-        context: the context, as it has just been made.
-        model: of this model.
-        assets: of this model.
+        context: the context, which has just been made.
+        model: the model that it was made for.
+        assets: of the model.
         quality: what is drawn.
     """
 
@@ -53,21 +53,21 @@ class Uploads:
     ) -> None:
         self._context = context
         self._quality = quality
-        self._gl = functions()
+        self._gl = gl_functions()
         self._shown = dict(assets.parts)
         self._assets = assets
-        self._own: dict[int, int] = {}  # textures that the context was made with
+        self._own: dict[int, int] = {}  # the textures that the context was made with
         self._kept: OrderedDict[Key, _Content] = OrderedDict()
         self._size = 0
         self._planes = np.flatnonzero(model.geom_type == mujoco.mjtGeom.mjGEOM_PLANE)
-        self._plane_keys = self._planes_of(model)
+        self._plane_keys = self._keys_of_planes(model)
 
     def show(self, model: mujoco.MjModel, assets: Assets) -> None:
-        """Have the parts of a model in the context, which is current.
+        """Have the context, which is current, show the parts of a model.
 
         Args:
-            model: the model, of the same frame.
-            assets: its own, of when it was looked at last.
+            model: a model with the same frame (see `Assets`).
+            assets: of the model, as it was examined last.
         """
         if assets is not self._assets:
             for part, digest in assets.parts.items():
@@ -83,7 +83,7 @@ class Uploads:
             return
         content = self._kept.get((kind, number, digest))
         if content is None:
-            # as it is now: an edit in a step may not have been noticed, and the other content is another model's, too
+            # as it is now: an edit in a step may not have been noticed, and that content may be another model's, too
             digest = part_of(model, part)
             content = self._kept.get((kind, number, digest)) or self._upload(model, part, digest)
         self._kept.move_to_end((kind, number, digest))
@@ -91,7 +91,7 @@ class Uploads:
         self._shown[part] = digest
 
     def _upload(self, model: mujoco.MjModel, part: Part, digest: bytes) -> _Content:
-        """Upload a part beside those that are there."""
+        """Upload a part without replacing others."""
         kind, i = part
         context, gl = self._context, self._gl
         if kind == "tex":
@@ -125,7 +125,7 @@ class Uploads:
         self._size += content.size
         shown = {(*part, digest) for part, digest in self._shown.items()} | {key}
         for old in list(self._kept):
-            if self._size <= _ROOM:
+            if self._size <= _MAX_BYTES:
                 break
             if old not in shown and not (old[0] == "plane" and self._plane_keys[old[1]] == old[2]):
                 self._drop(old)
@@ -135,13 +135,13 @@ class Uploads:
         self._size -= content.size
         if key[0] == "tex":
             _delete_texture(self._gl, content.name)
-        elif content.held is not None:
-            content.held.free()
+        elif content.context is not None:
+            content.context.free()
         else:
             self._gl.glDeleteLists(content.name, 2 if key[0] == "mesh" else 1)
 
     def _refer(self, part: Part, content: _Content) -> None:
-        """Draw this content in the place of what is there."""
+        """Draw this content in place of the one that is drawn now."""
         kind, i = part
         context = self._context
         if kind == "tex":
@@ -154,7 +154,7 @@ class Uploads:
             self._call(context.baseHField + i, content.name)
 
     def _call(self, one: int, other: int) -> None:
-        """Make a display list that draws another one."""
+        """Make a display list draw another one."""
         self._gl.glNewList(one, _COMPILE)
         try:
             self._gl.glCallList(other)
@@ -163,12 +163,12 @@ class Uploads:
 
     # ------------------------------------------------------------ planes
 
-    def _planes_of(self, model: mujoco.MjModel) -> list[bytes]:
-        """All that each plane is cut by."""
+    def _keys_of_planes(self, model: mujoco.MjModel) -> list[bytes]:
+        """Return, for each plane, all that its patches depend on."""
         which = self._planes
         sizes = model.geom_size[which]
         keys = [row.tobytes() for row in sizes]
-        if not sizes[:, :2].all():  # an endless one
+        if not sizes[:, :2].all():  # an infinite plane
             far = np.float64(model.vis.map.zfar * model.stat.extent).tobytes()
             for index, material in enumerate(model.geom_matid[which].tolist()):
                 repeat = model.mat_texrepeat[material].tobytes() if material >= 0 else b""
@@ -176,12 +176,12 @@ class Uploads:
         return keys
 
     def show_planes(self, model: mujoco.MjModel) -> None:
-        """Have the planes of a model in the context, which is current, as they are now.
+        """Have the context, which is current, show the planes of a model as they are now.
 
         Raises:
-            RenderError: if they are others than at the start, and OpenGL's functions can't be had.
+            RenderError: if they differ from those of the start, and PyOpenGL's functions are not available.
         """
-        if not len(self._planes) or (keys := self._planes_of(model)) == self._plane_keys:
+        if not len(self._planes) or (keys := self._keys_of_planes(model)) == self._plane_keys:
             return
         if self._gl is None:
             raise RenderError("a plane has another size than at the start, which takes PyOpenGL's functions to draw")
@@ -192,7 +192,7 @@ class Uploads:
             known = ("plane", index, key)
             content = self._kept.get(known)
             if content is None:
-                made = make_planes(model, int(self._planes[index]), self._quality)
+                made = make_plane(model, int(self._planes[index]), self._quality)
                 content = _Content(made.basePlane + 1, _PLANE_BYTES, made)
                 self._keep(known, content)
             self._kept.move_to_end(known)
@@ -200,7 +200,7 @@ class Uploads:
         mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN.value, self._context)
 
     def clear(self) -> None:
-        """Before the context is freed, in the OpenGL context that is current: free all that it does not know of."""
+        """Free all that MuJoCo does not know of, before it frees the context; the OpenGL context is current."""
         for i, name in self._own.items():
             self._context.texture[i] = name
         for key in list(self._kept):

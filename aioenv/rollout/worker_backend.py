@@ -124,7 +124,7 @@ class WorkerRolloutBackend:
             raise came.error
         resets: Any = np.zeros(len(slots), np.bool_)
         if pending_reset:
-            resets = np.array(await schedule.for_each(slots, "rollout", "resets_due", lambda _: ()), np.bool_)
+            resets = np.array(await schedule.for_each(slots, "rollout", "pending_resets", lambda _: ()), np.bool_)
         return InitialState(slots, came.obs, came.objects, resets)
 
     def sent(self) -> None:

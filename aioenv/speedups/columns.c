@@ -103,7 +103,7 @@ static PyObject *positions_of(const Share *share, const uint8_t *rows, Py_ssize_
  * exception. */
 static Py_ssize_t bytes_of(PyObject *column, Py_ssize_t rows, Py_ssize_t most) {
     if (!is_tuple_of(column, COLUMN_FIELDS) || PyTuple_GET_ITEM(column, COLUMN_DTYPE) == Py_None ||
-        !PyTuple_CheckExact(PyTuple_GET_ITEM(column, COLUMN_SHAPE)) || PyTuple_GET_ITEM(column, COLUMN_APART) != Py_False)
+        !PyTuple_CheckExact(PyTuple_GET_ITEM(column, COLUMN_SHAPE)) || PyTuple_GET_ITEM(column, COLUMN_AS_OBJECTS) != Py_False)
         return -1;
     PyObject *shape = PyTuple_GET_ITEM(column, COLUMN_SHAPE);
     PyObject *number = PyObject_GetAttr(PyTuple_GET_ITEM(column, COLUMN_DTYPE), str_itemsize);

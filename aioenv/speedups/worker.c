@@ -19,7 +19,7 @@ static int check_plan(PyObject *plan) {
         PyErr_SetString(PyExc_TypeError, "serve_express: expected a plan of 13 parts");
         return -1;
     }
-    const int lists[] = {FAST_PATH_VIEWS, FAST_PATH_STEPS, FAST_PATH_RESETS, FAST_PATH_DUE,
+    const int lists[] = {FAST_PATH_VIEWS, FAST_PATH_STEPS, FAST_PATH_RESETS, FAST_PATH_PENDING,
                          FAST_PATH_INTO,  FAST_PATH_SCHEMAS, FAST_PATH_FIXED};
     for (size_t i = 0; i < sizeof lists / sizeof *lists; i++)
         if (!PyList_CheckExact(PyTuple_GET_ITEM(plan, lists[i]))) {
@@ -300,7 +300,7 @@ static PyObject *serve(PyObject *const *args, Rest *rest) {
             return NULL;
         }
         Columns columns = {.sorts = PLAN(SCHEMAS), .rows = request.count, .last = -1};
-        Stepping stepping = {request.first, actions, PLAN(STEPS), PLAN(RESETS), PLAN(DUE), PLAN(SEEDS),
+        Stepping stepping = {request.first, actions, PLAN(STEPS), PLAN(RESETS), PLAN(PENDING), PLAN(SEEDS),
                              PLAN(MARK),    infos,   into,        &columns,     at_end};
         Stopped stopped;
         if (step_from(request.first, &stepping, &stopped) < 0) /* an env has taken its worker apart: the step fails */
@@ -308,7 +308,7 @@ static PyObject *serve(PyObject *const *args, Rest *rest) {
         Py_DECREF(into);
         int more = stopped.row < request.first + request.count || PyList_GET_SIZE(infos);
         if (!more) { /* no env is stepped any more */
-            int all_told = clear_mark(PLAN(MARK)) < 0 ? -1 : let_ride(PLAN(WRITE_EXTRA), &request);
+            int all_told = clear_mark(PLAN(MARK)) < 0 ? -1 : let_ride(PLAN(WRITE_EXTRAS), &request);
             if (all_told < 0)
                 stopped = (Stopped){.row = -1, .outcome = caught()};
             more = all_told < 1;

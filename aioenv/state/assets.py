@@ -1,7 +1,7 @@
-"""What of a model OpenGL has copies of: whether it was edited, and what tells one content from another.
+"""Model data that OpenGL holds copies of: find out whether an env has edited it, and tell contents apart by digests.
 
-Height fields, textures, meshes and skins are uploaded once, fog and the like are set once. They are too large, or
-change too seldom, to go beside each state as the fields in `edits` do.
+Height fields, textures, meshes and skins are uploaded once; fog and the like are set once. They are too large, or
+change too seldom, to be sent with each state as the fields in `model_edits.py` are.
 """
 
 from __future__ import annotations
@@ -24,42 +24,42 @@ if TYPE_CHECKING:
 
 __all__ = ["LATE", "LOOKS", "AssetWatch", "Assets", "Looks", "Part", "part_of", "shape_sum"]
 
-# When to look for edits, in the words of `RenderConfig`.
+# When to look for edits: the values of `RenderConfig.edits`.
 Looks: TypeAlias = Literal["each reset", "each step", "never"]
 LOOKS: tuple[Looks, ...] = ("each reset", "each step", "never")
 
-# What to tell of edits that images have missed.
+# The warning about edits that images may have missed.
 LATE = (
     "images: an env has edited in a step what OpenGL has a copy of (a height field, texture, mesh or fog), and images "
     "since then may show what was there before. From now on its edits are looked for in each step, which "
     'RenderConfig(edits="each step") has from the start'
 )
 
-# One thing that is uploaded: "hfield", "tex" or "mesh", and its number.
+# One part that is uploaded: "hfield", "tex" or "mesh", and its number.
 Part: TypeAlias = "tuple[str, int]"
 
-# Arrays of numbers that a picture shows and that don't go beside the states.
+# Arrays that an image shows and that are not sent with the states.
 _ARRAYS = (
     "hfield_size hfield_data tex_data mesh_vert mesh_normal mesh_texcoord mesh_face mesh_facenormal mesh_facetexcoord "
     "skin_vert skin_texcoord skin_face skin_bonebindpos skin_bonebindquat skin_bonevertid skin_bonevertweight "
     "flex_vert flex_vert0 flex_node flex_node0 flex_texcoord"
 ).split()
 _VISUAL = "global_ quality headlight map scale rgba".split()
-# Of these everything is made when an OpenGL context is: by what is there for each prefix, and how it is laid out.
+# Arrays that say which assets there are and how they are laid out; an OpenGL context is built from them.
 _LAID_OUT = (
     "hfield_nrow hfield_ncol hfield_adr tex_type tex_height tex_width tex_nchannel tex_adr tex_colorspace mesh_vertadr "
     "mesh_vertnum mesh_faceadr mesh_facenum mesh_normaladr mesh_texcoordadr mesh_graphadr"
 ).split()
 _SKINS = ("skin_texcoord", "skin_face")
-# Of arrays with names that begin so the parts are uploaded, and nothing else depends on them.
+# Prefixes of arrays whose parts can be uploaded again, since nothing else depends on them.
 _UPLOADED = ("hfield_", "tex_", "mesh_")
-# The longest pause between two looks in steps, where edits are looked for at resets.
+# The largest number of steps between two checks in steps, where edits are looked for at resets.
 _MAX_PAUSE = 1024
 
 
 @cache
 def _visual_names(part: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Of a part of `model.vis` the names of numbers, and those of arrays, that don't go beside the states."""
+    """Return the names of numbers and those of arrays in a part of `model.vis` that are not sent with the states."""
     import mujoco
 
     there = getattr(mujoco.MjModel.from_xml_string("<mujoco/>").vis, part)
@@ -69,8 +69,8 @@ def _visual_names(part: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return numbers, arrays
 
 
-class _WatchedArray:
-    """All of a model that a picture shows and that does not go beside the states; live."""
+class _UploadedData:
+    """Live views of everything in a model that an image shows and that is not sent with the states."""
 
     def __init__(self, model: mujoco.MjModel) -> None:
         stat = model.stat
@@ -86,17 +86,17 @@ class _WatchedArray:
         self.arrays = {name: array for name, array in found.items() if array is not None and array.size}
 
     def numbers(self) -> tuple[Any, ...]:
-        """Single numbers, and colours."""
+        """Return single numbers, and colours."""
         small: list[Any] = self._small
         return (b"".join(small), *[get(owner) for get, owner in self._numbers])
 
     def sums(self) -> tuple[Any, ...]:
-        """Cheap to compare; another one if anything is another."""
+        """Return checksums, which are cheap to compare: they differ if anything does."""
         return (*self.numbers(), *[crc32(array, 0) for array in self.arrays.values()])
 
 
 def shape_sum(model: mujoco.MjModel) -> int:
-    """A checksum of the shapes that bodies may run into and that `editable_fields` leaves out."""
+    """Return a checksum of the shapes that bodies may collide with and that `editable_fields` leaves out."""
     total = 0
     for name in ("hfield_data", "mesh_vert", "mesh_face"):
         total = crc32(getattr(model, name), total)
@@ -104,51 +104,52 @@ def shape_sum(model: mujoco.MjModel) -> int:
 
 
 class AssetWatch:
-    """Tells when an env has edited what OpenGL has copies of.
+    """Finds out when an env has edited data that OpenGL has copies of.
 
     Args:
         model: the model.
-        looks: when to look. At each reset means also: after whatever else may have edited it, and now and then in
-            steps, as all images until the next reset would show what was there before.
+        looks: when to look. "each reset" means also after calls, and now and then in steps, as all images until the
+            next reset would show the old content.
 
     Attributes:
-        late: whether an edit has been found that was made in a step, and images may have missed; who tells clears it.
+        late: whether an edit was found that was made in a step, so that images may have missed it; the caller clears
+            it once it has warned.
     """
 
     def __init__(self, model: mujoco.MjModel, looks: Looks) -> None:
         self.late = False
         self._looks = looks
-        self._fresh = False
-        self._pause = self._left = 1
-        self.take(model)
+        self._edit_expected = False
+        self._pause = self._steps_left = 1
+        self.watch(model)
 
-    def take(self, model: mujoco.MjModel) -> None:
-        """Look at another model from now on."""
-        self._fresh = False
-        self._watched = _WatchedArray(model)
-        self._sums = self._first = self._watched.sums() if self._looks != "never" else ()
+    def watch(self, model: mujoco.MjModel) -> None:
+        """Watch another model from now on."""
+        self._edit_expected = False
+        self._data = _UploadedData(model)
+        self._sums = self._first = self._data.sums() if self._looks != "never" else ()
 
-    def look(self) -> bool:
-        """Whether an edit is found, and the next image is to show it."""
-        if not self._fresh:
+    def check(self) -> bool:
+        """Return whether an edit was found, which the next image must show."""
+        if not self._edit_expected:
             if self._looks == "never":
                 return False
             if self._looks == "each reset":
-                self._left -= 1
-                if self._left:
+                self._steps_left -= 1
+                if self._steps_left:
                     return False
                 self._pause = min(2 * self._pause, _MAX_PAUSE)
-                self._left = self._pause
-        fresh, self._fresh = self._fresh, False
+                self._steps_left = self._pause
+        expected, self._edit_expected = self._edit_expected, False
         if self._looks == "never" or not self._differs():
             return False
-        if not fresh:
-            self._find_late()
+        if not expected:
+            self._note_late_edit()
         return True
 
-    def edited(self) -> dict[str, npt.NDArray[Any]] | None:
-        """The arrays that are others than at first, once `look` has found that; None if more is than such arrays."""
-        arrays = self._watched.arrays
+    def edited_arrays(self) -> dict[str, npt.NDArray[Any]] | None:
+        """Return the arrays that differ from the first ones, as the last `check` found; None if other data differs."""
+        arrays = self._data.arrays
         count = len(self._sums) - len(arrays)
         if self._sums[:count] != self._first[:count]:
             return None
@@ -157,38 +158,38 @@ class AssetWatch:
         return {name: arrays[name] for name in names} if all(n.startswith(_UPLOADED) for n in names) else None
 
     def _differs(self) -> bool:
-        sums = self._watched.sums()
+        sums = self._data.sums()
         before, self._sums = self._sums, sums
         return sums != before
 
-    def _find_late(self) -> None:
-        """An edit was made in a step: there may be more of them."""
+    def _note_late_edit(self) -> None:
+        """Note an edit that was made in a step, and check each step from now on: there may be more."""
         if self._looks == "each reset":
             self.late = True
             self._looks = "each step"
 
-    def end(self) -> None:
-        """An episode is over: whatever is found to be edited now was so in a step."""
-        if self._looks == "each reset" and not self._fresh and self._differs():
-            self._find_late()
-            self._sums = ()  # so that the next look finds it, too
+    def note_episode_end(self) -> None:
+        """Note that an episode has ended: an edit that is found now was made in one of its steps."""
+        if self._looks == "each reset" and not self._edit_expected and self._differs():
+            self._note_late_edit()
+            self._sums = ()  # so that the next check finds it, too
 
-    def begin(self) -> None:
-        """The model may have been edited: look at it before the next image."""
-        self._fresh = True
+    def expect_edit(self) -> None:
+        """Check the model before the next image, since it may have been edited."""
+        self._edit_expected = True
 
 
 class Assets:
-    """What tells contents of OpenGL contexts apart.
+    """Digests that tell the contents of OpenGL contexts apart.
 
     Args:
         model: the model.
-        like: those of a model that differs in nothing but arrays of the `kinds`; None: of none.
-        kinds: as parts have them.
+        like: the assets of a model that differs in nothing but arrays of the `kinds`; None if there is none.
+        kinds: kinds of parts ("hfield", "tex", "mesh").
 
     Attributes:
-        frame: the same for models that one context can serve; the rest can be uploaded to it.
-        parts: of each part that can be uploaded, a digest.
+        frame: a digest of what an OpenGL context is built from; the parts can be uploaded to it later.
+        parts: a digest of each part that can be uploaded.
     """
 
     def __init__(self, model: mujoco.MjModel, like: Assets | None = None, kinds: Container[str] = ()) -> None:
@@ -205,19 +206,19 @@ def _frame_of(model: mujoco.MjModel) -> bytes:
     names: tuple[str, ...] = ("ngeom", "nsite", "nmat", "nmesh", "nhfield", "ntex", "nskin", "nflex")
     names = tuple(name for name in (*names, *_LAID_OUT, *_flexes(model), *_SKINS) if hasattr(model, name))
     planes = model.geom_type == mujoco.mjtGeom.mjGEOM_PLANE
-    numbers = repr(_WatchedArray(model).numbers()).encode()
+    numbers = repr(_UploadedData(model).numbers()).encode()
     return _digest(numbers, planes, *[np.asarray(getattr(model, name)) for name in names])
 
 
 def _flexes(model: mujoco.MjModel) -> Iterator[str]:
-    """The arrays by which a scene is laid out when it is made."""
+    """Return the names of the arrays that say how a scene of flexes and skins is laid out."""
     for name in array_names(model):
         if name.startswith(("flex", "skin_")) and getattr(model, name).dtype.kind in "iub":
             yield name
 
 
 def part_of(model: mujoco.MjModel, part: Part) -> bytes:
-    """The digest of a part as it is now."""
+    """Return the digest of a part as it is now."""
     kind, i = part
     if kind == "tex":
         start = int(model.tex_adr[i])

@@ -1,12 +1,12 @@
-"""Checkpoints: what it takes to go on after a worker's death, as a row of words beside each reply.
+"""Checkpoints: what it takes to go on after a worker's death, as a row of 64-bit words that each reply carries.
 
-A row has the integration state of MuJoCo, not what is derived from it. So the state *before* an operation and the
-operation itself are kept, and replaying it gives the derived quantities that the next reward may be made of; the
-state after it tells whether the replay was true. All words are 64 bits that are copied, compared, and never
-calculated with: some are float64, some integers, some neither.
+A row holds MuJoCo's integration state, not what is derived from it. So the checkpoint *before* an operation and the
+operation itself are kept. Replaying the operation restores the derived quantities, which the next reward may depend on.
+The checkpoint *after* it tells whether the replay was exact. Words are copied and compared but never calculated with:
+some are float64, some integers, some neither.
 
-What an env gives itself is a pickle, whose length may change. A row has room for twice the first one; what is longer
-travels beside the row.
+The state that an env returns itself is pickled, and its length may change. A row has room for twice the first length; a
+longer pickle overflows, and is sent beside the row.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from aioenv.ipc.messages import dump
 from aioenv.spaces.seeding import generator_from_words, live_state, seed_from_words, seed_words, state_words
 from aioenv.state.model_edits import ModelEdits, may_edit
 from aioenv.state.mujoco_versions import lets_sleep
-from aioenv.state.wrapper_stack import KINDS, REMEDY, examine, python_values, settle
+from aioenv.state.wrapper_stack import KINDS, REMEDY, inspect_stack, mark_in_progress, python_values
 
 __all__ = ["Checkpoints", "RowCheckpoint"]
 
 Words = npt.NDArray[np.uint64]
 
-# the words of a row: first these, then two a counter, then the physics or what the env and its wrappers gave
-_STATUS, _DUE, _RNG, _SEED, _PYTHON, _MODEL, _REST = 0, 1, 2, 7, 10, 11, 12
+# the words of a row: first these, then two for each counter, then the physics or the pickled states
+_STATUS, _PENDING_RESET, _RNG, _SEED, _PYTHON, _MODEL, _REST = 0, 1, 2, 7, 10, 11, 12
 _NAMES = ("status", "autoreset due", *["rng"] * 5, *["seed"] * 3, "Python attributes", "the model")
 _VALID = 1
 _MISSING = {
@@ -45,32 +45,32 @@ _WORD = struct.Struct("<q")
 _FLOAT = struct.Struct("<d")
 
 
-class _Unfit(Exception):
+class _NotRepresentable(Exception):
     """A state can't be written as words; the argument is the status."""
 
 
 class RowCheckpoint:
-    """Writes the state of one env as words, and reads it again.
+    """Writes the state of one env as words, and restores it.
 
     Args:
         env: the env, with its wrappers.
 
     Attributes:
-        size: how many words it would have; 0 if the env can't be resumed.
-        least: how many it must have.
-        obstacle: why not.
-        beyond: what the env gave itself when it was written last, if that did not fit into the row; else None.
+        size: the number of words of a row; 0 if the env can't be resumed.
+        least: the number of words that a row must have.
+        obstacle: why the env can't be resumed.
+        overflow: the pickle that was written last if it did not fit into the row; else None.
     """
 
     def __init__(self, env: Env[Any, Any]) -> None:
         self._env = env
-        stack = examine(env)
+        stack = inspect_stack(env)
         self._base: Any = stack.base
         self._own = stack.own
         self._physics = stack.physics
         self.obstacle = stack.obstacle
         self.size = self.least = 0
-        self.beyond: bytes | None = None
+        self.overflow: bytes | None = None
         self._names = list(_NAMES)
         self._counters = [(vars(wrapper), name) for wrapper, name in stack.counters]
         for wrapper, name in stack.counters:
@@ -78,7 +78,7 @@ class RowCheckpoint:
         self._digests = stack.physics and not type(self._base).__module__.startswith("gymnasium.envs.mujoco.")
         self._model_edits = ModelEdits() if stack.physics and may_edit(env) else None
         self._generator: Any = None
-        self._rng_octets: tuple[memoryview, memoryview] | None = None  # where it keeps its state
+        self._rng_bytes: tuple[memoryview, memoryview] | None = None  # where the generator keeps its state
         if self.obstacle is None:
             self._measure()
 
@@ -120,26 +120,26 @@ class RowCheckpoint:
     # ------------------------------------------------------------ writing
 
     def bind(self, row: npt.NDArray[np.float64]) -> Callable[[int], None]:
-        """A function `capture(due)` that writes the state into this row, again and again; it does not raise."""
+        """Return a function `capture(pending_reset)` that writes the env's state into this row; it does not raise."""
         words = row.view(np.uint64)
-        # a memoryview takes a number, or so many bytes, in half the time that an array takes
+        # writing to a memoryview takes half the time of writing to an array
         cells, signed = words.data, row.view(np.int64).data
-        rng, rng_rest = _octets(words[_RNG : _RNG + 4]), _octets(words[_RNG + 4 : _RNG + 5])
+        rng, rng_rest = _bytes_of(words[_RNG : _RNG + 4]), _bytes_of(words[_RNG + 4 : _RNG + 5])
         physics = row[self._physics_at : self._own_at] if self._physics else None
         base, digests, own, edits = self._base, self._digests, self._own, self._model_edits
-        self._generator = None  # its seed is to be written here too
+        self._generator = None  # so that its seed is written into this row, too
         counters = [(_REST + 2 * i, *counter) for i, counter in enumerate(self._counters)]
-        seen: dict[int, Any] = dict.fromkeys((at for at, _, _ in counters), self)  # nothing that a counter could be
+        seen: dict[int, Any] = dict.fromkeys((at for at, _, _ in counters), self)  # a value that no counter has
 
-        def capture(due: int) -> None:
+        def capture(pending_reset: int) -> None:
             cells[_STATUS] = 0
             try:
-                cells[_DUE] = due
+                cells[_PENDING_RESET] = pending_reset
                 generator = base._np_random
                 if generator is None or generator is not self._generator:
-                    self._follow(words)
-                if self._rng_octets is not None:
-                    rng[:], rng_rest[:] = self._rng_octets
+                    self._find_generator_state(words)
+                if self._rng_bytes is not None:
+                    rng[:], rng_rest[:] = self._rng_bytes
                 else:
                     words[_RNG : _RNG + 5] = state_words(self._generator)
                 for at, attributes, name in counters:
@@ -160,41 +160,41 @@ class RowCheckpoint:
                 if own:
                     self._write_own(words)
                 cells[_STATUS] = _VALID
-            except _Unfit as exc:
+            except _NotRepresentable as exc:
                 cells[_STATUS] = exc.args[0]
             except Exception:
                 cells[_STATUS] = 5
 
         return capture
 
-    def _follow(self, words: Words) -> None:
-        """Find out where the env's new random generator keeps its state, and write its seed."""
+    def _find_generator_state(self, words: Words) -> None:
+        """Find where the env's new random generator keeps its state, and write its seed."""
         generator = self._base.np_random  # makes one, if there is none
-        self._rng_octets = self._generator = None
+        self._rng_bytes = self._generator = None
         if type(generator.bit_generator) is not np.random.PCG64:
-            raise _Unfit(2)
+            raise _NotRepresentable(2)
         words[_SEED : _SEED + 3] = seed_words(getattr(self._base, "_np_random_seed", None))
         self._generator = generator
         if (raw := live_state(generator)) is not None:
-            self._rng_octets = _octets(raw[0]), _octets(raw[1])
+            self._rng_bytes = _bytes_of(raw[0]), _bytes_of(raw[1])
 
     def _write_own(self, words: Words) -> None:
         data = self._pack()
         at = self._own_at
         words[at] = len(data)
         room = words[at + 1 :].view(np.uint8)
-        self.beyond = data if len(data) > len(room) else None
-        if self.beyond is None:
+        self.overflow = data if len(data) > len(room) else None
+        if self.overflow is None:
             room[: len(data)] = np.frombuffer(data, np.uint8)
 
     # ------------------------------------------------------------ reading
 
-    def restore(self, row: npt.NDArray[np.float64], beyond: bytes | None = None) -> int:
-        """Bring the env into the state of a row; what is due instead of its next step (see `Autoreset`).
+    def restore(self, row: npt.NDArray[np.float64], overflow: bytes | None = None) -> int:
+        """Bring the env into the state of a row; return its pending reset (see `Autoreset`).
 
         Args:
-            row: as it was written.
-            beyond: what did not fit into it.
+            row: a row that `capture` wrote.
+            overflow: the pickle that did not fit into it.
 
         Raises:
             ValueError: if the row holds no state; the message says why.
@@ -213,21 +213,21 @@ class RowCheckpoint:
         if self._own:
             length = int(words[self._own_at])
             room = words[self._own_at + 1 :].view(np.uint8)
-            data = room[:length].tobytes() if length <= len(room) else beyond
+            data = room[:length].tobytes() if length <= len(room) else overflow
             if data is None:
                 raise ValueError(f"the {length} bytes that {type(self._own[0]).__name__} gave are missing")
             states = pickle.loads(data)
             for holder, state in zip(self._own, states, strict=True):
                 holder.set_state(state)
-        settle(self._env)
+        mark_in_progress(self._env)
         for i, (attributes, name) in enumerate(self._counters):
             attributes[name] = _decode(*words[_REST + 2 * i : _REST + 2 * i + 2].tolist())
-        return int(words[_DUE])
+        return int(words[_PENDING_RESET])
 
     def difference(self, got: npt.NDArray[np.float64], expected: npt.NDArray[np.float64]) -> str | None:
-        """The name of the first word that differs, and its values; None if there is none.
+        """Return the name of the first word that differs, and its two values; None if no word differs.
 
-        What the env gives and takes itself is not compared: the same state may pickle in two ways.
+        Pickled states are not compared: the same state may pickle in two ways.
         """
         status = int(np.array(expected[:1]).view(np.uint64)[0])
         if status != _VALID:
@@ -248,7 +248,7 @@ class RowCheckpoint:
 
     @property
     def replays(self) -> bool:
-        """Whether the operation must be replayed: what an env gave itself is taken as the whole of its state."""
+        """Whether the operation must be replayed; a state that the env returns itself is taken to be complete."""
         return self._physics
 
 
@@ -256,41 +256,41 @@ class Checkpoints:
     """The checkpoints of all rows of a worker.
 
     Args:
-        rows: one a row, whose sizes are all above 0.
+        rows: one `RowCheckpoint` a row, whose sizes are all above 0.
         size: how many words each row has room for.
-        due: what is due instead of the next step of each; the very list that is changed by steps.
+        pending_resets: what replaces the next step of each row: the very list that steps change.
 
     Attributes:
         array: float64 `(rows, size)`.
-        beyond: of those that were captured last, rows and what did not fit into them.
+        overflow: (row, pickle) of those captured last whose pickle did not fit.
     """
 
-    def __init__(self, rows: Sequence[RowCheckpoint], size: int, due: Sequence[int]) -> None:
+    def __init__(self, rows: Sequence[RowCheckpoint], size: int, pending_resets: Sequence[int]) -> None:
         self.array = np.zeros((len(rows), size), np.float64)
         self.rows = rows
-        self._due = due
+        self._pending_resets = pending_resets
         self._captures = [row.bind(self.array[i]) for i, row in enumerate(rows)]
         self._grows = any(row.least < row.size for row in rows)
-        self.beyond: Sequence[tuple[int, bytes]] = ()
+        self.overflow: Sequence[tuple[int, bytes]] = ()
 
     def capture(self, rows: Sequence[int]) -> None:
-        """Write the state that these rows are in now."""
-        due = self._due
+        """Write the current states of these rows."""
+        pending_resets = self._pending_resets
         for row in rows:
-            self._captures[row](due[row])
+            self._captures[row](pending_resets[row])
         if self._grows:
-            self.beyond = [(row, data) for row in rows if (data := self.rows[row].beyond) is not None]
+            self.overflow = [(row, data) for row in rows if (data := self.rows[row].overflow) is not None]
 
 
-def _octets(words: Words) -> memoryview:
+def _bytes_of(words: Words) -> memoryview:
     return words.data.cast("B")
 
 
 def _encode(value: Any) -> Words:
-    """Kind and value of a counter."""
+    """Encode the kind and value of a counter."""
     kind = type(value)
     if kind not in KINDS:
-        raise _Unfit(3)
+        raise _NotRepresentable(3)
     if value is None:
         data = _WORD.pack(0)
     elif kind in (float, np.float64, np.float32):
@@ -310,7 +310,7 @@ def _decode(kind_index: int, word: int) -> Any:
 
 
 def _digest(base: Any) -> int:
-    """A number that is another one if simple Python attributes of an env are others."""
+    """Return a checksum of the simple Python attributes of an env."""
     parts = b"".join(
         name.encode() + (value.tobytes() if type(value) is np.ndarray else repr(value).encode())
         for name, value in python_values(base).items()

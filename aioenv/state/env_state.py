@@ -1,4 +1,4 @@
-"""States of envs, as the caller holds them, and the file that they are kept in."""
+"""States of envs as the caller holds them (`EnvState`), and the file format that `save` and `load` use."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def load(path: str | os.PathLike[str], *, allow_pickle: bool = False) -> list[En
 
 
 def _has_pickles(node: Any) -> bool:
-    """Whether there is a pickle anywhere, whatever the file says of itself."""
+    """Return whether there is a pickle anywhere, regardless of the file's own flag."""
     if isinstance(node, dict):
         return node.get("kind") == "pickle" or any(map(_has_pickles, node.values()))
     return isinstance(node, list) and any(map(_has_pickles, node))

@@ -1,6 +1,6 @@
-"""What envs edit in their MuJoCo models while they run: goals that are moved, colours and masses drawn at random.
+"""Edit fields of MuJoCo models, and tell which were edited: goals that move, colours and masses drawn at random.
 
-None of it is part of MuJoCo's state, so it goes beside the state where an env may do that.
+MuJoCo's state has no fields of the model, so they are sent beside the state where an env may edit them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = [
     "field_of",
     "flat_fields",
     "has_field",
-    "loosened",
+    "implied_edits",
     "may_edit",
     "seen_fields",
     "set_field",
@@ -43,8 +43,8 @@ __all__ = [
     "write_fields",
 ]
 
-# Fields that a picture shows, and where it is. Masses are among them, as cameras and lights may follow a centre of
-# mass, and what makes a tendon hang.
+# Fields that an image depends on. Masses are among them, as cameras and lights may follow a centre of mass, and so are
+# the fields that make a tendon sag.
 SEEN = (
     "qpos0 jnt_pos jnt_axis jnt_group body_pos body_quat body_ipos body_iquat body_mass body_subtreemass body_inertia "
     "geom_rgba geom_pos geom_quat geom_size geom_matid geom_castshadow geom_group site_rgba site_pos site_quat "
@@ -59,33 +59,33 @@ SEEN = (
     "cam_fovy cam_intrinsic cam_sensorsize cam_resolution vis.global_.fovy vis.map.znear vis.map.zfar"
 ).split()
 
-# And those in which another model of the same sizes may differ, which an env has compiled anew. MuJoCo trusts in them.
+# Fields in which another model of the same sizes may differ, which an env has compiled. MuJoCo does not check them.
 _SHAPES = (
     "geom_type geom_dataid geom_sameframe site_type site_sameframe body_sameframe cam_mode cam_bodyid "
     "cam_targetbodyid cam_projection cam_orthographic light_mode light_bodyid light_targetbodyid"
 ).split()
 SHOWN = frozenset((*SEEN, *_SHAPES))
 
-# Of fields of integers, those that are settings rather than the structure of the model.
+# The fields of integers that are settings rather than the structure of the model.
 _SETTINGS = (
     "geom_contype geom_conaffinity geom_condim geom_priority geom_matid geom_group geom_castshadow site_group "
     "site_matid light_active light_castshadow eq_active0 jnt_limited tendon_limited actuator_ctrllimited "
     "actuator_forcelimited mat_texid"
 ).split()
-# Fields whose names end so are numbers of things, of which the model has so many: MuJoCo does not check them.
+# Endings of fields that hold indices, and the size that bounds them: MuJoCo does not check indices.
 _REFERENCES = {"matid": "nmat", "texid": "ntex"}
-# Of the near plane, as a part of the model's extent.
+# The smallest distance of the near plane, as a part of the model's extent.
 _NEAREST = 1e-6
 _ALL_ROWS = slice(None)
 _OPTIONS = ("gravity", "wind", "magnetic")
 _NUMBERS = ("timestep", "density", "viscosity", "impratio")
-# Assets, names and what MuJoCo builds on them.
+# Prefixes of assets, names and what MuJoCo derives from them.
 _ASSETS = tuple("mesh_ tex_ skin_ bvh_ oct_ flex name text_ tuple_ numeric_ key_ efm plugin".split())
 _LARGEST = 1 << 16  # bytes of a field
 
 
 def may_edit(env: Env[Any, Any]) -> bool:
-    """Whether an env may edit its model: Gymnasium's own tasks under Gymnasium's wrappers don't."""
+    """Return whether an env may edit its model: Gymnasium's own tasks under Gymnasium's wrappers don't."""
     while env is not env.unwrapped:
         if not type(env).__module__.startswith(("gymnasium.", "aioenv.")):
             return True
@@ -94,12 +94,12 @@ def may_edit(env: Env[Any, Any]) -> bool:
 
 
 def field_of(model: mujoco.MjModel, name: str) -> Any:
-    """A field by its name, as "geom_rgba" or "opt.gravity": the live array, or a number."""
+    """Return a field by its name, as "geom_rgba" or "opt.gravity": the live array, or a number."""
     return _getter(name)(model)
 
 
 def has_field(model: mujoco.MjModel, name: str) -> bool:
-    """Tell whether there is such a field in the installed version of MuJoCo."""
+    """Return whether the installed version of MuJoCo has such a field."""
     try:
         field_of(model, name)
     except AttributeError:
@@ -108,7 +108,7 @@ def has_field(model: mujoco.MjModel, name: str) -> bool:
 
 
 def flat_fields(model: mujoco.MjModel, names: tuple[str, ...]) -> list[npt.ArrayLike]:
-    """Fields by their names, each in one dimension."""
+    """Return fields by their names, each in one dimension."""
     known = _flat.setdefault(model, {})
     if names not in known:
         fields = [(name, field_of(model, name)) for name in names]
@@ -117,7 +117,7 @@ def flat_fields(model: mujoco.MjModel, names: tuple[str, ...]) -> list[npt.Array
 
 
 def set_field(model: mujoco.MjModel, name: str, value: Any) -> None:
-    """Set a field by its name: to one of its size."""
+    """Set a field by its name to a value of its size."""
     field = field_of(model, name)
     if isinstance(field, (int, float)):
         owner, _, last = name.rpartition(".")
@@ -126,16 +126,16 @@ def set_field(model: mujoco.MjModel, name: str, value: Any) -> None:
         field.flat = value
 
 
-def loosened(model: mujoco.MjModel, name: str, row: int | None = None) -> dict[str, npt.NDArray[Any]]:
-    """What is to be edited with a field, or that would not show, or move something else: whole fields by name.
+def implied_edits(model: mujoco.MjModel, name: str, row: int | None = None) -> dict[str, npt.NDArray[Any]]:
+    """Return the edits that an edit of a field needs to show, and to move nothing else: whole fields by name.
 
-    The place of a geom or a site that was compiled to be where its body is, or where the body's inertia is, MuJoCo
-    takes from there, and not from the model; likewise that of an inertia.
+    Where a geom or a site was compiled to share the frame of its body, or of the body's inertia, MuJoCo takes the place
+    from there and ignores the model's own. The same holds for an inertia.
 
     Args:
         model: the model; nothing is written to it.
-        name: of the field that is edited.
-        row: which row of it is; None for all.
+        name: the field that is edited.
+        row: the row of it that is edited; None for all.
     """
     import mujoco
 
@@ -146,7 +146,7 @@ def loosened(model: mujoco.MjModel, name: str, row: int | None = None) -> dict[s
     if (owner in ("geom", "site") and what in ("pos", "quat")) or name in ("body_ipos", "body_iquat"):
         frames[f"{owner}_sameframe"] = own = np.array(field_of(model, f"{owner}_sameframe"))
         own[rows] = int(same.mjSAMEFRAME_NONE)
-    if owner == "body" and frames:  # what was where the inertia is stays there
+    if owner == "body" and frames:  # whatever shared the frame of the inertia stays where it is
         for part in ("geom", "site"):
             frames[f"{part}_sameframe"] = theirs = np.array(field_of(model, f"{part}_sameframe"))
             follows = np.isin(theirs, (int(same.mjSAMEFRAME_INERTIA), int(same.mjSAMEFRAME_INERTIAROT)))
@@ -157,14 +157,14 @@ def loosened(model: mujoco.MjModel, name: str, row: int | None = None) -> dict[s
 
 
 def check_edit(model: mujoco.MjModel, name: str, values: npt.NDArray[Any], what: str, rows: slice = _ALL_ROWS) -> None:
-    """Refuse what MuJoCo does not look at before it draws: it would show something else, read anywhere, or end.
+    """Refuse values that MuJoCo does not check: it would draw something else, read invalid memory, or end the process.
 
     Args:
         model: the model.
-        name: of the field.
-        values: of these rows, any number of times: of shape `(..., rows, columns)`.
-        what: is to be edited, for errors.
-        rows: which; None: all.
+        name: the field.
+        values: values of these rows, of shape `(..., rows, columns)`.
+        what: what is edited, for errors.
+        rows: the rows that are edited.
 
     Raises:
         ValueError: if they can't be drawn.
@@ -178,17 +178,17 @@ def check_edit(model: mujoco.MjModel, name: str, values: npt.NDArray[Any], what:
 
 
 _getter = cache(attrgetter)
-# Live arrays of models, and the names of those that are numbers: to ask for all anew takes as long as a short step.
+# Live arrays of models, and the names of fields that are numbers: asking for all of them takes as long as a short step.
 _flat: WeakKeyDictionary[Any, dict[tuple[str, ...], list[npt.NDArray[Any] | str]]] = WeakKeyDictionary()
 
 
 def seen_fields(model: mujoco.MjModel) -> tuple[str, ...]:
-    """The fields that this model has of those that a picture shows."""
+    """Return the fields of this model that an image depends on."""
     return tuple(name for name in (*SEEN, *_SHAPES) if has_field(model, name) and np.size(field_of(model, name)))
 
 
 def write_fields(model: mujoco.MjModel, names: tuple[str, ...], row: npt.NDArray[np.float64]) -> None:
-    """Set fields to what a row holds of them, one after the other."""
+    """Set fields to the values in a row, which holds one field after the other."""
     at = 0
     for name in names:
         size = np.size(field_of(model, name))
@@ -197,7 +197,7 @@ def write_fields(model: mujoco.MjModel, names: tuple[str, ...], row: npt.NDArray
 
 
 def editable_fields(model: mujoco.MjModel) -> dict[str, npt.NDArray[Any]]:
-    """The live arrays of a model that an env may edit, by name: all numbers but assets, up to 64 KiB each."""
+    """Return the live arrays of a model that an env may edit, by name: all numbers but assets, up to 64 KiB each."""
     fields: dict[str, npt.NDArray[Any]] = {}
     for name in array_names(model):
         field = getattr(model, name)
@@ -211,31 +211,33 @@ def editable_fields(model: mujoco.MjModel) -> dict[str, npt.NDArray[Any]]:
 
 
 class ModelEdits:
-    """Tells whether a model is another than before, by a number."""
+    """Tells by a checksum whether a model has changed."""
 
     def __init__(self) -> None:
         self._model: Any = None
         self._fields: list[Any] = []
 
     def digest(self, model: mujoco.MjModel) -> int:
-        """A number that is another one if fields of the model are others."""
+        """Return a checksum of the editable fields of a model."""
         if model is not self._model:
             self._model, self._fields = model, list(editable_fields(model).values())
             if model.hfield_data.nbytes > _LARGEST:
                 self._fields.append(model.hfield_data)
         numbers = [getattr(model.opt, name) for name in _NUMBERS]
-        return zlib.crc32(b"".join([*self._fields, np.array(numbers).tobytes()]))  # at once: 0.2 µs a field
+        return zlib.crc32(b"".join([*self._fields, np.array(numbers).tobytes()]))  # of all at once: 0.2 µs a field
 
 
-# ------------------------------------------------------------ fields in shared memory
+# ------------------------------------------------------------ fields that a native vector env shares with its parent
 
 
 class FieldPlace(NamedTuple):
-    """Where the values of a field lie, `shape` with all slots first.
+    """Where the values of a field lie in shared memory.
 
     Attributes:
-        path: of the memory, as a descriptor of the parent's.
-        offset, size: of the part that is mapped, in bytes.
+        path: the path of the memory, as one of the parent's descriptors.
+        offset, size: the part to map, in bytes.
+        shape: the shape of the values, with all slots first.
+        dtype: the dtype of the values.
     """
 
     path: str
@@ -246,15 +248,15 @@ class FieldPlace(NamedTuple):
 
 
 class SharedFields:
-    """The fields of one worker's vector env.
+    """The shared fields of one worker's vector env.
 
     Args:
         env: the vector env, with its wrappers.
         num_envs: how many slots it has.
-        start: the number of the first of them among all workers' slots.
+        start: the slot of its first row.
 
     Attributes:
-        error: why a field is not live, for the next step to say: nobody waits for `share`.
+        error: why a field could not be shared. The next step raises it, since nothing awaits the reply to `share`.
     """
 
     def __init__(self, env: VectorEnv[Any, Any, Any], num_envs: int, start: int) -> None:
@@ -264,10 +266,10 @@ class SharedFields:
         self.error: Exception | None = None
 
     def share(self, name: str, place: FieldPlace) -> None:
-        """From now on a field is what its parent writes; sharing it again does nothing.
+        """Replace a field by shared memory, which the parent writes; sharing it again is a no-op.
 
         Args:
-            name: of the field.
+            name: the field.
             place: where its values lie.
         """
         if name in self._shared:
@@ -288,9 +290,9 @@ class SharedFields:
 
 
 def unchanged_fields(env: VectorEnv[Any, Any, Any]) -> bytes | None:
-    """What the model says of the fields that can be shared; None if the env is no `NativeMujocoEnv`.
+    """Return the model's own values of the fields that can be shared; None if the env is no `NativeMujocoEnv`.
 
-    It is a pickle of a dict of arrays, since few ask for it.
+    It is a pickle of a dict of arrays, since few callers need it.
     """
     pool: Any = getattr(env.unwrapped, "pool", None)
     return dump(pool.unchanged_fields()) if hasattr(pool, "unchanged_fields") else None

@@ -1,6 +1,6 @@
-"""What differs between the versions of MuJoCo that aioenv works with, from 3.3 on.
+"""Hide the differences between the versions of MuJoCo that aioenv works with, from 3.3 on.
 
-Nothing is imported here: who asks has MuJoCo.
+MuJoCo is not imported with this module: callers have imported it.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import numpy.typing as npt
 if TYPE_CHECKING:
     import mujoco
 
-__all__ = ["array_names", "columns_of", "is_sunny", "lets_sleep", "signature_of"]
+__all__ = ["array_names", "columns_of", "has_only_directional_lights", "lets_sleep", "signature_of"]
 
-# Arrays of MjData whose sizes change with contacts and constraints: they lie in its arena, and are computed anew.
+# Arrays of MjData in its arena: their sizes change with contacts and constraints, and each step computes them.
 _ARENA = re.compile(r"(efc|iefc|island|map)_|(dof_island|dof_islandind|tendon_efcadr|tree_island)$")
 
 
 def array_names(struct: mujoco.MjModel | mujoco.MjData) -> list[str]:
-    """List the arrays of a model, or those of an `MjData` that have the same sizes in each state."""
+    """Return the names of the arrays of a model, or of those of an `MjData` that have the same size in each state."""
     names = getattr(struct, "_all_fields", None)  # since MuJoCo 3.3.7
     if names is None:
         names = [name for name in dir(struct) if not name.startswith("_") and not _ARENA.match(name)]
@@ -43,8 +43,8 @@ def columns_of(model: mujoco.MjModel, whole: int, part: int) -> npt.NDArray[np.i
     return np.array(columns, np.int64)
 
 
-def is_sunny(model: mujoco.MjModel) -> bool:
-    """Tell whether all lights of a model are directional."""
+def has_only_directional_lights(model: mujoco.MjModel) -> bool:
+    """Return whether all lights of a model are directional."""
     import mujoco
 
     if hasattr(model, "light_directional"):  # before MuJoCo 3.3.3
@@ -53,13 +53,13 @@ def is_sunny(model: mujoco.MjModel) -> bool:
 
 
 def lets_sleep(model: mujoco.MjModel) -> bool:
-    """Tell whether a model lets bodies sleep, which old versions don't know."""
+    """Return whether a model lets bodies sleep, which old versions don't support."""
     import mujoco
 
     return bool(model.opt.enableflags & int(getattr(mujoco.mjtEnableBit, "mjENBL_SLEEP", 0)))
 
 
 def signature_of(model: mujoco.MjModel) -> int:
-    """Get a number that tells what a model is built of: MuJoCo's own, or where it has none, that of all names."""
+    """Return a signature of a model's structure: MuJoCo's own, or a checksum of all names where it has none."""
     signature: Any = getattr(model, "signature", None)
     return zlib.crc32(model.names) if signature is None else int(signature)

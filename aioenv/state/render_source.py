@@ -1,6 +1,6 @@
-"""What a MuJoCo env's images are drawn from: its model and camera, told once, and the state of each step.
+"""What images are drawn from: the MuJoCo model and view of an env or a vector env, and the state of each step.
 
-This runs in the env's own worker and touches no OpenGL: images are drawn elsewhere.
+This runs beside the env and needs no OpenGL: the images are drawn elsewhere.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ __all__ = [
     "RenderUpdate",
     "dump_model",
     "find_physics",
+    "find_pixel_renderable",
     "find_source",
     "has_source",
     "load_model",
     "patch_model",
     "read_state",
     "source_of",
-    "subject_of",
 ]
 
 
 @dataclass(frozen=True)
 class CameraView:
-    """The view that an env renders from, as Gymnasium's `MujocoRenderer` would set it up.
+    """The view that an env renders from, set up as Gymnasium's `MujocoRenderer` does.
 
     Attributes:
-        fixed: a camera of the model by number; -1 for the free camera.
+        fixed: the number of a camera of the model; -1 for the free camera.
         settings: attributes of `MjvCamera` for the free camera, by name; arrays as tuples.
     """
 
@@ -60,18 +60,19 @@ class CameraView:
 
 @dataclass(frozen=True)
 class MujocoSource:
-    """All that a renderer needs to know of one env; equal for equal models and views.
+    """Everything that a renderer needs to know about one env; equal for equal models and views.
 
     Attributes:
         model: the model as the bytes of an MJB file.
-        view: where the env looks from.
+        view: the camera that the env renders from.
         visual_options: flags of `MjvOption` that differ from the default, as (index, value).
         max_geom: how many geoms a scene may hold.
-        state_spec: which parts of the state an image depends on, of `mujoco.mjtState`.
-        state_size: of how many float64 a row is, with the fields.
-        fields: of the model, which come behind the state: those that an env may edit, or has a value of for each slot.
-        numbered: whether a row begins with the number of its model (see `subject`).
-        patches: arrays of the model that are others than in `model`, by name, as bytes.
+        state_spec: the parts of the state that an image depends on, of `mujoco.mjtState`.
+        state_size: the number of float64 in a row, fields included.
+        fields: fields of the model that follow the state in a row: those that an env may edit, or that have a value
+            for each slot.
+        numbered: whether a row begins with the number of its model (see `EnvRenderable`).
+        patches: arrays of the model that differ from those in `model`, by name, as bytes.
     """
 
     model: bytes
@@ -85,11 +86,11 @@ class MujocoSource:
     patches: tuple[tuple[str, bytes], ...] = ()
 
 
-# mujoco.Renderer's own default; Gymnasium's 1000 is too few for some models, and cuts in silence.
+# The default of mujoco.Renderer; Gymnasium's 1000 is too few for some models, and geoms are left out silently.
 _MIN_GEOM = 10_000
 
 
-# Wrappers of Gymnasium's, and ours, whose `render` gives the picture of the env within.
+# Modules of wrappers whose `render` returns the image of the env within.
 _PASS_ON = (
     "gymnasium.core",
     "gymnasium.wrappers.common",
@@ -98,19 +99,19 @@ _PASS_ON = (
 )
 
 
-# Classes whose `render` gives the picture that `MujocoRenderer` draws, or none.
+# Modules of envs whose `render` returns the image that `MujocoRenderer` draws, or none.
 _PLAIN = ("gymnasium.core", "gymnasium.envs.mujoco.mujoco_env")
 
 
 def find_source(env: Any, *, by_camera: bool = False) -> MujocoSource | None:
-    """The source of an env whose innermost env has a MuJoCo `model` and `data`; None for any other env.
+    """Return the source of an env whose innermost env has a MuJoCo `model` and `data`; None for any other env.
 
-    An env or a wrapper with a `render` of its own may show anything: such an env must draw itself.
+    An env or a wrapper with a `render` of its own may show anything, so it must draw its images itself.
 
     Args:
         env: the env.
-        by_camera: whether only cameras of the model are asked for, by name or number. These can be drawn whatever the
-            `render` of the innermost env shows.
+        by_camera: whether images show cameras of the model, by name or number. They don't depend on the `render` of
+            the innermost env.
     """
     if not has_source(env, by_camera=by_camera):
         return None
@@ -122,7 +123,7 @@ def find_source(env: Any, *, by_camera: bool = False) -> MujocoSource | None:
 
 
 def has_source(env: Any, *, by_camera: bool = False) -> bool:
-    """Whether `find_source` finds one."""
+    """Return whether `find_source` finds a source."""
     wrapper = env
     while wrapper is not env.unwrapped:
         render = type(wrapper).render
@@ -140,12 +141,12 @@ def has_source(env: Any, *, by_camera: bool = False) -> bool:
 def source_of(
     model: mujoco.MjModel, renderer: Any, fields: tuple[str, ...] = (), *, numbered: bool = False
 ) -> MujocoSource:
-    """The source of a model.
+    """Return the source of a model.
 
     Args:
         model: the model.
-        renderer: it is seen as this would see it: Gymnasium's `MujocoRenderer`, what has its attributes, or None.
-        fields: of the model, that pictures are to show as they are with each state.
+        renderer: gives the view: Gymnasium's `MujocoRenderer`, an object with its attributes, or None.
+        fields: fields of the model that images show with the value that they have in each state.
         numbered: see `MujocoSource`.
     """
     import mujoco
@@ -165,10 +166,10 @@ def source_of(
 
 
 def _view(model: mujoco.MjModel, renderer: Any, mujoco: Any) -> CameraView:
-    """Gymnasium's rules: a camera asked for by id or name, else a free one that looks at the median of all geoms.
+    """Return the view by Gymnasium's rules: a camera by id or name, else a free one that looks at the median geom.
 
-    Gymnasium takes that median when it draws its first image; here it is that of the model's initial state, so
-    that it does not depend on when an image was first asked for.
+    Gymnasium takes that median when it draws its first image. Here it is that of the model's initial state, so that
+    it does not depend on when the first image was asked for.
     """
     fixed = getattr(renderer, "camera_id", None)
     if fixed is None:
@@ -182,14 +183,14 @@ def _view(model: mujoco.MjModel, renderer: Any, mujoco: Any) -> CameraView:
         "distance": float(model.stat.extent),
     }
     for key, value in (getattr(renderer, "default_cam_config", None) or {}).items():
-        if key in ("type", "fixedcamid"):  # Gymnasium makes it a free one for each picture
+        if key in ("type", "fixedcamid"):  # Gymnasium always draws from a free camera then
             continue
         settings[key] = tuple(np.asarray(value, float).tolist()) if np.ndim(value) else value
     return CameraView(-1, tuple(sorted(settings.items())))
 
 
 def _state_spec(mujoco: Any, *, more: bool) -> int:
-    """Which parts of the state an image depends on: physics, and mocap bodies, which physics does not move.
+    """Return the parts of the state that an image depends on: physics, and mocap bodies, which physics does not move.
 
     Args:
         mujoco: the module.
@@ -204,10 +205,10 @@ def _state_spec(mujoco: Any, *, more: bool) -> int:
 def read_state(
     model: mujoco.MjModel, data: mujoco.MjData, row: npt.NDArray[np.float64], spec: int, fields: tuple[str, ...] = ()
 ) -> None:
-    """Write these parts of the state into `row`, float64 of their size, and then these fields of the model.
+    """Write parts of the state and then fields of the model into `row`, float64 of their size.
 
     Raises:
-        ValueError: if they are of another size.
+        ValueError: if they have another size.
     """
     import mujoco
 
@@ -232,7 +233,7 @@ def _size(model: mujoco.MjModel, spec: int, fields: tuple[str, ...]) -> int:
 
 
 def dump_model(model: mujoco.MjModel) -> bytes:
-    """A model as the bytes of an MJB file, as it is now."""
+    """Return a model, as it is now, as the bytes of an MJB file."""
     import mujoco
 
     buffer = np.empty(mujoco.mj_sizeModel(model), np.uint8)
@@ -248,7 +249,7 @@ def patch_model(model: mujoco.MjModel, patches: Sequence[tuple[str, bytes]]) -> 
 
 
 def load_model(data: bytes) -> mujoco.MjModel:
-    """The model of the bytes of an MJB file, a new one each time."""
+    """Return a new model, made of the bytes of an MJB file."""
     import mujoco
 
     return mujoco.MjModel.from_binary_path("model.mjb", {"model.mjb": data})
@@ -256,15 +257,19 @@ def load_model(data: bytes) -> mujoco.MjModel:
 
 # ------------------------------------------------------------ one env
 
+# A row begins with the number of its model: 0 is the one of the start. The env may edit its model or replace it, which
+# gets a new number. The new model goes to the parent once, beside the first row that shows it. A row that is longer
+# than the parent has room for also goes beside the rows; a negative number stands in its place.
+
 
 class RenderUpdate(NamedTuple):
-    """What goes beside the rows.
+    """A model, or a whole row, that is sent beside the rows.
 
     Attributes:
-        number: as rows name it; negative for one that is a row itself.
+        number: the number of the model in rows; negative for a row.
         key: equal for equal models; empty for a row.
         data: the source, pickled; or the row.
-        late: whether images before may have missed it.
+        late: whether earlier images may have missed this edit.
     """
 
     number: int
@@ -274,36 +279,36 @@ class RenderUpdate(NamedTuple):
 
 
 class EnvRenderable:
-    """An env that may edit its model, or make itself another one.
+    """Reads what images of one env are drawn from; the env may edit its model, or make itself another one.
 
     Args:
         env: the env, with its wrappers.
-        source: its own, as it is now.
+        source: of the env as it is now.
         by_camera: see `find_source`.
         looks: when to look for edits.
 
     Attributes:
-        source: what its images are to be drawn from.
-        parcels: what is to go to the parent beside the next rows; whoever sends them clears it.
+        source: what the next image is drawn from.
+        updates: must be sent beside the next rows; `take_updates` clears it.
     """
 
     def __init__(self, env: Any, source: MujocoSource, *, by_camera: bool, looks: Looks) -> None:
         self.source = self._start = self._unedited = source
-        self.parcels: list[RenderUpdate] = []
+        self.updates: list[RenderUpdate] = []
         self._env = env
         self._base: Any = env.unwrapped
         self._by_camera = by_camera
         self._model = self._base.model
         self._watch = AssetWatch(self._model, looks) if source.fields else None
         self._number = 0
-        # so high that the numbers of a worker and of the one that takes its place differ; float64 holds them exactly
+        # random and high, so that a worker and its replacement use different numbers; float64 holds them exactly
         self._count = int.from_bytes(os.urandom(4)) << 20
 
-    def look(self) -> bool:
-        """Whether `source` is another one from now on, as the model is.
+    def refresh(self) -> bool:
+        """Update `source` if the env has another model or has edited it; return whether it did.
 
         Raises:
-            ValueError: if the model is none that could be drawn.
+            ValueError: if the new model can't be drawn.
         """
         model, watch = self._base.model, self._watch
         if model is not self._model:
@@ -313,19 +318,19 @@ class EnvRenderable:
             self.source = self._unedited = source
             self._model = model
             if watch is not None:
-                watch.take(model)
+                watch.watch(model)
             return True
-        if watch is None or not watch.look():
+        if watch is None or not watch.check():
             return False
-        if (edited := watch.edited()) is None:
+        if (edited := watch.edited_arrays()) is None:
             self.source = dataclasses.replace(self._unedited, model=dump_model(model))  # the view stays
         else:
             patches = tuple((name, array.tobytes()) for name, array in edited.items())
             self.source = dataclasses.replace(self._unedited, patches=patches)
         return True
 
-    def _lean(self) -> MujocoSource:
-        """The source as it travels: with patches alone, if the parent knows what they are patches of."""
+    def _compact(self) -> MujocoSource:
+        """Return the source as it is sent: patches alone if the parent knows the model that they belong to."""
         if not self.source.patches:
             return self.source
         if self._unedited is self._start:
@@ -334,41 +339,41 @@ class EnvRenderable:
 
     @property
     def late(self) -> bool:
-        """Whether an edit has been found that images may have missed, and nobody has told of it yet."""
+        """Whether an edit was found that images may have missed, and that was not reported yet."""
         return self._watch is not None and self._watch.late
 
-    def end(self) -> None:
-        """An episode is over."""
+    def note_episode_end(self) -> None:
+        """Note that an episode has ended: edits that are found now were made in its steps."""
         if self._watch is not None and self._base.model is self._model:
-            self._watch.end()
+            self._watch.note_episode_end()
 
-    def begin(self) -> None:
-        """An episode has begun, or the env was called, or brought into a state: it may have edited its model."""
+    def expect_edit(self) -> None:
+        """Expect an edit: the env was reset, called, or brought into a state."""
         if self._watch is not None:
-            self._watch.begin()
+            self._watch.expect_edit()
 
-    def told(self) -> None:
-        """Somebody has told of what was late."""
+    def clear_late(self) -> None:
+        """Note that a late edit was reported."""
         if self._watch is not None:
             self._watch.late = False
 
     def read(self, row: npt.NDArray[np.float64]) -> None:
-        """Write what an image of the env as it is now is drawn from into a row, and what it needs besides to `parcels`.
+        """Write the state that an image is drawn from into a row, and add what must be sent beside it to `updates`.
 
         Raises:
-            ValueError: as `look`; or if it does not fit, and nothing can go beside it.
+            ValueError: as `refresh`; or if the state does not fit and nothing can be sent beside it.
         """
         base = self._base
         if not self.source.numbered:
             read_state(base.model, base.data, row[: self.source.state_size], self.source.state_spec)
             return
-        if self.look():
+        if self.refresh():
             self._count += 1
             self._number = self._count
-            data = dump(self._lean())
+            data = dump(self._compact())
             key = blake2b(data, digest_size=16).digest()
-            self.parcels.append(RenderUpdate(self._number, key, data, self.late))
-            self.told()
+            self.updates.append(RenderUpdate(self._number, key, data, self.late))
+            self.clear_late()
         source = self.source
         size = source.state_size
         whole = row[:size] if size <= len(row) else np.empty(size)
@@ -376,24 +381,24 @@ class EnvRenderable:
         read_state(base.model, base.data, whole[1:], source.state_spec, source.fields)
         if size > len(row):
             self._count += 1
-            self.parcels.append(RenderUpdate(-self._count, b"", whole.tobytes()))
+            self.updates.append(RenderUpdate(-self._count, b"", whole.tobytes()))
             row[:] = 0
             row[0] = -self._count
 
-    def take_parcels(self) -> list[RenderUpdate]:
-        """What is to go beside the rows that were read; they are forgotten here."""
-        parcels, self.parcels = self.parcels, []
-        return parcels
+    def take_updates(self) -> list[RenderUpdate]:
+        """Return what must be sent beside the rows that were read, and clear it."""
+        updates, self.updates = self.updates, []
+        return updates
 
 
-def subject_of(env: Any) -> EnvRenderable | None:
-    """Find the subject of the wrapper that makes images the observations, if there is one."""
+def find_pixel_renderable(env: Any) -> EnvRenderable | None:
+    """Return what the wrapper that makes images the observations draws, if there is such a wrapper."""
     while isinstance(env, Wrapper):
         try:  # not `vars(env)`: CPython makes a dict of it for good, and each step of the env is slower by 3 %
-            if isinstance(subject := getattr(env, "_subject", None), EnvRenderable):
-                return subject
+            if isinstance(renderable := getattr(env, "_renderable", None), EnvRenderable):
+                return renderable
             env = env.env
-        except Exception:  # of a property that a wrapper has in the place of the attribute
+        except Exception:  # raised by a property of that name
             return None
     return None
 
@@ -402,18 +407,18 @@ def subject_of(env: Any) -> EnvRenderable | None:
 
 
 class PhysicsBatch(Protocol):
-    """What a vector env has whose images can be drawn elsewhere.
+    """A vector env whose images can be drawn elsewhere.
 
-    It may also say how Gymnasium's renderer would look at it, by attributes that are named as arguments of Gymnasium's
-    `MujocoEnv`: `camera_id`, `camera_name`, `default_camera_config`, `visual_options`, `max_geom`.
+    It may set the view by attributes that are named as arguments of Gymnasium's `MujocoEnv`: `camera_id`,
+    `camera_name`, `default_camera_config`, `visual_options`, `max_geom`.
 
-    For terminal images under SAME_STEP it has `final_physics_states(slots)`: likewise, of slots whose episodes the last
-    step has ended, as they were then.
+    For terminal images under SAME_STEP it has `final_physics_states(slots)`: the terminal states of slots whose
+    episodes the last step has ended, in the same form.
 
-    If slots can be put into states, while what is observed of them stays until they are stepped, it has
-    `observed_physics_states(slots)`: likewise, of what is observed.
+    If slots can be put into states while their observations stay the same until the next step, it has
+    `observed_physics_states(slots)`: the states that the observations show, in the same form.
 
-    If it has a `SimPool` as its `pool`, images show the fields of the model of which slots have values of their own.
+    If its `pool` is a `SimPool`, images show the fields of the model that have a value for each slot.
 
     Attributes:
         model: the model of all slots.
@@ -424,11 +429,16 @@ class PhysicsBatch(Protocol):
     def physics_states(
         self, slots: Sequence[int] | None = None, out: npt.NDArray[np.float64] | None = None
     ) -> npt.NDArray[np.float64]:
-        """The state of each of `slots` (None: all), as `mj_getState` gives `mjSTATE_INTEGRATION`: float64 `(k, n)`."""
+        """Return the state of each of `slots` (None: all), as `mj_getState` gives `mjSTATE_INTEGRATION`.
+
+        Args:
+            slots: k slots.
+            out: float64 `(k, n)` to write them into; None: a new array.
+        """
 
 
 class PhysicsReader:
-    """Reads from a vector env what images are drawn from.
+    """Reads what images of a vector env are drawn from.
 
     Args:
         env: the innermost vector env.
@@ -438,7 +448,7 @@ class PhysicsReader:
         source: the model and the view.
 
     Raises:
-        ValueError: if its states are of another size than its model's, or no float64.
+        ValueError: if its states are not float64, or of another size than its model's.
     """
 
     def __init__(self, env: PhysicsBatch, num_envs: int) -> None:
@@ -471,25 +481,25 @@ class PhysicsReader:
 
     @property
     def has_finals(self) -> bool:
-        """Whether it can be said which states episodes ended in."""
+        """Whether the env has the states that episodes ended in."""
         return callable(getattr(self._env, "final_physics_states", None))
 
     def read_finals(self, slots: Sequence[int]) -> npt.NDArray[np.float64]:
-        """What images of the ends of episodes depend on, those that the last step has ended in `slots`."""
+        """Return what images of the ends of episodes are drawn from, for `slots` whose episodes the last step ended."""
         states: npt.NDArray[np.float64] = self._env.final_physics_states(slots)  # type: ignore[attr-defined]
         out = np.empty((len(slots), self.source.state_size))
-        self._put_together(states, slots, out)
+        self._write_rows(states, slots, out)
         return out
 
     def read(self, slots: Sequence[int] | None, out: npt.NDArray[np.float64]) -> None:
-        """Write what images of `slots` (None: all) depend on into `out`, float64 `(k, source.state_size)`."""
+        """Write what images of `slots` (None: all) are drawn from into `out`, float64 `(k, source.state_size)`."""
         observed = getattr(self._env, "observed_physics_states", self._env.physics_states)
-        self._put_together(observed(slots), slots, out)
+        self._write_rows(observed(slots), slots, out)
 
-    def _put_together(
+    def _write_rows(
         self, states: npt.NDArray[np.float64], slots: Sequence[int] | None, out: npt.NDArray[np.float64]
     ) -> None:
-        """What of whole states images depend on, and fields behind it."""
+        """Write the parts of whole states that images depend on, followed by the fields."""
         if not self._fields:
             states.take(self._columns, 1, out)
             return
@@ -502,7 +512,7 @@ class PhysicsReader:
 
 
 def find_physics(env: Any) -> PhysicsReader | None:
-    """The reader of a vector env, if that is a `PhysicsBatch`, else None.
+    """Return the reader of a vector env that is a `PhysicsBatch`; None for any other.
 
     Raises:
         ValueError: see `PhysicsReader`.

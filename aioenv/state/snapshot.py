@@ -1,7 +1,7 @@
-"""Snapshots: the whole state of one env, as arrays and a few plain values, so that nothing needs to be replayed.
+"""Snapshots: read and write the whole state of one env, as arrays and JSON values, so that nothing needs a replay.
 
-Of MuJoCo's data every array is taken, derived ones too, since rewards are made of what the last step left there. What
-lies in its arena (contacts, constraints) is not: each step begins with it anew.
+A snapshot has every array of MuJoCo's data, derived ones too, since rewards depend on what the last step left there.
+The arena (contacts, constraints) is left out: each step computes it anew.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from aioenv.ipc.messages import dump_state
 from aioenv.state.assets import shape_sum
 from aioenv.state.model_edits import editable_fields, may_edit
 from aioenv.state.mujoco_versions import array_names, signature_of
-from aioenv.state.wrapper_stack import KINDS, REMEDY, Stack, examine, python_values, settle
+from aioenv.state.wrapper_stack import KINDS, REMEDY, Stack, inspect_stack, mark_in_progress, python_values
 
 __all__ = [
     "Arrays",
@@ -35,12 +35,12 @@ __all__ = [
     "write_snapshot",
 ]
 
-# the env's id, plain values as JSON has them, arrays
+# the env's id, JSON values, arrays by name
 RawState: TypeAlias = "tuple[str, dict[str, Any], Arrays]"
 
 
 class Misfit(ValueError):
-    """The state of an env can't be had, or is that of another sort of env."""
+    """The state of an env can't be read, or belongs to another kind of env."""
 
 
 _ADDRESSES = {"plugin", "plugin_data"}
@@ -50,22 +50,22 @@ _SCALARS = (
 )  # fmt: skip
 
 
-def read_snapshot(env: Env[Any, Any], due: bool) -> RawState:
-    """The state of an env.
+def read_snapshot(env: Env[Any, Any], pending_reset: bool) -> RawState:
+    """Return the state of an env.
 
     Args:
         env: the env, with its wrappers.
-        due: whether its next step is an autoreset.
+        pending_reset: whether its next step is an autoreset.
 
     Raises:
-        Misfit: if its state can't be had; the message names what is in the way.
+        Misfit: if its state can't be read; the message names the obstacle.
     """
-    stack = examine(env)
+    stack = inspect_stack(env)
     if stack.obstacle is not None:
         raise Misfit(f"the state of {_id(env)} can't be had: {stack.obstacle}")
     arrays: Arrays = {}
     values: dict[str, Any] = {
-        "due": due,
+        "due": pending_reset,
         "counters": _counters(stack, arrays),
         "rng": _read_rng(stack.base, arrays),
         "model": fingerprint(stack.base.model) if stack.physics else None,
@@ -85,13 +85,13 @@ def read_snapshot(env: Env[Any, Any], due: bool) -> RawState:
 
 
 def write_snapshot(env: Env[Any, Any], state: RawState) -> bool:
-    """Bring an env into a state; whether its next step is an autoreset.
+    """Bring an env into a state; return whether its next step is an autoreset.
 
     Raises:
-        Misfit: if the state is that of another sort of env; the env is as it was.
+        Misfit: if the state belongs to another kind of env; then the env is unchanged.
     """
     name, values, arrays = state
-    stack = examine(env)
+    stack = inspect_stack(env)
     if stack.obstacle is not None:
         raise Misfit(f"the state of {_id(env)} can't be set: {stack.obstacle}")
     _check(env, stack, name, values, arrays)
@@ -106,7 +106,7 @@ def write_snapshot(env: Env[Any, Any], state: RawState) -> bool:
     for holder, node in zip(stack.own, values["states"], strict=True):
         holder.set_state(decode(node, arrays))
     _write_rng(base, values["rng"], arrays)
-    settle(env)
+    mark_in_progress(env)
     for (wrapper, attribute), node in zip(stack.counters, values["counters"].values(), strict=True):
         setattr(wrapper, attribute, decode(node, arrays))
     return bool(values["due"])
@@ -132,11 +132,11 @@ def _check(env: Env[Any, Any], stack: Stack, name: str, values: dict[str, Any], 
 
 
 def _check_shapes(env: Env[Any, Any], model: Any, name: str, values: dict[str, Any], arrays: Arrays) -> None:
-    """See that a state does not come to an env whose height fields or meshes are others by now."""
+    """Raise a Misfit if the env's height fields or meshes differ from those of the state."""
     if "shapes" not in values or not may_edit(env):
         return
     there = arrays.get("model/hfield_data")
-    if there is not None:  # it goes with the state
+    if there is not None:  # it is a part of the state
         before, model.hfield_data[...] = model.hfield_data.copy(), there
         mine, model.hfield_data[...] = shape_sum(model), before
     else:
@@ -149,7 +149,7 @@ def _check_shapes(env: Env[Any, Any], model: Any, name: str, values: dict[str, A
 
 
 def _id(env: Env[Any, Any]) -> str:
-    spec = env.unwrapped.spec  # a wrapper would copy it, and all arguments with it
+    spec = env.unwrapped.spec  # a wrapper would copy it with all its arguments
     return spec.id if spec is not None else type(env.unwrapped).__name__
 
 
@@ -158,14 +158,14 @@ def _fields(data: Any) -> list[str]:
 
 
 def read_data(data: Any, arrays: Arrays) -> dict[str, Any]:
-    """Put all arrays of an `MjData` among `arrays`; gives its numbers."""
+    """Add all arrays of an `MjData` to `arrays`; return its numbers."""
     for name in _fields(data):
         arrays[f"mujoco/{name}"] = getattr(data, name).copy()
     return {name: getattr(data, name) for name in _SCALARS if hasattr(data, name)}
 
 
 def write_data(data: Any, arrays: Arrays, numbers: dict[str, Any]) -> None:
-    """Set all of an `MjData` to what `read_data` gave."""
+    """Set an `MjData` to what `read_data` returned."""
     for field in _fields(data):
         getattr(data, field)[...] = arrays[f"mujoco/{field}"]
     for field, number in numbers.items():
@@ -173,7 +173,7 @@ def write_data(data: Any, arrays: Arrays, numbers: dict[str, Any]) -> None:
 
 
 def check_data(name: str, data: Any, arrays: Arrays) -> None:
-    """See that the arrays of a state fit an `MjData`.
+    """Check that the arrays of a state fit an `MjData`.
 
     Raises:
         Misfit: if one does not.
@@ -185,20 +185,20 @@ def check_data(name: str, data: Any, arrays: Arrays) -> None:
 
 
 def fingerprint(model: Any) -> dict[str, int]:
-    """What tells models apart."""
+    """Return the numbers that tell models apart."""
     sizes = ("nq", "nv", "na", "nu", "nbody", "ngeom", "nmocap", "nsensordata", "nuserdata")
     return {"signature": signature_of(model), **{size: int(getattr(model, size)) for size in sizes}}
 
 
 def differences(expected: dict[str, int] | None, got: dict[str, int] | None) -> str:
-    """In what two fingerprints differ."""
+    """Say how two fingerprints differ."""
     if expected is None or got is None:
         return "only one of the two has one"
     return ", ".join(f"{key} {expected[key]} there, {got[key]} here" for key in got if expected.get(key) != got[key])
 
 
 def name_counters(stack: Stack) -> list[str]:
-    """The counters of wrappers, from the outside in, as states name them."""
+    """Return the names of the counters of wrappers in states, from the outside in."""
     return [f"{i}: {type(wrapper).__name__}.{name}" for i, (wrapper, name) in enumerate(stack.counters)]
 
 
@@ -237,14 +237,14 @@ def _write_rng(base: Any, rng: dict[str, Any] | None, arrays: Arrays) -> None:
 def _set_attribute(base: Any, name: str, value: Any) -> None:
     old = getattr(base, name, None)
     if isinstance(old, np.ndarray) and not old.flags.owndata:
-        # a view, of MuJoCo's data perhaps: it must stay one
+        # a view, perhaps of MuJoCo's data: it must stay one
         if old.flags.writeable and old.shape == np.shape(value):
             old[...] = value
         return
     setattr(base, name, value)
 
 
-# ------------------------------------------------------------ values as JSON has them
+# ------------------------------------------------------------ JSON values and arrays
 
 
 Arrays: TypeAlias = "dict[str, np.ndarray[Any, Any]]"
@@ -254,7 +254,7 @@ _NAME_BY_KIND = {kind: name for name, kind in _KIND_BY_NAME.items()}
 
 
 def encode(value: Any, path: str, arrays: Arrays) -> Any:
-    """A value as JSON has it; arrays go into `arrays`, and what is neither goes there as a pickle."""
+    """Return a value as JSON has it; add arrays to `arrays`, and any other object as a pickle."""
     kind = type(value)
     if kind in (type(None), bool, int, str):
         return value
@@ -275,7 +275,7 @@ def encode(value: Any, path: str, arrays: Arrays) -> Any:
 
 
 def decode(node: Any, arrays: Arrays) -> Any:
-    """The value that `encode` was given."""
+    """Return the value that `encode` was given."""
     if not isinstance(node, dict):
         return node
     kind, value = node["kind"], node["value"]
@@ -295,7 +295,7 @@ def decode(node: Any, arrays: Arrays) -> Any:
 
 
 def is_pickled(node: Any) -> bool:
-    """Whether there is a pickle in what `encode` gave."""
+    """Return whether there is a pickle in what `encode` returned."""
     if not isinstance(node, dict):
         return False
     if node["kind"] in ("dict", "list", "tuple"):

@@ -1,4 +1,4 @@
-"""What a stack of wrappers remembers between steps: which wrappers are known, and what is in the way of a state."""
+"""Inspect a stack of wrappers: what it remembers between steps, which wrappers are known, and what prevents a state."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from gymnasium import Env, Wrapper
 
-__all__ = ["KINDS", "REMEDY", "Stack", "examine", "python_values", "settle"]
+__all__ = ["KINDS", "REMEDY", "Stack", "inspect_stack", "mark_in_progress", "python_values"]
 
-# Wrappers by full name, with the attributes that they count in; a subclass is another wrapper.
+# Known wrappers by full name, with the attributes that they count in; a subclass is another wrapper.
 _COMMON = "gymnasium.wrappers.common."
 _KNOWN: dict[str, tuple[str, ...]] = {
     _COMMON + "TimeLimit": ("_elapsed_steps",),
     _COMMON + "OrderEnforcing": ("_has_reset",),
-    _COMMON + "PassiveEnvChecker": (),  # see `settle`
+    _COMMON + "PassiveEnvChecker": (),  # see `mark_in_progress`
     _COMMON + "Autoreset": ("autoreset",),
     # not its queues of past episodes, on which no result depends, nor the time of day
     _COMMON + "RecordEpisodeStatistics": ("episode_count", "episode_returns", "episode_lengths"),
@@ -33,13 +33,13 @@ _KNOWN: dict[str, tuple[str, ...]] = {
     "aioenv.rendering.pixels.PixelObservation": (),
     "aioenv.adapters.episodes.CountInnerEpisodes": ("counted_return", "counted_length"),  # nor its time of day
 }
-# stateless if the function that they were given is
+# wrappers that are stateless if their function is
 _BY_FUNCTION = {
     "gymnasium.wrappers.transform_action.TransformAction",
     "gymnasium.wrappers.transform_observation.TransformObservation",
     "gymnasium.wrappers.transform_reward.TransformReward",
 }
-# What a counter or a simple attribute may be. The exact type counts: `0.0 + np.float32(1)` is a float32, as is the
+# The types of counters and simple attributes. The exact type matters: `0.0 + np.float32(1)` is a float32, and so is the
 # info that it ends in.
 KINDS: tuple[type, ...] = (type(None), bool, int, float, np.float64, np.float32, np.int64, np.int32, np.bool_)
 
@@ -52,9 +52,9 @@ class Stack(NamedTuple):
     Attributes:
         base: the unwrapped env.
         counters: wrappers and their attributes that count, from the outside in.
-        own: wrappers, and maybe the base, that give and take their state themselves.
+        own: the wrappers, and maybe the base, that have `get_state` and `set_state`.
         physics: whether the base's state is that of its MuJoCo `model` and `data`.
-        obstacle: why the state of the whole can't be had; None if it can.
+        obstacle: why the state of the whole can't be read; None if it can.
     """
 
     base: Any
@@ -64,8 +64,8 @@ class Stack(NamedTuple):
     obstacle: str | None
 
 
-def examine(env: Env[Any, Any]) -> Stack:
-    """Find everything in an env that its next step depends on."""
+def inspect_stack(env: Env[Any, Any]) -> Stack:
+    """Find everything in an env and its wrappers that the next step depends on."""
     counters: list[tuple[Any, str]] = []
     own: list[Any] = []
     obstacle: str | None = None
@@ -90,12 +90,12 @@ def examine(env: Env[Any, Any]) -> Stack:
     return Stack(env, counters, own, physics, obstacle)
 
 
-def settle(env: Env[Any, Any]) -> None:
-    """Tell wrappers that this env is in the middle of its life, where they have no counter for it."""
+def mark_in_progress(env: Env[Any, Any]) -> None:
+    """Put wrappers that have no counter into the state of an env whose episode is in progress."""
     for wrapper in _wrappers(env):
         name = _name(type(wrapper))
         if name == _COMMON + "PassiveEnvChecker":
-            # its checks only warn, and what they compare with is gone
+            # its checks only warn, and the data to compare with is gone
             wrapper.checked_reset = wrapper.checked_step = wrapper.checked_data_reuse = True
             wrapper._previous_data = None
         elif name == _COMMON + "RecordEpisodeStatistics":
@@ -103,7 +103,7 @@ def settle(env: Env[Any, Any]) -> None:
 
 
 def python_values(base: Any) -> dict[str, Any]:
-    """The attributes of an env that are numbers, strings or arrays; not its RNG's."""
+    """Return the attributes of an env that are numbers, strings or arrays, without the seed."""
     return {
         name: value
         for name, value in vars(base).items()
@@ -127,7 +127,7 @@ def _name(kind: type) -> str:
 def _has_physics(base: Any) -> bool:
     mujoco = sys.modules.get("mujoco")
     if hasattr(type(base), "__getattr__") and "model" not in vars(base):
-        return False  # it may be that of another env, whose state is more than these two
+        return False  # the model may belong to another env, whose state is more than model and data
     return (
         mujoco is not None
         and isinstance(getattr(base, "model", None), mujoco.MjModel)
@@ -136,7 +136,7 @@ def _has_physics(base: Any) -> bool:
 
 
 def _has_own_state(kind: type) -> bool:
-    """Whether there are `get_state()` and `set_state(state)`; Gymnasium's `set_state(qpos, qvel)` is neither."""
+    """Return whether a class has `get_state()` and `set_state(state)`, unlike Gymnasium's `set_state(qpos, qvel)`."""
     get, put = getattr(kind, "get_state", None), getattr(kind, "set_state", None)
     if not callable(get) or not callable(put):
         return False
@@ -149,7 +149,7 @@ def _has_own_state(kind: type) -> bool:
 
 
 def _is_plain(function: Any) -> bool:
-    """Whether a function closes over nothing; it could still use globals, as any stateless env could."""
+    """Return whether a function has no closure; it could still use globals, as any env could."""
     if isinstance(function, np.ufunc | types.BuiltinFunctionType | type):
         return True
     return isinstance(function, types.FunctionType) and function.__closure__ is None

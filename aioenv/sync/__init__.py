@@ -1,6 +1,6 @@
-"""The same things for blocking code: vector envs as `gymnasium.vector.VectorEnv`s, and a render pool.
+"""The API for blocking code: vector envs as `gymnasium.vector.VectorEnv`s, a render pool, evaluation and recording.
 
-Each runs on a loop thread of its own.
+Each object runs on a loop thread of its own.
 """
 
 from __future__ import annotations
@@ -12,28 +12,25 @@ from aioenv.requirements import check_requirements
 
 check_requirements()
 
-from aioenv.sync.creator import env_metadata  # noqa: E402
-from aioenv.sync.evaluate import evaluate  # noqa: E402
 from aioenv.sync.gymnasium import AsyncVectorEnv  # noqa: E402
+from aioenv.sync.loops import env_metadata, evaluate, record  # noqa: E402
 from aioenv.sync.vector_env import VectorEnv, make_vec  # noqa: E402
 from aioenv.worker.mujoco_gl import check_mujoco_gl  # noqa: E402
 
 if TYPE_CHECKING:
-    from aioenv.sync.recording import record as record
     from aioenv.sync.render_pool import RenderPool as RenderPool
 
 __all__ = ["AsyncVectorEnv", "RenderPool", "VectorEnv", "env_metadata", "evaluate", "make_vec", "record"]
 
 
-if not TYPE_CHECKING:  # else type checkers would take every name for one that is there
+if not TYPE_CHECKING:  # type checkers would take any name for an existing one
 
     def __getattr__(name: str) -> Any:
-        home = {"RenderPool": "aioenv.sync.render_pool", "record": "aioenv.sync.recording"}.get(name)
-        if home is None:
+        if name != "RenderPool":
             raise AttributeError(f"module 'aioenv.sync' has no attribute {name!r}")
-        try:
-            return getattr(importlib.import_module(home), name)  # it imports MuJoCo, which not everybody needs
-        except RuntimeError:  # of that import, which says less
+        try:  # imported on first use: it imports MuJoCo
+            return importlib.import_module("aioenv.sync.render_pool").RenderPool
+        except RuntimeError:  # MuJoCo's own error says less
             check_mujoco_gl()
             raise
 

@@ -1,17 +1,21 @@
-"""`AsyncVectorEnv`: what old code gets when it imports from here what it used to import from `gymnasium.vector`."""
+"""The drop-in: an `AsyncVectorEnv` with the arguments, methods, messages and exceptions of Gymnasium's."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
 from time import perf_counter
 from typing import Any, Generic, TypeVar
 
 import gymnasium
-from gymnasium import Env, Space, logger
+import numpy as np
+from gymnasium import Env, Space, logger, spaces
 from gymnasium.core import ActType, ObsType
+from gymnasium.error import CustomSpaceError
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.async_vector_env import AsyncState
-from gymnasium.vector.utils import iterate
+from gymnasium.vector.utils import create_shared_memory, iterate
 
 from aioenv import vector_env
 from aioenv.core import env_calls
@@ -26,38 +30,39 @@ from aioenv.errors import (
     StepTimeout,
     WorkerStartError,
 )
-from aioenv.sync.compat import check_max_concurrency, check_shareable, fits, original, start_method
-from aioenv.sync.facade import Facade
+from aioenv.process.launch import START_METHODS
+from aioenv.sync.blocking import BlockingVectorEnv
 from aioenv.sync.portal import PortalCall
-from aioenv.sync.sleep_detector import SleepDetector
 from aioenv.sync.stepping import BlockingStep
 
 __all__ = ["AsyncVectorEnv"]
 
 T = TypeVar("T")
 
-# Gymnasium waits for ever where these end a wait: for envs that are made, and for envs that are closed.
+# Limits of waits for envs that are made, and for envs that are closed. Gymnasium has none.
 _START_TIMEOUT_S = 600.0
 _CLOSE_TIMEOUT_S = 60.0
 
-# Methods that have a door of their own: through `call` they would pass by what is known of the episodes.
-_NOT_BY_CALL = ("reset", "step", "close", "_setattr", "_check_spaces")
+# Methods that `call` refuses: called that way they would bypass the record of episodes.
+_NOT_CALLABLE = ("reset", "step", "close", "_setattr", "_check_spaces")
 
 
-class AsyncVectorEnv(Facade, gymnasium.vector.VectorEnv[Any, Any, Any], Generic[ObsType, ActType]):  # as `VectorEnv`
+class AsyncVectorEnv(
+    BlockingVectorEnv, gymnasium.vector.VectorEnv[Any, Any, Any], Generic[ObsType, ActType]
+):  # as `VectorEnv`
     """A drop-in for `gymnasium.vector.AsyncVectorEnv`: the same arguments, methods, messages and exceptions.
 
-    What Gymnasium gets wrong is right here: after a timeout or Ctrl-C the next result is that of the next call; a
+    Some defects of Gymnasium's are mended: after a timeout or Ctrl-C the next result is that of the next call; a
     worker that dies, and an exception that does not pickle, raise an error that says so; a slot whose env has raised
-    is well again after a `reset`, and no other slot is touched. No env is built in this process.
+    works again after a `reset`, and no other slot is affected. No env is built in this process.
 
     Every method that waits may be interrupted (Ctrl-C): the envs go on, and the next call first waits for them and
-    drops what they return.
+    drops their results.
 
     Args:
         env_fns: a factory for each slot.
-        shared_memory: observations travel the same way whatever it says; but with True, as in Gymnasium, they are cast
-            to their space's dtype and shape, and spaces that can't lie in shared memory are refused.
+        shared_memory: makes no difference to how observations are sent. With True, as in Gymnasium, they are cast to
+            their space's dtype and shape, and spaces that can't lie in shared memory are refused.
         copy: whether observations are arrays of your own; with False they are views into two batches used in turn.
         context: "fork", "spawn", "forkserver" or None: how workers are started. "fork" is not used: it gives what
             "forkserver" gives, and a warning.
@@ -65,11 +70,11 @@ class AsyncVectorEnv(Facade, gymnasium.vector.VectorEnv[Any, Any, Any], Generic[
         worker: refused.
         observation_mode: "same", "different", or a tuple `(batched space, single space)`.
         autoreset_mode: an `AutoresetMode`, or its value.
-        max_concurrency: at most so many envs run at a time: an upper limit of `num_workers`.
-        num_workers: how many processes; slots are spread over them evenly, and those of one worker take turns.
+        max_concurrency: the most envs that run at a time: an upper limit of `num_workers`.
+        num_workers: the number of processes; slots are spread over them evenly, and those of one worker take turns.
             Default: as many as this process may use CPUs, at most one a slot. Envs that sleep (on a network, on a
-            simulator of their own), or of which a process may hold only one, want `num_workers=len(env_fns)`, which is
-            what Gymnasium has; a warning says so if the workers turn out to be idle in the first second of steps.
+            simulator of their own), or that allow only one a process, need `num_workers=len(env_fns)`, as Gymnasium
+            has it. A warning says so if the workers are idle in the first second of steps.
 
     Raises:
         ValueError: if an argument is none of the values it may have; if `worker` is given; if an observation space is
@@ -77,8 +82,8 @@ class AsyncVectorEnv(Facade, gymnasium.vector.VectorEnv[Any, Any, Any], Generic[
         TypeError: if an element of `env_fns` is not callable or can't be pickled; if an observation space has no
             fixed size and `shared_memory` is True.
         SpaceMismatchError: if the envs' spaces can't be batched (it is a RuntimeError).
-        Exception: what a factory raised; WorkerStartError, if that does not pickle, or if a worker ended or was not
-            ready within ten minutes.
+        Exception: the exception of a factory; WorkerStartError, if that does not pickle, or if a worker ended or was
+            not ready within ten minutes.
     """
 
     def __init__(
@@ -112,7 +117,7 @@ class AsyncVectorEnv(Facade, gymnasium.vector.VectorEnv[Any, Any, Any], Generic[
         self._state = AsyncState.DEFAULT
         self._pending: PortalCall | BlockingStep | None = None
         num_workers = check_num_workers(num_workers, max(len(env_fns), 1))
-        # any str, as the types of Gymnasium's arguments have it
+        # typed as any str, like Gymnasium's arguments
         words: dict[str, Any] = {"start": start_method(context), "observation_mode": observation_mode}
         words["autoreset_mode"] = autoreset_mode
         envs = vector_env.AsyncVectorEnv(
@@ -128,11 +133,11 @@ class AsyncVectorEnv(Facade, gymnasium.vector.VectorEnv[Any, Any, Any], Generic[
         try:
             self._start(envs)
         except WorkerStartError as error:
-            failure = original(error)
+            failure = original_exception(error)
         if failure is not None:
             raise failure
         pids = [worker.pid for worker in self.workers if worker.pid is not None]
-        self._sleepers = SleepDetector(pids, self.num_envs) if len(pids) < self.num_envs else None
+        self._sleep_detector = SleepDetector(pids, self.num_envs) if len(pids) < self.num_envs else None
         if shared_memory:
             try:
                 check_shareable(self.single_observation_space)
@@ -157,10 +162,10 @@ class AsyncVectorEnv(Facade, gymnasium.vector.VectorEnv[Any, Any, Any], Generic[
         Raises:
             ClosedError, PendingCallError: as `reset_async`.
             ValueError, TypeError: if seeds or the mask are not of the right length, shape or dtype.
-            Exception: what an env raised (see `step`).
+            Exception: the exception of an env (see `step`).
         """
         self._check_free("reset_async")
-        return self._ask(self._envs.reset, seed=seed, options=options)
+        return self._run_on_loop(self._envs.reset, seed=seed, options=options)
 
     def reset_async(
         self, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
@@ -173,10 +178,10 @@ class AsyncVectorEnv(Facade, gymnasium.vector.VectorEnv[Any, Any, Any], Generic[
             ValueError, TypeError: as `reset`.
         """
         self._check_free("reset_async")
-        self._begin(AsyncState.WAITING_RESET, self._envs.reset, seed=seed, options=options)
+        self._start_call(AsyncState.WAITING_RESET, self._envs.reset, seed=seed, options=options)
 
     def reset_wait(self, timeout: float | None = None) -> ResetResult:
-        """The result of `reset_async`; arguments and errors as for `step_wait`."""
+        """Wait for the result of `reset_async`; arguments and errors as for `step_wait`."""
         result: ResetResult = self._wait(AsyncState.WAITING_RESET, timeout)
         return result
 
@@ -193,19 +198,19 @@ class AsyncVectorEnv(Facade, gymnasium.vector.VectorEnv[Any, Any, Any], Generic[
 
         Raises:
             ClosedError, PendingCallError, ActionError, TypeError: as `step_async`.
-            Exception: what the env of the last slot that failed raised, after a log line for each; an EnvError, if it
+            Exception: the exception of the last slot whose env raised, after a log line for each; an EnvError, if it
                 does not pickle. Slots that failed must be reset.
             EnvError: if a slot has failed before and was not reset. Nothing was sent.
             WorkerDied: if the worker of the last slot that failed has ended.
         """
         self._check_free("step_async")
-        actions, given = self._choose_way(actions)
-        if self._sleepers is None:
-            return self._plainly(lambda: self._stepper.step(actions, given=given))
+        actions, given = self._prepare_actions(actions)
+        if self._sleep_detector is None:
+            return self._translate_errors(lambda: self._stepper.step(actions, given=given))
         began = perf_counter()
-        result = self._plainly(lambda: self._stepper.step(actions, given=given))
-        if not self._sleepers.note(perf_counter() - began):
-            self._sleepers = None
+        result = self._translate_errors(lambda: self._stepper.step(actions, given=given))
+        if not self._sleep_detector.record(perf_counter() - began):
+            self._sleep_detector = None
         return result
 
     def step_async(self, actions: Any) -> None:
@@ -218,15 +223,15 @@ class AsyncVectorEnv(Facade, gymnasium.vector.VectorEnv[Any, Any, Any], Generic[
             TypeError: if `actions` is no batch.
         """
         self._check_free("step_async")
-        actions, given = self._choose_way(actions)
-        self._pending = self._plainly(lambda: self._stepper.begin(actions, given=given))
+        actions, given = self._prepare_actions(actions)
+        self._pending = self._translate_errors(lambda: self._stepper.begin(actions, given=given))
         self._state = AsyncState.WAITING_STEP
 
     def step_wait(self, timeout: float | None = None) -> StepResult:
-        """The result of `step_async`.
+        """Wait for the result of `step_async`.
 
         Args:
-            timeout: how long to wait, in seconds; None for ever.
+            timeout: how long to wait, in seconds; None for no limit.
 
         Raises:
             NoAsyncCallError: if there was no `step_async`.
@@ -237,12 +242,13 @@ class AsyncVectorEnv(Facade, gymnasium.vector.VectorEnv[Any, Any, Any], Generic[
         result: StepResult = self._wait(AsyncState.WAITING_STEP, timeout)
         return result
 
-    def _choose_way(self, actions: Any) -> tuple[Any, bool]:
-        """Actions, and whether they go one by one: by pickle, if they are not just the arrays of the action space.
+    def _prepare_actions(self, actions: Any) -> tuple[Any, bool]:
+        """Return actions, and whether they are a list that is sent element by element, pickled.
 
-        Gymnasium's envs get their actions as they were given, whatever their shape and dtype.
+        That is so unless they are the very arrays of the action space: with Gymnasium, envs get actions as they were
+        given, of any shape and dtype.
         """
-        if fits(self.action_space, actions):
+        if fits_space(self.action_space, actions):
             return actions, False
         given = list(iterate(self.action_space, actions))
         if len(given) != self.num_envs:
@@ -259,10 +265,10 @@ class AsyncVectorEnv(Facade, gymnasium.vector.VectorEnv[Any, Any, Any], Generic[
 
         Raises:
             ClosedError, PendingCallError, ValueError: as `call_async`.
-            Exception: what an env raised (see `step`); its slot need not be reset.
+            Exception: the exception of an env (see `step`); its slot need not be reset.
         """
         self._check_free("call_async")
-        return self._ask(_call, self._envs, name, args, kwargs)
+        return self._run_on_loop(_call_envs, self._envs, name, args, kwargs)
 
     def call_async(self, name: str, /, *args: Any, **kwargs: Any) -> None:
         """Begin a `call`, whose result `call_wait` gives.
@@ -273,10 +279,10 @@ class AsyncVectorEnv(Facade, gymnasium.vector.VectorEnv[Any, Any, Any], Generic[
             ValueError: if `name` is "reset", "step" or "close".
         """
         self._check_free("call_async")
-        self._begin(AsyncState.WAITING_CALL, _call, self._envs, name, args, kwargs)
+        self._start_call(AsyncState.WAITING_CALL, _call_envs, self._envs, name, args, kwargs)
 
     def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:
-        """The result of `call_async`; arguments and errors as for `step_wait`."""
+        """Wait for the result of `call_async`; arguments and errors as for `step_wait`."""
         result: tuple[Any, ...] = self._wait(AsyncState.WAITING_CALL, timeout)
         return result
 
@@ -287,13 +293,13 @@ class AsyncVectorEnv(Facade, gymnasium.vector.VectorEnv[Any, Any, Any], Generic[
             ClosedError: if this is closed.
             PendingCallError: if a `_wait` is owed to another call.
             ValueError: if a list has another length than there are slots.
-            Exception: what an env raised (see `step`); its slot need not be reset.
+            Exception: the exception of an env (see `step`); its slot need not be reset.
         """
         self._check_free("set_attr")
-        self._ask(_set_attr, self._envs, name, values)
+        self._run_on_loop(_set_attr, self._envs, name, values)
 
     def render(self) -> tuple[Any, ...]:
-        """What each env's `render` gives."""
+        """Call each env's `render`."""
         return self.call("render")
 
     # ------------------------------------------------------------ the end
@@ -301,7 +307,7 @@ class AsyncVectorEnv(Facade, gymnasium.vector.VectorEnv[Any, Any, Any], Generic[
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
         """End the workers and the loop thread; called by `close`, with its arguments.
 
-        A call in flight is waited for, with a warning; its result, or what it raises, is dropped.
+        A call in flight is waited for, with a warning; its result or exception is dropped.
 
         Args:
             timeout: how long a call in flight, and then the envs' own `close`, may take, in seconds; None for a
@@ -331,14 +337,14 @@ class AsyncVectorEnv(Facade, gymnasium.vector.VectorEnv[Any, Any, Any], Generic[
                 f"Calling `{name}` while waiting for a pending call to `{state}` to complete.", state
             )
 
-    def _ask(self, function: Callable[..., Coroutine[Any, Any, T]], *args: Any, **kwargs: Any) -> T:
-        """Begin and wait in one: the way to the loop's thread and back is made once."""
-        return self._plainly(lambda: self._portal.call(function, *args, **kwargs))
+    def _run_on_loop(self, function: Callable[..., Coroutine[Any, Any, T]], *args: Any, **kwargs: Any) -> T:
+        """Run a coroutine function on the loop, and wait for its result: one round trip to the loop's thread."""
+        return self._translate_errors(lambda: self._portal.call(function, *args, **kwargs))
 
-    def _begin(
+    def _start_call(
         self, state: AsyncState, function: Callable[..., Coroutine[Any, Any, Any]], *args: Any, **kwargs: Any
     ) -> None:
-        self._pending = self._plainly(lambda: self._portal.begin(function, *args, **kwargs))
+        self._pending = self._translate_errors(lambda: self._portal.start(function, *args, **kwargs))
         self._state = state
 
     def _wait(self, state: AsyncState, timeout: float | None) -> Any:
@@ -356,10 +362,10 @@ class AsyncVectorEnv(Facade, gymnasium.vector.VectorEnv[Any, Any, Any], Generic[
                 call.cancel()
         if call.cancelled:
             raise StepTimeout(f"The call to `{name}_wait` has timed out after {timeout} second(s).")
-        return self._plainly(call.result)
+        return self._translate_errors(call.result)
 
-    def _plainly(self, function: Callable[[], T]) -> T:
-        """What `function` returns; what envs raise comes out as Gymnasium raises it."""
+    def _translate_errors(self, function: Callable[[], T]) -> T:
+        """Return the function's result; raise exceptions of envs as Gymnasium does."""
         try:
             return function()
         except SlotError as exc:
@@ -370,23 +376,171 @@ class AsyncVectorEnv(Facade, gymnasium.vector.VectorEnv[Any, Any, Any], Generic[
             logger.error(f"Received the following error from Worker-{each.slot} - Shutting it down")
             logger.error("%s", each.traceback or each)
         logger.error("Raising the last exception back to the main process.")
-        raise original(error.errors[-1])
+        raise original_exception(error.errors[-1])
 
 
-# On the loop. None of these knows the facade: one that is forgotten is collected, even with a call in flight.
+# The functions below run on the loop. They hold no reference to the drop-in, so that one that the program drops is
+# collected even with a call in flight.
 
 
-async def _call(
+async def _call_envs(
     envs: vector_env.AsyncVectorEnv, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Any, ...]:
-    if name in _NOT_BY_CALL:
+    if name in _NOT_CALLABLE:
         raise ValueError(f"Trying to call function `{name}` with `call`, use `{name}` directly instead.")
-    schedule = envs._check_running()
-    await schedule.drain()  # what a timeout or an interrupt has left
-    return await env_calls.call_envs(schedule, None, name, args, kwargs)
+    scheduler = envs._check_running()
+    await scheduler.drain()  # results that a timeout or an interrupt has left
+    return await env_calls.call_envs(scheduler, None, name, args, kwargs)
 
 
 async def _set_attr(envs: vector_env.AsyncVectorEnv, name: str, values: Any) -> None:
-    schedule = envs._check_running()
-    await schedule.drain()
-    await env_calls.set_attr(schedule, name, values)
+    scheduler = envs._check_running()
+    await scheduler.drain()
+    await env_calls.set_attr(scheduler, name, values)
+
+
+# ---------------------------------------------------------------- Gymnasium's checks and errors
+
+
+def original_exception(error: SlotError | WorkerStartError) -> Exception:
+    """Return the exception that was raised in the worker, with a note of its traceback.
+
+    If that exception could not be sent, return the error itself.
+    """
+    original = error.__cause__
+    if not isinstance(original, Exception):
+        return error
+    original.add_note(f"in the env of slot {error.slots[0]}, in worker process {error.pid}:\n{error.traceback}")
+    return original
+
+
+def fits_space(space: Space[Any], batch: Any) -> bool:
+    """Return whether all arrays of a batch have the shapes and dtypes of its space; other elements are not checked."""
+    if isinstance(space, (spaces.Box, spaces.MultiDiscrete, spaces.MultiBinary)):
+        return isinstance(batch, np.ndarray) and batch.dtype == space.dtype and batch.shape == space.shape
+    if isinstance(space, spaces.Dict):
+        return (
+            isinstance(batch, dict)
+            and batch.keys() == space.spaces.keys()
+            and all(fits_space(child, batch[key]) for key, child in space.spaces.items())
+        )
+    if isinstance(space, spaces.Tuple):
+        return (
+            isinstance(batch, (tuple, list))
+            and len(batch) == len(space.spaces)
+            and all(map(fits_space, space.spaces, batch))
+        )
+    return True
+
+
+def check_max_concurrency(value: int | None) -> None:
+    """Check `max_concurrency` as Gymnasium does, with its messages."""
+    if value is None:
+        return
+    if not isinstance(value, (int, np.integer)):
+        raise ValueError(f"`max_concurrency` must be an integer or None, got {type(value)}.")
+    if value < 1:
+        raise ValueError(f"`max_concurrency` must be a positive or None, got {value}.")
+
+
+def start_method(context: str | None) -> str | None:
+    """Return the launch policy for one of multiprocessing's start methods."""
+    if context is None:
+        return None
+    if context not in ("fork", "forkserver", "spawn"):
+        raise ValueError(f"cannot find context for {context!r}")
+    start = "spawn" if context == "spawn" or "forkserver" not in START_METHODS else "forkserver"
+    if context == "fork":
+        logger.warn(
+            'context="fork" is not used: a forked copy of a process with threads, an event loop or OpenGL contexts can '
+            f"hang. Workers are started by {start!r}; they need no `if __name__ == '__main__'` guard."
+        )
+    return start
+
+
+def check_shareable(space: Space[Any]) -> None:
+    """Refuse the spaces that Gymnasium refuses with `shared_memory=True`, with its messages.
+
+    Raises:
+        ValueError: if Gymnasium does not know the class of a space, and no function is registered for it.
+        TypeError: if a space's elements have no fixed size.
+    """
+    create = create_shared_memory.dispatch(type(space))
+    if create in (create_shared_memory.dispatch(object), create_shared_memory.dispatch(spaces.Graph)):
+        try:
+            create(space)  # it only raises
+        except CustomSpaceError as exc:
+            raise ValueError(
+                "Using `AsyncVector(..., shared_memory=True)` caused an error, you can disable this feature with "
+                "`shared_memory=False` however this is slower."
+            ) from exc
+    if isinstance(space, (spaces.Dict, spaces.Tuple, spaces.OneOf)):
+        children = space.spaces.values() if isinstance(space, spaces.Dict) else space.spaces
+        for child in children:
+            check_shareable(child)
+
+
+# ---------------------------------------------------------------- envs that sleep
+
+_MIN_WAIT_S = 1.0  # the total wait from which on the CPU times say something
+_LONG_STEP_S = 2e-3  # shorter steps may consist of the exchange's own waits
+_BUSY = 0.3  # CPUs that all workers together use or wait for during a wait; with less they sleep
+
+
+class SleepDetector:
+    """Watch the first steps, and warn once if envs that share workers sleep rather than compute.
+
+    Args:
+        pids: the workers' processes.
+        num_envs: the number of envs that share them.
+    """
+
+    def __init__(self, pids: Sequence[int], num_envs: int) -> None:
+        self._pids = pids
+        self._num_envs = num_envs
+        self._steps = 0
+        self._waited_s = 0.0
+        self._before_s = _cpu_seconds(pids)
+
+    def record(self, seconds: float) -> bool:
+        """Record how long a step took; return whether the next one should be recorded, too."""
+        self._steps += 1
+        self._waited_s += seconds
+        if self._before_s is None:
+            return False
+        if self._waited_s < _MIN_WAIT_S:
+            return True
+        now_s = _cpu_seconds(self._pids)
+        if now_s is not None and self._waited_s / self._steps > _LONG_STEP_S:
+            busy = (now_s - self._before_s) / self._waited_s
+            if busy < _BUSY:
+                logger.warn(
+                    f"{self._num_envs} envs share {len(self._pids)} workers and take turns, but while steps were "
+                    f"waited for, the workers used {busy:.2f} CPUs: these envs sleep rather than compute. Give "
+                    f"num_workers={self._num_envs}, so that they sleep side by side."
+                )
+        return False
+
+
+def _cpu_seconds(pids: Sequence[int]) -> float | None:
+    """Return the CPU time that processes have used or, on a busy machine, waited for, in seconds.
+
+    None where there is no /proc, or if a process has ended.
+    """
+    ticks = delay_ns = 0
+    try:
+        for pid in pids:
+            fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+            ticks += int(fields[11]) + int(fields[12])
+            delay_ns += _delay_ns(pid)
+    except OSError:
+        return None
+    return ticks / os.sysconf("SC_CLK_TCK") + delay_ns / 1e9
+
+
+def _delay_ns(pid: int) -> int:
+    """Return how long a process was ready to run without a CPU; 0 where the kernel does not count it."""
+    try:
+        return int(Path(f"/proc/{pid}/schedstat").read_text(encoding="utf-8").split()[1])
+    except (FileNotFoundError, IndexError):
+        return 0

@@ -1,4 +1,4 @@
-"""`RenderPool` for blocking code."""
+"""`aioenv.sync.RenderPool`: a render pool for blocking code, and futures of its images."""
 
 from __future__ import annotations
 
@@ -12,21 +12,19 @@ import numpy.typing as npt
 
 from aioenv.rendering.arguments import DrawOptions, States
 from aioenv.rendering.render_pool import RenderPool as AsyncRenderPool
-from aioenv.sync.blocking import Blocking
-from aioenv.sync.signatures import like_method, signed
-from aioenv.sync.tracing import BlockingTrace
+from aioenv.sync.blocking import BlockingResource, BlockingTrace, like_method, signed
 
 __all__ = ["RenderPool"]
 
 
-class RenderPool(Blocking):
+class RenderPool(BlockingResource):
     """`aioenv.RenderPool` for blocking code: it runs on a loop thread of its own::
 
         with aioenv.sync.RenderPool(model, workers_per_device=2) as pool:
             images = pool.render(states, width=84, height=84)
 
-    The constructor starts the workers. One that is forgotten is closed when it is collected, or at the end of the
-    program.
+    The constructor starts the workers. A pool that the program drops is closed when it is collected, or at the end of
+    the program.
 
     Arguments, attributes and errors are those of `aioenv.RenderPool`.
 
@@ -42,25 +40,25 @@ class RenderPool(Blocking):
         self.state_size: int = pool.state_size
         self.num_workers: int = pool.num_workers
         self.devices: tuple[int, ...] | None = pool.devices
-        self._run(pool)
+        self._start_on_thread(pool)
 
     @property
     def backend(self) -> str:
-        """What draws (see `aioenv.RenderPool.backend`)."""
+        """The OpenGL backend (see `aioenv.RenderPool.backend`)."""
         return self._pool.backend
 
     @property
     def renderer(self) -> str:
-        """What OpenGL says of itself (see `aioenv.RenderPool.renderer`)."""
+        """OpenGL's name of the renderer (see `aioenv.RenderPool.renderer`)."""
         return self._pool.renderer
 
     @property
     def pids(self) -> tuple[int | None, ...]:
-        """The processes that draw (see `aioenv.RenderPool.pids`)."""
+        """The pids of the workers (see `aioenv.RenderPool.pids`)."""
         return self._pool.pids
 
     def get_state(self, data: mujoco.MjData, out: npt.NDArray[np.float64] | None = None) -> npt.NDArray[np.float64]:
-        """A row of `states`: what a picture of `data` depends on (see `aioenv.RenderPool.get_state`)."""
+        """Return a row of `states`, from which `data` can be drawn (see `aioenv.RenderPool.get_state`)."""
         return self._pool.get_state(data, out)
 
     @overload
@@ -85,7 +83,7 @@ class RenderPool(Blocking):
     def render(self, states: Any = None, **how: Any) -> Any:
         """Draw states, and wait for the images: see `aioenv.RenderPool.render`.
 
-        If the wait is interrupted (Ctrl-C), what no worker has begun is not drawn.
+        If the wait is interrupted (Ctrl-C), images that no worker has begun are not drawn.
         """
         return self._portal.call(self._pool.render, states, **how)
 
@@ -109,19 +107,19 @@ class RenderPool(Blocking):
     ) -> Future[Any]: ...
     @signed(AsyncRenderPool.submit)
     def submit(self, states: Any = None, **how: Any) -> Future[Any]:
-        """Have states drawn, and go on: gives a future of what `render` returns.
+        """Start to draw states, and return a future of the images that `render` returns.
 
-        Its `result(timeout)` waits; to cancel it drops what no worker has begun.
+        Its `result(timeout)` waits; cancelling it drops images that no worker has begun.
 
         Raises:
-            ValueError: if an argument is wrong; nothing is sent then. What goes wrong later comes out of the future.
+            ValueError: if an argument is wrong; nothing is sent then. The future raises later errors.
         """
         outcome: Future[Any] = Future()
-        self._portal.run_soon(_submit, self._pool, states, how, outcome)
+        self._portal.run(_submit, self._pool, states, how, outcome)
         return outcome
 
     def trace(self, path: str | os.PathLike[str]) -> BlockingTrace:
-        """Collect a timeline, until the end of a `with` block over it (see `aioenv.RenderPool.trace`)."""
+        """Collect a timeline until the end of a `with` block over it (see `aioenv.RenderPool.trace`)."""
         return BlockingTrace(self._portal, self._pool.trace, path)
 
     def __repr__(self) -> str:
@@ -131,11 +129,11 @@ class RenderPool(Blocking):
         """End the workers and the loop thread. Idempotent."""
         if not self.closed:
             self._end()
-            self.closed = True  # not before: who was interrupted, or refused, closes it again
+            self.closed = True  # only now: a caller that was interrupted or refused may close it again
 
 
 def _submit(pool: AsyncRenderPool, states: Any, how: dict[str, Any], outcome: Future[Any]) -> None:
-    """On the loop's thread: submit, and have both futures end together."""
+    """Submit on the loop, and link the two futures, so that they end together."""
     inner = pool.submit(states, **how)
     loop = inner.get_loop()
 
@@ -143,7 +141,7 @@ def _submit(pool: AsyncRenderPool, states: Any, how: dict[str, Any], outcome: Fu
         error = None if inner.cancelled() else inner.exception()
         if inner.cancelled():
             outcome.cancel()
-        if not outcome.set_running_or_notify_cancel():  # who waits for several learns of a cancelled one so
+        if not outcome.set_running_or_notify_cancel():  # it also tells waits for several futures of a cancelled one
             return
         if error is not None:
             outcome.set_exception(error)

@@ -1,4 +1,4 @@
-"""Steps of blocking code: made as visitors of the loop where that is possible, else over its thread."""
+"""Steps of blocking code: run inline in place of the loop's thread where that is possible, else sent to the thread."""
 
 from __future__ import annotations
 
@@ -13,196 +13,199 @@ from aioenv.core.requests import BatchRequest
 from aioenv.core.results import Ready, StepResult
 from aioenv.core.scheduler import RequestScheduler
 from aioenv.errors import NoAsyncCallError
-from aioenv.sync.loop_handoff import PARK_S
-from aioenv.sync.portal import Portal, PortalCall
+from aioenv.sync.portal import MAX_PAUSE_S, Portal, PortalCall
 from aioenv.vector_env import AsyncVectorEnv
 
 __all__ = ["BlockingStep", "BlockingStepper"]
 
-# So many turns of the loop read what is in, whichever loop it is, before a wait that had no time is over.
+# How many turns of the loop, any loop, it takes to read replies that have arrived. A wait without time lasts as long.
 _TURNS = 3
 
 
 class BlockingStepper:
-    """Steps a started vector env.
+    """Step a started vector env, and send and receive.
 
     Args:
-        portal: where its loop is. It waits for visitors from now on, if steps can be made so.
+        portal: the portal of its loop, which pauses after calls from now on, if steps can run inline.
         envs: the vector env.
     """
 
     def __init__(self, portal: Portal, envs: AsyncVectorEnv) -> None:
         self.portal = portal
         self.envs = envs
-        schedule = envs._scheduler
-        visits = isinstance(schedule, RequestScheduler) and schedule.needs_replies_only
-        self.here = ReplyPoller(schedule.fleet.members if schedule is not None and visits else ())
-        portal.may_park = self.here.suffices if visits else None
+        scheduler = envs._scheduler
+        inline = isinstance(scheduler, RequestScheduler) and scheduler.needs_replies_only
+        self.poller = ReplyPoller(scheduler.fleet.members if scheduler is not None and inline else ())
+        portal.may_pause = self.poller.suffices if inline else None
 
     def step(self, actions: Any, *, given: bool = False, timeout_s: float | None = None) -> StepResult:
         """Step all slots, and wait (see `AsyncVectorEnv.step`, and `RequestScheduler.step` for `given`)."""
         step = BlockingStep(self, given, check_timeout(timeout_s))
         try:
-            step.begin(actions, go_on=True)
+            step.send(actions, finish=True)
             step.wait()
         except BaseException:
             step.cancel()
             raise
         return step.result()
 
-    def send(self, actions: Any, slots: Iterable[int] | None) -> None:
-        """Send actions to some slots (see `AsyncVectorEnv.send`)."""
-        self.portal.run_soon(self._send, actions, slots)
-
-    def _send(self, actions: Any, slots: Iterable[int] | None) -> None:
-        self.envs.send(actions, slots)
-        if not self.here.suffices():
-            self.portal.hurry()
-
-    def recv(self, min_slots: int = 1, max_slots: int | None = None, deadline_s: float | None = None) -> Ready:
-        """Take results as they come (see `AsyncVectorEnv.recv`)."""
-        ready: list[Ready] = []
-        if deadline_s is None:
-            check_recv(min_slots, max_slots, None)
-            self.portal.visit(self._recv_here, ready, min_slots, max_slots)
-        return ready[0] if ready else self.portal.call(self.envs.recv, min_slots, max_slots, deadline_s=deadline_s)
-
-    def _recv_here(self, signals: list[Any], ready: list[Ready], min_slots: int, max_slots: int | None) -> None:
-        schedule, clock = self.envs._scheduler, self.envs._clock
-        if schedule is None or schedule.closing or not schedule.outstanding:
-            return
-        wanted = min_slots if max_slots is None else min(min_slots, max_slots)
-        wait = clock.envs.begin()
-        try:
-            enough = self.here.wait(lambda: schedule.has_ready(wanted), _limit(schedule, None))
-            if enough and not signals:
-                ready.append(schedule.take(max_slots))
-        finally:
-            wait.end()
-
     def begin(self, actions: Any, *, given: bool = False) -> BlockingStep:
-        """Send a step of all slots.
+        """Send a step of all slots, and don't wait.
 
         Raises:
-            Exception: as `step`, if it could not be sent; `BlockingStep.result` raises what else goes wrong.
+            Exception: as `step`, if the step could not be sent; `BlockingStep.result` raises other errors.
         """
         step = BlockingStep(self, given, None)
         try:
-            step.begin(actions, go_on=False)
+            step.send(actions, finish=False)
         except BaseException:
             step.cancel()
             raise
         return step
 
+    def send(self, actions: Any, slots: Iterable[int] | None) -> None:
+        """Send actions to some slots (see `AsyncVectorEnv.send`)."""
+        self.portal.run(self._send, actions, slots)
+
+    def _send(self, actions: Any, slots: Iterable[int] | None) -> None:
+        self.envs.send(actions, slots)
+        if not self.poller.suffices():
+            self.portal.request_turn()
+
+    def recv(self, min_slots: int = 1, max_slots: int | None = None, deadline_s: float | None = None) -> Ready:
+        """Take results as they arrive (see `AsyncVectorEnv.recv`)."""
+        ready: list[Ready] = []
+        if deadline_s is None:
+            check_recv(min_slots, max_slots, None)
+            self.portal.run_inline(self._recv_inline, ready, min_slots, max_slots)
+        return ready[0] if ready else self.portal.call(self.envs.recv, min_slots, max_slots, deadline_s=deadline_s)
+
+    def _recv_inline(self, signals: list[Any], ready: list[Ready], min_slots: int, max_slots: int | None) -> None:
+        """Take results into `ready`, if they arrive soon."""
+        scheduler, clock = self.envs._scheduler, self.envs._clock
+        if scheduler is None or scheduler.closing or not scheduler.outstanding:
+            return
+        wanted = min_slots if max_slots is None else min(min_slots, max_slots)
+        wait = clock.envs.begin()
+        try:
+            enough = self.poller.wait(lambda: scheduler.has_ready(wanted), _inline_limit(scheduler, None))
+            if enough and not signals:
+                ready.append(scheduler.take(max_slots))
+        finally:
+            wait.end()
+
 
 class BlockingStep:
-    """A step that was begun, with the methods of a `PortalCall`. A signal handler may raise between any two lines.
+    """One step of all slots, with the methods of a `PortalCall`. A signal handler may raise between any two lines.
 
-    Between two visits it belongs to nobody: who is interrupted, or forgets it, has left it to `recv`. It does not know
-    the blocking vector env, which may be forgotten, too.
+    Between two inline runs the step is left to `recv`, so nothing is lost if the caller is interrupted or drops it.
+    It holds no reference to the blocking vector env, which may be dropped, too.
     """
 
-    def __init__(self, by: BlockingStepper, given: bool, timeout_s: float | None) -> None:
-        self._portal, self._envs, self._here = by.portal, by.envs, by.here
+    def __init__(self, stepper: BlockingStepper, given: bool, timeout_s: float | None) -> None:
+        self._portal, self._envs, self._poller = stepper.portal, stepper.envs, stepper.poller
         self._given = given
         self._timeout_s = timeout_s
-        self._exchange: BatchRequest | None = None  # what was sent by a visitor
-        self._call: PortalCall | None = None  # what was asked of the loop: all of it, or to wait for the exchange
-        self._late = self._over = False  # a visitor has waited for it; it has ended there
+        self._request: BatchRequest | None = None  # sent, and left to `recv`
+        self._call: PortalCall | None = None  # runs on the loop: the whole step, or the wait for the request
+        self._waited_inline = self._ended_inline = False
         self._value: StepResult | None = None
         self._error: Exception | None = None
 
-    def begin(self, actions: Any, *, go_on: bool) -> None:
-        """Send it; with `go_on`, wait for its end as well if that is not far."""
-        self._portal.visit(self._begin_here, actions, go_on)
-        if self._exchange is not None or self._over:
+    def send(self, actions: Any, *, finish: bool) -> None:
+        """Send the step; with `finish`, also take its result if it arrives soon."""
+        self._portal.run_inline(self._send_inline, actions, finish)
+        if self._request is not None or self._ended_inline:
             return
-        if not go_on:
-            begun = self._portal.call(_begin, self._envs, actions, self._given)
-            if begun is not None:
-                self._exchange, self._done = begun
+        if not finish:
+            sent = self._portal.call(_send_step, self._envs, actions, self._given)
+            if sent is not None:
+                self._request, self._future = sent
                 return
         self._call = self._portal.prepare(_step, self._envs, actions, self._given, self._timeout_s)
         self._call.post()
-        if not go_on:  # until it is sent, whoever has the actions must not change them
-            self._call.wait_begun()
+        if not finish:  # the caller may change the actions only after they were sent
+            self._call.wait_started()
 
-    def _begin_here(self, signals: list[Any], actions: Any, go_on: bool) -> None:
-        schedule = self._envs._scheduler
-        if schedule is None or not schedule.steps_here or self._envs.closed:
+    def _send_inline(self, signals: list[Any], actions: Any, finish: bool) -> None:
+        scheduler = self._envs._scheduler
+        if scheduler is None or not scheduler.steps_here or self._envs.closed:
             return
-        exchange = schedule.begin_step(actions, given=self._given)
-        self._exchange, self._done = exchange, exchange.done
-        if not go_on or not self._finish_here(schedule, exchange, signals):
-            schedule.leave(exchange)
-            if not self._here.suffices():
-                self._portal.hurry()
+        request = scheduler.begin_step(actions, given=self._given)
+        self._request, self._future = request, request.done
+        if not finish or not self._finish_inline(scheduler, request, signals):
+            scheduler.leave(request)
+            if not self._poller.suffices():
+                self._portal.request_turn()
 
-    def _wait_here(self, signals: list[Any], timeout_s: float | None) -> None:
-        schedule, exchange = self._envs._scheduler, self._exchange
-        if schedule is None or exchange is None or schedule.closing:
+    def _wait_inline(self, signals: list[Any], timeout_s: float | None) -> None:
+        scheduler, request = self._envs._scheduler, self._request
+        if scheduler is None or request is None or scheduler.closing:
             return
         try:
-            schedule.take_up(exchange, self._done)
+            scheduler.take_up(request, self._future)
         except NoAsyncCallError as exc:
-            self._end(None, exc)
+            self._end_inline(None, exc)
             return
-        if not self._finish_here(schedule, exchange, signals, timeout_s):
-            schedule.leave(exchange)
+        if not self._finish_inline(scheduler, request, signals, timeout_s):
+            scheduler.leave(request)
 
-    def _finish_here(
-        self, schedule: RequestScheduler, exchange: BatchRequest, signals: list[Any], timeout_s: float | None = None
+    def _finish_inline(
+        self, scheduler: RequestScheduler, request: BatchRequest, signals: list[Any], timeout_s: float | None = None
     ) -> bool:
-        """Wait for the replies and take the result; whether that was so soon, and no signal has come."""
-        self._late = True
+        """Wait for the replies and take the result; return whether they arrived soon, and no signal arrived."""
+        self._waited_inline = True
         wait = self._envs._clock.envs.begin()
         try:
-            schedule.dispatch.poll(exchange)
-            limit = _limit(schedule, self._timeout_s)
+            scheduler.dispatch.poll(request)
+            limit = _inline_limit(scheduler, self._timeout_s)
             limit = limit if timeout_s is None else min(limit, timeout_s)
-            all_in = self._here.wait(lambda: not exchange.open, limit)
+            arrived = self._poller.wait(lambda: not request.open, limit)
         finally:
             wait.end()
-        if not all_in or signals:  # whose handlers may raise
+        if not arrived or signals:  # their handlers may raise
             return False
         try:
-            result = schedule.step_result(exchange)
+            result = scheduler.step_result(request)
         except Exception as exc:
-            self._end(None, exc)
+            self._end_inline(None, exc)
         else:
-            self._end(result, None)
+            self._end_inline(result, None)
         return True
 
-    def _end(self, value: StepResult | None, error: Exception | None) -> None:
+    def _end_inline(self, value: StepResult | None, error: Exception | None) -> None:
         self._value, self._error = value, error
-        self._over = True
+        self._ended_inline = True
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait for the end, at most `timeout_s`; whether it has come: if all is in, with 0, too."""
-        if self._call is None and not self._over:
-            began = perf_counter()
-            if not self._late:
-                self._portal.visit(self._wait_here, timeout_s)
-            if not self._over:
-                self._call = self._portal.prepare(_outcome, self._envs, self._exchange, self._done, self._timeout_s)
+        """Wait for the end, at most `timeout_s`; return whether the step has ended.
+
+        With a limit of 0 seconds, replies that have arrived are still read.
+        """
+        if self._call is None and not self._ended_inline:
+            start_s = perf_counter()
+            if not self._waited_inline:
+                self._portal.run_inline(self._wait_inline, timeout_s)
+            if not self._ended_inline:
+                self._call = self._portal.prepare(_result, self._envs, self._request, self._future, self._timeout_s)
                 self._call.post()
                 if timeout_s is not None:
-                    self._call.wait_begun(_TURNS)
-                    timeout_s -= perf_counter() - began
-        return self._over or self._call is None or self._call.wait(timeout_s)
+                    self._call.wait_started(_TURNS)
+                    timeout_s -= perf_counter() - start_s
+        return self._ended_inline or self._call is None or self._call.wait(timeout_s)
 
     def cancel(self) -> None:
-        """Leave it to `recv`, if it has not ended."""
+        """Leave the step to `recv`, if it has not ended."""
         if self._call is not None:
             self._call.cancel()
 
     @property
     def cancelled(self) -> bool:
-        """Whether it has ended by being cancelled."""
+        """Whether `cancel` has ended the wait."""
         return self._call is not None and self._call.cancelled
 
     def result(self) -> StepResult:
-        """What came of it; raises what went wrong. To be asked once."""
+        """Return or raise the step's result; only once."""
         if self._call is not None:
             return self._call.result()  # type: ignore[no-any-return]
         value, error = self._value, self._error
@@ -216,10 +219,10 @@ class BlockingStep:
             del error  # its traceback has this frame
 
 
-def _limit(schedule: RequestScheduler, timeout_s: float | None) -> float:
-    """How long a visitor waits, in seconds, if that was said of the wait."""
-    whole = schedule.patience.limit(timeout_s)
-    return PARK_S if whole is None else min(PARK_S, whole)
+def _inline_limit(scheduler: RequestScheduler, timeout_s: float | None) -> float:
+    """Return how long an inline wait may last, in seconds, given the wait's own limit."""
+    limit = scheduler.patience.limit(timeout_s)
+    return MAX_PAUSE_S if limit is None else min(MAX_PAUSE_S, limit)
 
 
 async def _step(envs: AsyncVectorEnv, actions: Any, given: bool, timeout_s: float | None) -> StepResult:
@@ -228,22 +231,24 @@ async def _step(envs: AsyncVectorEnv, actions: Any, given: bool, timeout_s: floa
     return await envs.step(actions, timeout_s=timeout_s)
 
 
-async def _begin(envs: AsyncVectorEnv, actions: Any, given: bool) -> tuple[BatchRequest, asyncio.Future[None]] | None:
-    """Send a step, and leave it; None, and nothing was sent, if there are slots that don't take part."""
-    schedule = envs._check_running()
-    if schedule.table.paused is not None:
+async def _send_step(
+    envs: AsyncVectorEnv, actions: Any, given: bool
+) -> tuple[BatchRequest, asyncio.Future[None]] | None:
+    """Send a step, and leave it to `recv`. If slots are paused, send nothing, and return None."""
+    scheduler = envs._check_running()
+    if scheduler.table.paused is not None:
         return None
-    exchange = await schedule.send_step(actions, given=given)
-    schedule.leave(exchange)
-    return exchange, exchange.done
+    request = await scheduler.send_step(actions, given=given)
+    scheduler.leave(request)
+    return request, request.done
 
 
-async def _outcome(
-    envs: AsyncVectorEnv, exchange: BatchRequest, done: asyncio.Future[None], timeout_s: float | None
+async def _result(
+    envs: AsyncVectorEnv, request: BatchRequest, future: asyncio.Future[None], timeout_s: float | None
 ) -> StepResult:
-    schedule, wait = envs._check_running(), envs._clock.envs.begin()
+    scheduler, wait = envs._check_running(), envs._clock.envs.begin()
     try:
-        schedule.take_up(exchange, done)
-        return await schedule.step_outcome(exchange, timeout_s)
+        scheduler.take_up(request, future)
+        return await scheduler.step_outcome(request, timeout_s)
     finally:
         wait.end()

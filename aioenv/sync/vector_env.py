@@ -23,23 +23,21 @@ from aioenv.rollout.recorder import Rollout
 from aioenv.rollout.rollout import Policy
 from aioenv.state.env_state import EnvState
 from aioenv.stats.episodes import EpisodeStats
-from aioenv.sync.facade import Facade
-from aioenv.sync.portal import Portal, PostponedCall
-from aioenv.sync.rollout import roll_out, run_episodes
-from aioenv.sync.signatures import like_function, like_method
+from aioenv.sync.blocking import BlockingVectorEnv, like_function, like_method
+from aioenv.sync.portal import DeferredCall, Portal
+from aioenv.sync.rollout import blocking_episodes, blocking_rollout
 from aioenv.sync.stepping import BlockingStep
 from aioenv.vector_env import AsyncVectorEnv
 
 __all__ = ["VectorEnv", "make_vec"]
 
 
-class VectorEnv(Facade, gymnasium.vector.VectorEnv[Any, Any, Any]):  # named, for skrl reads the bases' names
+class VectorEnv(BlockingVectorEnv, gymnasium.vector.VectorEnv[Any, Any, Any]):  # named: skrl reads the names of bases
     """Many envs, stepped at once in worker processes, for code without `await`.
 
-    It starts at once, and has the methods of `AsyncVectorEnv`, which block; Gymnasium's
-    vector wrappers work on it. It may be used while an event loop runs on the caller's thread (Jupyter), which
-    then waits. Close it, or use it as a context manager; one that is forgotten is closed when it is collected, or
-    at the end of the program.
+    It starts at once, and has the methods of `AsyncVectorEnv`, which block; Gymnasium's vector wrappers work on it. It
+    may be used while an event loop runs on the caller's thread (Jupyter), which then waits. Close it, or use it as a
+    context manager. One that the program drops is closed when it is collected, or at the end of the program.
 
     Arguments and attributes are those of `AsyncVectorEnv`.
 
@@ -76,32 +74,32 @@ class VectorEnv(Facade, gymnasium.vector.VectorEnv[Any, Any, Any]):  # named, fo
     def step(self, actions: Any, *, timeout_s: float | None = None) -> StepResult:
         """Step every slot (see `AsyncVectorEnv.step`)."""
         if self._native is not None and timeout_s is None:
-            result = self._portal.here(self._native._step_here, actions)
+            result = self._portal.run_while_idle(self._native._step_here, actions)
             if result is not None:
                 return result
         return self._stepper.step(actions, timeout_s=timeout_s)
 
-    def _begin_step(self, actions: Any) -> BlockingStep | PostponedCall:
-        """`step`, for who waits for it later, and is told then what went wrong after it was sent.
+    def _begin_step(self, actions: Any) -> BlockingStep | DeferredCall:
+        """Send a step whose result is waited for later; errors after the sending are raised then.
 
-        Actions that don't fit are told of now, and the others may be changed from now on. A native env in this process
-        steps while it is waited for: there is nobody to whom the step could be sent.
+        Actions that don't fit raise now, and the caller may change the others when this returns. A native env in this
+        process steps when it is waited for, on the waiting thread.
         """
         if self._native is None:
             return self._stepper.begin(actions)
         if self.closed:
             raise self._portal.closed_error()
-        return PostponedCall(partial(self.step, self._native._fit_here(actions)))
+        return DeferredCall(partial(self.step, self._native._fit_here(actions)))
 
     @overload
     def render(self, mode: Literal["arrays"] | None = None) -> Any: ...
     @overload
     def render(self, mode: Literal["grid"]) -> npt.NDArray[np.uint8]: ...
     def render(self, mode: Literal["arrays", "grid"] | None = None) -> Any:
-        """A tuple of one image a slot, of the states that were returned last (see `AsyncVectorEnv.render`).
+        """Return a tuple of one image a slot, of the states that were returned last (see `AsyncVectorEnv.render`).
 
-        As Gymnasium's wrappers take them, they are colours alone, several cameras side by side. With "arrays" they are
-        what the async API gives, with `depth` and `segmentation`; with "grid" it is one array.
+        As Gymnasium's wrappers expect, they are colours alone, several cameras side by side. With "arrays" the result
+        is that of the async API, with `depth` and `segmentation`; with "grid" it is one array.
         """
         images = self._portal.call(self._envs.render, mode)
         if mode is not None:
@@ -116,10 +114,10 @@ class VectorEnv(Facade, gymnasium.vector.VectorEnv[Any, Any, Any]):  # named, fo
     def render_stream(self, buffer: int = 8) -> Iterator[tuple[int, Any]]:
         """Iterate over the images of all results from now on (see `AsyncVectorEnv.render_stream`).
 
-        It waits for results to come, so that it is for another thread than the one that steps.
+        It waits for results, so use it on another thread than the one that steps.
         """
-        stream = self._portal.run_soon(lambda: self._envs.render_stream(buffer))
-        return _Items(self._portal, stream)
+        stream = self._portal.run(lambda: self._envs.render_stream(buffer))
+        return _ImageIterator(self._portal, stream)
 
     def rollout(
         self, policy: Policy, steps: int, groups: int = 2, *, split: Literal["slots", "workers"] = "slots"
@@ -129,16 +127,16 @@ class VectorEnv(Facade, gymnasium.vector.VectorEnv[Any, Any, Any]):  # named, fo
         The policy, a plain function, runs on the caller's thread. If it raises, or Ctrl-C is pressed, the rollout is
         cancelled.
         """
-        return roll_out(self._portal, self._envs, policy, steps, groups, split)
+        return blocking_rollout(self._portal, self._envs, policy, steps, groups, split)
 
     def episodes(
         self, policy: Policy, n: int, *, seed: int | Sequence[int | None] | None = None
     ) -> Generator[Episode, None, None]:
         """Run episodes 0 … n-1, each exactly once and to its end (see `AsyncVectorEnv.episodes`).
 
-        The policy, a plain function, runs on the caller's thread, between one episode that is given and the next.
+        The policy, a plain function, runs on the caller's thread, while the next episode is waited for.
         """
-        return run_episodes(self, policy, n, seed)
+        return blocking_episodes(self, policy, n, seed)
 
     @property
     def episode_stats(self) -> EpisodeStats:
@@ -157,23 +155,23 @@ class VectorEnv(Facade, gymnasium.vector.VectorEnv[Any, Any, Any]):  # named, fo
         options: dict[str, Any] | None = None,
     ) -> None:
         """Begin episodes in some slots, without waiting (see `AsyncVectorEnv.send_reset`)."""
-        self._portal.run_soon(lambda: self._envs.send_reset(slots, seed=seed, options=options))
+        self._portal.run(lambda: self._envs.send_reset(slots, seed=seed, options=options))
 
     def recv(self, min_slots: int = 1, max_slots: int | None = None, *, deadline_s: float | None = None) -> Ready:
-        """Take results as they come (see `AsyncVectorEnv.recv`)."""
+        """Take results as they arrive (see `AsyncVectorEnv.recv`)."""
         return self._stepper.recv(min_slots, max_slots, deadline_s)
 
     def ready(
         self, min_slots: int = 1, max_slots: int | None = None, *, deadline_s: float | None = None
     ) -> Iterator[Ready]:
-        """Iterate over results as they come, until nothing is in flight any more (see `AsyncVectorEnv.ready`)."""
+        """Iterate over results as they arrive, until nothing is in flight (see `AsyncVectorEnv.ready`)."""
         while self.outstanding:
             yield self.recv(min_slots, max_slots, deadline_s=deadline_s)
 
     @property
     def outstanding(self) -> bool:
-        """Whether anything is in flight, or has come and was not taken: whether `recv` would give something."""
-        outstanding: bool = self._portal.run_soon(lambda: self._envs.outstanding)
+        """Whether a request is in flight or a result is ready: whether `recv` would return something."""
+        outstanding: bool = self._portal.run(lambda: self._envs.outstanding)
         return outstanding
 
     @property
@@ -195,11 +193,11 @@ class VectorEnv(Facade, gymnasium.vector.VectorEnv[Any, Any, Any]):  # named, fo
 
     def pause(self, slots: int | Iterable[int]) -> None:
         """Leave slots out of whole batches (see `AsyncVectorEnv.pause`)."""
-        self._portal.run_soon(self._envs.pause, slots)
+        self._portal.run(self._envs.pause, slots)
 
     def resume(self, slots: int | Iterable[int] | None = None) -> None:
         """Take slots into whole batches again (see `AsyncVectorEnv.resume`)."""
-        self._portal.run_soon(self._envs.resume, slots)
+        self._portal.run(self._envs.resume, slots)
 
     def resume_all(self) -> None:
         """Take all slots into whole batches again."""
@@ -208,13 +206,13 @@ class VectorEnv(Facade, gymnasium.vector.VectorEnv[Any, Any, Any]):  # named, fo
     @property
     def active_slots(self) -> npt.NDArray[np.int64]:
         """The slots that are not paused, ascending."""
-        slots: npt.NDArray[np.int64] = self._portal.run_soon(lambda: self._envs.active_slots)
+        slots: npt.NDArray[np.int64] = self._portal.run(lambda: self._envs.active_slots)
         return slots
 
     @property
     def exhausted(self) -> tuple[int, ...]:
         """The slots that were paused because their envs have no further episode (see `AsyncVectorEnv.exhausted`)."""
-        slots: tuple[int, ...] = self._portal.run_soon(lambda: self._envs.exhausted)
+        slots: tuple[int, ...] = self._portal.run(lambda: self._envs.exhausted)
         return slots
 
     def step_at(self, slot: int, action: Any) -> SlotStep:
@@ -230,28 +228,28 @@ class VectorEnv(Facade, gymnasium.vector.VectorEnv[Any, Any, Any]):  # named, fo
         self._portal.call(self._envs.set_attr, name, values)
 
     def model_field(self, name: str) -> npt.NDArray[Any]:
-        """A live field of the models of native MuJoCo slots (see `NativeVectorEnv.model_field`)."""
-        array: npt.NDArray[Any] = self._portal.run_soon(self._envs.model_field, name)
+        """Return a live field of the models of native MuJoCo slots (see `NativeVectorEnv.model_field`)."""
+        array: npt.NDArray[Any] = self._portal.run(self._envs.model_field, name)
         return array
 
     def get_state(self, slots: Iterable[int] | None = None) -> list[EnvState]:
-        """The states of envs (see `AsyncVectorEnv.get_state`)."""
+        """Return the states of envs (see `AsyncVectorEnv.get_state`)."""
         return self._portal.call(self._envs.get_state, slots)
 
     def set_state(self, states: Iterable[EnvState], slots: Iterable[int] | None = None) -> None:
-        """Bring envs into states (see `AsyncVectorEnv.set_state`)."""
+        """Set the states of envs (see `AsyncVectorEnv.set_state`)."""
         self._portal.call(self._envs.set_state, states, slots)
 
     def actor_rewards(self) -> npt.NDArray[np.float32] | None:
-        """The reward of each actor in the last whole step (see `AsyncVectorEnv.actor_rewards`)."""
+        """Return the reward of each actor in the last whole step (see `AsyncVectorEnv.actor_rewards`)."""
         return self._portal.call(self._envs.actor_rewards)
 
     def actor_ids(self, *, same_step: bool = True) -> tuple[ActorID, ...]:
-        """Whose turn it is in each slot (see `AsyncVectorEnv.actor_ids`)."""
+        """Return the actor whose turn it is in each slot (see `AsyncVectorEnv.actor_ids`)."""
         return self._portal.call(self._envs.actor_ids, same_step=same_step)
 
     def is_actor_done(self) -> npt.NDArray[np.bool_]:
-        """Whether that actor has nothing more to do (see `AsyncVectorEnv.is_actor_done`)."""
+        """Return whether that actor has nothing more to do (see `AsyncVectorEnv.is_actor_done`)."""
         return self._portal.call(self._envs.is_actor_done)
 
     def __repr__(self) -> str:
@@ -259,23 +257,23 @@ class VectorEnv(Facade, gymnasium.vector.VectorEnv[Any, Any, Any]):  # named, fo
         workers = f" num_workers={len(self.workers)}" if not self.closed and self.workers else ""
         return f"<aioenv.sync.VectorEnv num_envs={self.num_envs}{workers} {state}>"
 
-    def close(self, *, grace_s: float = CLOSE_GRACE_S, **kwargs: Any) -> None:  # Gymnasium's says nothing of these
+    def close(self, *, grace_s: float = CLOSE_GRACE_S, **kwargs: Any) -> None:  # Gymnasium's has other keywords
         """End the workers and the loop thread. It can be called again.
 
         Args:
             grace_s: how long each worker may take to close its envs, in seconds; then it gets SIGTERM, a second later
                 SIGKILL.
-            **kwargs: ignored, as by Gymnasium's.
+            **kwargs: ignored, as Gymnasium does.
         """
         super().close(grace_s=grace_s, **kwargs)
 
     def close_extras(self, *, grace_s: float = CLOSE_GRACE_S, **kwargs: Any) -> None:
-        """Called by `close`, with its arguments."""
+        """End the workers and the loop thread; called by `close`, with its arguments."""
         self._end(grace_s=grace_s)
 
 
-class _Items(Iterator[tuple[int, Any]]):
-    """A stream, for blocking code. (A generator would be over with the first image that could not be drawn.)"""
+class _ImageIterator(Iterator[tuple[int, Any]]):
+    """Iterate over an image stream. (A generator would end with the first image that could not be drawn.)"""
 
     def __init__(self, portal: Portal, stream: ImageStream) -> None:
         self._portal = portal
@@ -284,7 +282,7 @@ class _Items(Iterator[tuple[int, Any]]):
     def __next__(self) -> tuple[int, Any]:
         try:
             item = self._portal.call(self._stream.next)
-        except ClosedError:  # between two items: nothing is waited for any more
+        except ClosedError:  # closed between two items
             item = self._stream.next_drawn()
         if item is None:
             raise StopIteration

@@ -1,4 +1,4 @@
-"""What a factory made: whether it is an env, and what the parent learns of it when its worker has started."""
+"""Check the env that a factory has made, and describe it to the parent: spaces, spec, model, checkpoints, metadata."""
 
 from __future__ import annotations
 
@@ -16,46 +16,46 @@ from aioenv.spaces.large_boxes import packed
 from aioenv.state.checkpoint import RowCheckpoint
 from aioenv.state.render_source import MujocoSource, dump_model, find_source
 from aioenv.worker import worker_context
-from aioenv.worker.making import what_is_no_env
+from aioenv.worker.making import explain_no_env
 from aioenv.worker.service import SlotService, StartFailed, describe_failure
 from aioenv.worker.specs import spec_without_values
 
 __all__ = [
-    "Describer",
     "EnvDescription",
     "EnvMetadata",
     "FirstCheckpoints",
+    "MetadataService",
     "ModelSignature",
-    "checked",
+    "check_env",
     "describe_envs",
     "dumped",
     "dumped_space",
-    "layers_of",
     "picklable_items",
+    "wrapper_layers",
 ]
 
-# of all rows of a worker, and rows with what did not fit into theirs
+# The first checkpoints of all rows of a worker, and (row, overflow) of those that did not fit.
 FirstCheckpoints: TypeAlias = "tuple[npt.NDArray[np.float64], Sequence[tuple[int, bytes]]]"
 
 
 class EnvDescription(NamedTuple):
-    """What the parent learns of one env; a space is None where it equals the one of the worker's first env.
+    """The description of one env for the parent; a space is None where it equals that of the worker's first env.
 
-    What most workers have in common is pickled already: the parent need not load it of each to see that it is the same.
+    Data that most workers have in common is pickled: the parent sees that it is equal without loading each one.
     """
 
     observation_space: bytes | None
     action_space: bytes | None
-    metadata: dict[str, Any]  # without what does not pickle
+    metadata: dict[str, Any]  # without items that don't pickle
     render_mode: str | None
     spec: bytes | None  # of the first env: an EnvSpec, or None; None if it does not pickle, and of all other envs
     source: MujocoSource | None
-    checkpoint_size: int = 0  # how many float64 it takes to resume it; 0 if it can't be, or nobody asked
-    checkpoint_obstacle: str | None = None  # why it can't be
+    checkpoint_size: int = 0  # float64s of a checkpoint; 0 if the env can't be resumed, or need not be
+    checkpoint_obstacle: str | None = None  # why the env can't be resumed
     stepped_alone: bool = True  # whether its slot can be stepped without the others of its worker
     model_fields: bytes | None = None  # of a native vector env, with its first row (see `unchanged_fields`)
-    drawn_by: str = ""  # the name of the OpenGL that its images are drawn with here, if they are observations
-    layers: tuple[tuple[int, str], ...] = ()  # see `layers_of`
+    drawn_by: str = ""  # the OpenGL that the env draws its observations with, if they are images
+    layers: tuple[tuple[int, str], ...] = ()  # see `wrapper_layers`
 
 
 def describe_envs(
@@ -66,14 +66,14 @@ def describe_envs(
     by_camera: bool,
     with_spec: bool,
 ) -> list[EnvDescription]:
-    """One description for each env of a worker.
+    """Return one description for each env of a worker.
 
     Args:
-        envs: these.
-        checkpoints: of each what it takes to resume it; empty if nobody asked.
+        envs: the envs.
+        checkpoints: the checkpoint of each; empty if the envs need not be resumed.
         find_sources: whether to look for MuJoCo models.
         by_camera: see `find_source`.
-        with_spec: whether to read the spec of the first.
+        with_spec: whether to read the spec of the first env.
     """
     first = envs[0]
     observations, actions = dumped_space(first, "observation_space"), dumped_space(first, "action_space")
@@ -96,32 +96,32 @@ def describe_envs(
                 checkpoint.size if checkpoint is not None else 0,
                 checkpoint.obstacle if checkpoint is not None else None,
                 drawn_by=str(getattr(env, "drawn_by", "")),
-                layers=layers_of(env),
+                layers=wrapper_layers(env),
             )
         )
     return descriptions
 
 
 def _unlike(env: Any, first: Any, name: str, of_first: bytes) -> bytes | None:
-    """One of the spaces of an env, pickled; None if it equals that of the first, whose pickle this is."""
+    """Pickle one of the spaces of an env; None if it equals that of the first env, whose pickle is `of_first`."""
     space = getattr(env, name)
     if space is getattr(first, name) or dumped(packed(space)) == of_first or space == getattr(first, name):
         return None
     return dumped_space(env, name)
 
 
-def layers_of(env: Any) -> tuple[tuple[int, str], ...]:
-    """The `id` and the class name of an env and of each env that it wraps, the outermost first.
+def wrapper_layers(env: Any) -> tuple[tuple[int, str], ...]:
+    """Return the `id` and the class name of an env and of each env that it wraps, the outermost first.
 
-    No other env of this process may have one of them: each would step the other's. `unwrapped` is not asked, since a
-    wrapper may have one of its own.
+    No other env of this process may share one of them: each would step the other's. `unwrapped` is not used, since a
+    wrapper may define its own.
     """
     layers: dict[int, str] = {}
     while id(env) not in layers:
         layers[id(env)] = type(env).__name__
         try:
             below = env.env if isinstance(env, Wrapper) else vars(env).get("env")
-        except Exception:  # of a property; or `env` has no `__dict__`
+        except Exception:  # raised by a property; or `env` has no `__dict__`
             break
         if not isinstance(below, Env):
             break
@@ -129,9 +129,9 @@ def layers_of(env: Any) -> tuple[tuple[int, str], ...]:
     return tuple(layers.items())
 
 
-def checked(env: Any) -> Env[Any, Any]:
-    """What a factory made; a TypeError, which says what to do, if that is no env."""
-    if problem := what_is_no_env(env):
+def check_env(env: Any) -> Env[Any, Any]:
+    """Return what a factory made; raise a TypeError, which says what to do, if that is no env."""
+    if problem := explain_no_env(env):
         raise TypeError(f"the factory returned {problem}")
     if missing := [name for name in ("reset", "step", "unwrapped") if not hasattr(env, name)]:
         raise TypeError(f"the factory returned {env!r}, expected a gymnasium.Env: it has no {', '.join(missing)}")
@@ -154,7 +154,7 @@ def checked(env: Any) -> Env[Any, Any]:
 
 
 def dumped_space(env: Any, name: str) -> bytes:
-    """One of the spaces of an env, pickled; a TypeError, which says what to do, if it can't travel."""
+    """Pickle one of the spaces of an env; raise a TypeError, which says what to do, if it doesn't pickle."""
     space: Space[Any] = getattr(env, name)
     try:
         return dump(packed(space))
@@ -166,7 +166,7 @@ def dumped_space(env: Any, name: str) -> bytes:
 
 
 def picklable_items(values: Any) -> dict[str, Any]:
-    """Those of them that can be pickled: most often all. None, as adapters of other interfaces give it, has none."""
+    """Return the items of a mapping that pickle, usually all; no items of None, as some adapters have it."""
     items = dict(values) if isinstance(values, Mapping) else {}
     if dumped(items) is None:
         items = {key: value for key, value in items.items() if dumped(value) is not None}
@@ -174,18 +174,18 @@ def picklable_items(values: Any) -> dict[str, Any]:
 
 
 def dumped(value: Any) -> bytes | None:
-    """The value, pickled, or None if it can't be."""
+    """Pickle a value; None if it doesn't pickle."""
     try:
         return dump(value)
     except Exception:
         return None
 
 
-# ------------------------------------------------------------ describing an env that is closed again
+# ------------------------------------------------------------ metadata, without running the env
 
 
 class ModelSignature(NamedTuple):
-    """Which MuJoCo model an env has; equal for equal models.
+    """Identifies the MuJoCo model of an env; equal for equal models.
 
     Attributes:
         nq, nv, nu, na, nbody, ngeom: sizes of the model, under MuJoCo's names.
@@ -202,18 +202,18 @@ class ModelSignature(NamedTuple):
 
 
 class EnvMetadata(NamedTuple):
-    """What a creator's envs are.
+    """The metadata of a creator's envs.
 
     Attributes:
         observation_space, action_space: of a single env.
         spec: its `EnvSpec`; None if it has none, or one that does not pickle. Large arguments as in
             `AsyncVectorEnv.spec`.
-        reward_range: `(lowest, highest)` if the env has such an attribute, which Gymnasium gave up in 1.0, else None.
-        reward_threshold: the spec's, from which on the task counts as solved; None if there is none.
-        metadata: the env's own.
-        render_mode: the env's.
-        render_modes: those that it could have.
-        model: of a MuJoCo env; None for any other.
+        reward_range: `(lowest, highest)` if the env has such an attribute, which Gymnasium removed in 1.0, else None.
+        reward_threshold: the return from which on the task counts as solved, from the spec; None if there is none.
+        metadata: the env's `metadata`.
+        render_mode: the env's `render_mode`.
+        render_modes: the render modes that the env supports.
+        model: the model of a MuJoCo env; None for any other env.
     """
 
     observation_space: Space[Any]
@@ -227,11 +227,11 @@ class EnvMetadata(NamedTuple):
     model: ModelSignature | None
 
 
-class Describer(SlotService):
-    """A service that makes an env, describes it and closes it; nothing else can be asked of it.
+class MetadataService(SlotService):
+    """A service that makes an env, describes it and closes it at once; it answers no other request.
 
     Args:
-        factories: one function that makes it.
+        factories: one function that makes the env.
     """
 
     def __init__(self, factories: Sequence[Callable[[], Env[Any, Any]]]) -> None:
@@ -246,14 +246,14 @@ class Describer(SlotService):
             raise StartFailed(describe_failure(exc, 0)) from exc
 
     def describe(self) -> EnvMetadata:
-        """What the env is."""
+        """Return the metadata of the env."""
         return self._metadata
 
-    def afterwards(self) -> None:
-        """There is nothing to do."""
+    def after_reply(self) -> None:
+        """Do nothing."""
 
     def close(self) -> None:
-        """The env is closed already."""
+        """Do nothing: the env is closed already."""
 
 
 def _describe(env: Env[Any, Any]) -> EnvMetadata:

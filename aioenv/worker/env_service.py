@@ -1,4 +1,4 @@
-"""The service that holds envs: it steps the envs of one worker's slots, row by row, and replies in columns.
+"""The service that holds single envs: it steps the envs of a worker's slots, row by row, and replies in columns.
 
 A *row* is a slot's place within its worker: the parent knows slots, the worker rows.
 """
@@ -22,29 +22,29 @@ from aioenv.spaces.layout import Layout
 from aioenv.spaces.shared_layout import SharedBatch, SharedLayout
 from aioenv.state.assets import Looks
 from aioenv.state.checkpoint import Checkpoints, RowCheckpoint
-from aioenv.state.render_source import EnvRenderable, MujocoSource, subject_of
+from aioenv.state.render_source import EnvRenderable, MujocoSource, find_pixel_renderable
 from aioenv.state.snapshot import Misfit, RawState, read_snapshot, write_snapshot
 from aioenv.state.wrapper_stack import REMEDY
 from aioenv.stats.counters import SeedPlan
 from aioenv.stats.sharing import copies, uncounted
 from aioenv.worker import worker_context
-from aioenv.worker.description import EnvDescription, FirstCheckpoints, checked, describe_envs
-from aioenv.worker.row_buffers import Actions, ResultRows
+from aioenv.worker.description import EnvDescription, FirstCheckpoints, check_env, describe_envs
+from aioenv.worker.row_buffers import ActionRows, ResultRows
 from aioenv.worker.service import FastPath, PartialStep, Reply, SlotService, StartFailed, close_envs, describe_failure
 from aioenv.worker.vector_states import AWAITS_RESET, as_single
 from aioenv.worker.worker_context import map_memory
 
-__all__ = ["Beyond", "EnvService", "FirstCheckpoints"]
+__all__ = ["EnvService", "Overflow"]
 
-# Of a row, what did not fit into its checkpoint before an operation, and after it.
-Beyond: TypeAlias = "tuple[bytes | None, bytes | None]"
+# Of a row: the bytes that did not fit into its checkpoints before and after an operation; None if all did.
+Overflow: TypeAlias = "tuple[bytes | None, bytes | None]"
 
 
 class EnvService(SlotService):
-    """Envs, stepped one after the other.
+    """Envs that are stepped one after the other.
 
     Args:
-        factories: functions, one an env; each is asked for when its row's turn has come.
+        factories: functions, one an env, which are called in the order of their rows.
         mode: the autoreset mode.
         find_sources: whether to look for MuJoCo models, so that images can be drawn elsewhere.
         checkpoints: whether to find out what it takes to resume the envs elsewhere.
@@ -75,28 +75,28 @@ class EnvService(SlotService):
         for row in range(len(factories)):
             try:
                 with worker_context.running_row(row):
-                    self._envs.append(checked(factories[row]()))
+                    self._envs.append(check_env(factories[row]()))
             except SystemExit:
                 raise
             except BaseException as exc:
                 self.close()
                 raise StartFailed(describe_failure(exc, row)) from exc
-        self._bases: list[Any] = [env.unwrapped for env in self._envs]
         self._stepper = Autoreset(self._envs, mode, worker_context.row_mark(), lenient=lenient, numerics=numerics)
         self._row_checkpoints = [RowCheckpoint(env) for env in self._envs] if checkpoints else []
         self._checkpoints: Checkpoints | None = None
         self._all_rows = range(len(self._envs))
         self._gatherer = Gatherer()
         self._draws_late = False
-        self._tells_no_more = False
-        self._rides: Callable[[int, int], bool] | None = None
-        self._late: list[int] | None = None
+        self._has_fast_path = False
+        self._write_extras: Callable[[int, int], bool] | None = None  # states and checkpoints, for the fast path
+        self._rows_to_draw: list[int] | None = None
         self._sources: list[MujocoSource | None] = [None] * len(self._envs)
-        self._subjects: list[EnvRenderable] = []  # of all rows, if states ride
-        self._editing: list[tuple[int, str, EnvRenderable]] = []  # those whose models may be others later, and for what
+        self._renderables: list[EnvRenderable] = []  # of all rows, if replies carry physics states
+        # (row, "render" or "pixels", …) of envs whose models may change
+        self._editable: list[tuple[int, str, EnvRenderable]] = []
 
     def describe(self) -> list[EnvDescription]:
-        """One description for each row."""
+        """Return one description for each row."""
         descriptions = describe_envs(
             self._envs,
             self._row_checkpoints,
@@ -114,22 +114,22 @@ class EnvService(SlotService):
         state_size: int,
         draws_late: bool,
         checkpoint_size: int = 0,
-        plane: SharedLayout | None = None,
+        shared_layout: SharedLayout | None = None,
         start: int = 0,
         seed_plan: SeedPlan | None = None,
     ) -> FirstCheckpoints | None:
         """Lay out the arrays that both sides agree on.
 
         Args:
-            observation_space: the single space that the batch is made of; None: as the first row has it.
+            observation_space: the single space that the batch is made of; None: that of the first row.
             action_space: likewise.
-            state_size: how many float64 of physics state ride on each reply and row; 0 for none.
-            draws_late: whether to render each row after the reply to a step or reset has gone out.
-            checkpoint_size: how many float64 of checkpoint ride on each reply and row, after the physics state: at
+            state_size: how many float64 of physics state each row of a reply carries; 0 for none.
+            draws_late: whether to render each row after the reply to a step or reset was sent.
+            checkpoint_size: how many float64 of checkpoint each row of a reply carries, after the physics state: at
                 least the largest of `describe`; 0 for none.
-            plane: what lies in shared memory; None: nothing.
+            shared_layout: which arrays lie in shared memory; None: none.
             start: the slot of the first row.
-            seed_plan: where the seeds of episodes come from that are given none.
+            seed_plan: gives the seeds of episodes that are reset without one.
 
         Returns:
             The first checkpoints, float64 of shape `(rows, checkpoint_size)`: what a first reset starts from, which
@@ -143,42 +143,34 @@ class EnvService(SlotService):
         observations = Layout(self._envs[0].observation_space if observation_space is None else observation_space)
         self._checkpoints = self._lay_out_checkpoints(checkpoint_size) if checkpoint_size else None
         self._state = np.zeros((n, state_size), np.float64)
-        if state_size:
-            each = zip(self._envs, self._sources, strict=True)
-            how: Any = {"by_camera": self._by_camera, "looks": self._looks}
-            self._subjects = [EnvRenderable(env, source, **how) for env, source in each if source is not None]
-        self._editing = [(row, "render", subject) for row, subject in enumerate(self._subjects)]
-        for row, env in enumerate(self._envs):
-            if (subject := subject_of(env)) is not None:
-                self._editing.append((row, "pixels", subject))
-        self._editing = [each for each in self._editing if each[2].source.numbered]
+        self._find_renderables(state_size)
         self._draws_late = draws_late
-        riding = [self._state] if state_size else []
+        extras = [self._state] if state_size else []
         if self._checkpoints is not None:
-            riding.append(self._checkpoints.array)
-        lanes = [SharedBatch({}, {})]
-        if plane is not None:
-            lanes = plane.batches(map_memory(plane.size(observations, layout)), observations, layout)
+            extras.append(self._checkpoints.array)
+        batches = [SharedBatch({}, {})]
+        if shared_layout is not None:
+            memory = map_memory(shared_layout.size(observations, layout))
+            batches = shared_layout.batches(memory, observations, layout)
         mine = slice(start, start + n)
-        shared = [{i: a[mine] for i, a in lane.observations.items()} for lane in lanes]
-        self._rows = ResultRows(observations, n, shared, riding, self._cast)
-        actions = [{i: array[mine] for i, array in lane.actions.items()} for lane in lanes]
-        self._actions = Actions(layout, n, actions, laned=plane is not None)
+        shared = [{i: array[mine] for i, array in batch.observations.items()} for batch in batches]
+        self._rows = ResultRows(observations, n, shared, extras, self._cast)
+        actions = [{i: array[mine] for i, array in batch.actions.items()} for batch in batches]
+        self._actions = ActionRows(layout, n, actions, named=shared_layout is not None)
         self._action_views = self._actions.views
-        simple = layout.is_single_array and observations.is_numeric and not (plane and plane.actions)
-        small = sum(map(len, self._rows.stepped_run(0, n))) <= MAX_FIXED_BYTES  # else Python says that it is not
-        self._tells_no_more = simple and small and not draws_late
-        self._rides = self._let_ride if riding or self._editing else None
+        simple = layout.is_single_array and observations.is_numeric and not (shared_layout and shared_layout.actions)
+        small = sum(map(len, self._rows.step_buffers(0, n))) <= MAX_FIXED_BYTES  # else Python raises the error
+        self._has_fast_path = simple and small and not draws_late
+        self._write_extras = self._write_extras_of if extras or self._editable else None
         if seed_plan is not None:
             self._stepper.use_seed_plan(seed_plan, start)
-        for row, what, subject in self._editing:
-            if what == "render":
-                self._stepper.wrap_reset(row, subject.end, subject.begin)
-        # what is here now stays: full collections need not look at it again
-        if worker_context.owns_process():
+        for row, use, renderable in self._editable:
+            if use == "render":
+                self._stepper.wrap_reset(row, renderable.note_episode_end, renderable.expect_edit)
+        if worker_context.owns_process():  # all objects that live now stay: spare full collections the look at them
             gc.collect()
             gc.freeze()
-        return (self._checkpoints.array.copy(), self._checkpoints.beyond) if self._checkpoints is not None else None
+        return (self._checkpoints.array.copy(), self._checkpoints.overflow) if self._checkpoints is not None else None
 
     def _lay_out_checkpoints(self, size: int) -> Checkpoints:
         for row in range(len(self._envs)):
@@ -190,94 +182,116 @@ class EnvService(SlotService):
         checkpoints.capture(self._all_rows)
         return checkpoints
 
-    # ------------------------------------------------------------ steps and resets
+    def _find_renderables(self, state_size: int) -> None:
+        """Find what images are drawn from, and which of these models may change while the env runs."""
+        if state_size:
+            each = zip(self._envs, self._sources, strict=True)
+            how: Any = {"by_camera": self._by_camera, "looks": self._looks}
+            self._renderables = [EnvRenderable(env, source, **how) for env, source in each if source is not None]
+        self._editable = [(row, "render", renderable) for row, renderable in enumerate(self._renderables)]
+        for row, env in enumerate(self._envs):
+            if (renderable := find_pixel_renderable(env)) is not None:
+                self._editable.append((row, "pixels", renderable))
+        self._editable = [each for each in self._editable if each[2].source.numbered]
+
+    # ------------------------------------------------------------ steps
 
     def _step(self, frame: Frame) -> Reply:
         rows: Sequence[int] = self._all_rows
         chosen, action_objects, given = load_step(frame.tail)
-        lane, data = self._actions.open(frame)
+        batch, data = self._actions.unpack(frame)
         if given is not None:
             actions = given
         elif chosen is None:
-            actions = self._actions.of_all(lane, action_objects or ())
+            actions = self._actions.of_all(batch, action_objects or ())
         else:
             rows = chosen
-            actions = self._actions.of_some(lane, rows, data, action_objects or ())
-        out = self._stepper.step(rows, actions, self._rows.into(lane) if isinstance(rows, range) else None)
-        return self._of_step(rows, lane, out)
+            actions = self._actions.of_some(batch, rows, data, action_objects or ())
+        out = self._stepper.step(rows, actions, self._rows.direct_into(batch) if isinstance(rows, range) else None)
+        return self._reply_to_step(rows, batch, out)
 
-    def express(self) -> FastPath | None:
-        """A step of envs whose observations and actions are arrays."""
-        into = self._rows.lanes if self._tells_no_more else None
-        if into is None or (self._checkpoints is not None and self._checkpoints.beyond):
-            return None  # a state that is too long now may be so in the next step, and need not be written twice then
-        rows, sorts = self._rows.stepped_run, self._gatherer.c_schemas
-        fixed = rows(0, len(self._envs))
-        envs = self._stepper.c_arguments
-        return FastPath(self._action_views, self._actions.array, *envs, into, rows, sorts, fixed, self._rides)
+    def _finish_step(self, partial: PartialStep) -> Reply:
+        if partial.row < 0:
+            raise partial.outcome
+        rows = self._all_rows if partial.rows == self._all_rows else partial.rows
+        out = self._stepper.step(rows, partial.actions, self._rows.direct_into(partial.batch), partial[6:])
+        return self._reply_to_step(rows, partial.batch, out)
 
-    def _let_ride(self, first: int, count: int) -> bool:
-        """Write states and checkpoints of so many rows from one on, stepped in C; False: there is more to tell."""
+    def _reply_to_step(self, rows: Sequence[int], batch: int, out: Stepped) -> Reply:
+        if out.rows:
+            self._rows.store(batch, out)
+        failures = [describe_failure(exc, row) for row, exc in out.failures] if out.failures else []
+        return self._reply(rows, True, out.infos, failures, rows, out.exhausted, out.lost)
+
+    def fast_path(self) -> FastPath | None:
+        """Return what C needs for steps of envs whose observations and actions are arrays."""
+        direct = self._rows.direct if self._has_fast_path else None
+        if direct is None or (self._checkpoints is not None and self._checkpoints.overflow):
+            return None  # a state that overflows may do so in the next step, too: don't write it twice
+        buffers, schemas = self._rows.step_buffers, self._gatherer.c_schemas
+        fixed, extras = buffers(0, len(self._envs)), self._write_extras
+        return FastPath(
+            self._action_views,
+            self._actions.array,
+            *self._stepper.c_arguments,
+            direct,
+            buffers,
+            schemas,
+            fixed,
+            extras,
+        )
+
+    def _write_extras_of(self, first: int, count: int) -> bool:
+        """Write states and checkpoints of successive rows that C has stepped; return False if Python must reply."""
         rows = range(first, first + count)
         if self._state.shape[1]:
             try:
                 self._read_states(rows)
-            except Exception:  # `_reply` finds out whose
+            except Exception:  # `_reply` finds out which row it is
                 return False
         if self._checkpoints is not None:
             self._checkpoints.capture(rows)
-        if any(subject.parcels for _, _, subject in self._editing):
+        if any(renderable.updates for _, _, renderable in self._editable):
             return False
-        return self._checkpoints is None or not self._checkpoints.beyond
+        return self._checkpoints is None or not self._checkpoints.overflow
 
     def _read_states(self, rows: Iterable[int]) -> None:
         for row in rows:
-            subject = self._subjects[row]
-            if subject.parcels:  # of a row that was read before, and has not gone out
-                subject.parcels = [parcel for parcel in subject.parcels if parcel.key]
-            subject.read(self._state[row])
+            renderable = self._renderables[row]
+            if renderable.updates:  # of a row that was read before and not sent
+                renderable.updates = [update for update in renderable.updates if update.key]
+            renderable.read(self._state[row])
 
-    def _take_parcels(self) -> list[tuple[int, Any]]:
-        return [(row, (what, parcel)) for row, what, subject in self._editing for parcel in subject.take_parcels()]
+    def _take_render_updates(self) -> list[tuple[int, Any]]:
+        return [(row, (use, update)) for row, use, model in self._editable for update in model.take_updates()]
 
-    def _go_on(self, begun: PartialStep) -> Reply:
-        if begun.row < 0:
-            raise begun.outcome
-        rows = self._all_rows if begun.rows == self._all_rows else begun.rows
-        out = self._stepper.step(rows, begun.actions, self._rows.into(begun.lane), begun[6:])
-        return self._of_step(rows, begun.lane, out)
-
-    def _of_step(self, rows: Sequence[int], lane: int, out: Stepped) -> Reply:
-        if out.rows:
-            self._rows.store(lane, out)
-        failures = [describe_failure(exc, row) for row, exc in out.failures] if out.failures else []
-        return self._reply(rows, True, out.infos, failures, rows, out.exhausted, out.lost)
+    # ------------------------------------------------------------ resets and replies
 
     def _reset(self, frame: Frame) -> Reply:
         request: ResetRequest = load(frame.tail)
-        lane, _ = self._actions.open(frame)
+        batch, _ = self._actions.unpack(frame)
         infos: list[tuple[int, dict[str, Any]]] = []
         failures: list[Failure] = []
-        over: list[int] = []
+        exhausted: list[int] = []
         for row, seed in zip(request.rows, request.seeds, strict=True):
             try:
                 obs, info = self._stepper.reset(row, seed, request.options)
-                self._rows.keep(lane, row, obs)
+                self._rows.write_observation(batch, row, obs)
                 if info:
                     infos.append((row, info))
             except SystemExit:
                 raise
             except BaseException as exc:
                 if self._stepper.note_exhausted(row, exc):
-                    over.append(row)
+                    exhausted.append(row)
                 else:
                     failures.append(describe_failure(exc, row))
         rows: Sequence[int] = self._all_rows if request.whole else request.rows
         if request.shown is not None:
             rows = request.shown
-        reset = set(request.rows).difference(over, (failure.row for failure in failures))
-        self._rows.show(lane, [row for row in rows if row not in reset])
-        return self._reply(rows, False, infos, failures, request.rows, over)
+        reset = set(request.rows).difference(exhausted, (failure.row for failure in failures))
+        self._rows.rewrite_last(batch, [row for row in rows if row not in reset])
+        return self._reply(rows, False, infos, failures, request.rows, exhausted)
 
     def _reply(
         self,
@@ -286,48 +300,52 @@ class EnvService(SlotService):
         infos: list[tuple[int, dict[str, Any]]],
         failures: list[Failure],
         touched: Sequence[int],
-        over: Sequence[int] = (),
+        exhausted: Sequence[int] = (),
         lost: Sequence[int] = (),
     ) -> Reply:
-        """What has come to stand in the rows, as a reply: all of them, or just the ones asked for.
+        """Make the reply about some rows after a step or reset.
 
         Args:
-            touched: those that were stepped or reset; the others are as they were.
-            over: those whose envs have no further episode.
-            lost: those of `touched` whose envs have not begun, and don't show what is told of them.
+            rows: the rows that the reply shows.
+            stepped: whether it has rewards and flags.
+            infos: (row, info).
+            failures: of rows.
+            touched: the rows that were stepped or reset; the others are unchanged.
+            exhausted: the rows whose envs have no further episode.
+            lost: those of `touched` whose new envs have not begun an episode, so that their state is not shown.
         """
         shown = [row for row in touched if row not in lost] if lost else touched
         if self._state.shape[1]:
             try:
                 self._read_states(shown)
-            except Exception:  # it is that row's alone
+            except Exception:  # it concerns one row alone
                 failures = [*failures, *self._unreadable(shown, {failure.row for failure in failures})]
-        beyond: Sequence[tuple[int, bytes]] = ()
+        overflow: Sequence[tuple[int, bytes]] = ()
         if self._checkpoints is not None:
             self._checkpoints.capture(touched)
-            beyond = self._checkpoints.beyond
+            overflow = self._checkpoints.overflow
         if self._draws_late:
-            self._late = list(shown)
-        parcels = self._take_parcels() if self._editing else ()
+            self._rows_to_draw = list(shown)
+        updates = self._take_render_updates() if self._editable else ()
         fixed = self._rows.buffers(rows, stepped=stepped)
         objects = self._rows.objects
         if len(rows) < len(self._envs):
             objects = [[column[row] for row in rows] for column in objects]
-        if not infos and not failures and not objects and not over and not beyond and not parcels:
+        if not infos and not failures and not objects and not exhausted and not overflow and not updates:
             return new_tuple(Reply, (fixed, b""))
         try:
             groups = self._gatherer.gather(infos, rows) if infos else []
             news = self._gatherer.take_new_schemas()
-            more = news or failures or objects or over or beyond or parcels
+            more = news or failures or objects or exhausted or overflow or updates
             if not (more or any(group.objects for group in groups)):
                 return Reply(fixed, dump_columns(groups))
-            tail = dump(StepReply(news, groups, objects, failures, over, beyond, parcels))
+            tail = dump(StepReply(news, groups, objects, failures, exhausted, overflow, updates))
         except Exception:
-            tail = self._without_unpicklable(rows, infos, objects, failures, over, beyond, parcels)
+            tail = self._without_unpicklable(rows, infos, objects, failures, exhausted, overflow, updates)
         return Reply(fixed, tail)
 
     def _unreadable(self, rows: Sequence[int], failed: Container[int | None]) -> list[Failure]:
-        """Read the states that can be, and report the rows whose can't, but for those that have failed anyway."""
+        """Read the states that can be read; return a failure for each other row that has not failed anyway."""
         failures = []
         for row in rows:
             try:
@@ -343,11 +361,11 @@ class EnvService(SlotService):
         infos: list[tuple[int, dict[str, Any]]],
         objects: list[list[Any]],
         failures: list[Failure],
-        over: Sequence[int],
-        beyond: Sequence[tuple[int, bytes]],
-        parcels: Sequence[tuple[int, Any]],
+        exhausted: Sequence[int],
+        overflow: Sequence[tuple[int, bytes]],
+        updates: Sequence[tuple[int, Any]],
     ) -> bytes:
-        """Find the rows whose infos or observations can't travel, and report those rows alone as failed."""
+        """Find the rows whose infos or observations don't pickle, and report those rows alone as failed."""
         good: list[tuple[int, dict[str, Any]]] = []
         for row, info in infos:
             try:
@@ -368,13 +386,15 @@ class EnvService(SlotService):
                 failures.append(describe_failure(exc, row))
                 for column in objects:
                     column[index] = None
-        self._gatherer = Gatherer()  # what it believes to have sent, it has not
+        self._gatherer = Gatherer()  # the old one believes that its news were sent
         groups = self._gatherer.gather(good, rows)
-        return dump(StepReply(self._gatherer.take_new_schemas(), groups, objects, failures, over, beyond, parcels))
+        return dump(
+            StepReply(self._gatherer.take_new_schemas(), groups, objects, failures, exhausted, overflow, updates)
+        )
 
-    def afterwards(self) -> Reply | None:
-        """Render the rows that were just stepped, if the parent wants images and nobody else can draw them."""
-        rows, self._late = self._late, None
+    def after_reply(self) -> Reply | None:
+        """Render the rows that were just stepped, if the parent wants images that only the envs can draw."""
+        rows, self._rows_to_draw = self._rows_to_draw, None
         if rows is None:
             return None
         images: list[Any] = []
@@ -391,7 +411,7 @@ class EnvService(SlotService):
         try:
             return Reply((), dump((rows, images, failures)))
         except Exception:
-            for i, row in enumerate(rows):  # whose is it?
+            for i, row in enumerate(rows):  # find the image that does not pickle
                 try:
                     dump(images[i])
                 except Exception as exc:
@@ -401,7 +421,7 @@ class EnvService(SlotService):
             return Reply((), dump((rows, images, failures)))
 
     def close(self) -> None:
-        """Close every env; what one of them raises is told, and does not keep the others open."""
+        """Close every env; an exception of one is logged and does not keep the others open."""
         envs, self._envs = self._envs, []
         close_envs(envs, "an env")
 
@@ -410,7 +430,7 @@ class EnvService(SlotService):
     def call_envs(
         self, rows: Sequence[int], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[list[bytes], list[Failure]]:
-        """Call a method of envs, or read an attribute, wherever in the stack of wrappers it is."""
+        """Call a method of envs, or read an attribute, in whichever wrapper it is found first."""
 
         def call(env: Env[Any, Any]) -> Any:
             value = env.get_wrapper_attr(name)
@@ -429,33 +449,33 @@ class EnvService(SlotService):
     def apply(
         self, rows: Sequence[int], function: Callable[..., Any], args: tuple[Any, ...]
     ) -> tuple[list[bytes], list[Failure]]:
-        """Call a function with each env and some arguments: a question that no method of the env answers."""
+        """Call a function with each env and some arguments: for questions that no method of the env answers."""
         return self._for_each(rows, [lambda env: function(env, *args)] * len(rows))
 
     def set_attr(self, rows: Sequence[int], name: str, values: Sequence[Any]) -> tuple[list[bytes], list[Failure]]:
-        """Set an attribute of envs, where it exists in the stack of wrappers, else on the env itself."""
+        """Set an attribute of envs on the wrapper that has it, else on the env itself."""
         return self._for_each(rows, [lambda env, v=v: env.set_wrapper_attr(name, v) for v in values])  # type: ignore[misc]
 
-    def resets_due(self, rows: Sequence[int]) -> tuple[list[bytes], list[Failure]]:
-        """For each row whether its next step will be a reset instead."""
+    def pending_resets(self, rows: Sequence[int]) -> tuple[list[bytes], list[Failure]]:
+        """Return for each row whether its next step will be a reset instead."""
         return self._for_each(rows, [lambda _, row=row: self._stepper.pending_reset[row] == 1 for row in rows])  # type: ignore[misc]
 
     def get_states(self, rows: Sequence[int]) -> tuple[list[bytes], list[Failure]]:
-        """The state of each env, or, as a text, why it can't be had."""
+        """Return the state of each env or, as a string, why there is none."""
         due = self._stepper.pending_reset
         return self._for_each(rows, [lambda env, row=row: _or_text(read_snapshot, env, due[row] == 1) for row in rows])  # type: ignore[misc]
 
     def set_states(self, rows: Sequence[int], states: Sequence[RawState]) -> tuple[list[bytes], list[Failure]]:
-        """Bring each env into a state; gives its checkpoint and what did not fit in, or why nothing was done."""
+        """Bring each env into a state; return its checkpoint and the overflow, or why nothing was done."""
         each = zip(rows, states, strict=True)
         return self._for_each(rows, [lambda _, r=r, s=s: _or_text(self._set_state, r, s) for r, s in each])  # type: ignore[misc]
 
     def take_stats(self) -> dict[bytes, dict[int, Any]]:
-        """Of statistics that are copies here: what slots have seen since the last time, by key and slot."""
+        """Take the new samples of statistics that are copies in this process, by key and slot."""
         return {key: taken for key, stats in list(copies.items()) if (taken := stats.take())}
 
     def load_stats(self, states: dict[bytes, dict[str, Any]]) -> None:
-        """Bring those copies to what their parent knows."""
+        """Bring those copies up to date with the parent's statistics."""
         for key, state in states.items():
             stats = copies.get(key)
             if stats is not None:
@@ -470,12 +490,12 @@ class EnvService(SlotService):
         if self._checkpoints is None:
             return None
         self._checkpoints.capture([row])
-        return self._checkpoints.array[row], self._row_checkpoints[row].beyond
+        return self._checkpoints.array[row], self._row_checkpoints[row].overflow
 
     def _for_each(
         self, rows: Sequence[int], functions: Sequence[Callable[[Env[Any, Any]], Any]]
     ) -> tuple[list[bytes], list[Failure]]:
-        """Results, each pickled by itself, so that one that can't be is its own row's failure alone."""
+        """Call one function a row, and pickle each result alone: one that doesn't pickle is a failure of its row."""
         results: list[bytes] = []
         failures: list[Failure] = []
         for row, function in zip(rows, functions, strict=True):
@@ -487,12 +507,12 @@ class EnvService(SlotService):
             except BaseException as exc:
                 results.append(b"")
                 failures.append(describe_failure(exc, row))
-            for other, _, subject in self._editing:
+            for other, _, renderable in self._editable:
                 if other == row:
-                    subject.begin()
+                    renderable.expect_edit()
         return results, failures
 
-    # ------------------------------------------------------------ in the place of a worker that died
+    # ------------------------------------------------------------ recovery: envs in place of those of a dead worker
 
     def resume(
         self,
@@ -500,19 +520,19 @@ class EnvService(SlotService):
         before: npt.NDArray[np.float64],
         operations: Sequence[tuple[Any, ...] | None],
         after: npt.NDArray[np.float64],
-        beyond: Sequence[Beyond] = (),
+        overflow: Sequence[Overflow] = (),
         states: npt.NDArray[np.float64] | None = None,
     ) -> list[str | None]:
-        """Bring new envs to where others were: go to the state before their last operation, and replay it.
+        """Bring new envs to where others were: restore the state before their last operation, and replay it.
 
         Args:
-            rows: whose.
+            rows: the rows of the new envs.
             before: checkpoints before the operations, float64 of shape `(len(rows), checkpoint_size)`. Zeros before
-                a reset mean that there was nothing.
+                a reset mean that there was none.
             operations: `("step", action)`, an action as its env takes it, `("reset", seed, options)`, or
                 `("set_state", state)`; None if there was no operation yet: then `after` is restored.
             after: checkpoints after the operations.
-            beyond: for each row what did not fit into these two; empty if all did.
+            overflow: for each row what did not fit into these two; empty if all did.
             states: what images of the rows were drawn from last, float64 `(len(rows), state_size)`.
 
         Returns:
@@ -523,10 +543,10 @@ class EnvService(SlotService):
         outcomes: list[str | None] = []
         if states is not None:
             self._state[list(rows)] = states
-        beyond = beyond or [(None, None)] * len(rows)
-        for row, start, operation, end, rest in zip(rows, before, operations, after, beyond, strict=True):
+        overflow = overflow or [(None, None)] * len(rows)
+        for row, start, operation, end, rest in zip(rows, before, operations, after, overflow, strict=True):
             try:
-                with uncounted():  # what statistics have seen, they have seen
+                with uncounted():  # statistics have counted these steps already
                     outcomes.append(self._resume(row, start, operation, end, rest))
             except Exception as exc:
                 outcomes.append(f"{type(exc).__name__}: {exc}")
@@ -538,23 +558,23 @@ class EnvService(SlotService):
         before: npt.NDArray[np.float64],
         operation: Any,
         after: npt.NDArray[np.float64],
-        beyond: Beyond,
+        overflow: Overflow,
     ) -> str | None:
         assert self._checkpoints is not None
         checkpoint = self._row_checkpoints[row]
         due = self._stepper.pending_reset
         match operation:
             case None:
-                due[row] = checkpoint.restore(after, beyond[1])
+                due[row] = checkpoint.restore(after, overflow[1])
             case ("set_state", state):
                 self._set_state(row, state)
             case ("reset", seed, options):
                 if np.array(before).view(np.uint64).any():  # as bits: small integers are subnormal floats
-                    due[row] = checkpoint.restore(before, beyond[0])
+                    due[row] = checkpoint.restore(before, overflow[0])
                 obs, _ = self._stepper.reset(row, seed, options)
-                self._rows.keep(0, row, obs)
+                self._rows.write_observation(0, row, obs)
             case ("step", action):
-                due[row] = checkpoint.restore(before, beyond[0])
+                due[row] = checkpoint.restore(before, overflow[0])
                 out = self._stepper.step([row], [action])
                 self._rows.store(0, out)
                 if out.failures:
@@ -562,23 +582,23 @@ class EnvService(SlotService):
                     raised = f"{type(exc).__name__}: {exc}" if str(exc) else type(exc).__name__
                     return f"{raised}, when its last step was made again; if it remembers more than MuJoCo, {REMEDY}"
         if not checkpoint.replays:
-            due[row] = checkpoint.restore(after, beyond[1])
+            due[row] = checkpoint.restore(after, overflow[1])
         self._checkpoints.capture([row])
         return checkpoint.difference(self._checkpoints.array[row], after)
 
-    def begin_anew(self, rows: Sequence[LostRow]) -> None:
-        """Another process had these rows and died: say so in their next step, and reset them then as the mode wants."""
+    def reset_lost_rows(self, rows: Sequence[LostRow]) -> None:
+        """End the episodes of a dead worker in the next step of these rows, and reset them as the mode requires."""
         for row, seed, obs, over, state in rows:
             if obs is not None:
-                self._rows.keep(0, row, obs)  # a reset of other rows tells it once more
+                self._rows.write_observation(0, row, obs)  # a reset of other rows shows it once more
             if state is not None:
-                self._state[row] = state  # and what images of it are drawn from
+                self._state[row] = state  # what images of that observation are drawn from
             self._stepper.replace_lost_env(row, seed, None if over else obs)
 
-    def show_again(self, rows: Sequence[tuple[int, Any]]) -> None:
-        """What rows of another process that must be reset observed last: a reset of other rows tells it once more."""
+    def keep_observations(self, rows: Sequence[tuple[int, Any]]) -> None:
+        """Keep the last observations of rows that must be reset: a reset of other rows shows them once more."""
         for row, obs in rows:
-            self._rows.keep(0, row, obs)
+            self._rows.write_observation(0, row, obs)
 
 
 def _or_text(function: Callable[..., Any], *args: Any) -> Any:

@@ -1,7 +1,7 @@
-"""Models that all workers would compile from one file: compiled once, by their fork server, and copied in workers.
+"""Warm up a fork server for its workers: compile the models that they would all load, and fill the holes of the heap.
 
-Of a HalfCheetah that is a sixth of the CPU time that a worker takes to start, and 0.6 MiB of its memory. A copy has the
-very same bytes.
+Compiling a HalfCheetah takes a sixth of the CPU time that a worker needs to start, and 0.6 MiB of its memory. A copy of
+a compiled model has the very same bytes.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from aioenv.worker.boot import libc
 __all__ = ["compile_models", "fill_holes"]
 
 _COMMENT = re.compile(rb"<!--.*?-->", re.DOTALL)
-# What makes a model of more than its file's own text.
+# Parts of an XML file that refer to other files or to plugins.
 _ELSEWHERE = re.compile(rb"\bfile\w*\s*=|<\s*(include|plugin|extension)\b")
 
 
-class _Models:
-    """Stands in for `MjModel.from_xml_path` in a fork server, and so in its workers.
+class _CompiledModel:
+    """Replaces `MjModel.from_xml_path` in a fork server, and so in its workers.
 
-    A model is copied as long as no other was loaded after it. So MuJoCo, which keeps the XML that it has loaded last
-    to save it (`mj_saveLastXML`), has the same there as if it had loaded that again. What MuJoCo warned of when it was
-    compiled, whoever has it copied is told, too.
+    A model is copied as long as no other was loaded after it. MuJoCo keeps the XML that was loaded last, for
+    `mj_saveLastXML`, so that it is the same as if the model had been loaded again. Warnings of the compilation are
+    repeated for each copy.
     """
 
     def __init__(self, mujoco: Any) -> None:
         self._mujoco = mujoco
-        self._text: bytes | None = None  # of the file that was loaded last, if its model is here
+        self._text: bytes | None = None  # of the file that was loaded last, if its model can be copied
         self._model: Any = None
         self._warnings: list[str] = []
         self._from_path, self._from_string = mujoco.MjModel.from_xml_path, mujoco.MjModel.from_xml_string
@@ -55,7 +55,7 @@ class _Models:
         mujoco.MjModel.from_xml_string = staticmethod(from_xml_string)
 
     def compile(self, path: str) -> None:
-        """Be ready to copy what is in this file, if that is all there is to the model."""
+        """Compile the model of a file, so that it can be copied, if it refers to no other file."""
         text = _read(path)
         if text is not None and not _ELSEWHERE.search(_COMMENT.sub(b"", text)):
             self._text, self._warnings = None, []
@@ -71,7 +71,7 @@ class _Models:
         text, model = self._text, self._model
         if text is not None and not args and not kwargs and _read(filename) == text:
             tell = self._mujoco.get_mju_user_warning()
-            if tell is not None or not self._warnings:  # else MuJoCo alone can tell
+            if tell is not None or not self._warnings:  # else let MuJoCo log them itself
                 for warning in self._warnings:
                     tell(warning)
                 return copy.copy(model)
@@ -79,17 +79,17 @@ class _Models:
         return self._from_path(filename, *args, **kwargs)
 
 
-_models: _Models | None = None
+_compiled: _CompiledModel | None = None
 
 
 def compile_models(entry_points: Iterable[str]) -> None:
     """Compile, in a fork server, the models that envs of these classes load by default.
 
     Args:
-        entry_points: "module:Class", of modules that are imported; all but Gymnasium's MujocoEnvs that say in their
-            signature what `xml_file` is are passed over, and models that can't be compiled.
+        entry_points: "module:Class" of imported modules. Only subclasses of Gymnasium's MujocoEnv with a default for
+            `xml_file` in their signature count; models that can't be compiled are skipped.
     """
-    global _models
+    global _compiled
     mujoco, base = sys.modules.get("mujoco"), sys.modules.get("gymnasium.envs.mujoco.mujoco_env")
     if mujoco is None or base is None:
         return
@@ -97,14 +97,14 @@ def compile_models(entry_points: Iterable[str]) -> None:
         module, _, name = entry_point.partition(":")
         env = getattr(sys.modules.get(module), name, None)
         if isinstance(env, type) and issubclass(env, base.MujocoEnv):
-            with contextlib.suppress(Exception):  # whoever needs it will be told
+            with contextlib.suppress(Exception):  # a worker that needs it raises the error
                 path = base.expand_model_path(inspect.signature(env).parameters["xml_file"].default)
-                if _models is None:
+                if _compiled is None:
                     loaders = mujoco.MjModel.from_xml_path, mujoco.MjModel.from_xml_string
                     if not all(isinstance(loader, BuiltinFunctionType) for loader in loaders):
-                        return  # somebody else stands in for them
-                    _models = _Models(mujoco)
-                _models.compile(path)
+                        return  # another package has replaced them
+                    _compiled = _CompiledModel(mujoco)
+                _compiled.compile(path)
 
 
 def _read(path: Any) -> bytes | None:
@@ -118,10 +118,10 @@ def _read(path: Any) -> bytes | None:
 # ------------------------------------------------------------ the C heap
 
 
-# From large to small: a hole takes the largest that fits, and then others in what is left. Larger ones are mapped.
+# From large to small: a hole takes the largest block that fits, and smaller ones in the rest. Larger ones are mapped.
 _SIZES = (*(int(1e5 * 0.75**i) for i in range(16)), *range(1016, 23, -16))
-# So much more than there seems to be, since each thread keeps some to itself (glibc's "tcache").
-_MORE = 1 << 20
+# Bytes beyond what the heap reports as free, since each thread caches some blocks (glibc's "tcache").
+_CACHED = 1 << 20
 
 
 class _Info(ctypes.Structure):
@@ -134,14 +134,14 @@ class _Info(ctypes.Structure):
 
 
 def fill_holes() -> int:
-    """Allocate all the free blocks of the C heap below its top, for good.
+    """Allocate all free blocks of the C heap below its top, and never free them.
 
-    Imports leave thousands of holes. What a forked process allocates would go there, and each page with a hole that it
-    uses would be copied for it. Filled, its blocks lie together, in pages of its own: a worker with a HalfCheetah takes
-    0.5 MiB less, and on a virtual machine 1 to 2 ms of its 13 ms to start.
+    Imports leave thousands of holes. A forked process would allocate there, and each page with a hole that it uses
+    would be copied for it. Once they are filled, its blocks lie together in pages of its own: a worker with a
+    HalfCheetah takes 0.5 MiB less, and on a virtual machine starts 1 to 2 ms faster (of 13 ms).
 
     Returns:
-        How many bytes were filled: 0 without glibc 2.33 or later, or where another `malloc` is in its place.
+        The number of bytes that were filled: 0 without glibc 2.33 or later, or with another `malloc`.
     """
     c = libc()
     try:
@@ -153,7 +153,7 @@ def fill_holes() -> int:
     c.malloc.argtypes, c.free.argtypes, c.sbrk.argtypes = [ctypes.c_size_t], [ctypes.c_void_p], [ctypes.c_ssize_t]
     heap: Any = info()
     top = c.sbrk(0) - heap.top
-    filled, most = 0, heap.free - heap.top + _MORE
+    filled, most = 0, heap.free - heap.top + _CACHED
     for size in _SIZES:
         while filled < most:
             block = c.malloc(size)

@@ -1,7 +1,6 @@
-"""What the factories of `make_vec` do in a worker.
+"""Make envs in a worker or in the parent: single or vector envs of ids, specs and factories, and native tasks.
 
-Next to nothing is imported here: a fork server imports this module for its workers, and what it has imported besides
-costs each of them memory.
+The fork server imports this module for its workers: keep its imports few, since each costs every worker memory.
 """
 
 from __future__ import annotations
@@ -27,29 +26,30 @@ __all__ = [
     "TASKS",
     "AnyVectorEnv",
     "VectorSpec",
+    "explain_no_env",
     "is_native_task",
-    "made_plain",
     "make_env",
-    "make_noted",
     "make_registered",
     "make_vector_env",
-    "of_so_many",
+    "make_with_hints",
     "refuse_wrappers",
-    "take_apart",
+    "split_spec",
     "vector_entry_point",
     "versioned",
-    "what_is_no_env",
+    "with_json_values",
+    "with_num_envs",
 ]
 
 
-def make_env(env: Any, wrappers: Sequence[Any], kwargs: Mapping[str, Any], near: Mapping[str, str]) -> Env[Any, Any]:
+def make_env(env: Any, wrappers: Sequence[Any], kwargs: Mapping[str, Any], hints: Mapping[str, str]) -> Env[Any, Any]:
     """Make an env, and wrap it.
 
     Args:
         env: an id, an EnvSpec, or a function that makes it.
         wrappers: functions that wrap an env; the first is the innermost.
-        kwargs: of the env.
-        near: those of them that look meant for somebody else, a misspelled argument of `make_vec` say, and what to say.
+        kwargs: the arguments of the env.
+        hints: arguments that may be meant for something else, a misspelled argument of `make_vec` say, and the note to
+            add if the env refuses them.
 
     Raises:
         TypeError: if the env does not take these arguments; a note says what may have been meant.
@@ -57,19 +57,19 @@ def make_env(env: Any, wrappers: Sequence[Any], kwargs: Mapping[str, Any], near:
     try:
         made: Env[Any, Any] = gymnasium.make(env, **kwargs) if isinstance(env, (str, EnvSpec)) else env(**kwargs)
     except TypeError as exc:
-        _note(exc, near)
+        _add_hint(exc, hints)
         raise
-    for wrapper in wrappers if not what_is_no_env(made) else ():  # else it is said what it is
+    for wrapper in wrappers if not explain_no_env(made) else ():  # `check_env` refuses it later
         made = wrapper(made)
     return made
 
 
-def what_is_no_env(made: Any, kind: str = "gymnasium.Env") -> str:
-    """What a factory has returned that is plainly no env, and what to do; empty if it may be one.
+def explain_no_env(made: Any, kind: str = "gymnasium.Env") -> str:
+    """Say what a factory returned if it is clearly no env, and what to do; empty if it may be an env.
 
     Args:
-        made: what it has returned.
-        kind: what was expected.
+        made: the object that the factory returned.
+        kind: the expected class.
     """
     expected = f"expected a {kind}"
     if made is None:
@@ -95,17 +95,17 @@ def what_is_no_env(made: Any, kind: str = "gymnasium.Env") -> str:
     return f"{what}, expected {several}: `return env`"
 
 
-def make_noted(factory: Callable[..., Any], near: Mapping[str, str], *, num_envs: int) -> Any:
-    """Make a vector env; `near` and its note as of `make_env`."""
+def make_with_hints(factory: Callable[..., Any], hints: Mapping[str, str], *, num_envs: int) -> Any:
+    """Make a vector env; for `hints` see `make_env`."""
     try:
         return factory(num_envs=num_envs)
     except TypeError as exc:
-        _note(exc, near)
+        _add_hint(exc, hints)
         raise
 
 
-def _note(exc: TypeError, near: Mapping[str, str]) -> None:
-    for name, hint in near.items():
+def _add_hint(exc: TypeError, hints: Mapping[str, str]) -> None:
+    for name, hint in hints.items():
         if f"'{name}'" in str(exc):
             exc.add_note(f"{name}: {hint}")
 
@@ -113,7 +113,7 @@ def _note(exc: TypeError, near: Mapping[str, str]) -> None:
 # ------------------------------------------------------------ native tasks
 
 
-# What is registered for single envs, and what steps many of them as one, with the very same results.
+# Entry points of single envs, and those of vector envs that step many of them as one batch, with the same results.
 TASKS = {
     f"gymnasium.envs.mujoco.{module}_v5:{name}Env": f"aioenv.native.tasks.{ours}:{name}"
     for module, name, ours in (
@@ -133,15 +133,15 @@ TASKS = {
 
 
 def is_native_task(env: Any) -> bool:
-    """Whether this makes a `NativeMujocoEnv`.
+    """Return whether an id, spec or class makes a `NativeMujocoEnv`.
 
-    Such are ids and specs of Gymnasium's own MuJoCo tasks, its class and no wrapper, and classes of that kind, with or
-    without arguments (`functools.partial`).
+    These are ids and specs of Gymnasium's own MuJoCo tasks without further wrappers, and subclasses of
+    `NativeMujocoEnv`, with or without arguments (`functools.partial`).
     """
     while isinstance(env, partial):
         env = env.func
     if isinstance(env, type):
-        home = sys.modules.get("aioenv.native.mujoco_env")  # not imported for that: it imports MuJoCo
+        home = sys.modules.get("aioenv.native.mujoco_env")  # don't import it here: it imports MuJoCo
         return home is not None and issubclass(env, home.NativeMujocoEnv)
     if not isinstance(env, EnvSpec):
         if not isinstance(env, str) or ":" in env:
@@ -155,17 +155,17 @@ def is_native_task(env: Any) -> bool:
 
 AnyVectorEnv = VectorEnv[Any, Any, Any]
 
-# What is registered, and what gives the very same results faster.
+# Entry points of vector envs, and faster ones with the same results.
 _FASTER = {
     "gymnasium.envs.classic_control.cartpole:CartPoleVectorEnv": "aioenv.native.cartpole:CartPoleVectorEnv",
 }
 
 
 def make_vector_env(factory: Callable[..., Any], num_envs: int) -> AnyVectorEnv:
-    """Call `factory(num_envs=num_envs)`, and see that a vector env of so many slots comes of it.
+    """Call `factory(num_envs=num_envs)`, and check that it returns a vector env of so many slots.
 
     Raises:
-        TypeError: if it is something else.
+        TypeError: if it returns something else.
         ValueError: if it has another number of slots, or lacks a space.
     """
     try:
@@ -177,7 +177,7 @@ def make_vector_env(factory: Callable[..., Any], num_envs: int) -> AnyVectorEnv:
                 'makes single envs goes with backend="workers" (aioenv.AsyncVectorEnv)'
             )
         raise
-    if problem := what_is_no_env(env, "gymnasium.vector.VectorEnv"):
+    if problem := explain_no_env(env, "gymnasium.vector.VectorEnv"):
         raise TypeError(f"expected a function that makes a gymnasium.vector.VectorEnv, got {problem}")
     if not isinstance(env, VectorEnv):
         raise TypeError(
@@ -198,7 +198,7 @@ def make_vector_env(factory: Callable[..., Any], num_envs: int) -> AnyVectorEnv:
 
 
 def make_registered(env: str | EnvSpec, env_kwargs: dict[str, Any], *, num_envs: int) -> AnyVectorEnv:
-    """Make what is registered for an id, "module:id" or spec as a vector env, or ours with the same results."""
+    """Make the vector env that is registered for an id, "module:id" or spec, or ours with the same results."""
     env = copy.deepcopy(_spec(env))
     if is_native_task(env):
         require_batch()
@@ -212,18 +212,18 @@ def make_registered(env: str | EnvSpec, env_kwargs: dict[str, Any], *, num_envs:
         env.vector_entry_point = vector_entry_point(env)
     made = gymnasium.make_vec(env, num_envs, vectorization_mode="vector_entry_point", **env_kwargs)
     if made.unwrapped.spec is not None:
-        made.unwrapped.spec = made_plain(made.unwrapped.spec)
+        made.unwrapped.spec = with_json_values(made.unwrapped.spec)
     return made
 
 
 def vector_entry_point(spec: EnvSpec) -> Any:
-    """What makes the vector env of a spec: what is registered, or ours in its place; None if nothing does."""
+    """Return the entry point of a spec's vector env: the registered one, or a faster one; None if there is none."""
     entry_point: Any = spec.vector_entry_point
     return _FASTER.get(entry_point, entry_point) if isinstance(entry_point, str) else entry_point
 
 
 def versioned(env_id: str) -> str:
-    """An id as `gymnasium.make` takes it: without a version it is that of the latest one, with Gymnasium's warning.
+    """Add the latest version to an id without one, and warn as `gymnasium.make` does.
 
     Raises:
         gymnasium.error.Error: if it is malformed.
@@ -238,7 +238,7 @@ def versioned(env_id: str) -> str:
 
 
 def _spec(env: str | EnvSpec) -> EnvSpec:
-    """The spec of an id or "module:id", whose module is imported."""
+    """Return the spec of an id or "module:id", whose module is imported."""
     if isinstance(env, EnvSpec):
         return env
     module, _, env_id = env.rpartition(":")
@@ -250,19 +250,19 @@ def _spec(env: str | EnvSpec) -> EnvSpec:
 # ------------------------------------------------------------ specs of vector envs
 
 
-# Arguments of Gymnasium's vector envs that are ours too, and those that say how it does what is done here in workers.
+# Arguments of Gymnasium's vector envs that aioenv has too, and those that have no meaning with aioenv's workers.
 _SETTINGS = ("copy", "observation_mode", "autoreset_mode")
-_HOW = ("shared_memory", "context", "daemon", "max_concurrency")
+_IGNORED = ("shared_memory", "context", "daemon", "max_concurrency")
 
 
 class VectorSpec(NamedTuple):
-    """What the spec of a vector env is made of.
+    """The parts of a vector env's spec.
 
     Attributes:
-        spec: of one env.
-        num_envs: how many there were; None if the spec is of a single env.
-        wrappers: which each env was wrapped in.
-        settings: arguments of the vector env: `copy`, `observation_mode`, `autoreset_mode`, those of them that it had.
+        spec: the spec of one env.
+        num_envs: the number of envs; None if the spec is of a single env.
+        wrappers: the wrappers of each env.
+        settings: those of the arguments `copy`, `observation_mode` and `autoreset_mode` that the vector env had.
     """
 
     spec: EnvSpec
@@ -271,8 +271,8 @@ class VectorSpec(NamedTuple):
     settings: dict[str, Any] = {}  # noqa: RUF012 (never written to)
 
 
-def take_apart(spec: EnvSpec) -> VectorSpec:
-    """Take the vector env's arguments, which `gymnasium.make_vec` notes among the env's own, out of a spec.
+def split_spec(spec: EnvSpec) -> VectorSpec:
+    """Separate the vector env's arguments, which `gymnasium.make_vec` records among the env's own, from a spec.
 
     Raises:
         ValueError: if the vector env had an argument that has no meaning here.
@@ -283,7 +283,7 @@ def take_apart(spec: EnvSpec) -> VectorSpec:
     num_envs = kwargs.pop("num_envs", 1)
     wrappers = tuple(kwargs.pop("wrappers", ()))
     given = dict(kwargs.pop("vector_kwargs", {}))
-    if others := sorted(given.keys() - {*_SETTINGS, *_HOW}):
+    if others := sorted(given.keys() - {*_SETTINGS, *_IGNORED}):
         raise ValueError(
             f"env: the spec of {spec.id} is of a vector env that was made with {', '.join(others)}, which is "
             "Gymnasium's alone. Take it out of spec.kwargs['vector_kwargs']"
@@ -292,7 +292,7 @@ def take_apart(spec: EnvSpec) -> VectorSpec:
     if "autoreset_mode" in kwargs:
         settings["autoreset_mode"] = kwargs.pop("autoreset_mode")
     steps = kwargs.pop("max_episode_steps", None)
-    ours = spec.vector_entry_point in TASKS.values()  # which is found again where it is asked for
+    ours = spec.vector_entry_point in TASKS.values()  # `make_registered` finds it again
     single = dataclasses.replace(
         spec,
         kwargs=kwargs,
@@ -302,28 +302,28 @@ def take_apart(spec: EnvSpec) -> VectorSpec:
     return VectorSpec(single, num_envs, wrappers, settings)
 
 
-def made_plain(spec: EnvSpec) -> EnvSpec:
-    """Give a spec that can be written as JSON, where modes were enums."""
+def with_json_values(spec: EnvSpec) -> EnvSpec:
+    """Return a spec that can be written as JSON: autoreset modes as strings."""
     values = {key: value.value if isinstance(value, AutoresetMode) else value for key, value in spec.kwargs.items()}
     return dataclasses.replace(spec, kwargs=values)
 
 
-def of_so_many(spec: EnvSpec | None, num_envs: int) -> EnvSpec | None:
-    """Give the spec of a vector env that is split over workers, from that of one worker's share."""
+def with_num_envs(spec: EnvSpec | None, num_envs: int) -> EnvSpec | None:
+    """Return the spec of a vector env that is split over workers, given that of one worker's part."""
     if spec is None or "vectorization_mode" not in spec.kwargs:
         return spec
     return dataclasses.replace(spec, kwargs={**spec.kwargs, "num_envs": num_envs})
 
 
 def refuse_wrappers(spec: EnvSpec, others: Sequence[Any] = ()) -> None:
-    """See that there are no wrappers of single envs, where one vector env is to be made.
+    """Refuse a spec with wrappers of single envs, where one vector env must be made.
 
     Args:
         spec: the spec.
-        others: wrappers that a vector env's spec has named beside it.
+        others: further wrappers that a vector env's spec names.
 
     Raises:
-        ValueError: if there are; the message names them, and says what to do.
+        ValueError: if there are any; the message names them, and says what to do.
     """
     names = [wrapper.name for wrapper in spec.additional_wrappers]
     names += [getattr(wrapper, "__name__", repr(wrapper)) for wrapper in others]

@@ -1,4 +1,4 @@
-"""MuJoCo's choice of an OpenGL backend, where it is made after MuJoCo was imported."""
+"""Check MUJOCO_GL, and let MuJoCo choose its OpenGL backend after it was imported."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ __all__ = [
     "without_mujoco_gl",
 ]
 
-# What MuJoCo can be imported with, and what there is to choose.
+# The values of MUJOCO_GL that MuJoCo can be imported with: on or off, and backends by platform.
 _SWITCHES = ("", "glfw", "enable", "enabled", "on", "true", "1", "disable", "disabled", "off", "false", "0")
 _OTHERS = {"linux": ("egl", "osmesa", "glx"), "win32": ("wgl",), "darwin": ("cgl",)}
 
-# MuJoCo's modules that choose, the newer one first: since 3.10 the older one only takes its names from it.
+# MuJoCo's modules that choose a backend, the newer one first: since 3.10 the older one re-exports its names.
 _CHOOSERS = ("mujoco.rendering.classic.gl_context", "mujoco.gl_context")
 
-# What MuJoCo says where an env draws without a context.
+# MuJoCo's error where an env draws without a context.
 _NO_OPENGL = "an OpenGL platform library has not been loaded"
 
 _choosing = threading.Lock()
 
 
 def check_mujoco_gl() -> None:
-    """Look at MUJOCO_GL before MuJoCo does, whose import fails where it has no such value.
+    """Check MUJOCO_GL before MuJoCo is imported, whose import fails with an unknown value.
 
     Raises:
-        RenderError: if there is none.
+        RenderError: if the value is unknown.
     """
     value = os.environ.get("MUJOCO_GL", "")
     others = _OTHERS.get(sys.platform, ())
@@ -49,7 +49,7 @@ def check_mujoco_gl() -> None:
 
 
 def without_mujoco_gl() -> RenderError | None:
-    """Take MUJOCO_GL out of the environment if MuJoCo could not be imported with it; gives the error that says so."""
+    """Delete MUJOCO_GL if MuJoCo could not be imported with it; return the error that says so."""
     try:
         check_mujoco_gl()
     except RenderError as exc:
@@ -59,9 +59,9 @@ def without_mujoco_gl() -> RenderError | None:
 
 
 def note_missing_opengl(exc: BaseException) -> None:
-    """Add to what MuJoCo says where an env draws without an OpenGL context: what to do.
+    """Add advice to MuJoCo's error about drawing without an OpenGL context.
 
-    Further attempts in this process are to say the same.
+    Further attempts in this process raise the same error.
     """
     if type(exc).__name__ == "FatalError" and _NO_OPENGL in str(exc):
         got = os.environ.get("MUJOCO_GL", "")
@@ -70,18 +70,18 @@ def note_missing_opengl(exc: BaseException) -> None:
             'the environment, or with worker_env={"MUJOCO_GL": "egl"}. render=aioenv.RenderConfig() chooses by itself; '
             "`aioenv doctor` shows what works"
         )
-        # MuJoCo ends the process at the next attempt, whoever makes it
-        sys.modules["mujoco"].MjrContext = type("MjrContext", (), {"__init__": _no_opengl})  # type: ignore[attr-defined]
+        # MuJoCo would end the process at the next attempt
+        sys.modules["mujoco"].MjrContext = type("MjrContext", (), {"__init__": _raise_no_opengl})  # type: ignore[attr-defined]
 
 
-def _no_opengl(*_: Any, **__: Any) -> None:
+def _raise_no_opengl(*_: Any, **__: Any) -> None:
     raise sys.modules["mujoco"].FatalError(_NO_OPENGL)
 
 
 def choose_backend_here(backend: str) -> None:
-    """Have MuJoCo draw on a backend in this process; its own choice, GLFW, hangs where there is no display.
+    """Make MuJoCo draw on a backend in this process; its own choice, GLFW, hangs where there is no display.
 
-    MUJOCO_GL stays what it is, for it tells other vector envs what the user wants.
+    MUJOCO_GL is not changed, since it tells other vector envs what the user wants.
     """
     if os.environ.get("MUJOCO_GL", "").lower() != backend:
         importlib.import_module("mujoco")
@@ -89,27 +89,27 @@ def choose_backend_here(backend: str) -> None:
 
 
 def choose_backend_late() -> None:
-    """Let MuJoCo choose by this process's MUJOCO_GL, when it is first asked for a context.
+    """Let MuJoCo choose by this process's MUJOCO_GL when it makes its first context.
 
-    It chooses when it is imported, and a worker's fork server may have had another MUJOCO_GL. Does nothing where MuJoCo
-    has not been imported, or nothing is chosen.
+    MuJoCo chooses when it is imported, and a worker's fork server may have had another MUJOCO_GL. This is a no-op if
+    MuJoCo was not imported, or MUJOCO_GL is not set.
     """
     if _backends() is not None and (backend := os.environ.get("MUJOCO_GL")):
         _choose_on_demand(backend)
 
 
 def _backends() -> Any:
-    """MuJoCo's module that has chosen a backend, if it has been imported."""
+    """Return MuJoCo's module that has chosen a backend, if it was imported."""
     return next((sys.modules[name] for name in _CHOOSERS if name in sys.modules), None)
 
 
 def import_undecided() -> None:
-    """Import MuJoCo so that it chooses a backend when it is first asked for a context.
+    """Import MuJoCo so that it chooses a backend when it makes its first context.
 
-    Its fork server loads no OpenGL for workers that never draw, and one that starts threads when it is loaded for none.
+    So a fork server loads no OpenGL for workers that never draw, and no OpenGL that starts threads.
 
     Raises:
-        ImportError: if it can't be imported.
+        ImportError: if MuJoCo can't be imported.
     """
     before = os.environ.pop("MUJOCO_GL", None)
     try:
@@ -137,11 +137,11 @@ def _choose_on_demand(backend: str) -> None:
 
     for module in modules:
         vars(module).pop("GLContext", None)
-        module.__getattr__ = choose  # for good: another thread may be on its way to it
+        module.__getattr__ = choose  # it stays: another thread may be about to call it
 
 
 def _reload(backends: Any, backend: str) -> None:
-    """Load a module anew, for which MUJOCO_GL is this backend."""
+    """Reload a module with MUJOCO_GL set to this backend."""
     before = os.environ.get("MUJOCO_GL")
     os.environ["MUJOCO_GL"] = backend
     try:

@@ -1,7 +1,10 @@
-"""Envs that draw themselves in one process: each `MjrContext` draws in the OpenGL context that it was made in.
+"""Prepare MuJoCo in a worker when it is imported: warnings, the clock, and an OpenGL context for each env that draws.
 
-MuJoCo draws in the context that is current. An env that has a process to itself may make its own current once; in a
-worker of several, that of another slot would be, which has other textures, meshes and heights under the same numbers.
+Warnings go to stderr instead of MUJOCO_LOG.TXT in the working directory, and the profiler's clock is stopped.
+
+MuJoCo draws in the OpenGL context that is current. An env with a process to itself may make its own current once. In a
+worker of several envs the current one may be that of another slot, whose textures, meshes and height fields have the
+same numbers. So each `MjrContext` makes the context current that it was made in.
 """
 
 from __future__ import annotations
@@ -20,10 +23,10 @@ from typing import Any
 __all__ = [
     "CONTEXT_MODULES",
     "keep_contexts_apart",
-    "note_contexts",
     "plain_context",
     "prepare_contexts",
     "prepare_mujoco",
+    "track_contexts",
 ]
 
 
@@ -31,7 +34,7 @@ def _pointer(value: Any) -> int:
     return ctypes.cast(value, ctypes.c_void_p).value or 0 if value else 0
 
 
-# MuJoCo's modules with a class GLContext, and how each tells which one is current.
+# MuJoCo's modules with a class GLContext, and for each a function that returns the current context.
 _CURRENT: dict[str, Callable[[Any], Any]] = {
     "mujoco.glfw": lambda module: module.glfw.get_current_context(),
     "mujoco.egl": lambda module: module.EGL.eglGetCurrentContext(),
@@ -39,26 +42,26 @@ _CURRENT: dict[str, Callable[[Any], Any]] = {
 }
 CONTEXT_MODULES = tuple(_CURRENT)
 
-_makers: set[str] = set()  # those of these that have made any: GLFW does not like to be asked before
-# Contexts that live, by module and pointer.
+_used_modules: set[str] = set()  # those that have made a context: GLFW must not be asked before that
+# Live contexts, by module and pointer.
 _contexts: dict[tuple[str, int], weakref.ref[Any]] = {}
 
 
-def note_contexts(module: ModuleType) -> None:
-    """Know of the OpenGL contexts that this module makes from now on: one of CONTEXT_MODULES."""
+def track_contexts(module: ModuleType) -> None:
+    """Track the OpenGL contexts that a module of CONTEXT_MODULES makes from now on."""
     kind: Any = module.GLContext
     make, free, name = kind.__init__, kind.free, module.__name__
 
     @functools.wraps(make)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         make(self, *args, **kwargs)
-        self._drawn_with = weakref.WeakSet()  # each MjrContext that was made in it
-        _makers.add(name)
+        self._drawn_with = weakref.WeakSet()  # the MjrContexts that were made in it
+        _used_modules.add(name)
         _contexts[name, _pointer(self._context)] = weakref.ref(self)
 
     @functools.wraps(free)
     def free_all(self: Any) -> None:
-        if sys.is_finalizing():  # modules that this needs may be gone
+        if sys.is_finalizing():  # modules that the rest needs may be gone
             free(self)
             return
         if drawn_with := list(getattr(self, "_drawn_with", ())):
@@ -75,18 +78,18 @@ def note_contexts(module: ModuleType) -> None:
 
 
 def _current() -> tuple[str, int]:
-    """Which context this thread would draw in: its module and pointer; ("", 0): none, or none that is known."""
-    for name in _makers:
-        module = sys.modules.get(name)  # gone when the interpreter ends
+    """Return the context that this thread draws in, as module and pointer; ("", 0) if there is none that is known."""
+    for name in _used_modules:
+        module = sys.modules.get(name)  # None when the interpreter ends
         if module is not None and (pointer := _pointer(_CURRENT[name](module))):
             return name, pointer
     return "", 0
 
 
 def keep_contexts_apart(mujoco: ModuleType) -> None:
-    """Have each `MjrContext` of this process draw in its own OpenGL context from now on. Idempotent.
+    """Make each `MjrContext` of this process draw in its own OpenGL context from now on. Idempotent.
 
-    Those that are drawn with in contexts of other makers (dm_control's, which takes care itself) stay as they are.
+    Contexts of other modules (dm_control's, which handles this itself) are left alone.
     """
     plain = getattr(mujoco, "MjrContext", None)  # MUJOCO_GL=disable leaves it out
     if plain is None or hasattr(plain, "free_here"):
@@ -95,17 +98,17 @@ def keep_contexts_apart(mujoco: ModuleType) -> None:
     for module in (mujoco, sys.modules["mujoco._render"]):
         vars(module)["MjrContext"] = kind
         for name in [name for name in dir(module) if name.startswith("mjr_")]:
-            setattr(module, name, _in_its_own(getattr(module, name), kind))
+            setattr(module, name, _in_own_context(getattr(module, name), kind))
 
 
 def plain_context(mujoco: Any) -> Any:
-    """MuJoCo's own class, for who makes the right OpenGL context current each time."""
+    """Return MuJoCo's own class, for callers that make the right OpenGL context current themselves."""
     return getattr(mujoco.MjrContext, "plain", mujoco.MjrContext)
 
 
 def _own_context(plain: Any) -> Any:
     class MjrContext(plain):  # type: ignore[misc]
-        """As MuJoCo's, but in its own OpenGL context."""
+        """MuJoCo's MjrContext, which makes its own OpenGL context current before it is used."""
 
         _gl: Any = None  # a weak reference to the GLContext
         _key = "", 0
@@ -119,17 +122,17 @@ def _own_context(plain: Any) -> Any:
                 gl._drawn_with.add(self)
 
         def make_current(self) -> None:
-            """Draw in its own from now on; does nothing where that is not known, or gone."""
+            """Make its own OpenGL context current; a no-op if that is unknown or gone."""
             if self._gl is not None and _current() != self._key and (gl := self._gl()) is not None and gl._context:
                 gl.make_current()
 
         def free_here(self) -> None:
-            """Free what OpenGL has of it in the context that is current, which is its own."""
-            self._gl = None  # so that nothing is freed twice, in another's
+            """Free its OpenGL objects in the current context, which must be its own."""
+            self._gl = None  # so that nothing is freed twice, in another context
             super().free()
 
         def free(self) -> None:
-            """As MuJoCo's, in its own OpenGL context; the one that is current stays so."""
+            """Free it in its own OpenGL context, and make the current one current again."""
             if sys.is_finalizing():
                 super().free()
                 return
@@ -142,7 +145,7 @@ def _own_context(plain: Any) -> Any:
                 other.make_current()
 
         def __del__(self) -> None:
-            if self._gl is not None and not sys.is_finalizing():  # else MuJoCo's class does what there is to do
+            if self._gl is not None and not sys.is_finalizing():  # else MuJoCo's class frees it
                 self.free()
 
     MjrContext.plain = plain
@@ -151,8 +154,8 @@ def _own_context(plain: Any) -> Any:
     return MjrContext
 
 
-def _in_its_own(function: Any, kind: Any) -> Any:
-    """A function of MuJoCo's that draws, first made to draw in the right OpenGL context."""
+def _in_own_context(function: Any, kind: Any) -> Any:
+    """Wrap a function of MuJoCo that draws, so that it makes the right OpenGL context current first."""
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -171,57 +174,56 @@ def _in_its_own(function: Any, kind: Any) -> Any:
 
 
 def prepare_mujoco() -> None:
-    """Print MuJoCo's warnings to stderr, and stop its clock, from now on or from when it will be imported.
+    """Print MuJoCo's warnings to stderr and stop its clock, now or when MuJoCo is imported.
 
-    It is not imported for that. Whoever installs a handler (`mujoco.set_mju_user_warning`) or a clock
-    (`mujoco.set_mjcb_time`), before or after, keeps it. Errors are not warnings: they stay exceptions
-    (`mujoco.FatalError`).
+    This does not import it. A handler (`mujoco.set_mju_user_warning`) or a clock (`mujoco.set_mjcb_time`) that an env
+    installs, before or after, stays. Errors are not warnings: they stay exceptions (`mujoco.FatalError`).
     """
-    _when_imported("mujoco", _install)
+    _when_imported("mujoco", _prepare_warnings_and_clock)
     prepare_contexts()
 
 
 def prepare_contexts() -> None:
-    """Have envs that draw themselves in this process do so each in an OpenGL context of its own. Idempotent."""
-    for name in CONTEXT_MODULES:  # before MuJoCo, which may make one of them
-        _when_imported(name, note_contexts)
+    """Make each env of this process that draws use an OpenGL context of its own. Idempotent."""
+    for name in CONTEXT_MODULES:  # before MuJoCo, which may import one of them
+        _when_imported(name, track_contexts)
     _when_imported("mujoco", keep_contexts_apart)
 
 
 def _when_imported(name: str, prepare: Callable[[ModuleType], None]) -> None:
-    """Have a module prepared: now, or at the end of its import."""
+    """Call a function with a module: now, or at the end of its import."""
     finder = next((finder for finder in sys.meta_path if isinstance(finder, _ImportHook)), None)
     if finder is None:
         sys.meta_path.insert(0, finder := _ImportHook())
     finder.prepare(name, prepare)
 
 
-def _install(module: ModuleType) -> None:
+def _prepare_warnings_and_clock(module: ModuleType) -> None:
     if hasattr(module, "set_mju_user_warning") and module.get_mju_user_warning() is None:
-        module.set_mju_user_warning(_tell)
-    from aioenv.mujoco_clock import stop_clock  # which needs ctypes, as MuJoCo does
+        module.set_mju_user_warning(_print_warning)
+    from aioenv.mujoco_clock import stop_clock  # it needs ctypes, as MuJoCo does
 
     stop_clock()
 
 
-def _tell(text: str) -> None:
-    """Print a warning to the descriptor, as MuJoCo does: an env may have closed `sys.stderr`.
+def _print_warning(text: str) -> None:
+    """Print a warning to descriptor 2, as an env may have closed `sys.stderr`.
 
-    Nothing may be raised: MuJoCo calls this from C++, where that would end the process.
+    This must not raise: MuJoCo calls it from C++, where an exception would end the process.
     """
     with contextlib.suppress(Exception):
         os.write(2, f"MuJoCo: {text}\n".encode(errors="replace"))
 
 
 class _ImportHook:
-    """Lets others find modules, and has the loaders of some prepare them at the end."""
+    """A finder on `sys.meta_path` that calls functions at the end of the imports of some modules."""
 
     def __init__(self) -> None:
         self._known: dict[str, list[Callable[[ModuleType], None]]] = {}
         self._done: set[tuple[str, Callable[[ModuleType], None]]] = set()
 
     def prepare(self, name: str, prepare: Callable[[ModuleType], None]) -> None:
-        """Call this once, with a module that has been imported or when it will be."""
+        """Call `prepare` once with a module: now if it was imported, else at the end of its import."""
         steps = self._known.setdefault(name, [])
         if prepare in steps:
             return

@@ -1,4 +1,4 @@
-"""What envs log, told to the parent with its level, unless they have handlers of their own for it."""
+"""Set up a worker process: its environment, log records, crash reports, and the child processes that envs start."""
 
 from __future__ import annotations
 
@@ -18,33 +18,74 @@ from aioenv.errors import NestedProcessError
 from aioenv.ipc.messages import WHERE, LogLine, Start, pack_log_line
 from aioenv.worker.mujoco_gl import choose_backend_late
 
-__all__ = ["adopt_parent_environment", "enable_fault_handler", "keep_script_from_children", "tell_records"]
+__all__ = ["adopt_parent_environment", "enable_fault_handler", "keep_script_from_children", "send_log_records"]
 
 
-class _Teller(logging.Handler):
-    """Writes records to the descriptor of what the worker prints: an env may have closed `sys.stderr`."""
+def adopt_parent_environment(start: Start, before: Mapping[str, str]) -> None:
+    """Set the parent's environment variables and working directory; a forked worker has those of its fork server.
+
+    A variable that a module has changed when the fork server imported it stays changed, as in a process that imports
+    the module itself. A variable that the parent has changed since gets the parent's value.
+
+    Args:
+        start: the parent's variables and directory.
+        before: the fork server's variables before it imported anything.
+    """
+    if start.directory is not None:
+        with contextlib.suppress(OSError):  # it was removed, or this user may not enter it
+            os.chdir(start.directory)
+    if start.environ is None:
+        return
+    here = dict(os.environ)
+    for name in here.keys() | start.environ.keys():
+        value = start.environ.get(name)
+        if value == here.get(name) or value == before.get(name):
+            continue
+        if value is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = value
+    choose_backend_late()
+
+
+def enable_fault_handler() -> None:
+    """Make a crash print its traceback, and let the parent ask for one, even while C code holds the GIL.
+
+    Both go to descriptor 2, since an env may have closed `sys.stderr`. The parent gets the traceback of the main
+    thread alone: other threads run on meanwhile.
+    """
+    faulthandler.enable(2)
+    if WHERE is not None:
+        faulthandler.register(WHERE, 2, all_threads=False)
+
+
+# ------------------------------------------------------------ log records
+
+
+class _RecordSender(logging.Handler):
+    """Writes records to descriptor 2, which the parent reads; an env may have closed `sys.stderr`."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Tell of a record; what is wrong with it is told as usual."""
+        """Send a record; an error is handled as by any handler."""
         try:
             os.write(2, pack_log_line(LogLine(record.levelno, record.name, self.format(record))))
         except Exception:
             self.handleError(record)
 
 
-def tell_records(level: int) -> None:
-    """From now on, tell the parent of records that nobody here handles, from this level on.
+def send_log_records(level: int) -> None:
+    """Send records that no handler of this process handles to the parent.
 
-    This takes the place of what logging does with such records, and adds no handler: `logging.basicConfig(…)` in an env
-    works as ever. (Without arguments, as `logging.error` and its like call it, it would have them printed.)
+    This replaces `logging.lastResort` and adds no handler, so that `logging.basicConfig(…)` in an env works as usual.
+    (`logging.error` and the like call it without arguments, which would print the records instead.)
 
     Args:
-        level: below it the parent would drop them.
+        level: the lowest level to send; the parent would drop records below it.
     """
     root = logging.getLogger()
-    if root.level != level:  # it takes a page of memory for each logger that there is
+    if root.level != level:  # setting it costs a page of memory for each logger
         root.setLevel(level)
-    if isinstance(logging.lastResort, _Teller):  # by the fork server that this was forked by
+    if isinstance(logging.lastResort, _RecordSender):  # set by the fork server before it forked this worker
         return
     configure = logging.basicConfig
 
@@ -53,25 +94,28 @@ def tell_records(level: int) -> None:
             configure(**kwargs)
 
     logging.basicConfig = configure_if_asked
-    logging.lastResort = _Teller()
+    logging.lastResort = _RecordSender()
 
 
 # ------------------------------------------------------------ child processes of envs
 
+# A worker's `__main__` holds the definitions of the user's script. With the start methods spawn and forkserver,
+# multiprocessing tells each child to run the file of `__main__`, so that the child can unpickle these definitions. In a
+# child of an env this would start the training a second time.
 
 _MAIN = ("__main__", "__mp_main__")
 _SPAWNED = ("spawn", "forkserver")
 _INSTRUCTIONS = ("init_main_from_name", "init_main_from_path")
-# What is pickled by name, and so must be found in the child.
+# Kinds of objects that are pickled by name, so that the child must find them.
 _BY_NAME = (type, FunctionType, type(functools.lru_cache(int)))
 
 _installed = False
 
 
 def keep_script_from_children() -> None:
-    """Let multiprocessing start children of this process without the script, from now on.
+    """Make multiprocessing start children of this process without the user's script.
 
-    `fork` is left alone: such a child has all that this process has. Nothing is imported before a child is started.
+    `fork` is unchanged, since such a child has all definitions. Nothing is imported until a child is started.
     """
     for name in ("SpawnProcess", "ForkServerProcess"):  # a platform may lack the second one
         kind = getattr(context, name, None)
@@ -80,7 +124,7 @@ def keep_script_from_children() -> None:
 
 
 def _start(popen: Callable[[Any], Any], child: Any) -> Any:
-    """Start a child; before the first one, change how multiprocessing prepares children and pickles for them."""
+    """Start a child; before the first one, patch how multiprocessing prepares children and pickles for them."""
     global _installed
     if not _installed:
         _installed = True
@@ -93,14 +137,14 @@ def _start(popen: Callable[[Any], Any], child: Any) -> Any:
 
 
 def _without_script(prepare: Callable[[str], dict[str, Any]], name: str) -> dict[str, Any]:
-    """What multiprocessing tells a child, without the script that the child would run."""
+    """Return the preparation data of a child without the script that it would run."""
     return {key: value for key, value in prepare(name).items() if key not in _INSTRUCTIONS}
 
 
 def _refuse_script(pickler: ForkingPickler, value: Any) -> Any:
-    """Pickle as usual, but raise for a function or class of the script that a child would look up by its name.
+    """Pickle as usual, but refuse a function or class of the script, which the child would look up by its name.
 
-    The sender must raise: a worker of a pool that can't unpickle its task ends without a word, and the pool waits.
+    The sender must raise: a pool's worker that can't unpickle its task ends silently, and the pool waits forever.
 
     Raises:
         NestedProcessError: naming the function or class.
@@ -118,9 +162,9 @@ def _refuse_script(pickler: ForkingPickler, value: Any) -> Any:
 
 
 def _spawning() -> str | None:
-    """The start method of the child that is being started, or of one that lives; None if there is no such child.
+    """Return the start method of the child that is being started, or of a live one; None if there is no such child.
 
-    Whom a pickle is for is known only while a child is being started. Later it may be for any that lives.
+    The receiver of a pickle is known only while a child is being started. Later it may be any live child.
     """
     popen = context.get_spawning_popen()
     if popen is not None:
@@ -128,41 +172,3 @@ def _spawning() -> str | None:
     children: Any = vars(process)["_children"]
     methods = [getattr(child, "_start_method", None) for child in list(children)]
     return next((method for method in methods if method in _SPAWNED), None)
-
-
-def adopt_parent_environment(start: Start, before: Mapping[str, str]) -> None:
-    """Take on the parent's environment variables and directory: a forked worker has those of its fork server.
-
-    What modules did to variables when they were imported there stays done, as in a process that imports them itself;
-    but those that the parent has changed since are the parent's.
-
-    Args:
-        start: what the parent says of itself.
-        before: the fork server's variables, before it imported anything.
-    """
-    if start.directory is not None:
-        with contextlib.suppress(OSError):  # it has been removed, or is not for us
-            os.chdir(start.directory)
-    if start.environ is None:
-        return
-    here = dict(os.environ)
-    for name in here.keys() | start.environ.keys():
-        value = start.environ.get(name)
-        if value == here.get(name) or value == before.get(name):
-            continue
-        if value is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = value
-    choose_backend_late()
-
-
-def enable_fault_handler() -> None:
-    """Let a crash print where it happened, and the parent ask where this process is, even in C code with the GIL held.
-
-    To the descriptor: an env may have closed `sys.stderr`. Other threads are left out of what is asked for, since they
-    run on meanwhile.
-    """
-    faulthandler.enable(2)
-    if WHERE is not None:
-        faulthandler.register(WHERE, 2, all_threads=False)

@@ -1,9 +1,8 @@
-"""Gymnasium's registry, carried from the parent to a worker.
+"""Carry Gymnasium's registry from the parent to a worker, so that `gym.make("MyEnv-v0")` works in a factory.
 
-Ids that a script or a notebook registers are unknown to a fresh process; with this, `gym.make("MyEnv-v0")` in a
-factory works all the same. All entries are sent, each pickled by itself, and before them a digest: a worker whose own
-registry pickles to the same, as it mostly does, unpickles nothing, and else only entries that differ. (A fork server
-pickles its entries once for all workers.)
+Ids that a script or a notebook registers are unknown to a new process. The parent sends all entries, each pickled by
+itself, with a digest. A worker whose own registry has the same digest, as most do, unpickles nothing; another one
+unpickles only the entries that differ. (A fork server pickles its entries once for all of its workers.)
 """
 
 from __future__ import annotations
@@ -30,17 +29,17 @@ __all__ = ["Registry", "capture_registry", "read_registry", "register_specs", "r
 _known: dict[str, bytes] = {}
 _digests: list[bytes] = []
 
-# In a pickled spec: what it names in the main module, whose name is another where multiprocessing spawned the process.
+# In a pickled spec: names of definitions in the main module (`__mp_main__` in children of multiprocessing).
 _OF_MAIN = re.compile(rb"__(?:mp_)?main__:([A-Za-z_]\w*)")
 
 
 class Registry(NamedTuple):
-    """A process's registry, for workers.
+    """The registry of a process, for its workers.
 
     Attributes:
-        entries: a digest of them, and id → pickled spec, pickled.
-        names: what specs name in the main module ("__main__:Env").
-        specs: id and spec of those that refer to definitions of the script, which travel with these.
+        entries: a digest of the entries, and the pickle of a dict that maps ids to pickled specs.
+        names: the definitions in the main module that specs name ("__main__:Env").
+        specs: id and spec of those that refer to definitions of the script, which are sent with these.
     """
 
     entries: tuple[bytes, bytes]
@@ -49,7 +48,7 @@ class Registry(NamedTuple):
 
 
 def capture_registry() -> Registry:
-    """This process's registry."""
+    """Capture the registry of this process."""
     entries, specs, names = _entries(), [], set[str]()
     main = sys.modules["__main__"]
     for env_id, spec in gymnasium.registry.items():
@@ -63,16 +62,16 @@ def capture_registry() -> Registry:
 
 
 def read_registry() -> None:
-    """In a fork server: see how all entries pickle, so that its workers need not."""
+    """Pickle all entries in a fork server, so that its workers need not."""
     _known.update(_entries())
     _digests[:] = [_digest(_known)]
 
 
 def restore_registry(digest: bytes, pickled: bytes) -> None:
-    """Register what differs here; an entry that does not unpickle fails only when it is used."""
+    """Register the entries that differ from this process's; one that does not unpickle fails only when it is used."""
     if digest in _digests:
         return
-    # by their own modules, when those are imported here
+    # modules that are imported later register the same ids
     warnings.filterwarnings("ignore", r".*Overriding environment \S+ already in registry")
     known = _known or _entries()
     entries: dict[str, bytes] = load(pickled)
@@ -86,13 +85,13 @@ def restore_registry(digest: bytes, pickled: bytes) -> None:
 
 
 def register_specs(specs: Mapping[str, EnvSpec | str]) -> None:
-    """Register specs that refer to definitions of the script; in place of one that could not be sent it is said why."""
+    """Register specs that refer to definitions of the script; a string says why a spec could not be sent."""
     for env_id, spec in specs.items():
         gymnasium.registry[env_id] = _broken(env_id, spec) if isinstance(spec, str) else spec
 
 
 def _entries() -> dict[str, bytes]:
-    """The entries that pickle, by id."""
+    """Return the entries that pickle, by id."""
     entries: dict[str, bytes] = {}
     for env_id, spec in gymnasium.registry.items():
         with contextlib.suppress(Exception):

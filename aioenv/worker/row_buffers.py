@@ -1,4 +1,7 @@
-"""Where a worker's actions are read: into its own arrays, as frames bring them, or where they lie in shared memory."""
+"""The arrays of a worker's rows: actions are read from them, results are written to them and sent from them.
+
+They are the worker's own, which travel in frames, or lie in shared memory, of which there are several batches.
+"""
 
 from __future__ import annotations
 
@@ -12,61 +15,58 @@ from aioenv.spaces.autoreset import ResultArrays, Stepped
 from aioenv.spaces.layout import Arrays, Layout, byte_view
 from aioenv.speedups import compiled
 
-__all__ = ["Actions", "ResultRows", "run_of"]
+__all__ = ["ActionRows", "ResultRows", "start_of_run"]
 
 
-class Actions:
+class ActionRows:
     """The actions of n rows.
 
     Args:
         layout: of one action.
         n: how many rows.
-        shared: for each lane of shared memory, the rows' part of its action arrays by number of leaf; one empty dict
-            without shared memory.
-        laned: whether requests name a lane.
+        shared: for each shared batch, the rows' part of its action arrays by index of the leaf; one empty dict without
+            shared memory.
+        named: whether requests begin with the index of a shared batch.
 
     Attributes:
-        views: where the fixed part of a request for all rows is read into.
+        views: the buffers that the fixed part of a request for all rows is read into.
     """
 
-    def __init__(self, layout: Layout, n: int, shared: Sequence[dict[int, Any]], *, laned: bool) -> None:
+    def __init__(self, layout: Layout, n: int, shared: Sequence[dict[int, Any]], *, named: bool) -> None:
         self._layout = layout
         own = layout.zeros(n)
-        self._lanes = [[lane.get(i, array) for i, array in enumerate(own)] for lane in shared]
-        self._shared = set(shared[0])
-        self._lane = bytearray(laned)  # of the last request that was read into `views`
-        framed = [byte_view(array) for i, array in enumerate(own) if i not in self._shared]
-        self.views: list[memoryview] = [memoryview(self._lane), *framed] if laned else framed
+        self._batches = [[batch.get(i, array) for i, array in enumerate(own)] for batch in shared]
+        self._shared_leaves = set(shared[0])
+        self._batch = bytearray(named)  # of the last request that was read into `views`
+        framed = [byte_view(array) for i, array in enumerate(own) if i not in self._shared_leaves]
+        self.views: list[memoryview] = [memoryview(self._batch), *framed] if named else framed
 
     @property
     def array(self) -> Any:
-        """What is read into `views`, if that is one array, and travels."""
-        return self._lanes[0][0]
+        """The array that is read into `views`, if there is one and it travels in frames."""
+        return self._batches[0][0]
 
-    def open(self, frame: Frame) -> tuple[int, bytes]:
-        """The lane that a request is about, and the actions that were not read into `views`."""
-        lane, data = self._lane, b""
-        # a request for a few rows may be as long as one for all, if it has nothing but the lane
+    def unpack(self, frame: Frame) -> tuple[int, bytes]:
+        """Return the index of a request's shared batch, and the actions that were not read into `views`."""
+        batch, data = self._batch, b""
+        # a request for a few rows may be as long as one for all, if its fixed part is the batch alone
         if frame.fixed is not self.views:
-            # `_lane` may be the next request's already: several come in one read
-            data, size = b"".join(frame.fixed), len(self._lane)
-            lane, data = bytearray(data[:size]), data[size:]
-        return lane[0] if lane else 0, data
+            # `_batch` may be that of the next request: one read can bring several
+            data, size = b"".join(frame.fixed), len(self._batch)
+            batch, data = bytearray(data[:size]), data[size:]
+        return batch[0] if batch else 0, data
 
-    def of_all(self, lane: int, objects: Sequence[Sequence[Any]]) -> list[Any]:
-        """The actions of all rows; copies, since envs may keep them, and the next are read into the same memory."""
-        return self._layout.rows([array.copy() for array in self._lanes[lane]], objects)
+    def of_all(self, batch: int, objects: Sequence[Sequence[Any]]) -> list[Any]:
+        """Return copies of the actions of all rows: envs may keep them, and the next ones overwrite the same memory."""
+        return self._layout.rows([array.copy() for array in self._batches[batch]], objects)
 
-    def of_some(self, lane: int, rows: Sequence[int], data: bytes, objects: Sequence[Sequence[Any]]) -> list[Any]:
-        """The actions of some rows: those that travelled, and those in shared memory; likewise copies."""
-        here = None
-        if self._shared:
+    def of_some(self, batch: int, rows: Sequence[int], data: bytes, objects: Sequence[Sequence[Any]]) -> list[Any]:
+        """Return copies of the actions of some rows, from the data that travelled and from shared memory."""
+        shared = None
+        if self._shared_leaves:
             index = list(rows)
-            here = {i: self._lanes[lane][i][index] for i in self._shared}
-        return self._layout.rows(self._layout.split(data, len(rows), here), objects)
-
-
-# ------------------------------------------------------------ results
+            shared = {i: self._batches[batch][i][index] for i in self._shared_leaves}
+        return self._layout.rows(self._layout.split(data, len(rows), shared), objects)
 
 
 class ResultRows:
@@ -75,14 +75,15 @@ class ResultRows:
     Args:
         layout: of the observations.
         n: how many rows.
-        shared: for each lane of shared memory, the rows' part of its observation arrays by number of leaf; one empty
-            dict without shared memory.
-        state: arrays of n rows that ride on every reply.
+        shared: for each shared batch, the rows' part of its observation arrays by index of the leaf; one empty dict
+            without shared memory.
+        state: further arrays of n rows, which every reply carries.
         cast: whether observations may have another dtype than their space's, and another shape of that size.
 
     Attributes:
         objects: the observations' object leaves, each a list of n.
-        lanes: by lane, where a step of rows that follow one another may put usual results at once; None: `store` them.
+        direct: for each shared batch the arrays that a step of successive rows may write standard results to at once;
+            None if all results go through `store`.
     """
 
     def __init__(
@@ -91,8 +92,8 @@ class ResultRows:
         self.objects = layout.no_objects(n)
         own = [np.zeros((0 if i in shared[0] else n, *leaf.shape), leaf.dtype) for i, leaf in enumerate(layout.leaves)]
         self._writers = [
-            layout.writer([lane.get(i, array) for i, array in enumerate(own)], self.objects, cast=cast)
-            for lane in shared
+            layout.writer([batch.get(i, array) for i, array in enumerate(own)], self.objects, cast=cast)
+            for batch in shared
         ]
         self._reward = np.zeros(n, np.float64)
         self._terminated = np.zeros(n, np.bool_)
@@ -100,40 +101,40 @@ class ResultRows:
         framed = [array for i, array in enumerate(own) if i not in shared[0]]
         self._reset_arrays: Arrays = [*framed, *state]
         self._step_arrays: Arrays = [*framed, self._reward, self._terminated, self._truncated, *state]
-        # observations, as the envs gave them: a lane of shared memory holds those of another step
+        # observations as the envs returned them: a shared batch may hold those of another step
         self._last: list[Any] = [None] * n
         self._views: dict[tuple[bool, int, int], Sequence[Buffer]] = {}
-        self.lanes: list[ResultArrays] | None = None
+        self.direct: list[ResultArrays] | None = None
         if compiled and layout.is_numeric and not cast:
             flags = self._terminated, self._truncated
-            trees = [layout.assemble([lane.get(i, array) for i, array in enumerate(own)], ()) for lane in shared]
-            self.lanes = [(tree, self._reward, *flags, self._last) for tree in trees]
+            trees = [layout.assemble([batch.get(i, array) for i, array in enumerate(own)], ()) for batch in shared]
+            self.direct = [(tree, self._reward, *flags, self._last) for tree in trees]
 
-    def into(self, lane: int) -> ResultArrays | None:
-        """One of `lanes`, if there are any."""
-        return self.lanes[lane] if self.lanes is not None else None
+    def direct_into(self, batch: int) -> ResultArrays | None:
+        """Return the arrays of `direct` for a shared batch, if there are any."""
+        return self.direct[batch] if self.direct is not None else None
 
-    def store(self, lane: int, out: Stepped) -> None:
-        """Put in what a step gave; a row whose values don't fit is added to `out.failures`."""
+    def store(self, batch: int, out: Stepped) -> None:
+        """Store the results of a step; add a row whose values don't fit to `out.failures`."""
         if out.nonstandard:
-            self.lanes = None
+            self.direct = None
         rows = out.rows
-        start = run_of(rows)
-        odd = out.failures or out.exhausted
-        if not odd and start is not None:
+        start = start_of_run(rows)
+        nonstandard = out.failures or out.exhausted
+        if not nonstandard and start is not None:
             try:
-                self._writers[lane].write_run(start, out.observations)
+                self._writers[batch].write_run(start, out.observations)
                 self._last[start : start + len(rows)] = out.observations
             except Exception:
                 start = None
-        if odd or start is None:
-            self._store_one_by_one(lane, out)
+        if nonstandard or start is None:
+            self._store_one_by_one(batch, out)
         where: Any = list(rows) if start is None else slice(start, start + len(rows))
         try:
             self._reward[where] = out.rewards
             self._terminated[where] = out.terminated
             self._truncated[where] = out.truncated
-        except Exception:  # a tensor that wants its gradient raises a RuntimeError, say
+        except Exception:  # a tensor that requires its gradient raises a RuntimeError, say
             for name, array, values in (
                 ("reward", self._reward, out.rewards),
                 ("terminated", self._terminated, out.terminated),
@@ -141,46 +142,46 @@ class ResultRows:
             ):
                 _store_numbers(name, array, rows, values, out)
 
-    def _store_one_by_one(self, lane: int, out: Stepped) -> None:
+    def _store_one_by_one(self, batch: int, out: Stepped) -> None:
         failed = {row for row, _ in out.failures}
         for index, row in enumerate(out.rows):
             if row not in failed and not (out.observations[index] is None and row in out.exhausted):
                 try:
-                    self.keep(lane, row, out.observations[index])
+                    self.write_observation(batch, row, out.observations[index])
                     continue
                 except Exception as exc:
                     out.mark_failed(index, row, exc)
-            self.show(lane, [row])
+            self.rewrite_last(batch, [row])
 
-    def keep(self, lane: int, row: int, obs: Any) -> None:
-        """Put in one observation.
+    def write_observation(self, batch: int, row: int, obs: Any) -> None:
+        """Write one observation.
 
         Raises:
             ValueError, TypeError: if it does not fit.
         """
-        self._writers[lane].write(row, obs)
+        self._writers[batch].write(row, obs)
         self._last[row] = obs
 
-    def show(self, lane: int, rows: Sequence[int]) -> None:
-        """Put in, once more, the last observations that fitted."""
-        write = self._writers[lane].write
+    def rewrite_last(self, batch: int, rows: Sequence[int]) -> None:
+        """Write the last observations that fitted once more."""
+        write = self._writers[batch].write
         for row in rows:
             if self._last[row] is not None:
                 write(row, self._last[row])
 
     def buffers(self, rows: Sequence[int], *, stepped: bool) -> Sequence[Buffer]:
-        """What travels of some rows, after a step or after a reset."""
+        """Return the fixed part of a reply about some rows, after a step or after a reset."""
         arrays = self._step_arrays if stepped else self._reset_arrays
-        start = run_of(rows)
+        start = start_of_run(rows)
         if start is None:
             return [byte_view(array[list(rows)]) for array in arrays]
-        return self._run(arrays, stepped, start, len(rows))
+        return self._buffers_of_run(arrays, stepped, start, len(rows))
 
-    def stepped_run(self, start: int, count: int) -> Sequence[Buffer]:
-        """As `buffers`, of so many rows from one on, after a step."""
-        return self._run(self._step_arrays, True, start, count)
+    def step_buffers(self, start: int, count: int) -> Sequence[Buffer]:
+        """Return the fixed part of a reply to a step of `count` successive rows."""
+        return self._buffers_of_run(self._step_arrays, True, start, count)
 
-    def _run(self, arrays: Arrays, stepped: bool, start: int, count: int) -> Sequence[Buffer]:
+    def _buffers_of_run(self, arrays: Arrays, stepped: bool, start: int, count: int) -> Sequence[Buffer]:
         key = stepped, start, count
         views = self._views.get(key)
         if views is None:
@@ -188,8 +189,8 @@ class ResultRows:
         return views
 
 
-def run_of(rows: Sequence[int]) -> int | None:
-    """Where rows begin, if they follow one another; else None."""
+def start_of_run(rows: Sequence[int]) -> int | None:
+    """Return the first of some rows if they are successive, else None."""
     if isinstance(rows, range):
         return rows.start
     start = rows[0] if rows else 0
@@ -199,15 +200,15 @@ def run_of(rows: Sequence[int]) -> int | None:
 def _store_numbers(
     name: str, array: np.ndarray[Any, Any], rows: Sequence[int], values: list[Any], out: Stepped
 ) -> None:
-    """Store rewards or flags of which at least one is not a number; say whose."""
+    """Store rewards or flags of which at least one is not a number; add its row to the failures."""
     for row, value in zip(rows, values, strict=True):
         try:
             array[row] = value
         except Exception as exc:
             array[row] = 0
-            said = f"{name}: expected a number, got {value!r:.200}"
-            if isinstance(exc, (TypeError, ValueError)):  # numpy's words and frames tell nobody anything
-                out.failures.append((row, (ValueError if isinstance(exc, ValueError) else TypeError)(said)))
+            text = f"{name}: expected a number, got {value!r:.200}"
+            if isinstance(exc, (TypeError, ValueError)):  # numpy's message would not help
+                out.failures.append((row, (ValueError if isinstance(exc, ValueError) else TypeError)(text)))
             else:
-                exc.add_note(said)
+                exc.add_note(text)
                 out.failures.append((row, exc))

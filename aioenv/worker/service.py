@@ -1,4 +1,7 @@
-"""What a worker runs: the interface between the loop in `worker.py` and the service that it serves."""
+"""The interface between the worker's loop and the service that it runs, and what services have in common.
+
+A service holds the envs (`env_service.py`, `vector_service.py`) or draws images (`rendering/`).
+"""
 
 from __future__ import annotations
 
@@ -14,34 +17,44 @@ from aioenv.tracing.ring import DRAW, REPLY, Ring
 from aioenv.worker import worker_context
 from aioenv.worker.mujoco_gl import note_missing_opengl
 
-__all__ = ["FastPath", "PartialStep", "Reply", "Service", "SlotService", "TracedService", "close_envs"]
+__all__ = [
+    "FastPath",
+    "PartialStep",
+    "Reply",
+    "Service",
+    "SlotService",
+    "StartFailed",
+    "TracedService",
+    "close_envs",
+    "describe_failure",
+]
 
 
 class FastPath(NamedTuple):
-    """The objects that `speedups.serve_express` needs to answer plain steps.
+    """The objects that C needs to answer plain steps (see `speedups.serve_express`).
 
     Attributes:
         views: where a request's fixed part is read into: the number of the shared batch, if there are several, and the
             actions.
         actions: the array of all actions.
         steps, resets: the envs' methods.
-        due: what each row's next step is (see `speedups.step_rows`).
+        pending: what each row's next step is (see `speedups.step_rows`).
         seeds: for the next resets, by row.
-        at_end: what is due after the end of an episode.
+        at_end: what is pending after the end of an episode.
         mark: the word of shared memory that holds the current row.
         into: where results go, for each shared batch.
         fixed_of: gives the arrays that travel for some successive rows.
-        schemas: `NumericSchema`s, the kinds of infos that C turns into columns.
+        schemas: the `NumericSchema`s.
         fixed: the arrays that travel for all rows.
-        write_extra: writes what rides on the reply besides, for some successive rows, and returns whether that is all
-            there is to tell; None: there is nothing.
+        write_extras: writes the states and checkpoints of successive rows, and returns False if Python must reply;
+            None: there are none.
     """
 
-    views: Any  # a list of memoryviews
+    views: Any
     actions: Any
     steps: list[Any]
     resets: list[Any]
-    due: list[int]
+    pending: list[int]
     seeds: dict[int, int]
     at_end: int
     mark: Any
@@ -49,97 +62,101 @@ class FastPath(NamedTuple):
     fixed_of: Callable[[int, int], Any]
     schemas: list[Any]
     fixed: Any
-    write_extra: Callable[[int, int], bool] | None
+    write_extras: Callable[[int, int], bool] | None
+
+
+# An exception's message may hold a whole array. It is sent twice, as the traceback ends with it, and may be logged.
+_MAX_TEXT = 16 << 10
 
 
 class Reply(NamedTuple):
-    """A RESULT: raw buffers in the order that both sides agreed on, and a tail."""
+    """A RESULT: raw buffers in the order that both sides agreed on, and a payload of variable length."""
 
     fixed: Sequence[Buffer] = ()
     tail: Buffer = b""
 
 
 class PartialStep(NamedTuple):
-    """A STEP that C has begun (see `speedups.step_rows`).
+    """A STEP that C has started and Python must finish (see `speedups.step_rows`).
 
     Attributes:
-        lane: of shared memory, where observations go; 0 if there is none.
-        rows: those that are stepped.
-        actions: one a row.
-        infos: of those that were stepped.
-        row: the first that was not; -1: what the envs did keeps this from going on.
-        outcome: what the `step` or `reset` of that gave, or raised; with -1 what is wrong.
-        odd: whether what is not usual of it is probably so each time.
+        batch: the index of the shared batch that observations go to; 0 without shared memory.
+        rows: the rows to step.
+        actions: one action a row.
+        infos: (row, info) of the rows that C has stepped.
+        row: the first row that C has not stepped; -1 if the step can't go on because of something that the envs did.
+        outcome: the result or exception of that row's `step` or `reset`; with row -1 the exception to raise.
+        nonstandard: whether further steps will probably be nonstandard in the same way.
     """
 
     kind: Kind
     request: int
     generation: int
-    lane: int
+    batch: int
     rows: range
     actions: list[Any]
     infos: list[tuple[int, dict[str, Any]]]
     row: int
     outcome: Any
-    odd: bool
+    nonstandard: bool
 
     @classmethod
-    def of(cls, got: tuple[Any, ...]) -> PartialStep:
-        """What `speedups.serve_express` has given."""
-        request, generation, lane, first, count, *rest = got
-        return cls(Kind.STEP, request, generation, lane, range(first, first + count), *rest)
+    def from_tuple(cls, got: tuple[Any, ...]) -> PartialStep:
+        """Make it of the tuple that `speedups.serve_express` returns."""
+        request, generation, batch, first, count, *rest = got
+        return cls(Kind.STEP, request, generation, batch, range(first, first + count), *rest)
 
 
 class Service(Protocol):
-    """Lives in a worker process; gets one request at a time.
+    """An object in a worker process that answers one request at a time.
 
-    The parent sends a pickled callable; called without arguments in the worker, it gives the service. An
-    exception from `handle` becomes a FAILURE and the worker lives on.
+    The parent sends a pickled callable, which makes the service when it is called in the worker without arguments. An
+    exception from `handle` becomes a FAILURE, and the worker lives on. A CALL goes to a public method by its name.
     """
 
     def describe(self) -> Any:
-        """What the parent is told once the service is up; anything that pickles."""
+        """Return what the parent needs to know once the service is up; it must pickle."""
 
-    def place(self, header: Header) -> Sequence[memoryview] | None:
-        """Where the fixed part of a coming request shall be read into; None: nowhere in particular."""
+    def request_buffers(self, header: Header) -> Sequence[memoryview] | None:
+        """Return the buffers to read the fixed part of a request into; None means any memory."""
 
-    def expect(self) -> Sequence[memoryview] | None:
-        """What `place` will probably give for the next request: the very same object."""
+    def expected_buffers(self) -> Sequence[memoryview] | None:
+        """Return what `request_buffers` will probably return for the next request: the very same object."""
 
-    def express(self) -> FastPath | None:
-        """What C needs to answer plain steps by itself; None if there is more to a step. Asked for again and again."""
+    def fast_path(self) -> FastPath | None:
+        """Return what C needs to answer plain steps without Python, or None; the loop asks before each request."""
 
     def handle(self, frame: Frame | PartialStep) -> Reply:
-        """Answer a RESET, STEP or RENDER. CALLs go to the service's public methods by name."""
+        """Answer a RESET, STEP or RENDER."""
 
-    def afterwards(self) -> Reply | None:
-        """What could wait until the reply had gone out; its outcome, if any, is sent as IMAGES."""
+    def after_reply(self) -> Reply | None:
+        """Do the work that could wait until the reply was sent; a result is sent as IMAGES."""
 
     def close(self) -> None:
-        """Let go of everything; called once, at the end."""
+        """Release everything; the loop calls it once, at the end."""
 
 
 class SlotService:
-    """What services that are stepped have in common: where requests are read into, and who answers which."""
+    """Base of the services that are stepped: where requests are read into, and which method answers which request."""
 
-    _action_views: list[memoryview] | None = None  # where the actions of all rows are read into, once that is known
+    _action_views: list[memoryview] | None = None  # the actions of all rows; None until `configure`
 
-    def place(self, header: Header) -> Sequence[memoryview] | None:
-        """Actions of all rows go straight into the action arrays."""
+    def request_buffers(self, header: Header) -> Sequence[memoryview] | None:
+        """Read the actions of a step of all rows straight into the action arrays."""
         return self._action_views if header.kind is Kind.STEP else None
 
-    def expect(self) -> Sequence[memoryview] | None:
-        """A step of all rows."""
+    def expected_buffers(self) -> Sequence[memoryview] | None:
+        """Expect a step of all rows."""
         return self._action_views
 
-    def express(self) -> FastPath | None:
-        """None: Python answers."""
+    def fast_path(self) -> FastPath | None:
+        """Return None: Python answers."""
         return None
 
     def handle(self, frame: Frame | PartialStep) -> Reply:
         """Answer a STEP or a RESET."""
         if isinstance(frame, PartialStep):
-            return self._go_on(frame)
+            return self._finish_step(frame)
         if frame.kind is Kind.STEP:
             return self._step(frame)
         if frame.kind is Kind.RESET:
@@ -149,98 +166,69 @@ class SlotService:
     def _step(self, frame: Frame) -> Reply:
         raise NotImplementedError
 
-    def _go_on(self, begun: PartialStep) -> Reply:
+    def _finish_step(self, partial: PartialStep) -> Reply:
         raise NotImplementedError
 
     def _reset(self, frame: Frame) -> Reply:
         raise NotImplementedError
 
 
-# ------------------------------------------------------------ closing envs
-
-
-def close_envs(envs: Iterable[Any], what: str) -> None:
-    """Close envs. An exception of one is a warning in the log "aioenv.workers", and does not keep the others open.
-
-    Args:
-        envs: row by row; they have a `close`.
-        what: each is, for the log.
-    """
-    said = set()
-    for row, env in enumerate(envs):
-        with worker_context.running_row(row):
-            try:
-                env.close()
-            except Exception as exc:
-                if (text := repr(exc)) in said:  # of many envs that have one bug the first
-                    continue
-                said.add(text)
-                # in a process of its own the root's records come out as that log's
-                log = logging.getLogger(None if worker_context.owns_process() else "aioenv.workers")
-                log.warning("%s raised when it was closed", what, exc_info=True)
-            except BaseException:  # it ends its program, as some do there: that is just what happens
-                pass
-
-
-# ------------------------------------------------------------ a traced service
-
-
 class TracedService:
-    """Stands in for a service while it is traced; nothing is in the way of one that is not.
+    """Wraps a service while it is traced, and records when it does what; an untraced service is not wrapped.
 
     Args:
-        service: does the work.
-        ring: gets a row for each thing done.
+        service: the service that does the work.
+        ring: gets one row for each piece of work.
     """
 
     def __init__(self, service: Service, ring: Ring) -> None:
         self.service = service
         self.ring = ring
-        self._now = (0, -1)  # generation and request
-        self._done: float | None = None  # when the service was done with it
+        self._current = (0, -1)  # generation and request
+        self._handled_at: float | None = None  # when the service had handled that request
 
-    def place(self, header: Header) -> Sequence[memoryview] | None:
-        """As the service."""
-        return self.service.place(header)
+    def request_buffers(self, header: Header) -> Sequence[memoryview] | None:
+        """Ask the service."""
+        return self.service.request_buffers(header)
 
-    def expect(self) -> Sequence[memoryview] | None:
-        """As the service."""
-        return self.service.expect()
+    def expected_buffers(self) -> Sequence[memoryview] | None:
+        """Ask the service."""
+        return self.service.expected_buffers()
 
-    def express(self) -> None:
-        """None: what C answers by itself nobody can time."""
+    def fast_path(self) -> None:
+        """Return None: steps that C answers can't be timed."""
 
     def handle(self, frame: Frame | PartialStep) -> Reply:
-        """As the service, and note how long it took."""
-        self._now = frame.generation, frame.request
+        """Let the service answer, and record how long it took."""
+        self._current = frame.generation, frame.request
         reply: Reply = self._timed(frame.kind.name.lower(), lambda: self.service.handle(frame))
         return reply
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         method = getattr(self.service, name)
-        self._now = 0, -1
+        self._current = 0, -1
         return lambda *args, **kwargs: self._timed("call", lambda: method(*args, **kwargs))
 
     def _timed(self, kind: str, work: Callable[[], Any]) -> Any:
-        begin = perf_counter()
+        start = perf_counter()
         try:
             return work()
         finally:
-            self._done = done = perf_counter()
-            self.ring.append(kind, *self._now, begin, done)
+            self._handled_at = end = perf_counter()
+            self.ring.append(kind, *self._current, start, end)
 
-    def afterwards(self) -> Reply | None:
-        """As the service; the reply has just been written."""
-        begin = perf_counter()
-        if self._done is not None:  # else this is the reply to whoever wants it traced
-            self.ring.append(REPLY, *self._now, self._done, begin)
-        late = self.service.afterwards()
+    def after_reply(self) -> Reply | None:
+        """Record that the reply was written, and how long the service works after it."""
+        start = perf_counter()
+        if self._handled_at is not None:  # None after the reply to the request that has started the trace
+            self.ring.append(REPLY, *self._current, self._handled_at, start)
+        late = self.service.after_reply()
         if late is not None:
-            self.ring.append(DRAW, *self._now, begin, perf_counter())
+            self.ring.append(DRAW, *self._current, start, perf_counter())
         return late
 
     def close(self) -> None:
-        """As the service."""
+        """Close the service."""
         self.service.close()
 
 
@@ -248,19 +236,15 @@ class TracedService:
 
 
 class StartFailed(Exception):
-    """A service could not be made, and knows more about it than the exception tells (which row, say)."""
+    """A service could not be made; it knows more than the exception that was raised (which row it was, say)."""
 
     def __init__(self, failure: Failure) -> None:
         super().__init__(failure.message)
         self.failure = failure
 
 
-# An exception may have a whole array in its message. It is told twice, in the traceback too, and logged perhaps.
-_MAX_TEXT = 16 << 10
-
-
 def describe_failure(exc: BaseException, row: int | None = None) -> Failure:
-    """An exception in a form that always travels, with the exception itself if that can be sent."""
+    """Describe an exception in a form that always travels, with the exception itself if it pickles."""
     note_missing_opengl(exc)
     message, text = _shortened(message_of(exc)), _shortened(traceback_of(exc))
     pickled, why = tried(dump_exception, exc)
@@ -268,8 +252,31 @@ def describe_failure(exc: BaseException, row: int | None = None) -> Failure:
 
 
 def _shortened(text: str) -> str:
-    """A text with its middle left out, if it is very long."""
+    """Leave out the middle of a very long text."""
     if len(text) <= _MAX_TEXT:
         return text
     half = _MAX_TEXT // 2
     return f"{text[:half]}\n[... {len(text) - 2 * half} characters left out ...]\n{text[-half:]}"
+
+
+def close_envs(envs: Iterable[Any], what: str) -> None:
+    """Close every env; log an exception as a warning of "aioenv.workers", and go on with the next env.
+
+    Args:
+        envs: objects with a `close` method, row by row.
+        what: a name for one of them, for the log.
+    """
+    logged = set()
+    for row, env in enumerate(envs):
+        with worker_context.running_row(row):
+            try:
+                env.close()
+            except Exception as exc:
+                if (text := repr(exc)) in logged:  # the same bug in many envs is logged once
+                    continue
+                logged.add(text)
+                # the parent logs records of the root logger of a worker process under "aioenv.workers"
+                log = logging.getLogger(None if worker_context.owns_process() else "aioenv.workers")
+                log.warning("%s raised when it was closed", what, exc_info=True)
+            except BaseException:  # an env that ends its program (sys.exit): the worker is ending anyway
+                pass

@@ -1,4 +1,4 @@
-"""The spec of an env on its way to the parent: without copies of large values, which the parent has itself."""
+"""Send the spec of an env to the parent without copies of large values: the parent puts in its own, which are equal."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from gymnasium.envs.registration import EnvSpec
 
 __all__ = ["OmittedValue", "restore_values", "spec_without_values"]
 
-LARGE = 1 << 16  # bytes, from which on a value is not sent
-_LONG = 1 << 13  # elements, from which on a list is not searched
+LARGE = 1 << 16  # bytes from which on a value is not sent
+_LONG = 1 << 13  # elements from which on a list is not searched
 _MOST = 20_000  # objects that are searched for a value
 _PIECE = 1 << 20  # bytes of an array that is not contiguous, copied at a time
 
-# what deep copies share anyway, or copy in no time
+# values that deep copies share, or copy quickly
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, type, FunctionType, BuiltinFunctionType, np.generic, Enum)
 
 
 class _Kind(NamedTuple):
-    """The type and size of a large value: values whose kinds differ are not equal."""
+    """The type and size of a large value; values of different kinds are not equal."""
 
     name: str
     layout: tuple[Any, ...]  # of an array: dtype, shape, and "by columns" if its columns are contiguous
@@ -39,10 +39,10 @@ class _Kind(NamedTuple):
 
 
 class OmittedValue:
-    """In place of a large value of a spec which stayed in the worker, since the parent has none that equals it.
+    """Stands for a large value of a spec that stayed in the worker, since the parent has no equal value.
 
-    Arrays, strings and bytes of 64 KiB or more among the arguments in a spec are not sent. The parent puts those in
-    which the vector env was made with; this is left where a factory made the value itself, or the env has changed it.
+    Arrays, strings and bytes of 64 KiB or more among the arguments of a spec are not sent. The parent puts in those
+    that the vector env was made with. This object is left where a factory made the value itself, or the env changed it.
     """
 
     def __init__(self, kind: _Kind, digest: bytes) -> None:
@@ -66,21 +66,21 @@ class OmittedValue:
 
 
 def spec_without_values(env: Any) -> Any:
-    """The spec of an env, with an `OmittedValue` in place of each large value of its arguments.
+    """Return the spec of an env, with an `OmittedValue` in place of each large value of its arguments.
 
-    Gymnasium copies the arguments once for each wrapper, and keeps the copies. So the spec is built of one whose
-    arguments are not copied; then the env has its own again.
+    Gymnasium copies the arguments once for each wrapper, and keeps the copies. So the env gets arguments that are not
+    copied while its spec is built, and its own ones back afterwards.
     """
     try:
         with _uncopied(env):
             spec = env.spec
-    except Exception:  # a spec that can't be set, or a wrapper that computes with its values
+    except Exception:  # a spec that can't be set, or a wrapper that uses the values
         spec = env.spec
     return _with_arguments(spec, _omit)
 
 
 class _Uncopied:
-    """A value that deep copies share."""
+    """Wraps a value so that deep copies share it."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -91,10 +91,10 @@ class _Uncopied:
 
 @contextmanager
 def _uncopied(env: Any) -> Iterator[None]:
-    """Meanwhile, no value among the arguments of the env and its wrappers is copied."""
+    """Keep the arguments of the env and its wrappers from being copied for the length of a block."""
     undo: list[Callable[[], None]] = []
 
-    def exchange(holder: Any, name: str, value: Any) -> None:
+    def replace(holder: Any, name: str, value: Any) -> None:
         if name in vars(holder):
             undo.append(partial(setattr, holder, name, vars(holder)[name]))
         else:
@@ -103,12 +103,12 @@ def _uncopied(env: Any) -> Iterator[None]:
 
     try:
         while isinstance(env, Wrapper):
-            exchange(env, "_cached_spec", None)
+            replace(env, "_cached_spec", None)
             if isinstance(recorded := vars(env).get("_saved_kwargs"), dict):  # by RecordConstructorArgs
-                exchange(env, "_saved_kwargs", _changed(recorded, _wrap))
+                replace(env, "_saved_kwargs", _changed(recorded, _wrap))
             env = env.env
         if isinstance(env.spec, EnvSpec):
-            exchange(env, "spec", _with_arguments(env.spec, _wrap))
+            replace(env, "spec", _with_arguments(env.spec, _wrap))
         yield
     finally:
         for back in reversed(undo):
@@ -131,11 +131,10 @@ def _omit(value: Any) -> Any:
 
 
 def restore_values(spec: Any, factory: Any) -> Any:
-    """Put values in place of each `OmittedValue` of a spec.
+    """Replace each `OmittedValue` of a spec by an equal value of this process, where there is one.
 
-    They are looked for in the arguments of the factory, in what it closes over, in its object's attributes and the
-    globals that it names, and in what is registered for the spec's id. Contents are compared: one that is not equal is
-    not taken.
+    The values are searched for in the factory's arguments, closure, attributes and globals, and in the registry's
+    entry for the spec's id. Their contents are compared.
     """
     wanted: list[OmittedValue] = []
     _with_arguments(spec, lambda value: wanted.append(value) if isinstance(value, OmittedValue) else None)
@@ -159,9 +158,9 @@ def restore_values(spec: Any, factory: Any) -> Any:
 
 
 def _reachable(roots: list[Any]) -> Iterator[Any]:
-    """Objects that others refer to, the nearest first, without running any code of theirs."""
+    """Yield the objects that others refer to, the nearest first, without running any of their code."""
     waiting, seen = deque(roots), set[int]()
-    keep: list[Any] = []  # what is seen is not freed meanwhile, so that no id comes twice
+    keep: list[Any] = []  # keeps seen objects alive, so that no id is reused
     while waiting and len(seen) < _MOST:
         value = waiting.popleft()
         if id(value) in seen:
@@ -173,7 +172,7 @@ def _reachable(roots: list[Any]) -> Iterator[Any]:
 
 
 def _parts(value: Any) -> Iterator[Any]:
-    """What an object refers to; of a module nothing, since functions tell what they use of it."""
+    """Yield what an object refers to; nothing for a module, since functions name what they use of it."""
     kind = type(value)
     if kind in (str, bytes, bytearray, int, float, np.ndarray, ModuleType, CodeType):
         return
@@ -195,7 +194,7 @@ def _parts(value: Any) -> Iterator[Any]:
 
 
 def _used(function: FunctionType) -> Iterator[Any]:
-    """What a function closes over, its defaults, and the globals that it names."""
+    """Yield the closure of a function, its defaults, and the globals that it names."""
     for cell in function.__closure__ or ():
         try:
             yield cell.cell_contents
@@ -211,7 +210,7 @@ def _used(function: FunctionType) -> Iterator[Any]:
 
 
 def _names(code: CodeType) -> Iterator[str]:
-    """Globals and attributes that code names, and functions in it."""
+    """Yield the globals and attributes that code names, nested functions included."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
@@ -222,7 +221,7 @@ def _names(code: CodeType) -> Iterator[str]:
 
 
 def _with_arguments(spec: Any, change: Callable[[Any], Any]) -> Any:
-    """A spec with other arguments, its wrappers' too; anything else is given back as it is."""
+    """Return a spec with changed arguments, those of its wrappers included; return any other object as it is."""
     if not isinstance(spec, EnvSpec):
         return spec
     new = copy.copy(spec)
@@ -238,7 +237,7 @@ def _with_own_arguments(wrapper: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def _changed(value: Any, change: Callable[[Any], Any]) -> Any:
-    """Values changed within plain dicts, lists and tuples."""
+    """Change values within plain dicts, lists and tuples."""
     if type(value) is dict:
         return {key: _changed(part, change) for key, part in value.items()}
     if type(value) in (list, tuple) and len(value) <= _LONG:
@@ -247,7 +246,7 @@ def _changed(value: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def _kind(value: Any) -> _Kind | None:
-    """The kind of a large value; None of any other."""
+    """Return the kind of a large value; None for any other value."""
     data = _data(value)
     if data is None:
         return None
@@ -260,7 +259,7 @@ def _kind(value: Any) -> _Kind | None:
 
 
 def _data(value: Any) -> bytes | bytearray | npt.NDArray[Any] | None:
-    """What a value consists of; None if that can't be seen, or it is small."""
+    """Return the data of a value; None if it is small, or can't be read."""
     kind = type(value)
     if kind in (bytes, bytearray):
         return value  # type: ignore[no-any-return]
@@ -272,7 +271,7 @@ def _data(value: Any) -> bytes | bytearray | npt.NDArray[Any] | None:
     if torch is not None and kind is getattr(torch, "Tensor", None):
         try:
             return value.detach().numpy()  # type: ignore[no-any-return]
-        except (RuntimeError, TypeError):  # of a GPU, sparse, or of a type that numpy lacks
+        except (RuntimeError, TypeError):  # a tensor on a GPU, a sparse one, or of a dtype that numpy lacks
             return None
     return None
 
@@ -282,7 +281,7 @@ def _by_columns(array: npt.NDArray[Any]) -> bool:
 
 
 def _digest(value: Any) -> bytes:
-    """SHA-256 of what a large value consists of."""
+    """Return the SHA-256 of the data of a large value."""
     data = _data(value)
     digest = hashlib.sha256()
     if isinstance(data, (bytes, bytearray)):

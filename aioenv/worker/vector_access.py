@@ -1,4 +1,7 @@
-"""What the `step` and `reset` of a vector env must give, looked at before anything is made of it."""
+"""Reset, step and call a `gymnasium.vector.VectorEnv`, all slots or some, and check its results.
+
+The vector env may live in a worker or in the parent.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,7 @@ _RESET = ("obs", "info")
 
 
 def step_result(result: Any) -> Any:
-    """The same, if it is what `step` must give; with a mask for "final_obs", if it has none (Atari's).
+    """Check the result of `step`, and return it with a mask for "final_obs" if it lacks one (as Atari's does).
 
     Raises:
         TypeError: if it is no tuple, or the info no dict.
@@ -48,13 +51,13 @@ def step_result(result: Any) -> Any:
     if type(result) is not tuple or len(result) != 5 or type(result[4]) is not dict:
         result = _checked("step", result, _STEP)
     info = result[4]
-    if "final_obs" in info and "_final_obs" not in info:  # what it has for other slots is none
+    if "final_obs" in info and "_final_obs" not in info:  # its values for other slots are no observations
         return (*result[:4], {**info, "_final_obs": np.logical_or(result[2], result[3])})
     return result
 
 
 def reset_result(result: Any) -> Any:
-    """The same, if it is what `reset` must give.
+    """Check the result of `reset`, and return it.
 
     Raises:
         TypeError, ValueError: as `step_result`.
@@ -63,7 +66,7 @@ def reset_result(result: Any) -> Any:
 
 
 def check_numbers(name: str, values: Any) -> None:
-    """Raise a TypeError if rewards or flags are not numbers, but something that numpy makes numbers of: None, say."""
+    """Raise a TypeError if rewards or flags are not numbers, but values that numpy converts to numbers: None, say."""
     array = values if isinstance(values, np.ndarray) else np.asarray(values)
     if array.dtype.kind in "biuf":
         return
@@ -95,44 +98,44 @@ def _checked(method: str, result: Any, names: Sequence[str]) -> Any:
 
 
 class _Options(dict[str, Any]):
-    """Reset options that notice whether anybody looked for the mask: an env that does not has reset every slot."""
+    """Reset options that record whether the mask was read: an env that does not read it has reset every slot."""
 
-    looked = False
+    mask_read = False
 
-    def _look(self, key: Any) -> None:
-        self.looked = self.looked or key == "reset_mask"
+    def _note_access(self, key: Any) -> None:
+        self.mask_read = self.mask_read or key == "reset_mask"
 
     def __getitem__(self, key: str) -> Any:
-        self._look(key)
+        self._note_access(key)
         return super().__getitem__(key)
 
     def __contains__(self, key: object) -> bool:
-        self._look(key)
+        self._note_access(key)
         return super().__contains__(key)
 
     def get(self, key: str, default: Any = None) -> Any:
-        self._look(key)
+        self._note_access(key)
         return super().get(key, default)
 
     def pop(self, key: str, *default: Any) -> Any:
-        self._look(key)
+        self._note_access(key)
         return super().pop(key, *default)
 
-    # whoever takes all of it has the mask too
+    # reading all options includes the mask
     def __iter__(self) -> Iterator[str]:
-        self.looked = True
+        self.mask_read = True
         return super().__iter__()
 
     def keys(self) -> Any:
-        self.looked = True
+        self.mask_read = True
         return super().keys()
 
     def items(self) -> Any:
-        self.looked = True
+        self.mask_read = True
         return super().items()
 
     def copy(self) -> dict[str, Any]:
-        self.looked = True
+        self.mask_read = True
         return super().copy()
 
 
@@ -142,14 +145,14 @@ def reset_vector_env(
     """Reset a vector env, or those of its slots that a mask names.
 
     Raises:
-        ValueError: if a mask is given and the env did not look at it: all of its slots have been reset.
-        TypeError, ValueError: if what it gives is no result of a reset.
+        ValueError: if a mask is given and the env did not read it: all of its slots have been reset.
+        TypeError, ValueError: if the result is not that of a reset.
     """
     if mask is None:
         return reset_result(env.reset(seed=seed, options=options))  # type: ignore[no-any-return]
     masked = _Options({**(options or {}), "reset_mask": mask})
     result: tuple[Any, dict[str, Any]] = reset_result(env.reset(seed=seed, options=masked))
-    if not masked.looked:
+    if not masked.mask_read:
         raise ValueError(
             f"{type(env.unwrapped).__name__} can't reset some of its slots: it did not look at options['reset_mask'] "
             'and has reset all of them. Call reset() for all, or use backend="workers"'
@@ -158,27 +161,28 @@ def reset_vector_env(
 
 
 def steps_some(env: AnyVectorEnv) -> bool:
-    """Whether a vector env can step some of its slots: whether it has `step_some`.
+    """Return whether a vector env can step some of its slots: whether it has `step_some`.
 
         def step_some(self, actions, slots): ...
 
-    It takes actions of all slots, and int64 numbers of those that are stepped, ascending, maybe none. It gives what
-    `step` does; for the other slots, which are as they were, their last observations (zeros, if they had none). What
-    else it says of those is not looked at.
+    It takes actions of all slots, and the int64 numbers of those to step, ascending, possibly none. It returns what
+    `step` does. For the other slots, which it leaves unchanged, it returns their last observations (zeros if they had
+    none); their rewards, flags and infos are ignored.
     """
     return callable(getattr(env, "step_some", None))
 
 
 def has_one_generator(env: AnyVectorEnv) -> bool:
-    """Whether slots draw from a generator that they share: whether it says so, by an attribute `one_generator`.
+    """Return whether slots share one random generator, which the env's attribute `one_generator` says.
 
-    Then what a slot draws depends on who was reset before it, and so on which slots are stepped together.
+    Then the numbers that a slot draws depend on the slots that were reset before it, and so on which are stepped
+    together.
     """
     return bool(getattr(env.unwrapped, "one_generator", False))
 
 
 def refuse_some(name: str, env: Any) -> ValueError:
-    """The error of a vector env that can't step some of its slots."""
+    """Return the error of a vector env that can't step some of its slots."""
     kind = env if isinstance(env, str) else type(env).__name__
     return ValueError(
         f"{name}: {kind} steps all of its slots at once; give it step_some(actions, slots), or use "
@@ -189,7 +193,7 @@ def refuse_some(name: str, env: Any) -> ValueError:
 def with_rows(
     layout: Layout, num_envs: int, rows: Sequence[int], arrays: Sequence[Any], objects: Sequence[Sequence[Any]]
 ) -> Any:
-    """A batch of actions of all slots, given those of some; the others are zero, or one of these."""
+    """Return a batch of actions of all slots, given those of some; the others are zero, or copies of one of these."""
     whole = layout.zeros(num_envs)
     for mine, theirs in zip(whole, arrays, strict=True):
         mine[rows] = theirs
@@ -201,7 +205,7 @@ def with_rows(
 
 
 def take_observations(layout: Layout, obs: Any, num_envs: int) -> tuple[Any, Any]:
-    """The arrays and objects of a batch of observations (see `Layout.take_apart`).
+    """Split a batch of observations into arrays and objects (see `Layout.take_apart`).
 
     Raises:
         ValueError: if it does not fit the space.
@@ -216,14 +220,14 @@ def take_observations(layout: Layout, obs: Any, num_envs: int) -> tuple[Any, Any
 
 
 def call_vector_env(env: AnyVectorEnv, rows: Sequence[int], name: str, args: Sequence[Any], kwargs: Any) -> list[Any]:
-    """Call a method, or read an attribute: one result for each of `rows`.
+    """Call a method, or read an attribute, and return one result for each of `rows`.
 
-    A vector env that has a `call` of its own (as Gymnasium's SyncVectorEnv) is asked by that. Of any other it is the
-    vector env's own method or attribute: an array, list or tuple of `num_envs` has one result a slot, anything else is
-    every slot's. It answers `get_wrapper_attr`, `has_wrapper_attr` and `set_wrapper_attr` as a single env does.
+    A vector env with a `call` method, as Gymnasium's SyncVectorEnv, is asked by that. For any other it is the vector
+    env's own method or attribute: an array, list or tuple of `num_envs` has one result a slot, and anything else is the
+    result of every slot. `get_wrapper_attr`, `has_wrapper_attr` and `set_wrapper_attr` work as on a single env.
 
     Raises:
-        ValueError: if some slots alone can't be asked.
+        ValueError: if the env can't be asked about some slots alone.
     """
     whole = len(rows) == env.num_envs
     per_slot = _find(env, "call", None)
@@ -238,7 +242,7 @@ def call_vector_env(env: AnyVectorEnv, rows: Sequence[int], name: str, args: Seq
                 f"call_at: {type(env.unwrapped).__name__} is one env of {env.num_envs} slots, of which none can be "
                 f"called alone; call({name!r}) calls it for all"
             )
-    if name == "render" and whole:  # the vector env's own, whatever draws in it
+    if name == "render" and whole:  # the vector env's own
         value = env.render()
     elif callable(per_slot):
         value = per_slot(name, *args, **kwargs)
@@ -253,7 +257,7 @@ _ERROR = object()
 
 
 def _own(env: AnyVectorEnv, name: str) -> Any:
-    """As `_find`; also what a single env has to be asked about its stack of wrappers, and vector envs lack."""
+    """Find an attribute as `_find` does, or a method of single envs about their wrappers, which vector envs lack."""
     try:
         return _find(env, name)
     except AttributeError:
@@ -271,7 +275,7 @@ def _has(env: AnyVectorEnv, name: str) -> bool:
 
 
 def _set(env: AnyVectorEnv, name: str, value: Any, *, force: bool = True) -> bool:
-    """Set an attribute that is there, or, with `force`, any; whether it was set."""
+    """Set an attribute that exists, or any with `force`; return whether it was set."""
     if force or _has(env, name):
         set_vector_attr(env, name, [value] * env.num_envs)
         return True
@@ -279,7 +283,7 @@ def _set(env: AnyVectorEnv, name: str, value: Any, *, force: bool = True) -> boo
 
 
 def _find(env: AnyVectorEnv, name: str, default: Any = _ERROR) -> Any:
-    """An attribute, of the outermost layer of wrappers that has it: vector wrappers don't pass on what they lack."""
+    """Return an attribute of the outermost layer of wrappers that has it: vector wrappers don't forward attributes."""
     layer: Any = env
     while layer is not env.unwrapped and not hasattr(layer, name):
         layer = layer.env
@@ -301,7 +305,7 @@ def set_vector_attr(env: AnyVectorEnv, name: str, values: Sequence[Any]) -> None
     """Set an attribute, given one value a slot: by the env's own `set_attr` if it has one, else on the vector env.
 
     Raises:
-        ValueError: if the env has one such attribute for all slots, and the values are not one.
+        ValueError: if the env has one such attribute for all slots, and the values differ.
     """
     per_slot = _find(env, "set_attr", None)
     if callable(per_slot):
@@ -323,9 +327,9 @@ def set_vector_attr(env: AnyVectorEnv, name: str, values: Sequence[Any]) -> None
 
 
 class VectorCalls:
-    """What there is beside steps and resets; each method gives one result for each of `rows`.
+    """Calls of a vector env beside steps and resets; each method returns one result for each of `rows`.
 
-    What the env raises is raised here, and an error of all of its rows.
+    An exception of the env is raised as it is, and concerns all of its rows.
     """
 
     def __init__(self, env: VectorEnv[Any, Any, Any]) -> None:
@@ -340,7 +344,7 @@ class VectorCalls:
         return self.call_envs(rows, name, (), {}) if hasattr(self._env, name) else [None] * len(rows)
 
     def apply(self, rows: Sequence[int], function: Callable[..., list[Any]], args: tuple[Any, ...]) -> list[Any]:
-        """Call a function with the env, rows and some arguments; it gives one result for each of `rows`."""
+        """Call a function with the env, rows and some arguments; it returns one result for each of `rows`."""
         return function(self._env, rows, *args)
 
     def set_attr(self, rows: Sequence[int], name: str, values: Sequence[Any]) -> list[Any]:
@@ -349,14 +353,14 @@ class VectorCalls:
         return [None] * len(rows)
 
     def get_states(self, rows: Sequence[int]) -> list[RawState] | list[str]:
-        """The state of each row, or, as a text, why it can't be had."""
+        """Return the state of each row or, as a string, why it can't be read."""
         try:
             return read_vector_states(self._env, rows)
         except Misfit as exc:
             return [str(exc)] * len(rows)
 
     def set_states(self, rows: Sequence[int], states: Sequence[RawState]) -> Sequence[str | None]:
-        """Bring each row into a state; None, or a text that says why nothing was done."""
+        """Bring each row into a state; return None for each row, or a string that says why nothing was done."""
         try:
             return write_vector_states(self._env, rows, states)
         except Misfit as exc:
@@ -369,7 +373,7 @@ class VectorCalls:
 if TYPE_CHECKING:
     _Wrapper = VectorWrapper[Any, Any, Any, Any, Any]
 else:
-    _Wrapper = VectorWrapper  # of older versions of Gymnasium it takes no types
+    _Wrapper = VectorWrapper  # in older versions of Gymnasium it takes no type arguments
 
 
 class CheckedNumerics(_Wrapper):
@@ -385,21 +389,21 @@ class CheckedNumerics(_Wrapper):
         self._first = first
         self._mode = env.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP)
         self._steps = np.zeros(env.num_envs, np.int64)  # since the slot's reset
-        self._over = np.zeros(env.num_envs, np.bool_)
+        self._ended = np.zeros(env.num_envs, np.bool_)
 
     @property
     def any_thread(self) -> bool:
-        """As the env says."""
+        """Whether any thread may step the env."""
         return getattr(self.env, "any_thread", False) is True
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Begin episodes."""
+        """Start episodes."""
         obs, info = reset_result(self.env.reset(seed=seed, options=options))
-        # not by the dict's own method: who passed it wants to know whether the env looks for a mask
+        # not by the dict's own method, which would count as an access of the env's (see `_Options`)
         mask = None if options is None else dict.get(options, "reset_mask")
         begun = np.arange(self.num_envs) if mask is None else np.flatnonzero(mask)
-        self._steps[begun], self._over[begun] = 0, False
-        self._look("observation", obs, begun)
+        self._steps[begun], self._ended[begun] = 0, False
+        self._check_values("observation", obs, begun)
         return obs, info
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
@@ -430,30 +434,30 @@ class CheckedNumerics(_Wrapper):
     ) -> None:
         self._steps[slots] += 1
         if self._mode is AutoresetMode.NEXT_STEP:
-            self._steps[slots[self._over[slots]]] = 0
+            self._steps[slots[self._ended[slots]]] = 0
         over = np.logical_or(terminated, truncated)
-        ended = self._over[slots] = over[slots]
-        self._look("reward", reward, slots)
+        ended = self._ended[slots] = over[slots]
+        self._check_values("reward", reward, slots)
         if self._mode is AutoresetMode.SAME_STEP and ended.any():
-            self._look_at_last(info, slots[ended])
+            self._check_final_obs(info, slots[ended])
             self._steps[slots[ended]] = 0
-        self._look("observation", obs, slots)
+        self._check_values("observation", obs, slots)
 
-    def _look_at_last(self, info: dict[str, Any], slots: npt.NDArray[np.int64]) -> None:
+    def _check_final_obs(self, info: dict[str, Any], slots: npt.NDArray[np.int64]) -> None:
         last: Any = info.get("final_obs")
         for slot in slots.tolist() if last is not None else ():
             obs = {key: part[slot] for key, part in last.items()} if isinstance(last, dict) else last[slot]
             if (found := find_not_finite(obs, "final observation")) is not None:
                 self._refuse(slot, *found)
 
-    def _look(self, where: str, batch: Any, slots: npt.NDArray[np.int64]) -> None:
-        """Raise if a number is bad in one of these slots' rows of a batch."""
+    def _check_values(self, where: str, batch: Any, slots: npt.NDArray[np.int64]) -> None:
+        """Raise if a number is NaN or infinite in one of these slots' rows of a batch."""
         if isinstance(batch, dict):
             for key, part in batch.items():
-                self._look(f"{where}[{key!r}]", part, slots)
+                self._check_values(f"{where}[{key!r}]", part, slots)
         elif isinstance(batch, tuple) and all(isinstance(part, (np.ndarray, dict, tuple)) for part in batch):
             for index, part in enumerate(batch):
-                self._look(f"{where}[{index}]", part, slots)
+                self._check_values(f"{where}[{index}]", part, slots)
         elif isinstance(batch, (tuple, list)) or (isinstance(batch, np.ndarray) and batch.dtype.kind == "f"):
             if isinstance(batch, np.ndarray) and np.isfinite(batch).all():
                 return

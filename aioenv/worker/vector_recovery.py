@@ -1,7 +1,7 @@
-"""Checkpoints of a vector env: what it takes to go on after a worker's death, a row of words for each of its slots.
+"""What a vector env needs to replace one whose worker died: checkpoints to go on from, or resets of the lost episodes.
 
-They are the whole of its state, so nothing is done again. All slots are written and restored at once, so they may have
-things in common.
+A checkpoint is a row of words for each slot. It holds the whole state, so no step is replayed. All slots are written
+and restored at once, so they may have state in common.
 """
 
 from __future__ import annotations
@@ -25,34 +25,34 @@ __all__ = ["Infos", "LostEnvReset", "Resumable", "VectorCheckpoints"]
 
 Rows = npt.NDArray[np.float64]
 
-# the words of a row: first these, then what the env wrote, or the length of a pickle and the pickle
+# the words of a row: first these, then the env's own words, or the length of a pickle and the pickle
 _STATUS, _CLOCK, _OVER, _ENV = 0, 1, 2, 3
-_VALID, _UNREADABLE, _ANEW = 1, 2, 3
+_VALID, _UNREADABLE, _NOT_STARTED = 1, 2, 3
 _MISSING = {
     0: "there is no state",
     _UNREADABLE: "its state could not be read",
-    _ANEW: "not all of its slots had begun an episode since it was started again",
+    _NOT_STARTED: "not all of its slots had begun an episode since it was started again",
 }
 
 
 class Resumable(Protocol):
-    """What a vector env (or a wrapper of one, for all that is in it) may have to be resumed cheaply.
+    """A vector env, or a wrapper of one, that writes cheap checkpoints of all slots.
 
-    It is for any number of slots what `get_state` and `set_state` are for some (see `Stateful`), but written with every
-    step, as 64-bit words which are copied and compared, and never calculated with. What all slots have in common stands
-    in each row. An env that has only `get_state` and `set_state` can be resumed too: those are called with every step.
+    Checkpoints are written with every step, as 64-bit words that are copied and compared but never calculated with.
+    State that all slots have in common stands in each row. An env with `get_state` and `set_state` alone (see
+    `StatefulVectorEnv`) can be resumed, too: then `get_state` is called with every step.
     """
 
-    checkpoint_size: int  # how many float64 a row has; once the env is made it does not change
+    checkpoint_size: int  # float64s of a row; constant once the env is made
 
     def get_checkpoints(self, out: Rows) -> None:
-        """Write the states of all slots into `out`, `(num_envs, checkpoint_size)`; before the first reset too."""
+        """Write the states of all slots into `out`, `(num_envs, checkpoint_size)`; also before the first reset."""
 
     def set_checkpoints(self, rows: Rows, newest: int) -> None:
-        """Bring all slots into the states of such rows.
+        """Bring all slots into the states of rows that `get_checkpoints` wrote.
 
-        They were not all written at the same time where a part of the slots was reset last: what slots have in common
-        is to be taken from row `newest`.
+        Rows may have been written at different times, if some of the slots were reset last: take the state that slots
+        have in common from row `newest`.
         """
 
 
@@ -63,17 +63,17 @@ class VectorCheckpoints:
         env: the vector env, with its wrappers.
 
     Attributes:
-        size: how many words a row would have; 0 if the env can't be resumed.
-        obstacle: why not.
+        size: the number of words of a row; 0 if the env can't be resumed.
+        obstacle: why the env can't be resumed.
         array: float64 `(num_envs, size)`, once laid out.
-        beyond: rows, and what did not fit into them when they were captured last.
+        overflow: (row, pickle) of those captured last whose pickle did not fit.
     """
 
     def __init__(self, env: VectorEnv[Any, Any, Any]) -> None:
         self._n = env.num_envs
         self.size = 0
         self.obstacle: str | None = None
-        self.beyond: Sequence[tuple[int, bytes]] = ()
+        self.overflow: Sequence[tuple[int, bytes]] = ()
         self._clock = 0
         try:
             self._holder = find_layer(env, lambda layer: has_states(layer) or _has_checkpoints(layer))
@@ -93,31 +93,31 @@ class VectorCheckpoints:
             self.size, self.obstacle = 0, f"{name} of {kind} raises before the first reset: {exc!r}"
 
     def lay_out(self, size: int) -> None:
-        """Make rows of so many words, and write the first ones.
+        """Make rows of so many words, and write the first checkpoints.
 
         Raises:
-            ValueError: if they don't suffice.
+            ValueError: if there are too few words.
         """
         if not self.size or size < self._least:
             why = f"it needs {self._least}" if self.size else self.obstacle
             raise ValueError(f"this vector env has no checkpoint of {size} words: {why}")
         self.array = np.zeros((self._n, size))
         self._words = self.array.view(np.uint64)
-        # without padding, if another env needs more
+        # without the padding for envs that need more
         self._mine = self.array[:, _ENV:] if self._pickles else self.array[:, _ENV : self.size]
-        self.capture(np.zeros(self._n, np.bool_), whole=True)
+        self.capture(np.zeros(self._n, np.bool_), complete=True)
 
-    def capture(self, over: npt.NDArray[np.bool_], *, whole: bool) -> None:
-        """Write the state that all slots are in now; does not raise.
+    def capture(self, over: npt.NDArray[np.bool_], *, complete: bool) -> None:
+        """Write the current states of all slots; this does not raise.
 
         Args:
-            over: whose episode has just ended.
-            whole: False if some have not begun, so that nobody could go on from here.
+            over: whether each slot's episode has just ended.
+            complete: False if some slots have no episode yet, so that these checkpoints can't be resumed.
         """
         words = self._words
         self._clock += 1
-        words[:, _STATUS] = _ANEW
-        if not whole:
+        words[:, _STATUS] = _NOT_STARTED
+        if not complete:
             return
         words[:, _CLOCK] = self._clock
         words[:, _OVER] = over
@@ -138,23 +138,23 @@ class VectorCheckpoints:
 
     def _write_pickles(self) -> None:
         room = self._mine[:, 1:].view(np.uint8)
-        self.beyond = beyond = []
+        self.overflow = overflow = []
         for row, data in enumerate(self._pack()):
             self._words[row, _ENV] = len(data)
             if len(data) > room.shape[1]:
-                beyond.append((row, data))
+                overflow.append((row, data))
             else:
                 room[row, : len(data)] = np.frombuffer(data, np.uint8)
 
     def row(self, row: int) -> tuple[Rows, bytes | None]:
-        """What was captured of a row last, and what did not fit in."""
-        return self.array[row], dict(self.beyond).get(row)
+        """Return the last checkpoint of a row, and the pickle that did not fit in."""
+        return self.array[row], dict(self.overflow).get(row)
 
-    def restore(self, rows: Rows, beyond: Sequence[bytes | None]) -> npt.NDArray[np.bool_]:
-        """Bring all slots into the states of rows that were captured elsewhere; whose episodes have just ended.
+    def restore(self, rows: Rows, overflow: Sequence[bytes | None]) -> npt.NDArray[np.bool_]:
+        """Bring all slots into the states of another env's checkpoints; return whether each slot's episode has ended.
 
         Raises:
-            ValueError: if they hold no states, or the env is in others afterwards; the message says why.
+            ValueError: if they hold no states, or the env is in other states afterwards; the message says why.
         """
         words = np.ascontiguousarray(rows).view(np.uint64)
         for status in words[:, _STATUS].tolist():
@@ -163,25 +163,25 @@ class VectorCheckpoints:
         newest = int(words[:, _CLOCK].argmax())
         self._clock = int(words[newest, _CLOCK])
         if self._pickles:
-            self._holder.set_state([self._unpack(*pair) for pair in zip(words, beyond, strict=True)], range(self._n))
+            self._holder.set_state([self._unpack(*pair) for pair in zip(words, overflow, strict=True)], range(self._n))
         else:
             self._holder.set_checkpoints(words[:, _ENV : self.size].view(np.float64), newest)
         over = words[:, _OVER].astype(np.bool_)
-        self.capture(over, whole=True)
+        self.capture(over, complete=True)
         if not self._pickles:  # the same state may pickle in two ways
             self._compare(words, newest)
         return over
 
-    def _unpack(self, words: npt.NDArray[np.uint64], beyond: bytes | None) -> Any:
+    def _unpack(self, words: npt.NDArray[np.uint64], overflow: bytes | None) -> Any:
         length = int(words[_ENV])
         room = words[_ENV + 1 :].view(np.uint8)
-        data = room[:length].tobytes() if length <= len(room) else beyond
+        data = room[:length].tobytes() if length <= len(room) else overflow
         if data is None:
             raise ValueError(f"the {length} bytes of a state are missing")
         return pickle.loads(data)
 
     def _compare(self, words: npt.NDArray[np.uint64], newest: int) -> None:
-        """See that the rows that were written last came out as they were."""
+        """Check that the newest rows are restored exactly."""
         last = words[:, _CLOCK] == words[newest, _CLOCK]
         differs = np.argwhere((self._words != words)[last, _ENV : self.size])
         if len(differs):
@@ -192,7 +192,7 @@ class VectorCheckpoints:
 
 
 def _has_checkpoints(layer: Any) -> bool:
-    """Whether a layer has them, and no subclass has states of its own, which they would know nothing of."""
+    """Return whether a layer writes checkpoints, and no subclass of that has states, which they would lack."""
     names = "get_checkpoints", "set_checkpoints"
     if not all(callable(getattr(layer, name, None)) for name in names):
         return False
@@ -200,89 +200,89 @@ def _has_checkpoints(layer: Any) -> bool:
 
 
 def _depth(layer: Any, name: str) -> int:
-    """How many subclasses there are of the one that has defined something."""
+    """Return how far up the MRO of a layer the class is that defines a name."""
     return next((depth for depth, kind in enumerate(type(layer).__mro__) if name in vars(kind)), 0)
 
 
 # ------------------------------------------------------------ resets of lost envs
 
 
-# Infos of a vector env, and the rows that they are of.
+# Infos of a vector env, each with the rows that it is about.
 Infos = Sequence[tuple[Mapping[Any, Any], Sequence[int]]]
 
-# Instead of a step, a row's next step is: nothing else; a reset; the end of the episode that was lost.
+# What a row's next step is instead: nothing else; a reset; the end of the lost episode.
 _NOT, _RESET, _LOST = 0, 1, 2
 
 
 class LostEnvReset:
-    """Tells the ends of lost episodes in the next step of their rows, and begins others as the env's mode wants it.
+    """Ends lost episodes in the next step of their rows, and starts new ones as the env's autoreset mode requires.
 
-    As a rule all rows are lost at once, and the env is not stepped before it is reset. Where some have been reset by
-    themselves meanwhile, it steps for those, and the others are reset by a mask.
+    Usually all rows are lost at once, and the env is not stepped before it is reset. Where some rows were reset
+    meanwhile, the env steps for those, and the others are reset by a mask.
 
     Args:
         env: the new vector env.
-        lost: its rows that had begun an episode. Those whose episode was over have lost one without any step.
+        lost: its rows that had begun an episode. A row whose episode was over has lost a new episode without steps.
 
     Attributes:
-        begun: for each row whether this env has begun an episode in it, or was put into a state: else it does not show
-            what is told of the row.
+        started: for each row whether this env has started an episode in it or was put into a state. The state of
+            another row is not the one of its last observation.
     """
 
     def __init__(self, env: VectorEnv[Any, Any, Any], lost: Iterable[LostRow]) -> None:
         self._env = env
         self._mode = env.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP)
-        self._due = np.zeros(env.num_envs, np.int8)
+        self._pending = np.zeros(env.num_envs, np.int8)
         self._obs: dict[int, Any] = {}
         self._seed: int | None = None
-        self._untouched = True  # whether the env was never reset
-        self.begun = np.zeros(env.num_envs, np.bool_)
+        self._untouched = True  # the env was never reset
+        self.started = np.zeros(env.num_envs, np.bool_)
         for row, seed, obs, _, _ in lost:
-            self._due[row] = _LOST
+            self._pending[row] = _LOST
             self._obs[row] = obs
             if self._seed is None and seed is not None:
-                self._seed = seed  # one for all: a vector env spreads it over its slots itself, if it has one each
+                self._seed = seed  # one seed for all: a vector env spreads it over its slots
 
     @property
-    def is_over(self) -> bool:
-        """Whether the env can be stepped from now on as any other."""
-        return bool(self.begun.all()) and not self._due.any()
+    def done(self) -> bool:
+        """Whether the env can be stepped without this object from now on."""
+        return bool(self.started.all()) and not self._pending.any()
 
     @property
     def last_obs(self) -> Any:
-        """The last observations of all rows, as a batch; None if some are not lost."""
-        if len(self._obs) < len(self._due):
+        """The last observations of all rows, as a batch; None if some rows are not lost."""
+        if len(self._obs) < len(self._pending):
             return None
-        return self._mixed(self._due == _LOST, [self._obs[row] for row in range(len(self._due))], None)
+        return self._mixed(self._pending == _LOST, [self._obs[row] for row in range(len(self._pending))], None)
 
-    def go_on(self, rows: Sequence[int]) -> None:
-        """These rows have been reset, or put into a state."""
-        self._due[list(rows)] = _NOT
-        self.begun[list(rows)] = True
+    def mark_started(self, rows: Sequence[int]) -> None:
+        """Note that rows were reset or put into a state."""
+        self._pending[list(rows)] = _NOT
+        self.started[list(rows)] = True
         self._untouched = False
 
     def reset(
         self, seed: Any, mask: npt.NDArray[np.bool_] | None, options: dict[str, Any] | None
     ) -> tuple[Any, dict[str, Any]]:
-        """Reset all rows, or those of a mask."""
+        """Reset all rows, or those in a mask."""
         if self._untouched:
             first, self._seed = self._seed, None
             if mask is None:
                 seed = first if seed is None else seed
-            else:  # what it steps beside the others must have begun, too
+            else:  # rows that are stepped along must have started, too
                 self._env.reset(seed=first)
         result = reset_vector_env(self._env, seed, mask, options)
-        self.go_on(np.flatnonzero(self._due >= 0 if mask is None else mask).tolist())
+        self.mark_started(np.flatnonzero(self._pending >= 0 if mask is None else mask).tolist())
         return result
 
     def step(self, actions: Any, rows: Sequence[int] | None = None) -> tuple[Any, Any, Any, Any, Infos]:
-        """What a step of all rows gives, or of some (where the env can do that)."""
+        """Step all rows, or some if the env can step some; return what its `step` does, with the infos by row."""
         n = self._env.num_envs
         asked = np.ones(n, np.bool_)
         if rows is not None:
             asked[:] = False
             asked[list(rows)] = True
-        lost, resets = asked & (self._due == _LOST), asked & (self._due == _RESET)
+        lost, resets = asked & (self._pending == _LOST), asked & (self._pending == _RESET)
         rest = asked & ~(lost | resets)
         obs, infos = None, []
         reward: npt.NDArray[Any] = np.zeros(n)
@@ -306,22 +306,22 @@ class LostEnvReset:
             infos.append((_restarted(lost, old if at_once else None), np.flatnonzero(lost).tolist()))
             if not at_once:
                 obs = self._mixed(lost, old, obs)
-                self._due[lost] = _RESET if self._mode is AutoresetMode.NEXT_STEP else _NOT
+                self._pending[lost] = _RESET if self._mode is AutoresetMode.NEXT_STEP else _NOT
         return obs, reward, terminated.astype(np.bool_), truncated.astype(np.bool_), infos
 
     def _mixed(self, mask: npt.NDArray[np.bool_], ours: Any, theirs: Any) -> Any:
-        """A batch of observations: where the mask is True `ours`, else `theirs`, which is a batch, or None."""
+        """Return a batch of observations: `ours` where the mask is True, else `theirs`, a batch or None."""
         space, single, n = self._env.observation_space, self._env.single_observation_space, len(mask)
         mine = ours if isinstance(ours, list) else list(iterate(space, ours))
         rest = mine if theirs is None else list(iterate(space, theirs))
         each = [mine[row] if mask[row] else rest[row] for row in range(n)]
-        if theirs is None:  # nobody looks at the others
+        if theirs is None:  # the other rows are not used
             each = [mine[int(mask.argmax())] if item is None else item for item in each]
         return concatenate(single, each, create_empty_array(single, n=n))  # type: ignore[arg-type]
 
 
 def _restarted(lost: npt.NDArray[np.bool_], final_obs: Sequence[Any] | None) -> dict[str, Any]:
-    """The info of the last step of lost episodes."""
+    """Return the info of the last step of lost episodes."""
     info: dict[str, Any] = {"restarted": lost.copy(), "_restarted": lost}
     if final_obs is not None:
         objects = np.empty(len(lost), object)

@@ -1,4 +1,4 @@
-"""The service that holds one `gymnasium.vector.VectorEnv`: a worker's slots as one env, stepped at once."""
+"""The service that holds one `gymnasium.vector.VectorEnv`, whose slots are stepped at once, and makes its replies."""
 
 from __future__ import annotations
 
@@ -41,17 +41,17 @@ __all__ = ["InfoPacker", "VectorReplies", "VectorService"]
 
 
 class VectorService(SlotService):
-    """One vector env, which resets and seeds its slots in its own way; speaks the frames of `EnvService`.
+    """One vector env, which resets and seeds its slots in its own way; it answers the requests of `EnvService`.
 
-    What it raises is an error of all of its slots.
+    An exception of the env is an error of all of its slots.
 
     Args:
-        factories: functions, the same one for each row, which is called with `num_envs`.
-        num_envs: how many slots it shall have.
+        factories: one function for each row, all the same; it is called with `num_envs`.
+        num_envs: the number of slots.
         find_source: whether to look for a MuJoCo model, so that images can be drawn elsewhere.
-        checkpoints: whether to find out what it takes to resume it elsewhere.
+        checkpoints: whether to find out what it takes to resume the env elsewhere.
         with_spec: whether to describe its spec.
-        numerics_from: the slot of its first row, if NaN and infinite numbers are errors, which name slots; else None.
+        numerics_from: the slot of its first row, which errors about NaN and infinite numbers name; None: no checks.
     """
 
     def __init__(
@@ -78,14 +78,12 @@ class VectorService(SlotService):
         self._closed = False
         self._calls = VectorCalls(self._env)
         self._resets_next = self._env.metadata.get("autoreset_mode") is AutoresetMode.NEXT_STEP
-        self._over: npt.NDArray[np.bool_] = np.zeros(num_envs, np.bool_)  # whose episode ended in the last step
-        self._resumed = False  # in the place of one that died, and not stepped since
-        self._anew: LostEnvReset | None = (
-            None  # in the place of one that died, until all of its rows have begun an episode
-        )
+        self._ended: npt.NDArray[np.bool_] = np.zeros(num_envs, np.bool_)  # rows whose episode ended in the last step
+        self._resumed = False  # it has replaced a dead worker's env, and was not stepped since
+        self._lost: LostEnvReset | None = None  # it has replaced a dead worker's env; not all rows have started
 
     def describe(self) -> list[EnvDescription]:
-        """One description for each row; the first has the spaces."""
+        """Return one description for each row; the first one has the spaces."""
         env, checkpoints = self._env, self._checkpoints
         first = EnvDescription(
             dumped_space(env, "single_observation_space"),
@@ -108,7 +106,7 @@ class VectorService(SlotService):
         state_size: int,
         draws_late: bool,
         checkpoint_size: int = 0,
-        plane: SharedLayout | None = None,
+        shared_layout: SharedLayout | None = None,
         start: int = 0,
     ) -> FirstCheckpoints | None:
         """Lay out the arrays that both sides agree on (see `EnvService.configure`).
@@ -116,7 +114,7 @@ class VectorService(SlotService):
         Raises:
             ValueError: if something is asked for that a vector env does not have.
         """
-        if draws_late or plane is not None:
+        if draws_late or shared_layout is not None:
             raise ValueError("a vector env has no late images or shared memory")
         if not checkpoint_size:
             self._checkpoints = None
@@ -134,7 +132,7 @@ class VectorService(SlotService):
         if worker_context.owns_process():
             gc.collect()
             gc.freeze()
-        return (self._checkpoints.array.copy(), self._checkpoints.beyond) if self._checkpoints is not None else None
+        return (self._checkpoints.array.copy(), self._checkpoints.overflow) if self._checkpoints is not None else None
 
     # ------------------------------------------------------------ steps and resets
 
@@ -147,34 +145,34 @@ class VectorService(SlotService):
         # a copy: the env may keep its actions, and the next ones are read into the same memory
         actions = self._actions.assemble([array.copy() for array in self._action_arrays], objects or ())
         infos: Infos
-        if self._anew is None:
+        if self._lost is None:
             obs, reward, terminated, truncated, info = step_result(self._env.step(actions))
             infos = [(info, range(self._n))]
         else:
-            obs, reward, terminated, truncated, infos = self._anew.step(actions)
-            if self._anew.is_over:
-                self._anew = None
+            obs, reward, terminated, truncated, infos = self._lost.step(actions)
+            if self._lost.done:
+                self._lost = None
         flags = self._flags(reward, terminated, truncated)
-        self._over = flags[1] | flags[2]
+        self._ended = flags[1] | flags[2]
         self._resumed = False
         return self._reply(obs, flags, infos, range(self._n))
 
     def _step_some(self, rows: list[int], data: bytes, objects: Sequence[Sequence[Any]]) -> Reply:
-        """Step some rows, if the env can."""
+        """Step some rows, if the env can do that."""
         if not steps_some(self._env):
             raise refuse_some("step", self._env)
         actions = with_rows(self._actions, self._n, rows, self._actions.split(data, len(rows)), objects)
         infos: Infos
-        if self._anew is None:
+        if self._lost is None:
             result = self._env.step_some(actions, np.array(rows))  # type: ignore[attr-defined]
             obs, reward, terminated, truncated, info = step_result(result)
             infos = [(info, rows)]
         else:
-            obs, reward, terminated, truncated, infos = self._anew.step(actions, rows)
-            if self._anew.is_over:
-                self._anew = None
+            obs, reward, terminated, truncated, infos = self._lost.step(actions, rows)
+            if self._lost.done:
+                self._lost = None
         flags = [column[rows] for column in self._flags(reward, terminated, truncated)]
-        self._over[rows] = flags[1] | flags[2]
+        self._ended[rows] = flags[1] | flags[2]
         seen = np.zeros(self._n, np.bool_)
         seen[rows] = True
         return self._reply(obs, flags, infos, rows, seen)
@@ -191,21 +189,21 @@ class VectorService(SlotService):
         request: ResetRequest = load(frame.tail)
         rows, every = request.rows, range(self._n)
         if not len(rows):  # no slot of this share is in the mask
-            return self._replies.again(every if request.shown is None else request.shown)
+            return self._replies.repeat(every if request.shown is None else request.shown)
         mask = None
         if len(rows) < self._n:
             mask = np.zeros(self._n, np.bool_)
             mask[list(rows)] = True
-        anew = self._anew
-        reset = anew.reset if anew is not None else partial(reset_vector_env, self._env)
+        lost = self._lost
+        reset = lost.reset if lost is not None else partial(reset_vector_env, self._env)
         obs, info = reset(_seed(rows, request.seeds, self._n, request.each), mask, request.options)
-        if anew is not None and anew.is_over:
-            self._anew = None
-        self._over[list(rows)] = False
+        if lost is not None and lost.done:
+            self._lost = None
+        self._ended[list(rows)] = False
         if request.shown is not None:
             return self._reply(obs, [], [(info, rows)], request.shown, mask)
         shown = every if request.whole else rows
-        return self._reply(obs, [], [(info, shown)], shown, mask if self._resumed or anew is not None else None)
+        return self._reply(obs, [], [(info, shown)], shown, mask if self._resumed or lost is not None else None)
 
     def _reply(
         self,
@@ -215,14 +213,14 @@ class VectorService(SlotService):
         rows: Sequence[int],
         seen: npt.NDArray[np.bool_] | None = None,
     ) -> Reply:
-        """What the env has just given, as a reply about some rows; `seen` as of `VectorReplies.keep`."""
+        """Make the reply about some rows of what the env has returned; for `seen` see `VectorReplies.keep`."""
         self._replies.keep(obs, seen)
         if self._checkpoints is not None:
-            self._checkpoints.capture(self._over, whole=self._anew is None)
-        return self._replies.make(flags, infos, rows, None if self._anew is None else self._anew.begun)
+            self._checkpoints.capture(self._ended, complete=self._lost is None)
+        return self._replies.make(flags, infos, rows, None if self._lost is None else self._lost.started)
 
-    def afterwards(self) -> Reply | None:
-        """Nothing waits."""
+    def after_reply(self) -> Reply | None:
+        """Do nothing."""
         return None
 
     # ------------------------------------------------------------ calls
@@ -243,9 +241,9 @@ class VectorService(SlotService):
         """See `VectorCalls.set_attr`."""
         return _dumped(self._calls.set_attr(*args))
 
-    def resets_due(self, rows: Sequence[int]) -> tuple[list[bytes], list[Failure]]:
-        """For each row whether its next step will be a reset instead."""
-        return _dumped([self._resets_next and bool(self._over[row]) for row in rows])
+    def pending_resets(self, rows: Sequence[int]) -> tuple[list[bytes], list[Failure]]:
+        """Return for each row whether its next step will be a reset instead."""
+        return _dumped([self._resets_next and bool(self._ended[row]) for row in rows])
 
     def get_states(self, rows: Sequence[int]) -> tuple[list[bytes], list[Failure]]:
         """See `VectorCalls.get_states`."""
@@ -255,13 +253,13 @@ class VectorService(SlotService):
         """See `VectorCalls.set_states`."""
         outcomes = self._calls.set_states(rows, states)
         done = [row for row, outcome in zip(rows, outcomes, strict=True) if outcome is None]
-        if self._anew is not None:
-            self._anew.go_on(done)
-            if self._anew.is_over:
-                self._anew = None
+        if self._lost is not None:
+            self._lost.mark_started(done)
+            if self._lost.done:
+                self._lost = None
         if (checkpoints := self._checkpoints) is None:
             return _dumped(outcomes)
-        checkpoints.capture(self._over, whole=self._anew is None)
+        checkpoints.capture(self._ended, complete=self._lost is None)
         each = zip(rows, outcomes, strict=True)
         return _dumped([checkpoints.row(row) if outcome is None else outcome for row, outcome in each])
 
@@ -269,28 +267,28 @@ class VectorService(SlotService):
         self,
         rows: Sequence[int],
         after: npt.NDArray[np.float64],
-        beyond: Sequence[bytes | None],
+        overflow: Sequence[bytes | None],
         observations: Sequence[npt.NDArray[Any]],
         objects: Sequence[Sequence[Any]],
     ) -> list[str | None]:
         """Bring a new env to where another was.
 
         Args:
-            rows: those that had begun an episode.
+            rows: the rows that had begun an episode.
             after: the last checkpoints of all rows, float64 `(num_envs, checkpoint_size)`.
-            beyond: for each of all rows what did not fit in, or None.
-            observations: the latest of all rows.
-            objects: those of their leaves that are no arrays.
+            overflow: for each of all rows the pickle that did not fit into its checkpoint, or None.
+            observations: the latest observations of all rows.
+            objects: their object leaves.
 
         Returns:
-            For each of `rows` None if it is where the other was, else why not; then all must be reset.
+            For each of `rows` None if it is where the other was, else why not; then all rows must be reset.
         """
         if self._checkpoints is None:
             raise ValueError("configure this service with a checkpoint_size first")
         if not rows:
             return []
         try:
-            self._over = self._checkpoints.restore(after, beyond)
+            self._ended = self._checkpoints.restore(after, overflow)
             self._replies.restore(observations, objects)
         except Exception as exc:
             return [f"{type(exc).__name__}: {exc}"] * len(rows)
@@ -301,15 +299,15 @@ class VectorService(SlotService):
         """See `SharedFields.share`."""
         self._fields.share(*args)
 
-    def begin_anew(self, rows: Sequence[LostRow]) -> None:
-        """Another process had these rows and died: say so in their next step, and reset them then."""
-        self._anew = LostEnvReset(self._env, rows)
-        if (obs := self._anew.last_obs) is not None:  # a reset of some rows tells the others' once more
+    def reset_lost_rows(self, rows: Sequence[LostRow]) -> None:
+        """End the episodes that a dead worker had in these rows in their next step, and reset them."""
+        self._lost = LostEnvReset(self._env, rows)
+        if (obs := self._lost.last_obs) is not None:  # a reset of some rows shows those of the others once more
             self._replies.keep(obs)
         self._replies.keep_states({lost.row: lost.state for lost in rows if lost.state is not None})
 
     def close(self) -> None:
-        """Close the vector env; what it raises is told."""
+        """Close the vector env; an exception is logged."""
         if not self._closed:
             self._closed = True
             close_envs([self._env], "the vector env")
@@ -328,7 +326,7 @@ def _column(name: str, values: Any, dtype: Any, n: int) -> npt.NDArray[Any]:
 
 
 def _seed(rows: Sequence[int], seeds: Sequence[int | None], num_envs: int, each: bool) -> Any:
-    """What a vector env's `reset` takes: one int if slot i has that plus i, else (or if `each`) a list, or None."""
+    """Return the `seed` for `reset`: None, an int if slot i has that plus i, else (or if `each`) a list."""
     if all(seed is None for seed in seeds):
         return None
     bases = {None if seed is None else seed - row for row, seed in zip(rows, seeds, strict=True)}
@@ -344,14 +342,14 @@ def _seed(rows: Sequence[int], seeds: Sequence[int | None], num_envs: int, each:
 
 
 class VectorReplies:
-    """Remembers what was seen of all rows last, and tells it of those that a request asks for.
+    """Keeps the last observations of all rows, and makes replies about the rows that a request asks for.
 
     Args:
-        observations: the layout of what is seen.
+        observations: the layout of the observations.
         num_envs: how many rows there are.
-        state_size: how many float64 of physics state ride on each row; 0 for none.
-        physics: where these are read.
-        checkpoints: what rides behind them; None: nothing.
+        state_size: how many float64 of physics state each row of a reply carries; 0 for none.
+        physics: reads these states.
+        checkpoints: the checkpoints that follow them; None: none.
     """
 
     def __init__(
@@ -365,20 +363,20 @@ class VectorReplies:
         self._observations = observations
         self._n = num_envs
         self._state = np.zeros((num_envs, state_size), np.float64)
-        self._physics = physics if state_size else None  # else only its source was asked for: images are observations
+        self._physics = physics if state_size else None  # size 0: only its source is needed, as images are observations
         self._checkpoints = checkpoints
         self._packer = InfoPacker(num_envs)
         self._latest: Any = observations.zeros(num_envs), observations.no_objects(num_envs)
 
     def keep(self, obs: Any, seen: npt.NDArray[np.bool_] | None = None) -> None:
-        """A batch of observations is the latest.
+        """Keep a batch of observations as the latest.
 
         Args:
-            obs: as the env gave it.
-            seen: the rows of which it tells: the others' are what they were. None: all.
+            obs: the batch that the env has returned.
+            seen: the rows to take from it; the others keep their last observations. None: all.
         """
         arrays, objects = take_observations(self._observations, obs, self._n)
-        if seen is not None:  # an env that was put into a state need not know what was seen of it, before it steps
+        if seen is not None:  # an env that was put into a state may not know its observations until it steps
             last_arrays, last_objects = self._latest
             arrays = [np.where(_wide(seen, new), new, old) for new, old in zip(arrays, last_arrays, strict=True)]
             pairs = zip(objects, last_objects, strict=True)
@@ -386,71 +384,71 @@ class VectorReplies:
         self._latest = arrays, objects
 
     def restore(self, observations: Sequence[npt.NDArray[Any]], objects: Sequence[Sequence[Any]]) -> None:
-        """The env is where another was, of which this was seen last."""
+        """Keep the last observations of the env that this one has replaced and resumed."""
         self._latest = [array.copy() for array in observations], [list(column) for column in objects]
         if self._physics is not None:
             self._physics.read(None, self._state)
 
     def keep_states(self, states: Mapping[int, npt.NDArray[np.float64]]) -> None:
-        """What images of some rows are drawn from, until the env has begun in them."""
+        """Keep the states that images of some rows are drawn from until the env has started an episode in them."""
         for row, state in states.items():
             self._state[row] = state
 
-    def again(self, rows: Sequence[int]) -> Reply:
-        """What was seen of rows last, and their states as they were told then: nothing has happened."""
+    def repeat(self, rows: Sequence[int]) -> Reply:
+        """Make a reply with the last observations and states of rows: nothing has happened since."""
         arrays, objects = self._latest
-        looked = list(rows)
-        tail = dump(StepReply([], [], [[column[row] for row in looked] for column in objects], []))
-        riding = [self._state] if self._state.shape[1] else []
+        index = list(rows)
+        tail = dump(StepReply([], [], [[column[row] for row in index] for column in objects], []))
+        extras = [self._state] if self._state.shape[1] else []
         if self._checkpoints is not None:
-            riding.append(self._checkpoints.array)
-        return Reply([byte_view(array[looked]) for array in (*arrays, *riding)], tail if objects else b"")
+            extras.append(self._checkpoints.array)
+        return Reply([byte_view(array[index]) for array in (*arrays, *extras)], tail if objects else b"")
 
     def make(
         self,
         flags: Sequence[npt.NDArray[Any]],
         infos: Infos,
         rows: Sequence[int],
-        begun: npt.NDArray[np.bool_] | None = None,
+        started: npt.NDArray[np.bool_] | None = None,
     ) -> Reply:
-        """What stands in some rows now.
+        """Make a reply about some rows.
 
         Args:
-            flags: rewards, terminations and truncations of these rows; after a reset none.
-            infos: what the env has told, and of which rows.
-            rows: these.
-            begun: the rows that the env shows as they are told; None: all.
+            flags: rewards, terminations and truncations of these rows; empty after a reset.
+            infos: the infos that the env has returned, each with the rows that it is about.
+            rows: the rows of the reply.
+            started: the rows whose state in the env is the one of their observation (see `LostEnvReset`); None: all.
         """
         arrays, objects = self._latest
-        riding = []
-        beyond: Sequence[tuple[int, bytes]] = ()
+        extras = []
+        overflow: Sequence[tuple[int, bytes]] = ()
         if self._physics is not None:
-            before = None if begun is None else self._state[~begun]
+            before = None if started is None else self._state[~started]
             self._physics.read(None, self._state)
-            if begun is not None:
-                self._state[~begun] = before
-            riding.append(self._state)
+            if started is not None:
+                self._state[~started] = before
+            extras.append(self._state)
         if self._checkpoints is not None:
-            riding.append(self._checkpoints.array)
-            beyond = self._checkpoints.beyond
+            extras.append(self._checkpoints.array)
+            overflow = self._checkpoints.overflow
         if len(rows) < self._n:
             index = list(rows)
             arrays = [array[index] for array in arrays]
             objects = [[column[row] for row in index] for column in objects]
-            riding = [array[index] for array in riding]
-            beyond = [(row, data) for row, data in beyond if row in rows]
-        fixed = [byte_view(array) for array in (*arrays, *flags, *riding)]
-        if not objects and not beyond and not any(info for info, _ in infos):
+            extras = [array[index] for array in extras]
+            overflow = [(row, data) for row, data in overflow if row in rows]
+        fixed = [byte_view(array) for array in (*arrays, *flags, *extras)]
+        if not objects and not overflow and not any(info for info, _ in infos):
             return Reply(fixed)
         groups = [group for info, of in infos if info for group in self._packer.pack(info, of)]
         news = self._packer.take_new_schemas()
-        if not (news or objects or beyond or any(group.objects for group in groups)):
+        if not (news or objects or overflow or any(group.objects for group in groups)):
             return Reply(fixed, dump_columns(groups))
-        return Reply(fixed, dump(StepReply(news, groups, [list(o) for o in objects], [], (), beyond)))
+        return Reply(fixed, dump(StepReply(news, groups, [list(o) for o in objects], [], (), overflow)))
 
 
 def _wide(mask: npt.NDArray[np.bool_], array: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """A mask of rows that goes with an array of more axes."""
+    """Reshape a mask of rows so that it broadcasts over an array with more axes."""
     return mask.reshape(-1, *[1] * (array.ndim - 1))
 
 
@@ -458,9 +456,9 @@ def _wide(mask: npt.NDArray[np.bool_], array: npt.NDArray[Any]) -> npt.NDArray[n
 
 
 class InfoPacker:
-    """Takes the merged infos of a vector env apart into columns, so that those of all workers can be merged.
+    """Splits the merged infos of a vector env into columns, so that those of all workers can be merged.
 
-    What has no element for each slot is every slot's.
+    A value without one element for each slot belongs to every slot.
     """
 
     def __init__(self, num_envs: int) -> None:
@@ -469,7 +467,7 @@ class InfoPacker:
         self._news: list[tuple[int, Schema]] = []
 
     def pack(self, info: Mapping[Any, Any], rows: Sequence[int]) -> list[ColumnGroup]:
-        """The groups of what an info dict says of some rows; keys whose masks are equal go together."""
+        """Return the columns of an info dict for some rows; keys with equal masks are in one group."""
         if len(self._ids) >= MAX_SCHEMAS:
             self._ids.clear()
         chosen = np.zeros(self._n, np.bool_)
@@ -481,14 +479,14 @@ class InfoPacker:
             if mask is not None and (has != mask).any():
                 groups += self._group(run, mask & chosen)
                 run = []
-            if not run:  # the dicts that it is in must be in its group
+            if not run:  # its group must have the dicts that it is nested in
                 run = [(Column(column.path[:i], None, (), is_dict=True), None) for i in range(1, len(column.path))]
             mask = has
             run.append((column, values))
         return groups + self._group(run, mask & chosen) if run else groups
 
     def take_new_schemas(self) -> list[tuple[int, Schema]]:
-        """The schemas that the parent has not been told of yet."""
+        """Return the schemas that were not sent to the parent yet."""
         news, self._news = self._news, []
         return news
 
@@ -496,7 +494,7 @@ class InfoPacker:
         columns: list[tuple[Column, Any, npt.NDArray[np.bool_]]] = []
         for key, value in info.items():
             if isinstance(key, str) and key.startswith("_") and key[1:] in info:
-                continue  # the mask of another
+                continue  # the mask of another key
             mask = info.get(f"_{key}")
             if not (isinstance(mask, np.ndarray) and mask.dtype == np.bool_ and mask.shape == (self._n,)):
                 mask = np.ones(self._n, np.bool_)
@@ -513,7 +511,7 @@ class InfoPacker:
             elif value.dtype.hasobject:
                 columns.append((column_of_objects(here, value[mask].tolist()), list(value), mask))
             else:
-                # as Gymnasium merges them, an array of bool was made of Python's own
+                # Gymnasium merges Python bools into such an array
                 python = value.dtype == np.bool_ and value.ndim == 1
                 columns.append((Column(here, value.dtype, value.shape[1:], is_python=python), value, mask))
         return columns

@@ -1,4 +1,9 @@
-"""States of the slots of a vector env, if it tells them: as the states of single envs travel and are kept."""
+"""States of the slots of a vector env, in the form of single envs' states; a native task's fit Gymnasium's own envs.
+
+A native task keeps `mjSTATE_INTEGRATION`, of which the next step computes the rest. It also remembers a few derived
+quantities, which a single env reads from its `MjData` before the next step. So these are copied into that `MjData`, or
+from it.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +29,7 @@ from aioenv.state.snapshot import (
     read_data,
     write_data,
 )
-from aioenv.state.wrapper_stack import examine
+from aioenv.state.wrapper_stack import inspect_stack
 from aioenv.worker.making import TASKS
 
 __all__ = [
@@ -35,28 +40,28 @@ __all__ = [
     "awaits_reset",
     "find_layer",
     "has_states",
-    "is_task",
+    "is_native",
     "read_vector_states",
     "write_vector_states",
 ]
 
 
 class StatefulVectorEnv(Protocol):
-    """What a vector env (or a wrapper of one, for all that is in it) has whose slots' states can be had and set.
+    """A vector env, or a wrapper of one, whose slots' states can be read and set.
 
-    A state is all that the next steps of its slot, and the next automatic resets, depend on: numbers, strings, arrays,
-    and dicts, lists and tuples of these travel and are kept as such, anything else as a pickle. It must not depend on
-    the number of the slot, nor on how many there are.
+    A state is all that the next steps of its slot, and the next automatic resets, depend on. Numbers, strings, arrays,
+    and dicts, lists and tuples of these are kept as such, anything else as a pickle. A state must not depend on the
+    number of its slot, nor on how many slots there are.
     """
 
     def get_state(self, slots: Sequence[int]) -> Sequence[Any]:
-        """One state for each of `slots`, which the env does not change afterwards."""
+        """Return one state for each of `slots`; the env must not change it afterwards."""
 
     def set_state(self, states: Sequence[Any], slots: Sequence[int]) -> None:
-        """Bring each of `slots` into a state that `get_state` gave of any slot of an env that was made alike."""
+        """Bring each of `slots` into a state that `get_state` returned for any slot of an env that was made alike."""
 
 
-# Wrappers that remember nothing; a subclass is another wrapper.
+# Stateless wrappers by full name; a subclass is another wrapper.
 _STATELESS = {"aioenv.worker.vector_access.CheckedNumerics", "aioenv.rendering.pixel_states.PixelStates"} | {
     f"gymnasium.wrappers.vector.{name}"
     for name in (
@@ -73,10 +78,10 @@ _STATELESS = {"aioenv.worker.vector_access.CheckedNumerics", "aioenv.rendering.p
 
 
 def read_vector_states(env: VectorEnv[Any, Any, Any], rows: Sequence[int]) -> list[RawState]:
-    """The states of some rows of a vector env.
+    """Return the states of some rows of a vector env.
 
     Raises:
-        Misfit: if they can't be had; the message names what is in the way.
+        Misfit: if they can't be read; the message names the obstacle.
     """
     holder = _holder(env)
     states = holder.get_state(list(rows))
@@ -87,7 +92,7 @@ def read_vector_states(env: VectorEnv[Any, Any, Any], rows: Sequence[int]) -> li
         arrays: Arrays = {}
         node = encode(state, "state", arrays)
         values = {"vector": type(holder).__name__, "state": node, "pickled": is_pickled(node)}
-        if is_task(holder):
+        if is_native(holder):
             values["model"] = fingerprint(holder.model)  # type: ignore[attr-defined]
         raw.append((_id(env), values, arrays))
     return raw
@@ -99,35 +104,35 @@ def write_vector_states(
     """Bring some rows into states.
 
     Returns:
-        For each row None, or why its state is of another sort of env: such a row is as it was.
+        For each row None, or why its state belongs to another kind of env: such a row is unchanged.
 
     Raises:
-        Misfit: if states can't be set; the message names what is in the way.
+        Misfit: if states can't be set; the message names the obstacle.
     """
     holder = _holder(env)
-    texts: list[str | None] = []
-    good: list[tuple[int, Any]] = []
+    problems: list[str | None] = []
+    fitting: list[tuple[int, Any]] = []
     for row, state in zip(rows, states, strict=True):
         try:
-            good.append((row, _fitting(env, holder, state)))
-            texts.append(None)
+            fitting.append((row, _converted(env, holder, state)))
+            problems.append(None)
         except Misfit as exc:
-            texts.append(str(exc))
-    if good:
-        holder.set_state([state for _, state in good], [row for row, _ in good])
-    return texts
+            problems.append(str(exc))
+    if fitting:
+        holder.set_state([state for _, state in fitting], [row for row, _ in fitting])
+    return problems
 
 
 def has_states(layer: Any) -> bool:
-    """Whether a layer of wrappers tells and sets the states of slots."""
+    """Return whether a layer of wrappers can read and set the states of slots."""
     return callable(getattr(layer, "get_state", None)) and callable(getattr(layer, "set_state", None))
 
 
 def find_layer(env: VectorEnv[Any, Any, Any], fits: Callable[[Any], bool]) -> Any:
-    """The outermost layer of wrappers that fits, if those around it remember nothing.
+    """Return the outermost layer of wrappers that fits, if the wrappers around it are stateless.
 
     Raises:
-        Misfit: if there is none, or one of those around it may remember something.
+        Misfit: if there is none, or a wrapper around it may have a state.
     """
     layer: Any = env
     while not fits(layer):
@@ -152,23 +157,23 @@ def _holder(env: VectorEnv[Any, Any, Any]) -> StatefulVectorEnv:
     return holder
 
 
-def _fitting(env: VectorEnv[Any, Any, Any], holder: Any, state: RawState) -> Any:
-    """A state as the holder takes it.
+def _converted(env: VectorEnv[Any, Any, Any], holder: Any, state: RawState) -> Any:
+    """Return a state in the form of the holder's `set_state`.
 
     Raises:
-        Misfit: if it is of another sort of env.
+        Misfit: if it belongs to another kind of env.
     """
     name, values, arrays = state
     if name != _id(env):
         raise Misfit(f"the state of {name} does not fit {_id(env)}")
     kind = type(holder).__name__
     if "vector" not in values:
-        if is_task(holder):
+        if is_native(holder):
             return as_native(holder, state)
         raise Misfit(f"the state of {name} is one of a single env; {kind} is a vector env, which keeps other things")
     if values["vector"] != kind:
         raise Misfit(f"the state of {name} is one of a slot of {values['vector']}; here {kind} has the states")
-    if "model" in values and is_task(holder) and values["model"] != (here := fingerprint(holder.model)):
+    if "model" in values and is_native(holder) and values["model"] != (here := fingerprint(holder.model)):
         raise Misfit(f"the state of {name} is of another MuJoCo model: {differences(values['model'], here)}")
     return decode(values["state"], arrays)
 
@@ -186,13 +191,13 @@ AWAITS_RESET = "this state awaits a reset, which only AutoresetMode.NEXT_STEP do
 _ELAPSED, _BEGUN = "TimeLimit._elapsed_steps", "OrderEnforcing._has_reset"
 
 
-def is_task(vector_env: Any) -> bool:
-    """Whether a vector env is one of our own tasks, whose states fit single envs."""
+def is_native(vector_env: Any) -> bool:
+    """Return whether a vector env is a native task, whose states fit single envs."""
     return f"{type(vector_env).__module__}:{type(vector_env).__qualname__}" in TASKS.values()
 
 
 def awaits_reset(state: RawState) -> bool:
-    """Whether a state is of an episode that is over, as single envs and native tasks tell it (others may not)."""
+    """Return whether a state belongs to an episode that has ended; unknown states of other vector envs: False."""
     _, values, arrays = state
     if "vector" not in values:
         return bool(values["due"])
@@ -202,18 +207,18 @@ def awaits_reset(state: RawState) -> bool:
 
 
 def as_single(env: Env[Any, Any], state: RawState, mode: AutoresetMode) -> RawState:
-    """The state of a slot of a native task as one of a single env; any other as it is.
+    """Convert the state of a slot of a native task to one of a single env; return any other state as it is.
 
     Args:
-        env: the single env that shall have it, with its wrappers.
-        state: what the task gave.
-        mode: how that env is reset.
+        env: the single env that the state is for, with its wrappers.
+        state: the state of the slot.
+        mode: the autoreset mode of that env.
 
     Raises:
-        Misfit: if the env has wrappers that count what a native task does not.
+        Misfit: if the env has wrappers with counters that a native task lacks.
     """
     name, values, arrays = state
-    stack = examine(env)
+    stack = inspect_stack(env)
     base = stack.base
     task = TASKS.get(f"{type(base).__module__}:{type(base).__qualname__}", "").rpartition(":")[2]
     if values.get("vector") != task or stack.obstacle is not None:
@@ -243,14 +248,14 @@ def as_single(env: Env[Any, Any], state: RawState, mode: AutoresetMode) -> RawSt
 
 
 def as_native(task: Any, state: RawState) -> dict[str, Any]:
-    """The state of a single env as `NativeMujocoEnv.set_state` takes it.
+    """Convert the state of a single env to the form of `NativeMujocoEnv.set_state`.
 
     Args:
-        task: the vector env that shall have it, for which `is_task` is true.
-        state: what a single env gave, of the same id.
+        task: the vector env that the state is for; `is_native` is true for it.
+        state: the state of a single env with the same id.
 
     Raises:
-        Misfit: if it is of another model, counts something else, or awaits a reset that would not come.
+        Misfit: if it belongs to another model, has other counters, or awaits a reset that would not come.
     """
     name, values, arrays = state
     here = fingerprint(task.model)
@@ -285,17 +290,17 @@ def as_native(task: Any, state: RawState) -> dict[str, Any]:
 
 
 def _short(counter: str) -> str:
-    """Wrapper and attribute, wherever in the stack they are."""
+    """Return the wrapper and attribute of a counter, without the position in the stack."""
     return counter.partition(": ")[2]
 
 
 def _restored(base: Any, physics: npt.NDArray[np.float64], memory: dict[str, npt.NDArray[Any]]) -> Any:
-    """An `MjData` from which a single env goes on as a native task does from a state."""
+    """Return an `MjData` from which a single env continues as the native task would."""
     import mujoco
 
     data, part = mujoco.MjData(base.model), mujoco.mjtState.mjSTATE_INTEGRATION
     mujoco.mj_setState(base.model, data, physics, part)
-    mujoco.mj_forward(base.model, data)  # for those who look at it
+    mujoco.mj_forward(base.model, data)  # for readers of derived quantities
     mujoco.mj_setState(base.model, data, physics, part)  # with the warm start that it had
     for key, view in _remembered(base, data).items():
         view[...] = memory[key]
@@ -303,7 +308,7 @@ def _restored(base: Any, physics: npt.NDArray[np.float64], memory: dict[str, npt
 
 
 def _remembered(env: Any, data: Any) -> dict[str, npt.NDArray[Any]]:
-    """Where the data of a single env has what a native task remembers; `env` is either of them."""
+    """Return the views of a single env's data that a native task remembers; `env` is either of them."""
     match type(env).__name__.removesuffix("Env"):
         case "Ant":
             return {"xy": data.xpos[data.model.body(env._main_body).id, :2]}

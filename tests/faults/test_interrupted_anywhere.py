@@ -17,7 +17,7 @@ from blocking_kit import parked, step_in_two
 
 import aioenv
 from aioenv import sync
-from aioenv.sync import loop_handoff, stepping
+from aioenv.sync import portal, stepping
 
 N = 2
 ACTIONS = np.zeros(N, np.int64)
@@ -156,8 +156,8 @@ def interrupt_all(way, parks, first, stride):
 @pytest.mark.parametrize("way", WAYS)
 def test_steps_interrupted_anywhere(way, parks, monkeypatch):
     # how long it stands still: until it is wanted, or never for anybody
-    monkeypatch.setattr(loop_handoff, "PARK_S", 60.0 if parks else 0.0)
-    monkeypatch.setattr(stepping, "PARK_S", 60.0)
+    monkeypatch.setattr(portal, "MAX_PAUSE_S", 60.0 if parks else 0.0)
+    monkeypatch.setattr(stepping, "MAX_PAUSE_S", 60.0)
     interrupt_all(way, parks, sum(map(ord, way)) % 7, 7)
 
 
@@ -166,7 +166,7 @@ def test_steps_interrupted_anywhere(way, parks, monkeypatch):
 @pytest.mark.parametrize("parks", [True, False])
 @pytest.mark.parametrize("way", WAYS)
 def test_steps_interrupted_everywhere(way, parks, monkeypatch):
-    monkeypatch.setattr(loop_handoff, "PARK_S", 10e-3 if parks else 0.0)
+    monkeypatch.setattr(portal, "MAX_PAUSE_S", 10e-3 if parks else 0.0)
     interrupt_all(way, parks, 0, 1)
 
 

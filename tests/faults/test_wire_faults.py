@@ -123,9 +123,9 @@ class Liar(gym.Env):
             import sys
 
             frame = sys._getframe()
-            while not hasattr(frame.f_locals.get("self"), "_link"):
+            while not hasattr(frame.f_locals.get("self"), "_channel"):
                 frame = frame.f_back
-            link = frame.f_locals["self"]._link
+            link = frame.f_locals["self"]._channel
             if action == self.UNASKED:
                 link.write(Kind.RESULT, 10**6, 0, [bytes(1 << 20)])
             else:

@@ -1,4 +1,4 @@
-"""`TextureModder`: what is painted on geoms, and on the sky."""
+"""`MaterialModder` and `TextureModder`: how surfaces reflect light, and what is painted on geoms and on the sky."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from aioenv.modders.base import Modder, Name, Seed, fraction
 
-__all__ = ["Texture", "TextureModder"]
+__all__ = ["MaterialModder", "Texture", "TextureModder"]
 
 SKYBOX = "skybox"
 _KINDS = {
@@ -19,10 +19,118 @@ _KINDS = {
     int(mujoco.mjtTexture.mjTEXTURE_CUBE): "cube",
     int(mujoco.mjtTexture.mjTEXTURE_SKYBOX): "skybox",
 }
-# In a material's list of textures: where the one is that the classic renderer shows. (It leaves out the role rgba.)
+# The index of the texture that the classic renderer shows, in a material's list. (It ignores the role rgba.)
 _ROLE = int(mujoco.mjtTextureRole.mjTEXROLE_RGB)
 
 Bitmap = npt.NDArray[np.uint8]
+
+
+class MaterialModder(Modder):
+    """Edits materials, addressed by a geom that has them, by its name or number.
+
+    Geoms that share a material change together (`geoms_sharing`). Every method takes a geom's name or number first. A
+    ValueError is raised if there is no such geom, it has no material, or a value is wrong; then nothing is edited.
+    Methods that begin with `rand_`, except `rand_all`, return the values that they chose.
+
+    Args, Attributes: as `Modder`.
+    """
+
+    def get_mat_id(self, name: Name) -> int:
+        """Return the number of a geom's material.
+
+        Raises:
+            ValueError: if there is no such geom, or it has no material.
+        """
+        material = int(self.model.geom_matid[self._find("geom", name)])
+        if material < 0:
+            raise ValueError(f"geom {name!r} has no material; give it one in the model, <geom material=…>")
+        return material
+
+    def geoms_sharing(self, name: Name) -> list[int]:
+        """Return the numbers of all geoms with the material of this one, itself included."""
+        return [int(geom) for geom in np.flatnonzero(self.model.geom_matid == self.get_mat_id(name))]
+
+    def get_specularity(self, name: Name) -> float:
+        """Return how bright its highlights are, from 0 to 1."""
+        return float(self.model.mat_specular[self.get_mat_id(name)])
+
+    def set_specularity(self, name: Name, value: float) -> None:
+        """Set how bright its highlights are, from 0 to 1."""
+        self._edit("mat_specular", self.get_mat_id(name), fraction("specularity", value))
+
+    def get_shininess(self, name: Name) -> float:
+        """Return how small its highlights are, from 0 to 1."""
+        return float(self.model.mat_shininess[self.get_mat_id(name)])
+
+    def set_shininess(self, name: Name, value: float) -> None:
+        """Set how small its highlights are, from 0 to 1."""
+        self._edit("mat_shininess", self.get_mat_id(name), fraction("shininess", value))
+
+    def get_reflectance(self, name: Name) -> float:
+        """Return how much it reflects, from 0 to 1."""
+        return float(self.model.mat_reflectance[self.get_mat_id(name)])
+
+    def set_reflectance(self, name: Name, value: float) -> None:
+        """Set how much it reflects, from 0 to 1. (Only planes and boxes reflect.)"""
+        self._edit("mat_reflectance", self.get_mat_id(name), fraction("reflectance", value))
+
+    def get_texrepeat(self, name: Name) -> tuple[float, float]:
+        """Return how often its texture is repeated along each axis."""
+        x, y = self.model.mat_texrepeat[self.get_mat_id(name)].tolist()
+        return x, y
+
+    def set_texrepeat(self, name: Name, repeat_x: float, repeat_y: float) -> None:
+        """Set how often its texture is repeated over the geom, whatever its size.
+
+        Args:
+            name: of a geom.
+            repeat_x: how often along the texture's x axis, more than 0.
+            repeat_y: how often along its y axis, more than 0.
+
+        Raises:
+            ValueError: if one is not positive.
+        """
+        if not (repeat_x > 0 and repeat_y > 0):
+            raise ValueError(f"texrepeat: expected two positive numbers, got {(repeat_x, repeat_y)!r}")
+        material = self.get_mat_id(name)
+        self._edit("mat_texuniform", material, False)
+        self._edit("mat_texrepeat", material, (repeat_x, repeat_y))
+
+    # ------------------------------------------------------------ at random
+
+    def rand_specularity(self, name: Name) -> float:
+        """Set a random specularity, from 0.1 to 0.3; return it."""
+        self.set_specularity(name, self.rng.uniform(0.1, 0.3))
+        return self.get_specularity(name)
+
+    def rand_shininess(self, name: Name) -> float:
+        """Set a random shininess, from 0.1 to 0.6; return it."""
+        self.set_shininess(name, self.rng.uniform(0.1, 0.6))
+        return self.get_shininess(name)
+
+    def rand_reflectance(self, name: Name) -> float:
+        """Set a random reflectance, from 0.1 to 0.6; return it."""
+        self.set_reflectance(name, self.rng.uniform(0.1, 0.6))
+        return self.get_reflectance(name)
+
+    def rand_texrepeat(self, name: Name, max_repeat: int = 5) -> tuple[float, float]:
+        """Repeat its texture a random number of times, from 1 to `max_repeat`, along each axis; return the numbers."""
+        x, y = self.rng.integers(1, max_repeat, 2, endpoint=True).tolist()
+        self.set_texrepeat(name, x, y)
+        return self.get_texrepeat(name)
+
+    def rand_all(self, name: Name) -> None:
+        """Randomise its specularity, shininess and reflectance."""
+        self.rand_specularity(name)
+        self.rand_shininess(name)
+        self.rand_reflectance(name)
+
+    def randomize(self) -> None:
+        """Call `rand_all` once for each material that a geom has."""
+        materials, first = np.unique(self.model.geom_matid, return_index=True)
+        for material, geom in zip(materials.tolist(), first.tolist(), strict=True):
+            if material >= 0:
+                self.rand_all(geom)
 
 
 class Texture(NamedTuple):
@@ -48,19 +156,19 @@ class Texture(NamedTuple):
 class TextureModder(Modder):
     """Paints textures, addressed by a geom that shows them, by its name or number; "skybox" is the sky.
 
-    Geoms that share a texture change together (`geoms_sharing`). Opacity stays as it is. Textures of one channel are
-    refused: the renderer does not show them. Every method takes a geom's `name` first; a ValueError says if it has no
-    texture that can be painted, or a colour is none, and then nothing is painted. Those that paint give the bitmap,
-    uint8 `(height, width, channels)`, a view of the model.
+    Geoms that share a texture change together (`geoms_sharing`). Opacity does not change. Textures of one channel are
+    refused: the renderer does not show them. Every method takes a geom's name or number first. A ValueError is raised
+    if it has no texture that can be painted, or a colour is wrong; then nothing is painted. Methods that paint return
+    the bitmap, uint8 `(height, width, channels)`, a view of the model.
 
     Args:
         model, seed, renderer: as `Modder`.
-        names: what `randomize` paints; None for all textures that geoms show, and the sky.
+        names: the geoms that `randomize` paints; None for all textures that geoms show, and the sky.
 
     Attributes: as `Modder`.
 
     Raises:
-        ValueError: if `names` has a geom that the model has not, or one without a texture of its own.
+        ValueError: if `names` has a geom that does not exist, or whose texture can't be painted.
     """
 
     def __init__(
@@ -77,7 +185,7 @@ class TextureModder(Modder):
             self.get_texture(name)
 
     def _all_names(self) -> list[Name]:
-        """One geom for each texture that can be painted, and the sky."""
+        """Return one geom for each texture that can be painted, and the sky."""
         names: list[Name] = []
         known = set()
         for geom in range(self.model.ngeom):
@@ -91,10 +199,10 @@ class TextureModder(Modder):
     # ------------------------------------------------------------ textures
 
     def get_texture(self, name: Name) -> Texture:
-        """The texture of a geom, or of the sky.
+        """Return the texture of a geom, or of the sky.
 
         Raises:
-            ValueError: if there is none, or none that can be painted; the message says why.
+            ValueError: if there is none, or it can't be painted; the message says why.
         """
         if name == SKYBOX and mujoco.mj_name2id(self.model, mujoco.mjtObj.mjOBJ_GEOM, SKYBOX) == -1:
             number = self._sky()
@@ -126,11 +234,11 @@ class TextureModder(Modder):
         return material
 
     def _texture_of(self, material: int) -> int:
-        """The texture that colours a material; -1 if none does."""
+        """Return the texture that colours a material; -1 if there is none."""
         return -1 if material < 0 else int(self.model.mat_texid[material, _ROLE])
 
     def _why_not(self, texture: int) -> str | None:
-        """Why a texture can't be painted; None if it can."""
+        """Return why a texture can't be painted; None if it can."""
         if self.model.tex_adr[texture] < 0:
             return "the model only refers to it; embed it first, with mujoco.mj_embedAssets"
         if (channels := int(self.model.tex_nchannel[texture])) not in (3, 4):
@@ -138,27 +246,27 @@ class TextureModder(Modder):
         return None
 
     def geoms_sharing(self, name: Name) -> list[int]:
-        """The numbers of all geoms that show the texture of this one, itself among them."""
+        """Return the numbers of all geoms that show the texture of this one, itself included."""
         texture = self.get_texture(name).id
         materials = self.model.geom_matid.tolist()
         return [geom for geom, material in enumerate(materials) if self._texture_of(material) == texture]
 
     def upload_texture(self, name: Name) -> None:
-        """Have the renderer see the texture as it is in the model. (All methods that paint do that themselves.)"""
-        self._tell(self.get_texture(name).id)
+        """Upload the texture of the model to the renderer. (All methods that paint do that themselves.)"""
+        self._upload(self.get_texture(name).id)
 
     def get_checker_matrices(self, name: Name) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-        """The black and the white fields of a checker of single texels, bool of shape `(height, width)`."""
+        """Return the black and the white fields of a checker of single texels, bool of shape `(height, width)`."""
         texture = self.get_texture(name)
         rows, columns = np.indices((texture.height, texture.width))
         first = (rows + columns) % 2 == 0
         return first, ~first
 
     def whiten_materials(self, names: Iterable[Name] | None = None) -> None:
-        """Make materials white and opaque, which would else tint what is painted.
+        """Make materials white and opaque: other colours tint the textures.
 
         Args:
-            names: geoms whose materials are meant; None for all materials.
+            names: geoms whose materials are whitened; None for all materials.
         """
         chosen = range(self.model.nmat) if names is None else [self._material_of(name) for name in names]
         for material in dict.fromkeys(chosen):
@@ -180,8 +288,8 @@ class TextureModder(Modder):
 
         Args:
             name: of a geom, or "skybox".
-            rgb1: where it begins: three numbers from 0 to 255.
-            rgb2: where it ends.
+            rgb1: the first colour: three numbers from 0 to 255.
+            rgb2: the last colour.
             vertical: from top to bottom; else from left to right.
         """
         one, two = _colour("rgb1", rgb1), _colour("rgb2", rgb2)
@@ -199,8 +307,8 @@ class TextureModder(Modder):
         Args:
             name: of a geom, or "skybox".
             rgb1: one colour: three numbers from 0 to 255.
-            rgb2: the other one.
-            fraction: how much of the texels, chosen at random, gets `rgb2`, from 0 to 1.
+            rgb2: the other colour.
+            fraction: the part of the texels, chosen at random, that gets `rgb2`, from 0 to 1.
         """
         one, two = _colour("rgb1", rgb1), _colour("rgb2", rgb2)
         share = _fraction(fraction)
@@ -216,13 +324,13 @@ class TextureModder(Modder):
         colours = np.broadcast_to(picture(texture), (texture.height, texture.width, 3))
         self._edit_texture(texture.id)
         texture.bitmap[..., :3] = np.rint(colours)
-        self._tell(texture.id)
+        self._upload(texture.id)
         return texture.bitmap
 
     # ------------------------------------------------------------ at random
 
     def get_rand_rgb(self, n: int = 1) -> Any:
-        """A random colour, uint8 of shape (3,); a tuple of them if n is more than 1."""
+        """Return a random colour, uint8 of shape (3,); a tuple of them if n is more than 1."""
         colours = self.rng.integers(0, 256, (n, 3), np.uint8)
         return colours[0] if n == 1 else tuple(colours)
 
@@ -235,24 +343,24 @@ class TextureModder(Modder):
         return self.set_checker(name, *self.get_rand_rgb(2))
 
     def rand_gradient(self, name: Name) -> Bitmap:
-        """Paint a gradient of random colours, vertical or not with equal chances."""
+        """Paint a gradient of random colours, vertical or not with equal probability."""
         vertical = bool(self.rng.random() < 0.5)
         one, two = self.get_rand_rgb(2)
         return self.set_gradient(name, one, two, vertical)
 
     def rand_noise(self, name: Name) -> Bitmap:
-        """Paint noise of random colours; from 0.1 to 0.9 of the texels in the second."""
+        """Paint noise of random colours, with 0.1 to 0.9 of the texels in the second one."""
         share = self.rng.uniform(0.1, 0.9)
         one, two = self.get_rand_rgb(2)
         return self.set_noise(name, one, two, share)
 
     def rand_all(self, name: Name) -> Bitmap:
-        """One of the four others, with equal chances."""
+        """Call one of the four other methods, with equal probability."""
         painters = (self.rand_rgb, self.rand_checker, self.rand_gradient, self.rand_noise)
         return painters[self.rng.integers(len(painters))](name)
 
     def randomize(self) -> None:
-        """Whiten the materials of all textures that were named to the constructor, and `rand_all` each of them."""
+        """Call `rand_all` for each texture that the constructor was given, and whiten its materials."""
         for name in self._names:
             self.rand_all(name)
             texture = self.get_texture(name).id
@@ -266,7 +374,7 @@ def _fraction(value: float) -> float:
 
 
 def _colour(name: str, value: npt.ArrayLike) -> npt.NDArray[np.float64]:
-    """Three numbers from 0 to 255.
+    """Return three numbers from 0 to 255 as an array.
 
     Raises:
         ValueError: if it is something else.
